@@ -1,0 +1,239 @@
+//! How a job document travels: base64 of JSON, optionally zstd-compressed in between.
+//!
+//! Errors say what is wrong and where. They never quote the document: most of its fields can be secret.
+
+use std::io::Read;
+
+use base64::Engine as _;
+use base64::alphabet;
+use base64::engine::{
+    DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig, general_purpose::STANDARD,
+};
+
+use crate::job::JobData;
+
+/// Largest document that is decoded, compressed or not; far above anything a platform sends (contract 1.6),
+/// and low enough that a decompression bomb cannot exhaust a pod.
+pub const MAX_DOCUMENT_BYTES: usize = 32 * 1024 * 1024;
+
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// Job documents are small and short-lived: the default trades little size for little time.
+const ZSTD_LEVEL: i32 = 3;
+
+/// Why a text is no job document.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// Nothing but white space.
+    #[error("the job data is empty")]
+    Empty,
+    /// A character outside both base64 alphabets, or a length no base64 text has.
+    #[error("the job data is not base64: {reason}")]
+    NotBase64 { reason: String },
+    /// A zstd frame that does not decompress.
+    #[error("the job data is not a valid zstd frame")]
+    NotZstd,
+    /// Larger than [`MAX_DOCUMENT_BYTES`].
+    #[error("the job data is larger than {} MiB", MAX_DOCUMENT_BYTES / (1024 * 1024))]
+    TooLarge,
+    /// Not UTF-8.
+    #[error("the job data is not UTF-8 text at byte {offset}")]
+    NotText { offset: usize },
+    /// Not a JSON document of the contract's shape.
+    #[error("the job data is not a job document: {problem} at line {line} column {column}")]
+    NotJobData {
+        problem: &'static str,
+        line: usize,
+        column: usize,
+    },
+}
+
+/// Encodes a document the way every executor release reads it: standard base64 on one line.
+pub fn encode(job: &JobData) -> String {
+    STANDARD.encode(to_json(job))
+}
+
+/// Encodes a document compressed; only Mayfly's executor reads it.
+///
+/// # Errors
+/// Fails only when the compressor cannot allocate.
+pub fn encode_compressed(job: &JobData) -> std::io::Result<String> {
+    Ok(STANDARD.encode(zstd::bulk::compress(&to_json(job), ZSTD_LEVEL)?))
+}
+
+fn to_json(job: &JobData) -> Vec<u8> {
+    serde_json::to_vec(job).expect("a job document has string keys and no failing serialiser")
+}
+
+/// Decodes job data: base64 in the standard or the URL-safe alphabet, padded or not, on one line or many,
+/// of a JSON document or of a zstd frame around one; or the JSON document as it is.
+pub fn decode(text: &[u8]) -> Result<JobData, DecodeError> {
+    let document = unwrap_document(text)?;
+    let document = std::str::from_utf8(&document).map_err(|e| DecodeError::NotText {
+        offset: e.valid_up_to(),
+    })?;
+    serde_json::from_str(document).map_err(|e| DecodeError::NotJobData {
+        problem: match e.classify() {
+            serde_json::error::Category::Eof => "it ends too early",
+            serde_json::error::Category::Data => "a property has the wrong type",
+            serde_json::error::Category::Syntax | serde_json::error::Category::Io => {
+                "it is not valid JSON"
+            }
+        },
+        line: e.line(),
+        column: e.column(),
+    })
+}
+
+fn unwrap_document(text: &[u8]) -> Result<Vec<u8>, DecodeError> {
+    match text.iter().find(|byte| !byte.is_ascii_whitespace()) {
+        None => return Err(DecodeError::Empty),
+        Some(b'{') => return within_limit(text.to_vec()),
+        Some(_) => {}
+    }
+    let bytes = decode_base64(text)?;
+    if bytes.starts_with(&ZSTD_MAGIC) {
+        decompress(&bytes)
+    } else {
+        within_limit(bytes)
+    }
+}
+
+fn decode_base64(text: &[u8]) -> Result<Vec<u8>, DecodeError> {
+    const ANY_PADDING: GeneralPurposeConfig =
+        GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
+    const LENIENT: GeneralPurpose = GeneralPurpose::new(&alphabet::STANDARD, ANY_PADDING);
+
+    let folded: Vec<u8> = text
+        .iter()
+        .filter(|byte| !byte.is_ascii_whitespace())
+        .map(|byte| match byte {
+            b'-' => b'+',
+            b'_' => b'/',
+            other => *other,
+        })
+        .collect();
+    LENIENT
+        .decode(folded)
+        .map_err(|error| DecodeError::NotBase64 {
+            reason: match error {
+                base64::DecodeError::InvalidByte(offset, _) => {
+                    format!("unexpected character at position {offset}")
+                }
+                base64::DecodeError::InvalidLength(length) => {
+                    format!("{length} characters are not a whole number of bytes")
+                }
+                base64::DecodeError::InvalidLastSymbol { .. }
+                | base64::DecodeError::InvalidPadding => {
+                    "the last characters are cut off".to_owned()
+                }
+            },
+        })
+}
+
+fn decompress(frame: &[u8]) -> Result<Vec<u8>, DecodeError> {
+    let decoder = zstd::stream::read::Decoder::new(frame).map_err(|_| DecodeError::NotZstd)?;
+    let mut document = Vec::new();
+    decoder
+        .take(MAX_DOCUMENT_BYTES as u64 + 1)
+        .read_to_end(&mut document)
+        .map_err(|_| DecodeError::NotZstd)?;
+    within_limit(document)
+}
+
+fn within_limit(document: Vec<u8>) -> Result<Vec<u8>, DecodeError> {
+    if document.len() > MAX_DOCUMENT_BYTES {
+        Err(DecodeError::TooLarge)
+    } else {
+        Ok(document)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sample() -> JobData {
+        JobData {
+            job_id: "412".into(),
+            step_type: Some("terraformPlan".into()),
+            access_token: Some("ghs_hunter2?>~".into()),
+            variables: [("region".to_owned(), "eu-west-1 \u{e9}\u{1f600}".into())].into(),
+            ..JobData::default()
+        }
+    }
+
+    #[test]
+    fn every_transport_form_decodes_to_the_same_document() {
+        let job = sample();
+        let standard = encode(&job);
+        let url_safe = standard.replace('+', "-").replace('/', "_");
+        let wrapped: String = standard
+            .as_bytes()
+            .chunks(76)
+            .map(|c| format!("{}\r\n", str::from_utf8(c).unwrap()))
+            .collect();
+        let json = serde_json::to_string_pretty(&job).unwrap();
+        for form in [
+            &standard,
+            &url_safe,
+            &wrapped,
+            standard.trim_end_matches('='),
+            &encode_compressed(&job).unwrap(),
+            &json,
+        ] {
+            assert_eq!(decode(form.as_bytes()).as_ref(), Ok(&job), "{form}");
+        }
+    }
+
+    #[test]
+    fn errors_name_the_fault_and_never_the_data() {
+        assert_eq!(decode(b" \n"), Err(DecodeError::Empty));
+        assert!(matches!(
+            decode(b"abc$efgh"),
+            Err(DecodeError::NotBase64 { .. })
+        ));
+        let broken = STANDARD.encode(br#"{"accessToken":"hunter2","refresh":"hunter2"}"#);
+        let error = decode(broken.as_bytes()).unwrap_err();
+        assert_eq!(
+            error,
+            DecodeError::NotJobData {
+                problem: "a property has the wrong type",
+                line: 1,
+                column: 44
+            }
+        );
+        assert!(!error.to_string().contains("hunter2"));
+        assert!(matches!(
+            decode(
+                STANDARD
+                    .encode([0x28, 0xb5, 0x2f, 0xfd, 1, 2, 3])
+                    .as_bytes()
+            ),
+            Err(DecodeError::NotZstd)
+        ));
+    }
+
+    #[test]
+    fn a_decompression_bomb_is_refused() {
+        let bomb = zstd::bulk::compress(&vec![b' '; MAX_DOCUMENT_BYTES + 1], ZSTD_LEVEL).unwrap();
+        assert_eq!(
+            decode(STANDARD.encode(bomb).as_bytes()),
+            Err(DecodeError::TooLarge)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_input_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
+            let _ = decode(&bytes);
+            let _ = decode(STANDARD.encode(&bytes).as_bytes());
+        }
+
+        #[test]
+        fn documents_round_trip(values in proptest::collection::btree_map(".{0,12}", ".{0,40}", 0..6)) {
+            let job = JobData { environment_variables: values, ..sample() };
+            prop_assert_eq!(decode(encode(&job).as_bytes()), Ok(job));
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Where artifacts lie. The API reads the same objects with its own storage code, so these names are part of
+//! the wire (contract 6).
+
+/// File name of a stored plan, in the working directory and in every store.
+pub const PLAN_FILE: &str = "terraformLibrary.tfPlan";
+
+/// Top-level area of a store: a key prefix on S3 and GCS, a container on Azure, a folder locally.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Area {
+    /// Plans and states: `tfstate`, locally `local/state`.
+    State,
+    /// Step output and job context: `tfoutput`, locally `local/output`.
+    Output,
+}
+
+impl Area {
+    /// Prefix or container on an object store.
+    pub const fn bucket_prefix(self) -> &'static str {
+        match self {
+            Self::State => "tfstate",
+            Self::Output => "tfoutput",
+        }
+    }
+
+    /// Folder under the local store's root.
+    pub const fn local_folder(self) -> &'static str {
+        match self {
+            Self::State => "local/state",
+            Self::Output => "local/output",
+        }
+    }
+}
+
+/// Name of one stored object within its [`Area`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ObjectKey {
+    /// Area it lies in.
+    pub area: Area,
+    /// Path within the area, `/`-separated.
+    pub path: String,
+}
+
+impl ObjectKey {
+    fn new(area: Area, path: String) -> Self {
+        Self { area, path }
+    }
+
+    /// The plan of a step. Contract 6.2.
+    pub fn plan(organization: &str, workspace: &str, job: &str, step: &str) -> Self {
+        Self::new(
+            Area::State,
+            format!("{organization}/{workspace}/{job}/{step}/{PLAN_FILE}"),
+        )
+    }
+
+    /// State as `show -json` prints it, under a random name. Contract 6.4.
+    pub fn state_json(organization: &str, workspace: &str, name: &str) -> Self {
+        Self::new(
+            Area::State,
+            format!("{organization}/{workspace}/state/{name}.json"),
+        )
+    }
+
+    /// State as the backend holds it, under the same name. Contract 6.4.
+    pub fn state_raw(organization: &str, workspace: &str, name: &str) -> Self {
+        Self::new(
+            Area::State,
+            format!("{organization}/{workspace}/state/{name}.raw.json"),
+        )
+    }
+
+    /// Log of a step at rest. Contract 6.3.
+    pub fn step_output(organization: &str, job: &str, step: &str) -> Self {
+        Self::new(
+            Area::Output,
+            format!("{organization}/{job}/{step}.tfoutput"),
+        )
+    }
+
+    /// Context document of a job. Contract 6.6.
+    pub fn context(job: &str) -> Self {
+        Self::new(Area::Output, format!("context/{job}/context.json"))
+    }
+}
+
+/// Path of the state file of the local backend, under the store's root. Contract 6.1.
+pub fn local_backend_state(organization: &str, workspace: &str) -> String {
+    format!("local/backend/{organization}/{workspace}/terraform.tfstate")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_those_of_the_contract() {
+        let plan = ObjectKey::plan("org", "ws", "412", "step");
+        assert_eq!(
+            format!("{}/{}", plan.area.bucket_prefix(), plan.path),
+            "tfstate/org/ws/412/step/terraformLibrary.tfPlan"
+        );
+        assert_eq!(
+            ObjectKey::state_json("org", "ws", "f").path,
+            "org/ws/state/f.json"
+        );
+        assert_eq!(
+            ObjectKey::state_raw("org", "ws", "f").path,
+            "org/ws/state/f.raw.json"
+        );
+        let output = ObjectKey::step_output("org", "412", "step");
+        assert_eq!(
+            format!("{}/{}", output.area.local_folder(), output.path),
+            "local/output/org/412/step.tfoutput"
+        );
+        assert_eq!(ObjectKey::context("412").path, "context/412/context.json");
+        assert_eq!(
+            local_backend_state("org", "ws"),
+            "local/backend/org/ws/terraform.tfstate"
+        );
+    }
+}

@@ -1,0 +1,19 @@
+//! What `api-launcher` and `executor` agree on, and nothing else: the job document and its encodings,
+//! environment names, statuses and outcomes, exit codes, object keys, and the records the two programs
+//! exchange. No clock, no randomness, no I/O: every function here is a pure translation.
+//!
+//! The wire is Terrakube's; sections named in the documentation of items ("contract 4.6") are those of
+//! `docs/job-contract.md`.
+
+pub mod encoding;
+pub mod env;
+pub mod exit;
+pub mod job;
+pub mod keys;
+pub mod progress;
+pub mod report;
+pub mod settlement;
+pub mod status;
+
+pub use exit::Exit;
+pub use job::{Command, JobData, Runtime, StepType, Tool};

@@ -1,0 +1,142 @@
+//! Progress of a step, as the executor announces it on stderr among its diagnostics and as whoever started
+//! the executor reads it back. In a pod these lines are ordinary structured logs.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// `target` of the diagnostics that carry a [`Progress`].
+pub const TARGET: &str = "mayfly::progress";
+
+/// A part of the step that takes time of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Fetch the source and lay out the workspace.
+    Workspace,
+    /// Find, or download and verify, the tool.
+    Tool,
+    /// Take the claim on the step.
+    Claim,
+    /// Scripts before init.
+    BeforeInit,
+    Init,
+    /// Scripts between init and the operation.
+    Before,
+    Plan,
+    Apply,
+    Destroy,
+    /// The commands of a `customScripts` or `approval` step.
+    Scripts,
+    /// State, its history and the outputs.
+    State,
+    /// Render the plan for people and for machines.
+    Show,
+    /// Scripts after a failure.
+    OnFailure,
+    /// Scripts after a success.
+    After,
+    /// Store plan and step output.
+    Store,
+    /// Report the outcome.
+    Report,
+}
+
+impl Phase {
+    /// Word for people, as it stands after "running".
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Workspace => "workspace",
+            Self::Tool => "tool",
+            Self::Claim => "claim",
+            Self::BeforeInit => "scripts before init",
+            Self::Init => "init",
+            Self::Before => "scripts before",
+            Self::Plan => "plan",
+            Self::Apply => "apply",
+            Self::Destroy => "destroy",
+            Self::Scripts => "scripts",
+            Self::State => "state",
+            Self::Show => "show",
+            Self::OnFailure => "scripts on failure",
+            Self::After => "scripts after",
+            Self::Store => "store",
+            Self::Report => "report",
+        }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.label())
+    }
+}
+
+/// One diagnostic of the executor in `json` format, as far as a reader needs it. Unknown fields are ignored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Diagnostic {
+    /// `ERROR`, `WARN`, `INFO`, `DEBUG` or `TRACE`.
+    pub level: String,
+    /// The sentence.
+    #[serde(default)]
+    pub message: String,
+    /// Module, or [`TARGET`] for progress.
+    #[serde(default)]
+    pub target: String,
+    /// Which progress this is; absent for other diagnostics.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub event: Option<Progress>,
+    /// The phase an event speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
+    /// How long a finished phase took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duration_ms: Option<u64>,
+    /// Whether a finished phase succeeded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ok: Option<bool>,
+}
+
+impl Diagnostic {
+    /// Reads one line of the executor's stderr; `None` for a line that is no diagnostic.
+    pub fn parse(line: &str) -> Option<Self> {
+        serde_json::from_str(line).ok()
+    }
+}
+
+/// What a progress diagnostic announces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Progress {
+    PhaseStarted,
+    PhaseFinished,
+}
+
+impl Progress {
+    /// The word in the `event` field.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::PhaseStarted => "phase_started",
+            Self::PhaseFinished => "phase_finished",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn diagnostics_are_read_back() {
+        let line = r#"{"timestamp":"2026-01-01T00:00:00Z","level":"INFO","message":"init done","event":"phase_finished","phase":"before_init","duration_ms":12,"ok":true,"target":"mayfly::progress"}"#;
+        let diagnostic = Diagnostic::parse(line).unwrap();
+        assert_eq!(diagnostic.event, Some(Progress::PhaseFinished));
+        assert_eq!(diagnostic.phase, Some(Phase::BeforeInit));
+        assert_eq!(diagnostic.duration_ms, Some(12));
+        assert_eq!(Diagnostic::parse("thread 'main' panicked"), None);
+        assert_eq!(
+            serde_json::to_value(Progress::PhaseFinished).unwrap(),
+            Progress::PhaseFinished.name()
+        );
+    }
+}

@@ -1,0 +1,170 @@
+//! The executor's final report: what it leaves behind for whoever started it, also as the container's
+//! termination message, so that `kubectl describe` is enough.
+
+use serde::{Deserialize, Serialize};
+
+use crate::job::Tool;
+use crate::progress::Phase;
+
+/// Kubernetes keeps this much of a termination message.
+pub const MAX_TERMINATION_MESSAGE_BYTES: usize = 4096;
+
+/// How a step ended, and how long its parts took.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FinalReport {
+    /// Job of the step; empty when the job data could not be decoded.
+    pub job_id: String,
+    /// The step; empty likewise.
+    pub step_id: String,
+    /// Type of the step on the wire.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub step_type: Option<String>,
+    /// [`crate::Exit`] code of the outcome, whatever the process itself ends with.
+    pub outcome: u8,
+    /// What went wrong, in one sentence without secrets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+    /// The tool that ran.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool: Option<ToolRecord>,
+    /// Commit that was checked out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit_id: Option<String>,
+    /// Counts of a plan, apply or destroy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub changes: Option<ChangeCounts>,
+    /// Durations, in the order the phases ran.
+    pub phases: Vec<PhaseTiming>,
+    /// Lines of the run's log that never reached every sink; 0 unless something was lost.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub lost_log_lines: u64,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature serde asks for"
+)]
+const fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+impl FinalReport {
+    /// The report as a termination message: JSON of at most [`MAX_TERMINATION_MESSAGE_BYTES`] bytes. What does
+    /// not fit is left out, the longest texts first.
+    pub fn to_termination_message(&self) -> String {
+        let encode = |report: &Self| {
+            serde_json::to_string(report).expect("a report has no failing serialiser")
+        };
+        let mut report = self.clone();
+        let mut message = encode(&report);
+        if message.len() > MAX_TERMINATION_MESSAGE_BYTES {
+            report.phases.clear();
+            message = encode(&report);
+        }
+        while message.len() > MAX_TERMINATION_MESSAGE_BYTES {
+            let excess = message.len() - MAX_TERMINATION_MESSAGE_BYTES;
+            let text = match (&mut report.error, &mut report.hint) {
+                (Some(error), Some(hint)) if hint.len() > error.len() => hint,
+                (Some(text), _) | (None, Some(text)) => text,
+                (None, None) => break,
+            };
+            let keep = text.len().saturating_sub(excess + '\u{2026}'.len_utf8());
+            text.truncate(text.floor_char_boundary(keep));
+            text.push('\u{2026}');
+            message = encode(&report);
+        }
+        message
+    }
+}
+
+/// The tool that ran a step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToolRecord {
+    /// Terraform or OpenTofu.
+    pub name: Tool,
+    /// Its exact version.
+    pub version: String,
+}
+
+/// How many resources an operation creates, changes and removes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ChangeCounts {
+    pub add: u64,
+    pub change: u64,
+    #[serde(rename = "destroy")]
+    pub remove: u64,
+    pub import: u64,
+}
+
+impl ChangeCounts {
+    /// Whether nothing is created, changed, removed or imported.
+    pub const fn is_empty(&self) -> bool {
+        self.add == 0 && self.change == 0 && self.remove == 0 && self.import == 0
+    }
+}
+
+/// Duration of one phase.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PhaseTiming {
+    pub phase: Phase,
+    pub duration_ms: u64,
+    pub ok: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_termination_message_always_fits() {
+        let report = FinalReport {
+            error: Some("\u{e9}\n".repeat(6000)),
+            hint: Some("h".repeat(9000)),
+            phases: vec![
+                PhaseTiming {
+                    phase: Phase::Init,
+                    duration_ms: 1,
+                    ok: true
+                };
+                200
+            ],
+            ..FinalReport::default()
+        };
+        let message = report.to_termination_message();
+        assert!(
+            message.len() <= MAX_TERMINATION_MESSAGE_BYTES,
+            "{}",
+            message.len()
+        );
+        let back: FinalReport = serde_json::from_str(&message).unwrap();
+        assert!(back.error.unwrap().ends_with('\u{2026}'));
+    }
+
+    #[test]
+    fn a_short_report_is_kept_whole() {
+        let report = FinalReport {
+            job_id: "1".into(),
+            outcome: 1,
+            changes: Some(ChangeCounts {
+                add: 1,
+                ..ChangeCounts::default()
+            }),
+            phases: vec![PhaseTiming {
+                phase: Phase::Init,
+                duration_ms: 1,
+                ok: true,
+            }],
+            ..FinalReport::default()
+        };
+        assert_eq!(
+            serde_json::from_str::<FinalReport>(&report.to_termination_message()).unwrap(),
+            report
+        );
+    }
+}
