@@ -168,11 +168,12 @@ mod tests {
         let job = sample();
         let standard = encode(&job);
         let url_safe = standard.replace('+', "-").replace('/', "_");
-        let wrapped: String = standard
+        let wrapped = standard
             .as_bytes()
             .chunks(76)
-            .map(|c| format!("{}\r\n", str::from_utf8(c).unwrap()))
-            .collect();
+            .map(|c| str::from_utf8(c).unwrap())
+            .collect::<Vec<_>>()
+            .join("\r\n");
         let json = serde_json::to_string_pretty(&job).unwrap();
         for form in [
             &standard,

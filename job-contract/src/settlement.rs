@@ -93,6 +93,10 @@ pub fn settle(
 }
 
 #[cfg(test)]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one argument for each column of the table"
+)]
 mod tests {
     use super::*;
     use Ending::{Changes, Failure, NotReached, Success};
@@ -232,7 +236,6 @@ mod tests {
         "failed",
         true
     )]
-    #[expect(clippy::too_many_arguments, reason = "one column of the table each")]
     fn outcomes_follow_the_table(
         #[case] step: StepType,
         #[case] ending: Ending,
