@@ -1,7 +1,8 @@
 //! How both programs speak to the platform that ordered a run: the job's standing, claims, status reports, job
-//! context and state history. Knows neither Kubernetes nor how Terraform is run.
+//! context, state history and the run's log. Knows neither Kubernetes nor how Terraform is run.
 
 pub mod local;
+pub mod logs;
 pub mod platform;
 
 pub use platform::{Platform, PlatformError, StepRef};

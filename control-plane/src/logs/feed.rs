@@ -1,0 +1,266 @@
+//! What one sink has still to deliver: ranges of the spool while that works, text in memory while it does not.
+//! Remembers what became of it. Knows neither files nor sinks.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How much text waits in memory for a sink when it cannot wait on disk.
+const DIRECT_BYTES: usize = 512 * 1024;
+/// How long the run waits for a sink that is about to lose lines because of a full disk, before it is taken as
+/// too slow. It gets this patience again after it has caught up.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The next thing for a sink to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Segment {
+    /// These bytes of the spool.
+    Spooled(Range<u64>),
+    /// This text, from a position on.
+    Direct { text: Arc<[u8]>, at: usize },
+    /// So many lines were neither spooled nor taken in time.
+    Lost(u64),
+}
+
+/// Queue between the spool, which fills it, and a sink's thread.
+#[derive(Debug, Default)]
+pub(super) struct Feed {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Segment>,
+    direct_bytes: usize,
+    too_slow: bool,
+    /// Nothing will be added.
+    ended: bool,
+    /// The sink has nobody to deliver to.
+    closed: bool,
+    deadline: Option<Instant>,
+    delivered: u64,
+    last_error: Option<String>,
+}
+
+impl State {
+    fn is_over(&self) -> bool {
+        self.closed
+            || self
+                .deadline
+                .is_some_and(|deadline| Instant::now() >= deadline)
+    }
+}
+
+impl Feed {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // The state is consistent between any two statements, so a panic elsewhere does not spoil it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The spool has grown by this range.
+    pub(super) fn add_spooled(&self, range: Range<u64>) {
+        let mut state = self.state();
+        if state.closed {
+            return;
+        }
+        match state.queue.back_mut() {
+            Some(Segment::Spooled(last)) if last.end == range.start => last.end = range.end,
+            _ => state.queue.push_back(Segment::Spooled(range)),
+        }
+        self.changed.notify_all();
+    }
+
+    /// The spool cannot take this text; it goes to the sink directly, if that keeps up.
+    pub(super) fn add_direct(&self, text: &Arc<[u8]>, lines: u64) {
+        let must_wait = |state: &State| {
+            state.direct_bytes > 0 && state.direct_bytes + text.len() > DIRECT_BYTES
+        };
+        let mut state = self.state();
+        if !state.too_slow && must_wait(&state) {
+            state = self
+                .changed
+                .wait_timeout_while(state, PATIENCE, |state| {
+                    must_wait(state) && !state.is_over()
+                })
+                .map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
+        }
+        if state.closed {
+            return;
+        }
+        if must_wait(&state) {
+            state.too_slow = true;
+            match state.queue.back_mut() {
+                Some(Segment::Lost(lost)) => *lost += lines,
+                _ => state.queue.push_back(Segment::Lost(lines)),
+            }
+        } else {
+            state.direct_bytes += text.len();
+            state.queue.push_back(Segment::Direct {
+                text: Arc::clone(text),
+                at: 0,
+            });
+        }
+        self.changed.notify_all();
+    }
+
+    /// Nothing more will come.
+    pub(super) fn end(&self) {
+        self.state().ended = true;
+        self.changed.notify_all();
+    }
+
+    /// What is not delivered by then is lost. Wakes a sink that pauses after an error.
+    pub(super) fn set_deadline(&self, deadline: Instant) {
+        self.state().deadline = Some(deadline);
+        self.changed.notify_all();
+    }
+
+    /// Waits for something to do. `None`: there will be nothing, or it is too late, or there is no reader.
+    pub(super) fn next(&self) -> Option<Segment> {
+        let mut state = self.state();
+        loop {
+            if state.is_over() {
+                return None;
+            }
+            if let Some(segment) = state.queue.front() {
+                return Some(segment.clone());
+            }
+            state.too_slow = false;
+            if state.ended {
+                return None;
+            }
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// So much of the segment that came from [`Feed::next`] was delivered.
+    pub(super) fn advance(&self, bytes: usize, lines: u64) {
+        let mut state = self.state();
+        state.delivered += lines;
+        let done = match state.queue.front_mut() {
+            Some(Segment::Spooled(range)) => {
+                range.start += bytes as u64;
+                range.start >= range.end
+            }
+            Some(Segment::Direct { text, at }) => {
+                *at += bytes;
+                *at >= text.len()
+            }
+            Some(Segment::Lost(_)) | None => false,
+        };
+        if done {
+            if let Some(Segment::Direct { text, .. }) = state.queue.pop_front() {
+                state.direct_bytes -= text.len();
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    /// The sink was told of so many lost lines; more may have come to the same place meanwhile.
+    pub(super) fn pass_lost(&self, lines: u64) {
+        let mut state = self.state();
+        if let Some(Segment::Lost(lost)) = state.queue.front_mut() {
+            *lost -= lines;
+            if *lost == 0 {
+                state.queue.pop_front();
+            }
+        }
+    }
+
+    /// Notes why a delivery failed.
+    pub(super) fn note_error(&self, error: &dyn std::error::Error) {
+        self.state().last_error = Some(error.to_string());
+    }
+
+    /// Waits before another attempt: shorter when the end is announced meanwhile. Returns whether there is one.
+    pub(super) fn pause(&self, pause: Duration) -> bool {
+        let state = self.state();
+        let known = state.deadline;
+        let pause = known.map_or(pause, |deadline| {
+            pause.min(deadline.saturating_duration_since(Instant::now()))
+        });
+        let state = self
+            .changed
+            .wait_timeout_while(state, pause, |state| {
+                state.deadline == known && !state.closed
+            })
+            .map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
+        !state.is_over()
+    }
+
+    /// Whether the sink should stop where it is.
+    pub(super) fn is_over(&self) -> bool {
+        self.state().is_over()
+    }
+
+    /// Nothing more can be delivered, nor needs to be kept.
+    pub(super) fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        state.queue.clear();
+        state.direct_bytes = 0;
+        self.changed.notify_all();
+    }
+
+    /// Lines delivered so far, and the last error.
+    pub(super) fn outcome(&self) -> (u64, Option<String>) {
+        let state = self.state();
+        (state.delivered, state.last_error.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(length: usize) -> Arc<[u8]> {
+        vec![b'\n'; length].into()
+    }
+
+    #[test]
+    fn growth_of_the_spool_takes_no_memory_however_far_behind_the_sink_is() {
+        let feed = Feed::default();
+        for at in 0..1000 {
+            feed.add_spooled(at..at + 1);
+        }
+        assert_eq!(feed.state().queue.len(), 1);
+        assert_eq!(feed.next(), Some(Segment::Spooled(0..1000)));
+        feed.advance(400, 1);
+        assert_eq!(feed.next(), Some(Segment::Spooled(400..1000)));
+    }
+
+    #[test]
+    fn a_sink_too_slow_for_a_full_disk_loses_lines_it_is_told_of_in_their_place() {
+        let feed = Feed::default();
+        feed.add_direct(&text(DIRECT_BYTES), 7);
+        feed.add_direct(&text(10), 10);
+        feed.add_direct(&text(5), 5);
+        feed.advance(DIRECT_BYTES, 7);
+        feed.add_direct(&text(1), 1);
+        assert_eq!(feed.next(), Some(Segment::Lost(15)));
+        feed.pass_lost(15);
+        assert_eq!(
+            feed.next(),
+            Some(Segment::Direct {
+                text: text(1),
+                at: 0
+            })
+        );
+    }
+
+    #[test]
+    fn a_closed_feed_keeps_nothing() {
+        let feed = Feed::default();
+        feed.add_direct(&text(10), 1);
+        feed.close();
+        feed.add_direct(&text(10), 1);
+        feed.add_spooled(0..10);
+        assert_eq!(feed.next(), None);
+        assert!(feed.state().queue.is_empty());
+    }
+}

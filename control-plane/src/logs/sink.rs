@@ -1,0 +1,73 @@
+//! What a sink is to the log: something that takes text in order, or says why it cannot.
+//!
+//! Each sink has a thread of its own, so that it may block, or drive an asynchronous client with a runtime handle
+//! of its own, without any other sink or the run noticing.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::file::FileSink;
+use super::stdout::StdoutSink;
+
+/// Where a run's log goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SinkConfig {
+    /// Standard output of this process.
+    Stdout,
+    /// A file, created 0600 and appended to.
+    File(PathBuf),
+}
+
+/// Text on its way to a sink.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Batch<'a> {
+    /// Redacted UTF-8 up to the end of a line. It begins within a line only where the sink itself stopped.
+    pub(super) text: &'a [u8],
+    /// Number of the first line in the run, from 1 on; the number of lost lines is skipped. A line keeps its
+    /// number however often it is tried, so sinks that cannot know what arrived can tell repetitions.
+    #[expect(dead_code, reason = "standard output and files have no line numbers")]
+    pub(super) first_line: u64,
+}
+
+/// Why a sink took nothing.
+#[derive(Debug)]
+pub(super) enum SinkError {
+    /// The reader is slow; no fault. Returned after at most [`POLL_INTERVAL`](super::POLL_INTERVAL).
+    Busy,
+    /// Worth trying again, after a pause.
+    Unavailable(io::Error),
+    /// There is nobody left to deliver to.
+    Gone(io::Error),
+}
+
+/// An open sink.
+#[derive(Debug)]
+pub(super) enum Sink {
+    Stdout(StdoutSink),
+    File(FileSink),
+}
+
+impl Sink {
+    pub(super) fn open(config: SinkConfig) -> io::Result<Self> {
+        Ok(match config {
+            SinkConfig::Stdout => Self::Stdout(StdoutSink::new()?),
+            SinkConfig::File(path) => Self::File(FileSink::new(path)),
+        })
+    }
+
+    /// For messages.
+    pub(super) fn name(&self) -> String {
+        match self {
+            Self::Stdout(_) => "stdout".to_owned(),
+            Self::File(sink) => sink.path().display().to_string(),
+        }
+    }
+
+    /// Hands over the beginning of a batch and returns how many bytes were taken, at least one.
+    pub(super) fn deliver(&mut self, batch: Batch<'_>) -> Result<usize, SinkError> {
+        match self {
+            Self::Stdout(sink) => sink.deliver(batch.text),
+            Self::File(sink) => sink.deliver(batch.text),
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! The log on disk: appended to by one thread, read by the sinks at their own pace, stored as the step's output in
+//! the end. When it cannot grow, lines go to the sinks directly and their absence is counted and said.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tracing::{info, warn};
+
+use super::SpoolSummary;
+use super::feed::Feed;
+use super::lines::{count_lines, whole_lines_len};
+
+/// Name of the log in its folder.
+const FILE_NAME: &str = "run.log";
+/// Keeps room on the disk for the last line, which says what is missing.
+const RESERVE_NAME: &str = "run.log.reserve";
+const NOTICE_BYTES: usize = 4096;
+/// Small chunks that wait together are written together.
+const WRITE_BYTES: usize = 64 * 1024;
+/// How soon a full disk is tried again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// What writers ask of the spool's thread.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// Redacted whole lines, and how much room they were granted.
+    Append { text: Vec<u8>, granted: usize },
+    /// Take what has been sent so far, then end.
+    Finish,
+}
+
+/// The line that stands where lines are missing.
+pub(super) fn missing_lines_notice(lines: u64, why: &str) -> String {
+    format!("[mayfly] log lines missing here: {lines} ({why})\n")
+}
+
+/// The writing end of the spool.
+#[derive(Debug)]
+pub(super) struct Spool {
+    path: PathBuf,
+    reserve: PathBuf,
+    file: Arc<File>,
+    length: u64,
+    max_bytes: u64,
+    gap: Option<Gap>,
+    feeds: Vec<Arc<Feed>>,
+    summary: Arc<Mutex<SpoolSummary>>,
+}
+
+/// Lines the file lacks at its present end.
+#[derive(Debug)]
+struct Gap {
+    lines: u64,
+    why: String,
+    /// `None` when waiting cannot help.
+    retry_at: Option<Instant>,
+}
+
+/// Writers must not wait for a thread that is gone, even if it panicked.
+struct CloseOnDrop<'a>(&'a Semaphore);
+
+impl Drop for CloseOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl Spool {
+    /// Starts a new log, replacing one that is there.
+    pub(super) fn create(folder: &Path, max_bytes: u64) -> io::Result<Self> {
+        let path = folder.join(FILE_NAME);
+        let reserve = folder.join(RESERVE_NAME);
+        let file = create_private(&path)?;
+        // Room is a comfort: a disk that is full already shall not keep the log from the sinks.
+        if let Err(error) =
+            create_private(&reserve).and_then(|mut f| f.write_all(&[b'.'; NOTICE_BYTES]))
+        {
+            warn!(%error, "could not reserve room on the disk of the run's log");
+        }
+        Ok(Self::over(path, reserve, file, max_bytes))
+    }
+
+    /// Over a file that is open for reading and writing, and empty.
+    pub(super) fn over(path: PathBuf, reserve: PathBuf, file: File, max_bytes: u64) -> Self {
+        let summary = SpoolSummary {
+            path: path.clone(),
+            ..SpoolSummary::default()
+        };
+        Self {
+            path,
+            reserve,
+            file: Arc::new(file),
+            length: 0,
+            max_bytes,
+            gap: None,
+            feeds: Vec::new(),
+            summary: Arc::new(Mutex::new(summary)),
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn file(&self) -> Arc<File> {
+        Arc::clone(&self.file)
+    }
+
+    pub(super) fn summary(&self) -> Arc<Mutex<SpoolSummary>> {
+        Arc::clone(&self.summary)
+    }
+
+    /// Another sink to be fed.
+    pub(super) fn add_feed(&mut self) -> Arc<Feed> {
+        let feed = Arc::new(Feed::default());
+        self.feeds.push(Arc::clone(&feed));
+        feed
+    }
+
+    /// Takes what writers send until they are done.
+    pub(super) fn run(mut self, mut commands: UnboundedReceiver<Command>, room: &Semaphore) {
+        let closed_at_the_end = CloseOnDrop(room);
+        while let Some(command) = commands.blocking_recv() {
+            let Command::Append {
+                mut text,
+                mut granted,
+            } = command
+            else {
+                // Whatever was sent before this is still received.
+                commands.close();
+                continue;
+            };
+            while text.len() < WRITE_BYTES {
+                match commands.try_recv() {
+                    Ok(Command::Append {
+                        text: more,
+                        granted: also,
+                    }) => {
+                        text.extend_from_slice(&more);
+                        granted += also;
+                    }
+                    Ok(Command::Finish) => commands.close(),
+                    Err(_) => break,
+                }
+            }
+            self.append(&text);
+            room.add_permits(granted);
+        }
+        drop(closed_at_the_end);
+        self.finish();
+    }
+
+    /// Keeps whole lines, on disk or on their way to the sinks.
+    fn append(&mut self, text: &[u8]) {
+        let kept = self.keep(text);
+        if kept > 0 {
+            let range = self.length - kept as u64..self.length;
+            for feed in &self.feeds {
+                feed.add_spooled(range.clone());
+            }
+        }
+        let lines = count_lines(&text[..kept]);
+        let rest: Arc<[u8]> = text[kept..].into();
+        let missing = count_lines(&rest);
+        self.update(|summary| {
+            summary.lines += lines;
+            summary.missing += missing;
+        });
+        if missing > 0 {
+            if let Some(gap) = &mut self.gap {
+                gap.lines += missing;
+            }
+            for feed in &self.feeds {
+                feed.add_direct(&rest, missing);
+            }
+        }
+    }
+
+    /// Writes as many whole lines as the disk takes, and opens a gap when these are not all.
+    fn keep(&mut self, text: &[u8]) -> usize {
+        if self.gap.is_some() && !self.close_gap() {
+            return 0;
+        }
+        let room = self
+            .max_bytes
+            .saturating_sub(self.length + NOTICE_BYTES as u64);
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
+        if text.len() > room {
+            let (kept, error) = self.write(&text[..whole_lines_len(&text[..room])]);
+            let (why, retry_at) = match error {
+                Some(error) => (error.to_string(), Some(Instant::now() + RETRY_AFTER)),
+                None => (format!("it may not exceed {} bytes", self.max_bytes), None),
+            };
+            self.open_gap(why, retry_at);
+            return kept;
+        }
+        let (kept, error) = self.write(text);
+        if let Some(error) = error {
+            self.open_gap(error.to_string(), Some(Instant::now() + RETRY_AFTER));
+        }
+        kept
+    }
+
+    fn open_gap(&mut self, why: String, retry_at: Option<Instant>) {
+        warn!(why, path = %self.path.display(), "the run's log on disk cannot grow, lines go to its sinks only");
+        self.update(|summary| summary.last_error = Some(why.clone()));
+        self.gap = Some(Gap {
+            lines: 0,
+            why,
+            retry_at,
+        });
+    }
+
+    /// Tries to go on with the file where lines are missing. Returns whether it did.
+    fn close_gap(&mut self) -> bool {
+        match &mut self.gap {
+            Some(Gap {
+                retry_at: Some(retry_at),
+                ..
+            }) if *retry_at <= Instant::now() => *retry_at = Instant::now() + RETRY_AFTER,
+            _ => return false,
+        }
+        let written = self.write_notice();
+        if written {
+            info!("the run's log on disk can grow again");
+        }
+        written
+    }
+
+    /// Says how many lines are missing. The sinks have these lines and are not told.
+    fn write_notice(&mut self) -> bool {
+        let Some(gap) = &self.gap else {
+            return true;
+        };
+        let notice = missing_lines_notice(gap.lines, &gap.why);
+        let written = self.write(notice.as_bytes()).1.is_none();
+        if written {
+            self.gap = None;
+        }
+        written
+    }
+
+    /// Writes at the end of the file, and returns how much of the whole lines at the beginning is there now.
+    fn write(&mut self, text: &[u8]) -> (usize, Option<io::Error>) {
+        let mut written = 0;
+        let error = loop {
+            if written == text.len() {
+                break None;
+            }
+            match self
+                .file
+                .write_at(&text[written..], self.length + written as u64)
+            {
+                Ok(0) => break Some(io::ErrorKind::WriteZero.into()),
+                Ok(length) => written += length,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => break Some(error),
+            }
+        };
+        let kept = whole_lines_len(&text[..written]);
+        self.length += kept as u64;
+        if kept < written {
+            // Otherwise the next line overwrites the piece, or the end cuts it off.
+            let _ = self.file.set_len(self.length);
+        }
+        let length = self.length;
+        self.update(|summary| summary.bytes = length);
+        (kept, error)
+    }
+
+    fn finish(&mut self) {
+        if self.gap.is_some() && !self.write_notice() {
+            // The room kept for this line.
+            let _ = fs::remove_file(&self.reserve);
+            if !self.write_notice() {
+                warn!(path = %self.path.display(), "could not say in the run's log on disk what it lacks");
+            }
+        }
+        let _ = fs::remove_file(&self.reserve);
+        for feed in &self.feeds {
+            feed.end();
+        }
+    }
+
+    fn update(&self, change: impl FnOnce(&mut SpoolSummary)) {
+        change(&mut self.summary.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Removes what is there first, so that neither its mode nor a link planted there matters.
+fn create_private(path: &Path) -> io::Result<File> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+}
