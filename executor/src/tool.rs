@@ -1,0 +1,3 @@
+//! Which Terraform or OpenTofu a run uses.
+
+pub mod range;
