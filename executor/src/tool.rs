@@ -1,3 +1,302 @@
-//! Which Terraform or OpenTofu a run uses.
+//! Which Terraform or OpenTofu binary a run uses: found on PATH, in the cache, or downloaded and verified.
+//!
+//! Knows nothing of job data beyond the tool's name and the range text, and nothing of what the binary is
+//! used for. The stock executor's binary cache in object storage is deliberately not read: any workspace
+//! could have written there (contract 9.4).
 
-pub mod range;
+mod cache;
+mod download;
+mod error;
+mod fetch;
+mod index;
+mod probe;
+mod range;
+mod verify;
+
+use std::{error::Error, ffi::OsString, fmt, path::PathBuf, str::FromStr};
+
+pub use error::{ArchiveError, Fault, ToolError};
+pub use fetch::FetchError;
+pub use job_contract::job::Tool;
+pub use range::{Range, RangeError};
+pub use verify::SignatureError;
+
+use cache::Slot;
+use fetch::Shown;
+use semver::Version;
+use url::Url;
+
+/// Called with one-line sentences about what takes time or deserves a warning.
+pub type Notify<'a> = &'a (dyn Fn(&str) + Send + Sync);
+
+/// Which of several satisfying versions is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Selection {
+    /// The binary on PATH if it satisfies the range, else the greatest cached, else the greatest published.
+    #[default]
+    Installed,
+    /// The greatest published, as the stock executor does.
+    Newest,
+}
+
+/// What is asked of a release's signature. One that is there must be good in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SignaturePolicy {
+    /// A release may come without: a mirror need not carry signatures. Checksums are required all the same.
+    #[default]
+    Offered,
+    /// A release without a signature is refused.
+    Required,
+}
+
+/// A word that names no choice.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{found}` is not one of {expected}")]
+pub struct UnknownChoice {
+    found: String,
+    expected: &'static str,
+}
+
+impl FromStr for Selection {
+    type Err = UnknownChoice;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "installed" => Ok(Self::Installed),
+            "newest" => Ok(Self::Newest),
+            _ => Err(UnknownChoice {
+                found: text.to_owned(),
+                expected: "`installed`, `newest`",
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Selection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Installed => "installed",
+            Self::Newest => "newest",
+        })
+    }
+}
+
+impl FromStr for SignaturePolicy {
+    type Err = UnknownChoice;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "offered" => Ok(Self::Offered),
+            "required" => Ok(Self::Required),
+            _ => Err(UnknownChoice {
+                found: text.to_owned(),
+                expected: "`offered`, `required`",
+            }),
+        }
+    }
+}
+
+impl fmt::Display for SignaturePolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Offered => "offered",
+            Self::Required => "required",
+        })
+    }
+}
+
+/// Where tools come from.
+#[derive(Clone)]
+pub struct ToolConfig {
+    /// Directory of downloaded tools, which many executors may share.
+    pub cache_dir: PathBuf,
+    /// Terraform's release index.
+    pub terraform_index: Url,
+    /// OpenTofu's release index.
+    pub tofu_index: Url,
+    /// Replaces scheme, host and path prefix of the download addresses an index names.
+    pub mirror: Option<Url>,
+    pub selection: Selection,
+    pub signatures: SignaturePolicy,
+    /// OpenPGP public keys trusted beside the publishers' own.
+    pub extra_keys: Option<PathBuf>,
+    /// The PATH to search.
+    pub path: OsString,
+}
+
+impl ToolConfig {
+    fn index(&self, tool: Tool) -> &Url {
+        match tool {
+            Tool::Terraform => &self.terraform_index,
+            Tool::OpenTofu => &self.tofu_index,
+        }
+    }
+}
+
+// Addresses may hold credentials.
+impl fmt::Debug for ToolConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ToolConfig")
+            .field("cache_dir", &self.cache_dir)
+            .field("terraform_index", &Shown(&self.terraform_index))
+            .field("tofu_index", &Shown(&self.tofu_index))
+            .field("mirror", &self.mirror.as_ref().map(Shown))
+            .field("selection", &self.selection)
+            .field("signatures", &self.signatures)
+            .field("extra_keys", &self.extra_keys)
+            .field("path", &self.path)
+            .finish()
+    }
+}
+
+/// How a binary was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Path,
+    Cache,
+    Download,
+}
+
+/// A binary to run, and the version it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResolvedTool {
+    pub tool: Tool,
+    pub version: Version,
+    /// Absolute.
+    pub path: PathBuf,
+    pub origin: Origin,
+}
+
+/// Finds a binary of `tool` that satisfies `range`, downloading it if need be.
+///
+/// Dropping the future cancels: what is half-way is removed, and an unpacking that has begun is finished in
+/// the background without anything half-written becoming visible.
+pub async fn resolve(
+    tool: Tool,
+    range: &str,
+    config: &ToolConfig,
+    notify: Notify<'_>,
+) -> Result<ResolvedTool, ToolError> {
+    let range = Range::parse(range)?;
+    let cache_dir = std::path::absolute(&config.cache_dir)
+        .map_err(|error| ToolError::cache(&config.cache_dir, error))?;
+    Resolver {
+        tool,
+        range,
+        config,
+        cache_dir,
+        notify,
+    }
+    .resolve()
+    .await
+}
+
+struct Resolver<'a> {
+    tool: Tool,
+    range: Range,
+    config: &'a ToolConfig,
+    cache_dir: PathBuf,
+    notify: Notify<'a>,
+}
+
+impl Resolver<'_> {
+    async fn resolve(&self) -> Result<ResolvedTool, ToolError> {
+        // A full version is the same wherever it comes from: the index has nothing to add.
+        let local_first =
+            self.config.selection == Selection::Installed || self.range.exact().is_some();
+        if local_first {
+            if let Some(found) = self.local().await {
+                return Ok(found);
+            }
+            return self.download(self.published().await?).await;
+        }
+        let failure = match self.published().await {
+            Ok(release) => {
+                return match self.local_exactly(&release.0).await {
+                    Some(found) => Ok(found),
+                    None => self.download(release).await,
+                };
+            }
+            Err(error) => error,
+        };
+        match self.local().await {
+            Some(found) => {
+                (self.notify)(&format!(
+                    "warning: {}; using the installed {} {}",
+                    one_line(&failure),
+                    self.tool,
+                    found.version
+                ));
+                Ok(found)
+            }
+            None => Err(failure),
+        }
+    }
+
+    /// The binary on PATH if it satisfies the range, else the greatest in the cache that does.
+    async fn local(&self) -> Option<ResolvedTool> {
+        if let Some(found) = self.on_path().await
+            && self.range.matches(&found.version)
+        {
+            return Some(found);
+        }
+        let version = cache::versions(&self.cache_dir, self.tool)
+            .into_iter()
+            .filter(|version| self.range.matches(version))
+            .max()?;
+        self.cached(&version)
+    }
+
+    async fn local_exactly(&self, version: &Version) -> Option<ResolvedTool> {
+        if let Some(found) = self.cached(version) {
+            return Some(found);
+        }
+        self.on_path()
+            .await
+            .filter(|found| found.version == *version)
+    }
+
+    fn cached(&self, version: &Version) -> Option<ResolvedTool> {
+        let path = Slot::new(&self.cache_dir, self.tool, version).installed()?;
+        Some(self.found(version.clone(), path, Origin::Cache))
+    }
+
+    async fn on_path(&self) -> Option<ResolvedTool> {
+        let current = std::env::current_dir().ok()?;
+        let path = which::which_in(self.tool.binary(), Some(&self.config.path), current).ok()?;
+        match probe::version(&path, &self.cache_dir).await {
+            Ok(version) => Some(self.found(version, path, Origin::Path)),
+            Err(error) => {
+                (self.notify)(&format!(
+                    "warning: ignoring `{}`, which does not tell its version: {}",
+                    path.display(),
+                    one_line(&error)
+                ));
+                None
+            }
+        }
+    }
+
+    fn found(&self, version: Version, path: PathBuf, origin: Origin) -> ResolvedTool {
+        ResolvedTool {
+            tool: self.tool,
+            version,
+            path,
+            origin,
+        }
+    }
+}
+
+/// An error with its causes, on one line.
+fn one_line(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -186,6 +186,9 @@ fn at_least(version: Version) -> Comparator {
     Comparator(Operator::GreaterOrEqual, version)
 }
 
+/// Longer ones first. `~>` is npm's `~` here, not Terraform's own pessimistic operator.
+const OPERATORS: [&str; 8] = ["~>", "~", "^", ">=", "<=", ">", "<", "="];
+
 /// Reads one alternative, left to right.
 struct Parser<'a> {
     rest: &'a str,
@@ -228,8 +231,6 @@ impl<'a> Parser<'a> {
         if self.rest.starts_with("!=") {
             return Err("`!=` is not supported".into());
         }
-        // `~>` is npm's `~` here, not Terraform's own pessimistic operator.
-        const OPERATORS: [&str; 8] = ["~>", "~", "^", ">=", "<=", ">", "<", "="];
         let operator = OPERATORS
             .into_iter()
             .find(|operator| self.eat(operator))
@@ -268,18 +269,20 @@ impl<'a> Parser<'a> {
             self.rest = &self.rest[1..];
         }
         self.skip_space();
-        let lower = match self.rest.starts_with(',') {
-            true => None,
-            false => Some(self.partial()?),
+        let lower = if self.rest.starts_with(',') {
+            None
+        } else {
+            Some(self.partial()?)
         };
         self.skip_space();
         if !self.eat(",") {
             return Err("an interval needs two bounds, as in `[1.5,1.8)`".into());
         }
         self.skip_space();
-        let upper = match self.rest.starts_with([']', ')', '[']) {
-            true => None,
-            false => Some(self.partial()?),
+        let upper = if self.rest.starts_with([']', ')', '[']) {
+            None
+        } else {
+            Some(self.partial()?)
         };
         self.skip_space();
         let closed_above = self.eat("]");

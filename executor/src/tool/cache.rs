@@ -1,0 +1,199 @@
+//! The tool cache on disk, shared by any number of executors.
+//!
+//! A binary appears by one rename under a per-version lock, so what is there is whole. Where everything
+//! wanted is there, nothing is written: a read-only cache works. Layout (contract 9.3):
+//! `terraform/<version>/terraform` and `tofu/v<version>/tofu`.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io::{self, Read as _},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use job_contract::job::Tool;
+use semver::Version;
+use tempfile::NamedTempFile;
+
+use super::error::{ArchiveError, ToolError};
+
+const LOCK: &str = ".lock";
+/// Names of unfinished files start with this; the next install of the same version removes them.
+const UNFINISHED: &str = ".unfinished-";
+const MAX_BINARY_MIB: u64 = 512;
+/// How often a taken lock is tried again. Waiting in the kernel could not be cancelled.
+const LOCK_POLL: Duration = Duration::from_millis(100);
+
+/// The place of one version in the cache.
+#[derive(Debug, Clone)]
+pub(crate) struct Slot {
+    directory: PathBuf,
+    binary: &'static str,
+}
+
+impl Slot {
+    pub(crate) fn new(cache: &Path, tool: Tool, version: &Version) -> Self {
+        let name = match tool {
+            Tool::Terraform => version.to_string(),
+            Tool::OpenTofu => format!("v{version}"),
+        };
+        Self {
+            directory: cache.join(tool.binary()).join(name),
+            binary: tool.binary(),
+        }
+    }
+
+    /// The binary, when it is there.
+    pub(crate) fn installed(&self) -> Option<PathBuf> {
+        let path = self.directory.join(self.binary);
+        let metadata = fs::metadata(&path).ok()?;
+        let usable =
+            metadata.is_file() && metadata.len() > 0 && metadata.permissions().mode() & 0o111 != 0;
+        usable.then_some(path)
+    }
+
+    /// Waits until no other executor is installing this version; `waiting` is called once if one is.
+    pub(crate) async fn lock(&self, waiting: impl FnOnce()) -> Result<Lock, ToolError> {
+        fs::create_dir_all(&self.directory)
+            .map_err(|error| ToolError::cache(&self.directory, error))?;
+        let path = self.directory.join(LOCK);
+        let file = File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .map_err(|error| ToolError::cache(&path, error))?;
+        let mut waiting = Some(waiting);
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Lock { _file: file }),
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(source)) => {
+                    return Err(ToolError::CacheLock { path, source });
+                }
+            }
+            if let Some(waiting) = waiting.take() {
+                waiting();
+            }
+            tokio::time::sleep(LOCK_POLL).await;
+        }
+    }
+
+    /// Removes what installs that never finished left. The caller holds the lock, so none is under way.
+    pub(crate) fn sweep(&self, _lock: &Lock) {
+        let Ok(entries) = fs::read_dir(&self.directory) else {
+            return;
+        };
+        for entry in entries.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+                // What cannot be removed costs space only.
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// A file on the same file system, removed unless it is kept.
+    pub(crate) fn unfinished(&self) -> Result<NamedTempFile, ToolError> {
+        tempfile::Builder::new()
+            .prefix(UNFINISHED)
+            .tempfile_in(&self.directory)
+            .map_err(|error| ToolError::cache(&self.directory, error))
+    }
+
+    /// Unpacks the tool's binary from a verified archive and makes it visible. Blocks.
+    pub(crate) fn install(&self, archive: &File, shown_url: &str) -> Result<PathBuf, ToolError> {
+        let broken = |source| ToolError::Archive {
+            url: shown_url.to_owned(),
+            source,
+        };
+        let mut zip = zip::ZipArchive::new(archive)
+            .map_err(|error| broken(ArchiveError::Unreadable(error)))?;
+        // Only the entry of exactly this name is read; names never become paths.
+        let mut entry = match zip.by_name(self.binary) {
+            Ok(entry) if entry.is_file() => entry,
+            Ok(_) | Err(zip::result::ZipError::FileNotFound) => {
+                return Err(broken(ArchiveError::NoBinary(self.binary)));
+            }
+            Err(error) => return Err(broken(ArchiveError::Unreadable(error))),
+        };
+        let mut unfinished = self.unfinished()?;
+        match copy(&mut entry, unfinished.as_file_mut()) {
+            Ok(()) => {}
+            Err(CopyError::Write(error)) => {
+                return Err(ToolError::cache(unfinished.path(), error));
+            }
+            Err(CopyError::Read(error)) => return Err(broken(error)),
+        }
+        let path = self.directory.join(self.binary);
+        publish(unfinished, &path).map_err(|error| ToolError::cache(&path, error))?;
+        Ok(path)
+    }
+}
+
+/// Held while a version is installed; released when dropped, and by the kernel if the process dies.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+/// The versions of `tool` in the cache.
+pub(crate) fn versions(cache: &Path, tool: Tool) -> Vec<Version> {
+    let Ok(entries) = fs::read_dir(cache.join(tool.binary())) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name();
+            let name = name.to_str()?;
+            let version = match tool {
+                Tool::Terraform => name,
+                Tool::OpenTofu => name.strip_prefix('v')?,
+            };
+            let version = Version::parse(version).ok()?;
+            Slot::new(cache, tool, &version).installed()?;
+            Some(version)
+        })
+        .collect()
+}
+
+enum CopyError {
+    Read(ArchiveError),
+    Write(io::Error),
+}
+
+/// `io::copy` that knows which side failed, with a limit that no header can talk away.
+fn copy(from: &mut impl io::Read, to: &mut impl io::Write) -> Result<(), CopyError> {
+    let limit = MAX_BINARY_MIB << 20;
+    let mut from = from.take(limit + 1);
+    let mut total = 0;
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        let read = match from.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(CopyError::Read(ArchiveError::Corrupt(error))),
+        };
+        total += read as u64;
+        if total > limit {
+            return Err(CopyError::Read(ArchiveError::TooLarge {
+                limit_mib: MAX_BINARY_MIB,
+            }));
+        }
+        to.write_all(&buffer[..read]).map_err(CopyError::Write)?;
+    }
+}
+
+/// Whole and executable first, visible last; the renames of a crash-safe install need both syncs.
+fn publish(file: NamedTempFile, path: &Path) -> io::Result<()> {
+    file.as_file()
+        .set_permissions(fs::Permissions::from_mode(0o755))?;
+    file.as_file().sync_all()?;
+    // Closed before it gets its name: a file open for writing cannot be executed.
+    file.into_temp_path().persist(path)?;
+    if let Some(directory) = path.parent() {
+        File::open(directory)?.sync_all()?;
+    }
+    Ok(())
+}

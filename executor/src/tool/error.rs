@@ -1,0 +1,176 @@
+//! Why no tool could be had, whose fault that is, and what to do about it.
+
+use std::{io, path::PathBuf};
+
+use job_contract::job::Tool;
+use semver::Version;
+
+use super::{
+    fetch::FetchError,
+    range::{EXAMPLES, RangeError},
+    verify::SignatureError,
+};
+
+/// Who can put a failure right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The author of the run: asking again without a change gives the same answer.
+    User,
+    /// The surroundings: network, release server, disk, deployment settings.
+    Infrastructure,
+    /// Us.
+    Defect,
+}
+
+/// Why [`resolve`](super::resolve) found no tool to run.
+#[derive(Debug, thiserror::Error)]
+pub enum ToolError {
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    #[error("no {tool} release satisfies `{range}`")]
+    NoMatch {
+        tool: Tool,
+        range: String,
+        /// The greatest stable release the index offers.
+        newest: Option<Version>,
+        index: String,
+    },
+    #[error("{tool} {version} is not published for {platform}")]
+    NoBuild {
+        tool: Tool,
+        version: Version,
+        platform: String,
+    },
+    #[error("could not read the {tool} release index")]
+    Index { tool: Tool, source: FetchError },
+    #[error("the {tool} release index at `{url}` is not in the format expected")]
+    IndexFormat {
+        tool: Tool,
+        url: String,
+        source: serde_json::Error,
+    },
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    #[error("no checksums are published at `{url}`")]
+    ChecksumsMissing { url: String },
+    #[error("the checksums at `{url}` do not list `{archive}`")]
+    ChecksumUnlisted { url: String, archive: String },
+    #[error("`{url}` has SHA-256 {actual}, but its release lists {expected}")]
+    ChecksumMismatch {
+        url: String,
+        expected: String,
+        actual: String,
+    },
+    #[error("no signature is published for `{url}`")]
+    SignatureMissing { url: String },
+    #[error("the signature at `{url}` was not accepted")]
+    Signature { url: String, source: SignatureError },
+    #[error("could not load the signing keys in `{path}`")]
+    ExtraKeys {
+        path: PathBuf,
+        source: SignatureError,
+    },
+    #[error("could not unpack `{url}`")]
+    Archive { url: String, source: ArchiveError },
+    #[error("the tool cache is full, writing `{path}`")]
+    CacheFull { path: PathBuf, source: io::Error },
+    #[error("the tool cache is not writable at `{path}`")]
+    CacheNotWritable { path: PathBuf, source: io::Error },
+    #[error("could not lock `{path}`")]
+    CacheLock { path: PathBuf, source: io::Error },
+    #[error("could not use the tool cache at `{path}`")]
+    Cache { path: PathBuf, source: io::Error },
+    #[error("no TLS provider was installed before resolving a tool")]
+    NoTlsProvider,
+    #[error("the task to {task} broke off")]
+    Task {
+        task: &'static str,
+        source: tokio::task::JoinError,
+    },
+}
+
+/// Why an archive whose checksum is right still holds no usable binary.
+#[derive(Debug, thiserror::Error)]
+pub enum ArchiveError {
+    #[error("not a readable zip archive")]
+    Unreadable(#[source] zip::result::ZipError),
+    #[error("it has no file `{0}`")]
+    NoBinary(&'static str),
+    #[error("its binary is larger than {limit_mib} MiB")]
+    TooLarge { limit_mib: u64 },
+    #[error("its binary cannot be read")]
+    Corrupt(#[source] io::Error),
+}
+
+impl ToolError {
+    /// Whose fault this is.
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::Range(_) | Self::NoMatch { .. } | Self::NoBuild { .. } => Fault::User,
+            Self::NoTlsProvider | Self::Task { .. } | Self::Fetch(FetchError::Client(_)) => {
+                Fault::Defect
+            }
+            _ => Fault::Infrastructure,
+        }
+    }
+
+    /// What can be done about it, when there is something.
+    pub fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Range(_) => format!("valid ranges look like {EXAMPLES}"),
+            Self::NoMatch { newest, index, .. } => match newest {
+                Some(newest) => format!("the newest release offered by `{index}` is {newest}"),
+                None => format!("`{index}` offers no stable release at all; check its address"),
+            },
+            Self::NoBuild { .. } => {
+                "choose another version, or run on a platform it is published for".into()
+            }
+            Self::Index { source, .. } | Self::Fetch(source) => return source.hint(),
+            Self::IndexFormat { .. } => {
+                "check its address; a proxy or a login page may have answered in its place".into()
+            }
+            Self::ChecksumsMissing { .. } => {
+                "a mirror must carry each release's SHA256SUMS beside its archives".into()
+            }
+            Self::ChecksumUnlisted { .. } | Self::ChecksumMismatch { .. } => {
+                "the mirror or a proxy serves a changed or incomplete file; nothing was installed"
+                    .into()
+            }
+            Self::SignatureMissing { .. } => {
+                "mirror the signature files too, or do not require signatures".into()
+            }
+            Self::Signature { source, .. } => source.hint(),
+            Self::ExtraKeys { .. } => "the file must hold OpenPGP public keys".into(),
+            Self::Archive { .. } => {
+                "the release carries this checksum, so it is published broken; choose another version"
+                    .into()
+            }
+            Self::CacheFull { .. } => {
+                "free space on its volume, or set another cache directory".into()
+            }
+            Self::CacheNotWritable { .. } => {
+                "make it writable, or put the wanted version there beforehand".into()
+            }
+            Self::CacheLock { .. } => {
+                "the file system must support file locks; set a cache directory on another one"
+                    .into()
+            }
+            Self::Cache { .. } => "check the directory and its file system".into(),
+            Self::NoTlsProvider | Self::Task { .. } => return None,
+        })
+    }
+
+    /// An I/O error in the cache, told apart by what must be done about it.
+    pub(crate) fn cache(path: impl Into<PathBuf>, source: io::Error) -> Self {
+        let path = path.into();
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                Self::CacheFull { path, source }
+            }
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                Self::CacheNotWritable { path, source }
+            }
+            _ => Self::Cache { path, source },
+        }
+    }
+}

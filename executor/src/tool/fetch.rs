@@ -1,0 +1,332 @@
+//! HTTP for release files: limits, time-outs, a few retries, and addresses fit to be shown.
+//!
+//! Knows nothing of versions or archives. Proxies come from the environment.
+
+use std::{
+    error::Error,
+    fmt,
+    io::{Seek, SeekFrom, Write},
+    path::Path,
+    time::Duration,
+};
+
+use backon::{ExponentialBuilder, Retryable};
+use reqwest::{Client, Response, StatusCode, header, redirect};
+use sha2::{Digest, Sha256};
+use url::Url;
+
+use super::error::ToolError;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest silence of a server; a slow but steady download may take as long as it needs.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+const MAX_REDIRECTS: usize = 10;
+const RETRIES: usize = 3;
+
+/// Why a file could not be fetched.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    #[error("could not reach `{url}`")]
+    Unreachable { url: String, source: reqwest::Error },
+    #[error("`{url}` answered {status}")]
+    Status { url: String, status: StatusCode },
+    #[error("the download of `{url}` broke off")]
+    Interrupted { url: String, source: reqwest::Error },
+    #[error("`{url}` is larger than {limit_mib} MiB")]
+    TooLarge { url: String, limit_mib: u64 },
+    #[error("could not set up HTTP")]
+    Client(#[source] reqwest::Error),
+}
+
+impl FetchError {
+    /// Whether the release server could not be used at all, as opposed to having said no.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            Self::Unreachable { source, .. } => !source.is_redirect() && !source.is_builder(),
+            Self::Interrupted { .. } => true,
+            Self::Status { status, .. } => {
+                status.is_server_error()
+                    || matches!(
+                        *status,
+                        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS
+                    )
+            }
+            Self::TooLarge { .. } | Self::Client(_) => false,
+        }
+    }
+
+    pub(crate) fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Unreachable { .. } | Self::Interrupted { .. } => {
+                "check the network and the proxy settings; offline, put the tool on PATH or into \
+                 the cache, or name a mirror"
+                    .into()
+            }
+            Self::Status { status, .. } if *status == StatusCode::NOT_FOUND => {
+                "check the address of the index or mirror".into()
+            }
+            Self::Status { status, .. }
+                if matches!(*status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) =>
+            {
+                "the server wants credentials, or refuses those in the address".into()
+            }
+            Self::Status { status, .. } if *status == StatusCode::TOO_MANY_REQUESTS => {
+                "the server limits requests; use a mirror or an index that caches".into()
+            }
+            Self::Status { .. } => "the server is out of order; try again later".into(),
+            Self::TooLarge { .. } => "no release is that large; check the address".into(),
+            Self::Client(_) => return None,
+        })
+    }
+}
+
+/// An address as messages show it: without credentials, query and fragment, all of which can hold secrets.
+pub(crate) struct Shown<'a>(pub(crate) &'a Url);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut url = self.0.clone();
+        if !url.username().is_empty() || url.password().is_some() {
+            // Neither fails for an address that had credentials to begin with.
+            let _ = url.set_password(None);
+            let _ = url.set_username("***");
+        }
+        if url.query().is_some() {
+            url.set_query(Some("***"));
+        }
+        url.set_fragment(None);
+        f.write_str(url.as_str())
+    }
+}
+
+impl fmt::Debug for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Fetches release files.
+#[derive(Debug, Clone)]
+pub(crate) struct Fetcher {
+    client: Client,
+}
+
+impl Fetcher {
+    pub(crate) fn new() -> Result<Self, ToolError> {
+        // Building a client without one panics.
+        if rustls::crypto::CryptoProvider::get_default().is_none() {
+            return Err(ToolError::NoTlsProvider);
+        }
+        let client = Client::builder()
+            // GitHub answers 403 to requests that do not say who asks.
+            .user_agent(concat!("mayfly/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(IDLE_TIMEOUT)
+            .redirect(redirect_policy())
+            .build()
+            .map_err(|error| FetchError::Client(error.without_url()))?;
+        Ok(Self { client })
+    }
+
+    /// A small file, whole.
+    pub(crate) async fn bytes(&self, url: &Url, limit: u64) -> Result<Vec<u8>, FetchError> {
+        (|| async { self.try_bytes(url, limit).await.map(|(bytes, _)| bytes) })
+            .retry(backoff())
+            .when(FetchError::is_transient)
+            .await
+    }
+
+    /// A page of a listing, and where the next one is (`Link: <…>; rel="next"`).
+    pub(crate) async fn page(
+        &self,
+        url: &Url,
+        limit: u64,
+    ) -> Result<(Vec<u8>, Option<Url>), FetchError> {
+        (|| self.try_bytes(url, limit))
+            .retry(backoff())
+            .when(FetchError::is_transient)
+            .await
+    }
+
+    /// A small file, or `None` where the server has none.
+    pub(crate) async fn bytes_if_any(
+        &self,
+        url: &Url,
+        limit: u64,
+    ) -> Result<Option<Vec<u8>>, FetchError> {
+        match self.bytes(url, limit).await {
+            Ok(bytes) => Ok(Some(bytes)),
+            // Object stores answer 403 for what does not exist when listing is not allowed.
+            Err(FetchError::Status {
+                status: StatusCode::NOT_FOUND | StatusCode::GONE | StatusCode::FORBIDDEN,
+                ..
+            }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A large file into `file`, which is at `path`; gives its SHA-256.
+    pub(crate) async fn file(
+        &self,
+        url: &Url,
+        limit: u64,
+        file: &std::fs::File,
+        path: &Path,
+    ) -> Result<[u8; 32], ToolError> {
+        (|| self.try_file(url, limit, file, path))
+            .retry(backoff())
+            .when(|error| matches!(error, ToolError::Fetch(error) if error.is_transient()))
+            .await
+    }
+
+    async fn try_bytes(&self, url: &Url, limit: u64) -> Result<(Vec<u8>, Option<Url>), FetchError> {
+        let mut response = self.get(url, limit).await?;
+        let next = next_page(url, &response);
+        let mut bytes = Vec::new();
+        while let Some(chunk) = next_chunk(url, &mut response).await? {
+            bytes.extend_from_slice(&chunk);
+            within(url, bytes.len() as u64, limit)?;
+        }
+        Ok((bytes, next))
+    }
+
+    async fn try_file(
+        &self,
+        url: &Url,
+        limit: u64,
+        mut file: &std::fs::File,
+        path: &Path,
+    ) -> Result<[u8; 32], ToolError> {
+        let mut response = self.get(url, limit).await?;
+        let cache = |error| ToolError::cache(path, error);
+        // An attempt before this one may have left its part.
+        file.set_len(0).map_err(cache)?;
+        file.seek(SeekFrom::Start(0)).map_err(cache)?;
+        let mut digest = Sha256::new();
+        let mut size = 0;
+        while let Some(chunk) = next_chunk(url, &mut response).await? {
+            size += chunk.len() as u64;
+            within(url, size, limit)?;
+            digest.update(&chunk);
+            // One chunk is what the socket had: writing it takes microseconds, handing it to another
+            // thread would take longer.
+            file.write_all(&chunk).map_err(cache)?;
+        }
+        Ok(digest.finalize().into())
+    }
+
+    async fn get(&self, url: &Url, limit: u64) -> Result<Response, FetchError> {
+        let response = self.client.get(url.clone()).send().await.map_err(|error| {
+            FetchError::Unreachable {
+                url: Shown(url).to_string(),
+                // The client's own text would show the address with its credentials.
+                source: error.without_url(),
+            }
+        })?;
+        let status = response.status();
+        if !status.is_success() {
+            return Err(FetchError::Status {
+                url: Shown(url).to_string(),
+                status,
+            });
+        }
+        within(url, response.content_length().unwrap_or_default(), limit)?;
+        Ok(response)
+    }
+}
+
+async fn next_chunk(
+    url: &Url,
+    response: &mut Response,
+) -> Result<Option<impl AsRef<[u8]> + std::ops::Deref<Target = [u8]>>, FetchError> {
+    response
+        .chunk()
+        .await
+        .map_err(|error| FetchError::Interrupted {
+            url: Shown(url).to_string(),
+            source: error.without_url(),
+        })
+}
+
+fn within(url: &Url, size: u64, limit: u64) -> Result<(), FetchError> {
+    if size > limit {
+        return Err(FetchError::TooLarge {
+            url: Shown(url).to_string(),
+            limit_mib: limit >> 20,
+        });
+    }
+    Ok(())
+}
+
+fn backoff() -> ExponentialBuilder {
+    ExponentialBuilder::default()
+        .with_min_delay(Duration::from_millis(200))
+        .with_max_times(RETRIES)
+        .with_jitter()
+}
+
+/// Follows redirects, but never from https to http.
+fn redirect_policy() -> redirect::Policy {
+    redirect::Policy::custom(|attempt| {
+        let was_secure = attempt
+            .previous()
+            .last()
+            .is_some_and(|url| url.scheme() == "https");
+        if was_secure && attempt.url().scheme() != "https" {
+            attempt.error(RedirectError("it redirects from https to http"))
+        } else if attempt.previous().len() > MAX_REDIRECTS {
+            attempt.error(RedirectError("it redirects too often"))
+        } else {
+            attempt.follow()
+        }
+    })
+}
+
+#[derive(Debug)]
+struct RedirectError(&'static str);
+
+impl fmt::Display for RedirectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl Error for RedirectError {}
+
+/// The next page of a listing. One on another host is ignored: an index is believed for itself only.
+fn next_page(url: &Url, response: &Response) -> Option<Url> {
+    let links = response.headers().get(header::LINK)?.to_str().ok()?;
+    let target = links.split(',').find_map(|link| {
+        let (target, parameters) = link.split_once(';')?;
+        let next = parameters
+            .split(';')
+            .any(|p| matches!(p.trim(), "rel=\"next\"" | "rel=next"));
+        next.then(|| target.trim().strip_prefix('<')?.strip_suffix('>'))?
+    })?;
+    let mut next = url.join(target).ok()?;
+    if next.origin() != url.origin() {
+        return None;
+    }
+    let _ = next.set_username(url.username());
+    let _ = next.set_password(url.password());
+    Some(next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_shown_without_what_may_be_secret() {
+        let shown = |text: &str| Shown(&Url::parse(text).unwrap()).to_string();
+        assert_eq!(
+            shown("https://bob:hunter2@mirror.test:8443/a/b.zip?sig=hunter2#hunter2"),
+            "https://***@mirror.test:8443/a/b.zip?***"
+        );
+        assert_eq!(
+            shown("https://hunter2@mirror.test/a"),
+            "https://***@mirror.test/a"
+        );
+        assert_eq!(shown("http://mirror.test/a"), "http://mirror.test/a");
+    }
+}

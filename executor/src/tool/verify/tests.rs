@@ -1,0 +1,106 @@
+//! Known answers from real releases: Terraform 1.9.8 and OpenTofu 1.8.5, as published.
+
+use super::*;
+
+const TERRAFORM_SUMS: &[u8] = include_bytes!("../testdata/terraform_1.9.8_SHA256SUMS");
+const TERRAFORM_SIGNATURE: &[u8] = include_bytes!("../testdata/terraform_1.9.8_SHA256SUMS.sig");
+const TOFU_SUMS: &[u8] = include_bytes!("../testdata/tofu_1.8.5_SHA256SUMS");
+const TOFU_SIGNATURE: &[u8] = include_bytes!("../testdata/tofu_1.8.5_SHA256SUMS.gpgsig");
+
+fn fingerprints(tool: Tool) -> Vec<String> {
+    Keyring::publisher(tool)
+        .certificates
+        .iter()
+        .map(|certificate| format!("{:X}", certificate.fingerprint()))
+        .collect()
+}
+
+#[test]
+fn built_in_keys_are_the_published_ones() {
+    assert_eq!(
+        fingerprints(Tool::Terraform),
+        ["C874011F0AB405110D02105534365D9472D7468F"]
+    );
+    assert_eq!(
+        fingerprints(Tool::OpenTofu),
+        ["E3E6E43D84CB852EADB0051D0C0AF313E5FD9F80"]
+    );
+    assert!("C874011F0AB405110D02105534365D9472D7468F".ends_with(HASHICORP_SHORT_ID));
+}
+
+#[test]
+fn real_releases_verify() {
+    Keyring::publisher(Tool::Terraform)
+        .check(TERRAFORM_SUMS, TERRAFORM_SIGNATURE)
+        .unwrap();
+    Keyring::publisher(Tool::OpenTofu)
+        .check(TOFU_SUMS, TOFU_SIGNATURE)
+        .unwrap();
+}
+
+#[test]
+fn one_changed_byte_is_a_bad_signature() {
+    let mut changed = TERRAFORM_SUMS.to_vec();
+    changed[0] ^= 1;
+    let mut longer = TERRAFORM_SUMS.to_vec();
+    longer.push(b'\n');
+    for document in [changed, longer] {
+        let verdict = Keyring::publisher(Tool::Terraform).check(&document, TERRAFORM_SIGNATURE);
+        assert!(
+            matches!(verdict, Err(SignatureError::Bad(_))),
+            "{verdict:?}"
+        );
+    }
+}
+
+#[test]
+fn one_publisher_is_not_believed_about_the_other() {
+    let verdict = Keyring::publisher(Tool::OpenTofu).check(TERRAFORM_SUMS, TERRAFORM_SIGNATURE);
+    let Err(SignatureError::UnknownSigner { signer }) = verdict else {
+        panic!("{verdict:?}");
+    };
+    assert_eq!(signer, "key 374EC75B485913604A831CC7C820C6D5CD27AB87");
+}
+
+#[test]
+fn damaged_signatures_are_errors() {
+    let keyring = Keyring::publisher(Tool::Terraform);
+    let half = &TERRAFORM_SIGNATURE[..TERRAFORM_SIGNATURE.len() / 2];
+    for damaged in [half, b"", b"<html>not found</html>", HASHICORP.as_bytes()] {
+        keyring.check(TERRAFORM_SUMS, damaged).unwrap_err();
+    }
+}
+
+#[test]
+fn a_subkey_signs_only_with_a_binding() {
+    let mut keyring = Keyring::publisher(Tool::Terraform);
+    for subkey in &mut keyring.certificates[0].public_subkeys {
+        subkey.signatures.clear();
+    }
+    let verdict = keyring.check(TERRAFORM_SUMS, TERRAFORM_SIGNATURE);
+    assert!(
+        matches!(verdict, Err(SignatureError::UnknownSigner { .. })),
+        "{verdict:?}"
+    );
+}
+
+#[test]
+fn checksums_are_found_by_whole_name_only() {
+    let a = "a".repeat(64);
+    let document = format!(
+        "{a}  tool.zip\n{}  *other.zip\nshort  bad.zip\n",
+        "B".repeat(64)
+    );
+    assert_eq!(listed_digest(&document, "tool.zip"), Some(a));
+    assert_eq!(listed_digest(&document, "other.zip"), Some("b".repeat(64)));
+    assert_eq!(listed_digest(&document, "ool.zip"), None);
+    assert_eq!(listed_digest(&document, "bad.zip"), None);
+    assert_eq!(
+        listed_digest(
+            std::str::from_utf8(TOFU_SUMS).unwrap(),
+            "tofu_1.8.5_linux_amd64.zip"
+        )
+        .unwrap(),
+        "e2951ba6be8ae9427aabbd5c6f243855e8b526cb2ae6bc33a05dae22d7e82632"
+    );
+}
