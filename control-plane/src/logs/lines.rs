@@ -187,3 +187,127 @@ fn char_boundary(text: &[u8], at: usize) -> usize {
         .filter(|boundary| *boundary > 0 || at == 0)
         .unwrap_or(at)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+
+    fn through<'a>(
+        max_line_bytes: usize,
+        redactor: &Redactor,
+        chunks: impl IntoIterator<Item = &'a [u8]>,
+    ) -> String {
+        let mut buffer = LineBuffer::new(max_line_bytes);
+        let mut out = Vec::new();
+        for chunk in chunks {
+            buffer.push(chunk, redactor, &mut out);
+        }
+        buffer.close(redactor, &mut out);
+        assert!(buffer.is_empty());
+        String::from_utf8(out).unwrap()
+    }
+
+    #[rstest]
+    #[case::unix(b"a\nb\n", "a\nb\n")]
+    #[case::windows(b"a\r\nb\r\n", "a\nb\n")]
+    #[case::unterminated(b"a\nb", "a\nb\n")]
+    #[case::unterminated_windows(b"a\r\nb\r", "a\nb\n")]
+    #[case::progress(b"1%\r2%\r3%\n", "1%\r2%\r3%\n")]
+    #[case::empty_lines(b"\n\na\n\n\r\n", "\n\na\n\n\n")]
+    #[case::nothing(b"", "")]
+    #[case::not_utf8(b"a\xffb\xc3\nc\xe2\x82\n", "a\u{fffd}b\u{fffd}\nc\u{fffd}\n")]
+    #[case::nul_and_colours(b"\x1b[32ma\0b\x1b[0m\n", "\x1b[32ma\0b\x1b[0m\n")]
+    #[case::wide("\u{e4}\u{20ac}\u{1f600}\n".as_bytes(), "\u{e4}\u{20ac}\u{1f600}\n")]
+    fn lines_come_out_the_same_however_they_came_in(#[case] input: &[u8], #[case] lines: &str) {
+        for size in 1..=input.len().max(1) {
+            let chunks = input.chunks(size);
+            assert_eq!(
+                through(100, &Redactor::default(), chunks),
+                lines,
+                "in chunks of {size}"
+            );
+        }
+    }
+
+    #[test]
+    fn long_lines_are_split_where_no_character_is_cut() {
+        let line = "\u{20ac}".repeat(10) + "\nshort\n";
+        let split = "\u{20ac}\u{20ac}\u{20ac}\n".repeat(3) + "\u{20ac}\nshort\n";
+        assert_eq!(through(11, &Redactor::default(), [line.as_bytes()]), split);
+    }
+
+    #[test]
+    fn endless_lines_take_no_endless_memory() {
+        let mut buffer = LineBuffer::new(1024 * 1024);
+        let (mut out, mut length) = (Vec::new(), 0);
+        for _ in 0..1000 {
+            buffer.push(&[b'x'; 10_000], &Redactor::new(["hunter22"]), &mut out);
+            length += out.len();
+            out.clear();
+            assert!(buffer.raw.len() + buffer.beginning.len() < 1_300_000);
+        }
+        assert!(length > 8_000_000);
+    }
+
+    #[test]
+    fn newlines_are_counted_in_texts_of_any_length() {
+        for length in [0, 1, 254, 255, 256, 511, 10_000] {
+            assert_eq!(count_lines(&vec![b'\n'; length]), length as u64);
+        }
+        assert_eq!(count_lines(b"a\nb"), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn a_secret_is_masked_however_the_text_is_cut(
+            secret in "[a-zA-Z0-9+/=_.\u{e4}-]{4,60}",
+            around in proptest::collection::vec("[ -)+-~\u{20ac}]{0,30}", 2..6),
+            newlines in any::<bool>(),
+            cuts in proptest::collection::vec(1usize..40, 1..20),
+            max_line_bytes in 20usize..200,
+        ) {
+            let glue = if newlines { format!("{secret}\n") } else { secret.clone() };
+            let text = around.join(&glue);
+            let redactor = Redactor::new([&secret]);
+            let mut rest = text.as_bytes();
+            let mut chunks = Vec::new();
+            for cut in cuts.iter().cycle() {
+                if rest.is_empty() {
+                    break;
+                }
+                let (chunk, after) = rest.split_at(rest.len().min(*cut));
+                chunks.push(chunk);
+                rest = after;
+            }
+            let out = through(max_line_bytes, &redactor, chunks);
+            prop_assert!(!out.contains(&secret), "{}", out);
+            prop_assert!(!out.replace('\n', "").contains(&secret) || text.replace(&glue, "").replace('\n', "").contains(&secret), "{}", out);
+            prop_assert!(out.lines().all(|line| line.len() <= max_line_bytes));
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        /// Lines beyond what is kept back are redacted bit by bit: wherever the bits end, secrets are masked and
+        /// everything else stays.
+        #[test]
+        fn secrets_in_endless_lines_are_masked_wherever_the_line_is_cut(
+            gaps in proptest::collection::vec(0usize..40_000, 1..10),
+            chunk in 1000usize..70_000,
+            secret_length in 4usize..3000,
+        ) {
+            let secret: String = ('a'..='z').cycle().take(secret_length - 1).chain(['#']).collect();
+            let redactor = Redactor::new([&secret]);
+            let filler = |length: usize| "0123\u{20ac}".repeat(length / 7);
+            let text: String = gaps.iter().map(|gap| filler(*gap) + "<" + &secret + ">").collect();
+            let masked: String = gaps.iter().map(|gap| filler(*gap) + "<***>").collect();
+            let out = through(50_000, &redactor, text.as_bytes().chunks(chunk));
+            prop_assert_eq!(out.replace('\n', "") == masked, true);
+            prop_assert!(out.lines().all(|line| line.len() <= 50_000));
+        }
+    }
+}

@@ -177,3 +177,164 @@ impl Redactor {
         found
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
+    use proptest::prelude::*;
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+
+    /// Holds every kind of character an encoding treats on its own.
+    const AWKWARD: &str = "p\u{e4}ss w\"or'd/$1+2&3?<4>~(%7B)`\\n\t!=";
+
+    #[rstest]
+    #[case::as_it_is(AWKWARD)]
+    #[case::json(r#"p\u00e4ss w\"or'd/$1+2&3?<4>~(%7B)`\\n\t!="#)]
+    #[case::json_of_terraform("p\u{e4}ss w\\\"or'd/$1+2\\u00263?\\u003c4\\u003e~(%7B)`\\\\n\\t!=")]
+    #[case::json_in_json("p\u{e4}ss w\\\\\\\"or'd/$1+2&3?<4>~(%7B)`\\\\\\\\n\\\\t!=")]
+    #[case::query_escape(
+        "p%C3%A4ss+w%22or%27d%2F%241%2B2%263%3F%3C4%3E~%28%257B%29%60%5Cn%09%21%3D"
+    )]
+    #[case::percent("p%C3%A4ss%20w%22or%27d%2F%241%2B2%263%3F%3C4%3E~%28%257B%29%60%5Cn%09%21%3D")]
+    #[case::percent_in_lower_case(
+        "p%c3%a4ss%20w%22or%27d%2f%241%2b2%263%3f%3c4%3e~%28%257B%29%60%5cn%09%21%3d"
+    )]
+    #[case::encode_uri_component(
+        "p%C3%A4ss%20w%22or'd%2F%241%2B2%263%3F%3C4%3E~(%257B)%60%5Cn%09!%3D"
+    )]
+    #[case::single_quoted("p\u{e4}ss w\"or'\\''d/$1+2&3?<4>~(%7B)`\\n\t!=")]
+    #[case::double_quoted("p\u{e4}ss w\\\"or'd/\\$1+2&3?<4>~(%7B)\\`\\\\n\t!=")]
+    #[case::ansi_quoted("p\u{e4}ss w\"or\\'d/$1+2&3?<4>~(%7B)`\\\\n\\t!=")]
+    fn every_way_to_print_a_secret_is_masked(#[case] printed: &str) {
+        let redactor = Redactor::new([AWKWARD]);
+        assert_eq!(
+            redactor.redact(&format!("a {printed} b {printed}")),
+            "a *** b ***"
+        );
+    }
+
+    #[test]
+    fn hcl_templates_in_a_secret_are_masked_as_terraform_prints_them() {
+        let redactor = Redactor::new(["abc${d}%{e}"]);
+        assert_eq!(redactor.redact(r#"x = "abc$${d}%%{e}""#), r#"x = "***""#);
+    }
+
+    #[test]
+    fn of_overlapping_secrets_nothing_is_left() {
+        let redactor = Redactor::new(["abcdef", "defghi", "ghijkl", "bcde"]);
+        assert_eq!(redactor.redact("<abcdefghijkl>"), "<***>");
+        assert_eq!(redactor.redact("<abcdefghi>"), "<***>");
+        assert_eq!(redactor.redact("<xbcdex>"), "<x***x>");
+        assert_eq!(redactor.redact("<abcdefabcdef>"), "<***>");
+    }
+
+    #[test]
+    fn each_line_of_a_key_is_masked_by_itself_and_the_whole_in_one_line() {
+        let key = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0B\r\nAQEFAASCBKcwggSjAgEAAoIB\n==\n-----END PRIVATE KEY-----\n";
+        let redactor = Redactor::new([key]);
+        assert_eq!(
+            redactor.redact(" + key = <<EOT\n     AQEFAASCBKcwggSjAgEAAoIB\n   EOT"),
+            " + key = <<EOT\n     ***\n   EOT"
+        );
+        for printed in [
+            json!(key).to_string(),
+            STANDARD.encode(key),
+            format!("{key:?}"),
+        ] {
+            let masked = redactor.redact(&printed).into_owned();
+            assert!(!masked.contains("MII") && masked.len() < 16, "{masked}");
+        }
+    }
+
+    #[test]
+    fn wrapped_base64_is_masked_line_by_line() {
+        let secret: String = ('!'..'~').collect();
+        let redactor = Redactor::new([&secret]);
+        for width in [64, 76] {
+            let encoded = STANDARD.encode(&secret);
+            for line in encoded.as_bytes().chunks(width) {
+                let line = std::str::from_utf8(line).unwrap();
+                assert_eq!(redactor.redact(line), MASK, "{width}: {line}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_secret_of_any_size_is_masked_whole() {
+        let secret: String = (0..3000)
+            .map(|number| format!("{number:x}\u{e4};"))
+            .collect();
+        let redactor = Redactor::new([&secret]);
+        assert_eq!(redactor.redact(&format!("<{secret}>")), "<***>");
+        let document = json!({ "a": secret }).to_string();
+        assert_eq!(redactor.redact(&document), r#"{"a":"***"}"#);
+        // Bits that two pieces share belong to neither.
+        assert!(redactor.redact(&STANDARD.encode(&secret)).len() < 64);
+    }
+
+    #[test]
+    fn documents_lose_secrets_in_members_and_names() {
+        let mut document =
+            json!({"a": ["hunter22", 1, null], "hunter22": {"b": "xhunter22"}, "c": "d"});
+        Redactor::new(["hunter22"]).redact_json(&mut document);
+        assert_eq!(
+            document,
+            json!({"a": ["***", 1, null], "***": {"b": "x***"}, "c": "d"})
+        );
+    }
+
+    #[test]
+    fn too_short_secrets_are_left_alone() {
+        let redactor = Redactor::new(["", " ", "1", "abc", "a\nb"]);
+        assert!(matches!(redactor.redact("1 abc a"), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn a_redactor_that_cannot_know_its_secrets_masks_whole_lines() {
+        let redactor = Redactor {
+            matcher: Matcher::Everything,
+            ..Redactor::default()
+        };
+        assert_eq!(redactor.redact("ab\n\ncd\n"), "***\n\n***\n");
+    }
+
+    #[test]
+    fn debug_output_shows_no_secret() {
+        assert!(!format!("{:?}", Redactor::new(["hunter22"])).contains("hunter"));
+    }
+
+    proptest! {
+        #[test]
+        fn text_without_secrets_passes_as_it_is(
+            secrets in proptest::collection::vec("[ -~]{6,40}", 0..5),
+            text in "(.|\n){0,200}",
+        ) {
+            let redactor = Redactor::new(&secrets);
+            prop_assume!(!redactor.forms.iter().any(|form| text.contains(form)));
+            prop_assert_eq!(redactor.redact(&text), text.as_str());
+        }
+
+        /// What is left of a base64 text is what encodes its surroundings, and at most one character on either
+        /// side that they share with the secret.
+        #[test]
+        fn embedded_base64_is_masked_at_every_alignment(
+            secret in "[ -)+-~]{8,60}",
+            before in proptest::collection::vec(any::<u8>(), 0..9),
+            after in proptest::collection::vec(any::<u8>(), 0..9),
+        ) {
+            prop_assume!(secret.trim() == secret);
+            let redactor = Redactor::new([&secret]);
+            let plain = [before.as_slice(), secret.as_bytes(), after.as_slice()].concat();
+            for engine in [&STANDARD, &STANDARD_NO_PAD, &URL_SAFE, &URL_SAFE_NO_PAD] {
+                let masked = redactor.redact(&engine.encode(&plain)).into_owned();
+                let (left, right) = masked.split_once(MASK).expect("something is masked");
+                prop_assert!(left.len() <= (before.len() * 8).div_ceil(6), "{}", masked);
+                prop_assert!(right.len() <= (after.len() * 8).div_ceil(6) + 3, "{}", masked);
+            }
+        }
+    }
+}

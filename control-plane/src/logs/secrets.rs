@@ -387,3 +387,121 @@ fn words(name: &str) -> Vec<String> {
     words.retain(|word| !word.is_empty());
     words
 }
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("TF_VAR_db_password", "hunter2")]
+    #[case("dbPassword", "correcthorse")]
+    #[case("GITHUB_TOKEN", "abc123def")]
+    #[case("ARM_CLIENT_SECRET", "x~y.z-1234")]
+    #[case("AWS_ACCESS_KEY_ID", "EXAMPLEID0000000")]
+    #[case("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG")]
+    #[case("VAULT_SECRET_ID", "0b1f6c1e-9d51-4c1f")]
+    #[case("TERRAKUBE_AWS_CREDENTIALS_FILE", "eyJh.eyJz.sig")]
+    #[case("ARM_ACCESS_KEY", "longlettersonly")]
+    #[case("DB_PASS", "s3cr")]
+    #[case("PIN_TOKEN", "12345678")]
+    #[case("state_encryption_key", "correcthorsebattery")]
+    #[case("wireguard_key", "cGFzc3dvcmQ1MjM0NQ==")]
+    #[case("basic_auth", "user:pa55word")]
+    #[case("storage_sas", "?sv=2020&sig=abcDEF%3D")]
+    fn values_of_names_that_speak_of_secrets_are_secret(#[case] name: &str, #[case] value: &str) {
+        assert!(
+            secrets_in(name, value).iter().any(|found| found == value),
+            "{name}"
+        );
+    }
+
+    #[rstest]
+    #[case("region", "eu-west-1")]
+    #[case("PWD", "/workspace/root")]
+    #[case("ENABLE_TOKEN", "true")]
+    #[case("use_password", "False")]
+    #[case("secret_count", "12")]
+    #[case("token_ttl_seconds_secret", "3600")]
+    #[case("admin_password_length", "24chars")]
+    #[case("TOKEN_FILE", "/var/run/token")]
+    #[case("secret_name", "prod/database")]
+    #[case("ssh_public_key", "AAAAC3NzaC1lZDI1")]
+    #[case("private_subnets", r#"["10.0.1.0/24","10.0.2.0/24"]"#)]
+    #[case("hash_key", "LockID")]
+    #[case("key", "network/terraform.tfstate")]
+    #[case("kms_key", "arn:aws:kms:eu-west-1:1234:key/abcd1234")]
+    #[case("auth_method", "kubernetes1")]
+    #[case("AUTH", "kubernetes")]
+    #[case("password", "********")]
+    #[case("DB_PASS", "prod")]
+    #[case("TOKEN_URL", "https://login.example.test/oauth2/token")]
+    #[case("keyboard", "qwerty123")]
+    #[case("author", "jane1234doe")]
+    #[case("repository", "ssh://git@git.example.test/acme/network.git")]
+    fn masking_ordinary_values_would_destroy_the_log(#[case] name: &str, #[case] value: &str) {
+        assert_eq!(secrets_in(name, value), Vec::<String>::new(), "{name}");
+    }
+
+    #[rstest]
+    #[case("https://user:p%40ss%2Fword@git.example.test/x.git", &["p%40ss%2Fword", "p@ss/word"])]
+    #[case("https://ghs_EXAMPLE12345678@git.example.test/x.git", &["ghs_EXAMPLE12345678"])]
+    #[case("https://store.example.test/x.tar.gz?v=1&access_token=abc%2B123", &["abc%2B123", "abc+123"])]
+    #[case("git@git.example.test:acme/network.git", &[])]
+    #[case("https://git.example.test/acme/network.git", &[])]
+    #[case("Server=db;User=sa;Password=hunter22!;Encrypt=true", &["hunter22!"])]
+    #[case("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl", &["eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"])]
+    fn shapes_tell_secrets_under_ordinary_names(#[case] value: &str, #[case] secrets: &[&str]) {
+        let mut found = secrets_in("ordinary", value);
+        found.dedup();
+        assert_eq!(found, secrets);
+    }
+
+    #[test]
+    fn string_leaves_of_credential_documents_are_secret_except_what_everybody_knows() {
+        let document = r#"{"type":"service_account","private_key":"-----BEGIN PRIVATE KEY-----\nMIIE\n",
+            "client_email":"ci@acme.example.test","auth_uri":"https://accounts.example.test/auth","n":1}"#;
+        let found = secrets_in("GOOGLE_CREDENTIALS", document);
+        assert!(found.contains(&document.to_owned()));
+        assert!(found.contains(&"ci@acme.example.test".to_owned()));
+        assert!(found.iter().any(|secret| secret.ends_with("MIIE")));
+        assert!(!found.contains(&"service_account".to_owned()));
+        assert!(!found.iter().any(|secret| secret.starts_with("https")));
+    }
+
+    #[test]
+    fn secret_members_of_ordinary_documents_are_found() {
+        let document =
+            r#"{"host":"db.example.test","login":{"password":"hunter22","user":"terraform"}}"#;
+        assert_eq!(secrets_in("database", document), ["hunter22"]);
+    }
+
+    #[test]
+    fn a_job_gives_up_its_keys_tokens_source_and_variables() {
+        let job = JobData {
+            access_token: Some("ghs_hunter22\n".into()),
+            module_ssh_key: Some("-----BEGIN KEY-----\nabc\n".into()),
+            source: Some("https://u:sourcepw1@git.example.test/x.git".into()),
+            environment_variables: [
+                ("DB_PASSWORD".to_owned(), "envpw123".to_owned()),
+                ("TF_IN_AUTOMATION".to_owned(), "1".to_owned()),
+            ]
+            .into(),
+            variables: [("api_token".to_owned(), "varpw123".into())].into(),
+            ..JobData::default()
+        };
+        let mut found = secrets_of(&job);
+        found.sort_unstable();
+        assert_eq!(
+            found,
+            [
+                "-----BEGIN KEY-----\nabc",
+                "envpw123",
+                "ghs_hunter22",
+                "sourcepw1",
+                "varpw123"
+            ]
+        );
+    }
+}
