@@ -20,6 +20,8 @@ mod secrets;
 mod sink;
 mod spool;
 mod stdout;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::io;
