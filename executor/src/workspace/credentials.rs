@@ -1,0 +1,220 @@
+//! Which credential a kind of VCS connection means (contract 8.2). Knows nothing of how git is given it.
+
+use secrecy::{ExposeSecret as _, SecretString};
+
+use super::Fault;
+use super::azure::{AzureEnvironment, AzureError};
+use super::http::ProxySettings;
+
+/// How git authenticates.
+#[derive(Clone, Debug)]
+pub(super) enum Credential {
+    /// Not at all.
+    Anonymous,
+    /// User name and password over HTTP; either may be the secret.
+    Basic {
+        username: SecretString,
+        password: SecretString,
+    },
+    /// A private key for SSH.
+    SshKey(SecretString),
+}
+
+/// The fields of the job data, or of the tools repository's settings, that decide it.
+#[derive(Clone, Copy, Default)]
+pub(super) struct VcsAccess<'a> {
+    pub(super) vcs_type: &'a str,
+    pub(super) connection_type: Option<&'a str>,
+    pub(super) token: Option<&'a str>,
+}
+
+/// Why there is no credential.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialError {
+    /// A connection that needs a token came without one.
+    #[error("the job data holds no access token for the VCS connection of type `{vcs_type}`")]
+    NoToken { vcs_type: String },
+    /// An SSH connection came without its key.
+    #[error("the job data holds no private key for the SSH connection `{vcs_type}`")]
+    NoKey { vcs_type: String },
+    /// A line break would end the credential early and start another one.
+    #[error("the access token for the VCS connection of type `{vcs_type}` holds a line break")]
+    BadToken { vcs_type: String },
+    /// The token is to be fetched, and was not given.
+    #[error("could not acquire a token for Azure DevOps")]
+    Azure(#[source] AzureError),
+}
+
+impl CredentialError {
+    pub(super) fn fault(&self) -> Fault {
+        match self {
+            Self::NoToken { .. } | Self::NoKey { .. } | Self::BadToken { .. } => Fault::User,
+            Self::Azure(error) => error.fault(),
+        }
+    }
+
+    pub(super) fn hint(&self) -> Option<String> {
+        match self {
+            Self::NoToken { .. } => Some(
+                "reconnect the VCS provider of the workspace; the platform could not issue a token"
+                    .to_owned(),
+            ),
+            Self::NoKey { .. } => {
+                Some("check the SSH key the workspace is configured with".to_owned())
+            }
+            Self::BadToken { .. } => Some("enter the token again, as one line".to_owned()),
+            Self::Azure(error) => error.hint(),
+        }
+    }
+}
+
+const SSH: &str = "SSH";
+
+impl VcsAccess<'_> {
+    /// Whether the connection is one by SSH key.
+    pub(super) fn is_ssh(&self) -> bool {
+        self.vcs_type == SSH || self.vcs_type.starts_with("SSH~")
+    }
+
+    /// Maps the connection to a credential; the one kind that has to ask somebody is `AZURE_SP_MI`.
+    pub(super) async fn credential(
+        &self,
+        azure: &AzureEnvironment,
+        proxies: &ProxySettings,
+    ) -> Result<Credential, CredentialError> {
+        let oauth = self
+            .connection_type
+            .is_some_and(|kind| kind.eq_ignore_ascii_case("OAUTH"));
+        match self.vcs_type {
+            "GITHUB" if oauth => Ok(basic(self.token()?, SecretString::default())),
+            "GITHUB" => Ok(basic("x-access-token".into(), self.token()?)),
+            "GITLAB" => Ok(basic("oauth2".into(), self.token()?)),
+            "BITBUCKET" => Ok(basic("x-token-auth".into(), self.token()?)),
+            "AZURE_DEVOPS" => Ok(basic("dummy".into(), self.token()?)),
+            "AZURE_SP_MI" => azure
+                .devops_token(proxies)
+                .await
+                .map(|token| basic("dummy".into(), token))
+                .map_err(CredentialError::Azure),
+            _ if self.is_ssh() => match self.token.filter(|key| !key.trim().is_empty()) {
+                Some(key) => Ok(Credential::SshKey(key.into())),
+                None => Err(CredentialError::NoKey {
+                    vcs_type: self.vcs_type.to_owned(),
+                }),
+            },
+            _ => Ok(Credential::Anonymous),
+        }
+    }
+
+    fn token(&self) -> Result<SecretString, CredentialError> {
+        let vcs_type = || self.vcs_type.to_owned();
+        let token = self.token.map(str::trim).unwrap_or_default();
+        if token.is_empty() {
+            return Err(CredentialError::NoToken {
+                vcs_type: vcs_type(),
+            });
+        }
+        if token.contains(char::is_control) {
+            return Err(CredentialError::BadToken {
+                vcs_type: vcs_type(),
+            });
+        }
+        Ok(token.into())
+    }
+}
+
+fn basic(username: SecretString, password: SecretString) -> Credential {
+    Credential::Basic { username, password }
+}
+
+impl Credential {
+    /// The values that must not be shown.
+    pub(super) fn secrets(&self) -> Vec<SecretString> {
+        match self {
+            Self::Anonymous => Vec::new(),
+            Self::Basic { username, password } if password.expose_secret().is_empty() => {
+                vec![username.clone()]
+            }
+            Self::Basic { password, .. } => vec![password.clone()],
+            Self::SshKey(key) => vec![key.clone()],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    async fn credential(
+        vcs_type: &str,
+        connection_type: Option<&str>,
+        token: Option<&str>,
+    ) -> Result<Credential, CredentialError> {
+        VcsAccess {
+            vcs_type,
+            connection_type,
+            token,
+        }
+        .credential(&AzureEnvironment::default(), &ProxySettings::default())
+        .await
+    }
+
+    #[rstest]
+    #[case("GITHUB", Some("OAUTH"), "t0k", "")]
+    #[case("GITHUB", Some("STANDALONE"), "x-access-token", "t0k")]
+    #[case("GITHUB", None, "x-access-token", "t0k")]
+    #[case("GITLAB", Some("OAUTH"), "oauth2", "t0k")]
+    #[case("BITBUCKET", None, "x-token-auth", "t0k")]
+    #[case("AZURE_DEVOPS", None, "dummy", "t0k")]
+    #[tokio::test]
+    async fn each_connection_has_its_user_name(
+        #[case] vcs_type: &str,
+        #[case] connection_type: Option<&str>,
+        #[case] user: &str,
+        #[case] secret: &str,
+    ) {
+        let Credential::Basic { username, password } =
+            credential(vcs_type, connection_type, Some(" t0k\n"))
+                .await
+                .unwrap()
+        else {
+            panic!("a token makes a basic credential");
+        };
+        assert_eq!(username.expose_secret(), user);
+        assert_eq!(password.expose_secret(), secret);
+    }
+
+    #[rstest]
+    #[case("GITHUB")]
+    #[case("GITLAB")]
+    #[case("BITBUCKET")]
+    #[case("AZURE_DEVOPS")]
+    #[case("SSH~id_rsa")]
+    #[tokio::test]
+    async fn a_missing_token_is_an_error_that_names_the_connection(#[case] vcs_type: &str) {
+        for token in [None, Some(""), Some(" \n")] {
+            let error = credential(vcs_type, None, token).await.unwrap_err();
+            assert!(error.to_string().contains(vcs_type), "{error}");
+            assert_eq!(error.fault(), Fault::User);
+            assert!(error.hint().is_some());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_token_of_two_lines_cannot_add_a_second_credential() {
+        let error = credential("GITLAB", None, Some("a\nhost=evil"))
+            .await
+            .unwrap_err();
+        assert!(matches!(error, CredentialError::BadToken { .. }));
+        assert!(!error.to_string().contains("evil"));
+    }
+
+    #[tokio::test]
+    async fn public_and_unknown_connections_are_anonymous() {
+        for vcs_type in ["PUBLIC", "", "SOMETHING_NEW"] {
+            let found = credential(vcs_type, None, Some("ignored")).await.unwrap();
+            assert!(matches!(found, Credential::Anonymous));
+        }
+    }
+}

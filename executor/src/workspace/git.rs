@@ -1,0 +1,508 @@
+//! Every git process of the executor starts here: one place that decides what git may see, may speak to, and is
+//! told about credentials. Knows nothing of job data.
+//!
+//! Credentials reach git through a helper that reads a private file and is bound to the scheme, host and port of
+//! the source, so that a submodule or a redirect elsewhere never receives them. They are in no argument, in no
+//! file of the work tree, and gone when the [`Git`] value is dropped.
+
+mod failure;
+mod process;
+
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use secrecy::{ExposeSecret as _, SecretString};
+use tempfile::TempDir;
+use tokio::process::Command;
+
+pub use self::failure::GitFailure;
+use self::failure::{mask, meaningful_line};
+use self::process::Finished;
+use super::credentials::Credential;
+use super::layout::{remove_tree, write_private_file};
+use super::source::{Source, Transport};
+use super::ssh::{key_file_content, shell_quote, ssh_command};
+use super::{Fault, WorkspaceConfig};
+
+/// Seconds without a single byte after which an HTTP transfer is given up. Servers that are busy packing send
+/// keep-alives more often than that.
+const STALLED_AFTER_SECONDS: u32 = 120;
+
+/// Why git did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum GitError {
+    /// No `git` on the path.
+    #[error("`git` is not installed or not on PATH")]
+    NotInstalled,
+    /// `git` is there and does not start, or its output breaks off.
+    #[error("could not run `git`")]
+    Start(#[source] io::Error),
+    /// The private files of the session could not be written.
+    #[error("could not prepare the credentials for `git`")]
+    Session(#[source] io::Error),
+    /// A command failed.
+    #[error("could not {action}: {}: {detail}", failure.summary())]
+    Failed {
+        action: String,
+        failure: GitFailure,
+        detail: String,
+    },
+    /// Neither a branch nor a tag.
+    #[error("`{repository}` has no branch or tag `{reference}`")]
+    NoReference {
+        repository: String,
+        reference: String,
+    },
+    /// The commit cannot be reached from the reference, or not at all.
+    #[error("the commit `{commit}` was not found in `{repository}`")]
+    NoCommit { repository: String, commit: String },
+}
+
+impl GitError {
+    pub(super) fn fault(&self) -> Fault {
+        match self {
+            Self::NotInstalled | Self::Start(_) | Self::Session(_) => Fault::Infrastructure,
+            Self::Failed { failure, .. } => failure.fault(),
+            Self::NoReference { .. } | Self::NoCommit { .. } => Fault::User,
+        }
+    }
+
+    pub(super) fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::NotInstalled => Some("install git where the executor runs"),
+            Self::Start(_) | Self::Session(_) => None,
+            Self::Failed { failure, .. } => failure.hint(),
+            Self::NoReference { .. } => GitFailure::NoReference.hint(),
+            Self::NoCommit { .. } => Some(
+                "it may have been removed by a forced push; start a new run to use the newest commit",
+            ),
+        };
+        hint.map(str::to_owned)
+    }
+
+    fn is(&self, kind: GitFailure) -> bool {
+        matches!(self, Self::Failed { failure, .. } if *failure == kind)
+    }
+
+    /// Whether asking the same server for something else cannot help.
+    fn concerns_the_connection(&self) -> bool {
+        match self {
+            Self::Failed { failure, .. } => {
+                !matches!(failure, GitFailure::NoReference | GitFailure::Other)
+            }
+            _ => true,
+        }
+    }
+}
+
+/// Git as one source needs it.
+pub(super) struct Git<'a> {
+    config: &'a WorkspaceConfig,
+    source: &'a Source,
+    ssh_command: String,
+    secrets: Vec<SecretString>,
+    /// Git's only configuration file, the credential and the key; removed on drop.
+    session: TempDir,
+}
+
+impl<'a> Git<'a> {
+    /// Writes what git needs for `source` into a folder of its own below `private`.
+    pub(super) fn open(
+        config: &'a WorkspaceConfig,
+        private: &Path,
+        source: &'a Source,
+        credential: &Credential,
+    ) -> Result<Self, GitError> {
+        let from_address = source
+            .userinfo
+            .as_ref()
+            .filter(|info| !info.is_empty())
+            .map(|info| Credential::Basic {
+                username: info.username.clone(),
+                password: info.password.clone(),
+            });
+        let mut secrets = credential.secrets();
+        secrets.extend(from_address.iter().flat_map(Credential::secrets));
+        let credential = match (credential, &from_address) {
+            (Credential::Anonymous, Some(from_address)) => from_address,
+            (credential, _) => credential,
+        };
+        let (session, key) =
+            write_session(private, source, credential).map_err(GitError::Session)?;
+        Ok(Self {
+            config,
+            source,
+            ssh_command: ssh_command(key.as_deref(), config.known_hosts.as_deref()),
+            secrets,
+            session,
+        })
+    }
+
+    /// Clones one reference without its history, and checks nothing out. A branch wins over a tag of the same
+    /// name; without a name it is what the server's HEAD points to.
+    pub(super) async fn clone(&self, reference: &str, target: &Path) -> Result<(), GitError> {
+        let mut args = arguments(&[
+            "clone",
+            "--quiet",
+            "--no-checkout",
+            "--depth=1",
+            "--single-branch",
+            "--template=",
+        ]);
+        if !reference.is_empty() {
+            args.push(format!("--branch={reference}").into());
+        }
+        args.extend(arguments(&["--", &self.source.address]));
+        args.push(target.into());
+        match self.run("clone", None, &args).await {
+            Ok(_) => Ok(()),
+            Err(error) if error.is(GitFailure::NoReference) => Err(GitError::NoReference {
+                repository: self.source.to_string(),
+                reference: reference.to_owned(),
+            }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Checks out what [`Git::clone`] fetched and returns its commit.
+    pub(super) async fn check_out_head(&self, repository: &Path) -> Result<String, GitError> {
+        self.check_out(repository, "HEAD", false).await?;
+        let args = arguments(&["rev-parse", "HEAD"]);
+        let finished = self
+            .run("read the commit of", Some(repository), &args)
+            .await?;
+        Ok(finished.stdout.trim().to_owned())
+    }
+
+    /// Checks out `commit`, fetching it alone if the server allows that and the reference's whole history if not.
+    pub(super) async fn check_out_commit(
+        &self,
+        repository: &Path,
+        commit: &str,
+    ) -> Result<(), GitError> {
+        let not_found = || GitError::NoCommit {
+            repository: self.source.to_string(),
+            commit: commit.to_owned(),
+        };
+        if !is_plain_revision(commit) {
+            return Err(not_found());
+        }
+        if !self.has_commit(repository, commit).await? {
+            let fetched = self.fetch_alone(repository, commit).await?;
+            if !fetched && !self.deepen_until(repository, commit).await? {
+                return Err(not_found());
+            }
+            if fetched && !self.has_commit(repository, commit).await? {
+                // A name: it has no other name here than the one fetch gives.
+                return self.check_out(repository, "FETCH_HEAD", true).await;
+            }
+        }
+        self.check_out(repository, commit, true).await
+    }
+
+    /// Fetches the submodules, without history where the server allows it.
+    pub(super) async fn update_submodules(&self, repository: &Path) -> Result<(), GitError> {
+        const ACTION: &str = "fetch the submodules of";
+        let update = ["submodule", "--quiet", "update", "--init", "--recursive"];
+        let mut shallow = arguments(&update);
+        shallow.push("--depth=1".into());
+        match self.run(ACTION, Some(repository), &shallow).await {
+            Err(error) if error.is(GitFailure::NoReference) => {
+                let forget = arguments(&["submodule", "--quiet", "deinit", "--all", "--force"]);
+                self.run(ACTION, Some(repository), &forget).await?;
+                remove_tree(&repository.join(".git/modules")).map_err(GitError::Session)?;
+                self.run(ACTION, Some(repository), &arguments(&update))
+                    .await
+                    .map(drop)
+            }
+            other => other.map(drop),
+        }
+    }
+
+    async fn check_out(
+        &self,
+        repository: &Path,
+        revision: &str,
+        detach: bool,
+    ) -> Result<(), GitError> {
+        let mut args = arguments(&["checkout", "--quiet", "--force"]);
+        if detach {
+            args.push("--detach".into());
+        }
+        args.extend(arguments(&[revision, "--"]));
+        self.run("check out", Some(repository), &args)
+            .await
+            .map(drop)
+    }
+
+    async fn has_commit(&self, repository: &Path, commit: &str) -> Result<bool, GitError> {
+        let commit = format!("{commit}^{{commit}}");
+        let args = arguments(&[
+            "rev-parse",
+            "--quiet",
+            "--verify",
+            "--end-of-options",
+            &commit,
+        ]);
+        Ok(self.execute(Some(repository), &args).await?.success)
+    }
+
+    /// Whether the server gave out exactly this commit or name.
+    async fn fetch_alone(&self, repository: &Path, commit: &str) -> Result<bool, GitError> {
+        let args = arguments(&["fetch", "--quiet", "--depth=1", "origin", commit]);
+        self.try_fetch(repository, &args).await
+    }
+
+    async fn deepen_until(&self, repository: &Path, commit: &str) -> Result<bool, GitError> {
+        let args = arguments(&["fetch", "--quiet", "--unshallow", "origin"]);
+        // A repository of a single commit is complete already, and git says so with an error.
+        self.try_fetch(repository, &args).await?;
+        self.has_commit(repository, commit).await
+    }
+
+    async fn try_fetch(&self, repository: &Path, args: &[OsString]) -> Result<bool, GitError> {
+        match self.run("fetch from", Some(repository), args).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.concerns_the_connection() => Err(error),
+            Err(error) => {
+                tracing::debug!(%error, "the server does not give this out");
+                Ok(false)
+            }
+        }
+    }
+
+    async fn run(
+        &self,
+        action: &str,
+        repository: Option<&Path>,
+        args: &[OsString],
+    ) -> Result<Finished, GitError> {
+        let finished = self.execute(repository, args).await?;
+        if finished.success {
+            return Ok(finished);
+        }
+        let secrets: Vec<&str> = self
+            .secrets
+            .iter()
+            .map(|secret| secret.expose_secret())
+            .collect();
+        tracing::debug!(stderr = %mask(&finished.stderr, &secrets), "git failed");
+        Err(GitError::Failed {
+            action: format!("{action} `{}`", self.source),
+            failure: GitFailure::classify(&finished.stderr),
+            detail: meaningful_line(&finished.stderr, &secrets),
+        })
+    }
+
+    async fn execute(
+        &self,
+        repository: Option<&Path>,
+        args: &[OsString],
+    ) -> Result<Finished, GitError> {
+        let command = self.command(repository, args);
+        tracing::debug!(?args, "git");
+        process::run(command).await.map_err(|error| {
+            if error.kind() == io::ErrorKind::NotFound {
+                GitError::NotInstalled
+            } else {
+                GitError::Start(error)
+            }
+        })
+    }
+
+    /// The only place a git command is built.
+    fn command(&self, repository: Option<&Path>, args: &[OsString]) -> Command {
+        let mut command = Command::new("git");
+        if let Some(repository) = repository {
+            command.arg("-C").arg(repository);
+        }
+        command
+            .args(args)
+            .current_dir(self.session.path())
+            .env_clear()
+            .envs(
+                self.config
+                    .environment
+                    .iter()
+                    .map(|(name, value)| (name, value)),
+            );
+        if let Some(bundle) = self.ca_bundle() {
+            command.env("GIT_SSL_CAINFO", bundle);
+        }
+        command
+            .env("PATH", &self.config.path)
+            .env("HOME", &self.config.home)
+            .env("LC_ALL", "C")
+            .env("GIT_CONFIG_NOSYSTEM", "1")
+            .env("GIT_CONFIG_GLOBAL", self.session.path().join(CONFIG_FILE))
+            .env("GIT_TERMINAL_PROMPT", "0")
+            .env("GIT_ADVICE", "0")
+            .env(
+                "GIT_ALLOW_PROTOCOL",
+                allowed_protocols(&self.source.transport),
+            )
+            .env("GIT_SSH_VARIANT", "ssh")
+            .env("GIT_SSH_COMMAND", &self.ssh_command);
+        command
+    }
+
+    /// Git's HTTP library reads a variable of its own; a bundle meant for everybody is meant for git too.
+    fn ca_bundle(&self) -> Option<&OsStr> {
+        let value = |name: &str| {
+            let found = self.config.environment.iter().find(|(key, _)| key == name);
+            found.map(|(_, value)| value.as_os_str())
+        };
+        value("GIT_SSL_CAINFO").or_else(|| value("SSL_CERT_FILE"))
+    }
+}
+
+const CONFIG_FILE: &str = "config";
+const CREDENTIAL_FILE: &str = "credential";
+const KEY_FILE: &str = "key";
+
+/// Writes git's configuration, and the credential or key beside it.
+fn write_session(
+    private: &Path,
+    source: &Source,
+    credential: &Credential,
+) -> io::Result<(TempDir, Option<PathBuf>)> {
+    let session = tempfile::Builder::new()
+        .prefix("git-")
+        .tempdir_in(private)?;
+    let mut key = None;
+    let mut helper = None;
+    match (credential, &source.transport) {
+        (Credential::Basic { username, password }, Transport::Http { origin }) => {
+            let file = session.path().join(CREDENTIAL_FILE);
+            let text = SecretString::from(format!(
+                "username={}\npassword={}\n",
+                username.expose_secret(),
+                password.expose_secret()
+            ));
+            write_private_file(&file, text.expose_secret().as_bytes())?;
+            helper = Some((origin.as_str(), file));
+        }
+        (Credential::SshKey(text), _) => {
+            let file = session.path().join(KEY_FILE);
+            write_private_file(&file, key_file_content(text).expose_secret().as_bytes())?;
+            key = Some(file);
+        }
+        _ => {}
+    }
+    let helper = helper
+        .as_ref()
+        .map(|(origin, file)| (*origin, file.as_path()));
+    let config = render_config(&source.transport, helper);
+    write_private_file(&session.path().join(CONFIG_FILE), config.as_bytes())?;
+    Ok((session, key))
+}
+
+/// Git's whole configuration apart from the repository's own.
+fn render_config(transport: &Transport, helper: Option<(&str, &Path)>) -> String {
+    let mut config = format!(
+        "[core]\n\thooksPath = /dev/null\n\tfsmonitor = false\n\
+         [gc]\n\tauto = 0\n\
+         [maintenance]\n\tauto = false\n\
+         [advice]\n\tdetachedHead = false\n\
+         [init]\n\tdefaultBranch = main\n\
+         [http]\n\tlowSpeedLimit = 1\n\tlowSpeedTime = {STALLED_AFTER_SECONDS}\n"
+    );
+    if *transport == Transport::File {
+        // The repository may belong to somebody else; it was named by address, and only its objects are read.
+        config.push_str("[safe]\n\tdirectory = *\n");
+    }
+    if let Some((origin, file)) = helper {
+        let script = format!(
+            "!f() {{ test \"$1\" = get && cat {}; }}; f",
+            shell_quote(&file.to_string_lossy())
+        );
+        let _ = write!(
+            config,
+            "[credential \"{}\"]\n\thelper = \"{}\"\n",
+            config_quote(origin),
+            config_quote(&script)
+        );
+    }
+    config
+}
+
+/// The inside of a quoted value or section name of a git configuration file.
+fn config_quote(text: &str) -> String {
+    text.replace('\\', r"\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}
+
+/// What git may speak. Repositories from elsewhere have no say over files of this machine, so `file` is allowed
+/// to submodules only where the source itself is a file.
+fn allowed_protocols(transport: &Transport) -> &'static str {
+    match transport {
+        Transport::File => "file:http:https:ssh",
+        Transport::Http { .. } | Transport::Ssh => "http:https:ssh",
+    }
+}
+
+/// Whether a text can stand where git expects a commit or a name, and nothing else: no option, no refspec.
+fn is_plain_revision(text: &str) -> bool {
+    !text.starts_with(['-', '+', '/'])
+        && !text.contains("..")
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"-_./+#@".contains(&b) || !b.is_ascii())
+}
+
+fn arguments(texts: &[&str]) -> Vec<OsString> {
+    texts.iter().map(OsString::from).collect()
+}
+
+/// Whether the checked-out tree declares submodules.
+pub(super) fn has_submodules(repository: &Path) -> bool {
+    fs::symlink_metadata(repository.join(".gitmodules")).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("0123456789abcdef0123456789abcdef01234567", true)]
+    #[case("feature/a-b", true)]
+    #[case("v1.2.3", true)]
+    #[case("--upload-pack=x", false)]
+    #[case("+a", false)]
+    #[case("a:b", false)]
+    #[case("a..b", false)]
+    #[case("a b", false)]
+    #[case("HEAD^{tree}", false)]
+    fn revisions_are_names_and_nothing_else(#[case] text: &str, #[case] plain: bool) {
+        assert_eq!(is_plain_revision(text), plain);
+    }
+
+    #[test]
+    fn the_credential_helper_is_bound_to_one_origin() {
+        let transport = Transport::Http {
+            origin: "https://h:8443".to_owned(),
+        };
+        let config = render_config(
+            &transport,
+            Some(("https://h:8443", Path::new("/a \"b\"/it's"))),
+        );
+        assert!(config.contains("[credential \"https://h:8443\"]"));
+        assert!(
+            config.contains(r#"cat '/a \"b\"/it'\\''s'; }; f""#),
+            "{config}"
+        );
+        assert!(!config.contains("[safe]"));
+        assert!(!render_config(&transport, None).contains("[credential"));
+    }
+
+    #[test]
+    fn only_file_sources_may_have_file_submodules() {
+        assert!(allowed_protocols(&Transport::File).contains("file"));
+        assert!(!allowed_protocols(&Transport::Ssh).contains("file"));
+    }
+}

@@ -1,0 +1,323 @@
+//! What git's stderr means, for people. Pure; git must have run under `LC_ALL=C`.
+
+use super::super::Fault;
+use super::super::source::mask_userinfo;
+
+/// The kinds of failure that each need another answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GitFailure {
+    /// The server could not be reached, or broke off.
+    Unreachable,
+    /// The server's certificate is not trusted.
+    Certificate,
+    /// The server's SSH key is not the known one.
+    HostKey,
+    /// The private key file is of no use to ssh.
+    PrivateKey,
+    /// The server did not accept the credentials, or wants some.
+    AuthRefused,
+    /// There is no such repository, or it is not shown to these credentials.
+    NoRepository,
+    /// The reference does not exist.
+    NoReference,
+    /// The address cannot be used.
+    BadAddress,
+    /// The disk is full.
+    DiskFull,
+    /// None of the above.
+    Other,
+}
+
+/// Phrases of git, curl and ssh. Order matters: the first kind that matches wins, so what is said alongside
+/// other failures (such as "could not read from remote repository") comes late or not at all.
+const PHRASES: [(GitFailure, &[&str]); 9] = [
+    (
+        GitFailure::DiskFull,
+        &["No space left on device", "Disk quota exceeded"],
+    ),
+    (
+        GitFailure::HostKey,
+        &[
+            "Host key verification failed",
+            "REMOTE HOST IDENTIFICATION HAS CHANGED",
+            "host key is known for",
+        ],
+    ),
+    (
+        GitFailure::Certificate,
+        &[
+            "SSL certificate problem",
+            "server certificate verification failed",
+            "certificate subject name",
+            "no alternative certificate subject name matches",
+        ],
+    ),
+    (
+        GitFailure::PrivateKey,
+        &["error in libcrypto", "invalid format", "bad permissions"],
+    ),
+    (
+        GitFailure::AuthRefused,
+        &[
+            "Authentication failed for",
+            "could not read Username",
+            "could not read Password",
+            "HTTP Basic: Access denied",
+            "Permission denied (",
+            "returned error: 401",
+            "returned error: 403",
+            "Too many authentication failures",
+            "You are not allowed",
+        ],
+    ),
+    (
+        GitFailure::NoReference,
+        &[
+            "Remote branch",
+            "couldn't find remote ref",
+            "not our ref",
+            "unadvertised object",
+            "Direct fetching of that commit failed",
+        ],
+    ),
+    (
+        GitFailure::NoRepository,
+        &[
+            "Repository not found",
+            "repository not found",
+            "does not appear to be a git repository",
+            "returned error: 404",
+            "' not found",
+            "could not be found",
+            "not a git repository",
+        ],
+    ),
+    (
+        GitFailure::Unreachable,
+        &[
+            "Could not resolve host",
+            "Could not resolve proxy",
+            "Failed to connect",
+            "Couldn't connect to server",
+            "Connection refused",
+            "Connection timed out",
+            "Connection reset",
+            "Connection closed by",
+            "Operation timed out",
+            "Operation too slow",
+            "Network is unreachable",
+            "No route to host",
+            "Name or service not known",
+            "Temporary failure in name resolution",
+            "early EOF",
+            "unexpected disconnect",
+            "the remote end hung up unexpectedly",
+            "Empty reply from server",
+            "returned error: 429",
+            "returned error: 5",
+        ],
+    ),
+    (
+        GitFailure::BadAddress,
+        &[
+            "transport '",
+            "bad/illegal format",
+            "Malformed input to a URL function",
+            "is not supported",
+            "unable to find remote helper",
+            "strange hostname",
+            "no path specified",
+            "unable to parse",
+        ],
+    ),
+];
+
+impl GitFailure {
+    pub(super) fn classify(stderr: &str) -> Self {
+        PHRASES
+            .iter()
+            .find(|(_, phrases)| phrases.iter().any(|phrase| stderr.contains(phrase)))
+            .map_or(Self::Other, |(kind, _)| *kind)
+    }
+
+    /// Who can do something about it. Only what may pass by itself is worth a second start.
+    pub(super) fn fault(self) -> Fault {
+        match self {
+            Self::Unreachable | Self::DiskFull | Self::Other => Fault::Infrastructure,
+            Self::Certificate
+            | Self::HostKey
+            | Self::PrivateKey
+            | Self::AuthRefused
+            | Self::NoRepository
+            | Self::NoReference
+            | Self::BadAddress => Fault::User,
+        }
+    }
+
+    /// What happened, as a fragment that stands before git's own words.
+    pub(super) fn summary(self) -> &'static str {
+        match self {
+            Self::Unreachable => "the server could not be reached",
+            Self::Certificate => "the server's certificate is not trusted",
+            Self::HostKey => "the server's SSH host key was not accepted",
+            Self::PrivateKey => "the SSH private key cannot be used",
+            Self::AuthRefused => "the server refused the credentials",
+            Self::NoRepository => "there is no such repository",
+            Self::NoReference => "there is no such reference",
+            Self::BadAddress => "the address cannot be used",
+            Self::DiskFull => "the disk is full",
+            Self::Other => "git failed",
+        }
+    }
+
+    pub(super) fn hint(self) -> Option<&'static str> {
+        match self {
+            Self::Unreachable => {
+                Some("check the address, and the proxy and network policy of the executor")
+            }
+            Self::Certificate => {
+                Some("name a CA bundle that holds the server's issuer with SSL_CERT_FILE")
+            }
+            Self::HostKey => Some(
+                "compare the server's key with the configured known_hosts file, and add it there if it is right",
+            ),
+            Self::PrivateKey => {
+                Some("the key must be an unencrypted private key in PEM or OpenSSH format")
+            }
+            Self::AuthRefused => {
+                Some("check the VCS connection of the workspace and its access to this repository")
+            }
+            Self::NoRepository => Some(
+                "check the address; servers also answer so when the credentials may not see the repository",
+            ),
+            Self::NoReference => Some("check the branch or tag of the workspace"),
+            Self::BadAddress => Some(
+                "accepted are https://, http://, ssh://, git@host:path, file:// and absolute paths",
+            ),
+            Self::DiskFull => Some("give the work dir more space"),
+            Self::Other => None,
+        }
+    }
+}
+
+/// Lines git prints after the one that says what happened.
+const BOILERPLATE: [&str; 7] = [
+    "and the repository exists.",
+    "Please make sure you have the correct access rights",
+    "Could not read from remote repository",
+    "the remote end hung up unexpectedly",
+    "hint:",
+    "clone of '",
+    "Failed to clone '",
+];
+
+/// The last line that says something, without credentials.
+pub(super) fn meaningful_line(stderr: &str, secrets: &[&str]) -> String {
+    let said = || {
+        stderr
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty())
+    };
+    let line = said()
+        .rev()
+        .find(|line| !BOILERPLATE.iter().any(|phrase| line.contains(phrase)))
+        .or_else(|| said().next_back())
+        .unwrap_or("git said nothing");
+    let line = line
+        .strip_prefix("fatal: ")
+        .or_else(|| line.strip_prefix("error: "))
+        .unwrap_or(line);
+    let line: String = line.chars().filter(|c| !c.is_control()).take(500).collect();
+    mask(&line, secrets)
+}
+
+/// Takes URLs' userinfo and each line of each secret out of a text.
+pub(super) fn mask(text: &str, secrets: &[&str]) -> String {
+    let mut masked = mask_userinfo(text);
+    for secret in secrets.iter().flat_map(|secret| secret.lines()) {
+        if !secret.trim().is_empty() {
+            masked = masked.replace(secret, "***");
+        }
+    }
+    masked
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case(
+        "fatal: unable to access 'https://h/x/': Could not resolve host: h",
+        GitFailure::Unreachable
+    )]
+    #[case(
+        "ssh: connect to host h port 22: Connection refused\nfatal: Could not read from remote repository.",
+        GitFailure::Unreachable
+    )]
+    #[case(
+        "fatal: unable to access 'https://h/x/': The requested URL returned error: 503",
+        GitFailure::Unreachable
+    )]
+    #[case(
+        "fatal: unable to access 'https://h/x/': The requested URL returned error: 403",
+        GitFailure::AuthRefused
+    )]
+    #[case(
+        "remote: Invalid username or token.\nfatal: Authentication failed for 'https://h/x/'",
+        GitFailure::AuthRefused
+    )]
+    #[case(
+        "fatal: could not read Username for 'https://h': terminal prompts disabled",
+        GitFailure::AuthRefused
+    )]
+    #[case(
+        "git@h: Permission denied (publickey).\nfatal: Could not read from remote repository.",
+        GitFailure::AuthRefused
+    )]
+    #[case(
+        "remote: Repository not found.\nfatal: repository 'https://h/x/' not found",
+        GitFailure::NoRepository
+    )]
+    #[case(
+        "fatal: '/srv/x' does not appear to be a git repository",
+        GitFailure::NoRepository
+    )]
+    #[case(
+        "warning: Could not find remote branch x to clone.\nfatal: Remote branch x not found in upstream origin",
+        GitFailure::NoReference
+    )]
+    #[case(
+        "No ED25519 host key is known for h and you have requested strict checking.\nHost key verification failed.",
+        GitFailure::HostKey
+    )]
+    #[case(
+        "Load key \"/k\": error in libcrypto\ngit@h: Permission denied (publickey).",
+        GitFailure::PrivateKey
+    )]
+    #[case(
+        "fatal: unable to access 'https://h/': SSL certificate problem: self-signed certificate",
+        GitFailure::Certificate
+    )]
+    #[case("fatal: transport 'ext' not allowed", GitFailure::BadAddress)]
+    #[case("fatal: write error: No space left on device", GitFailure::DiskFull)]
+    #[case("fatal: something new", GitFailure::Other)]
+    fn stderr_is_told_apart(#[case] stderr: &str, #[case] expected: GitFailure) {
+        assert_eq!(GitFailure::classify(stderr), expected);
+        assert_eq!(expected.hint().is_none(), expected == GitFailure::Other);
+    }
+
+    #[test]
+    fn the_line_shown_says_what_happened_and_no_secret() {
+        let stderr = "Cloning into 'x'...\nfatal: Authentication failed for 'https://u:hunter2@h/x/?t=hunter3'\n\
+                      fatal: Could not read from remote repository.\n\nPlease make sure you have the correct \
+                      access rights\nand the repository exists.\n";
+        assert_eq!(
+            meaningful_line(stderr, &["hunter3"]),
+            "Authentication failed for 'https://***@h/x/?t=***'"
+        );
+        assert_eq!(meaningful_line("", &[]), "git said nothing");
+    }
+}

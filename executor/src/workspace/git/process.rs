@@ -1,0 +1,124 @@
+//! Runs one git command to its end, or kills it and everything it started. Knows nothing of what the command does.
+
+use std::io;
+use std::process::Stdio;
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::process::Command;
+
+/// How much of each output stream is kept. A server decides how much of its chatter git passes on.
+const KEPT_BYTES: usize = 64 * 1024;
+
+/// What is left of a git process.
+pub(super) struct Finished {
+    pub(super) success: bool,
+    pub(super) stdout: String,
+    pub(super) stderr: String,
+}
+
+/// Kills a process group on drop: git leaves network work to ssh and its remote helpers, which would outlive it.
+struct Group(Option<Pid>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(group) = self.0 {
+            // The group may be gone already, which is what is wanted.
+            let _ = killpg(group, Signal::SIGKILL);
+        }
+    }
+}
+
+/// Runs `command` in a process group of its own, which dies when the returned future is dropped.
+pub(super) async fn run(mut command: Command) -> io::Result<Finished> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()?;
+    let leader = child.id().and_then(|id| i32::try_from(id).ok());
+    let mut group = Group(leader.map(Pid::from_raw));
+    let (stdout, stderr) = tokio::try_join!(
+        read_tail(child.stdout.take()),
+        read_tail(child.stderr.take())
+    )?;
+    let status = child.wait().await?;
+    group.0 = None;
+    Ok(Finished {
+        success: status.success(),
+        stdout,
+        stderr,
+    })
+}
+
+async fn read_tail(stream: Option<impl AsyncRead + Unpin>) -> io::Result<String> {
+    let mut tail = Vec::new();
+    let Some(mut stream) = stream else {
+        return Ok(String::new());
+    };
+    while stream.read_buf(&mut tail).await? > 0 {
+        if tail.len() > 2 * KEPT_BYTES {
+            tail.drain(..tail.len() - KEPT_BYTES);
+        }
+    }
+    Ok(String::from_utf8_lossy(&tail).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[tokio::test]
+    async fn only_the_end_of_endless_chatter_is_kept() {
+        let finished = run(shell("seq 1 200000; echo last >&2; exit 3"))
+            .await
+            .unwrap();
+        assert!(!finished.success);
+        assert!(finished.stdout.len() <= 3 * KEPT_BYTES);
+        assert!(finished.stdout.ends_with("200000\n"));
+        assert_eq!(finished.stderr, "last\n");
+    }
+
+    #[tokio::test]
+    async fn dropping_kills_what_the_command_started() {
+        let folder = tempfile::tempdir().unwrap();
+        let pid_file = folder.path().join("pid");
+        let script = format!(
+            "sleep 600 & echo $! > '{0}.new'; mv '{0}.new' '{0}'; wait",
+            pid_file.display()
+        );
+        let running = tokio::spawn(run(shell(&script)));
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let pid: i32 = loop {
+            if let Ok(text) = std::fs::read_to_string(&pid_file) {
+                break text.trim().parse().unwrap();
+            }
+            assert!(Instant::now() < deadline, "the command never started");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        };
+        running.abort();
+        assert!(running.await.is_err());
+        let alive = || {
+            // A killed process stays a zombie until its new parent looks.
+            std::fs::read_to_string(format!("/proc/{pid}/stat"))
+                .is_ok_and(|stat| !stat.contains(") Z "))
+        };
+        while alive() {
+            assert!(
+                Instant::now() < deadline,
+                "the grandchild outlived the future"
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
