@@ -1,4 +1,161 @@
-//! Runs one Terraform or OpenTofu step in its own process.
+//! Runs one Terraform or OpenTofu step: decodes its job data from the environment, prepares the workspace, runs
+//! the tool and the step's scripts, streams the log, stores plan, state and outputs, reports, and exits.
+//!
+//! Knows nothing of Kubernetes. `pipeline` is the whole run on one page.
 
+use std::fs;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use job_contract::Exit;
+use job_contract::report::FinalReport;
+use tracing::{debug, error, info};
+
+pub mod artifacts;
+pub mod banner;
+pub mod child_env;
+pub mod config;
+pub mod fault;
+pub mod harden;
+pub mod job;
+pub mod operation;
+pub mod pipeline;
+pub mod plan;
+pub mod process;
+pub mod run;
+pub mod scripts;
+pub mod state;
+pub mod stop;
+pub mod telemetry;
+pub mod terraform;
 pub mod tool;
 pub mod workspace;
+
+use config::Config;
+use stop::Stop;
+
+/// The executor as a process: everything it needs comes from its command line and environment.
+pub fn main_from_env() -> ExitCode {
+    match Config::try_parse() {
+        Ok(config) => ExitCode::from(run_process(&config)),
+        Err(usage) => usage_exit(&usage),
+    }
+}
+
+/// Like [`main_from_env`], under another name and with the arguments that follow it.
+pub fn main_from(args: impl IntoIterator<Item = std::ffi::OsString>) -> ExitCode {
+    match Config::try_parse_from(args) {
+        Ok(config) => ExitCode::from(run_process(&config)),
+        Err(usage) => usage_exit(&usage),
+    }
+}
+
+fn usage_exit(usage: &clap::Error) -> ExitCode {
+    let code = if usage.use_stderr() {
+        Exit::BadConfiguration.code()
+    } else {
+        Exit::Done.code()
+    };
+    match usage.print() {
+        Ok(()) => ExitCode::from(code),
+        Err(_) => ExitCode::from(Exit::Defect.code()),
+    }
+}
+
+fn run_process(config: &Config) -> u8 {
+    if let Err(error) = telemetry::install(&config.telemetry) {
+        let _ = writeln!(
+            io::stderr(),
+            "error: `{}` is not a log filter: {error}",
+            job_contract::env::LOG_FILTER
+        );
+        return Exit::BadConfiguration.code();
+    }
+    harden::process();
+    // A second installation, as in a test, leaves the first in force.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    info!(version = env!("CARGO_PKG_VERSION"), "executor");
+    // Two workers: one for the run, one for what must never wait for it.
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            error!(%error, "could not start");
+            return Exit::Infrastructure.code();
+        }
+    };
+    let ended = runtime.block_on(run_step(config));
+    // What still blocks a worker thread now is of no interest any more.
+    runtime.shutdown_background();
+    write_termination_message(config, &ended.report);
+    ended.code(config)
+}
+
+/// A report, and whether the platform knows the outcome.
+#[derive(Debug)]
+pub struct Ended {
+    pub report: FinalReport,
+    pub reported: bool,
+}
+
+impl Ended {
+    /// Under a launcher that repeats failed pods a reported outcome must not look like a failed pod
+    /// (contract 11.1).
+    fn code(&self, config: &Config) -> u8 {
+        if self.reported && !config.run.outcome_exit_code {
+            Exit::Done.code()
+        } else {
+            self.report.outcome
+        }
+    }
+}
+
+async fn run_step(config: &Config) -> Ended {
+    let job = match job::decode(&config.job) {
+        Ok(job) => job,
+        Err(failure) => {
+            let text = fault::chain(&failure);
+            error!(
+                error = text,
+                hint = failure.hint(),
+                "there is nothing to run"
+            );
+            let report = FinalReport {
+                outcome: Exit::BadJobData.code(),
+                error: Some(text),
+                hint: Some(failure.hint().to_owned()),
+                ..FinalReport::default()
+            };
+            return Ended {
+                report,
+                reported: false,
+            };
+        }
+    };
+    let stop = Stop::default();
+    if let Err(failure) = stop::listen(&stop) {
+        error!(error = %failure, "cannot listen for signals: a stop order would not be heard");
+        let report = FinalReport {
+            outcome: Exit::Infrastructure.code(),
+            error: Some(failure.to_string()),
+            ..pipeline::identity(&job)
+        };
+        return Ended {
+            report,
+            reported: false,
+        };
+    }
+    pipeline::run(config, job, stop).await
+}
+
+/// Kubernetes offers the default path in every container; elsewhere it does not exist and is not missed.
+fn write_termination_message(config: &Config, report: &FinalReport) {
+    let path = &config.run.termination_log;
+    if let Err(error) = fs::write(path, report.to_termination_message()) {
+        debug!(%error, path = %path.display(), "no termination message was left");
+    }
+}

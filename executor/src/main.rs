@@ -1,1 +1,5 @@
-fn main() {}
+//! The executor's process: everything is in the library.
+
+fn main() -> std::process::ExitCode {
+    executor::main_from_env()
+}

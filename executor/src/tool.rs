@@ -15,7 +15,7 @@ mod verify;
 
 use std::{error::Error, ffi::OsString, fmt, path::PathBuf, str::FromStr};
 
-pub use error::{ArchiveError, Fault, ToolError};
+pub use error::{ArchiveError, ToolError};
 pub use fetch::FetchError;
 pub use job_contract::job::Tool;
 pub use range::{Range, RangeError};

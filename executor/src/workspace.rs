@@ -74,16 +74,7 @@ pub struct Workspace {
     pub environment: BTreeMap<String, String>,
 }
 
-/// Who can do something about an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// Somebody has to change the run or what it refers to; starting it again cannot help.
-    User,
-    /// Something around the run failed, and may work the next time.
-    Infrastructure,
-    /// Mayfly is wrong.
-    Defect,
-}
+use crate::fault::Fault;
 
 /// Why there is no workspace.
 #[derive(Debug, thiserror::Error)]

@@ -43,6 +43,28 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// The word on the wire.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Workspace => "workspace",
+            Self::Tool => "tool",
+            Self::Claim => "claim",
+            Self::BeforeInit => "before_init",
+            Self::Init => "init",
+            Self::Before => "before",
+            Self::Plan => "plan",
+            Self::Apply => "apply",
+            Self::Destroy => "destroy",
+            Self::Scripts => "scripts",
+            Self::State => "state",
+            Self::Show => "show",
+            Self::OnFailure => "on_failure",
+            Self::After => "after",
+            Self::Store => "store",
+            Self::Report => "report",
+        }
+    }
+
     /// Word for people, as it stands after "running".
     pub const fn label(self) -> &'static str {
         match self {

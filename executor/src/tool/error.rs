@@ -5,22 +5,13 @@ use std::{io, path::PathBuf};
 use job_contract::job::Tool;
 use semver::Version;
 
+use crate::fault::Fault;
+
 use super::{
     fetch::FetchError,
     range::{EXAMPLES, RangeError},
     verify::SignatureError,
 };
-
-/// Who can put a failure right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// The author of the run: asking again without a change gives the same answer.
-    User,
-    /// The surroundings: network, release server, disk, deployment settings.
-    Infrastructure,
-    /// Us.
-    Defect,
-}
 
 /// Why [`resolve`](super::resolve) found no tool to run.
 #[derive(Debug, thiserror::Error)]

@@ -107,7 +107,10 @@ mod tests {
             token,
         };
         let key = module_key(&job, access);
-        assert_eq!(key.as_ref().map(ExposeSecret::expose_secret), expected);
+        assert_eq!(
+            key.as_ref().map(secrecy::ExposeSecret::expose_secret),
+            expected
+        );
     }
 
     #[test]

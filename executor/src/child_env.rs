@@ -1,0 +1,323 @@
+//! The environment of tools and scripts: an allow-list of the executor's own, plus the run's variables.
+//!
+//! The executor's environment holds the platform's secrets and the job data; nothing of it is handed on unless
+//! it is named here, in the operator's configuration, or in the run's own `EPHEMERAL_JOB_ENV_VARS`.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+
+use job_contract::JobData;
+
+/// Names every process needs to find its way, and those by which pods learn who they are.
+const INHERITED: &[&str] = &[
+    "HOME",
+    "LANG",
+    "LANGUAGE",
+    "LOGNAME",
+    "PATH",
+    "SHELL",
+    "TERM",
+    "TMPDIR",
+    "TZ",
+    "USER",
+    // Certificates and proxies, in every spelling tools read.
+    "ALL_PROXY",
+    "CURL_CA_BUNDLE",
+    "FTP_PROXY",
+    "GIT_SSL_CAINFO",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "NODE_EXTRA_CA_CERTS",
+    "NO_PROXY",
+    "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_DIR",
+    "SSL_CERT_FILE",
+    "all_proxy",
+    "ftp_proxy",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    // Workload identity, as the clouds' webhooks inject it: names of files, roles and endpoints.
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_DEFAULT_REGION",
+    "AWS_EC2_METADATA_DISABLED",
+    "AWS_REGION",
+    "AWS_ROLE_ARN",
+    "AWS_ROLE_SESSION_NAME",
+    "AWS_STS_REGIONAL_ENDPOINTS",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AZURE_AUTHORITY_HOST",
+    "AZURE_CLIENT_ID",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "AZURE_TENANT_ID",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "KUBERNETES_SERVICE_HOST",
+    "KUBERNETES_SERVICE_PORT",
+    // Settings of the tool an operator bakes into the image.
+    "TF_CLI_CONFIG_FILE",
+    "TF_PLUGIN_CACHE_DIR",
+];
+
+const INHERITED_PREFIXES: &[&str] = &["LC_"];
+
+/// Names that are never handed on, whoever asks: they hold the job data, or secrets of the platform and of its
+/// storage (contract 10.1).
+const NEVER: &[&str] = &[
+    "EphemeralJobData",
+    "EphemeralJobDataFile",
+    "InternalSecret",
+    "AwsTerraformStateAccessKey",
+    "AwsTerraformStateSecretKey",
+    "AzureTerraformStateStorageAccessKey",
+    "GcpTerraformStateCredentials",
+    "TerrakubeRedisPassword",
+    "TerrakubeRedisSentinelPassword",
+    "TerrakubeRedisTruststorePassword",
+];
+
+/// Extra container variables of a workspace (contract 3.3); the run asked for them, so it gets them.
+const JOB_ENV_VARS: &str = "EPHEMERAL_JOB_ENV_VARS";
+
+/// What a step does without a person watching.
+const AUTOMATION: &[(&str, &str)] = &[
+    ("CHECKPOINT_DISABLE", "1"),
+    ("TF_IN_AUTOMATION", "1"),
+    ("TF_INPUT", "0"),
+];
+
+/// A run variable that no environment can hold.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChildEnvError {
+    /// The name is empty or holds `=` or NUL.
+    #[error("environment variable `{}` has a name no process can have", name.escape_debug())]
+    BadName { name: String },
+    /// The value holds NUL.
+    #[error("environment variable `{name}` holds a NUL character")]
+    BadValue { name: String },
+    /// One string is larger than the kernel accepts.
+    #[error("environment variable `{name}` is {size} bytes long, the limit is {limit}")]
+    TooLarge {
+        name: String,
+        size: usize,
+        limit: usize,
+    },
+}
+
+/// The environment every child of this run starts from.
+#[derive(Clone, Default)]
+pub struct ChildEnv {
+    inherited: BTreeMap<OsString, OsString>,
+    run: BTreeMap<String, String>,
+}
+
+/// Values are the user's, and may be secret: only names are shown.
+impl std::fmt::Debug for ChildEnv {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set()
+            .entries(self.inherited.keys())
+            .entries(self.run.keys())
+            .finish()
+    }
+}
+
+impl ChildEnv {
+    /// Picks from `own`, the executor's environment, what children may see, and adds the run's variables.
+    pub fn new(
+        own: impl IntoIterator<Item = (OsString, OsString)>,
+        forward: &[String],
+        job: &JobData,
+    ) -> Result<Self, ChildEnvError> {
+        let asked = job_env_names(job);
+        let is_allowed = |name: &OsStr| {
+            name.to_str().is_some_and(|name| {
+                let listed = INHERITED.contains(&name)
+                    || INHERITED_PREFIXES
+                        .iter()
+                        .any(|prefix| name.starts_with(prefix))
+                    || forward.iter().any(|extra| extra.trim() == name)
+                    || asked.contains(&name);
+                listed && !NEVER.contains(&name)
+            })
+        };
+        let mut env = Self {
+            inherited: own
+                .into_iter()
+                .filter(|(name, _)| is_allowed(name))
+                .collect(),
+            run: AUTOMATION
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect(),
+        };
+        for (name, value) in &job.environment_variables {
+            env.set(name, value)?;
+        }
+        Ok(env)
+    }
+
+    /// Sets a variable of the run.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<(), ChildEnvError> {
+        check(name, value)?;
+        self.run.insert(name.to_owned(), value.to_owned());
+        Ok(())
+    }
+
+    /// The value children see.
+    pub fn get(&self, name: &str) -> Option<&OsStr> {
+        self.run.get(name).map(OsStr::new).or_else(|| {
+            self.inherited
+                .get(OsStr::new(name))
+                .map(OsString::as_os_str)
+        })
+    }
+
+    /// The executor's own `PATH`: tools and scripts cannot replace it (contract 4.4).
+    pub fn path(&self) -> OsString {
+        self.inherited
+            .get(OsStr::new("PATH"))
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    /// What the executor's own children that are not the user's see: no variable of the run.
+    pub fn inherited(&self) -> impl Iterator<Item = (&OsStr, &OsStr)> {
+        self.inherited
+            .iter()
+            .map(|(name, value)| (name.as_os_str(), value.as_os_str()))
+    }
+
+    /// All variables of a child.
+    pub fn iter(&self) -> impl Iterator<Item = (&OsStr, &OsStr)> {
+        let inherited = self.inherited().filter(|(name, _)| {
+            !name
+                .to_str()
+                .is_some_and(|name| self.run.contains_key(name) && name != "PATH")
+        });
+        let run = self.run.iter().filter(|(name, _)| *name != "PATH");
+        inherited.chain(run.map(|(name, value)| (OsStr::new(name), OsStr::new(value))))
+    }
+}
+
+fn check(name: &str, value: &str) -> Result<(), ChildEnvError> {
+    let limit = job_contract::env::MAX_ENV_STRING_BYTES;
+    if name.is_empty() || name.contains(['=', '\0']) {
+        return Err(ChildEnvError::BadName {
+            name: name.to_owned(),
+        });
+    }
+    if value.contains('\0') {
+        return Err(ChildEnvError::BadValue {
+            name: name.to_owned(),
+        });
+    }
+    let size = name.len() + value.len() + 2;
+    if size > limit {
+        return Err(ChildEnvError::TooLarge {
+            name: name.to_owned(),
+            size,
+            limit,
+        });
+    }
+    Ok(())
+}
+
+/// Names in the key-value list of contract 3.4.
+fn job_env_names(job: &JobData) -> Vec<&str> {
+    let list = job
+        .environment_variables
+        .get(JOB_ENV_VARS)
+        .map_or("", String::as_str);
+    list.split(';')
+        .map(|pair| pair.split('=').next().unwrap_or(pair).trim())
+        .filter(|name| !name.is_empty())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own(pairs: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
+        pairs
+            .iter()
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect()
+    }
+
+    fn job(pairs: &[(&str, &str)]) -> JobData {
+        JobData {
+            environment_variables: pairs
+                .iter()
+                .map(|(n, v)| ((*n).to_owned(), (*v).to_owned()))
+                .collect(),
+            ..JobData::default()
+        }
+    }
+
+    #[test]
+    fn only_listed_names_reach_a_child() {
+        let own = own(&[
+            ("PATH", "/bin"),
+            ("LC_ALL", "C"),
+            ("InternalSecret", "s"),
+            ("EphemeralJobData", "d"),
+            ("AwsTerraformStateSecretKey", "k"),
+            ("OTHER", "o"),
+            ("EXTRA", "e"),
+            ("WANTED", "w"),
+        ]);
+        let job = job(&[("EPHEMERAL_JOB_ENV_VARS", "WANTED=w; InternalSecret=x")]);
+        let forward = ["EXTRA".to_owned(), "InternalSecret".to_owned()];
+        let env = ChildEnv::new(own, &forward, &job).unwrap();
+        let names: Vec<_> = env.iter().map(|(name, _)| name.to_str().unwrap()).collect();
+        assert_eq!(
+            names,
+            [
+                "EXTRA",
+                "LC_ALL",
+                "PATH",
+                "WANTED",
+                "CHECKPOINT_DISABLE",
+                "EPHEMERAL_JOB_ENV_VARS",
+                "TF_INPUT",
+                "TF_IN_AUTOMATION"
+            ]
+            .into_iter()
+            .collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn variables_of_the_run_win_except_over_path() {
+        let env = ChildEnv::new(
+            own(&[("PATH", "/bin"), ("AWS_ROLE_ARN", "pod")]),
+            &[],
+            &job(&[("PATH", "/evil"), ("AWS_ROLE_ARN", "run")]),
+        )
+        .unwrap();
+        let all: BTreeMap<_, _> = env.iter().collect();
+        assert_eq!(all[OsStr::new("PATH")], "/bin");
+        assert_eq!(all[OsStr::new("AWS_ROLE_ARN")], "run");
+    }
+
+    #[test]
+    fn what_no_environment_can_hold_is_named() {
+        let fail = |name: &str, value: &str| {
+            ChildEnv::new(own(&[]), &[], &job(&[(name, value)])).unwrap_err()
+        };
+        assert_eq!(
+            fail("A=B", "x"),
+            ChildEnvError::BadName { name: "A=B".into() }
+        );
+        assert_eq!(
+            fail("A", "x\0"),
+            ChildEnvError::BadValue { name: "A".into() }
+        );
+        assert!(matches!(
+            fail("A", &"x".repeat(131_072)),
+            ChildEnvError::TooLarge { .. }
+        ));
+    }
+}

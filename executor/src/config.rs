@@ -1,0 +1,338 @@
+//! Settings of the executor itself, from its environment. What the run is comes from the job data alone.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, ValueEnum};
+use job_contract::env;
+use reqwest::Url;
+
+use crate::tool::{Selection, SignaturePolicy};
+
+/// Runs one Terraform or OpenTofu step and exits.
+///
+/// The step is described by a job document in the environment, as Terrakube sends it. Started as the one
+/// container of a Kubernetes Job, or by `api-launcher run` on a single machine.
+#[derive(Debug, Parser)]
+#[command(
+    name = "executor",
+    version,
+    after_help = "Exit codes: 0 done, 1 the tool or a script said no, 2 a defect of the executor, 64 bad \
+                  configuration, 65 bad job data, 75 infrastructure failed before anything was started, 76 \
+                  another executor holds the step, 128+n ended by signal n. Unless MAYFLY_OUTCOME_EXIT_CODE is \
+                  true, every outcome that was reported ends with 0."
+)]
+pub struct Config {
+    #[command(flatten)]
+    pub job: JobConfig,
+    #[command(flatten)]
+    pub store: StoreConfig,
+    #[command(flatten)]
+    pub tools: ToolsConfig,
+    #[command(flatten)]
+    pub source: SourceConfig,
+    #[command(flatten)]
+    pub run: RunConfig,
+    #[command(flatten)]
+    pub telemetry: TelemetryConfig,
+}
+
+/// Where the job document is.
+#[derive(Args)]
+#[command(next_help_heading = "Job data")]
+pub struct JobConfig {
+    /// The job document: base64 of JSON, also URL-safe, line-wrapped or zstd-compressed.
+    #[arg(long, env = env::JOB_DATA, hide_env_values = true)]
+    pub job_data: Option<String>,
+    /// A file that holds the job document, for documents too large for one environment string.
+    #[arg(long, env = env::JOB_DATA_FILE)]
+    pub job_data_file: Option<PathBuf>,
+}
+
+/// The document may hold secrets, so only its presence is shown.
+impl std::fmt::Debug for JobConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JobConfig")
+            .field("job_data", &self.job_data.is_some())
+            .field("job_data_file", &self.job_data_file)
+            .finish()
+    }
+}
+
+/// Which artifact store is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StateType {
+    /// Files below the data directory.
+    #[value(name = "LocalTerraformStateImpl")]
+    Local,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Storage")]
+pub struct StoreConfig {
+    /// Where plans, state and logs are kept.
+    #[arg(long, env = env::STATE_TYPE, default_value = "LocalTerraformStateImpl")]
+    pub state_type: StateType,
+    /// Root of the local store, the local platform's records and the tool cache
+    /// [default: `$HOME/.terraform-spring-boot`].
+    #[arg(long, env = env::DATA_DIR)]
+    pub data_dir: Option<PathBuf>,
+    /// Folder for the run's workspace and generated credentials; emptied when the run ends
+    /// [default: `executor` below the data directory].
+    #[arg(long, env = env::WORK_DIR)]
+    pub work_dir: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Tools")]
+pub struct ToolsConfig {
+    /// Folder of installed tools, shared by many executors [default: the data directory].
+    #[arg(long, env = env::TOOL_CACHE_DIR)]
+    pub tool_cache_dir: Option<PathBuf>,
+    /// Prefer an `installed` tool that satisfies the version range, or the `newest` release that does.
+    #[arg(long, env = env::TOOL_SELECTION, default_value = "newest")]
+    pub tool_selection: Selection,
+    /// Index of Terraform releases [default: HashiCorp's].
+    #[arg(long, env = env::TERRAFORM_RELEASES_URL)]
+    pub terraform_releases_url: Option<String>,
+    /// Index of OpenTofu releases [default: the platform's `/tofu/index.json`, else OpenTofu's own].
+    #[arg(long, env = env::TOFU_RELEASES_URL)]
+    pub tofu_releases_url: Option<String>,
+    /// Base URL of the platform's API.
+    #[arg(long, env = env::API_URL)]
+    pub api_url: Option<String>,
+    /// Mirror that replaces scheme and host of every download.
+    #[arg(long, env = env::RELEASE_MIRROR_URL)]
+    pub release_mirror_url: Option<Url>,
+    /// Whether a release needs a valid signature, or only has its signature checked where it offers one.
+    #[arg(long, env = env::RELEASE_SIGNATURES, default_value = "offered")]
+    pub release_signatures: SignaturePolicy,
+    /// Armoured OpenPGP keys trusted beside the built-in ones.
+    #[arg(long, env = env::RELEASE_KEYS_FILE)]
+    pub release_keys_file: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Source")]
+pub struct SourceConfig {
+    /// `known_hosts` file; when set, SSH server keys must be listed in it.
+    #[arg(long, env = env::SSH_KNOWN_HOSTS)]
+    pub ssh_known_hosts_file: Option<PathBuf>,
+    /// Largest unpacked size of fetched content, in bytes.
+    #[arg(long, env = env::ARCHIVE_MAX_BYTES, default_value_t = 4 * 1024 * 1024 * 1024)]
+    pub archive_max_bytes: u64,
+    /// Largest number of entries in fetched content.
+    #[arg(long, env = env::ARCHIVE_MAX_ENTRIES, default_value_t = 200_000)]
+    pub archive_max_entries: u64,
+    /// Extension repository whose scripts and folders are offered to the run's own scripts.
+    #[arg(long, env = env::TOOLS_REPOSITORY)]
+    pub tools_repository: Option<String>,
+    /// Branch of the extension repository.
+    #[arg(long, env = env::TOOLS_BRANCH)]
+    pub tools_branch: Option<String>,
+    /// Public base URL of the platform's API, handed to scripts as `terrakubeApi`.
+    #[arg(long, env = env::PUBLIC_API_URL)]
+    pub public_api_url: Option<String>,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Run")]
+pub struct RunConfig {
+    /// `true` puts the outcome in the exit code.
+    #[arg(long, env = env::OUTCOME_EXIT_CODE, value_parser = clap::builder::BoolishValueParser::new(),
+          default_value = "false", action = clap::ArgAction::Set)]
+    pub outcome_exit_code: bool,
+    /// `false` turns the colours of the tool's output off.
+    #[arg(long, env = env::COLOR_OUTPUT, value_parser = clap::builder::BoolishValueParser::new(),
+          default_value = "true", action = clap::ArgAction::Set)]
+    pub color_output: bool,
+    /// `true` suppresses status reports.
+    #[arg(long, env = env::DISABLE_ACKNOWLEDGE, value_parser = clap::builder::BoolishValueParser::new(),
+          default_value = "false", action = clap::ArgAction::Set)]
+    pub disable_acknowledge: bool,
+    /// Seconds from the first SIGTERM to the SIGKILL that follows it
+    /// [default: 300 for apply and destroy, 60 otherwise].
+    #[arg(long, env = env::GRACE_PERIOD_SECONDS)]
+    pub grace_period_seconds: Option<u64>,
+    /// Where the final report is written.
+    #[arg(long, env = env::TERMINATION_LOG, default_value = "/dev/termination-log")]
+    pub termination_log: PathBuf,
+    /// Extra names, comma-separated, that tools and scripts inherit from this environment.
+    #[arg(long, env = env::ENV_FORWARD, value_delimiter = ',')]
+    pub env_forward: Vec<String>,
+    /// File that receives a copy of the run's log.
+    #[arg(long, env = env::LOG_FILE)]
+    pub log_file: Option<PathBuf>,
+    /// Name of the pod, written into the claim.
+    #[arg(long, env = env::POD_NAME)]
+    pub pod_name: Option<String>,
+    /// UID of the pod, written into the claim.
+    #[arg(long, env = env::POD_UID)]
+    pub pod_uid: Option<String>,
+}
+
+/// Format of the executor's own diagnostics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// One JSON object a line.
+    Json,
+    /// Compact text.
+    Text,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Diagnostics")]
+pub struct TelemetryConfig {
+    /// Format of diagnostics on stderr [default: `text` on a terminal, else `json`].
+    #[arg(long, env = env::LOG_FORMAT)]
+    pub log_format: Option<LogFormat>,
+    /// Filter of diagnostics, as `tracing` directives.
+    #[arg(long, env = env::LOG_FILTER, default_value = "info")]
+    pub log_filter: String,
+}
+
+/// A setting that cannot be used.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Neither the data directory nor a home to put it in.
+    #[error("neither `{}` nor `HOME` is set", env::DATA_DIR)]
+    NoDataDir,
+    /// A URL that is none.
+    #[error("`{name}` is not a URL")]
+    BadUrl { name: &'static str },
+}
+
+const TERRAFORM_RELEASES: &str = "https://releases.hashicorp.com/terraform/index.json";
+const TOFU_RELEASES: &str = "https://api.github.com/repos/opentofu/opentofu/releases";
+
+/// Folders the executor works with, resolved once.
+#[derive(Clone, Debug)]
+pub struct Folders {
+    pub home: PathBuf,
+    pub data: PathBuf,
+    pub work: PathBuf,
+    pub tool_cache: PathBuf,
+}
+
+impl Config {
+    /// The folders, from the settings and `HOME`.
+    pub fn folders(&self, home: Option<OsString>) -> Result<Folders, ConfigError> {
+        let home = home.filter(|home| !home.is_empty()).map(PathBuf::from);
+        let data = match (&self.store.data_dir, &home) {
+            (Some(data), _) => data.clone(),
+            (None, Some(home)) => home.join(".terraform-spring-boot"),
+            (None, None) => return Err(ConfigError::NoDataDir),
+        };
+        Ok(Folders {
+            home: home.unwrap_or_else(|| data.clone()),
+            work: self
+                .store
+                .work_dir
+                .clone()
+                .unwrap_or_else(|| data.join("executor")),
+            tool_cache: self
+                .tools
+                .tool_cache_dir
+                .clone()
+                .unwrap_or_else(|| data.clone()),
+            data,
+        })
+    }
+
+    /// Where releases of Terraform and of OpenTofu are listed.
+    pub fn release_indexes(&self) -> Result<(Url, Url), ConfigError> {
+        let url = |name, text: &str| Url::parse(text).map_err(|_| ConfigError::BadUrl { name });
+        let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
+        let terraform = url(
+            env::TERRAFORM_RELEASES_URL,
+            given(&self.tools.terraform_releases_url)
+                .as_deref()
+                .unwrap_or(TERRAFORM_RELEASES),
+        )?;
+        let tofu = match (
+            given(&self.tools.tofu_releases_url),
+            given(&self.tools.api_url),
+        ) {
+            (Some(own), _) => url(env::TOFU_RELEASES_URL, &own)?,
+            (None, Some(api)) => url(
+                env::API_URL,
+                &format!("{}/tofu/index.json", api.trim_end_matches('/')),
+            )?,
+            (None, None) => url(env::TOFU_RELEASES_URL, TOFU_RELEASES)?,
+        };
+        Ok((terraform, tofu))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    fn config(args: &[&str]) -> Config {
+        Config::parse_from([&["executor"], args].concat())
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Config::command().debug_assert();
+    }
+
+    #[test]
+    fn folders_follow_home_unless_they_are_named() {
+        let folders = config(&[]).folders(Some("/home/cnb".into())).unwrap();
+        assert_eq!(
+            folders.data,
+            PathBuf::from("/home/cnb/.terraform-spring-boot")
+        );
+        assert_eq!(
+            folders.work,
+            PathBuf::from("/home/cnb/.terraform-spring-boot/executor")
+        );
+        let folders = config(&["--data-dir", "/d"]).folders(None).unwrap();
+        assert_eq!(
+            (folders.data, folders.tool_cache),
+            ("/d".into(), "/d".into())
+        );
+        assert_eq!(
+            config(&[]).folders(None).unwrap_err(),
+            ConfigError::NoDataDir
+        );
+    }
+
+    #[test]
+    fn the_platform_lists_opentofu_releases_unless_told_otherwise() {
+        let tofu = |args: &[&str]| config(args).release_indexes().unwrap().1.to_string();
+        assert_eq!(tofu(&[]), TOFU_RELEASES);
+        assert_eq!(
+            tofu(&["--api-url", "http://api:8080/"]),
+            "http://api:8080/tofu/index.json"
+        );
+        assert_eq!(
+            tofu(&[
+                "--api-url",
+                "http://api",
+                "--tofu-releases-url",
+                "http://m/x"
+            ]),
+            "http://m/x"
+        );
+        assert_eq!(
+            config(&["--terraform-releases-url", "nonsense"]).release_indexes(),
+            Err(ConfigError::BadUrl {
+                name: env::TERRAFORM_RELEASES_URL
+            })
+        );
+        assert!(
+            config(&["--terraform-releases-url", ""])
+                .release_indexes()
+                .is_ok(),
+            "empty means the default"
+        );
+    }
+
+    #[test]
+    fn job_data_is_not_shown() {
+        assert!(!format!("{:?}", config(&["--job-data", "hunter2"])).contains("hunter2"));
+    }
+}

@@ -1,0 +1,118 @@
+//! Finds and decodes the job data.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::PathBuf;
+
+use job_contract::encoding::{self, DecodeError, MAX_DOCUMENT_BYTES};
+use job_contract::{JobData, env};
+
+use crate::config::JobConfig;
+
+/// Why there is no job.
+#[derive(Debug, thiserror::Error)]
+pub enum JobError {
+    /// Neither variable is set.
+    #[error(
+        "there is no job data: neither `{}` nor `{}` is set",
+        env::JOB_DATA,
+        env::JOB_DATA_FILE
+    )]
+    Absent,
+    /// The file could not be read.
+    #[error("could not read the job data in `{}`", path.display())]
+    Unreadable {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// It is no job document.
+    #[error(transparent)]
+    Undecodable(#[from] DecodeError),
+}
+
+impl JobError {
+    /// What to do about it.
+    pub const fn hint(&self) -> &'static str {
+        match self {
+            Self::Absent => {
+                "the executor is started by a launcher; to run a folder on this machine use `api-launcher run`"
+            }
+            Self::Unreadable { .. } => {
+                "mount the file that holds the job data, readable by the executor's user"
+            }
+            Self::Undecodable(_) => {
+                "send base64 of the JSON document, on its own or zstd-compressed"
+            }
+        }
+    }
+}
+
+/// The job of this process.
+pub fn decode(config: &JobConfig) -> Result<JobData, JobError> {
+    let given = config
+        .job_data
+        .as_deref()
+        .filter(|data| !data.trim().is_empty());
+    let text = match (given, &config.job_data_file) {
+        (Some(data), _) => data.as_bytes().to_vec(),
+        (None, Some(path)) => read(path).map_err(|source| JobError::Unreadable {
+            path: path.clone(),
+            source,
+        })?,
+        (None, None) => return Err(JobError::Absent),
+    };
+    Ok(encoding::decode(&text)?)
+}
+
+/// Reads no more than could be decoded anyway.
+fn read(path: &PathBuf) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    File::open(path)?
+        .take(2 * MAX_DOCUMENT_BYTES as u64)
+        .read_to_end(&mut text)?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(data: Option<&str>, file: Option<PathBuf>) -> JobConfig {
+        JobConfig {
+            job_data: data.map(str::to_owned),
+            job_data_file: file,
+        }
+    }
+
+    #[test]
+    fn the_environment_wins_over_the_file_unless_it_is_empty() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(
+            file.path(),
+            encoding::encode(&JobData {
+                job_id: "2".into(),
+                ..JobData::default()
+            }),
+        )
+        .unwrap();
+        let path = Some(file.path().to_owned());
+        assert_eq!(
+            decode(&config(Some(r#"{"jobId":"1"}"#), path.clone()))
+                .unwrap()
+                .job_id,
+            "1"
+        );
+        assert_eq!(decode(&config(Some(""), path)).unwrap().job_id, "2");
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        assert!(matches!(decode(&config(None, None)), Err(JobError::Absent)));
+        let error = decode(&config(None, Some("/nonexistent".into()))).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "could not read the job data in `/nonexistent`"
+        );
+    }
+}

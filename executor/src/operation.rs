@@ -1,0 +1,587 @@
+//! Plan, apply and destroy: the phases between a prepared workspace and a reported outcome (contract 4.3),
+//! without the fixed sleeps.
+
+use std::fs;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use job_contract::keys::{ObjectKey, PLAN_FILE};
+use job_contract::progress::Phase;
+use job_contract::report::ChangeCounts;
+use job_contract::settlement::{self, Ending};
+use job_contract::{StepType, progress};
+use serde_json::{Map, Value, json};
+use tracing::warn;
+
+use crate::artifacts::Digest;
+use crate::child_env::ChildEnv;
+use crate::fault::chain;
+use crate::plan::{PlanRecord, ReviewedPlan};
+use crate::process::{Capture, Completion, Ended};
+use crate::run::{Run, StageError};
+use crate::scripts::{self, Moment, Scripts};
+use crate::state::{self, Published};
+use crate::terraform::structured::Structured;
+use crate::terraform::variables::Declarations;
+use crate::terraform::{Terraform, ToLog, backend};
+use crate::tool::ResolvedTool;
+use crate::workspace::Workspace;
+
+/// Output of a quiet init that is kept for the case that it fails.
+const QUIET_INIT_BYTES: usize = 4 * 1024 * 1024;
+
+/// What the step's inputs have become: all there is before the operation begins.
+#[derive(Debug)]
+pub struct Prepared {
+    pub workspace: Workspace,
+    pub working_dir: PathBuf,
+    pub tool: ResolvedTool,
+    pub plan: Option<ReviewedPlan>,
+}
+
+/// How the operation ended, and what it left.
+#[derive(Debug)]
+pub struct Operated {
+    pub ending: Ending,
+    pub after_ok: bool,
+    pub changes: Option<ChangeCounts>,
+    /// Where a plan step stored its plan.
+    pub plan: Option<String>,
+    /// What went wrong, unless the tool's own output says it all.
+    pub error: Option<StageError>,
+}
+
+impl Operated {
+    const fn ended(ending: Ending) -> Self {
+        Self {
+            ending,
+            after_ok: true,
+            changes: None,
+            plan: None,
+            error: None,
+        }
+    }
+}
+
+/// Runs the step's phases. Whatever fails in here ends in an [`Operated`]: the scripts that follow a failure
+/// still run, and what was changed is still published.
+pub async fn run(run: &Run<'_>, prepared: &Prepared) -> Operated {
+    let mut env = run.env.clone();
+    let mut operation = match Operation::new(run, prepared, &mut env) {
+        Ok(operation) => operation,
+        Err(error) => {
+            return Operated {
+                error: Some(error),
+                ..Operated::ended(Ending::NotReached)
+            };
+        }
+    };
+    let mut operated = match operation.reach(&mut env).await {
+        Ok(true) => operation.operate(&env).await,
+        Ok(false) => Operated::ended(Ending::NotReached),
+        Err(error) => Operated {
+            error: Some(error),
+            ..Operated::ended(Ending::NotReached)
+        },
+    };
+    operation.follow_up(&mut operated, &mut env).await;
+    operated
+}
+
+struct Operation<'r, 'c> {
+    run: &'r Run<'c>,
+    prepared: &'r Prepared,
+    terraform: Terraform<'r>,
+    /// JSON of the outputs once there are any, for the scripts that run after.
+    terraform_output: String,
+}
+
+impl<'r, 'c> Operation<'r, 'c> {
+    fn new(
+        run: &'r Run<'c>,
+        prepared: &'r Prepared,
+        env: &mut ChildEnv,
+    ) -> Result<Self, StageError> {
+        for (name, value) in &prepared.workspace.environment {
+            env.set(name, value)?;
+        }
+        let terraform = Terraform {
+            tool: &prepared.tool,
+            working_dir: &prepared.working_dir,
+            stop: &run.stop,
+            budget: run.budget,
+            color: run.config.run.color_output,
+            variables: None,
+            refresh: run.job.refresh,
+            refresh_only: run.job.refresh_only,
+        };
+        Ok(Self {
+            run,
+            prepared,
+            terraform,
+            terraform_output: String::new(),
+        })
+    }
+
+    /// Everything before the operation; false when something said no and has said why.
+    async fn reach(&mut self, env: &mut ChildEnv) -> Result<bool, StageError> {
+        if !self
+            .scripts(Phase::BeforeInit, Moment::BeforeInit, env)
+            .await?
+        {
+            return Ok(false);
+        }
+        self.write_backend()?;
+        self.terraform.variables = self.write_variables().await?;
+        let run = self.run;
+        let init = run
+            .clock
+            .time(Phase::Init, self.init(env), |done| matches!(done, Ok(true)))
+            .await?;
+        if !init {
+            return Ok(false);
+        }
+        self.scripts(Phase::Before, Moment::Before, env).await
+    }
+
+    fn write_backend(&self) -> Result<(), StageError> {
+        let run = self.run;
+        let state = run
+            .store
+            .backend_state(&run.job.organization_id, &run.job.workspace_id);
+        let dir = &self.prepared.working_dir;
+        let fail = |source| StageError::WorkingDir {
+            path: dir.display().to_string(),
+            source,
+        };
+        crate::artifacts::private_folder(state.parent().expect("a state file has a folder"))
+            .map_err(fail)?;
+        backend::write_local(dir, &state).map(drop).map_err(fail)
+    }
+
+    /// Scripts before init may still write configuration, so the declarations are read only now.
+    async fn write_variables(&self) -> Result<Option<PathBuf>, StageError> {
+        let job = &self.run.job;
+        if job.variables.is_empty() {
+            return Ok(None);
+        }
+        let declarations = Declarations::read(&self.prepared.working_dir, job.tool())?;
+        let undeclared = declarations.undeclared(&job.variables);
+        if !undeclared.is_empty() {
+            let names = undeclared.join(", ");
+            let text =
+                format!("Variables the root module does not declare, not passed on: {names}");
+            self.run.log.writer().line(&text).await;
+        }
+        let path = self.run.layout.private().join("variables.tfvars");
+        write_private(&path, declarations.definitions(&job.variables)?.as_bytes())?;
+        Ok(Some(path))
+    }
+
+    async fn init(&self, env: &ChildEnv) -> Result<bool, StageError> {
+        let (run, job) = (self.run, &self.run.job);
+        let ssh = self.prepared.workspace.init_ssh_command.as_deref();
+        if job.show_header {
+            run.log
+                .writer()
+                .line(run.palette().init(job).trim_end_matches('\n'))
+                .await;
+            let mut consumer = ToLog(run.log.writer());
+            let done = self.terraform.init(env, ssh, &mut consumer).await;
+            consumer.0.close().await;
+            return Ok(done?.ended.is_success());
+        }
+        let mut capture = Capture::up_to(QUIET_INIT_BYTES);
+        let done = self.terraform.init(env, ssh, &mut capture).await?;
+        if !done.ended.is_success() {
+            let mut log = run.log.writer();
+            log.write(&capture.bytes).await;
+            log.close().await;
+        }
+        Ok(done.ended.is_success())
+    }
+
+    async fn operate(&mut self, env: &ChildEnv) -> Operated {
+        let (phase, name) = match self.run.step_type {
+            StepType::Plan | StepType::PlanDestroy => (Phase::Plan, "PLAN"),
+            StepType::Apply => (Phase::Apply, "APPLY"),
+            StepType::Destroy => (Phase::Destroy, "DESTROY"),
+            StepType::CustomScripts | StepType::Approval => {
+                unreachable!("script steps run no operation")
+            }
+        };
+        let banner = self.run.palette().operation(self.run.job.tool(), name);
+        self.run
+            .log
+            .writer()
+            .line(banner.trim_end_matches('\n'))
+            .await;
+        let operated = match phase {
+            Phase::Plan => self.plan(env).await,
+            _ => self.change(phase, env).await,
+        };
+        operated.unwrap_or_else(|error| Operated {
+            error: Some(error),
+            ..Operated::ended(Ending::Failure)
+        })
+    }
+
+    async fn plan(&self, env: &ChildEnv) -> Result<Operated, StageError> {
+        let run = self.run;
+        let destroy = run.step_type == StepType::PlanDestroy;
+        let planned = self.terraform.plan(env, destroy, run.log.writer());
+        let (done, mut structured) = run
+            .clock
+            .time(
+                Phase::Plan,
+                planned,
+                |done| matches!(done, Ok((done, _)) if plan_ending(*done) != Ending::Failure),
+            )
+            .await?;
+        let ending = plan_ending(done);
+        self.note_unusual_end(done).await;
+        let mut stored = None;
+        if ending != Ending::Failure {
+            stored = Some(run.phase(Phase::Store, async { self.store_plan() }).await?);
+            run.phase(Phase::Show, self.show_plan(env, &mut structured))
+                .await?;
+        }
+        let changes = structured.counts().unwrap_or_else(|| structured.counted());
+        self.publish_structured("planStructuredOutput", &structured, stored.as_ref())
+            .await;
+        Ok(Operated {
+            changes: (ending != Ending::Failure).then_some(changes),
+            plan: stored.map(|record| record.reference),
+            ..Operated::ended(ending)
+        })
+    }
+
+    /// The plan is stored before any script that follows could touch it: what was planned is what is kept.
+    fn store_plan(&self) -> Result<PlanRecord, StageError> {
+        let (run, job) = (self.run, &self.run.job);
+        let file = self.prepared.working_dir.join(PLAN_FILE);
+        let digest = Digest::of(&file).map_err(|source| StageError::WorkingDir {
+            path: file.display().to_string(),
+            source,
+        })?;
+        let key = ObjectKey::plan(
+            &job.organization_id,
+            &job.workspace_id,
+            &job.job_id,
+            &job.step_id,
+        );
+        Ok(PlanRecord {
+            reference: run.store.put_file(&key, &file)?,
+            sha256: digest.sha256,
+            size_bytes: digest.size_bytes,
+            tool: self.prepared.tool.tool,
+            version: self.prepared.tool.version.to_string(),
+            commit_id: self.prepared.workspace.commit_id.clone(),
+        })
+    }
+
+    /// Both renderings at once: each is a process of the tool that only reads the plan.
+    async fn show_plan(
+        &self,
+        env: &ChildEnv,
+        structured: &mut Structured,
+    ) -> Result<(), StageError> {
+        let (people, machines) = tokio::join!(
+            self.terraform.show_plan(env),
+            self.terraform.show_plan_json(env)
+        );
+        self.print(people?).await;
+        match machines?.map(|text| serde_json::from_slice::<Value>(&text)) {
+            Some(Ok(plan)) => structured.complete_from_plan(&plan),
+            Some(Err(error)) => {
+                warn!(%error, "the tool's JSON rendering of the plan is not usable");
+            }
+            None => warn!("the tool could not render the plan as JSON"),
+        }
+        Ok(())
+    }
+
+    /// Apply or destroy, and then the state, whatever happened.
+    async fn change(&mut self, phase: Phase, env: &ChildEnv) -> Result<Operated, StageError> {
+        let run = self.run;
+        if let Some(plan) = &self.prepared.plan {
+            plan.place(&self.prepared.working_dir.join(PLAN_FILE))?;
+        }
+        let changed = run.clock.time(
+            phase,
+            self.apply_or_destroy(phase, env),
+            |done| matches!(done, Ok((done, ..)) if done.ended.is_success()),
+        );
+        let changed = changed.await;
+        // From here on something may have been changed: the state is published before any error is looked at.
+        let published = run
+            .phase(Phase::State, state::publish(run, &self.terraform, env))
+            .await;
+        let (done, mut structured, rendered) = changed?;
+        self.note_unusual_end(done).await;
+        let success = done.ended.is_success();
+        if success {
+            self.print(rendered).await;
+        }
+        let published = published?;
+        self.show_outputs(success, phase, published.as_ref()).await;
+        if let Some(state) = published
+            .as_ref()
+            .and_then(|published| published.json.as_ref())
+        {
+            structured.complete_from_state(state);
+        }
+        self.publish_structured("applyStructuredOutput", &structured, None)
+            .await;
+        self.publish_outputs(published.as_ref()).await;
+        let ending = if success {
+            Ending::Success
+        } else {
+            Ending::Failure
+        };
+        Ok(Operated {
+            changes: structured.counts(),
+            ..Operated::ended(ending)
+        })
+    }
+
+    async fn apply_or_destroy(
+        &self,
+        phase: Phase,
+        env: &ChildEnv,
+    ) -> Result<(Completion, Structured, Option<Vec<u8>>), StageError> {
+        let log = self.run.log.writer();
+        if phase == Phase::Destroy {
+            let (done, structured) = self.terraform.destroy(env, log).await?;
+            return Ok((done, structured, None));
+        }
+        if self.prepared.plan.is_none() {
+            let (done, structured) = self.terraform.apply_direct(env, log).await?;
+            return Ok((done, structured, None));
+        }
+        let seed = self.planned_changes().await;
+        // The plan is rendered beside the apply: it only reads the file.
+        let (applied, rendered) = tokio::join!(
+            self.terraform.apply_plan(env, log, seed),
+            self.terraform.show_plan(env)
+        );
+        let (done, structured) = applied?;
+        Ok((done, structured, rendered.unwrap_or_default()))
+    }
+
+    /// The changes of the job's one plan, still to be done.
+    async fn planned_changes(&self) -> Structured {
+        let context = match self.run.platform.context(&self.run.step).await {
+            Ok(context) => context,
+            Err(error) => {
+                warn!(error = chain(&error), "the job context is not available");
+                return Structured::default();
+            }
+        };
+        match context
+            .get("planStructuredOutput")
+            .and_then(Value::as_object)
+        {
+            Some(plans) if plans.len() == 1 => plans
+                .values()
+                .next()
+                .map(Structured::seeded)
+                .unwrap_or_default(),
+            _ => Structured::default(),
+        }
+    }
+
+    async fn show_outputs(&mut self, success: bool, phase: Phase, published: Option<&Published>) {
+        let Some(raw) = published.and_then(|published| published.raw.as_ref()) else {
+            return;
+        };
+        self.terraform_output = raw.outputs_json().to_string();
+        if success && phase == Phase::Apply && !raw.outputs.is_empty() {
+            let text = format!("\nOutputs:\n\n{}", raw.outputs_text().join("\n"));
+            self.run.log.writer().line(&text).await;
+        }
+    }
+
+    /// Structured output is a convenience: without it the platform shows the log.
+    async fn publish_structured(
+        &self,
+        key: &str,
+        structured: &Structured,
+        plan: Option<&PlanRecord>,
+    ) {
+        let step = &self.run.job.step_id;
+        let mut patch = plan.map(|plan| plan.patch(step)).unwrap_or_default();
+        let mut put =
+            |key: &str, value: Value| patch.insert(key.to_owned(), json!({ step: value }));
+        put(key, structured.changes());
+        put("jobDiagnostics", structured.diagnostics());
+        if key == "planStructuredOutput" {
+            put(
+                "terrakubeUI",
+                json!("<div data-terrakube-structured-plan=\"true\"></div>"),
+            );
+        }
+        self.merge_context(patch).await;
+    }
+
+    async fn publish_outputs(&self, published: Option<&Published>) {
+        if let Some(raw) = published.and_then(|published| published.raw.as_ref()) {
+            let outputs = json!({ (self.run.job.step_id.as_str()): raw.outputs_for_context() });
+            self.merge_context(Map::from_iter([("terraformOutputs".to_owned(), outputs)]))
+                .await;
+        }
+    }
+
+    async fn merge_context(&self, patch: Map<String, Value>) {
+        let mut patch = Value::Object(patch);
+        self.run.log.redactor().redact_json(&mut patch);
+        let Value::Object(patch) = patch else {
+            unreachable!("redaction keeps the shape")
+        };
+        if let Err(error) = self
+            .run
+            .platform
+            .merge_context(&self.run.step, &patch)
+            .await
+        {
+            warn!(
+                error = chain(&error),
+                "the job context could not be updated"
+            );
+        }
+    }
+
+    /// Scripts after the operation, as the outcome asks for.
+    async fn follow_up(&self, operated: &mut Operated, env: &mut ChildEnv) {
+        let job = &self.run.job;
+        let aftermath =
+            settlement::aftermath(self.run.step_type, operated.ending, job.ignore_error);
+        if aftermath.on_failure {
+            let commands = scripts::select(&job.on_failure_list, Moment::Always);
+            match self.scripts_of(Phase::OnFailure, &commands, env).await {
+                Ok(_) => {}
+                Err(error) => warn!(
+                    error = error.story(),
+                    "the scripts on failure could not be run"
+                ),
+            }
+        }
+        if aftermath.after {
+            match self.scripts(Phase::After, Moment::After, env).await {
+                Ok(ok) => operated.after_ok = ok,
+                Err(error) => {
+                    operated.after_ok = false;
+                    operated.error.get_or_insert(error);
+                }
+            }
+        }
+    }
+
+    async fn scripts(
+        &self,
+        phase: Phase,
+        moment: Moment,
+        env: &mut ChildEnv,
+    ) -> Result<bool, StageError> {
+        let commands = scripts::select(&self.run.job.command_list, moment);
+        self.scripts_of(phase, &commands, env).await
+    }
+
+    async fn scripts_of(
+        &self,
+        phase: progress::Phase,
+        commands: &[&job_contract::Command],
+        env: &mut ChildEnv,
+    ) -> Result<bool, StageError> {
+        if commands.is_empty() {
+            // A stop order between two phases keeps the next one from starting.
+            return Ok(self.run.stop.given().is_none() || phase == Phase::After);
+        }
+        let scripts = scripts_in(
+            self.run,
+            &self.prepared.working_dir,
+            Some(&self.prepared.tool),
+        );
+        let work = scripts.run(commands, env, &self.terraform_output);
+        Ok(self
+            .run
+            .clock
+            .time(phase, work, |done| matches!(done, Ok(true)))
+            .await?)
+    }
+
+    async fn print(&self, rendered: Option<Vec<u8>>) {
+        if let Some(rendered) = rendered {
+            let mut log = self.run.log.writer();
+            log.write(&rendered).await;
+            log.close().await;
+        }
+    }
+
+    /// A tool that was killed says nothing itself.
+    async fn note_unusual_end(&self, done: Completion) {
+        let text = match done {
+            Completion {
+                stopped: true,
+                ended,
+            } => format!("The tool was interrupted and ended with {ended}."),
+            Completion {
+                ended: ended @ Ended::Signal(_),
+                ..
+            } => format!("The tool was killed: {ended}."),
+            Completion {
+                ended: ended @ Ended::Code(3..),
+                ..
+            } => format!("The tool ended with {ended}."),
+            Completion { .. } => return,
+        };
+        self.run
+            .log
+            .writer()
+            .line(&self.run.palette().failure(&text))
+            .await;
+    }
+}
+
+/// Scripts of this run in a folder.
+pub fn scripts_in<'r>(
+    run: &'r Run<'_>,
+    dir: &'r Path,
+    tool: Option<&'r ResolvedTool>,
+) -> Scripts<'r> {
+    Scripts {
+        job: &run.job,
+        dir,
+        private: run.layout.private(),
+        tool,
+        public_api_url: run.config.source.public_api_url.as_deref(),
+        log: &run.log,
+        palette: run.palette(),
+        stop: &run.stop,
+        budget: run.budget,
+    }
+}
+
+/// Exit codes of `plan -detailed-exitcode`; every other end is a failure (W-18).
+fn plan_ending(done: Completion) -> Ending {
+    match done.ended {
+        Ended::Code(0) => Ending::Success,
+        Ended::Code(2) => Ending::Changes,
+        Ended::Code(_) | Ended::Signal(_) => Ending::Failure,
+    }
+}
+
+fn write_private(path: &Path, bytes: &[u8]) -> Result<(), StageError> {
+    use std::io::Write as _;
+    fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+        .and_then(|mut file| file.write_all(bytes))
+        .map_err(|source| StageError::WorkingDir {
+            path: path.display().to_string(),
+            source,
+        })
+}

@@ -1,0 +1,555 @@
+//! Runs a finished command line: spawn, stream, interrupt, kill. Knows nothing of Terraform or of scripts.
+//!
+//! stdout and stderr share one pipe, so their order is the order of writing. The child leads a process group
+//! of its own: a stop order interrupts it first and kills the whole group when its grace is over, and whatever
+//! the child leaves running in the background dies with it.
+
+use std::ffi::OsString;
+use std::future::{Future, pending};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::unix::pipe;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, warn};
+
+use crate::stop::Stop;
+
+/// How long a child's background processes may keep its output open once the child itself has ended.
+const LEFTOVER_GRACE: Duration = Duration::from_secs(2);
+const CHUNK_BYTES: usize = 64 * 1024;
+
+/// A command line and where it runs.
+#[derive(Clone)]
+pub struct Invocation {
+    pub program: PathBuf,
+    pub args: Vec<OsString>,
+    pub dir: PathBuf,
+    /// The whole environment: nothing is inherited.
+    pub env: Vec<(OsString, OsString)>,
+}
+
+/// Arguments and environment are the user's, and may be secret.
+impl std::fmt::Debug for Invocation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Invocation")
+            .field("program", &self.program)
+            .field("dir", &self.dir)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Who receives the interrupt of a stop order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interrupt {
+    /// The process alone: a tool passes the order on to its providers itself, and they would die of it.
+    Process,
+    /// The whole group, as Ctrl-C in a terminal does: a shell waits for its foreground child otherwise.
+    Group,
+}
+
+/// What a stop order does to a child.
+#[derive(Clone, Debug)]
+pub struct Limit {
+    pub stop: Stop,
+    /// Who is interrupted; `None` for a child that saves results, which is left alone.
+    pub interrupt: Option<Interrupt>,
+    /// How long after the order the child's process group is killed.
+    pub grace: Duration,
+}
+
+/// How a child ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    Code(i32),
+    Signal(i32),
+}
+
+impl Ended {
+    /// Whether it ended with exit code 0.
+    pub const fn is_success(self) -> bool {
+        matches!(self, Self::Code(0))
+    }
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "exit code {code}"),
+            Self::Signal(signal) => match Signal::try_from(*signal) {
+                Ok(name) => write!(f, "signal {name}"),
+                Err(_) => write!(f, "signal {signal}"),
+            },
+        }
+    }
+}
+
+impl From<ExitStatus> for Ended {
+    fn from(status: ExitStatus) -> Self {
+        // A process that ended was either signalled or has a code.
+        status
+            .signal()
+            .map_or_else(|| Self::Code(status.code().unwrap_or(-1)), Self::Signal)
+    }
+}
+
+/// A child that has ended and whose output has been read to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    pub ended: Ended,
+    /// Whether it was interrupted or killed on our order.
+    pub stopped: bool,
+}
+
+/// A command that could not be run.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// It could not be started.
+    #[error("could not start `{}`", program.display())]
+    Spawn {
+        program: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// Arguments and environment together are larger than the kernel accepts.
+    #[error("could not start `{}`: its arguments and environment are larger than the system accepts", program.display())]
+    TooLarge { program: PathBuf },
+    /// Its output or its end could not be observed.
+    #[error("lost track of `{}`", program.display())]
+    Lost {
+        program: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Receives a child's output as it comes.
+pub trait Consumer: Send {
+    /// Takes the next bytes. The child is not read from until this returns.
+    fn consume(&mut self, chunk: &[u8]) -> impl Future<Output = ()> + Send;
+}
+
+/// Collects output in memory, up to a limit; what lies beyond it is dropped and noted.
+#[derive(Debug, Default)]
+pub struct Capture {
+    pub bytes: Vec<u8>,
+    pub limit: usize,
+    pub truncated: bool,
+}
+
+impl Capture {
+    /// Collects up to `limit` bytes.
+    pub const fn up_to(limit: usize) -> Self {
+        Self {
+            bytes: Vec::new(),
+            limit,
+            truncated: false,
+        }
+    }
+}
+
+impl Consumer for Capture {
+    async fn consume(&mut self, chunk: &[u8]) {
+        let room = self.limit.saturating_sub(self.bytes.len());
+        self.truncated |= chunk.len() > room;
+        self.bytes
+            .extend_from_slice(&chunk[..chunk.len().min(room)]);
+    }
+}
+
+/// Runs a command to its end.
+pub async fn run(
+    invocation: &Invocation,
+    limit: &Limit,
+    consumer: &mut impl Consumer,
+) -> Result<Completion, ProcessError> {
+    let lost = |source| ProcessError::Lost {
+        program: invocation.program.clone(),
+        source,
+    };
+    let (child, mut output) = spawn(invocation)?;
+    debug!(program = %invocation.program.display(), pid = child.group.as_raw(), "started");
+    Supervision {
+        child,
+        kill_at: None,
+        stopped: false,
+        heard: false,
+    }
+    .watch(limit, &mut output, consumer)
+    .await
+    .map_err(lost)
+}
+
+fn spawn(invocation: &Invocation) -> Result<(Group, pipe::Receiver), ProcessError> {
+    let fail = |source: io::Error| match source.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::E2BIG) => ProcessError::TooLarge {
+            program: invocation.program.clone(),
+        },
+        _ => ProcessError::Spawn {
+            program: invocation.program.clone(),
+            source,
+        },
+    };
+    let (reader, writer) = io::pipe().map_err(fail)?;
+    let reader = pipe::Receiver::from_owned_fd(OwnedFd::from(reader)).map_err(fail)?;
+    let mut command = Command::new(&invocation.program);
+    command
+        .args(&invocation.args)
+        .current_dir(&invocation.dir)
+        .env_clear()
+        .envs(invocation.env.iter().map(|(name, value)| (name, value)))
+        .stdin(Stdio::null())
+        .stdout(writer.try_clone().map_err(fail)?)
+        .stderr(writer)
+        .process_group(0);
+    let child = command.spawn().map_err(fail)?;
+    // The command still holds the writing end; the pipe ends only when every writer is gone.
+    drop(command);
+    let pid = child
+        .id()
+        .and_then(|pid| i32::try_from(pid).ok())
+        .expect("a child that was not awaited has a pid");
+    Ok((
+        Group {
+            child,
+            group: Pid::from_raw(pid),
+        },
+        reader,
+    ))
+}
+
+/// A child and the process group it leads; the group never outlives this value.
+#[derive(Debug)]
+struct Group {
+    child: Child,
+    group: Pid,
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Already gone is the usual case.
+        let _ = killpg(self.group, Signal::SIGKILL);
+    }
+}
+
+struct Supervision {
+    child: Group,
+    kill_at: Option<Instant>,
+    /// Whether the child was interrupted or killed.
+    stopped: bool,
+    /// Whether the stop order has been dealt with.
+    heard: bool,
+}
+
+impl Supervision {
+    async fn watch(
+        mut self,
+        limit: &Limit,
+        output: &mut pipe::Receiver,
+        consumer: &mut impl Consumer,
+    ) -> io::Result<Completion> {
+        let mut chunk = vec![0; CHUNK_BYTES];
+        let mut ended = None;
+        let mut leftover_until = None;
+        let mut open = true;
+        while open || ended.is_none() {
+            tokio::select! {
+                read = output.read(&mut chunk), if open => match read? {
+                    0 => open = false,
+                    length => consumer.consume(&chunk[..length]).await,
+                },
+                status = self.child.child.wait(), if ended.is_none() => {
+                    ended = Some(Ended::from(status?));
+                    leftover_until = Some(Instant::now() + LEFTOVER_GRACE);
+                }
+                order = limit.stop.ordered(), if !self.heard && ended.is_none() => {
+                    self.heard = true;
+                    self.kill_at = Some(order.at + limit.grace);
+                    self.interrupt(limit.interrupt);
+                }
+                () = at(self.kill_at), if ended.is_none() => {
+                    self.stopped = true;
+                    self.kill_at = None;
+                    warn!(pid = self.child.group.as_raw(), "did not end in time: killing its process group");
+                    let _ = killpg(self.child.group, Signal::SIGKILL);
+                }
+                () = at(leftover_until), if open && ended.is_some() => {
+                    warn!(pid = self.child.group.as_raw(), "left processes behind that hold its output: killing them");
+                    open = false;
+                }
+            }
+        }
+        let ended = ended.expect("the loop ends only after the child has");
+        Ok(Completion {
+            ended,
+            stopped: self.stopped,
+        })
+    }
+
+    fn interrupt(&mut self, whom: Option<Interrupt>) {
+        let sent = match whom {
+            None => return,
+            Some(Interrupt::Process) => kill(self.child.group, Signal::SIGINT),
+            Some(Interrupt::Group) => killpg(self.child.group, Signal::SIGINT),
+        };
+        self.stopped = true;
+        if let Err(error) = sent {
+            debug!(%error, "nothing left to interrupt");
+        }
+    }
+}
+
+async fn at(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => sleep_until(instant).await,
+        None => pending().await,
+    }
+}
+
+/// The environment of [`Invocation`] from pairs of any string type.
+pub fn environment<N: Into<OsString>, V: Into<OsString>>(
+    pairs: impl IntoIterator<Item = (N, V)>,
+) -> Vec<(OsString, OsString)> {
+    pairs
+        .into_iter()
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect()
+}
+
+/// Whether a file can be executed by this user.
+pub fn is_executable(path: &Path) -> bool {
+    path.is_file() && nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::unistd::Pid;
+    use tokio::time::timeout;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn bash(script: &str) -> Invocation {
+        Invocation {
+            program: "bash".into(),
+            args: vec!["-c".into(), script.into()],
+            dir: std::env::temp_dir(),
+            env: environment([("PATH", "/usr/bin:/bin")]),
+        }
+    }
+
+    fn limit(stop: &Stop) -> Limit {
+        Limit {
+            stop: stop.clone(),
+            interrupt: Some(Interrupt::Process),
+            grace: PATIENCE,
+        }
+    }
+
+    /// Gives the stop order as soon as a word appears in the output.
+    struct StopOn<'a>(&'a Stop, &'static str, Capture);
+
+    impl Consumer for StopOn<'_> {
+        async fn consume(&mut self, chunk: &[u8]) {
+            self.2.consume(chunk).await;
+            if String::from_utf8_lossy(&self.2.bytes).contains(self.1) {
+                self.0.order(15);
+            }
+        }
+    }
+
+    async fn run_until(
+        word: &'static str,
+        script: &str,
+        interrupt: Interrupt,
+        grace: Duration,
+    ) -> (Completion, String) {
+        let stop = Stop::default();
+        let mut consumer = StopOn(&stop, word, Capture::up_to(1 << 20));
+        let limit = Limit {
+            stop: stop.clone(),
+            interrupt: Some(interrupt),
+            grace,
+        };
+        let done = timeout(PATIENCE, run(&bash(script), &limit, &mut consumer))
+            .await
+            .unwrap()
+            .unwrap();
+        (done, String::from_utf8(consumer.2.bytes).unwrap())
+    }
+
+    fn is_alive(pid: i32) -> bool {
+        kill(Pid::from_raw(pid), None).is_ok()
+            && !std::fs::read_to_string(format!("/proc/{pid}/stat"))
+                .is_ok_and(|stat| stat.contains(") Z"))
+    }
+
+    #[tokio::test]
+    async fn both_streams_arrive_whole_and_in_order() {
+        let mut capture = Capture::up_to(1 << 22);
+        let script = "for i in $(seq 20000); do echo out $i; echo err $i >&2; done; exit 3";
+        let done = run(&bash(script), &limit(&Stop::default()), &mut capture)
+            .await
+            .unwrap();
+        assert_eq!(
+            done,
+            Completion {
+                ended: Ended::Code(3),
+                stopped: false
+            }
+        );
+        let expected: String = (1..=20000).map(|i| format!("out {i}\nerr {i}\n")).collect();
+        assert!(String::from_utf8(capture.bytes).unwrap() == expected);
+    }
+
+    #[tokio::test]
+    async fn only_the_process_is_interrupted() {
+        let script = "trap 'echo parent got it' INT; \
+                      bash -c 'trap \"echo child got it\" INT; echo ready; read -t 1 < <(tail -f /dev/null); echo child done' & \
+                      wait; wait; exit 7";
+        let (done, output) = run_until("ready", script, Interrupt::Process, PATIENCE).await;
+        assert_eq!(
+            done,
+            Completion {
+                ended: Ended::Code(7),
+                stopped: true
+            }
+        );
+        assert!(
+            output.contains("parent got it") && output.contains("child done"),
+            "{output}"
+        );
+        assert!(!output.contains("child got it"), "{output}");
+    }
+
+    #[tokio::test]
+    async fn a_script_and_its_foreground_child_are_interrupted_together() {
+        let (done, _) = run_until(
+            "ready",
+            "echo ready; tail -f /dev/null; exit 9",
+            Interrupt::Group,
+            PATIENCE,
+        )
+        .await;
+        assert_eq!(
+            done,
+            Completion {
+                ended: Ended::Signal(2),
+                stopped: true
+            }
+        );
+    }
+
+    #[tokio::test]
+    async fn what_ignores_the_interrupt_is_killed_with_its_group() {
+        let script = "trap '' INT; tail -f /dev/null & echo $! ready; wait";
+        let (done, output) =
+            run_until("ready", script, Interrupt::Group, Duration::from_millis(50)).await;
+        assert_eq!(
+            done,
+            Completion {
+                ended: Ended::Signal(9),
+                stopped: true
+            }
+        );
+        let pid: i32 = output.split_whitespace().next().unwrap().parse().unwrap();
+        timeout(PATIENCE, async {
+            while is_alive(pid) {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+        .expect("the group must be gone");
+    }
+
+    #[tokio::test]
+    async fn background_processes_neither_hang_the_run_nor_outlive_it() {
+        let mut capture = Capture::up_to(1 << 10);
+        let invocation = bash("tail -f /dev/null & echo $!");
+        let done = timeout(
+            PATIENCE,
+            run(&invocation, &limit(&Stop::default()), &mut capture),
+        )
+        .await
+        .unwrap()
+        .unwrap();
+        assert!(done.ended.is_success());
+        let pid: i32 = String::from_utf8(capture.bytes)
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
+        timeout(PATIENCE, async {
+            while is_alive(pid) {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+        .expect("the background process must be gone");
+    }
+
+    #[tokio::test]
+    async fn what_saves_results_is_not_interrupted_but_has_an_end() {
+        let stop = Stop::default();
+        stop.order(15);
+        let limit = Limit {
+            stop,
+            interrupt: None,
+            grace: Duration::from_millis(200),
+        };
+        let mut capture = Capture::up_to(1 << 10);
+        let quick = timeout(PATIENCE, run(&bash("echo saved"), &limit, &mut capture))
+            .await
+            .unwrap()
+            .unwrap();
+        assert_eq!(
+            quick,
+            Completion {
+                ended: Ended::Code(0),
+                stopped: false
+            }
+        );
+        let slow = timeout(
+            PATIENCE,
+            run(&bash("tail -f /dev/null"), &limit, &mut capture),
+        )
+        .await
+        .unwrap()
+        .unwrap();
+        assert_eq!(
+            slow,
+            Completion {
+                ended: Ended::Signal(9),
+                stopped: true
+            }
+        );
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_started_is_named() {
+        let missing = Invocation {
+            program: "/nonexistent/tool".into(),
+            ..bash("")
+        };
+        let limit = limit(&Stop::default());
+        let error = run(&missing, &limit, &mut Capture::default())
+            .await
+            .unwrap_err();
+        assert_eq!(error.to_string(), "could not start `/nonexistent/tool`");
+        let mut huge = bash("true");
+        huge.args.push("x".repeat(4 << 20).into());
+        assert!(matches!(
+            run(&huge, &limit, &mut Capture::default()).await,
+            Err(ProcessError::TooLarge { .. })
+        ));
+    }
+}

@@ -1,0 +1,277 @@
+//! What every stage of one run works with, and the clock that times them.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use control_plane::local::LocalPlatform;
+use control_plane::logs::{LogConfig, LogError, Redactor, RunLog, SinkConfig, secrets_of};
+use control_plane::{Platform, StepRef};
+use job_contract::job::JobDataError;
+use job_contract::progress::Phase;
+use job_contract::report::PhaseTiming;
+use job_contract::{Exit, JobData, StepType};
+
+use crate::artifacts::{ArtifactError, Store, private_folder};
+use crate::banner::Palette;
+use crate::child_env::{ChildEnv, ChildEnvError};
+use crate::config::{Config, ConfigError, Folders};
+use crate::fault::{Fault, chain};
+use crate::plan::PlanError;
+use crate::process::ProcessError;
+use crate::scripts::ScriptError;
+use crate::stop::{Budget, Stop};
+use crate::telemetry;
+use crate::terraform::variables::VariablesError;
+use crate::tool::ToolError;
+use crate::workspace::{Layout, WorkspaceError};
+
+/// One run: the job, the settings, and everything opened for it.
+#[derive(Debug)]
+pub struct Run<'c> {
+    pub job: JobData,
+    pub step_type: StepType,
+    pub step: StepRef,
+    pub config: &'c Config,
+    pub folders: Folders,
+    pub layout: Layout,
+    pub log: RunLog,
+    pub platform: Platform,
+    pub store: Store,
+    pub env: ChildEnv,
+    pub stop: Stop,
+    pub budget: Budget,
+    pub clock: Clock,
+}
+
+/// Why a step did not do what it was asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum StageError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    JobData(#[from] JobDataError),
+    #[error(transparent)]
+    ChildEnv(#[from] ChildEnvError),
+    #[error("could not make the work folder `{path}`")]
+    WorkDir {
+        path: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Log(#[from] LogError),
+    #[error(transparent)]
+    Platform(#[from] control_plane::PlatformError),
+    #[error(transparent)]
+    Workspace(#[from] WorkspaceError),
+    #[error(transparent)]
+    Tool(#[from] ToolError),
+    #[error(transparent)]
+    Script(#[from] ScriptError),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error(transparent)]
+    Variables(#[from] VariablesError),
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    #[error(transparent)]
+    Artifact(#[from] ArtifactError),
+    #[error("could not write into the working directory `{path}`")]
+    WorkingDir {
+        path: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("stopped before anything was started")]
+    Stopped,
+    #[error("a stage of the run panicked")]
+    Panicked,
+}
+
+impl StageError {
+    /// Whose fault it is.
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::Workspace(error) => error.fault(),
+            Self::Tool(error) => error.fault(),
+            Self::JobData(_) | Self::ChildEnv(_) | Self::Variables(_) | Self::Plan(_) => {
+                Fault::User
+            }
+            Self::Script(
+                ScriptError::UnknownRuntime { .. }
+                | ScriptError::NoGroovy { .. }
+                | ScriptError::Process(ProcessError::TooLarge { .. }),
+            )
+            | Self::Process(ProcessError::TooLarge { .. }) => Fault::User,
+            Self::Panicked => Fault::Defect,
+            Self::Stopped
+            | Self::Config(_)
+            | Self::WorkDir { .. }
+            | Self::Log(_)
+            | Self::Platform(_)
+            | Self::Script(_)
+            | Self::Process(_)
+            | Self::Artifact(_)
+            | Self::WorkingDir { .. } => Fault::Infrastructure,
+        }
+    }
+
+    /// The exit code when this ends a step.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Config(_) => Exit::BadConfiguration,
+            // The document is sound; what it refers to says no.
+            Self::Plan(_) => Exit::StepFailed,
+            _ => self.fault().exit(),
+        }
+    }
+
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Workspace(error) => error.hint(),
+            Self::Tool(error) => error.hint(),
+            Self::Plan(_) => Some("plan again, review the new plan and apply that".to_owned()),
+            Self::Script(ScriptError::NoGroovy { .. }) => {
+                Some("use an executor image with Groovy, or rewrite the script in Bash".to_owned())
+            }
+            Self::WorkDir { .. }
+            | Self::Artifact(ArtifactError::Store { .. })
+            | Self::WorkingDir { .. } => Some(
+                "check that the disk is not full and the folder belongs to the executor's user"
+                    .to_owned(),
+            ),
+            Self::Config(_) => Some("run `executor --help` for the settings".to_owned()),
+            _ => None,
+        }
+    }
+
+    /// The whole story in one sentence.
+    pub fn story(&self) -> String {
+        chain(self)
+    }
+}
+
+impl<'c> Run<'c> {
+    /// Opens everything a run needs; nothing has been fetched or asked yet.
+    pub fn open(config: &'c Config, job: JobData, stop: Stop) -> Result<Self, StageError> {
+        job.validate()?;
+        let step_type = job.step_type()?;
+        let folders = config.folders(std::env::var_os("HOME"))?;
+        let mut env = ChildEnv::new(std::env::vars_os(), &config.run.env_forward, &job)?;
+        if env.get("HOME").is_none() {
+            env.set("HOME", &folders.home.to_string_lossy())?;
+        }
+        private_folder(&folders.work).map_err(|source| StageError::WorkDir {
+            path: folders.work.display().to_string(),
+            source,
+        })?;
+        let layout = Layout::create(&folders.work)?;
+        let log = open_log(config, &job, &layout)?;
+        let grace = config
+            .run
+            .grace_period_seconds
+            .map_or(Budget::default_grace(step_type), Duration::from_secs);
+        Ok(Self {
+            step: step_ref(&job),
+            platform: Platform::Local(LocalPlatform::new(&folders.data)),
+            store: Store::local(&folders.data),
+            budget: Budget::of(grace),
+            clock: Clock::default(),
+            job,
+            step_type,
+            config,
+            folders,
+            layout,
+            log,
+            env,
+            stop,
+        })
+    }
+
+    /// Colours of what Mayfly itself writes.
+    pub const fn palette(&self) -> Palette {
+        Palette {
+            color: self.config.run.color_output,
+        }
+    }
+
+    /// Times a phase and announces its beginning and end.
+    pub async fn phase<T, E>(
+        &self,
+        phase: Phase,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        self.clock.time(phase, work, Result::is_ok).await
+    }
+}
+
+/// Which step a job document speaks of.
+pub fn step_ref(job: &JobData) -> StepRef {
+    StepRef {
+        organization_id: job.organization_id.clone(),
+        workspace_id: job.workspace_id.clone(),
+        job_id: job.job_id.clone(),
+        step_id: job.step_id.clone(),
+        step_type: job.step_type.clone().unwrap_or_default(),
+    }
+}
+
+fn open_log(config: &Config, job: &JobData, layout: &Layout) -> Result<RunLog, StageError> {
+    let mut sinks = vec![SinkConfig::Stdout];
+    sinks.extend(config.run.log_file.clone().map(SinkConfig::File));
+    Ok(RunLog::start(
+        LogConfig::new(layout.spool()),
+        Redactor::new(secrets_of(job)),
+        sinks,
+    )?)
+}
+
+/// Durations of the phases so far, in the order they ended.
+#[derive(Default)]
+pub struct Clock {
+    timings: Mutex<Vec<PhaseTiming>>,
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.timings()).finish()
+    }
+}
+
+impl Clock {
+    /// Times a piece of work; `ok` judges its result.
+    pub async fn time<T>(
+        &self,
+        phase: Phase,
+        work: impl Future<Output = T>,
+        ok: impl FnOnce(&T) -> bool,
+    ) -> T {
+        telemetry::phase_started(phase);
+        let start = Instant::now();
+        let result = work.await;
+        let duration_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let ok = ok(&result);
+        telemetry::phase_finished(phase, duration_ms, ok);
+        self.lock().push(PhaseTiming {
+            phase,
+            duration_ms,
+            ok,
+        });
+        result
+    }
+
+    /// The durations so far.
+    pub fn timings(&self) -> Vec<PhaseTiming> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<PhaseTiming>> {
+        self.timings
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}

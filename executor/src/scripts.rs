@@ -1,0 +1,469 @@
+//! The scripts of a step: which run when, in what order, in what environment (contract 4.4).
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use control_plane::logs::RunLog;
+use job_contract::{Command, JobData, Runtime};
+use tracing::warn;
+
+use crate::banner::Palette;
+use crate::child_env::ChildEnv;
+use crate::process::{self, Interrupt, Invocation, Limit, ProcessError};
+use crate::stop::{Budget, Stop};
+use crate::terraform::ToLog;
+use crate::tool::{Origin, ResolvedTool};
+
+mod groovy;
+
+/// File through which scripts hand variables to what runs after them.
+const TEMP_ENV: &str = ".terrakube_temp_env";
+/// Folder of tools that scripts install for one another.
+const TOOLS: &str = ".terrakube/tools";
+/// Clone of the extension repository.
+const TOOLS_REPOSITORY: &str = ".terrakube/toolsRepository";
+/// How deep folders are searched for scripts to put on `PATH`.
+const MAX_PATH_DEPTH: usize = 16;
+
+/// A script that could not be run, as opposed to one that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ScriptError {
+    /// Neither `BASH` nor `GROOVY`.
+    #[error("a script with priority {priority} has runtime `{}`, expected `BASH` or `GROOVY`", runtime.as_deref().unwrap_or("null"))]
+    UnknownRuntime {
+        priority: i64,
+        runtime: Option<String>,
+    },
+    /// A Groovy script, and no Groovy.
+    #[error("a script with priority {priority} needs Groovy, and no `groovy` is on PATH")]
+    NoGroovy { priority: i64 },
+    /// A file of the script could not be written or read.
+    #[error("could not prepare a script in `{}`", dir.display())]
+    Prepare {
+        dir: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// The interpreter could not be run.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+}
+
+/// Which of a step's commands run at some point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    BeforeInit,
+    Before,
+    After,
+    /// All of them: script steps and failure lists know no moments.
+    Always,
+}
+
+impl Moment {
+    const fn selects(self, command: &Command) -> bool {
+        match self {
+            Self::BeforeInit => command.before_init,
+            Self::Before => command.before && !command.before_init,
+            Self::After => command.after,
+            Self::Always => true,
+        }
+    }
+}
+
+/// The commands of a moment in the order they run: by priority, and as written where priorities are equal.
+pub fn select(commands: &[Command], moment: Moment) -> Vec<&Command> {
+    let mut selected: Vec<&Command> = commands
+        .iter()
+        .filter(|command| moment.selects(command))
+        .collect();
+    selected.sort_by_key(|command| command.priority);
+    selected
+}
+
+/// Refuses a step with a script that can never run, before anything of it has been done.
+pub fn check(job: &JobData, path: &std::ffi::OsStr) -> Result<(), ScriptError> {
+    for command in job.command_list.iter().chain(&job.on_failure_list) {
+        let priority = command.priority;
+        match command.runtime() {
+            Some(Runtime::Bash) => {}
+            Some(Runtime::Groovy) if groovy::find(path).is_some() => {}
+            Some(Runtime::Groovy) => return Err(ScriptError::NoGroovy { priority }),
+            None => {
+                return Err(ScriptError::UnknownRuntime {
+                    priority,
+                    runtime: command.runtime.clone(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Runs scripts in one folder.
+#[derive(Debug)]
+pub struct Scripts<'r> {
+    pub job: &'r JobData,
+    /// Where they run: the working directory, or the clone root for script steps.
+    pub dir: &'r Path,
+    /// Generated files that must not lie in the work tree.
+    pub private: &'r Path,
+    pub tool: Option<&'r ResolvedTool>,
+    pub public_api_url: Option<&'r str>,
+    pub log: &'r RunLog,
+    pub palette: Palette,
+    pub stop: &'r Stop,
+    pub budget: Budget,
+}
+
+impl Scripts<'_> {
+    /// Runs commands one after the other and stops at the first that fails; false when one failed. Variables
+    /// they export reach `env`, and with it everything that runs later.
+    pub async fn run(
+        &self,
+        commands: &[&Command],
+        env: &mut ChildEnv,
+        terraform_output: &str,
+    ) -> Result<bool, ScriptError> {
+        for command in commands {
+            if self.stop.given().is_some() {
+                return Ok(false);
+            }
+            let done = self.run_one(command, env, terraform_output).await;
+            self.load_exported(env);
+            if !done? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn run_one(
+        &self,
+        command: &Command,
+        env: &ChildEnv,
+        terraform_output: &str,
+    ) -> Result<bool, ScriptError> {
+        let log = self.log.writer();
+        let runtime = command
+            .runtime()
+            .ok_or_else(|| ScriptError::UnknownRuntime {
+                priority: command.priority,
+                runtime: command.runtime.clone(),
+            })?;
+        if command.verbose {
+            let name = command.runtime.as_deref().unwrap_or_default();
+            log.line(
+                self.palette
+                    .script_begins(command, name)
+                    .trim_end_matches('\n'),
+            )
+            .await;
+        }
+        let variables = self.variables(env, terraform_output);
+        let file = self.write_script(command, runtime)?;
+        let invocation = match runtime {
+            Runtime::Bash => self.invocation("bash".into(), vec![file.clone().into()], &variables),
+            Runtime::Groovy => groovy::invocation(self, command, &file, &variables)?,
+        };
+        let limit = Limit {
+            stop: self.stop.clone(),
+            interrupt: Some(Interrupt::Group),
+            grace: self.budget.tool,
+        };
+        let mut output = ToLog(self.log.writer());
+        let done = process::run(&invocation, &limit, &mut output).await;
+        output.0.close().await;
+        if let Err(error) = fs::remove_file(&file) {
+            warn!(%error, "could not remove a script that has run");
+        }
+        let ended = done?.ended;
+        if !ended.is_success() {
+            let code = match ended {
+                process::Ended::Code(code) => code.to_string(),
+                process::Ended::Signal(signal) => (128 + signal).to_string(),
+            };
+            log.line(&self.palette.failure(&format!("Script Exit Code ==>{code}")))
+                .await;
+        }
+        if command.verbose {
+            log.line(self.palette.script_ends().trim_end_matches('\n'))
+                .await;
+        }
+        Ok(ended.is_success())
+    }
+
+    fn write_script(&self, command: &Command, runtime: Runtime) -> Result<PathBuf, ScriptError> {
+        let name = match runtime {
+            Runtime::Bash => "userScript.sh",
+            Runtime::Groovy => "userScript.groovy",
+        };
+        let fail = |source| ScriptError::Prepare {
+            dir: self.dir.to_owned(),
+            source,
+        };
+        fs::create_dir_all(self.dir.join(TOOLS)).map_err(fail)?;
+        let file = self.dir.join(name);
+        write_private(&file, command.script.as_bytes()).map_err(fail)?;
+        Ok(file)
+    }
+
+    fn invocation(
+        &self,
+        program: PathBuf,
+        args: Vec<OsString>,
+        variables: &BTreeMap<String, OsString>,
+    ) -> Invocation {
+        Invocation {
+            program,
+            args,
+            dir: self.dir.to_owned(),
+            env: process::environment(variables),
+        }
+    }
+
+    /// The environment of a script, later entries over earlier ones as in contract 4.4.
+    fn variables(&self, env: &ChildEnv, terraform_output: &str) -> BTreeMap<String, OsString> {
+        let job = self.job;
+        let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
+        let path = |relative: &str| self.dir.join(relative).display().to_string();
+        let own = [
+            ("bashToolsDirectory", path(TOOLS)),
+            ("terrakubeToolsRepository", path(TOOLS_REPOSITORY)),
+            ("terrakubeEnv", path(TEMP_ENV)),
+            ("workingDirectory", self.dir.display().to_string()),
+            ("organizationId", job.organization_id.clone()),
+            ("workspaceId", job.workspace_id.clone()),
+            ("jobId", job.job_id.clone()),
+            ("stepId", job.step_id.clone()),
+            ("terraformVersion", job.terraform_version.clone()),
+            ("source", text(job.source.as_deref())),
+            ("branch", job.branch.clone()),
+            ("vcsType", text(job.vcs_type.as_deref())),
+            ("accessToken", text(job.access_token.as_deref())),
+            ("terraformOutput", terraform_output.to_owned()),
+            ("terrakubeApi", text(self.public_api_url)),
+            ("terrakubeToken", String::new()),
+        ];
+        let mut variables: BTreeMap<String, OsString> = own
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value.into()))
+            .collect();
+        variables.extend(
+            env.iter()
+                .filter_map(|(name, value)| Some((name.to_str()?.to_owned(), value.to_owned()))),
+        );
+        variables.extend(
+            job.variables
+                .iter()
+                .map(|(name, value)| (name.clone(), value.value.clone().into())),
+        );
+        variables.insert("PATH".to_owned(), self.path(env));
+        variables.retain(|name, value| {
+            let fits = name.len() + value.len() + 2 <= job_contract::env::MAX_ENV_STRING_BYTES
+                && !name.is_empty()
+                && !name.contains(['=', '\0'])
+                && !value.as_encoded_bytes().contains(&0);
+            if !fits {
+                warn!(
+                    name,
+                    "a variable no environment can hold is not handed to the script"
+                );
+            }
+            fits
+        });
+        variables
+    }
+
+    /// The executor's `PATH`, with the step's own tool before it and the scripts' folders behind it.
+    fn path(&self, env: &ChildEnv) -> OsString {
+        let mut folders: Vec<PathBuf> = Vec::new();
+        if let Some(tool) = self.tool.filter(|tool| tool.origin != Origin::Path) {
+            folders.extend(tool.path.parent().map(Path::to_owned));
+        }
+        folders.extend(std::env::split_paths(&env.path()));
+        let mut extra = Vec::new();
+        collect_folders(&self.dir.join(TOOLS), MAX_PATH_DEPTH, &mut extra);
+        collect_script_folders(self.dir, MAX_PATH_DEPTH, &mut extra);
+        folders.extend(
+            extra
+                .into_iter()
+                .filter(|folder| !folder.as_os_str().as_encoded_bytes().contains(&b':')),
+        );
+        std::env::join_paths(folders).unwrap_or_else(|_| env.path())
+    }
+
+    fn load_exported(&self, env: &mut ChildEnv) {
+        let text = match fs::read_to_string(self.dir.join(TEMP_ENV)) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+            Err(error) => return warn!(%error, "could not read the variables a script exported"),
+        };
+        for (number, line) in (1..)
+            .zip(text.lines())
+            .filter(|(_, line)| !line.trim().is_empty())
+        {
+            let set = line.split_once('=').map(|(name, value)| {
+                self.log
+                    .add_secrets(control_plane::logs::secrets_in(name.trim(), value));
+                env.set(name.trim(), value)
+            });
+            match set {
+                Some(Ok(())) => {}
+                Some(Err(error)) => warn!(line = number, %error, "an exported variable is skipped"),
+                None => warn!(
+                    line = number,
+                    "a line without `=` among exported variables is skipped"
+                ),
+            }
+        }
+    }
+}
+
+/// Where the extension repository is cloned to.
+pub fn tools_repository(dir: &Path) -> PathBuf {
+    dir.join(TOOLS_REPOSITORY)
+}
+
+fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    use std::io::Write as _;
+    // A link planted under this name must not lead anywhere else.
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?
+        .write_all(bytes)
+}
+
+/// `folder` and every folder below it.
+fn collect_folders(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+    if depth == 0 || !folder.is_dir() {
+        return;
+    }
+    found.push(folder.to_owned());
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            collect_folders(&entry.path(), depth - 1, found);
+        }
+    }
+}
+
+/// Folders that hold `*.sh` files, which are made executable on the way.
+fn collect_script_folders(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+    if depth == 0 {
+        return;
+    }
+    let mut holds_scripts = false;
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let Ok(kind) = entry.file_type() else {
+            continue;
+        };
+        if kind.is_dir() && !matches!(entry.file_name().to_str(), Some(".git" | ".terraform")) {
+            collect_script_folders(&path, depth - 1, found);
+        } else if kind.is_file() && path.extension().is_some_and(|extension| extension == "sh") {
+            holds_scripts = true;
+            if let Ok(metadata) = entry.metadata() {
+                let mut permissions = metadata.permissions();
+                permissions.set_mode(permissions.mode() | 0o100);
+                if let Err(error) = fs::set_permissions(&path, permissions) {
+                    warn!(%error, path = %path.display(), "could not make a script executable");
+                }
+            }
+        }
+    }
+    if holds_scripts && !found.iter().any(|known| known == folder) {
+        found.push(folder.to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(script: &str, priority: i64) -> Command {
+        Command {
+            runtime: Some("BASH".into()),
+            script: script.into(),
+            priority,
+            ..Command::default()
+        }
+    }
+
+    #[test]
+    fn commands_run_by_priority_and_as_written_where_it_is_equal() {
+        let commands = [
+            command("c", 20),
+            command("a", 10),
+            command("d", 20),
+            command("b", 10),
+        ];
+        let order: Vec<_> = select(&commands, Moment::Always)
+            .iter()
+            .map(|c| c.script.as_str())
+            .collect();
+        assert_eq!(order, ["a", "b", "c", "d"]);
+    }
+
+    #[test]
+    fn before_init_wins_over_before() {
+        let both = Command {
+            before: true,
+            before_init: true,
+            ..command("x", 1)
+        };
+        let commands = [both];
+        assert_eq!(select(&commands, Moment::BeforeInit).len(), 1);
+        assert!(select(&commands, Moment::Before).is_empty());
+    }
+
+    #[test]
+    fn scripts_that_can_never_run_are_refused_at_once() {
+        let job = |runtime: Option<&str>| JobData {
+            command_list: vec![Command {
+                runtime: runtime.map(str::to_owned),
+                priority: 3,
+                ..Command::default()
+            }],
+            ..JobData::default()
+        };
+        let path = std::ffi::OsStr::new("/nonexistent");
+        assert!(check(&job(Some("BASH")), path).is_ok());
+        assert!(matches!(
+            check(&job(Some("GROOVY")), path),
+            Err(ScriptError::NoGroovy { priority: 3 })
+        ));
+        assert!(matches!(
+            check(&job(Some("bash")), path),
+            Err(ScriptError::UnknownRuntime { .. })
+        ));
+        assert!(
+            check(&job(None), path)
+                .unwrap_err()
+                .to_string()
+                .contains("`null`")
+        );
+    }
+
+    #[test]
+    fn folders_of_scripts_are_found_and_their_scripts_made_executable() {
+        let folder = tempfile::tempdir().unwrap();
+        let nested = folder.path().join("a/b");
+        fs::create_dir_all(&nested).unwrap();
+        fs::create_dir_all(folder.path().join(".git/hooks")).unwrap();
+        fs::write(nested.join("x.sh"), "").unwrap();
+        fs::write(folder.path().join(".git/hooks/y.sh"), "").unwrap();
+        let mut found = Vec::new();
+        collect_script_folders(folder.path(), 8, &mut found);
+        assert_eq!(found, [nested.clone()]);
+        assert!(process::is_executable(&nested.join("x.sh")));
+    }
+}

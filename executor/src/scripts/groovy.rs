@@ -1,0 +1,72 @@
+//! Groovy scripts, through an external `groovy` where there is one. The platform runs them inside its JVM with
+//! variables bound; a small driver script binds the same ones here, except the Java API client.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use job_contract::Command;
+use serde_json::json;
+
+use super::{ScriptError, Scripts, TOOLS_REPOSITORY, write_private};
+use crate::process::Invocation;
+
+/// Binds every variable, runs the script, and prints what it wrote to `terrakubeOutput`.
+const DRIVER: &str = r#"
+def bindings = new groovy.json.JsonSlurper().parse(new File(args[0]))
+def output = new ByteArrayOutputStream()
+def binding = new Binding(bindings + [terrakubeOutput: output])
+if (bindings.terraformOutput) {
+    binding.setVariable("terraformOutputJson", new groovy.json.JsonSlurper().parseText(bindings.terraformOutput))
+}
+try {
+    new GroovyShell(this.class.classLoader, binding).evaluate(new File(args[1]))
+} finally {
+    System.out.write(output.toByteArray())
+    System.out.flush()
+}
+"#;
+
+/// The `groovy` on `path`.
+pub(super) fn find(path: &OsStr) -> Option<PathBuf> {
+    which::which_in("groovy", Some(path), "/").ok()
+}
+
+pub(super) fn invocation(
+    scripts: &Scripts<'_>,
+    command: &Command,
+    script: &Path,
+    variables: &BTreeMap<String, OsString>,
+) -> Result<Invocation, ScriptError> {
+    let path = variables
+        .get("PATH")
+        .map(OsString::as_os_str)
+        .unwrap_or_default();
+    let groovy = find(path).ok_or(ScriptError::NoGroovy {
+        priority: command.priority,
+    })?;
+    let (driver, bindings) = (
+        scripts.private.join("driver.groovy"),
+        scripts.private.join("bindings.json"),
+    );
+    let values: BTreeMap<&str, _> = variables
+        .iter()
+        .map(|(name, value)| (name.as_str(), json!(value.to_string_lossy())))
+        .collect();
+    let write = || {
+        write_private(&driver, DRIVER.as_bytes())?;
+        write_private(&bindings, &serde_json::to_vec(&values)?)
+    };
+    write().map_err(|source| ScriptError::Prepare {
+        dir: scripts.private.to_owned(),
+        source,
+    })?;
+    let mut args: Vec<OsString> = Vec::new();
+    let classes = scripts.dir.join(TOOLS_REPOSITORY);
+    if fs::metadata(&classes).is_ok_and(|metadata| metadata.is_dir()) {
+        args.extend(["-cp".into(), classes.into()]);
+    }
+    args.extend([driver.into(), bindings.into(), script.into()]);
+    Ok(scripts.invocation(groovy, args, variables))
+}

@@ -1,0 +1,135 @@
+//! The order to stop: given once, by a signal, and heard by everything that waits.
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use job_contract::StepType;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+/// A stop order. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Stop {
+    token: CancellationToken,
+    order: Arc<OnceLock<Order>>,
+}
+
+/// Who ordered it, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct Order {
+    pub signal: u8,
+    pub at: Instant,
+}
+
+impl Stop {
+    /// Gives the order on behalf of a signal. Later orders change nothing.
+    pub fn order(&self, signal: u8) {
+        let _ = self.order.set(Order {
+            signal,
+            at: Instant::now(),
+        });
+        self.token.cancel();
+    }
+
+    /// The order, if it was given.
+    pub fn given(&self) -> Option<Order> {
+        self.order.get().copied()
+    }
+
+    /// Returns the order once it is given.
+    pub async fn ordered(&self) -> Order {
+        self.token.cancelled().await;
+        self.given()
+            .expect("the order is recorded before it is announced")
+    }
+}
+
+/// How the time between the first SIGTERM and the SIGKILL that follows it is spent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// A tool or script that was interrupted is killed this long after the order.
+    pub tool: Duration,
+    /// Whatever saves results is killed this long after the order.
+    pub saving: Duration,
+}
+
+impl Budget {
+    /// Splits a grace period: the last 25 s, or two fifths of a short one, belong to storing and reporting.
+    pub fn of(grace_period: Duration) -> Self {
+        let reserve = Duration::from_secs(25).min(grace_period * 2 / 5);
+        Self {
+            tool: grace_period.saturating_sub(reserve),
+            saving: grace_period.saturating_sub(reserve / 5),
+        }
+    }
+
+    /// The grace period a step of this type has unless it is told otherwise.
+    pub const fn default_grace(step: StepType) -> Duration {
+        Duration::from_secs(if step.changes_infrastructure() {
+            300
+        } else {
+            60
+        })
+    }
+}
+
+/// Gives the order on SIGTERM, SIGINT or SIGHUP. The executor is PID 1 of its container: without a handler
+/// these signals would do nothing at all there.
+pub fn listen(stop: &Stop) -> io::Result<()> {
+    for kind in [
+        SignalKind::terminate(),
+        SignalKind::interrupt(),
+        SignalKind::hangup(),
+    ] {
+        let mut arrivals = signal(kind)?;
+        let stop = stop.clone();
+        let number = u8::try_from(kind.as_raw_value()).expect("signal numbers are small");
+        tokio::spawn(async move {
+            while arrivals.recv().await.is_some() {
+                if stop.given().is_some() {
+                    warn!(signal = number, "already stopping");
+                } else {
+                    warn!(
+                        signal = number,
+                        "asked to stop: interrupting what runs, then storing what there is"
+                    );
+                }
+                stop.order(number);
+            }
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn saving_always_has_time_left_when_the_tool_is_killed() {
+        for seconds in [1, 10, 30, 60, 300, 3600] {
+            let grace = Duration::from_secs(seconds);
+            let budget = Budget::of(grace);
+            assert!(
+                budget.tool < budget.saving && budget.saving < grace,
+                "{seconds}: {budget:?}"
+            );
+        }
+        assert_eq!(
+            Budget::of(Duration::from_secs(300)).tool,
+            Duration::from_secs(275)
+        );
+    }
+
+    #[tokio::test]
+    async fn the_first_order_counts() {
+        let stop = Stop::default();
+        assert!(stop.given().is_none());
+        stop.order(15);
+        stop.order(2);
+        assert_eq!(stop.ordered().await.signal, 15);
+    }
+}

@@ -1,0 +1,234 @@
+//! The tool's command line, typed: one method for each thing a step asks of it.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use control_plane::logs::LogWriter;
+
+use crate::child_env::ChildEnv;
+use crate::process::{
+    self, Capture, Completion, Consumer, Interrupt, Invocation, Limit, ProcessError,
+};
+use crate::stop::{Budget, Stop};
+use crate::terraform::args::Operation;
+use crate::terraform::events::EventStream;
+use crate::terraform::structured::Structured;
+use crate::tool::ResolvedTool;
+
+pub mod args;
+pub mod backend;
+pub mod events;
+pub mod state;
+pub mod structured;
+pub mod variables;
+
+/// Largest JSON document read from the tool into memory: plans of thousands of resources stay far below it.
+const MAX_DOCUMENT_BYTES: usize = 512 * 1024 * 1024;
+
+/// The tool in one working directory.
+#[derive(Debug)]
+pub struct Terraform<'r> {
+    pub tool: &'r ResolvedTool,
+    pub working_dir: &'r Path,
+    pub stop: &'r Stop,
+    pub budget: Budget,
+    /// Whether the tool's own rendering is coloured.
+    pub color: bool,
+    /// File of input variables.
+    pub variables: Option<PathBuf>,
+    pub refresh: bool,
+    pub refresh_only: bool,
+}
+
+/// Lines of a child's output go to the run's log as they are.
+#[derive(Debug)]
+pub struct ToLog(pub LogWriter);
+
+impl Consumer for ToLog {
+    async fn consume(&mut self, chunk: &[u8]) {
+        self.0.write(chunk).await;
+    }
+}
+
+impl Terraform<'_> {
+    /// `init`, its output to `consumer`. `ssh_command` is git's, for modules fetched over ssh.
+    pub async fn init(
+        &self,
+        env: &ChildEnv,
+        ssh_command: Option<&str>,
+        consumer: &mut impl Consumer,
+    ) -> Result<Completion, ProcessError> {
+        let args = args::init(
+            self.tool.tool,
+            &self.tool.version,
+            self.color,
+            self.variables.as_deref(),
+        );
+        let mut invocation = self.invocation(env, args);
+        if let Some(command) = ssh_command {
+            invocation
+                .env
+                .push(("GIT_SSH_COMMAND".into(), command.into()));
+        }
+        process::run(&invocation, &self.interrupted(), consumer).await
+    }
+
+    /// `plan`, its events to the log and to the structured output.
+    pub async fn plan(
+        &self,
+        env: &ChildEnv,
+        destroy: bool,
+        log: LogWriter,
+    ) -> Result<(Completion, Structured), ProcessError> {
+        self.operation(
+            env,
+            args::plan(self.options(), destroy),
+            log,
+            Structured::default(),
+        )
+        .await
+    }
+
+    /// `apply` of the plan in the working directory.
+    pub async fn apply_plan(
+        &self,
+        env: &ChildEnv,
+        log: LogWriter,
+        planned: Structured,
+    ) -> Result<(Completion, Structured), ProcessError> {
+        self.operation(env, args::apply_plan(&self.tool.version), log, planned)
+            .await
+    }
+
+    /// `apply` without a plan.
+    pub async fn apply_direct(
+        &self,
+        env: &ChildEnv,
+        log: LogWriter,
+    ) -> Result<(Completion, Structured), ProcessError> {
+        self.operation(
+            env,
+            args::apply_direct(self.options(), self.color),
+            log,
+            Structured::default(),
+        )
+        .await
+    }
+
+    /// `destroy`.
+    pub async fn destroy(
+        &self,
+        env: &ChildEnv,
+        log: LogWriter,
+    ) -> Result<(Completion, Structured), ProcessError> {
+        self.operation(
+            env,
+            args::destroy(self.options()),
+            log,
+            Structured::default(),
+        )
+        .await
+    }
+
+    /// The plan for people; `None` when the tool could not render it.
+    pub async fn show_plan(&self, env: &ChildEnv) -> Result<Option<Vec<u8>>, ProcessError> {
+        self.document(env, args::show_plan(self.color)).await
+    }
+
+    /// The plan for machines.
+    pub async fn show_plan_json(&self, env: &ChildEnv) -> Result<Option<Vec<u8>>, ProcessError> {
+        self.document(env, args::show_plan_json()).await
+    }
+
+    /// The state for machines.
+    pub async fn show_state_json(&self, env: &ChildEnv) -> Result<Option<Vec<u8>>, ProcessError> {
+        self.document(env, args::show_state_json()).await
+    }
+
+    /// The raw state.
+    pub async fn state_pull(&self, env: &ChildEnv) -> Result<Option<Vec<u8>>, ProcessError> {
+        self.document(env, args::state_pull()).await
+    }
+
+    /// Stores a state the tool could not store itself; what it says goes to the log.
+    pub async fn state_push(
+        &self,
+        env: &ChildEnv,
+        file: &Path,
+        log: LogWriter,
+    ) -> Result<Completion, ProcessError> {
+        let mut consumer = ToLog(log);
+        let done = process::run(
+            &self.invocation(env, args::state_push(file)),
+            &self.saving(),
+            &mut consumer,
+        )
+        .await;
+        consumer.0.close().await;
+        done
+    }
+
+    async fn operation(
+        &self,
+        env: &ChildEnv,
+        args: Vec<OsString>,
+        log: LogWriter,
+        structured: Structured,
+    ) -> Result<(Completion, Structured), ProcessError> {
+        let mut stream = EventStream::new(log, structured);
+        let done = process::run(
+            &self.invocation(env, args),
+            &self.interrupted(),
+            &mut stream,
+        )
+        .await;
+        let structured = stream.finish().await;
+        Ok((done?, structured))
+    }
+
+    async fn document(
+        &self,
+        env: &ChildEnv,
+        args: Vec<OsString>,
+    ) -> Result<Option<Vec<u8>>, ProcessError> {
+        let mut capture = Capture::up_to(MAX_DOCUMENT_BYTES);
+        let done = process::run(&self.invocation(env, args), &self.saving(), &mut capture).await?;
+        Ok((done.ended.is_success() && !capture.truncated).then_some(capture.bytes))
+    }
+
+    fn options(&self) -> Operation<'_> {
+        Operation {
+            version: &self.tool.version,
+            refresh: self.refresh,
+            refresh_only: self.refresh_only,
+            variables: self.variables.as_deref(),
+        }
+    }
+
+    fn invocation(&self, env: &ChildEnv, args: Vec<OsString>) -> Invocation {
+        Invocation {
+            program: self.tool.path.clone(),
+            args,
+            dir: self.working_dir.to_owned(),
+            env: process::environment(env.iter()),
+        }
+    }
+
+    /// What can be stopped: the tool passes an interrupt on to its providers itself.
+    fn interrupted(&self) -> Limit {
+        Limit {
+            stop: self.stop.clone(),
+            interrupt: Some(Interrupt::Process),
+            grace: self.budget.tool,
+        }
+    }
+
+    /// What saves results goes on after a stop order, as long as there is time.
+    fn saving(&self) -> Limit {
+        Limit {
+            stop: self.stop.clone(),
+            interrupt: None,
+            grace: self.budget.saving,
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Command lines of the tool, built from data (contract 4.5). Values of variables are never among them.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use job_contract::Tool;
+use job_contract::keys::PLAN_FILE;
+use semver::Version;
+
+/// What distinguishes one plan, apply or destroy from another.
+#[derive(Clone, Copy, Debug)]
+pub struct Operation<'a> {
+    /// The tool's version as resolved, never as asked for (W-35).
+    pub version: &'a Version,
+    /// `false` adds `-refresh=false`.
+    pub refresh: bool,
+    /// `true` adds `-refresh-only`.
+    pub refresh_only: bool,
+    /// File of input variables.
+    pub variables: Option<&'a Path>,
+}
+
+/// Whether operations of this version speak JSON.
+pub fn speaks_json(version: &Version) -> bool {
+    *version > Version::new(0, 15, 2)
+}
+
+/// `init`.
+pub fn init(tool: Tool, version: &Version, color: bool, variables: Option<&Path>) -> Vec<OsString> {
+    let mut args = command("init");
+    args.extend(no_color(color));
+    args.push("-input=false".into());
+    // OpenTofu evaluates variables in module sources and backends from 1.8 on.
+    if tool == Tool::OpenTofu && *version >= Version::new(1, 8, 0) {
+        args.extend(variables.map(var_file));
+    }
+    args
+}
+
+/// `plan`, or `plan -destroy`.
+pub fn plan(operation: Operation<'_>, destroy: bool) -> Vec<OsString> {
+    let mut args = command("plan");
+    args.push("-no-color".into());
+    if speaks_json(operation.version) {
+        args.push("-json".into());
+    }
+    if !operation.refresh {
+        args.push("-refresh=false".into());
+    }
+    if operation.refresh_only {
+        args.push("-refresh-only".into());
+    }
+    args.extend(operation.variables.map(var_file));
+    args.push(format!("-out={PLAN_FILE}").into());
+    args.push("-input=false".into());
+    if destroy {
+        args.push("-destroy".into());
+    }
+    args.push("-detailed-exitcode".into());
+    args
+}
+
+/// `apply` of a stored plan, which already holds its variables.
+pub fn apply_plan(version: &Version) -> Vec<OsString> {
+    let mut args = command("apply");
+    args.push("-no-color".into());
+    if speaks_json(version) {
+        args.push("-json".into());
+    }
+    args.extend([
+        "-auto-approve".into(),
+        "-input=false".into(),
+        PLAN_FILE.into(),
+    ]);
+    args
+}
+
+/// `apply` without a plan, for templates that have no plan step. Plain text: there is no reviewed plan whose
+/// entries structured output could update, and the tool's own rendering is the only one there is.
+pub fn apply_direct(operation: Operation<'_>, color: bool) -> Vec<OsString> {
+    let mut args = command("apply");
+    args.extend(no_color(color));
+    if !operation.refresh {
+        args.push("-refresh=false".into());
+    }
+    if operation.refresh_only {
+        args.push("-refresh-only".into());
+    }
+    args.extend(operation.variables.map(var_file));
+    args.extend(["-auto-approve".into(), "-input=false".into()]);
+    args
+}
+
+/// `destroy`.
+pub fn destroy(operation: Operation<'_>) -> Vec<OsString> {
+    let mut args = command("destroy");
+    args.push("-no-color".into());
+    if speaks_json(operation.version) {
+        args.push("-json".into());
+    }
+    // Before 0.15 `-force` was the only spelling.
+    let approve = if *operation.version < Version::new(0, 15, 0) {
+        "-force"
+    } else {
+        "-auto-approve"
+    };
+    args.push(approve.into());
+    if !operation.refresh {
+        args.push("-refresh=false".into());
+    }
+    args.extend(operation.variables.map(var_file));
+    args.push("-input=false".into());
+    args
+}
+
+/// `show` of the plan for people.
+pub fn show_plan(color: bool) -> Vec<OsString> {
+    let mut args = command("show");
+    args.extend(no_color(color));
+    args.push(PLAN_FILE.into());
+    args
+}
+
+/// `show` of the plan for machines.
+pub fn show_plan_json() -> Vec<OsString> {
+    ["show", "-no-color", "-json", PLAN_FILE]
+        .map(OsString::from)
+        .into()
+}
+
+/// `show` of the state for machines.
+pub fn show_state_json() -> Vec<OsString> {
+    ["show", "-no-color", "-json"].map(OsString::from).into()
+}
+
+/// The raw state on stdout.
+pub fn state_pull() -> Vec<OsString> {
+    ["state", "pull"].map(OsString::from).into()
+}
+
+/// Writes a state file the tool could not store itself.
+pub fn state_push(file: &Path) -> Vec<OsString> {
+    vec!["state".into(), "push".into(), file.into()]
+}
+
+fn command(name: &str) -> Vec<OsString> {
+    vec![name.into()]
+}
+
+fn no_color(color: bool) -> Option<OsString> {
+    (!color).then(|| "-no-color".into())
+}
+
+fn var_file(path: &Path) -> OsString {
+    let mut arg = OsString::from("-var-file=");
+    arg.push(path);
+    arg
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(args: Vec<OsString>) -> String {
+        args.into_iter()
+            .map(|arg| arg.into_string().unwrap())
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
+
+    static NEW: Version = Version::new(1, 9, 8);
+    static JSON_LIMIT: Version = Version::new(0, 15, 2);
+    static OLD: Version = Version::new(0, 14, 11);
+
+    fn operation(version: &Version) -> Operation<'_> {
+        Operation {
+            version,
+            refresh: true,
+            refresh_only: false,
+            variables: None,
+        }
+    }
+
+    #[test]
+    fn plan_arguments() {
+        assert_eq!(
+            text(plan(operation(&NEW), false)),
+            "plan -no-color -json -out=terraformLibrary.tfPlan -input=false -detailed-exitcode"
+        );
+        let options = Operation {
+            refresh: false,
+            refresh_only: true,
+            variables: Some(Path::new("/p/v.tfvars")),
+            ..operation(&NEW)
+        };
+        assert_eq!(
+            text(plan(options, true)),
+            "plan -no-color -json -refresh=false -refresh-only -var-file=/p/v.tfvars \
+             -out=terraformLibrary.tfPlan -input=false -destroy -detailed-exitcode"
+        );
+        assert_eq!(
+            text(plan(operation(&JSON_LIMIT), false)),
+            "plan -no-color -out=terraformLibrary.tfPlan -input=false -detailed-exitcode"
+        );
+    }
+
+    #[test]
+    fn apply_and_destroy_arguments() {
+        assert_eq!(
+            text(apply_plan(&NEW)),
+            "apply -no-color -json -auto-approve -input=false terraformLibrary.tfPlan"
+        );
+        let options = Operation {
+            variables: Some(Path::new("/v")),
+            ..operation(&NEW)
+        };
+        assert_eq!(
+            text(apply_direct(options, true)),
+            "apply -var-file=/v -auto-approve -input=false"
+        );
+        assert_eq!(
+            text(apply_direct(options, false)),
+            "apply -no-color -var-file=/v -auto-approve -input=false"
+        );
+        assert_eq!(
+            text(destroy(options)),
+            "destroy -no-color -json -auto-approve -var-file=/v -input=false"
+        );
+        assert_eq!(
+            text(destroy(operation(&OLD))),
+            "destroy -no-color -force -input=false"
+        );
+    }
+
+    #[test]
+    fn init_and_show_arguments() {
+        let file = Some(Path::new("/v"));
+        assert_eq!(
+            text(init(Tool::Terraform, &NEW, true, file)),
+            "init -input=false"
+        );
+        assert_eq!(
+            text(init(Tool::OpenTofu, &NEW, false, file)),
+            "init -no-color -input=false -var-file=/v"
+        );
+        assert_eq!(
+            text(init(Tool::OpenTofu, &Version::new(1, 7, 0), true, file)),
+            "init -input=false"
+        );
+        assert_eq!(text(show_plan(true)), "show terraformLibrary.tfPlan");
+        assert_eq!(
+            text(show_plan_json()),
+            "show -no-color -json terraformLibrary.tfPlan"
+        );
+    }
+}

@@ -1,0 +1,664 @@
+//! Structured plan and apply output: the list of changes a user interface shows, kept from the tool's JSON
+//! events and completed from its `show` (contract 6.6 and Appendix B). Sensitive values never enter it.
+
+use std::collections::HashMap;
+
+use job_contract::report::ChangeCounts;
+use serde_json::{Map, Value, json};
+
+/// Changes by address, in the order they were first heard of, and diagnostics without an address.
+#[derive(Clone, Debug, Default)]
+pub struct Structured {
+    changes: Vec<Map<String, Value>>,
+    by_address: HashMap<String, usize>,
+    diagnostics: Vec<Value>,
+    counts: Option<ChangeCounts>,
+}
+
+impl Structured {
+    /// The list an apply starts from: the plan's changes, all still to be done.
+    pub fn seeded(plan: &Value) -> Self {
+        let mut seeded = Self::default();
+        for change in plan
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_object)
+        {
+            let Some(address) = change.get("address").and_then(Value::as_str) else {
+                continue;
+            };
+            let entry = seeded.entry(address);
+            entry.extend(
+                change
+                    .iter()
+                    .map(|(key, value)| (key.clone(), value.clone())),
+            );
+            if entry.get("action").and_then(Value::as_str) != Some("ephemeral") {
+                entry.insert("status".into(), json!("pending"));
+            }
+        }
+        seeded
+    }
+
+    /// The changes as the context holds them.
+    pub fn changes(&self) -> Value {
+        let visible = |change: &Map<String, Value>| {
+            let mut change = change.clone();
+            change.remove("previousStatus");
+            Value::Object(change)
+        };
+        self.changes.iter().map(visible).collect()
+    }
+
+    /// Diagnostics that belong to no resource.
+    pub fn diagnostics(&self) -> Value {
+        Value::Array(self.diagnostics.clone())
+    }
+
+    /// Counts of the last `change_summary`.
+    pub const fn counts(&self) -> Option<ChangeCounts> {
+        self.counts
+    }
+
+    /// Counts of the changes themselves, for a plan whose summary was never heard.
+    pub fn counted(&self) -> ChangeCounts {
+        let mut counts = ChangeCounts::default();
+        for change in &self.changes {
+            match change.get("action").and_then(Value::as_str) {
+                Some("create") => counts.add += 1,
+                Some("update") => counts.change += 1,
+                Some("delete") => counts.remove += 1,
+                Some("replace") => {
+                    counts.add += 1;
+                    counts.remove += 1;
+                }
+                Some("import") => counts.import += 1,
+                _ => {}
+            }
+        }
+        counts
+    }
+
+    /// Takes one event of the JSON stream.
+    pub fn event(&mut self, event: &Value) {
+        let kind = event["type"].as_str().unwrap_or_default();
+        match kind {
+            "planned_change" => self.planned_change(event),
+            "resource_drift" => {
+                self.on_change(event, |entry, change| {
+                    set(entry, "driftAction", &change["action"]);
+                });
+            }
+            "diagnostic" => self.diagnostic(&event["diagnostic"]),
+            "change_summary" => {
+                self.counts = serde_json::from_value(rename_remove(&event["changes"])).ok();
+            }
+            _ => self.hook(kind, &event["hook"]),
+        }
+    }
+
+    fn planned_change(&mut self, event: &Value) {
+        self.on_change(event, |entry, change| {
+            set(entry, "action", &change["action"]);
+            entry.insert("status".into(), json!("planned"));
+        });
+    }
+
+    fn on_change(&mut self, event: &Value, update: impl FnOnce(&mut Map<String, Value>, &Value)) {
+        let change = &event["change"];
+        if let Some(address) = change["resource"]["addr"].as_str() {
+            update(self.entry(address), change);
+        }
+    }
+
+    fn hook(&mut self, kind: &str, hook: &Value) {
+        let Some(address) = hook["resource"]["addr"].as_str() else {
+            return;
+        };
+        let status = match kind {
+            "refresh_start" | "refresh_complete" | "apply_start" | "apply_progress"
+            | "apply_complete" | "apply_errored" | "provision_start" | "provision_progress"
+            | "provision_complete" | "provision_errored" => None,
+            "ephemeral_op_start" | "ephemeral_action_started" => {
+                Some(if ephemeral_phase(hook) == "close" {
+                    "ephemeral-closing"
+                } else {
+                    "ephemeral-opening"
+                })
+            }
+            "ephemeral_op_progress" => None,
+            "ephemeral_op_complete" | "ephemeral_action_complete" => {
+                Some(if ephemeral_phase(hook) == "renew" {
+                    "ephemeral-renewed"
+                } else {
+                    "applied"
+                })
+            }
+            "ephemeral_op_errored" => Some("ephemeral-errored"),
+            _ => return,
+        };
+        let entry = self.entry(address);
+        if let Some(status) = status {
+            if kind.ends_with("_start") || kind.ends_with("_started") {
+                entry.entry("action").or_insert_with(|| json!("ephemeral"));
+            }
+            entry.insert("status".into(), json!(status));
+        }
+        match kind {
+            "refresh_start" => {
+                entry.entry("action").or_insert_with(|| json!("no-op"));
+                let before = entry
+                    .get("status")
+                    .cloned()
+                    .unwrap_or_else(|| json!("pending"));
+                entry.insert("previousStatus".into(), before);
+                entry.insert("status".into(), json!("refreshing"));
+            }
+            "refresh_complete" => {
+                let before = entry
+                    .remove("previousStatus")
+                    .unwrap_or_else(|| json!("pending"));
+                entry.insert("status".into(), before);
+            }
+            "apply_start" => {
+                entry.insert("status".into(), json!("applying"));
+            }
+            "apply_complete" => {
+                entry.insert("status".into(), json!("applied"));
+            }
+            "apply_errored" => {
+                entry.insert("status".into(), json!("errored"));
+            }
+            "provision_start" => set(entry, "currentProvisioner", &hook["provisioner"]),
+            "provision_progress" => {
+                if let Some(lines) = entry
+                    .entry("provisionerOutput")
+                    .or_insert_with(|| json!([]))
+                    .as_array_mut()
+                {
+                    lines.push(hook["output"].clone());
+                }
+            }
+            "provision_complete" | "provision_errored" => {
+                entry.remove("currentProvisioner");
+            }
+            _ => {}
+        }
+        set(entry, "elapsedSeconds", &hook["elapsed_seconds"]);
+    }
+
+    fn diagnostic(&mut self, diagnostic: &Value) {
+        let severity = diagnostic["severity"].as_str().unwrap_or_default();
+        let Some(summary) = diagnostic["summary"].as_str() else {
+            return;
+        };
+        if !matches!(severity, "error" | "warning") {
+            return;
+        }
+        let mut kept = Map::new();
+        kept.insert("severity".into(), json!(severity));
+        kept.insert("summary".into(), json!(summary));
+        if let Some(detail) = diagnostic["detail"]
+            .as_str()
+            .filter(|detail| !detail.is_empty())
+        {
+            kept.insert("detail".into(), json!(detail));
+        }
+        let range = &diagnostic["range"];
+        if let (Some(file), Some(line)) =
+            (range["filename"].as_str(), range["start"]["line"].as_u64())
+        {
+            kept.insert("location".into(), json!(format!("{file}:{line}")));
+        }
+        match diagnostic["address"]
+            .as_str()
+            .filter(|address| !address.is_empty())
+        {
+            None => self.diagnostics.push(Value::Object(kept)),
+            Some(address) => {
+                let entry = self.entry(address);
+                if severity == "error" {
+                    entry.entry("status").or_insert_with(|| json!("errored"));
+                }
+                if let Some(list) = entry
+                    .entry("diagnostics")
+                    .or_insert_with(|| json!([]))
+                    .as_array_mut()
+                {
+                    list.push(Value::Object(kept));
+                }
+            }
+        }
+    }
+
+    /// Completes the list from the plan's own JSON: what it says wins, what only the events know stays. Entries
+    /// without anything to do are dropped, imports are kept.
+    pub fn complete_from_plan(&mut self, plan: &Value) {
+        for resource in plan["resource_changes"].as_array().into_iter().flatten() {
+            let Some(address) = resource["address"].as_str() else {
+                continue;
+            };
+            let planned = planned_entry(resource);
+            self.entry(address).extend(planned);
+        }
+        self.changes.retain(|change| {
+            change
+                .get("action")
+                .and_then(Value::as_str)
+                .is_none_or(|action| action != "no-op")
+        });
+        self.by_address = self
+            .changes
+            .iter()
+            .enumerate()
+            .filter_map(|(index, change)| {
+                Some((change.get("address")?.as_str()?.to_owned(), index))
+            })
+            .collect();
+    }
+
+    /// Completes an apply from the new state: what was still pending and is there has been applied, and values
+    /// unknown to the plan are filled in unless plan or state calls them sensitive.
+    pub fn complete_from_state(&mut self, state: &Value) {
+        let mut resources = HashMap::new();
+        collect_resources(&state["values"]["root_module"], &mut resources);
+        for change in &mut self.changes {
+            let Some(resource) = change
+                .get("address")
+                .and_then(Value::as_str)
+                .and_then(|address| resources.get(address))
+            else {
+                continue;
+            };
+            if change.get("status").and_then(Value::as_str) == Some("pending") {
+                change.insert("status".into(), json!("applied"));
+            }
+            fill_unknown(change, resource);
+        }
+    }
+
+    fn entry(&mut self, address: &str) -> &mut Map<String, Value> {
+        let index = *self
+            .by_address
+            .entry(address.to_owned())
+            .or_insert_with(|| {
+                let mut entry = Map::new();
+                entry.insert("address".into(), json!(address));
+                self.changes.push(entry);
+                self.changes.len() - 1
+            });
+        &mut self.changes[index]
+    }
+}
+
+/// Sets a key unless the value is null: an absent property stays absent.
+fn set(entry: &mut Map<String, Value>, key: &str, value: &Value) {
+    if !value.is_null() {
+        entry.insert(key.to_owned(), value.clone());
+    }
+}
+
+/// `change_summary` says `remove`; the counts are written the way people read them.
+fn rename_remove(changes: &Value) -> Value {
+    json!({
+        "add": changes["add"].as_u64().unwrap_or(0),
+        "change": changes["change"].as_u64().unwrap_or(0),
+        "destroy": changes["remove"].as_u64().unwrap_or(0),
+        "import": changes["import"].as_u64().unwrap_or(0),
+    })
+}
+
+/// `open`, `renew` or `close`; OpenTofu says it in prose.
+fn ephemeral_phase(hook: &Value) -> &'static str {
+    let said = hook["action"]
+        .as_str()
+        .or_else(|| hook["Msg"].as_str())
+        .unwrap_or_default()
+        .to_ascii_lowercase();
+    if said.starts_with("clos") {
+        "close"
+    } else if said.starts_with("renew") {
+        "renew"
+    } else {
+        "open"
+    }
+}
+
+/// One entry of `resource_changes` as a change.
+fn planned_entry(resource: &Value) -> Map<String, Value> {
+    let change = &resource["change"];
+    let mut entry = Map::new();
+    set(&mut entry, "moduleAddress", &resource["module_address"]);
+    set(&mut entry, "resourceType", &resource["type"]);
+    set(&mut entry, "resourceName", &resource["name"]);
+    set(&mut entry, "actions", &change["actions"]);
+    entry.insert("action".into(), json!(normal_action(change)));
+    set(&mut entry, "importing", &change["importing"]);
+    let whole_input = resource["type"] == "terraform_data";
+    for (key, marks_key, value, marks) in [
+        (
+            "before",
+            "beforeSensitive",
+            &change["before"],
+            &change["before_sensitive"],
+        ),
+        (
+            "after",
+            "afterSensitive",
+            &change["after"],
+            &change["after_sensitive"],
+        ),
+    ] {
+        let mut marks = marks.clone();
+        // The output of `terraform_data` is its input, but carries no mark of its own.
+        if let (true, Some(marks)) = (whole_input, marks.as_object_mut())
+            && let Some(input) = marks.get("input").cloned()
+        {
+            marks.entry("output").or_insert(input);
+        }
+        entry.insert(key.into(), without_sensitive(value, &marks));
+        set(&mut entry, marks_key, &marks);
+    }
+    set(&mut entry, "afterUnknown", &change["after_unknown"]);
+    let changed = changed_sensitive(change);
+    if !changed.is_empty() {
+        entry.insert("changedSensitive".into(), Value::Object(changed));
+    }
+    entry
+}
+
+fn normal_action(change: &Value) -> &'static str {
+    let actions: Vec<&str> = change["actions"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    match actions.as_slice() {
+        ["create"] => "create",
+        ["delete"] => "delete",
+        ["update"] => "update",
+        ["read"] => "read",
+        ["no-op"] if !change["importing"].is_null() => "import",
+        ["no-op"] => "no-op",
+        ["delete", "create"] | ["create", "delete"] => "replace",
+        _ => "unknown",
+    }
+}
+
+/// `value` with every part that `marks` calls sensitive replaced by null.
+fn without_sensitive(value: &Value, marks: &Value) -> Value {
+    match (value, marks) {
+        (_, Value::Bool(true)) => Value::Null,
+        (Value::Object(object), Value::Object(marks)) => object
+            .iter()
+            .map(|(key, part)| {
+                (
+                    key.clone(),
+                    without_sensitive(part, marks.get(key).unwrap_or(&Value::Null)),
+                )
+            })
+            .collect::<Map<_, _>>()
+            .into(),
+        (Value::Array(list), Value::Array(marks)) => list
+            .iter()
+            .enumerate()
+            .map(|(index, part)| without_sensitive(part, marks.get(index).unwrap_or(&Value::Null)))
+            .collect(),
+        _ => value.clone(),
+    }
+}
+
+/// Which attributes differ in a value that is sensitive on either side; the values themselves stay out.
+fn changed_sensitive(change: &Value) -> Map<String, Value> {
+    let marked = |side: &str, key: &str| match &change[side] {
+        Value::Bool(all) => *all,
+        marks => holds_true(&marks[key]),
+    };
+    let keys = [&change["before"], &change["after"]]
+        .into_iter()
+        .filter_map(Value::as_object)
+        .flat_map(Map::keys);
+    keys.filter(|key| marked("before_sensitive", key) || marked("after_sensitive", key))
+        .filter(|key| change["before"][key.as_str()] != change["after"][key.as_str()])
+        .map(|key| (key.clone(), json!(true)))
+        .collect()
+}
+
+fn holds_true(marks: &Value) -> bool {
+    match marks {
+        Value::Bool(mark) => *mark,
+        Value::Object(parts) => parts.values().any(holds_true),
+        Value::Array(parts) => parts.iter().any(holds_true),
+        _ => false,
+    }
+}
+
+fn collect_resources<'v>(module: &'v Value, resources: &mut HashMap<&'v str, &'v Value>) {
+    for resource in module["resources"].as_array().into_iter().flatten() {
+        if let Some(address) = resource["address"].as_str() {
+            resources.insert(address, resource);
+        }
+    }
+    for child in module["child_modules"].as_array().into_iter().flatten() {
+        collect_resources(child, resources);
+    }
+}
+
+fn fill_unknown(change: &mut Map<String, Value>, resource: &Value) {
+    let unknown = match change.get("afterUnknown") {
+        Some(unknown) if holds_true(unknown) => unknown.clone(),
+        _ => return,
+    };
+    let planned_marks = change.get("afterSensitive").cloned().unwrap_or(Value::Null);
+    let visible = without_sensitive(&resource["values"], &resource["sensitive_values"]);
+    let visible = without_sensitive(&visible, &planned_marks);
+    let (Some(unknown), Some(visible)) = (unknown.as_object(), visible.as_object()) else {
+        return;
+    };
+    if let Some(after) = change
+        .entry("after")
+        .or_insert_with(|| json!({}))
+        .as_object_mut()
+    {
+        for key in unknown
+            .iter()
+            .filter(|(_, parts)| holds_true(parts))
+            .map(|(key, _)| key)
+        {
+            if let Some(value) = visible.get(key) {
+                after.insert(key.clone(), value.clone());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(events: &[Value]) -> Structured {
+        let mut structured = Structured::default();
+        events.iter().for_each(|event| structured.event(event));
+        structured
+    }
+
+    fn hook(kind: &str, extra: &Value) -> Value {
+        let mut hook = json!({"resource": {"addr": "a.b"}});
+        hook.as_object_mut()
+            .unwrap()
+            .extend(extra.as_object().unwrap().clone());
+        json!({"type": kind, "hook": hook})
+    }
+
+    #[test]
+    fn events_follow_appendix_b() {
+        let none = json!({});
+        let steps = [
+            (
+                json!({"type": "planned_change", "change": {"resource": {"addr": "a.b"}, "action": "update"}}),
+                "planned",
+            ),
+            (hook("refresh_start", &none), "refreshing"),
+            (hook("refresh_complete", &none), "planned"),
+            (hook("apply_start", &none), "applying"),
+            (
+                hook("apply_progress", &json!({"elapsed_seconds": 10})),
+                "applying",
+            ),
+            (
+                hook("provision_start", &json!({"provisioner": "local-exec"})),
+                "applying",
+            ),
+            (
+                hook("provision_progress", &json!({"output": "hi"})),
+                "applying",
+            ),
+            (hook("provision_complete", &none), "applying"),
+            (
+                hook("apply_complete", &json!({"elapsed_seconds": 12})),
+                "applied",
+            ),
+        ];
+        let mut structured = Structured::default();
+        for (event, status) in &steps {
+            structured.event(event);
+            assert_eq!(structured.changes()[0]["status"], *status, "{event}");
+        }
+        assert_eq!(
+            structured.changes(),
+            json!([{"address": "a.b", "action": "update", "status": "applied", "elapsedSeconds": 12,
+                    "provisionerOutput": ["hi"]}])
+        );
+    }
+
+    #[test]
+    fn ephemeral_operations_are_told_apart_in_both_dialects() {
+        let cases = [
+            (
+                "ephemeral_op_start",
+                json!({"action": "open"}),
+                "ephemeral-opening",
+            ),
+            (
+                "ephemeral_op_start",
+                json!({"action": "close"}),
+                "ephemeral-closing",
+            ),
+            (
+                "ephemeral_action_started",
+                json!({"Msg": "Closing..."}),
+                "ephemeral-closing",
+            ),
+            (
+                "ephemeral_op_complete",
+                json!({"action": "renew"}),
+                "ephemeral-renewed",
+            ),
+            (
+                "ephemeral_action_complete",
+                json!({"Msg": "Renewed"}),
+                "ephemeral-renewed",
+            ),
+            (
+                "ephemeral_op_complete",
+                json!({"action": "open"}),
+                "applied",
+            ),
+            ("ephemeral_op_errored", json!({}), "ephemeral-errored"),
+        ];
+        for (kind, extra, status) in cases {
+            assert_eq!(
+                after(&[hook(kind, &extra)]).changes()[0]["status"],
+                status,
+                "{kind} {extra}"
+            );
+        }
+    }
+
+    #[test]
+    fn diagnostics_go_to_their_resource_or_to_the_job() {
+        let diagnostic = |address: Value| {
+            json!({"type": "diagnostic", "diagnostic": {"severity": "error", "summary": "no", "detail": "d",
+                   "address": address, "range": {"filename": "main.tf", "start": {"line": 3}}}})
+        };
+        let structured = after(&[diagnostic(json!("a.b")), diagnostic(Value::Null)]);
+        let kept =
+            json!([{"severity": "error", "summary": "no", "detail": "d", "location": "main.tf:3"}]);
+        assert_eq!(structured.diagnostics(), kept);
+        assert_eq!(structured.changes()[0]["diagnostics"], kept);
+        assert_eq!(structured.changes()[0]["status"], "errored");
+    }
+
+    #[test]
+    fn a_plan_replaces_what_events_guessed_and_hides_what_is_sensitive() {
+        let mut structured = after(&[
+            json!({"type": "planned_change", "change": {"resource": {"addr": "terraform_data.x"}, "action": "create"}}),
+            json!({"type": "refresh_start", "hook": {"resource": {"addr": "terraform_data.same"}}}),
+            json!({"type": "change_summary", "changes": {"add": 2, "change": 0, "remove": 1, "import": 0}}),
+        ]);
+        structured.complete_from_plan(&json!({"resource_changes": [
+            {"address": "terraform_data.x", "type": "terraform_data", "name": "x", "change": {
+                "actions": ["delete", "create"],
+                "before": {"input": "old-secret", "output": "old-secret", "id": "1"}, "before_sensitive": {"input": true},
+                "after": {"input": "new-secret", "keep": {"a": 1}}, "after_sensitive": {"input": true},
+                "after_unknown": {"id": true, "output": true}}},
+            {"address": "terraform_data.same", "type": "terraform_data", "name": "same",
+             "change": {"actions": ["no-op"], "before": {}, "after": {}}},
+            {"address": "terraform_data.in", "type": "terraform_data", "name": "in",
+             "change": {"actions": ["no-op"], "importing": {"id": "i"}, "before": {}, "after": {}}},
+        ]}));
+        let changes = structured.changes();
+        assert!(!changes.to_string().contains("secret"), "{changes}");
+        assert_eq!(changes[0]["action"], "replace");
+        assert_eq!(changes[0]["status"], "planned");
+        assert_eq!(changes[0]["after"]["keep"]["a"], 1);
+        assert_eq!(changes[0]["changedSensitive"], json!({"input": true}));
+        assert_eq!(changes[1]["action"], "import");
+        assert_eq!(
+            changes.as_array().unwrap().len(),
+            2,
+            "a pure no-op is dropped"
+        );
+        let counts = ChangeCounts {
+            add: 2,
+            change: 0,
+            remove: 1,
+            import: 0,
+        };
+        assert_eq!(structured.counts(), Some(counts));
+        assert_eq!(
+            structured.counted(),
+            ChangeCounts {
+                add: 1,
+                change: 0,
+                remove: 1,
+                import: 1
+            }
+        );
+    }
+
+    #[test]
+    fn an_apply_starts_from_the_plan_and_ends_with_the_state() {
+        let plan = json!([
+            {"address": "a.x", "action": "create", "status": "planned", "after": {"n": 1},
+             "afterUnknown": {"id": true, "token": true, "deep": {"a": true}}, "afterSensitive": {"token": true}},
+            {"address": "a.gone", "action": "delete", "status": "planned"},
+            {"address": "a.eph", "action": "ephemeral", "status": "applied"},
+        ]);
+        let mut structured = Structured::seeded(&plan);
+        assert_eq!(structured.changes()[0]["status"], "pending");
+        assert_eq!(structured.changes()[2]["status"], "applied");
+        structured.complete_from_state(&json!({"values": {"root_module": {"child_modules": [{"resources": [
+            {"address": "a.x", "values": {"n": 1, "id": "i-1", "token": "hunter2", "deep": {"a": "hunter3"}},
+             "sensitive_values": {"deep": {"a": true}}}]}]}}}));
+        let changes = structured.changes();
+        assert_eq!(changes[0]["status"], "applied");
+        assert_eq!(
+            changes[0]["after"],
+            json!({"n": 1, "id": "i-1", "token": null, "deep": {"a": null}})
+        );
+        assert_eq!(changes[1]["status"], "pending");
+    }
+}

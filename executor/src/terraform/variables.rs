@@ -1,0 +1,375 @@
+//! Input variables as a definitions file: out of the command line, out of the work tree, and above every
+//! `*.tfvars` of the repository, as `-var` would be (contract 4.5, W-28).
+//!
+//! A value travels as text. What it means depends on the declared type, exactly as for `-var`: literal for
+//! primitive types and for none, an expression for all others. That is the one thing read from configurations.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use hcl_edit::expr::Expression;
+use hcl_edit::structure::Body;
+use job_contract::Tool;
+use job_contract::job::Variable;
+use serde_json::Value;
+
+/// What the text of a variable means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The string itself.
+    Literal,
+    /// An expression in the tool's language.
+    Expression,
+}
+
+/// Variables the root module declares.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Declarations {
+    kinds: BTreeMap<String, Kind>,
+    /// Whether every file could be read, so that an unknown name is really undeclared.
+    complete: bool,
+}
+
+/// Why the variables could not be handed over. Values are never quoted.
+#[derive(Debug, thiserror::Error)]
+pub enum VariablesError {
+    /// The root module's folder could not be read.
+    #[error("could not read the root module in `{}`", dir.display())]
+    Unreadable {
+        dir: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// No variable can have this name.
+    #[error("variable name `{}` is not an identifier", name.escape_debug())]
+    BadName { name: String },
+    /// A value of a variable with a complex type that is no expression.
+    #[error(
+        "the value of variable `{name}` is not a valid expression, and its declared type is not a plain string, number or bool"
+    )]
+    NotAnExpression { name: String },
+}
+
+impl Declarations {
+    /// Reads the declarations of the root module in `dir`.
+    pub fn read(dir: &Path, tool: Tool) -> Result<Self, VariablesError> {
+        let unreadable = |source| VariablesError::Unreadable {
+            dir: dir.to_owned(),
+            source,
+        };
+        let mut declarations = Self {
+            complete: true,
+            ..Self::default()
+        };
+        for entry in fs::read_dir(dir).map_err(unreadable)? {
+            let path = entry.map_err(unreadable)?.path();
+            let name = path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .unwrap_or_default();
+            let Some(syntax) = Syntax::of(name, tool) else {
+                continue;
+            };
+            let added = fs::read_to_string(&path)
+                .ok()
+                .and_then(|text| declarations.add(&text, syntax));
+            // The tool reports the file's faults better than we could.
+            declarations.complete &= added.is_some();
+        }
+        Ok(declarations)
+    }
+
+    fn add(&mut self, text: &str, syntax: Syntax) -> Option<()> {
+        match syntax {
+            Syntax::Native => self.add_native(&text.parse().ok()?),
+            Syntax::Json => self.add_json(&serde_json::from_str(text).ok()?),
+        }
+        Some(())
+    }
+
+    fn add_native(&mut self, body: &Body) {
+        for block in body.get_blocks("variable") {
+            let Some(label) = block.labels.first() else {
+                continue;
+            };
+            let kind = match block
+                .body
+                .get_attribute("type")
+                .map(|attribute| &attribute.value)
+            {
+                None => Kind::Literal,
+                Some(Expression::Variable(name)) => Kind::of_type(name.as_str()),
+                // Terraform 0.11 wrote the type as a string.
+                Some(Expression::String(name)) => Kind::of_type(name.as_str()),
+                Some(_) => Kind::Expression,
+            };
+            self.kinds.insert(label.as_str().to_owned(), kind);
+        }
+    }
+
+    fn add_json(&mut self, document: &Value) {
+        let blocks = match document.get("variable") {
+            Some(Value::Array(list)) => list.iter().collect(),
+            Some(object) => vec![object],
+            None => vec![],
+        };
+        for (name, body) in blocks.into_iter().filter_map(Value::as_object).flatten() {
+            let body = body
+                .as_array()
+                .and_then(|list| list.first())
+                .unwrap_or(body);
+            let kind = body
+                .get("type")
+                .and_then(Value::as_str)
+                .map_or(Kind::Literal, Kind::of_type);
+            self.kinds.insert(name.clone(), kind);
+        }
+    }
+
+    /// Names among `variables` that the root module certainly does not declare.
+    pub fn undeclared<'v>(&self, variables: &'v BTreeMap<String, Variable>) -> Vec<&'v str> {
+        let unknown = |name: &&str| self.complete && !self.kinds.contains_key(*name);
+        variables
+            .keys()
+            .map(String::as_str)
+            .filter(unknown)
+            .collect()
+    }
+
+    /// The definitions file for `variables`. Undeclared ones are left out: they mean nothing to this module.
+    pub fn definitions(
+        &self,
+        variables: &BTreeMap<String, Variable>,
+    ) -> Result<String, VariablesError> {
+        let mut text = String::new();
+        for (name, variable) in variables {
+            if !is_identifier(name) {
+                return Err(VariablesError::BadName { name: name.clone() });
+            }
+            if self.complete && !self.kinds.contains_key(name) {
+                continue;
+            }
+            match variable.hcl.map_or_else(|| self.kind(name), Kind::of_flag) {
+                Kind::Literal => writeln!(text, "{name} = {}", quote(&variable.value)),
+                Kind::Expression => {
+                    let value = variable.value.trim();
+                    // A whole expression and nothing after it: the text cannot define other variables.
+                    if value.parse::<Expression>().is_err() {
+                        return Err(VariablesError::NotAnExpression { name: name.clone() });
+                    }
+                    writeln!(text, "{name} = {value}")
+                }
+            }
+            .expect("writing to a string cannot fail");
+        }
+        Ok(text)
+    }
+
+    fn kind(&self, name: &str) -> Kind {
+        self.kinds.get(name).copied().unwrap_or(Kind::Literal)
+    }
+}
+
+impl Kind {
+    fn of_type(name: &str) -> Self {
+        if matches!(name, "string" | "number" | "bool") {
+            Self::Literal
+        } else {
+            Self::Expression
+        }
+    }
+
+    const fn of_flag(hcl: bool) -> Self {
+        if hcl { Self::Expression } else { Self::Literal }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Syntax {
+    Native,
+    Json,
+}
+
+impl Syntax {
+    /// The syntax of a configuration file; `None` for any other file.
+    fn of(name: &str, tool: Tool) -> Option<Self> {
+        if name.starts_with('.') || name.ends_with('~') {
+            return None;
+        }
+        // Everything behind the first dot: `main.tf.json` is not a `.json` file of any other kind.
+        let suffix = name.split_once('.')?.1;
+        let (suffix, syntax) = match suffix.strip_suffix(".json") {
+            Some(suffix) => (suffix, Self::Json),
+            None => (suffix, Self::Native),
+        };
+        let last = suffix.rsplit('.').next()?;
+        (last == "tf" || (last == "tofu" && tool == Tool::OpenTofu)).then_some(syntax)
+    }
+}
+
+fn is_identifier(name: &str) -> bool {
+    let mut chars = name.chars();
+    chars
+        .next()
+        .is_some_and(|first| first.is_alphabetic() || first == '_')
+        && chars.all(|c| c.is_alphanumeric() || c == '_' || c == '-')
+}
+
+/// A quoted template that means exactly `text`.
+fn quote(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    quoted.push('"');
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '"' => quoted.push_str("\\\""),
+            '\\' => quoted.push_str("\\\\"),
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '\t' => quoted.push_str("\\t"),
+            // `${` and `%{` begin an interpolation unless the first character is doubled.
+            '$' | '%' if chars.peek() == Some(&'{') => quoted.extend([c, c]),
+            c if c.is_control() => {
+                write!(quoted, "\\u{:04x}", u32::from(c)).expect("writing to a string cannot fail");
+            }
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MODULE: &str = r#"
+        variable "plain" {}
+        variable "text"  { type = string }
+        variable "count_" { type = number }
+        variable "tags"  { type = map(string) }
+        variable "any"   { type = any }
+        variable "old"   { type = "list" }
+    "#;
+
+    fn declarations(text: &str) -> Declarations {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("main.tf"), text).unwrap();
+        Declarations::read(folder.path(), Tool::Terraform).unwrap()
+    }
+
+    fn variables(pairs: &[(&str, &str)]) -> BTreeMap<String, Variable> {
+        pairs
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), Variable::from(*value)))
+            .collect()
+    }
+
+    #[test]
+    fn text_means_what_the_declared_type_says() {
+        let definitions = declarations(MODULE)
+            .definitions(&variables(&[
+                ("plain", "[1]"),
+                ("text", "a \"b\" ${c} %{d} $e \\ \n="),
+                ("count_", "3"),
+                ("tags", "{ a = \"b\" }"),
+                ("any", "[1, 2]"),
+                ("old", "[]"),
+            ]))
+            .unwrap();
+        assert_eq!(
+            definitions,
+            "any = [1, 2]\ncount_ = \"3\"\nold = []\nplain = \"[1]\"\ntags = { a = \"b\" }\n\
+             text = \"a \\\"b\\\" $${c} %%{d} $e \\\\ \\n=\"\n"
+        );
+    }
+
+    #[test]
+    fn an_expression_cannot_define_other_variables() {
+        let declared = declarations(MODULE);
+        for value in ["[]\ntext = 1", "[", "", "{} # x\nplain = 2"] {
+            assert!(
+                matches!(
+                    declared.definitions(&variables(&[("tags", value)])),
+                    Err(VariablesError::NotAnExpression { name }) if name == "tags"
+                ),
+                "{value:?}"
+            );
+        }
+        assert!(matches!(
+            declared.definitions(&variables(&[("a b", "x")])),
+            Err(VariablesError::BadName { .. })
+        ));
+    }
+
+    #[test]
+    fn the_hcl_flag_of_newer_releases_decides_where_it_is_given() {
+        let one = |hcl| {
+            BTreeMap::from([(
+                "tags".to_owned(),
+                Variable {
+                    value: "{}".into(),
+                    hcl,
+                },
+            )])
+        };
+        let declared = declarations(MODULE);
+        assert_eq!(
+            declared.definitions(&one(Some(false))).unwrap(),
+            "tags = \"{}\"\n"
+        );
+        assert_eq!(
+            declared.definitions(&one(Some(true))).unwrap(),
+            "tags = {}\n"
+        );
+    }
+
+    #[test]
+    fn undeclared_variables_are_left_out_when_all_files_could_be_read() {
+        let given = variables(&[("elsewhere", "x"), ("text", "y")]);
+        let declared = declarations(MODULE);
+        assert_eq!(declared.undeclared(&given), ["elsewhere"]);
+        assert_eq!(declared.definitions(&given).unwrap(), "text = \"y\"\n");
+
+        let broken = declarations("variable \"text\" {");
+        assert!(broken.undeclared(&given).is_empty());
+        assert_eq!(
+            broken.definitions(&given).unwrap(),
+            "elsewhere = \"x\"\ntext = \"y\"\n"
+        );
+    }
+
+    #[test]
+    fn json_syntax_is_read_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let text =
+            r#"{"variable": {"a": {"type": "list(string)"}, "b": [{"type": "string"}], "c": {}}}"#;
+        fs::write(folder.path().join("main.tf.json"), text).unwrap();
+        let declared = Declarations::read(folder.path(), Tool::Terraform).unwrap();
+        let given = variables(&[("a", "[]"), ("b", "[]"), ("c", "[]")]);
+        assert_eq!(
+            declared.definitions(&given).unwrap(),
+            "a = []\nb = \"[]\"\nc = \"[]\"\n"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn quoting_is_undone_by_the_parser(text in "(?s).{0,40}") {
+            let expression: Expression = quote(&text).parse().unwrap();
+            let read = match &expression {
+                Expression::String(text) => text.as_str().to_owned(),
+                Expression::StringTemplate(template) => template.iter().map(|element| match element {
+                    hcl_edit::template::Element::Literal(literal) => literal.to_string(),
+                    other => panic!("an interpolation appeared: {other:?}"),
+                }).collect(),
+                other => panic!("not a string: {other:?}"),
+            };
+            prop_assert_eq!(read, text);
+        }
+    }
+}
