@@ -253,6 +253,23 @@ mod tests {
     }
 
     #[test]
+    fn a_secret_across_the_end_of_what_is_redacted_early_is_masked() {
+        let secret = "0123456789".repeat(100);
+        let redactor = Redactor::new([&secret]);
+        for known in 1..secret.len() {
+            let filler = "x".repeat(UNFINISHED_BYTES + redactor.longest() - known);
+            let (before, after) = secret.split_at(known);
+            let first = format!("{filler}{before}");
+            let out = through(
+                usize::MAX / 2,
+                &redactor,
+                [first.as_bytes(), after.as_bytes()],
+            );
+            assert!(out == format!("{filler}***\n"), "{known}");
+        }
+    }
+
+    #[test]
     fn newlines_are_counted_in_texts_of_any_length() {
         for length in [0, 1, 254, 255, 256, 511, 10_000] {
             assert_eq!(count_lines(&vec![b'\n'; length]), length as u64);

@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command as Process, Stdio};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tempfile::TempDir;
 
 use super::file::FileSink;
@@ -445,6 +446,50 @@ async fn a_disk_that_fills_up_keeps_whole_lines_and_the_rest_goes_to_the_sinks()
     assert_eq!(summary.spool.lines, count_lines(spooled.as_bytes()));
     assert_eq!(summary.spool.missing, MANY_LINES - summary.spool.lines);
     assert!(summary.spool.missing > 0);
+}
+
+#[tokio::test]
+async fn a_disk_with_room_again_goes_on_behind_a_line_about_what_is_missing() {
+    const TEST: &str = "a_disk_with_room_again_goes_on_behind_a_line_about_what_is_missing";
+    if !is_own_process(TEST) {
+        in_own_process(TEST, "trap '' XFSZ;");
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let (reader, pipe) = pipe_sink();
+    let piped = drain(reader);
+    let log = start(&folder, u64::MAX, vec![pipe]);
+    let (_, most) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
+    setrlimit(Resource::RLIMIT_FSIZE, 100_000, most).unwrap();
+    // More than can be on its way to the disk, so it was found full when this is done.
+    write(&log, &numbered_lines(MANY_LINES)).await;
+    setrlimit(Resource::RLIMIT_FSIZE, most, most).unwrap();
+    let started = Instant::now();
+    while fs::metadata(log.spool()).unwrap().len() <= 100_000 {
+        assert!(started.elapsed() < LONG);
+        log.writer().line("more").await;
+    }
+    log.writer().line("the end").await;
+    let summary = log.finish(LONG).await;
+
+    let piped = piped.join().unwrap();
+    assert_eq!(summary.sinks[0].lost, 0);
+    assert!(!piped.contains("[mayfly]"));
+    let spooled = fs::read_to_string(&summary.spool.path).unwrap();
+    let (before, after) = spooled
+        .split_once("[mayfly] log lines missing here: ")
+        .unwrap();
+    let (notice, after) = after.split_once('\n').unwrap();
+    assert_eq!(
+        notice,
+        format!("{} (File too large (os error 27))", summary.spool.missing)
+    );
+    assert!(piped.starts_with(before) && piped.ends_with(after));
+    assert!(after.ends_with("the end\n"));
+    assert_eq!(
+        summary.spool.lines,
+        count_lines(before.as_bytes()) + count_lines(after.as_bytes())
+    );
 }
 
 #[tokio::test]
