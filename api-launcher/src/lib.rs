@@ -1,1 +1,53 @@
-//! Placeholder.
+//! The API-side half of Mayfly. For now one thing: `api-launcher run`, which carries a step from a folder or a
+//! job document to its end on this machine, with the executor as a separate process in a pod's environment.
+
+pub mod cli;
+pub mod run;
+
+use std::ffi::OsString;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use clap::CommandFactory as _;
+use job_contract::Exit;
+
+use crate::cli::{Args, Command};
+
+/// Parses the command line, does what it asks, and says how it ended.
+pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    match cli::parse(args) {
+        Ok(Args { command }) => dispatch(command),
+        Err(error) => usage(&error),
+    }
+}
+
+fn dispatch(command: Command) -> ExitCode {
+    match command {
+        Command::Run(args) => ExitCode::from(run::run(&args)),
+        Command::Completions { shell } => completions(shell),
+        Command::Executor => executor::main_from_env(),
+    }
+}
+
+/// Help and version end with 0. A wrong command line is bad configuration: clap's own code for it, 2, means a
+/// defect of ours in the table of exit codes.
+fn usage(error: &clap::Error) -> ExitCode {
+    let exit = if error.use_stderr() {
+        Exit::BadConfiguration
+    } else {
+        Exit::Done
+    };
+    // A reader that closed the pipe has seen what it wanted.
+    let _ = error.print();
+    ExitCode::from(exit.code())
+}
+
+fn completions(shell: clap_complete::Shell) -> ExitCode {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Args::command(), "api-launcher", &mut script);
+    match io::stdout().write_all(&script) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(_) => ExitCode::from(Exit::Infrastructure.code()),
+    }
+}

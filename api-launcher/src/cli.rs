@@ -1,0 +1,103 @@
+//! The subcommands. Options of one subcommand live beside the code that reads them.
+
+use std::ffi::OsString;
+
+use clap::{Parser, Subcommand};
+
+use crate::run::args::RunArgs;
+
+/// Launches Terraform and OpenTofu runs, one step per executor process.
+#[derive(Debug, Parser)]
+#[command(name = "api-launcher", version, disable_help_subcommand = true)]
+#[command(after_help = EXIT_CODES)]
+pub struct Args {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Plan and apply a folder on this machine, or run one job document
+    Run(Box<RunArgs>),
+    /// Print a completion script for a shell
+    #[command(after_help = "Example:\n  \
+        api-launcher completions bash > ~/.local/share/bash-completion/completions/api-launcher")]
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+    /// The executor, as `run` starts it: configured by its environment alone
+    #[command(hide = true)]
+    Executor,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+    0  done
+    1  the tool or a script said no
+    2  a defect of Mayfly
+   64  the command line or the configuration cannot be used
+   65  the job document or the folder cannot be used
+   75  something this machine should have provided failed, before anything was changed: try again
+   76  another executor holds the step
+128+n  ended by signal n (130: Ctrl-C)";
+
+/// Parses a command line, the program's name included.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Args, clap::Error> {
+    Args::try_parse_from(args)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+    use rstest::rstest;
+
+    fn parse_words(line: &str) -> Result<Args, clap::Error> {
+        parse(
+            ["api-launcher"]
+                .into_iter()
+                .chain(line.split_whitespace())
+                .map(OsString::from),
+        )
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[rstest]
+    #[case("run a b")]
+    #[case("run -f job.json dir")]
+    #[case("run -f job.json --destroy")]
+    #[case("run -f job.json --plan-only")]
+    #[case("run -f job.json --refresh-only")]
+    #[case("run -f job.json --auto-approve")]
+    #[case("run -f job.json --root .")]
+    #[case("run -f job.json --var-file a.tfvars")]
+    #[case("run --plan-only --auto-approve")]
+    #[case("run --destroy --refresh-only")]
+    #[case("run --refresh-only --no-refresh")]
+    #[case("run --var region")]
+    #[case("run --var =x")]
+    #[case("run --env =x")]
+    #[case("run --tool pulumi")]
+    #[case("run --output yaml")]
+    #[case("launch-all")]
+    fn contradictions_are_refused(#[case] line: &str) {
+        assert!(parse_words(line).is_err(), "{line}");
+    }
+
+    #[rstest]
+    #[case("run")]
+    #[case("run dir --destroy --auto-approve")]
+    #[case("run -f - --var a=b --env HOME --env X=1=2 --tool tofu --tool-version ~>1.9")]
+    #[case("run --var a= --output json --color never -v")]
+    #[case("completions zsh")]
+    #[case("executor")]
+    fn sensible_lines_are_accepted(#[case] line: &str) {
+        assert!(parse_words(line).is_ok(), "{line}");
+    }
+}

@@ -1,0 +1,141 @@
+//! Where a configuration refers to folders beside it: local module sources, followed from module to module.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use hcl_edit::structure::Body;
+use serde_json::Value;
+
+use super::{ContentError, lexical};
+
+/// Whether the folder holds any configuration.
+pub(super) fn has_configuration(dir: &Path) -> Result<bool, ContentError> {
+    Ok(!configuration_files(dir)?.is_empty())
+}
+
+/// Whether the folder holds files only OpenTofu reads.
+pub(super) fn has_opentofu_files(dir: &Path) -> Result<bool, ContentError> {
+    Ok(configuration_files(dir)?.iter().any(|path| {
+        let name = path.to_string_lossy();
+        name.ends_with(".tofu") || name.ends_with(".tofu.json")
+    }))
+}
+
+/// Folders of all local modules `dir` calls, directly or through others, `dir` not among them. Sources that do
+/// not exist are left for the tool to complain about.
+pub(super) fn closure(dir: &Path) -> Result<BTreeSet<PathBuf>, ContentError> {
+    let mut found = BTreeSet::from([dir.to_owned()]);
+    let mut waiting = vec![dir.to_owned()];
+    while let Some(module) = waiting.pop() {
+        for source in local_sources(&module)? {
+            let target = lexical(&module.join(source));
+            if target.is_dir() && found.insert(target.clone()) {
+                waiting.push(target);
+            }
+        }
+    }
+    found.remove(dir);
+    Ok(found)
+}
+
+fn local_sources(module: &Path) -> Result<Vec<String>, ContentError> {
+    let mut sources = Vec::new();
+    for path in configuration_files(module)? {
+        let Ok(text) = fs::read_to_string(&path) else {
+            continue;
+        };
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "json")
+        {
+            json_sources(&text, &mut sources);
+        } else {
+            hcl_sources(&text, &mut sources);
+        }
+    }
+    sources.retain(|source| source.starts_with("./") || source.starts_with("../"));
+    Ok(sources)
+}
+
+/// A file that does not parse adds nothing: the tool says what is wrong with it, and says it better.
+fn hcl_sources(text: &str, sources: &mut Vec<String>) {
+    let Ok(body) = text.parse::<Body>() else {
+        return;
+    };
+    sources.extend(
+        body.get_blocks("module")
+            .filter_map(|module| module.body.get_attribute("source")?.value.as_str())
+            .map(str::to_owned),
+    );
+}
+
+/// In JSON syntax a block may be an object or a list of them, at each level.
+fn json_sources(text: &str, sources: &mut Vec<String>) {
+    fn blocks(value: &Value) -> &[Value] {
+        match value {
+            Value::Array(list) => list,
+            other => std::slice::from_ref(other),
+        }
+    }
+    let Ok(document) = serde_json::from_str::<Value>(text) else {
+        return;
+    };
+    let modules = blocks(&document)
+        .iter()
+        .filter_map(|body| body.get("module"))
+        .flat_map(blocks)
+        .filter_map(Value::as_object);
+    for call in modules
+        .flat_map(|modules| modules.values())
+        .flat_map(blocks)
+    {
+        sources.extend(
+            call.get("source")
+                .and_then(Value::as_str)
+                .map(str::to_owned),
+        );
+    }
+}
+
+fn configuration_files(dir: &Path) -> Result<Vec<PathBuf>, ContentError> {
+    let fail = |source| ContentError::Read {
+        path: dir.to_owned(),
+        source,
+    };
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).map_err(fail)? {
+        let entry = entry.map_err(fail)?;
+        let name = entry.file_name();
+        let is_configuration = name.to_str().is_some_and(|name| {
+            [".tf", ".tf.json", ".tofu", ".tofu.json"]
+                .iter()
+                .any(|end| name.ends_with(end))
+        });
+        if is_configuration && entry.path().is_file() {
+            files.push(entry.path());
+        }
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_are_read_from_both_syntaxes() {
+        let mut found = Vec::new();
+        hcl_sources(
+            "module \"a\" {\n  source = \"./a\"\n  x = { source = \"./no\" }\n}\nresource \"r\" \"x\" { source = \"./no\" }",
+            &mut found,
+        );
+        json_sources(
+            r#"{"module":[{"b":{"source":"./b"}},{"c":[{"source":"./c"}]}]}"#,
+            &mut found,
+        );
+        hcl_sources("module \"broken\" {", &mut found);
+        json_sources("{", &mut found);
+        assert_eq!(found, ["./a", "./b", "./c"]);
+    }
+}

@@ -1,0 +1,200 @@
+//! The environment an executor is started with: that of a pod, from nothing, plus what a machine needs to be
+//! usable. Nothing else of the caller's environment gets through.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use job_contract::{JobData, encoding, env};
+
+/// What differs between steps and machines.
+#[derive(Debug)]
+pub(crate) struct Setup<'a> {
+    pub(crate) data_dir: &'a Path,
+    /// Folder made for this step.
+    pub(crate) work_dir: &'a Path,
+    /// Where the executor leaves its final report.
+    pub(crate) report: &'a Path,
+    /// Where job data go that are too large for an environment string.
+    pub(crate) job_file: PathBuf,
+    pub(crate) color: bool,
+}
+
+/// What a process needs on any machine: where programs and certificates are, how to reach the network.
+const MACHINE: [&str; 22] = [
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TERM",
+    "TZ",
+    "TMPDIR",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "no_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "NO_PROXY",
+    "XDG_RUNTIME_DIR",
+    "XDG_CACHE_HOME",
+];
+
+/// Settings of the executor that its deployment decides; here the caller's environment is the deployment.
+const DEPLOYMENT: [&str; 15] = [
+    env::TERRAFORM_RELEASES_URL,
+    env::TOFU_RELEASES_URL,
+    env::RELEASE_MIRROR_URL,
+    env::RELEASE_KEYS_FILE,
+    env::RELEASE_SIGNATURES,
+    env::TOOL_CACHE_DIR,
+    env::TOOLS_REPOSITORY,
+    env::TOOLS_BRANCH,
+    env::SSH_KNOWN_HOSTS,
+    env::ARCHIVE_MAX_BYTES,
+    env::ARCHIVE_MAX_ENTRIES,
+    env::GRACE_PERIOD_SECONDS,
+    env::LOG_FILE,
+    env::LOG_FILTER,
+    env::ENV_FORWARD,
+];
+
+/// The whole environment for one step. `own` looks up the caller's. Writes the job data to
+/// [`Setup::job_file`] when they are too large to travel in a string.
+pub(crate) fn build(
+    setup: &Setup<'_>,
+    job: &JobData,
+    own: impl Fn(&str) -> Option<OsString>,
+) -> io::Result<Vec<(OsString, OsString)>> {
+    let forwarded = own(env::ENV_FORWARD).unwrap_or_default();
+    let forwarded = forwarded.to_string_lossy();
+    let names = MACHINE
+        .into_iter()
+        .chain(DEPLOYMENT)
+        .chain(forwarded.split(',').map(str::trim));
+    let mut variables: Vec<(OsString, OsString)> = names
+        .filter(|name| !name.is_empty())
+        .filter_map(|name| Some((name.into(), own(name)?)))
+        .collect();
+
+    let flag = |on: bool| OsString::from(if on { "true" } else { "false" });
+    let mut set = |name: &str, value: &OsStr| {
+        variables.retain(|(known, _)| known != name);
+        variables.push((name.into(), value.to_owned()));
+    };
+    set(env::BATCH, &flag(true));
+    set(env::STATE_TYPE, OsStr::new("LocalTerraformStateImpl"));
+    set(env::DATA_DIR, setup.data_dir.as_os_str());
+    set(env::WORK_DIR, setup.work_dir.as_os_str());
+    set(env::TERMINATION_LOG, setup.report.as_os_str());
+    set(env::OUTCOME_EXIT_CODE, &flag(true));
+    set(env::LOG_FORMAT, OsStr::new("json"));
+    set(env::TOOL_SELECTION, OsStr::new("installed"));
+    set(env::COLOR_OUTPUT, &flag(setup.color));
+
+    let encoded = encoding::encode(job);
+    if env::JOB_DATA.len() + encoded.len() + 2 <= env::MAX_ENV_STRING_BYTES {
+        set(env::JOB_DATA, OsStr::new(&encoded));
+    } else {
+        write_private(&setup.job_file, &encoded)?;
+        set(env::JOB_DATA_FILE, setup.job_file.as_os_str());
+    }
+    Ok(variables)
+}
+
+fn write_private(path: &Path, text: &str) -> io::Result<()> {
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?
+        .write_all(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn environment(folder: &Path, job: &JobData, own: &[(&str, &str)]) -> BTreeMap<String, String> {
+        let setup = Setup {
+            data_dir: Path::new("/data"),
+            work_dir: Path::new("/work"),
+            report: Path::new("/report"),
+            job_file: folder.join("job"),
+            color: false,
+        };
+        let own = |name: &str| {
+            own.iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| OsString::from(value))
+        };
+        let text = |value: OsString| value.into_string().unwrap();
+        build(&setup, job, own)
+            .unwrap()
+            .into_iter()
+            .map(|(name, value)| (text(name), text(value)))
+            .collect()
+    }
+
+    #[test]
+    fn the_environment_is_a_pods_and_lets_no_secret_of_the_caller_through() {
+        let temp = tempfile::tempdir().unwrap();
+        let own = [
+            ("PATH", "/bin"),
+            ("https_proxy", "http://proxy"),
+            ("AWS_SECRET_ACCESS_KEY", "hunter2"),
+            ("TF_VAR_password", "hunter2"),
+            ("MAYFLY_DATA_DIR", "/other"),
+            ("MAYFLY_ENV_FORWARD", "CORP_ID, "),
+            ("CORP_ID", "7"),
+        ];
+        let found = environment(temp.path(), &JobData::default(), &own);
+        let mut expected = BTreeMap::from([
+            ("EphemeralFlagBatch", "true"),
+            ("TerraformStateType", "LocalTerraformStateImpl"),
+            ("MAYFLY_DATA_DIR", "/data"),
+            ("MAYFLY_WORK_DIR", "/work"),
+            ("MAYFLY_TERMINATION_LOG", "/report"),
+            ("MAYFLY_OUTCOME_EXIT_CODE", "true"),
+            ("MAYFLY_LOG_FORMAT", "json"),
+            ("MAYFLY_TOOL_SELECTION", "installed"),
+            ("TerrakubeEnableColorOutput", "false"),
+            ("PATH", "/bin"),
+            ("https_proxy", "http://proxy"),
+            ("MAYFLY_ENV_FORWARD", "CORP_ID, "),
+            ("CORP_ID", "7"),
+        ]);
+        let encoded = encoding::encode(&JobData::default());
+        expected.insert("EphemeralJobData", &encoded);
+        let found: BTreeMap<&str, &str> = found
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn large_job_data_travel_in_a_private_file() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut job = JobData::default();
+        job.variables.insert(
+            "big".into(),
+            "x".repeat(env::MAX_ENV_STRING_BYTES).as_str().into(),
+        );
+        let found = environment(temp.path(), &job, &[]);
+        assert!(!found.contains_key(env::JOB_DATA));
+        let path = Path::new(&found[env::JOB_DATA_FILE]);
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(encoding::decode(&std::fs::read(path).unwrap()), Ok(job));
+    }
+}

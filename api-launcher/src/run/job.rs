@@ -1,0 +1,284 @@
+//! The job document of a folder's run: who it belongs to on this machine, and what the options ask for. What
+//! Terrakube's API would compose from a workspace (contract 1.2, 1.4).
+
+use std::env::VarError;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use job_contract::job::{NO_COMMIT, REMOTE_CONTENT, Variable};
+use job_contract::{Exit, JobData, StepType, Tool};
+use uuid::{Uuid, uuid};
+
+use super::args::{Assignment, EnvVariable, InputArgs, PlanArgs};
+
+/// The organization of every folder on this machine.
+pub(crate) const ORGANIZATION: Uuid = uuid!("6d617966-6c79-4000-8000-6c6f63616c21");
+/// Its name, as scripts see it.
+const ORGANIZATION_NAME: &str = "local";
+/// Any version will do.
+const ANY_VERSION: &str = "*";
+
+/// Why the options cannot be turned into a job.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InputError {
+    #[error("`{name}` is to be passed on to the tool, but is not set")]
+    NotSet { name: String },
+    #[error("the value of `{name}` is not UTF-8 text and cannot be passed on")]
+    NotText { name: String },
+    #[error("the path `{}` cannot be written as a URL", path.display())]
+    NoUrl { path: PathBuf },
+}
+
+impl InputError {
+    /// Always the caller's fault.
+    pub(crate) const EXIT: Exit = Exit::BadConfiguration;
+
+    /// What to do about it.
+    pub(crate) const fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::NotSet { .. } => Some("set it, or give the value with --env NAME=VALUE"),
+            Self::NotText { .. } | Self::NoUrl { .. } => None,
+        }
+    }
+}
+
+/// The workspace of a folder: the same folder, the same state, whenever it is run. `dir` is canonical.
+pub(crate) fn workspace_id(dir: &Path) -> Uuid {
+    Uuid::new_v5(&ORGANIZATION, dir.as_os_str().as_bytes())
+}
+
+/// What a folder's run is made of, beside the options.
+#[derive(Debug)]
+pub(crate) struct Folder<'a> {
+    /// The root module, canonical.
+    pub(crate) dir: &'a Path,
+    /// It, below the packed root, as job data name it.
+    pub(crate) root_module: String,
+    /// The tarball.
+    pub(crate) tarball: &'a Path,
+    pub(crate) job_id: String,
+    pub(crate) tool: Tool,
+}
+
+/// The first step's document. Later steps of the job differ in type and step id only.
+pub(crate) fn build(
+    folder: &Folder<'_>,
+    plan: &PlanArgs,
+    inputs: &InputArgs,
+) -> Result<JobData, InputError> {
+    let source = url::Url::from_file_path(folder.tarball).map_err(|()| InputError::NoUrl {
+        path: folder.tarball.to_owned(),
+    })?;
+    let name = folder
+        .dir
+        .file_name()
+        .map_or_else(|| "root".into(), |name| name.to_string_lossy().into_owned());
+    let step_type = if plan.destroy {
+        StepType::PlanDestroy
+    } else {
+        StepType::Plan
+    };
+    let mut job = JobData {
+        step_type: Some(step_type.name().to_owned()),
+        organization_id: ORGANIZATION.to_string(),
+        workspace_id: workspace_id(folder.dir).to_string(),
+        job_id: folder.job_id.clone(),
+        step_id: new_step_id(),
+        terraform_version: ANY_VERSION.to_owned(),
+        source: Some(source.into()),
+        branch: REMOTE_CONTENT.to_owned(),
+        folder: Some(folder.root_module.clone()),
+        vcs_type: Some("PUBLIC".to_owned()),
+        refresh: !plan.no_refresh,
+        refresh_only: plan.refresh_only,
+        show_header: false,
+        commit_id: Some(NO_COMMIT.to_owned()),
+        tofu: folder.tool == Tool::OpenTofu,
+        ..JobData::default()
+    };
+    for (key, value) in [
+        ("TF_IN_AUTOMATION", "1"),
+        ("workspaceName", &name),
+        ("organizationName", ORGANIZATION_NAME),
+    ] {
+        job.environment_variables
+            .insert(key.to_owned(), value.to_owned());
+    }
+    apply_inputs(&mut job, inputs, |name| std::env::var(name))?;
+    Ok(job)
+}
+
+/// A random id for a step.
+pub(crate) fn new_step_id() -> String {
+    Uuid::new_v4().to_string()
+}
+
+/// The same job's apply.
+pub(crate) fn apply_step(planned: &JobData, step_id: String) -> JobData {
+    JobData {
+        step_type: Some(StepType::Apply.name().to_owned()),
+        step_id,
+        ..planned.clone()
+    }
+}
+
+/// Puts what the options say into a document, over what it says itself.
+pub(crate) fn apply_inputs(
+    job: &mut JobData,
+    inputs: &InputArgs,
+    own: impl Fn(&str) -> Result<String, VarError>,
+) -> Result<(), InputError> {
+    for Assignment { name, value } in &inputs.vars {
+        job.variables
+            .insert(name.clone(), Variable::from(value.as_str()));
+    }
+    for variable in &inputs.envs {
+        let (name, value) = match variable {
+            EnvVariable::Set(Assignment { name, value }) => (name, value.clone()),
+            EnvVariable::Forward(name) => (
+                name,
+                own(name).map_err(|error| match error {
+                    VarError::NotPresent => InputError::NotSet { name: name.clone() },
+                    VarError::NotUnicode(_) => InputError::NotText { name: name.clone() },
+                })?,
+            ),
+        };
+        job.environment_variables.insert(name.clone(), value);
+    }
+    if let Some(tool) = inputs.tool {
+        job.tofu = Tool::from(tool) == Tool::OpenTofu;
+    }
+    if let Some(version) = &inputs.tool_version {
+        job.terraform_version.clone_from(version);
+    }
+    Ok(())
+}
+
+/// Names in the root module under which variable files are read after every other one, in their order: the
+/// tool loads `*.auto.tfvars` by name. `taken` are the names there already.
+pub(crate) fn var_file_names<'a>(
+    taken: impl Iterator<Item = &'a str>,
+    files: &[PathBuf],
+) -> Vec<String> {
+    const PREFIX: &str = "zz_mayfly_";
+    let last = taken
+        .filter(|name| name.ends_with(".auto.tfvars") || name.ends_with(".auto.tfvars.json"))
+        .max()
+        .unwrap_or("");
+    // `~` sorts after every letter, for the folder that has names such as `zzz.auto.tfvars` itself.
+    let outrank = if last < PREFIX { "" } else { "~" };
+    files
+        .iter()
+        .enumerate()
+        .map(|(n, file)| {
+            let json = if file.extension().is_some_and(|end| end == "json") {
+                ".json"
+            } else {
+                ""
+            };
+            format!("{outrank}{PREFIX}{n:04}.auto.tfvars{json}")
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli;
+
+    fn args(line: &str) -> Box<super::super::args::RunArgs> {
+        let words = ["api-launcher", "run"]
+            .into_iter()
+            .chain(line.split_whitespace());
+        match cli::parse(words.map(Into::into)).unwrap().command {
+            cli::Command::Run(args) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn job(line: &str) -> JobData {
+        let args = args(line);
+        let folder = Folder {
+            dir: Path::new("/work/my stack"),
+            root_module: "/my stack".into(),
+            tarball: Path::new("/data dir/100%/\u{e9}#?.tar.gz"),
+            job_id: "7".into(),
+            tool: Tool::Terraform,
+        };
+        build(&folder, &args.plan, &args.inputs).unwrap()
+    }
+
+    #[test]
+    fn a_folders_job_is_a_valid_cli_driven_document() {
+        let job = job("--var a=b=c --env X=1");
+        job.validate().unwrap();
+        assert!(job.is_remote_content() && !job.show_header && job.refresh && !job.tofu);
+        assert_eq!(job.step_type(), Ok(StepType::Plan));
+        assert_eq!(job.folder(), "/my stack");
+        assert_eq!(job.terraform_version, "*");
+        assert_eq!(job.commit(), None);
+        assert_eq!(job.variables["a"].value, "b=c");
+        assert_eq!(job.environment_variables["X"], "1");
+        assert_eq!(job.environment_variables["workspaceName"], "my stack");
+        let url = url::Url::parse(job.source.as_deref().unwrap()).unwrap();
+        assert_eq!(
+            url.to_file_path().unwrap(),
+            Path::new("/data dir/100%/\u{e9}#?.tar.gz")
+        );
+    }
+
+    #[test]
+    fn options_choose_what_is_planned() {
+        assert_eq!(job("--destroy").step_type(), Ok(StepType::PlanDestroy));
+        assert!(job("--refresh-only").refresh_only);
+        assert!(!job("--no-refresh").refresh);
+        let tofu = job("--tool tofu --tool-version ~>1.9");
+        assert!(tofu.tofu);
+        assert_eq!(tofu.terraform_version, "~>1.9");
+    }
+
+    #[test]
+    fn an_apply_belongs_to_the_planned_job() {
+        let plan = job("--destroy --var a=1");
+        let apply = apply_step(&plan, "other".into());
+        assert_eq!(apply.step_type(), Ok(StepType::Apply));
+        assert_eq!((apply.job_id, apply.source), (plan.job_id, plan.source));
+        assert_ne!(apply.step_id, plan.step_id);
+    }
+
+    #[test]
+    fn a_forwarded_variable_must_be_set() {
+        let args = args("--env PRESENT --env ABSENT");
+        let own = |name: &str| match name {
+            "PRESENT" => Ok("yes".to_owned()),
+            _ => Err(VarError::NotPresent),
+        };
+        let mut job = JobData::default();
+        let error = apply_inputs(&mut job, &args.inputs, own).unwrap_err();
+        assert!(matches!(error, InputError::NotSet { name } if name == "ABSENT"));
+        assert_eq!(job.environment_variables["PRESENT"], "yes");
+    }
+
+    #[test]
+    fn a_folder_keeps_its_workspace_and_shares_it_with_no_other() {
+        let id = |path| workspace_id(Path::new(path));
+        assert_eq!(id("/a/b"), id("/a/b"));
+        assert_ne!(id("/a/b"), id("/a/c"));
+    }
+
+    #[test]
+    fn variable_files_are_read_last_and_in_order() {
+        let files = [PathBuf::from("a.tfvars"), PathBuf::from("b.tfvars.json")];
+        assert_eq!(
+            var_file_names(["x.auto.tfvars", "zzz.tf"].into_iter(), &files),
+            [
+                "zz_mayfly_0000.auto.tfvars",
+                "zz_mayfly_0001.auto.tfvars.json"
+            ]
+        );
+        assert_eq!(
+            var_file_names(["zzz.auto.tfvars"].into_iter(), &files[..1]),
+            ["~zz_mayfly_0000.auto.tfvars"]
+        );
+    }
+}
