@@ -1,0 +1,262 @@
+//! Plans, applies, exit codes, and how they are shown without a terminal.
+
+use std::fs;
+use std::process::Stdio;
+
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use crate::harness::{Bench, Process, names_in};
+
+/// Plans one change and applies it.
+const CHANGES: &str = r#"
+cp "$(ls "$MAYFLY_DATA_DIR"/launcher/work/*/content.tar.gz)" "$MAYFLY_DATA_DIR/content-$type"
+started workspace; finished workspace 3
+case $type in
+terraformPlan*)
+    started plan; printf '\e[1mPlan: 1 to add\e[0m\r\n'; finished plan 120
+    record pending completed true
+    report '{"changes":{"add":1,"change":0,"destroy":0,"import":0}}' ;;
+terraformApply)
+    started apply; echo 'Apply complete!'; finished apply 340
+    say WARN 'one thing'; say INFO 'chatter'; echo 'a panic' >&2
+    record completed completed true
+    outputs '[{"name":"a","type":"string","sensitive":false,"value":"x"},{"name":"b","sensitive":true,"value":"hunter2"}]'
+    report '{"changes":{"add":1,"change":0,"destroy":0,"import":0}}' ;;
+esac
+"#;
+
+const NO_CHANGES: &str = "echo 'No changes.'; record completed completed false";
+
+#[test]
+fn an_approved_run_plans_and_applies_in_two_executors_from_one_snapshot() {
+    let bench = Bench::new(CHANGES);
+    let done = bench.run("stack --auto-approve");
+    assert_eq!(done.code(), 0, "{}{}", done.stdout, done.stderr);
+    assert_eq!(bench.read("started"), "terraformPlan\nterraformApply\n");
+    assert_eq!(
+        names_in(&bench.data().join("content-terraformPlan")),
+        ["main.tf"]
+    );
+    assert_eq!(
+        fs::read(bench.data().join("content-terraformPlan")).unwrap(),
+        fs::read(bench.data().join("content-terraformApply")).unwrap()
+    );
+    assert!(done.stdout.contains("Plan: 1 to add\n"), "{}", done.stdout);
+    assert!(done.stdout.contains("Applied: +1 ~0 -0"), "{}", done.stdout);
+    assert!(done.stdout.contains("a = \"x\""), "{}", done.stdout);
+    assert_eq!(done.stderr, "warning: one thing\na panic\n");
+    assert_eq!(bench.leftovers(), [] as [std::path::PathBuf; 0]);
+}
+
+#[test]
+fn piped_output_is_plain_lines() {
+    let bench = Bench::new(CHANGES);
+    let done = bench.run("stack --auto-approve");
+    for text in [&done.stdout, &done.stderr] {
+        assert!(!text.contains(['\u{1b}', '\r']), "{text:?}");
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+    let plan = bench.read("environment-terraformPlan");
+    assert!(
+        plan.contains("TerrakubeEnableColorOutput=false\n"),
+        "{plan}"
+    );
+    assert!(!plan.contains("hunter2"), "{plan}");
+}
+
+#[test]
+fn colours_can_be_asked_for_and_are_asked_of_the_tool() {
+    let bench = Bench::new(CHANGES);
+    let done = bench.run("stack --plan-only --color always");
+    assert!(done.stdout.contains("\u{1b}[1mPlan: 1 to add\u{1b}[0m"));
+    let plan = bench.read("environment-terraformPlan");
+    assert!(plan.contains("TerrakubeEnableColorOutput=true\n"), "{plan}");
+}
+
+#[test]
+fn without_a_terminal_nothing_is_applied_unasked() {
+    let bench = Bench::new(CHANGES);
+    let done = bench.run("stack");
+    assert_eq!(done.code(), 0);
+    assert_eq!(bench.read("started"), "terraformPlan\n");
+    assert!(done.stdout.contains("Planned, not applied: +1 ~0 -0"));
+    assert!(done.stdout.contains("--auto-approve"), "{}", done.stdout);
+}
+
+#[test]
+fn a_plan_without_changes_ends_the_run() {
+    let bench = Bench::new(NO_CHANGES);
+    let done = bench.run("stack --auto-approve");
+    assert_eq!(done.code(), 0);
+    assert_eq!(bench.read("started"), "terraformPlan\n");
+    assert!(done.stdout.contains("No changes in "), "{}", done.stdout);
+}
+
+#[test]
+fn a_destroy_is_a_plan_and_its_apply() {
+    let bench = Bench::new(CHANGES);
+    let done = bench.run("stack --destroy --auto-approve");
+    assert_eq!(done.code(), 0);
+    assert_eq!(
+        bench.read("started"),
+        "terraformPlanDestroy\nterraformApply\n"
+    );
+    assert!(done.stdout.contains("Destroyed: "), "{}", done.stdout);
+}
+
+#[rstest]
+#[case(
+    "report '{\"error\":\"the tool said no\"}'; exit 1",
+    1,
+    "error: the tool said no"
+)]
+#[case("exit 64", 64, "configuration")]
+#[case("exit 65", 65, "job data")]
+#[case("exit 75", 75, "infrastructure")]
+#[case("exit 76", 76, "holds this step")]
+#[case("exit 101", 2, "exit code 101")]
+#[case("exit 0", 2, "without reporting")]
+#[case("kill -KILL $$", 137, "ended by SIGKILL")]
+fn the_executors_end_is_the_runs(#[case] scenario: &str, #[case] code: i32, #[case] words: &str) {
+    let bench = Bench::new(scenario);
+    let done = bench.run("stack --auto-approve");
+    assert_eq!(done.code(), code, "{}", done.stderr);
+    assert!(done.stderr.contains(words), "{}", done.stderr);
+    assert_eq!(bench.read("started"), "terraformPlan\n");
+    assert!(bench.leftovers().is_empty());
+}
+
+#[test]
+fn an_executor_that_dies_does_not_leave_its_job_running() {
+    let bench = Bench::new("record running running false; kill -KILL $$");
+    bench.run("stack");
+    let record = bench.record("1");
+    assert_eq!(record["status"], "failed");
+    assert_eq!(record["steps"][0]["status"], "failed");
+}
+
+#[test]
+fn json_output_is_events_and_nothing_else() {
+    let bench = Bench::new(CHANGES);
+    let done = bench.run("stack --auto-approve --output json --color always");
+    let events = done.events();
+    let names: Vec<&str> = events
+        .iter()
+        .map(|event| event["type"].as_str().unwrap())
+        .collect();
+    assert_eq!(names.first(), Some(&"run_started"));
+    assert_eq!(names.last(), Some(&"run_finished"));
+    let count = |name| names.iter().filter(|known| **known == name).count();
+    assert_eq!(count("step_started"), 2);
+    assert_eq!(count("step_finished"), 2);
+    assert_eq!(count("diagnostic"), 2, "{names:?}");
+    let steps: std::collections::BTreeSet<&str> = events
+        .iter()
+        .filter_map(|event| event["stepId"].as_str())
+        .collect();
+    assert_eq!(steps.len(), 2);
+    assert!(
+        events
+            .iter()
+            .all(|event| event["jobId"] == "1" && event["time"].is_string())
+    );
+
+    let find = |name: &str| events.iter().find(|event| event["type"] == name).unwrap();
+    assert_eq!(find("log")["line"], "Plan: 1 to add");
+    assert_eq!(find("step_finished")["changes"]["add"], 1);
+    assert_eq!(
+        find("outputs")["outputs"],
+        json!([
+            {"name": "a", "type": "string", "sensitive": false, "value": "x"},
+            {"name": "b", "type": null, "sensitive": true, "value": null},
+        ])
+    );
+    let end = find("run_finished");
+    assert_eq!(
+        (&end["status"], &end["exitCode"]),
+        (&json!("applied"), &json!(0))
+    );
+    assert!(!done.stdout.contains("hunter2"));
+}
+
+#[test]
+fn a_run_that_cannot_start_still_ends_with_an_event() {
+    let bench = Bench::new("");
+    let done = bench.run("absent --output json");
+    assert_eq!(done.code(), 64);
+    let events = done.events();
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0]["status"], "failed");
+    assert_eq!(events[0].get("jobId"), None::<&Value>);
+}
+
+#[rstest]
+#[case("absent", 64, "there is no folder `absent`")]
+#[case("stack/main.tf", 64, "is not a folder")]
+#[case("empty", 65, "holds no .tf")]
+#[case("stack --var-file absent.tfvars", 64, "absent.tfvars")]
+#[case("stack --env NOT_SET_ANYWHERE", 64, "NOT_SET_ANYWHERE")]
+#[case("stack --plan-only --auto-approve", 64, "cannot be used with")]
+#[case("stack --no-such-option", 64, "--no-such-option")]
+#[case("-f absent.json", 64, "absent.json")]
+fn bad_input_is_named_and_nothing_is_created(
+    #[case] words: &str,
+    #[case] code: i32,
+    #[case] expected: &str,
+) {
+    let bench = Bench::new("");
+    fs::create_dir(bench.path("empty")).unwrap();
+    let data = bench.path("untouched");
+    let done = Process::spawn(bench.launcher(words).env("MAYFLY_DATA_DIR", &data)).finish();
+    assert_eq!(done.code(), code, "{}", done.stderr);
+    assert!(done.stderr.contains(expected), "{}", done.stderr);
+    assert_eq!(done.stdout, "");
+    assert!(!data.exists());
+}
+
+#[test]
+fn a_missing_executor_is_named() {
+    let bench = Bench::new("");
+    let done = bench.run("stack --executor ./no-such-executor");
+    assert_eq!(done.code(), 64, "{}", done.stderr);
+    assert!(done.stderr.contains("no-such-executor"), "{}", done.stderr);
+}
+
+#[test]
+fn variable_files_go_along_under_names_read_last() {
+    let bench = Bench::new(CHANGES);
+    fs::write(bench.path("prod.tfvars"), "a = 1").unwrap();
+    fs::write(bench.path("more.tfvars.json"), "{}").unwrap();
+    let done = bench.run("stack --var-file prod.tfvars --var-file more.tfvars.json");
+    assert_eq!(done.code(), 0, "{}", done.stderr);
+    assert_eq!(
+        names_in(&bench.data().join("content-terraformPlan")),
+        [
+            "main.tf",
+            "zz_mayfly_0000.auto.tfvars",
+            "zz_mayfly_0001.auto.tfvars.json"
+        ]
+    );
+}
+
+#[test]
+fn a_state_file_in_the_folder_is_pointed_out() {
+    let bench = Bench::new(NO_CHANGES);
+    fs::write(bench.path("stack/terraform.tfstate"), "{}").unwrap();
+    let done = bench.run("stack");
+    assert!(done.stderr.contains("terraform.tfstate"), "{}", done.stderr);
+    assert!(done.stderr.contains("local/backend/"), "{}", done.stderr);
+}
+
+#[test]
+fn the_run_goes_on_when_nobody_reads_its_output_any_more() {
+    let bench = Bench::new(&format!(
+        "for n in $(seq 20000); do echo \"line $n\"; done\n{CHANGES}"
+    ));
+    let mut command = bench.launcher("stack --auto-approve");
+    let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(bench.read("started"), "terraformPlan\nterraformApply\n");
+}

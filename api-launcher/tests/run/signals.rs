@@ -1,0 +1,114 @@
+//! Stopping a run, once and twice; and two runs at once.
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use rstest::rstest;
+
+use crate::harness::Bench;
+
+/// Stops when asked, after storing the state.
+const GRACEFUL: &str = r"
+trap 'echo stored the state; record failed failed true; exit 143' TERM
+trap 'echo the terminal reached me' INT HUP
+echo working
+wait_for_signal
+";
+
+/// Does not stop.
+const STUBBORN: &str = r#"
+trap 'echo not yet' TERM
+echo "$$" >"$MAYFLY_DATA_DIR/pid"
+echo working
+wait_for_signal
+"#;
+
+#[rstest]
+#[case(Signal::SIGINT, 130)]
+#[case(Signal::SIGTERM, 143)]
+#[case(Signal::SIGHUP, 129)]
+fn one_signal_lets_the_executor_finish(#[case] signal: Signal, #[case] code: i32) {
+    let bench = Bench::new(GRACEFUL);
+    let mut run = bench.start("stack --auto-approve");
+    run.wait_for("working");
+    run.signal(signal);
+    let done = run.finish();
+    assert_eq!(done.code(), code, "{}", done.stderr);
+    assert!(done.stdout.contains("stored the state"), "{}", done.stdout);
+    assert!(!done.stdout.contains("reached me"), "{}", done.stdout);
+    assert!(
+        done.stderr.contains("stopping: asked the executor"),
+        "{}",
+        done.stderr
+    );
+    assert_eq!(bench.read("started"), "terraformPlan\n");
+    assert!(bench.leftovers().is_empty());
+}
+
+#[test]
+fn a_second_signal_kills_the_executor_and_says_what_that_risks() {
+    let bench = Bench::new(STUBBORN);
+    let mut run = bench.start("stack --auto-approve");
+    run.wait_for("working");
+    run.signal(Signal::SIGINT);
+    run.wait_for("not yet");
+    run.signal(Signal::SIGINT);
+    let done = run.finish();
+    assert_eq!(done.code(), 130, "{}", done.stderr);
+    assert!(
+        done.stderr.contains("may exist without being in the state"),
+        "{}",
+        done.stderr
+    );
+    assert_eq!(kill(bench.executor_pid(), None), Err(Errno::ESRCH));
+    assert!(bench.leftovers().is_empty());
+}
+
+#[test]
+fn a_plan_that_finishes_after_the_signal_is_not_applied() {
+    let bench = Bench::new(
+        "trap 'record pending completed true; exit 0' TERM\necho working\nwait_for_signal",
+    );
+    let mut run = bench.start("stack --auto-approve");
+    run.wait_for("working");
+    run.signal(Signal::SIGINT);
+    let done = run.finish();
+    assert_eq!(done.code(), 130, "{}", done.stderr);
+    assert_eq!(bench.read("started"), "terraformPlan\n");
+    assert_eq!(bench.record("1")["status"], "cancelled");
+}
+
+#[test]
+fn a_second_run_of_the_folder_is_sent_away_and_one_of_another_is_not() {
+    let bench = Bench::new(GRACEFUL);
+    let mut first = bench.start("stack");
+    first.wait_for("working");
+    let second = bench.run("./stack/../stack --output json");
+    assert_eq!(second.code(), 75);
+    assert!(
+        second.stdout.contains("in progress (process"),
+        "{}",
+        second.stdout
+    );
+
+    std::fs::create_dir(bench.path("other")).unwrap();
+    std::fs::write(bench.path("other/main.tf"), "").unwrap();
+    let mut third = bench.start("other");
+    third.wait_for("working");
+    for run in [&first, &third] {
+        run.signal(Signal::SIGTERM);
+    }
+    assert_eq!((first.finish().code(), third.finish().code()), (143, 143));
+}
+
+#[test]
+fn a_child_that_keeps_the_streams_open_does_not_hold_the_run_up() {
+    let bench = Bench::new(
+        "record completed completed false\n\
+         { trap '' TERM; exec {never}<> <(:); read -r -t 20 -u \"$never\"; } &\n\
+         echo $! >\"$MAYFLY_DATA_DIR/pid\"; exit 0",
+    );
+    let started = std::time::Instant::now();
+    assert_eq!(bench.run("stack").code(), 0);
+    assert!(started.elapsed().as_secs() < 15, "{:?}", started.elapsed());
+    kill(bench.executor_pid(), Signal::SIGKILL).unwrap();
+}
