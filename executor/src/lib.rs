@@ -3,6 +3,7 @@
 //!
 //! Knows nothing of Kubernetes. `pipeline` is the whole run on one page.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -35,16 +36,13 @@ pub mod workspace;
 use config::Config;
 use stop::Stop;
 
-/// The executor as a process: everything it needs comes from its command line and environment.
+/// The executor as a process, configured by its environment alone: how a program that contains it starts it.
 pub fn main_from_env() -> ExitCode {
-    match Config::try_parse() {
-        Ok(config) => ExitCode::from(run_process(&config)),
-        Err(usage) => usage_exit(&usage),
-    }
+    main_from_args([OsString::from("executor")])
 }
 
-/// Like [`main_from_env`], under another name and with the arguments that follow it.
-pub fn main_from(args: impl IntoIterator<Item = std::ffi::OsString>) -> ExitCode {
+/// The executor as a process, configured by its command line over its environment.
+pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     match Config::try_parse_from(args) {
         Ok(config) => ExitCode::from(run_process(&config)),
         Err(usage) => usage_exit(&usage),

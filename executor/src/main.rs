@@ -1,5 +1,5 @@
 //! The executor's process: everything is in the library.
 
 fn main() -> std::process::ExitCode {
-    executor::main_from_env()
+    executor::main_from_args(std::env::args_os())
 }

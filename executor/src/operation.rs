@@ -360,11 +360,16 @@ impl<'r, 'c> Operation<'r, 'c> {
             return Ok((done, structured, None));
         }
         let seed = self.planned_changes().await;
-        // The plan is rendered beside the apply: it only reads the file.
-        let (applied, rendered) = tokio::join!(
-            self.terraform.apply_plan(env, log, seed),
-            self.terraform.show_plan(env)
-        );
+        // The plan is rendered beside the apply: it only reads the file. Who sees plan and apply in one stream, as
+        // CLI-driven runs do, has just read it.
+        let rendered = async {
+            if self.run.job.show_header {
+                self.terraform.show_plan(env).await
+            } else {
+                Ok(None)
+            }
+        };
+        let (applied, rendered) = tokio::join!(self.terraform.apply_plan(env, log, seed), rendered);
         let (done, structured) = applied?;
         Ok((done, structured, rendered.unwrap_or_default()))
     }

@@ -208,7 +208,10 @@ async fn prepare(run: &Run<'_>) -> Result<Readiness, StageError> {
             .map(|record| record.version.as_str());
         let range = pinned.unwrap_or(&run.job.terraform_version);
         let tool = run
-            .phase(Phase::Tool, unless_stopped(run, resolve_tool(run, range)))
+            .phase(
+                Phase::Tool,
+                unless_stopped(run, Box::pin(resolve_tool(run, range))),
+            )
             .await?;
         Ok(match claim(run, &workspace).await? {
             Some(refusal) => Readiness::NotOurs(Box::new(refusal)),
@@ -335,7 +338,7 @@ async fn resolve_tool(run: &Run<'_>, range: &str) -> Result<ResolvedTool, StageE
 
 /// Script steps get the tool on their `PATH` where it can be had (W-25); many do not need it.
 async fn optional_tool(run: &Run<'_>) -> Option<ResolvedTool> {
-    match unless_stopped(run, resolve_tool(run, &run.job.terraform_version)).await {
+    match unless_stopped(run, Box::pin(resolve_tool(run, &run.job.terraform_version))).await {
         Ok(tool) => Some(tool),
         Err(error) => {
             warn!(
