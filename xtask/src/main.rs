@@ -1,1 +1,64 @@
-fn main() {}
+//! `cargo xtask`: what a contributor and CI run. Knows how to call cargo and the programs under test; knows
+//! nothing of how they work inside.
+
+mod bench;
+mod report;
+mod setup;
+mod suite;
+mod terminal;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Set-up, test and bench commands of the Mayfly workspace.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make sure of the programs the tests use: installs Debian packages when root, else names what is missing
+    Setup(setup::Args),
+    /// Check formatting, lints and dependencies, then run every test
+    Test(suite::Args),
+    /// Measure Mayfly against its floors: the bare tool, plain copying, the size and memory goals
+    Bench(bench::Args),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Args::parse().command {
+        Command::Setup(args) => setup::run(&args),
+        Command::Test(args) => suite::run(&args),
+        Command::Bench(args) => bench::run(&args),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            terminal::complain(&format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Root of the workspace, wherever the command was called from.
+fn workspace_root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask lies in the workspace root")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Args::command().debug_assert();
+    }
+}

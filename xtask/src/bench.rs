@@ -1,0 +1,146 @@
+//! `cargo xtask bench`: Mayfly measured against floors taken in the same run, so that numbers from different
+//! machines can be compared.
+
+mod executor;
+mod log_path;
+mod memory;
+mod pipeline;
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use crate::report::{self, Goal, Measurement};
+use crate::terminal::{complain, say};
+use crate::workspace_root;
+
+const MEGABYTE: f64 = 1_000_000.0;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// How often each side of a comparison runs
+    #[arg(long, default_value_t = 15)]
+    runs: usize,
+    /// Fail when a goal is missed
+    #[arg(long)]
+    check: bool,
+    /// How to print the results
+    #[arg(long, value_enum, default_value = "text")]
+    output: Output,
+    /// Measure only these
+    #[arg(value_enum)]
+    only: Vec<Subject>,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Output {
+    Text,
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Subject {
+    /// Wall time of plan and apply over the bare tool's
+    Pipeline,
+    /// Size of the executor binary
+    Size,
+    /// Peak memory of the executor with 100 MB of tool output
+    Memory,
+    /// Lines per second through the log path, over copying the same bytes
+    Log,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let wanted = |subject| args.only.is_empty() || args.only.contains(&subject);
+    let binary = build(&["--package", "executor", "--bin", "executor"])?.join("executor");
+    let mut measurements = Vec::new();
+    if wanted(Subject::Pipeline) {
+        measurements.extend(pipeline::measure(&binary, args.runs)?);
+    }
+    if wanted(Subject::Size) {
+        measurements.push(size(&binary)?);
+    }
+    if wanted(Subject::Memory) {
+        measurements.push(memory::measure(&binary)?);
+    }
+    if wanted(Subject::Log) {
+        measurements.extend(log_path::measure(args.runs)?);
+    }
+    match args.output {
+        Output::Text => say(&format!("\n{}", report::table(&measurements))),
+        Output::Json => say(&format!("{:#}", report::as_json(&measurements))),
+    }
+    let missed = measurements.iter().any(|measurement| !measurement.met());
+    Ok(if missed && args.check {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+/// Builds in release mode and returns the folder the binaries lie in.
+fn build(what: &[&str]) -> Result<PathBuf> {
+    let mut command = cargo();
+    command
+        .args(["build", "--quiet", "--release", "--locked"])
+        .args(what);
+    run_stage_quietly(&mut command)?;
+    Ok(target_directory()?.join("release"))
+}
+
+/// Results alone go to stdout, so that `--output json` can be piped.
+fn run_stage_quietly(command: &mut Command) -> Result<()> {
+    complain(&format!("==> {}", crate::terminal::command_line(command)));
+    let status = command.status().context("could not start cargo")?;
+    anyhow::ensure!(status.success(), "the build failed ({status})");
+    Ok(())
+}
+
+fn target_directory() -> Result<PathBuf> {
+    let output = cargo()
+        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
+        .output()
+        .context("could not start cargo")?;
+    let metadata: Value =
+        serde_json::from_slice(&output.stdout).context("cargo metadata printed no JSON")?;
+    let folder = metadata["target_directory"]
+        .as_str()
+        .context("cargo metadata names no target directory")?;
+    Ok(PathBuf::from(folder))
+}
+
+fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(workspace_root());
+    command
+}
+
+/// The binary as an image would carry it, without symbols.
+fn size(binary: &std::path::Path) -> Result<Measurement> {
+    let folder = tempfile::tempdir()?;
+    let stripped = folder.path().join("executor");
+    let strip = Command::new("strip")
+        .arg("-o")
+        .arg(&stripped)
+        .arg(binary)
+        .status();
+    let (measured, how) = if strip.is_ok_and(|status| status.success()) {
+        (stripped.as_path(), "release build, stripped")
+    } else {
+        (binary, "release build; strip is not installed")
+    };
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a binary is far below 2^52 bytes"
+    )]
+    let bytes = measured.metadata()?.len() as f64;
+    Ok(Measurement {
+        name: "executor binary",
+        value: bytes / MEGABYTE,
+        unit: "MB",
+        goal: Some(Goal::AtMost(15.0)),
+        detail: how.to_owned(),
+    })
+}

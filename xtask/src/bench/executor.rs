@@ -1,0 +1,100 @@
+//! One executor process with the environment of a pod, as the benchmarks start it.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use job_contract::{JobData, encoding, env};
+
+/// Ids of everything the benchmarks run; each run has a data directory of its own.
+pub(super) fn job(step_type: job_contract::StepType, content: &Path) -> JobData {
+    JobData {
+        step_type: Some(step_type.name().to_owned()),
+        organization_id: "bench-organization".to_owned(),
+        workspace_id: "bench-workspace".to_owned(),
+        job_id: "1".to_owned(),
+        step_id: format!("bench-{step_type}"),
+        terraform_version: "*".to_owned(),
+        source: Some(format!("file://{}", content.display())),
+        branch: job_contract::job::REMOTE_CONTENT.to_owned(),
+        folder: Some("/".to_owned()),
+        vcs_type: Some("PUBLIC".to_owned()),
+        ..JobData::default()
+    }
+}
+
+/// Where one executor keeps its things.
+pub(super) struct Place {
+    pub(super) folder: PathBuf,
+    pub(super) path: OsString,
+}
+
+impl Place {
+    pub(super) fn new(folder: PathBuf, path: OsString) -> Result<Self> {
+        for name in ["data", "home", "work"] {
+            fs::create_dir_all(folder.join(name))?;
+        }
+        Ok(Self { folder, path })
+    }
+
+    /// Records the job as a platform does before it dispatches the first step.
+    pub(super) fn queue(&self, steps: &[&JobData]) -> Result<()> {
+        let folder = self.folder.join("data/platform/jobs");
+        fs::create_dir_all(&folder)?;
+        let steps: Vec<_> = steps
+            .iter()
+            .map(|job| serde_json::json!({"id": job.step_id, "type": job.step_type, "status": "pending"}))
+            .collect();
+        let record = serde_json::json!({
+            "organizationId": "bench-organization", "workspaceId": "bench-workspace", "status": "queue",
+            "steps": steps,
+        });
+        fs::write(folder.join("1.json"), record.to_string())?;
+        Ok(())
+    }
+
+    pub(super) fn command(&self, binary: &Path, job: &JobData) -> Command {
+        let mut command = Command::new(binary);
+        command
+            .env_clear()
+            .env("PATH", &self.path)
+            .env("HOME", self.folder.join("home"))
+            .env(env::BATCH, "true")
+            .env(env::JOB_DATA, encoding::encode(job))
+            .env(env::STATE_TYPE, "LocalTerraformStateImpl")
+            .env(env::COLOR_OUTPUT, "false")
+            .env(env::DATA_DIR, self.folder.join("data"))
+            .env(env::WORK_DIR, self.folder.join("work"))
+            .env(env::OUTCOME_EXIT_CODE, "true")
+            .env(env::LOG_FORMAT, "json")
+            .env(env::TOOL_SELECTION, "installed")
+            .env(env::TERMINATION_LOG, self.folder.join("termination"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command
+    }
+
+    /// Fails with the executor's own words unless the step succeeded.
+    pub(super) fn ensure_done(&self, status: std::process::ExitStatus) -> Result<()> {
+        let said = fs::read_to_string(self.folder.join("termination")).unwrap_or_default();
+        ensure!(status.success(), "the executor ended with {status}: {said}");
+        Ok(())
+    }
+}
+
+/// Packs a folder as content for [`job`].
+pub(super) fn pack(folder: &Path, archive: &Path) -> Result<()> {
+    let status = Command::new("tar")
+        .arg("-czf")
+        .arg(archive)
+        .arg("-C")
+        .arg(folder)
+        .arg(".")
+        .status()
+        .context("could not start `tar`")?;
+    ensure!(status.success(), "tar failed ({status})");
+    Ok(())
+}

@@ -1,0 +1,209 @@
+//! What the whole pipeline costs over the tool alone: our plan over `init` and `plan`, our apply over `init` and
+//! `apply` of a stored plan, in turns, on a configuration whose bare run takes about half a second.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use job_contract::StepType;
+
+use super::executor::{Place, job, pack};
+use crate::report::{Goal, Measurement, median};
+use crate::terminal::complain;
+
+const RESOURCES: usize = 20;
+const PLAN: &str = "bench.tfplan";
+/// What the bare run of each operation should take.
+const TARGET: Duration = Duration::from_millis(500);
+const TARGET_TOLERANCE: f64 = 0.15;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Plan,
+    Apply,
+}
+
+pub(super) fn measure(binary: &Path, runs: usize) -> Result<Vec<Measurement>> {
+    let folder = tempfile::tempdir()?;
+    let tool = which::which("terraform").context("`terraform` is not on PATH")?;
+    [
+        (Operation::Plan, "plan over init + plan"),
+        (Operation::Apply, "apply over init + apply"),
+    ]
+    .into_iter()
+    .map(|(operation, name)| {
+        let bench = Bench {
+            tool: tool.clone(),
+            binary: binary.to_owned(),
+            folder: folder.path().join(name.replace(' ', "-")),
+        };
+        bench.compare(operation, name, runs)
+    })
+    .collect()
+}
+
+struct Bench {
+    tool: PathBuf,
+    binary: PathBuf,
+    folder: PathBuf,
+}
+
+impl Bench {
+    fn compare(
+        &self,
+        operation: Operation,
+        name: &'static str,
+        runs: usize,
+    ) -> Result<Measurement> {
+        let load = self.calibrate(operation)?;
+        let module = self.folder.join("module");
+        let archive = self.folder.join("content.tar.gz");
+        write_module(&module, load)?;
+        pack(&module, &archive)?;
+        // Once unmeasured each, so that both sides find warm caches.
+        let mut ours = Vec::new();
+        let mut bare = Vec::new();
+        for run in 0..=runs {
+            let bare_time = self.bare(operation, load, &format!("bare-{run}"))?;
+            let our_time = self.mayfly(operation, &archive, &format!("mayfly-{run}"))?;
+            if run > 0 {
+                bare.push(bare_time.as_secs_f64());
+                ours.push(our_time.as_secs_f64());
+            }
+        }
+        let (our_median, bare_median) = (median(&ours), median(&bare));
+        Ok(Measurement {
+            name,
+            value: our_median / bare_median,
+            unit: "ratio",
+            goal: Some(Goal::AtMost(1.10)),
+            detail: format!(
+                "medians {:.0} ms over {:.0} ms, {runs} interleaved runs each",
+                our_median * 1000.0,
+                bare_median * 1000.0
+            ),
+        })
+    }
+
+    /// Finds the amount of pure work that makes the bare run take [`TARGET`].
+    fn calibrate(&self, operation: Operation) -> Result<usize> {
+        let mut load = 20;
+        for attempt in 0..8 {
+            let samples: Vec<_> = (0..3)
+                .map(|run| self.bare(operation, load, &format!("calibrate-{attempt}-{run}")))
+                .collect::<Result<_>>()?;
+            let took = median(
+                &samples
+                    .iter()
+                    .map(Duration::as_secs_f64)
+                    .collect::<Vec<_>>(),
+            );
+            let floor = 0.1;
+            let wanted = TARGET.as_secs_f64();
+            complain(&format!(
+                "calibrating: load {load} takes {:.0} ms",
+                took * 1000.0
+            ));
+            if (took / wanted - 1.0).abs() <= TARGET_TOLERANCE {
+                break;
+            }
+            let factor = ((wanted - floor) / (took - floor).max(0.02)).clamp(0.25, 4.0);
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                clippy::cast_precision_loss,
+                reason = "a small positive number"
+            )]
+            let next = (load as f64 * factor).round() as usize;
+            load = next.clamp(1, 1000);
+        }
+        Ok(load)
+    }
+
+    /// The tool alone, as a person would run it in a fresh folder.
+    fn bare(&self, operation: Operation, load: usize, name: &str) -> Result<Duration> {
+        let folder = self.folder.join(name);
+        write_module(&folder, load)?;
+        let plan: &[&str] = &["plan", "-input=false", "-out", PLAN, "-detailed-exitcode"];
+        if operation == Operation::Apply {
+            let planned = self.folder.join(format!("{name}-planned"));
+            write_module(&planned, load)?;
+            self.tool(&planned, &["init", "-input=false"], &[0])?;
+            self.tool(&planned, plan, &[2])?;
+            fs::copy(planned.join(PLAN), folder.join(PLAN))?;
+        }
+        let started = Instant::now();
+        self.tool(&folder, &["init", "-input=false"], &[0])?;
+        match operation {
+            Operation::Plan => self.tool(&folder, plan, &[2])?,
+            Operation::Apply => self.tool(&folder, &["apply", "-input=false", PLAN], &[0])?,
+        }
+        Ok(started.elapsed())
+    }
+
+    fn tool(&self, folder: &Path, args: &[&str], expected: &[i32]) -> Result<()> {
+        let output = Command::new(&self.tool)
+            .args(args)
+            .current_dir(folder)
+            .env("TF_IN_AUTOMATION", "1")
+            .env("CHECKPOINT_DISABLE", "1")
+            .env_remove("TF_CLI_CONFIG_FILE")
+            .stdin(Stdio::null())
+            .output()?;
+        ensure!(
+            output
+                .status
+                .code()
+                .is_some_and(|code| expected.contains(&code)),
+            "terraform {args:?} ended with {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(())
+    }
+
+    /// One executor process, from its start to its end; for an apply, the one after an unmeasured plan.
+    fn mayfly(&self, operation: Operation, archive: &Path, name: &str) -> Result<Duration> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let place = Place::new(self.folder.join(name), path)?;
+        let plan = job(StepType::Plan, archive);
+        let apply = job(StepType::Apply, archive);
+        place.queue(&[&plan, &apply])?;
+        let planned = self.step(&place, &plan)?;
+        match operation {
+            Operation::Plan => Ok(planned),
+            Operation::Apply => self.step(&place, &apply),
+        }
+    }
+
+    fn step(&self, place: &Place, job: &job_contract::JobData) -> Result<Duration> {
+        let started = Instant::now();
+        let status = place.command(&self.binary, job).status()?;
+        let elapsed = started.elapsed();
+        place.ensure_done(status)?;
+        Ok(elapsed)
+    }
+}
+
+/// A few resources, and work that both planning and applying evaluate: as a real configuration spends its time,
+/// in one place and not in the number of its resources.
+fn write_module(folder: &Path, load: usize) -> Result<()> {
+    fs::create_dir_all(folder)?;
+    let module = format!(
+        r#"locals {{
+  work = length([for a in range({load}) : length([for b in range(1000) : sha256("${{a}} ${{b}}")])])
+}}
+resource "terraform_data" "item" {{
+  count = {RESOURCES}
+  input = "${{local.work}} ${{count.index}}"
+}}
+output "work" {{
+  value = local.work
+}}
+"#
+    );
+    fs::write(folder.join("main.tf"), module)?;
+    Ok(())
+}

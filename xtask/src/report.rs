@@ -1,0 +1,133 @@
+//! Measurements against goals, as a table for people and as JSON.
+
+use serde_json::{Value, json};
+
+/// One measured number and what it is held to.
+#[derive(Debug)]
+pub(crate) struct Measurement {
+    pub(crate) name: &'static str,
+    pub(crate) value: f64,
+    /// `ratio`, `MB` or `lines/s`.
+    pub(crate) unit: &'static str,
+    pub(crate) goal: Option<Goal>,
+    /// How the number came about.
+    pub(crate) detail: String,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Goal {
+    AtMost(f64),
+}
+
+impl Measurement {
+    /// Whether the goal is met; a number without a goal cannot miss it.
+    pub(crate) fn met(&self) -> bool {
+        match self.goal {
+            None => true,
+            Some(Goal::AtMost(limit)) => self.value <= limit,
+        }
+    }
+
+    fn verdict(&self) -> &'static str {
+        match self.goal {
+            None => "-",
+            Some(_) if self.met() => "met",
+            Some(_) => "missed",
+        }
+    }
+
+    fn goal_text(&self) -> String {
+        match self.goal {
+            None => "-".to_owned(),
+            Some(Goal::AtMost(limit)) => format!("<= {limit}"),
+        }
+    }
+}
+
+pub(crate) fn table(measurements: &[Measurement]) -> String {
+    let mut rows = vec![["measurement", "value", "goal", "", "how"].map(str::to_owned)];
+    rows.extend(measurements.iter().map(|m| {
+        [
+            m.name.to_owned(),
+            format!("{} {}", number(m.value), m.unit),
+            m.goal_text(),
+            m.verdict().to_owned(),
+            m.detail.clone(),
+        ]
+    }));
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let widths: Vec<_> = (0..4).map(width).collect();
+    rows.iter()
+        .map(|row| {
+            let cells: Vec<_> = row[..4]
+                .iter()
+                .zip(&widths)
+                .map(|(cell, width)| format!("{cell:<width$}"))
+                .collect();
+            format!("{}  {}", cells.join("  "), row[4])
+                .trim_end()
+                .to_owned()
+        })
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+pub(crate) fn as_json(measurements: &[Measurement]) -> Value {
+    measurements
+        .iter()
+        .map(|m| {
+            let Some(Goal::AtMost(limit)) = m.goal else {
+                return json!({"name": m.name, "value": m.value, "unit": m.unit, "detail": m.detail});
+            };
+            json!({
+                "name": m.name, "value": m.value, "unit": m.unit, "goal_at_most": limit, "met": m.met(),
+                "detail": m.detail,
+            })
+        })
+        .collect()
+}
+
+fn number(value: f64) -> String {
+    if value >= 1000.0 {
+        format!("{value:.0}")
+    } else {
+        format!("{value:.2}")
+    }
+}
+
+pub(crate) fn median(samples: &[f64]) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[middle],
+        _ => f64::midpoint(sorted[middle - 1], sorted[middle]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_is_the_middle() {
+        assert!((median(&[3.0, 1.0, 2.0]) - 2.0).abs() < f64::EPSILON);
+        assert!((median(&[4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < f64::EPSILON);
+        assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn goals_are_met_or_missed() {
+        let measurement = |value| Measurement {
+            name: "plan",
+            value,
+            unit: "ratio",
+            goal: Some(Goal::AtMost(1.1)),
+            detail: String::new(),
+        };
+        assert!(table(&[measurement(1.1)]).contains("met"));
+        assert!(table(&[measurement(1.2)]).contains("missed"));
+        assert_eq!(as_json(&[measurement(1.2)])[0]["met"], false);
+    }
+}

@@ -1,0 +1,208 @@
+//! The programs the tests run against. Everything the default suite needs is either here or built by cargo.
+
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Result, bail};
+
+use crate::terminal::{run_stage, say};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only name what is missing; install nothing
+    #[arg(long)]
+    check: bool,
+}
+
+/// One program and what it is needed for.
+struct Need {
+    program: &'static str,
+    /// Debian packages that bring it; empty when Debian has none.
+    packages: &'static [&'static str],
+    /// How to get it where there is no such package.
+    elsewhere: &'static str,
+    present: fn() -> bool,
+}
+
+const NEEDS: &[Need] = &[
+    Need {
+        program: "git",
+        packages: &["git"],
+        elsewhere: "your package manager",
+        present: || works("git", &["--version"]),
+    },
+    Need {
+        program: "git http-backend",
+        packages: &["git"],
+        elsewhere: "part of a full git installation",
+        present: git_serves_http,
+    },
+    Need {
+        program: "bash",
+        packages: &["bash"],
+        elsewhere: "your package manager",
+        present: || works("bash", &["--version"]),
+    },
+    Need {
+        program: "ssh",
+        packages: &["openssh-client"],
+        elsewhere: "your package manager (OpenSSH)",
+        present: || works("ssh", &["-V"]),
+    },
+    Need {
+        program: "sshd",
+        packages: &["openssh-server"],
+        elsewhere: "your package manager (OpenSSH)",
+        present: || is_installed("sshd"),
+    },
+    Need {
+        program: "setpriv",
+        packages: &["util-linux"],
+        elsewhere: "your package manager (util-linux)",
+        present: || is_installed("setpriv"),
+    },
+    Need {
+        // Proves that GROOVY scripts reach an external runtime. Debian's wrapper looks for the default JRE.
+        program: "groovy",
+        packages: &["groovy", "default-jre-headless"],
+        elsewhere: "your package manager, or groovy-lang.org",
+        present: || works("groovy", &["--version"]),
+    },
+    Need {
+        program: "terraform",
+        packages: &[],
+        elsewhere: "put a terraform 1.x binary on PATH (developer.hashicorp.com/terraform/install)",
+        present: || works("terraform", &["version"]),
+    },
+];
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    if args.check {
+        refuse_missing(&missing())?;
+    } else {
+        ensure()?;
+    }
+    say("setup: everything the tests need is here");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Installs what is missing where that is possible, and fails naming what is not there.
+pub(crate) fn ensure() -> Result<()> {
+    let absent = missing();
+    let packages = packages_for(&absent);
+    if !packages.is_empty() && nix::unistd::geteuid().is_root() && is_installed("apt-get") {
+        install(&packages)?;
+        return refuse_missing(&missing());
+    }
+    refuse_missing(&absent)
+}
+
+fn missing() -> Vec<&'static Need> {
+    NEEDS.iter().filter(|need| !(need.present)()).collect()
+}
+
+fn packages_for(needs: &[&Need]) -> Vec<&'static str> {
+    let mut packages: Vec<_> = needs
+        .iter()
+        .flat_map(|need| need.packages)
+        .copied()
+        .collect();
+    packages.sort_unstable();
+    packages.dedup();
+    packages
+}
+
+fn refuse_missing(absent: &[&Need]) -> Result<()> {
+    if absent.is_empty() {
+        return Ok(());
+    }
+    let list: Vec<_> = absent
+        .iter()
+        .map(|need| {
+            let debian = match need.packages {
+                [] => String::new(),
+                packages => format!("Debian: {}; ", packages.join(" ")),
+            };
+            format!("{} ({debian}{})", need.program, need.elsewhere)
+        })
+        .collect();
+    bail!(
+        "the tests need programs that are not here: {}",
+        list.join(", ")
+    )
+}
+
+/// The package index is refreshed only when installing from the one at hand fails.
+fn install(packages: &[&str]) -> Result<()> {
+    let apt = |args: &[&str]| {
+        let mut command = Command::new("apt-get");
+        command
+            .args(["-q", "-y"])
+            .args(args)
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        command
+    };
+    let arguments = [&["install", "--no-install-recommends"], packages].concat();
+    if run_stage("packages", apt(&arguments).stderr(Stdio::null())).is_ok() {
+        return Ok(());
+    }
+    run_stage("package index", &mut apt(&["update"]))?;
+    run_stage("packages", &mut apt(&arguments))
+}
+
+fn works(program: &str, args: &[&str]) -> bool {
+    Command::new(program)
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// On `PATH`, or where system daemons live, which a user's `PATH` often leaves out.
+fn is_installed(program: &str) -> bool {
+    which::which(program).is_ok()
+        || ["/usr/sbin", "/usr/local/sbin", "/sbin"]
+            .iter()
+            .any(|folder| Path::new(folder).join(program).exists())
+}
+
+fn git_serves_http() -> bool {
+    Command::new("git")
+        .arg("--exec-path")
+        .output()
+        .is_ok_and(|output| {
+            let folder = String::from_utf8_lossy(&output.stdout);
+            Path::new(folder.trim()).join("git-http-backend").exists()
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named_in_one_line_with_a_way_to_get_it() {
+        let needs: Vec<_> = NEEDS
+            .iter()
+            .filter(|need| ["terraform", "sshd"].contains(&need.program))
+            .collect();
+        let message = refuse_missing(&needs).unwrap_err().to_string();
+        assert!(!message.contains('\n'));
+        assert!(
+            message.contains("sshd (Debian: openssh-server;"),
+            "{message}"
+        );
+        assert!(message.contains("terraform (put a terraform"), "{message}");
+    }
+
+    #[test]
+    fn packages_are_asked_for_once() {
+        let needs: Vec<_> = NEEDS.iter().collect();
+        let packages = packages_for(&needs);
+        assert_eq!(packages.iter().filter(|name| **name == "git").count(), 1);
+    }
+}

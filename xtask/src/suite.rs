@@ -1,0 +1,96 @@
+//! `cargo xtask test`: everything that must hold before a change lands, cheapest first.
+//!
+//! Lints and tests use the default profile and features, so dependencies are compiled once for checking and
+//! once for running. Warnings are refused through clippy's arguments: `RUSTFLAGS` would compile them again.
+
+use std::ffi::OsStr;
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::Result;
+
+use crate::terminal::{run_stage, say};
+use crate::{setup, workspace_root};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Skip formatting, lints and dependency checks
+    #[arg(long)]
+    no_lint: bool,
+    /// Skip making sure of the programs the tests use
+    #[arg(long)]
+    no_setup: bool,
+    /// Run only tests whose names contain one of these
+    #[arg(last = true)]
+    filters: Vec<String>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let started = Instant::now();
+    if !args.no_setup {
+        setup::ensure()?;
+    }
+    if !args.no_lint {
+        lint()?;
+    }
+    if args.filters.is_empty() {
+        run_stage(
+            "documentation tests",
+            &mut cargo(["test", "--quiet", "--workspace", "--locked", "--doc"]),
+        )?;
+    }
+    // Last, so that the runner's own summary closes the output.
+    run_stage("tests", &mut test_command(&args.filters))?;
+    say(&format!(
+        "==> all of it: {:.1} s",
+        started.elapsed().as_secs_f64()
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn lint() -> Result<()> {
+    run_stage("formatting", &mut cargo(["fmt", "--all", "--check"]))?;
+    run_stage(
+        "lints",
+        &mut cargo([
+            "clippy",
+            "--quiet",
+            "--workspace",
+            "--all-targets",
+            "--locked",
+            "--",
+            "-D",
+            "warnings",
+        ]),
+    )?;
+    if which::which("cargo-deny").is_ok() {
+        // Advisories need the network and change by the day; CI asks for them apart.
+        run_stage(
+            "dependencies",
+            &mut cargo(["deny", "check", "bans", "licenses", "sources"]),
+        )
+    } else {
+        say("\n==> dependencies: not checked, cargo-deny is not installed");
+        Ok(())
+    }
+}
+
+fn test_command(filters: &[String]) -> Command {
+    let nextest = which::which("cargo-nextest").is_ok();
+    let mut command = if nextest {
+        cargo(["nextest", "run", "--workspace", "--locked"])
+    } else {
+        cargo(["test", "--workspace", "--locked", "--all-targets"])
+    };
+    if !filters.is_empty() && !nextest {
+        command.arg("--");
+    }
+    command.args(filters);
+    command
+}
+
+fn cargo<I: IntoIterator<Item: AsRef<OsStr>>>(args: I) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(args).current_dir(workspace_root());
+    command
+}
