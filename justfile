@@ -1,0 +1,33 @@
+# Every command CI runs, runnable by hand. `just` lists them.
+
+_default:
+    @just --list
+
+# Format the code
+fmt:
+    cargo fmt --all
+
+# Refuse warnings
+lint:
+    cargo fmt --all --check
+    cargo clippy --workspace --all-targets --locked -- -D warnings
+
+# Install what the tests need
+setup:
+    cargo xtask setup
+
+# Everything that must hold before a change lands
+test *filters:
+    cargo xtask test {{ if filters == "" { "" } else { "-- " + filters } }}
+
+# Licences, sources and bans of the dependency tree
+deny:
+    cargo deny --locked check bans licenses sources
+
+# Known vulnerabilities; apart, so that news does not break builds
+advisories:
+    cargo deny --locked check advisories
+
+# Measure against the floors and goals
+bench *options:
+    cargo xtask bench {{ options }}
