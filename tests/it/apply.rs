@@ -1,0 +1,270 @@
+//! Plan, apply and destroy as separate processes that share only the stores, as pods do.
+
+use std::fs;
+use std::process::Command;
+
+use integration_tests::process::Stream;
+use integration_tests::site::files_below;
+use integration_tests::{Repository, Site, job};
+use job_contract::{JobData, StepType};
+use serde_json::json;
+
+use crate::site;
+
+/// A module that leaves a marker when it is really applied.
+fn marked(site: &Site) -> (Repository, std::path::PathBuf) {
+    let marker = site.scratch("applied");
+    let module = format!(
+        "resource \"terraform_data\" \"marked\" {{\n  provisioner \"local-exec\" {{\n    command = \"touch {}\"\n  }}\n}}\n",
+        marker.display()
+    );
+    (Repository::module(&module), marker)
+}
+
+fn planned(site: &Site, repository: &Repository) -> (JobData, JobData) {
+    let plan = job::plan(repository);
+    let apply = job::apply_after(&plan);
+    site.queue(&[&plan, &apply]);
+    site.run(&plan).expect_code(0);
+    (plan, apply)
+}
+
+#[test]
+fn what_was_planned_is_applied_and_published() {
+    let (site, repository) = (site(), Repository::fixture());
+    let (_, apply) = planned(&site, &repository);
+
+    let outcome = site.run(&apply).expect_code(0);
+
+    assert_eq!(
+        site.statuses(&apply),
+        ("completed".into(), "completed".into())
+    );
+    assert_eq!(site.resources(&apply), ["terraform_data.greeting"]);
+    let output = site.step_output(&apply);
+    assert!(
+        output.contains("Apply complete! Resources: 1 added, 0 changed, 0 destroyed."),
+        "{outcome}"
+    );
+    assert!(output.contains("greeting = \"hello\""), "{outcome}");
+    assert_eq!(outcome.report().changes.unwrap().add, 1);
+
+    let history = site.record(&apply).history;
+    assert_eq!(history.len(), 1, "{history:?}");
+    let state = site.state(&apply).unwrap();
+    assert_eq!(json!(history[0].serial), state["serial"]);
+    assert_eq!(json!(history[0].lineage), state["lineage"]);
+    let published = files_below(&site.data_dir().join(format!(
+        "local/state/{}/{}/state",
+        apply.organization_id, apply.workspace_id
+    )));
+    assert_eq!(published.len(), 2, "{published:?}");
+    let raw = published
+        .iter()
+        .find(|path| path.to_string_lossy().ends_with(".raw.json"))
+        .unwrap();
+    let raw: serde_json::Value = serde_json::from_slice(&fs::read(raw).unwrap()).unwrap();
+    assert_eq!(raw, state);
+}
+
+#[test]
+fn an_apply_leaves_changes_and_outputs_in_the_job_context() {
+    let (site, repository) = (
+        site(),
+        Repository::module(
+            "resource \"terraform_data\" \"a\" {\n  input = 1\n}\noutput \"open\" {\n  value = [1]\n}\noutput \"closed\" {\n  value = \"hidden-value\"\n  sensitive = true\n}\n",
+        ),
+    );
+    let (_, apply) = planned(&site, &repository);
+    site.run(&apply).expect_code(0);
+
+    let context = site.context(&apply);
+    let change = &context["applyStructuredOutput"][&apply.step_id][0];
+    assert_eq!(change["address"], "terraform_data.a");
+    assert_eq!(change["status"], "applied");
+    let outputs = &context["terraformOutputs"][&apply.step_id];
+    assert_eq!(outputs[0]["name"], "closed");
+    assert_eq!(outputs[0]["sensitive"], true);
+    assert!(outputs[0]["value"].is_null());
+    assert_eq!(outputs[1]["value"], json!([1]));
+    assert!(
+        !serde_json::to_string(&context)
+            .unwrap()
+            .contains("hidden-value")
+    );
+    assert!(site.step_output(&apply).contains("closed = <sensitive>"));
+}
+
+#[test]
+fn a_second_plan_has_no_changes_and_a_destroy_removes_everything() {
+    let (site, repository) = (site(), Repository::fixture());
+    let (plan, apply) = planned(&site, &repository);
+    site.run(&apply).expect_code(0);
+
+    let again = job::in_job(&plan, "413");
+    site.queue(&[&again]);
+    site.run(&again).expect_code(0);
+    assert!(!site.record(&again).plan_changes);
+
+    let destroy = job::in_job(&job::step(StepType::Destroy, &repository), "414");
+    site.queue(&[&destroy]);
+    let outcome = site.run(&destroy).expect_code(0);
+    assert!(
+        outcome
+            .log()
+            .contains("Destroy complete! Resources: 1 destroyed."),
+        "{outcome}"
+    );
+    assert!(
+        outcome.log().contains("Running Terraform DESTROY"),
+        "{outcome}"
+    );
+    assert_eq!(site.resources(&destroy), <[String; 0]>::default());
+}
+
+#[test]
+fn a_planned_destroy_is_applied() {
+    let (site, repository) = (site(), Repository::fixture());
+    let (_, apply) = planned(&site, &repository);
+    site.run(&apply).expect_code(0);
+
+    let plan = job::in_job(&job::step(StepType::PlanDestroy, &repository), "413");
+    let apply = job::apply_after(&plan);
+    site.queue(&[&plan, &apply]);
+    let outcome = site.run(&plan).expect_code(0);
+    assert!(
+        outcome
+            .log()
+            .contains("0 to add, 0 to change, 1 to destroy"),
+        "{outcome}"
+    );
+    site.run(&apply).expect_code(0);
+    assert_eq!(site.resources(&apply), <[String; 0]>::default());
+}
+
+#[test]
+fn a_template_without_a_plan_is_applied_directly() {
+    let (site, repository) = (site(), Repository::fixture());
+    let apply = JobData {
+        variables: [("greeting".to_owned(), "direct".into())].into(),
+        ..job::step(StepType::Apply, &repository)
+    };
+    site.queue(&[&apply]);
+    site.run(&apply).expect_code(0);
+    assert_eq!(site.output(&apply, "greeting"), "direct");
+}
+
+#[test]
+fn an_apply_without_its_reviewed_plan_never_runs() {
+    type Spoil = fn(&Site, &JobData);
+    let spoilers: [(&str, Spoil); 4] = [
+        ("missing", |site, plan| {
+            fs::remove_file(site.plan_file(plan)).unwrap();
+        }),
+        ("empty", |site, plan| {
+            fs::write(site.plan_file(plan), "").unwrap();
+        }),
+        ("altered", |site, plan| {
+            let mut bytes = fs::read(site.plan_file(plan)).unwrap();
+            bytes.extend_from_slice(b"more");
+            fs::write(site.plan_file(plan), bytes).unwrap();
+        }),
+        ("forgotten", |site, plan| site.set_plan(plan, None)),
+    ];
+    for (name, spoil) in spoilers {
+        let site = site();
+        let (repository, marker) = marked(&site);
+        let (plan, apply) = planned(&site, &repository);
+        spoil(&site, &plan);
+
+        let outcome = site.run(&apply);
+
+        assert_ne!(outcome.code(), 0, "{name}: {outcome}");
+        assert!(outcome.error().contains("plan"), "{name}: {outcome}");
+        assert!(!marker.exists(), "{name}: it was applied\n{outcome}");
+        assert_eq!(
+            site.statuses(&apply),
+            ("failed".into(), "failed".into()),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn the_plan_of_another_run_is_not_applied_in_its_place() {
+    let site = site();
+    let (repository, marker) = marked(&site);
+    let (plan, apply) = planned(&site, &repository);
+    let other = job::in_job(&plan, "499");
+    site.queue(&[&other, &job::apply_after(&other)]);
+    site.run(&other).expect_code(0);
+    fs::copy(site.plan_file(&other), site.plan_file(&plan)).unwrap();
+
+    let outcome = site.run(&apply);
+
+    assert_ne!(outcome.code(), 0, "{outcome}");
+    assert!(!marker.exists(), "{outcome}");
+}
+
+#[test]
+fn a_second_executor_leaves_a_claimed_apply_alone() {
+    let site = site();
+    let fifo = site.scratch("gate");
+    assert!(
+        Command::new("mkfifo")
+            .arg(&fifo)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let repository = Repository::module(&format!(
+        "resource \"terraform_data\" \"gated\" {{\n  provisioner \"local-exec\" {{\n    command = \"echo at-the-gate; cat {}\"\n  }}\n}}\n",
+        fifo.display()
+    ));
+    let (_, apply) = planned(&site, &repository);
+    let first = site.executor(&apply).start();
+    first.running.wait_for(Stream::Stdout, "at-the-gate");
+
+    let second = site.run(&apply).expect_code(76);
+
+    assert!(second.error().contains("another"), "{second}");
+    assert_eq!(site.statuses(&apply).0, "running");
+    fs::write(&fifo, "open\n").unwrap();
+    first.wait().expect_code(0);
+    assert_eq!(
+        site.statuses(&apply),
+        ("completed".into(), "completed".into())
+    );
+    let third = site.run(&apply);
+    assert_ne!(third.code(), 0, "a finished apply is not repeated\n{third}");
+    assert_eq!(
+        site.statuses(&apply),
+        ("completed".into(), "completed".into())
+    );
+}
+
+#[test]
+fn a_failed_apply_still_publishes_the_state_it_left() {
+    let (site, repository) = (
+        site(),
+        Repository::module(
+            "resource \"terraform_data\" \"made\" {}\nresource \"terraform_data\" \"broken\" {\n  depends_on = [terraform_data.made]\n  provisioner \"local-exec\" {\n    command = \"exit 9\"\n  }\n}\n",
+        ),
+    );
+    let (_, apply) = planned(&site, &repository);
+    let outcome = site.run(&apply).expect_code(1);
+    assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
+    assert!(
+        site.resources(&apply)
+            .contains(&"terraform_data.made".to_owned()),
+        "{outcome}"
+    );
+    assert_eq!(site.record(&apply).history.len(), 1, "{outcome}");
+    let diagnostics = &site.context(&apply)["jobDiagnostics"][&apply.step_id];
+    let changes = &site.context(&apply)["applyStructuredOutput"][&apply.step_id];
+    assert!(
+        diagnostics.to_string().contains("exit status 9")
+            || changes.to_string().contains("exit status 9"),
+        "{diagnostics} {changes}"
+    );
+}

@@ -1,0 +1,234 @@
+//! Bad input: a message that names the fault, the right exit code, quickly, with nothing half done.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use integration_tests::{FakeTool, Outcome, Repository, job};
+use job_contract::{JobData, env};
+
+use crate::site;
+
+/// Time within which a fault that needs no waiting is named.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+#[track_caller]
+fn assert_named(outcome: &Outcome, code: i32, words: &[&str]) {
+    assert_eq!(outcome.code(), code, "{outcome}");
+    assert!(outcome.finished.elapsed < AT_ONCE, "too slow\n{outcome}");
+    let error = outcome.error();
+    for word in words {
+        assert!(
+            error.contains(word),
+            "{word:?} is not in {error:?}\n{outcome}"
+        );
+    }
+    assert_eq!(i32::from(outcome.report().outcome), code);
+    assert!(!outcome.finished.stderr.contains("panicked"), "{outcome}");
+}
+
+#[test]
+fn job_data_that_cannot_be_decoded_is_refused_without_showing_it() {
+    let secret = r#"{"accessToken":"hunter2000","jobId":"412","refresh":"hunter2000"}"#;
+    let cut_off = r#"{"accessToken":"hunter2000","#;
+    for text in [
+        String::new(),
+        "hunter2000$".to_owned(),
+        STANDARD.encode(secret),
+        STANDARD.encode(cut_off),
+        STANDARD.encode([0x28, 0xb5, 0x2f, 0xfd, 9, 9, 9]),
+        secret.to_owned(),
+    ] {
+        let site = site();
+        let outcome = site.executor_with_data(Some(&text)).run();
+        assert_named(&outcome, 65, &["job data"]);
+        assert!(!outcome.to_string().contains("hunter2000"), "{outcome}");
+        assert!(
+            !site.data_dir().join("platform/jobs").exists(),
+            "something was recorded"
+        );
+    }
+}
+
+#[test]
+fn absent_job_data_is_named_by_its_variable() {
+    let outcome = site().executor_with_data(None).run();
+    assert_named(&outcome, 65, &[env::JOB_DATA]);
+}
+
+#[test]
+fn job_data_may_come_from_a_file() {
+    let (site, repository) = (site(), Repository::fixture());
+    let plan = job::plan(&repository);
+    site.queue(&[&plan]);
+    let file = site.scratch("job-data");
+    std::fs::write(
+        &file,
+        job_contract::encoding::encode_compressed(&plan).unwrap(),
+    )
+    .unwrap();
+    site.executor_with_data(None)
+        .env(env::JOB_DATA_FILE, &file)
+        .run()
+        .expect_code(0);
+    let missing = site
+        .executor_with_data(None)
+        .env(env::JOB_DATA_FILE, site.scratch("not-there"))
+        .run();
+    assert_named(&missing, 65, &["not-there"]);
+}
+
+#[test]
+fn a_step_that_asks_for_what_does_not_exist_is_refused() {
+    type Case = (&'static str, fn(&mut JobData), &'static [&'static str]);
+    let repository = Repository::fixture();
+    let cases: [Case; 6] = [
+        (
+            "type",
+            |job| job.step_type = Some("terraformShow".into()),
+            &["terraformShow"],
+        ),
+        ("no type", |job| job.step_type = None, &["type"]),
+        (
+            "folder",
+            |job| job.folder = Some("/not/there".into()),
+            &["not/there"],
+        ),
+        (
+            "outside",
+            |job| job.folder = Some("/../../etc".into()),
+            &["etc"],
+        ),
+        (
+            "version",
+            |job| job.terraform_version = "one.two".into(),
+            &["one.two"],
+        ),
+        (
+            "organization",
+            |job| job.organization_id = "../x".into(),
+            &["organizationId"],
+        ),
+    ];
+    for (name, change, words) in cases {
+        let site = site();
+        let mut plan = job::plan(&repository);
+        if name != "organization" {
+            site.queue(&[&plan]);
+        }
+        change(&mut plan);
+        plan.access_token = Some("hunter2000".into());
+
+        let outcome = site.run(&plan);
+
+        assert_named(&outcome, 65, words);
+        assert!(
+            !outcome.to_string().contains("hunter2000"),
+            "{name}: {outcome}"
+        );
+        assert!(outcome.left_behind.is_empty(), "{name}: {outcome}");
+        if name != "organization" {
+            assert_eq!(site.statuses(&plan).0, "failed", "{name}: {outcome}");
+        }
+    }
+}
+
+#[test]
+fn a_folder_that_leaves_the_tree_through_a_link_is_refused() {
+    let (site, repository) = (site(), Repository::fixture());
+    std::os::unix::fs::symlink("/etc", repository.path().join("way-out")).unwrap();
+    repository.commit(&[]);
+    let plan = JobData {
+        folder: Some("/way-out".into()),
+        ..job::plan(&repository)
+    };
+    site.queue(&[&plan]);
+    assert_named(&site.run(&plan), 65, &["way-out"]);
+}
+
+#[test]
+fn a_source_that_cannot_be_reached_fails_before_the_claim() {
+    let (site, repository) = (site(), Repository::fixture());
+    let plan = JobData {
+        source: Some("file:///not/there.git".into()),
+        ..job::plan(&repository)
+    };
+    site.queue(&[&plan]);
+    let outcome = site.run(&plan);
+    assert_named(&outcome, 75, &["/not/there.git"]);
+    assert!(
+        !site.data_dir().join("platform/claims").exists(),
+        "{outcome}"
+    );
+}
+
+#[test]
+fn a_branch_or_commit_that_is_not_there_is_named() {
+    let repository = Repository::fixture();
+    let gone = "00112233445566778899aabbccddeeff00112233";
+    for (change, word) in [
+        (
+            (|job: &mut JobData| job.branch = "no-such-branch".into()) as fn(&mut JobData),
+            "no-such-branch",
+        ),
+        (
+            |job| job.commit_id = Some("00112233445566778899aabbccddeeff00112233".into()),
+            gone,
+        ),
+    ] {
+        let site = site();
+        let mut plan = job::plan(&repository);
+        change(&mut plan);
+        site.queue(&[&plan]);
+        let outcome = site.run(&plan);
+        assert_ne!(outcome.code(), 0, "{outcome}");
+        assert!(outcome.error().contains(word), "{outcome}");
+        assert!(outcome.finished.elapsed < AT_ONCE, "{outcome}");
+    }
+}
+
+#[test]
+fn configuration_errors_name_their_variable() {
+    let (site, repository) = (site(), Repository::fixture());
+    let plan = job::plan(&repository);
+    for (name, value) in [
+        (env::STATE_TYPE, "NoSuchStateImpl"),
+        (env::GRACE_PERIOD_SECONDS, "soon"),
+    ] {
+        let outcome = site.executor(&plan).env(name, value).run();
+        assert_named(&outcome, 64, &[name]);
+    }
+}
+
+#[test]
+fn a_configuration_the_tool_rejects_fails_the_step_not_the_executor() {
+    let (site, repository) = (site(), Repository::module("resource {\n"));
+    let plan = job::plan(&repository);
+    site.queue(&[&plan]);
+    let outcome = site.run(&plan).expect_code(1);
+    assert!(outcome.log().contains("main.tf"), "{outcome}");
+    assert_eq!(site.statuses(&plan), ("failed".into(), "failed".into()));
+    assert!(site.step_output(&plan).contains("main.tf"), "{outcome}");
+}
+
+#[test]
+fn a_failing_init_reaches_no_plan() {
+    let (site, tool, repository) = (
+        site(),
+        FakeTool::new().on("init", "echo cannot-initialise >&2; exit 1"),
+        Repository::fixture(),
+    );
+    let plan = JobData {
+        on_failure_list: vec![job::bash(1, "echo cleaned-up")],
+        ..job::plan(&repository)
+    };
+    site.queue(&[&plan]);
+    let outcome = site
+        .executor(&plan)
+        .env("PATH", tool.path())
+        .run()
+        .expect_code(1);
+    assert!(outcome.log().contains("cannot-initialise"), "{outcome}");
+    assert!(outcome.log().contains("cleaned-up"), "{outcome}");
+    assert!(!tool.was_called("plan"), "{outcome}");
+}

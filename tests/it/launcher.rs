@@ -1,0 +1,408 @@
+//! `api-launcher run`: a folder planned and applied by executors of its own, on a terminal and off it.
+
+use std::process::Command;
+
+use integration_tests::laptop::{events, plain};
+use integration_tests::process::Stream;
+use integration_tests::repository::ROOT_MODULE;
+use integration_tests::{Finished, Laptop, Repository, job};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::laptop;
+
+#[track_caller]
+fn expect(finished: Finished, code: i32) -> Finished {
+    assert_eq!(finished.code(), code, "{finished}");
+    finished
+}
+
+/// A module whose second resource waits at a gate nobody opens.
+fn gated() -> Laptop {
+    let laptop = laptop("");
+    let gate = laptop.home().join("gate");
+    assert!(
+        Command::new("mkfifo")
+            .arg(&gate)
+            .status()
+            .unwrap()
+            .success()
+    );
+    laptop.write(
+        "stack/main.tf",
+        &format!(
+            "resource \"terraform_data\" \"first\" {{}}\nresource \"terraform_data\" \"second\" {{\n  depends_on = [terraform_data.first]\n  provisioner \"local-exec\" {{\n    command = \"echo at-the-gate; exec cat {}\"\n  }}\n}}\n",
+            gate.display()
+        ),
+    );
+    laptop
+}
+
+fn statuses(finished: &Finished) -> Vec<String> {
+    events(finished)
+        .iter()
+        .filter_map(|event| Some(event["status"].as_str()?.to_owned()))
+        .collect()
+}
+
+#[test]
+fn a_folder_is_applied_then_unchanged_then_destroyed() {
+    let laptop = laptop(ROOT_MODULE);
+    let first = expect(
+        laptop.run(&["run", "stack", "--auto-approve", "--var", "greeting=hi"]),
+        0,
+    );
+    assert!(first.stdout.contains("Plan: 1 to add"), "{first}");
+    assert!(first.stdout.contains("Apply complete!"), "{first}");
+    assert!(first.stdout.contains("greeting"), "{first}");
+    assert_eq!(laptop.resources(), ["greeting"]);
+
+    let second = expect(
+        laptop.run(&["run", "stack", "--auto-approve", "--var", "greeting=hi"]),
+        0,
+    );
+    assert!(second.stdout.contains("No changes"), "{second}");
+    assert!(!second.stdout.contains("Apply complete!"), "{second}");
+
+    let removal = expect(
+        laptop.run(&["run", "stack", "--destroy", "--auto-approve"]),
+        0,
+    );
+    assert!(removal.stdout.contains("Destroyed"), "{removal}");
+    assert_eq!(laptop.resources(), <[String; 0]>::default());
+}
+
+#[test]
+fn nothing_is_written_into_the_folder() {
+    let laptop = laptop(ROOT_MODULE);
+    expect(laptop.run(&["run", "stack", "--auto-approve"]), 0);
+    let files = integration_tests::site::files_below(&laptop.home().join("stack"));
+    assert_eq!(files, [laptop.home().join("stack/main.tf")]);
+}
+
+#[test]
+fn without_a_terminal_it_plans_and_says_how_to_apply() {
+    let laptop = laptop(ROOT_MODULE);
+    let finished = expect(laptop.run(&["run", "stack"]), 0);
+    assert!(finished.stdout.contains("Plan: 1 to add"), "{finished}");
+    assert!(finished.stdout.contains("--auto-approve"), "{finished}");
+    assert!(
+        !finished.stdout.contains('\u{1b}'),
+        "plain lines when piped\n{finished}"
+    );
+    assert_eq!(laptop.resources(), <[String; 0]>::default());
+}
+
+#[test]
+fn plan_only_stops_at_the_plan() {
+    let laptop = laptop(ROOT_MODULE);
+    let finished = expect(laptop.run(&["run", "stack", "--plan-only"]), 0);
+    assert!(finished.stdout.contains("Plan: 1 to add"), "{finished}");
+    assert_eq!(laptop.resources(), <[String; 0]>::default());
+}
+
+#[test]
+fn json_output_is_one_event_a_line_from_start_to_end() {
+    let laptop = laptop(ROOT_MODULE);
+    let finished = expect(
+        laptop.run(&["run", "stack", "--auto-approve", "--output", "json"]),
+        0,
+    );
+    let events = events(&finished);
+    assert_eq!(events.first().unwrap()["type"], "run_started");
+    let last = events.last().unwrap();
+    assert_eq!(
+        (&last["type"], &last["status"], &last["exitCode"]),
+        (
+            &Value::from("run_finished"),
+            &Value::from("applied"),
+            &Value::from(0)
+        )
+    );
+    let steps = events
+        .iter()
+        .filter(|event| event["type"] == "step_finished");
+    let changes: Vec<_> = steps.map(|event| event["changes"]["add"].clone()).collect();
+    assert_eq!(changes, [1, 1]);
+    for (kind, at_least) in [
+        ("step_started", 2),
+        ("phase_finished", 6),
+        ("log", 5),
+        ("outputs", 1),
+    ] {
+        let count = events.iter().filter(|event| event["type"] == kind).count();
+        assert!(count >= at_least, "{count} {kind}\n{finished}");
+    }
+    let started = events
+        .iter()
+        .filter(|event| event["type"] == "phase_started")
+        .count();
+    let ended = events
+        .iter()
+        .filter(|event| event["type"] == "phase_finished")
+        .count();
+    assert_eq!(started, ended, "{finished}");
+
+    let again = expect(
+        laptop.run(&["run", "stack", "--auto-approve", "--output", "json"]),
+        0,
+    );
+    assert_eq!(
+        statuses(&again).last().map(String::as_str),
+        Some("no_changes")
+    );
+}
+
+#[test]
+fn a_plan_document_and_an_apply_document_are_two_steps_of_one_job() {
+    let laptop = laptop("");
+    let repository = Repository::fixture();
+    let plan = job::plan(&repository);
+    let apply = job::apply_after(&plan);
+    let document = |name: &str, job| laptop.write(name, &serde_json::to_string(job).unwrap());
+    let plan = document("plan.json", &plan);
+    let apply = document("apply.json", &apply);
+
+    let planned = expect(laptop.run(&["run", "-f", plan.to_str().unwrap()]), 0);
+    assert!(planned.stdout.contains("Plan: 1 to add"), "{planned}");
+    assert_eq!(laptop.resources(), <[String; 0]>::default());
+    let applied = expect(laptop.run(&["run", "-f", apply.to_str().unwrap()]), 0);
+    assert!(applied.stdout.contains("Apply complete!"), "{applied}");
+    assert_eq!(laptop.resources(), ["greeting"]);
+}
+
+#[test]
+fn a_document_may_come_from_standard_input() {
+    let laptop = laptop("");
+    let repository = Repository::fixture();
+    let mut running =
+        integration_tests::Running::start_interactive(&mut laptop.command(&["run", "-f", "-"]));
+    running.write(&serde_json::to_string(&job::plan(&repository)).unwrap());
+    running.close_input();
+    let finished = expect(running.wait(), 0);
+    assert!(finished.stdout.contains("Plan: 1 to add"), "{finished}");
+}
+
+#[test]
+fn ctrl_c_in_an_apply_saves_the_state_and_exits_130() {
+    let laptop = gated();
+    let running =
+        integration_tests::Running::start(&mut laptop.command(&["run", "stack", "--auto-approve"]));
+    running.wait_for(Stream::Stdout, "at-the-gate");
+    running.signal(Signal::SIGINT);
+    let finished = expect(running.wait(), 130);
+    assert!(
+        laptop.resources().contains(&"first".to_owned()),
+        "{finished}"
+    );
+    let said = format!("{}{}", finished.stdout, finished.stderr).to_lowercase();
+    assert!(
+        said.contains("state"),
+        "it does not say what became of the state\n{finished}"
+    );
+}
+
+#[test]
+fn ctrl_c_on_a_terminal_reaches_the_launcher_once() {
+    let laptop = gated();
+    let mut running = laptop.on_terminal(&["run", "stack", "--auto-approve"], &[]);
+    running.wait_for(Stream::Stdout, "at-the-gate");
+    running.write("\x03");
+    let finished = expect(running.wait(), 130);
+    assert!(!finished.stdout.contains("Two interrupts"), "{finished}");
+    assert!(
+        laptop.resources().contains(&"first".to_owned()),
+        "{finished}"
+    );
+}
+
+#[test]
+fn a_terminal_is_asked_before_anything_is_applied() {
+    for (answer, resources, words) in [
+        ("yes\n", vec!["greeting"], "Applied"),
+        ("no\n", vec![], "Not applied"),
+    ] {
+        let laptop = laptop(ROOT_MODULE);
+        let mut running = laptop.on_terminal(&["run", "stack"], &[]);
+        running.wait_for(Stream::Stdout, "Apply");
+        running.write(answer);
+        let finished = expect(running.wait(), 0);
+        assert!(plain(&finished.stdout).contains(words), "{finished}");
+        assert!(
+            finished.stdout.contains("\u{1b}["),
+            "colours on a terminal\n{finished}"
+        );
+        assert_eq!(laptop.resources(), resources, "{answer:?}: {finished}");
+    }
+}
+
+#[test]
+fn no_color_is_honoured_on_a_terminal() {
+    let laptop = laptop(ROOT_MODULE);
+    let finished = expect(
+        laptop
+            .on_terminal(&["run", "stack", "--plan-only"], &[("NO_COLOR", "1")])
+            .wait(),
+        0,
+    );
+    let coloured = finished.stdout.split('\u{1b}').skip(1).any(|part| {
+        part.strip_prefix('[').is_some_and(|rest| {
+            let end = rest.find(|c: char| !c.is_ascii_digit() && c != ';');
+            end.is_some_and(|end| rest[end..].starts_with('m'))
+        })
+    });
+    assert!(!coloured, "{:?}", finished.stdout);
+}
+
+#[test]
+fn variables_come_from_files_and_the_command_line() {
+    let laptop = laptop(ROOT_MODULE);
+    laptop.write("first.tfvars", "greeting = \"from a file\"\nreplicas = 2\n");
+    laptop.write("second.tfvars.json", r#"{"tags": {"a=b": "c"}}"#);
+    let finished = expect(
+        laptop.run(&[
+            "run",
+            "stack",
+            "--auto-approve",
+            "--output",
+            "json",
+            "--var-file",
+            "first.tfvars",
+            "--var-file",
+            "second.tfvars.json",
+            "--var",
+            "greeting=from = the line",
+        ]),
+        0,
+    );
+    let outputs = events(&finished)
+        .into_iter()
+        .rfind(|event| event["type"] == "outputs")
+        .unwrap();
+    let value = |name: &str| {
+        let outputs = outputs["outputs"].as_array().unwrap();
+        outputs
+            .iter()
+            .find(|output| output["name"] == name)
+            .unwrap()["value"]
+            .clone()
+    };
+    assert_eq!(value("greeting"), "from = the line");
+    assert_eq!(value("tags"), serde_json::json!({"a=b": "c"}));
+}
+
+#[test]
+fn only_named_variables_of_the_callers_environment_reach_the_tool() {
+    let laptop = laptop(
+        "resource \"terraform_data\" \"a\" {\n  provisioner \"local-exec\" {\n    command = \"env\"\n  }\n}\n",
+    );
+    let mut command = laptop.command(&[
+        "run",
+        "stack",
+        "--auto-approve",
+        "--env",
+        "PASSED_ON",
+        "--env",
+        "SET=a=b",
+    ]);
+    command
+        .env("PASSED_ON", "yes")
+        .env("KEPT_BACK", "kept-back-value");
+    let finished = expect(integration_tests::Running::start(&mut command).wait(), 0);
+    assert!(finished.stdout.contains("PASSED_ON=yes"), "{finished}");
+    assert!(finished.stdout.contains("SET=a=b"), "{finished}");
+    assert!(!finished.stdout.contains("kept-back-value"), "{finished}");
+}
+
+#[test]
+fn modules_beside_the_folder_come_along() {
+    let laptop = laptop("module \"m\" {\n  source = \"../shared/m\"\n}\n");
+    laptop.write(
+        "shared/m/main.tf",
+        "resource \"terraform_data\" \"inner\" {}\n",
+    );
+    expect(laptop.run(&["run", "stack", "--auto-approve"]), 0);
+    assert_eq!(laptop.resources(), ["inner"]);
+}
+
+#[test]
+fn a_failing_plan_says_so_in_the_exit_code() {
+    let laptop = laptop("resource {\n");
+    let finished = expect(laptop.run(&["run", "stack", "--auto-approve"]), 1);
+    assert!(finished.stdout.contains("main.tf"), "{finished}");
+}
+
+#[test]
+fn wrong_inputs_are_named_at_once() {
+    let laptop = laptop(ROOT_MODULE);
+    laptop.write("broken.json", "{\"type\": ");
+    laptop.write("empty/readme.txt", "nothing here");
+    let cases: [(&[&str], i32, &str); 8] = [
+        (&["run", "not-there"], 65, "not-there"),
+        (&["run", "-f", "broken.json"], 65, "job data"),
+        (&["run", "-f", "not-there.json"], 65, "not-there.json"),
+        (&["run", "stack", "--var", "novalue"], 64, "NAME=VALUE"),
+        (&["run", "stack", "--tool", "pulumi"], 64, "pulumi"),
+        (
+            &["run", "stack", "--var-file", "gone.tfvars"],
+            65,
+            "gone.tfvars",
+        ),
+        (
+            &["run", "stack", "--tool-version", "one.two"],
+            65,
+            "one.two",
+        ),
+        (&["run", "empty"], 65, "empty"),
+    ];
+    for (args, code, word) in cases {
+        let finished = laptop.run(args);
+        let said = format!("{}{}", finished.stdout, finished.stderr);
+        assert_eq!(finished.code(), code, "{args:?}: {finished}");
+        assert!(said.contains(word), "{args:?}: {finished}");
+        assert!(finished.elapsed.as_secs() < 2, "{args:?}: {finished}");
+    }
+}
+
+#[test]
+fn two_runs_of_one_folder_take_turns_or_say_why_not() {
+    let laptop = gated();
+    let first =
+        integration_tests::Running::start(&mut laptop.command(&["run", "stack", "--auto-approve"]));
+    first.wait_for(Stream::Stdout, "at-the-gate");
+    let second = laptop.run(&["run", "stack", "--plan-only"]);
+    assert_ne!(second.code(), 0, "{second}");
+    let said = format!("{}{}", second.stdout, second.stderr);
+    assert!(
+        said.contains("another") || said.contains("lock"),
+        "{second}"
+    );
+    first.signal(Signal::SIGINT);
+    expect(first.wait(), 130);
+}
+
+#[test]
+fn help_and_completions_are_there() {
+    let laptop = laptop("");
+    let help = expect(laptop.run(&["run", "--help"]), 0);
+    for option in [
+        "--destroy",
+        "--plan-only",
+        "--auto-approve",
+        "--var",
+        "--var-file",
+        "--env",
+        "--tool",
+        "--tool-version",
+        "--refresh-only",
+        "--no-refresh",
+        "--data-dir",
+        "--output",
+    ] {
+        assert!(help.stdout.contains(option), "{option}\n{help}");
+    }
+    for shell in ["bash", "zsh", "fish"] {
+        let script = expect(laptop.run(&["completions", shell]), 0);
+        assert!(script.stdout.contains("auto-approve"), "{shell}");
+    }
+}

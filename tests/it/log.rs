@@ -1,0 +1,80 @@
+//! The run's log: complete, in order, whatever its size and shape.
+
+use integration_tests::{FakeTool, Repository, job};
+
+use crate::site;
+
+#[test]
+fn a_hundred_thousand_lines_arrive_complete_and_in_order() {
+    let (site, repository) = (site(), Repository::fixture());
+    let job = job::scripts(
+        &repository,
+        vec![job::bash(1, "seq -f 'line %.0f of many' 1 100000")],
+    );
+    site.queue(&[&job]);
+    let outcome = site.run(&job).expect_code(0);
+    let stored = site.step_output(&job);
+    for text in [outcome.log(), &stored] {
+        let lines: Vec<_> = text
+            .lines()
+            .filter(|line| line.starts_with("line "))
+            .collect();
+        assert_eq!(lines.len(), 100_000);
+        for (n, line) in lines.iter().enumerate() {
+            assert_eq!(*line, format!("line {} of many", n + 1));
+        }
+    }
+    assert_eq!(outcome.report().lost_log_lines, 0);
+}
+
+#[test]
+fn output_of_odd_shapes_passes_through() {
+    let (site, repository) = (site(), Repository::fixture());
+    let job = job::scripts(
+        &repository,
+        vec![job::bash(
+            1,
+            "printf 'no newline at the end'; printf '\\xff\\xfe not utf-8\\n' >&2; head -c 300000 /dev/zero | tr '\\0' x; echo; printf 'carriage\\rreturn\\n'; printf 'last words'",
+        )],
+    );
+    site.queue(&[&job]);
+    let outcome = site.run(&job).expect_code(0);
+    let log = outcome.log();
+    assert!(log.contains("not utf-8"), "{}", &log[..200.min(log.len())]);
+    assert_eq!(log.matches('x').count(), 300_000);
+    assert!(log.contains("last words"));
+}
+
+#[test]
+fn events_become_their_messages_and_other_lines_stay() {
+    let (site, repository) = (site(), Repository::fixture());
+    let tool = FakeTool::new().on(
+        "plan",
+        r#"echo '{"@level":"info","@message":"from an event","type":"version"}'; echo 'not json {'; echo '{"@message":42}'; echo '{"type":"log"}'; echo plan > "$out"; exit 2"#,
+    );
+    let plan = job::plan(&repository);
+    site.queue(&[&plan]);
+    let outcome = site
+        .executor(&plan)
+        .env("PATH", tool.path())
+        .run()
+        .expect_code(0);
+    let lines: Vec<_> = outcome.log().lines().collect();
+    assert!(lines.contains(&"from an event"), "{outcome}");
+    assert!(lines.contains(&"not json {"), "{outcome}");
+    assert!(!outcome.log().contains("@message"), "{outcome}");
+}
+
+#[test]
+fn the_log_goes_to_a_file_too_when_asked() {
+    let (site, repository) = (site(), Repository::fixture());
+    let plan = job::plan(&repository);
+    site.queue(&[&plan]);
+    let file = site.scratch("copy.log");
+    let outcome = site
+        .executor(&plan)
+        .env(job_contract::env::LOG_FILE, &file)
+        .run()
+        .expect_code(0);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), outcome.log());
+}

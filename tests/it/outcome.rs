@@ -1,0 +1,160 @@
+//! The rows of contract 4.6 that a real tool cannot be made to show, and what the exit code says.
+
+use integration_tests::{FakeTool, Outcome, Repository, Site, job};
+use job_contract::{JobData, StepType};
+
+use crate::site;
+
+fn run_with(site: &Site, tool: &FakeTool, job: &JobData) -> Outcome {
+    site.executor(job).env("PATH", tool.path()).run()
+}
+
+#[test]
+fn a_plan_that_ends_in_any_odd_way_has_failed() {
+    let repository = Repository::fixture();
+    for ending in [
+        "exit 1",
+        "exit 3",
+        "exit 127",
+        "exit 137",
+        "kill -KILL $$",
+        "kill -SEGV $$",
+    ] {
+        let (site, tool) = (site(), FakeTool::new().on("plan", ending));
+        let plan = job::plan(&repository);
+        site.queue(&[&plan, &job::apply_after(&plan)]);
+
+        let outcome = run_with(&site, &tool, &plan).expect_code(1);
+
+        let record = site.record(&plan);
+        assert_eq!(
+            site.statuses(&plan),
+            ("failed".into(), "failed".into()),
+            "{ending}: {outcome}"
+        );
+        assert!(record.plan_changes, "{ending}");
+        assert_eq!(record.terraform_plan.unwrap_or_default(), "", "{ending}");
+        assert!(!site.plan_file(&plan).exists(), "{ending}");
+    }
+}
+
+#[test]
+fn changes_without_a_plan_file_are_no_plan() {
+    let (site, tool, repository) = (
+        site(),
+        FakeTool::new().on("plan", "exit 2"),
+        Repository::fixture(),
+    );
+    let plan = job::plan(&repository);
+    site.queue(&[&plan, &job::apply_after(&plan)]);
+    let outcome = run_with(&site, &tool, &plan);
+    assert_ne!(outcome.code(), 0, "{outcome}");
+    assert_eq!(site.statuses(&plan).0, "failed");
+}
+
+#[test]
+fn ignored_errors_follow_the_table() {
+    let repository = Repository::fixture();
+    let rows = [
+        (StepType::Plan, "plan", "completed", "failed"),
+        // The local platform completes a job whose last step leaves it pending.
+        (StepType::Apply, "apply", "completed", "completed"),
+        (StepType::Destroy, "destroy", "failed", "failed"),
+    ];
+    for (step_type, subcommand, step, status) in rows {
+        let (site, tool) = (site(), FakeTool::new().on(subcommand, "exit 1"));
+        let job = JobData {
+            ignore_error: true,
+            on_failure_list: vec![job::bash(1, "echo on-failure-ran")],
+            command_list: vec![job::after(job::bash(1, "echo after-ran"))],
+            ..job::step(step_type, &repository)
+        };
+        site.queue(&[&job]);
+        let outcome = run_with(&site, &tool, &job);
+        assert_eq!(
+            site.statuses(&job),
+            (status.into(), step.into()),
+            "{subcommand}: {outcome}"
+        );
+        assert_eq!(
+            outcome.log().contains("on-failure-ran"),
+            step_type != StepType::Plan,
+            "{outcome}"
+        );
+        assert_eq!(
+            outcome.log().contains("after-ran"),
+            step_type != StepType::Destroy,
+            "{outcome}"
+        );
+    }
+}
+
+#[test]
+fn a_reported_failure_exits_0_unless_the_outcome_is_asked_for() {
+    let (site, tool, repository) = (
+        site(),
+        FakeTool::new().on("plan", "exit 1"),
+        Repository::fixture(),
+    );
+    let plan = job::plan(&repository);
+    site.queue(&[&plan]);
+    let outcome = site
+        .executor(&plan)
+        .without(job_contract::env::OUTCOME_EXIT_CODE)
+        .env("PATH", tool.path())
+        .run()
+        .expect_code(0);
+    assert_eq!(site.statuses(&plan), ("failed".into(), "failed".into()));
+    assert_eq!(outcome.report().outcome, 1);
+}
+
+#[test]
+fn nothing_is_left_in_the_work_folder_whatever_happened() {
+    let repository = Repository::fixture();
+    for ending in ["exit 1", "echo plan > \"$out\"; exit 2"] {
+        let (site, tool) = (site(), FakeTool::new().on("plan", ending));
+        let plan = JobData {
+            command_list: vec![job::before(job::bash(
+                1,
+                "mkdir -p deep/er; touch deep/er/file; chmod 000 deep/er/file",
+            ))],
+            ..job::plan(&repository)
+        };
+        site.queue(&[&plan]);
+        let outcome = run_with(&site, &tool, &plan);
+        assert_eq!(
+            outcome.left_behind,
+            <[std::path::PathBuf; 0]>::default(),
+            "{outcome}"
+        );
+    }
+}
+
+#[test]
+fn phases_are_announced_and_timed() {
+    let (site, repository) = (site(), Repository::fixture());
+    let plan = job::plan(&repository);
+    site.queue(&[&plan]);
+    let outcome = site.run(&plan).expect_code(0);
+    let names: Vec<_> = outcome
+        .report()
+        .phases
+        .iter()
+        .map(|timing| {
+            serde_json::to_value(timing.phase)
+                .unwrap()
+                .as_str()
+                .unwrap()
+                .to_owned()
+        })
+        .collect();
+    for phase in ["workspace", "tool", "init", "plan", "store"] {
+        assert!(names.iter().any(|name| name == phase), "{names:?}");
+    }
+    let finished = outcome
+        .diagnostics()
+        .into_iter()
+        .filter(|line| line.event == Some(job_contract::progress::Progress::PhaseFinished))
+        .count();
+    assert!(finished >= names.len() - 1, "{outcome}");
+}

@@ -1,0 +1,233 @@
+//! A plan step: what it reports, stores and shows.
+
+use integration_tests::{FakeTool, Repository, job};
+use job_contract::{JobData, StepType};
+use serde_json::json;
+
+use crate::site;
+
+#[test]
+fn a_plan_without_changes_completes_the_job() {
+    let (site, repository) = (site(), Repository::module("locals { nothing = true }\n"));
+    let plan = job::plan(&repository);
+    let apply = job::apply_after(&plan);
+    site.queue(&[&plan, &apply]);
+
+    let outcome = site.run(&plan).expect_code(0);
+
+    assert_eq!(
+        site.statuses(&plan),
+        ("completed".into(), "completed".into())
+    );
+    assert!(!site.record(&plan).plan_changes);
+    assert_eq!(site.statuses(&apply).1, "notExecuted");
+    assert!(
+        site.step_output(&plan)
+            .contains("No changes. Your infrastructure matches the configuration."),
+        "{outcome}"
+    );
+    assert!(
+        outcome
+            .report()
+            .changes
+            .is_some_and(|changes| changes.is_empty())
+    );
+}
+
+#[test]
+fn a_plan_with_changes_waits_for_its_apply() {
+    let (site, repository) = (site(), Repository::fixture());
+    let plan = job::plan(&repository);
+    site.queue(&[&plan, &job::apply_after(&plan)]);
+
+    let outcome = site.run(&plan).expect_code(0);
+
+    let record = site.record(&plan);
+    assert_eq!(site.statuses(&plan), ("pending".into(), "completed".into()));
+    assert!(record.plan_changes);
+    assert_eq!(record.commit_id, Some(repository.head()));
+    assert_eq!(
+        record.terraform_plan.as_deref(),
+        site.plan_file(&plan).to_str()
+    );
+    assert!(site.plan_file(&plan).metadata().unwrap().len() > 0);
+    assert_eq!(outcome.report().changes.unwrap().add, 1);
+    assert_eq!(outcome.report().commit_id, record.commit_id);
+}
+
+#[test]
+fn the_only_step_of_a_template_completes_the_job_with_changes() {
+    let (site, repository) = (site(), Repository::fixture());
+    let plan = job::plan(&repository);
+    site.queue(&[&plan]);
+    site.run(&plan).expect_code(0);
+    assert_eq!(
+        site.statuses(&plan),
+        ("completed".into(), "completed".into())
+    );
+    assert!(site.record(&plan).plan_changes);
+}
+
+#[test]
+fn the_log_at_rest_is_the_log_as_it_ran() {
+    let (site, repository) = (site(), Repository::fixture());
+    let plan = job::plan(&repository);
+    site.queue(&[&plan]);
+
+    let outcome = site.run(&plan).expect_code(0);
+
+    let stored = site.step_output(&plan);
+    assert_eq!(stored, outcome.log());
+    let step = format!("Initializing Terrakube Job 412 Step {}", plan.step_id);
+    let mut rest = stored.as_str();
+    for line in [
+        step.as_str(),
+        "Running Terraform Init: ",
+        "Running Terraform PLAN",
+        "terraform_data.greeting[0]: Plan to create",
+        "Plan: 1 to add, 0 to change, 0 to destroy.",
+    ] {
+        let at = rest
+            .find(line)
+            .unwrap_or_else(|| panic!("{line:?} is not there, or not in order\n{outcome}"));
+        rest = &rest[at + line.len()..];
+    }
+    // The plan for people follows the events.
+    assert!(
+        rest.contains(r#"+ resource "terraform_data" "greeting""#),
+        "{outcome}"
+    );
+}
+
+#[test]
+fn a_plan_leaves_its_changes_in_the_job_context() {
+    let (site, repository) = (site(), Repository::fixture());
+    let plan = job::plan(&repository);
+    site.queue(&[&plan]);
+    site.run(&plan).expect_code(0);
+
+    let context = site.context(&plan);
+    let change = &context["planStructuredOutput"][&plan.step_id][0];
+    assert_eq!(change["address"], "terraform_data.greeting[0]");
+    assert_eq!(change["action"], "create");
+    assert_eq!(change["resourceType"], "terraform_data");
+    assert_eq!(change["after"]["input"], "hello 0");
+    assert_eq!(
+        context["terrakubeUI"][&plan.step_id],
+        json!(r#"<div data-terrakube-structured-plan="true"></div>"#)
+    );
+}
+
+#[test]
+fn a_folder_a_tag_and_a_pinned_commit_are_honoured() {
+    let repository = Repository::fixture();
+    let first = repository.head();
+    repository.commit(&[
+        ("main.tf", "this is not a configuration"),
+        ("stacks/app/main.tf", "neither is this"),
+    ]);
+    let in_folder = JobData {
+        folder: Some("/stacks/app,/elsewhere".into()),
+        branch: "v1.2.0".into(),
+        ..job::plan(&repository)
+    };
+    let pinned = JobData {
+        commit_id: Some(first.clone()),
+        ..job::plan(&repository)
+    };
+    for plan in [in_folder, pinned] {
+        let site = site();
+        site.queue(&[&plan]);
+        site.run(&plan).expect_code(0);
+        assert_eq!(
+            site.record(&plan).commit_id.as_deref(),
+            Some(first.as_str())
+        );
+    }
+}
+
+#[test]
+fn refresh_options_reach_the_tool() {
+    let repository = Repository::fixture();
+    for (refresh, refresh_only, option) in [
+        (false, false, "-refresh=false"),
+        (true, true, "-refresh-only"),
+    ] {
+        let (site, tool) = (site(), FakeTool::new());
+        let plan = JobData {
+            refresh,
+            refresh_only,
+            ..job::plan(&repository)
+        };
+        site.queue(&[&plan]);
+        site.executor(&plan)
+            .env("PATH", tool.path())
+            .run()
+            .expect_code(0);
+        let calls = tool.calls();
+        let call = calls.iter().find(|call| call.starts_with("plan")).unwrap();
+        for expected in [option, "-input=false", "-detailed-exitcode", "-no-color"] {
+            assert!(call.split(' ').any(|word| word == expected), "{call}");
+        }
+        assert_eq!(call.contains("-refresh=false"), !refresh, "{call}");
+    }
+}
+
+#[test]
+fn a_refresh_only_run_plans_no_change() {
+    let (site, repository) = (
+        site(),
+        Repository::module("resource \"terraform_data\" \"a\" {}\n"),
+    );
+    let plan = JobData {
+        refresh_only: true,
+        ..job::plan(&repository)
+    };
+    site.queue(&[&plan]);
+    site.run(&plan).expect_code(0);
+    assert!(!site.record(&plan).plan_changes);
+}
+
+#[test]
+fn init_stays_quiet_for_command_line_runs_unless_it_fails() {
+    let quiet = |repository: &Repository| JobData {
+        show_header: false,
+        ..job::plan(repository)
+    };
+    let fine = Repository::fixture();
+    let ran = site();
+    ran.queue(&[&quiet(&fine)]);
+    let outcome = ran.run(&quiet(&fine)).expect_code(0);
+    assert!(
+        !outcome.log().contains("Running Terraform Init"),
+        "{outcome}"
+    );
+    assert!(
+        !outcome.log().contains("Initializing the backend"),
+        "{outcome}"
+    );
+    assert!(
+        outcome.log().contains("Running Terraform PLAN"),
+        "{outcome}"
+    );
+
+    let broken = Repository::module("module \"m\" {\n  source = \"./missing\"\n}\n");
+    let failed = site();
+    failed.queue(&[&quiet(&broken)]);
+    let outcome = failed.run(&quiet(&broken)).expect_code(1);
+    assert!(outcome.log().contains("./missing"), "{outcome}");
+}
+
+#[test]
+fn a_user_backend_is_replaced_by_the_stores() {
+    let (site, repository) = (
+        site(),
+        Repository::module(
+            "terraform {\n  backend \"local\" {\n    path = \"elsewhere.tfstate\"\n  }\n}\nresource \"terraform_data\" \"a\" {}\n",
+        ),
+    );
+    let apply = job::step(StepType::Apply, &repository);
+    site.queue(&[&apply]);
+    site.run(&apply).expect_code(0);
+    assert_eq!(site.resources(&apply), ["terraform_data.a"]);
+}

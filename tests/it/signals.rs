@@ -1,0 +1,155 @@
+//! Being told to stop: the tool is interrupted once, state is stored, the outcome is reported.
+
+use std::fs;
+use std::process::Command;
+
+use integration_tests::process::Stream;
+use integration_tests::{FakeTool, Repository, Site, job};
+use job_contract::{JobData, StepType, env};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::site;
+
+/// A module whose second resource waits at a gate nobody opens.
+fn gated(site: &Site) -> Repository {
+    let fifo = site.scratch("gate");
+    assert!(
+        Command::new("mkfifo")
+            .arg(&fifo)
+            .status()
+            .unwrap()
+            .success()
+    );
+    Repository::module(&format!(
+        "resource \"terraform_data\" \"first\" {{\n  input = \"made\"\n}}\nresource \"terraform_data\" \"second\" {{\n  depends_on = [terraform_data.first]\n  provisioner \"local-exec\" {{\n    command = \"echo at-the-gate; exec cat {}\"\n  }}\n}}\nresource \"terraform_data\" \"third\" {{\n  depends_on = [terraform_data.second]\n}}\n",
+        fifo.display()
+    ))
+}
+
+#[test]
+fn an_interrupted_apply_keeps_what_was_made() {
+    for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGINT, 130)] {
+        let site = site();
+        let repository = gated(&site);
+        let apply = job::step(StepType::Apply, &repository);
+        site.queue(&[&apply]);
+        let run = site.executor(&apply).start();
+        run.running.wait_for(Stream::Stdout, "at-the-gate");
+
+        run.running.signal(signal);
+        let outcome = run.wait().expect_code(code);
+
+        assert!(outcome.log().contains("Interrupt received"), "{outcome}");
+        assert!(
+            !outcome.log().contains("Two interrupts received"),
+            "{outcome}"
+        );
+        let resources = site.resources(&apply);
+        assert!(
+            resources.contains(&"terraform_data.first".to_owned()),
+            "{resources:?}\n{outcome}"
+        );
+        assert!(
+            !resources.contains(&"terraform_data.third".to_owned()),
+            "{resources:?}"
+        );
+        assert_eq!(
+            site.record(&apply).history.len(),
+            1,
+            "state was not published\n{outcome}"
+        );
+        assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
+        assert!(
+            site.step_output(&apply).contains("at-the-gate"),
+            "{outcome}"
+        );
+        assert_eq!(i32::from(outcome.report().outcome), code);
+        assert!(outcome.left_behind.is_empty(), "{outcome}");
+    }
+}
+
+#[test]
+fn a_deaf_tool_and_its_children_are_killed_at_the_end_of_the_grace_period() {
+    let (site, repository) = (site(), Repository::fixture());
+    let tool = FakeTool::new().on(
+        "apply",
+        "trap 'echo INT >> \"$tool/signals\"' INT; trap 'echo TERM >> \"$tool/signals\"' TERM\nsleep 1000 & echo $! > \"$tool/child\"; echo $$ > \"$tool/self\"; echo deaf\nwhile :; do wait; done",
+    );
+    let apply = job::step(StepType::Apply, &repository);
+    site.queue(&[&apply]);
+    let run = site
+        .executor(&apply)
+        .env("PATH", tool.path())
+        .env(env::GRACE_PERIOD_SECONDS, "4")
+        .start();
+    run.running.wait_for(Stream::Stdout, "deaf");
+
+    run.running.signal(Signal::SIGTERM);
+    let outcome = run.wait().expect_code(143);
+
+    for name in ["child", "self"] {
+        let pid = fs::read_to_string(tool.file(name))
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
+        assert!(
+            kill(Pid::from_raw(pid), None).is_err(),
+            "{name} is still alive\n{outcome}"
+        );
+    }
+    assert_eq!(
+        fs::read_to_string(tool.file("signals")).unwrap(),
+        "INT\n",
+        "one interrupt and no more"
+    );
+    assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
+    assert_eq!(site.record(&apply).history.len(), 1, "{outcome}");
+}
+
+#[test]
+fn a_signal_during_a_script_ends_the_run_before_the_tool() {
+    let (site, repository, tool) = (site(), Repository::fixture(), FakeTool::new());
+    let fifo = site.scratch("gate");
+    let apply = JobData {
+        command_list: vec![job::before(job::bash(
+            1,
+            &format!("mkfifo {0}; echo in-script; exec cat {0}", fifo.display()),
+        ))],
+        ..job::step(StepType::Apply, &repository)
+    };
+    site.queue(&[&apply]);
+    let run = site
+        .executor(&apply)
+        .env("PATH", tool.path())
+        .env(env::GRACE_PERIOD_SECONDS, "10")
+        .start();
+    run.running.wait_for(Stream::Stdout, "in-script");
+    run.running.signal(Signal::SIGTERM);
+    let outcome = run.wait().expect_code(143);
+    assert!(!tool.was_called("apply"), "{outcome}");
+    assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
+}
+
+#[test]
+fn a_signalled_plan_is_no_plan() {
+    let (site, repository) = (site(), Repository::fixture());
+    let fifo = site.scratch("gate");
+    let tool = FakeTool::new().on(
+        "plan",
+        &format!("echo plan > \"$out\"; mkfifo {0}; trap 'exit 2' INT; echo planning; read -r line <> {0} & wait", fifo.display()),
+    );
+    let plan = job::plan(&repository);
+    site.queue(&[&plan, &job::apply_after(&plan)]);
+    let run = site.executor(&plan).env("PATH", tool.path()).start();
+    run.running.wait_for(Stream::Stdout, "planning");
+    run.running.signal(Signal::SIGTERM);
+    let outcome = run.wait().expect_code(143);
+    assert_eq!(
+        site.statuses(&plan),
+        ("failed".into(), "failed".into()),
+        "{outcome}"
+    );
+    assert_eq!(site.record(&plan).terraform_plan.unwrap_or_default(), "");
+}

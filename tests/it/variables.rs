@@ -1,0 +1,194 @@
+//! Input variables: the text as typed, parsed by the declared type, seen by no process list and no work tree.
+
+use integration_tests::{Repository, Site, job};
+use job_contract::{JobData, StepType};
+use serde_json::{Value, json};
+
+use crate::site;
+
+const TYPED: &str = r#"
+variable "text" { type = string }
+variable "count_of" { type = number }
+variable "flag" { type = bool }
+variable "list" { type = list(string) }
+variable "map" { type = map(string) }
+variable "object" { type = object({ a = number, b = optional(string, "none") }) }
+variable "untyped" {}
+output "all" {
+  value = {
+    text = var.text, count_of = var.count_of, flag = var.flag, list = var.list,
+    map = var.map, object = var.object, untyped = var.untyped,
+  }
+}
+"#;
+
+fn apply_with(site: &Site, repository: &Repository, variables: &[(&str, &str)]) -> JobData {
+    let apply = JobData {
+        variables: variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).into()))
+            .collect(),
+        ..job::step(StepType::Apply, repository)
+    };
+    site.queue(&[&apply]);
+    site.run(&apply).expect_code(0);
+    apply
+}
+
+#[test]
+fn each_type_reads_its_text() {
+    let (site, repository) = (site(), Repository::module(TYPED));
+    let apply = apply_with(
+        &site,
+        &repository,
+        &[
+            ("text", "[\"no list\"]"),
+            ("count_of", "3"),
+            ("flag", "true"),
+            ("list", "[\"a\", \"b\",]"),
+            ("map", "{ a = \"1\", \"b c\" = \"2\" }"),
+            ("object", "{\"a\": 1}"),
+            ("untyped", "[1, 2]"),
+        ],
+    );
+    let all = site.output(&apply, "all");
+    assert_eq!(all["text"], "[\"no list\"]");
+    assert_eq!(all["count_of"], 3);
+    assert_eq!(all["flag"], true);
+    assert_eq!(all["list"], json!(["a", "b"]));
+    assert_eq!(all["map"], json!({"a": "1", "b c": "2"}));
+    assert_eq!(all["object"], json!({"a": 1, "b": "none"}));
+    // The command line would have handed it over as a string, too.
+    assert_eq!(all["untyped"], "[1, 2]");
+}
+
+#[test]
+fn text_arrives_as_typed() {
+    let repository = Repository::module(
+        "variable \"text\" {\n  type = string\n}\noutput \"text\" {\n  value = var.text\n}\n",
+    );
+    for text in [
+        "plain",
+        "",
+        " spaces around ",
+        "a=b=c",
+        "say \"hi\" it's \\n",
+        "${not.an.expression} %{ if x } $${y}",
+        "two\nlines\r\nand\ttab",
+        "-flag --var x=y",
+        "@file",
+        "null",
+        "007",
+        "\u{e9}\u{1f600}\u{2028}",
+        "<<EOT",
+    ] {
+        let site = site();
+        let apply = apply_with(&site, &repository, &[("text", text)]);
+        assert_eq!(site.output(&apply, "text"), text, "{text:?}");
+    }
+}
+
+#[test]
+fn awkward_text_inside_collections_arrives_too() {
+    let repository = Repository::module(
+        "variable \"map\" {\n  type = map(string)\n}\noutput \"map\" {\n  value = var.map\n}\n",
+    );
+    let site = site();
+    let apply = apply_with(
+        &site,
+        &repository,
+        &[("map", r#"{ "a=b" = "x=\"y\"", c = "$${z}\n" }"#)],
+    );
+    assert_eq!(
+        site.output(&apply, "map"),
+        json!({"a=b": "x=\"y\"", "c": "${z}\n"})
+    );
+}
+
+#[test]
+fn the_runs_variables_win_over_files_in_the_repository() {
+    let repository = Repository::with(&[
+        (
+            "main.tf",
+            "variable \"a\" {}\nvariable \"b\" {}\nvariable \"c\" {}\noutput \"all\" {\n  value = [var.a, var.b, var.c]\n}\n",
+        ),
+        (
+            "terraform.tfvars",
+            "a = \"file\"\nb = \"file\"\nc = \"file\"\n",
+        ),
+        ("zzzz.auto.tfvars", "b = \"auto\"\n"),
+        ("zzzz.auto.tfvars.json", "{\"b\": \"auto-json\"}"),
+    ]);
+    let site = site();
+    let apply = apply_with(&site, &repository, &[("a", "run"), ("b", "run")]);
+    assert_eq!(site.output(&apply, "all"), json!(["run", "run", "file"]));
+}
+
+#[test]
+fn a_variable_the_module_does_not_declare_stops_nothing() {
+    // A platform hands organization-wide variables to every workspace.
+    let (site, repository) = (site(), Repository::fixture());
+    let apply = apply_with(
+        &site,
+        &repository,
+        &[("undeclared", "x"), ("greeting", "hey")],
+    );
+    assert_eq!(site.output(&apply, "greeting"), "hey");
+}
+
+#[test]
+fn a_variable_of_the_wrong_type_fails_the_plan_in_the_tools_words() {
+    let (site, repository) = (site(), Repository::fixture());
+    let plan = JobData {
+        variables: [("replicas".to_owned(), "many".into())].into(),
+        ..job::plan(&repository)
+    };
+    site.queue(&[&plan]);
+    let outcome = site.run(&plan).expect_code(1);
+    assert!(outcome.log().contains("replicas"), "{outcome}");
+    assert_eq!(site.statuses(&plan), ("failed".into(), "failed".into()));
+}
+
+#[test]
+fn variables_are_in_no_command_line_and_in_no_file_of_the_work_tree() {
+    let (site, repository) = (
+        site(),
+        Repository::module(
+            "variable \"secret\" {\n  type      = string\n  sensitive = true\n}\nresource \"terraform_data\" \"a\" {\n  provisioner \"local-exec\" {\n    command = \"cat /proc/$PPID/cmdline | tr '\\\\0' ' '; grep -rl --exclude-dir=.git hunter2000 . && echo FOUND; true\"\n  }\n}\n",
+        ),
+    );
+    let apply = JobData {
+        variables: [("secret".to_owned(), "hunter2000".into())].into(),
+        ..job::step(StepType::Apply, &repository)
+    };
+    site.queue(&[&apply]);
+    let outcome = site.run(&apply).expect_code(0);
+    assert!(
+        outcome.log().contains("-auto-approve"),
+        "the command line was not shown\n{outcome}"
+    );
+    assert!(!outcome.log().contains("hunter2000"), "{outcome}");
+    assert!(!outcome.log().contains("FOUND"), "{outcome}");
+}
+
+#[test]
+fn the_array_form_says_which_values_are_expressions() {
+    let (site, repository) = (
+        site(),
+        Repository::module(
+            "variable \"a\" {}\nvariable \"b\" {}\noutput \"all\" {\n  value = [var.a, var.b]\n}\n",
+        ),
+    );
+    let apply = job::step(StepType::Apply, &repository);
+    let mut document = serde_json::to_value(&apply).unwrap();
+    document["variables"] = json!([
+        {"key": "a", "value": "[1]", "hcl": true},
+        {"key": "b", "value": "[1]", "hcl": false},
+        {"key": "undeclared", "value": Value::Null},
+    ]);
+    site.queue(&[&apply]);
+    site.executor_with_data(Some(&document.to_string()))
+        .run()
+        .expect_code(0);
+    assert_eq!(site.output(&apply, "all"), json!([[1], "[1]"]));
+}

@@ -1,0 +1,140 @@
+//! A person's machine: a home, a folder with a root module, and `api-launcher run` on a terminal or off it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::process::{Finished, Running};
+use crate::site::files_below;
+
+/// A home that dies with its test.
+#[derive(Debug)]
+pub struct Laptop {
+    home: TempDir,
+    launcher: PathBuf,
+}
+
+impl Laptop {
+    /// A home whose folder `stack` holds this root module.
+    pub fn new(launcher: impl Into<PathBuf>, module: &str) -> Self {
+        let laptop = Self {
+            home: tempfile::tempdir().unwrap(),
+            launcher: launcher.into(),
+        };
+        laptop.write("stack/main.tf", module);
+        laptop
+    }
+
+    pub fn home(&self) -> &Path {
+        self.home.path()
+    }
+
+    /// Writes a file below the home.
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.home().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// `api-launcher` with these arguments, in the home.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.launcher);
+        command.args(args);
+        self.at_home(&mut command);
+        command
+    }
+
+    fn at_home(&self, command: &mut Command) {
+        command
+            .current_dir(self.home())
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("HOME", self.home())
+            .env("LANG", "C.UTF-8")
+            .env("TMPDIR", self.home());
+    }
+
+    /// Runs `api-launcher` with its output in pipes.
+    pub fn run(&self, args: &[&str]) -> Finished {
+        Running::start(&mut self.command(args)).wait()
+    }
+
+    /// Starts `api-launcher` on a terminal of its own, with this environment besides; what is typed goes through
+    /// [`Running::write`], where `\x03` is Ctrl-C.
+    pub fn on_terminal(&self, args: &[&str], environment: &[(&str, &str)]) -> Running {
+        let line = std::iter::once(self.launcher.to_str().unwrap())
+            .chain(args.iter().copied())
+            .map(|word| format!("'{word}'"))
+            .collect::<Vec<_>>()
+            .join(" ");
+        let mut command = Command::new("script");
+        command.args([
+            "--quiet",
+            "--return",
+            "--flush",
+            "--command",
+            &line,
+            "/dev/null",
+        ]);
+        self.at_home(&mut command);
+        command
+            .env("TERM", "xterm-256color")
+            .env("SHELL", "/bin/sh");
+        command.envs(environment.iter().copied());
+        Running::start_interactive(&mut command)
+    }
+
+    /// Resources in the state of the only workspace this home has.
+    pub fn resources(&self) -> Vec<String> {
+        let states: Vec<_> = files_below(self.home())
+            .into_iter()
+            .filter(|path| path.ends_with("terraform.tfstate"))
+            .collect();
+        assert!(states.len() <= 1, "{states:?}");
+        let Some(state) = states.first() else {
+            return Vec::new();
+        };
+        let state: Value = serde_json::from_slice(&fs::read(state).unwrap()).unwrap();
+        let resources = state["resources"].as_array().cloned().unwrap_or_default();
+        resources
+            .iter()
+            .map(|resource| resource["name"].as_str().unwrap().to_owned())
+            .collect()
+    }
+}
+
+/// The events of a run with `--output json`; fails unless every line is one.
+pub fn events(finished: &Finished) -> Vec<Value> {
+    finished
+        .stdout
+        .lines()
+        .map(|line| {
+            serde_json::from_str(line)
+                .unwrap_or_else(|error| panic!("{line:?} is no event: {error}\n{finished}"))
+        })
+        .collect()
+}
+
+/// The text without what colours it and moves the cursor.
+pub fn plain(text: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = text.chars();
+    while let Some(c) = rest.next() {
+        if c != '\u{1b}' {
+            plain.push(c);
+            continue;
+        }
+        if rest.next() == Some('[') {
+            for c in rest.by_ref() {
+                if c.is_ascii_alphabetic() {
+                    break;
+                }
+            }
+        }
+    }
+    plain
+}

@@ -1,0 +1,276 @@
+//! A process under test: its output is collected as it comes, everything that waits has a deadline, and nothing
+//! outlives its test.
+
+use std::io::{Read, Write as _};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// No journey waits longer for one thing; generous, because a machine may be busy with other tests.
+pub const DEADLINE: Duration = Duration::from_secs(90);
+
+/// Which of its two streams a process wrote to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    Stdout,
+    Stderr,
+}
+
+/// A process that has been started and not yet waited for. Killed when dropped.
+#[derive(Debug)]
+pub struct Running {
+    pid: Pid,
+    started: Instant,
+    exited: Receiver<ExitStatus>,
+    stdout: Collector,
+    stderr: Collector,
+    stdin: Option<ChildStdin>,
+    over: bool,
+}
+
+/// A process that has ended, and what it wrote.
+#[derive(Debug)]
+pub struct Finished {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+    pub elapsed: Duration,
+}
+
+impl Running {
+    /// Starts the command without standard input.
+    pub fn start(command: &mut Command) -> Self {
+        Self::start_with(command, Stdio::null())
+    }
+
+    /// Starts the command with a standard input that [`Running::write`] writes to.
+    pub fn start_interactive(command: &mut Command) -> Self {
+        Self::start_with(command, Stdio::piped())
+    }
+
+    fn start_with(command: &mut Command, stdin: Stdio) -> Self {
+        let started = Instant::now();
+        let mut child = command
+            .stdin(stdin)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("could not start {command:?}: {error}"));
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
+        let stdout = Collector::of(child.stdout.take().unwrap());
+        let stderr = Collector::of(child.stderr.take().unwrap());
+        let stdin = child.stdin.take();
+        let (sender, exited) = channel();
+        thread::spawn(move || {
+            if let Ok(status) = child.wait() {
+                let _ = sender.send(status);
+            }
+        });
+        Self {
+            pid,
+            started,
+            exited,
+            stdout,
+            stderr,
+            stdin,
+            over: false,
+        }
+    }
+
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Waits until the stream holds this text.
+    pub fn wait_for(&self, stream: Stream, needle: &str) {
+        let collector = match stream {
+            Stream::Stdout => &self.stdout,
+            Stream::Stderr => &self.stderr,
+        };
+        assert!(
+            collector.wait_for(needle),
+            "{stream:?} never showed {needle:?}\n{}",
+            self.so_far()
+        );
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid, signal).unwrap();
+    }
+
+    /// Writes to the standard input of a process started with [`Running::start_interactive`].
+    pub fn write(&mut self, text: &str) {
+        let stdin = self.stdin.as_mut().expect("started interactively");
+        stdin.write_all(text.as_bytes()).unwrap();
+        stdin.flush().unwrap();
+    }
+
+    /// Ends the standard input.
+    pub fn close_input(&mut self) {
+        self.stdin = None;
+    }
+
+    /// Waits for the end of the process and of its output.
+    pub fn wait(mut self) -> Finished {
+        let status = match self.exited.recv_timeout(DEADLINE) {
+            Ok(status) => status,
+            Err(RecvTimeoutError::Timeout) => {
+                panic!("still running after {DEADLINE:?}\n{}", self.so_far())
+            }
+            Err(RecvTimeoutError::Disconnected) => panic!("could not be waited for"),
+        };
+        self.over = true;
+        Finished {
+            status,
+            elapsed: self.started.elapsed(),
+            stdout: self.stdout.finish(),
+            stderr: self.stderr.finish(),
+        }
+    }
+
+    fn so_far(&self) -> String {
+        format!(
+            "--- stdout\n{}\n--- stderr\n{}",
+            self.stdout.text(),
+            self.stderr.text()
+        )
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.over && self.exited.try_recv().is_err() {
+            let _ = kill(self.pid, Signal::SIGKILL);
+        }
+    }
+}
+
+impl Finished {
+    /// The exit code; a process that died of a signal has none.
+    pub fn code(&self) -> i32 {
+        self.status.code().unwrap_or_else(|| {
+            panic!("died of signal {:?}\n{self}", self.status.signal());
+        })
+    }
+}
+
+/// Everything there is to know, for the message of a failed assertion.
+impl std::fmt::Display for Finished {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} after {:?}\n--- stdout\n{}\n--- stderr\n{}",
+            self.status, self.elapsed, self.stdout, self.stderr
+        )
+    }
+}
+
+#[derive(Debug)]
+struct Collector {
+    shared: Arc<Shared>,
+    reader: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<Collected>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Collected {
+    bytes: Vec<u8>,
+    ended: bool,
+}
+
+impl Collector {
+    fn of(mut source: impl Read + Send + 'static) -> Self {
+        let shared = Arc::new(Shared::default());
+        let writer = Arc::clone(&shared);
+        let reader = thread::spawn(move || {
+            let mut buffer = vec![0; 64 * 1024];
+            loop {
+                let count = source.read(&mut buffer).unwrap_or(0);
+                let mut state = writer.state.lock().unwrap();
+                state.bytes.extend_from_slice(&buffer[..count]);
+                state.ended = count == 0;
+                writer.changed.notify_all();
+                if count == 0 {
+                    return;
+                }
+            }
+        });
+        Self {
+            shared,
+            reader: Some(reader),
+        }
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.shared.state.lock().unwrap().bytes).into_owned()
+    }
+
+    fn wait_for(&self, needle: &str) -> bool {
+        let needle = needle.as_bytes();
+        let found =
+            |state: &Collected| state.bytes.windows(needle.len()).any(|part| part == needle);
+        let state = self.shared.state.lock().unwrap();
+        let (state, _) = self
+            .shared
+            .changed
+            .wait_timeout_while(state, DEADLINE, |state| !state.ended && !found(state))
+            .unwrap();
+        found(&state)
+    }
+
+    fn finish(&mut self) -> String {
+        let state = self.shared.state.lock().unwrap();
+        let (state, timeout) = self
+            .shared
+            .changed
+            .wait_timeout_while(state, DEADLINE, |state| !state.ended)
+            .unwrap();
+        assert!(
+            !timeout.timed_out(),
+            "the process has ended and something still holds its output open:\n{}",
+            String::from_utf8_lossy(&state.bytes)
+        );
+        drop(state);
+        if let Some(reader) = self.reader.take() {
+            reader.join().unwrap();
+        }
+        self.text()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_and_status_are_collected() {
+        let finished =
+            Running::start(Command::new("bash").args(["-c", "echo out; echo err >&2; exit 3"]))
+                .wait();
+        assert_eq!(finished.code(), 3);
+        assert_eq!(
+            (finished.stdout.as_str(), finished.stderr.as_str()),
+            ("out\n", "err\n")
+        );
+    }
+
+    #[test]
+    fn a_line_is_waited_for_and_a_signal_delivered() {
+        let script = "trap 'kill $!; exit 7' TERM; sleep 60 & echo ready; wait";
+        let running = Running::start(Command::new("bash").args(["-c", script]));
+        running.wait_for(Stream::Stdout, "ready");
+        running.signal(Signal::SIGTERM);
+        assert_eq!(running.wait().code(), 7);
+    }
+}

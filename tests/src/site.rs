@@ -1,0 +1,367 @@
+//! One data directory, its records, and the executors that run in it with the environment of a pod.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use control_plane::local::{JobRecord, LocalPlatform, StepRecord};
+use job_contract::env;
+use job_contract::keys::{ObjectKey, local_backend_state};
+use job_contract::progress::Diagnostic;
+use job_contract::report::FinalReport;
+use job_contract::{JobData, encoding};
+use serde_json::{Map, Value};
+use tempfile::TempDir;
+
+use crate::process::{Finished, Running};
+
+/// A data directory that dies with its test.
+#[derive(Debug)]
+pub struct Site {
+    folder: TempDir,
+    executor: PathBuf,
+}
+
+impl Site {
+    /// An empty site whose runs use this executor binary.
+    pub fn new(executor: impl Into<PathBuf>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["data", "home", "work"] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        Self {
+            folder,
+            executor: executor.into(),
+        }
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn data_dir(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    /// A file for the test's own purposes, outside everything Mayfly writes to.
+    pub fn scratch(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Records a job with these steps, as a platform does before it dispatches the first.
+    pub fn queue(&self, steps: &[&JobData]) {
+        let records = steps
+            .iter()
+            .map(|job| StepRecord::pending(&job.step_id, job.step_type.as_deref().unwrap_or("")))
+            .collect();
+        let first = steps.first().expect("a job has a step");
+        let record = JobRecord::queued(&first.organization_id, &first.workspace_id, records);
+        self.platform().put_job(&first.job_id, &record).unwrap();
+    }
+
+    fn platform(&self) -> LocalPlatform {
+        LocalPlatform::new(self.data_dir())
+    }
+
+    /// What the platform knows of a job.
+    pub fn record(&self, job: &JobData) -> JobRecord {
+        self.platform()
+            .job(&job.job_id)
+            .unwrap()
+            .unwrap_or_else(|| panic!("there is no record of job {}", job.job_id))
+    }
+
+    /// Status of job and step as words, for one assertion.
+    pub fn statuses(&self, job: &JobData) -> (String, String) {
+        let record = self.record(job);
+        let step = record
+            .step(&job.step_id)
+            .unwrap_or_else(|| panic!("the record has no step {}", job.step_id));
+        let step = serde_json::to_value(step.status).unwrap();
+        (record.status.to_string(), step.as_str().unwrap().to_owned())
+    }
+
+    /// Replaces what the record says of the plan's whereabouts.
+    pub fn set_plan(&self, job: &JobData, plan: Option<&Path>) {
+        let mut record = self.record(job);
+        record.terraform_plan = plan.map(|path| path.display().to_string());
+        self.platform().put_job(&job.job_id, &record).unwrap();
+    }
+
+    pub fn context(&self, job: &JobData) -> Map<String, Value> {
+        self.platform().context(&job.job_id).unwrap()
+    }
+
+    /// Path of a stored object.
+    pub fn object(&self, key: &ObjectKey) -> PathBuf {
+        self.data_dir()
+            .join(key.area.local_folder())
+            .join(&key.path)
+    }
+
+    pub fn plan_file(&self, job: &JobData) -> PathBuf {
+        self.object(&ObjectKey::plan(
+            &job.organization_id,
+            &job.workspace_id,
+            &job.job_id,
+            &job.step_id,
+        ))
+    }
+
+    /// The stored log of a step.
+    pub fn step_output(&self, job: &JobData) -> String {
+        let key = ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id);
+        let path = self.object(&key);
+        fs::read_to_string(&path)
+            .unwrap_or_else(|error| panic!("no step output at {}: {error}", path.display()))
+    }
+
+    /// The workspace's state as the backend holds it.
+    pub fn state(&self, job: &JobData) -> Option<Value> {
+        let path = local_backend_state(&job.organization_id, &job.workspace_id);
+        let text = fs::read(self.data_dir().join(path)).ok()?;
+        Some(serde_json::from_slice(&text).unwrap())
+    }
+
+    /// Addresses (`type.name`) of the resources in the workspace's state.
+    pub fn resources(&self, job: &JobData) -> Vec<String> {
+        let state = self.state(job).unwrap_or_default();
+        let resources = state["resources"].as_array().cloned().unwrap_or_default();
+        resources
+            .iter()
+            .map(|resource| {
+                let part = |name: &str| resource[name].as_str().unwrap().to_owned();
+                format!("{}.{}", part("type"), part("name"))
+            })
+            .collect()
+    }
+
+    /// Value of an output in the workspace's state.
+    pub fn output(&self, job: &JobData, name: &str) -> Value {
+        self.state(job).unwrap_or_default()["outputs"][name]["value"].clone()
+    }
+
+    /// An executor for this step, about to be started.
+    pub fn executor(&self, job: &JobData) -> ExecutorRun<'_> {
+        self.executor_with_data(Some(&encoding::encode(job)))
+    }
+
+    /// An executor for whatever that text is.
+    pub fn executor_with_data(&self, job_data: Option<&str>) -> ExecutorRun<'_> {
+        let work_dir = tempfile::tempdir_in(self.scratch("work")).unwrap();
+        let termination_log = work_dir.path().with_extension("termination");
+        let run = ExecutorRun {
+            site: self,
+            environment: Vec::new(),
+            wrapper: Vec::new(),
+            work_dir,
+            termination_log,
+        };
+        let run = run
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("HOME", self.scratch("home"))
+            .env("LANG", "C.UTF-8")
+            .env(env::BATCH, "true")
+            .env(env::STATE_TYPE, "LocalTerraformStateImpl")
+            .env(env::COLOR_OUTPUT, "false")
+            .env(env::DATA_DIR, self.data_dir())
+            .env(env::OUTCOME_EXIT_CODE, "true")
+            .env(env::LOG_FORMAT, "json")
+            .env(env::TOOL_SELECTION, "installed");
+        let (work, termination) = (run.work_dir.path().to_owned(), run.termination_log.clone());
+        let run = run
+            .env(env::WORK_DIR, work)
+            .env(env::TERMINATION_LOG, termination);
+        match job_data {
+            Some(text) => run.env(env::JOB_DATA, text),
+            None => run,
+        }
+    }
+
+    /// Runs this step to its end.
+    pub fn run(&self, job: &JobData) -> Outcome {
+        self.executor(job).run()
+    }
+}
+
+/// An executor about to be started.
+#[derive(Debug)]
+pub struct ExecutorRun<'a> {
+    site: &'a Site,
+    environment: Vec<(OsString, OsString)>,
+    wrapper: Vec<OsString>,
+    work_dir: TempDir,
+    termination_log: PathBuf,
+}
+
+impl ExecutorRun<'_> {
+    /// Sets a variable of the executor's environment; the last word counts.
+    #[must_use]
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.environment
+            .push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Takes a variable out of the executor's environment.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Self {
+        self.environment.retain(|(known, _)| known != name);
+        self
+    }
+
+    /// Starts the executor through another program.
+    #[must_use]
+    pub fn through(mut self, wrapper: &[&str]) -> Self {
+        self.wrapper = wrapper.iter().map(OsString::from).collect();
+        self
+    }
+
+    /// The folder the run may work in.
+    pub fn work_dir(&self) -> &Path {
+        self.work_dir.path()
+    }
+
+    /// Hands the site's writable folders to another user.
+    #[must_use]
+    pub fn owned_by(self, user: u32) -> Self {
+        use std::os::unix::fs::{PermissionsExt as _, chown};
+        fs::set_permissions(self.site.folder(), fs::Permissions::from_mode(0o755)).unwrap();
+        for path in [
+            self.site.scratch("data"),
+            self.site.scratch("home"),
+            self.site.scratch("work"),
+            self.work_dir.path().to_owned(),
+        ] {
+            chown(path, Some(user), Some(user)).unwrap();
+        }
+        self
+    }
+
+    pub fn start(self) -> RunningExecutor {
+        let mut words = self.wrapper.iter().map(OsString::as_os_str);
+        let mut command = Command::new(words.next().unwrap_or(self.site.executor.as_os_str()));
+        command.args(words);
+        if !self.wrapper.is_empty() {
+            command.arg(&self.site.executor);
+        }
+        command
+            .env_clear()
+            .envs(self.environment)
+            .current_dir(self.work_dir.path());
+        RunningExecutor {
+            running: Running::start(&mut command),
+            work_dir: self.work_dir,
+            termination_log: self.termination_log,
+        }
+    }
+
+    pub fn run(self) -> Outcome {
+        self.start().wait()
+    }
+}
+
+/// An executor at work.
+#[derive(Debug)]
+pub struct RunningExecutor {
+    pub running: Running,
+    work_dir: TempDir,
+    termination_log: PathBuf,
+}
+
+impl RunningExecutor {
+    pub fn wait(self) -> Outcome {
+        let finished = self.running.wait();
+        let termination_message = fs::read_to_string(&self.termination_log).unwrap_or_default();
+        let report = serde_json::from_str(&termination_message).ok();
+        let left_behind = files_below(self.work_dir.path());
+        Outcome {
+            finished,
+            termination_message,
+            report,
+            left_behind,
+        }
+    }
+}
+
+/// How an executor ended, and what it left.
+#[derive(Debug)]
+pub struct Outcome {
+    pub finished: Finished,
+    pub termination_message: String,
+    pub report: Option<FinalReport>,
+    /// Files that were still in the run's own folder.
+    pub left_behind: Vec<PathBuf>,
+}
+
+impl Outcome {
+    pub fn code(&self) -> i32 {
+        self.finished.code()
+    }
+
+    /// Fails unless the exit code is this one.
+    #[track_caller]
+    pub fn expect_code(self, code: i32) -> Self {
+        assert_eq!(self.code(), code, "{self}");
+        self
+    }
+
+    /// The run's log.
+    pub fn log(&self) -> &str {
+        &self.finished.stdout
+    }
+
+    /// The final report.
+    #[track_caller]
+    pub fn report(&self) -> &FinalReport {
+        self.report
+            .as_ref()
+            .unwrap_or_else(|| panic!("no final report\n{self}"))
+    }
+
+    /// The sentence that says what went wrong.
+    #[track_caller]
+    pub fn error(&self) -> &str {
+        self.report()
+            .error
+            .as_deref()
+            .unwrap_or_else(|| panic!("the final report names no error\n{self}"))
+    }
+
+    /// The executor's diagnostics.
+    pub fn diagnostics(&self) -> Vec<Diagnostic> {
+        self.finished
+            .stderr
+            .lines()
+            .filter_map(Diagnostic::parse)
+            .collect()
+    }
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{}\n--- termination message\n{}\n--- left behind: {:?}",
+            self.finished, self.termination_message, self.left_behind
+        )
+    }
+}
+
+/// Every file and link below a folder, at any depth.
+pub fn files_below(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() && !path.is_symlink() {
+                folders.push(path);
+            } else {
+                files.push(path);
+            }
+        }
+    }
+    files
+}
