@@ -1,10 +1,12 @@
 //! Git repositories made for one test: Terraform configurations that need no provider download.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use tempfile::TempDir;
+
+use crate::site::give_away;
 
 /// Root module of [`Repository::fixture`]: three variables, one resource, two outputs.
 pub const ROOT_MODULE: &str = r#"
@@ -96,17 +98,7 @@ impl Repository {
 
     /// Hands the repository to another user, whom git would otherwise not let read it.
     pub fn give_to(&self, user: u32) {
-        let mut folders = vec![PathBuf::from(self.path())];
-        while let Some(path) = folders.pop() {
-            std::os::unix::fs::lchown(&path, Some(user), Some(user)).unwrap();
-            if path.is_dir() && !path.is_symlink() {
-                folders.extend(
-                    fs::read_dir(&path)
-                        .unwrap()
-                        .map(|entry| entry.unwrap().path()),
-                );
-            }
-        }
+        give_away(self.path(), user);
     }
 
     fn git(&self, args: &[&str]) -> String {

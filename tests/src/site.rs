@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::fs::lchown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -153,6 +154,7 @@ impl Site {
         let termination_log = work_dir.path().with_extension("termination");
         let run = ExecutorRun {
             site: self,
+            executor: self.executor.clone(),
             environment: Vec::new(),
             wrapper: Vec::new(),
             work_dir,
@@ -189,6 +191,7 @@ impl Site {
 #[derive(Debug)]
 pub struct ExecutorRun<'a> {
     site: &'a Site,
+    executor: PathBuf,
     environment: Vec<(OsString, OsString)>,
     wrapper: Vec<OsString>,
     work_dir: TempDir,
@@ -211,40 +214,33 @@ impl ExecutorRun<'_> {
         self
     }
 
-    /// Starts the executor through another program.
-    #[must_use]
-    pub fn through(mut self, wrapper: &[&str]) -> Self {
-        self.wrapper = wrapper.iter().map(OsString::from).collect();
-        self
-    }
-
     /// The folder the run may work in.
     pub fn work_dir(&self) -> &Path {
         self.work_dir.path()
     }
 
-    /// Hands the site's writable folders to another user.
+    /// Starts the executor as another user, who owns the site from now on. Needs root.
     #[must_use]
-    pub fn owned_by(self, user: u32) -> Self {
-        use std::os::unix::fs::{PermissionsExt as _, chown};
-        fs::set_permissions(self.site.folder(), fs::Permissions::from_mode(0o755)).unwrap();
-        for path in [
-            self.site.scratch("data"),
-            self.site.scratch("home"),
-            self.site.scratch("work"),
-            self.work_dir.path().to_owned(),
-        ] {
-            chown(path, Some(user), Some(user)).unwrap();
-        }
+    pub fn as_user(mut self, user: u32) -> Self {
+        // The build may lie where only this user may look.
+        let executor = self.site.scratch("executor");
+        fs::copy(&self.executor, &executor).unwrap();
+        self.executor = executor;
+        give_away(self.site.folder(), user);
+        let id = |option: &str| format!("--{option}={user}");
+        self.wrapper = ["setpriv", &id("reuid"), &id("regid"), "--clear-groups"]
+            .iter()
+            .map(OsString::from)
+            .collect();
         self
     }
 
     pub fn start(self) -> RunningExecutor {
         let mut words = self.wrapper.iter().map(OsString::as_os_str);
-        let mut command = Command::new(words.next().unwrap_or(self.site.executor.as_os_str()));
+        let mut command = Command::new(words.next().unwrap_or(self.executor.as_os_str()));
         command.args(words);
         if !self.wrapper.is_empty() {
-            command.arg(&self.site.executor);
+            command.arg(&self.executor);
         }
         command
             .env_clear()
@@ -364,4 +360,19 @@ pub fn files_below(folder: &Path) -> Vec<PathBuf> {
         }
     }
     files
+}
+
+/// Makes another user the owner of everything in a folder, the folder included.
+pub fn give_away(folder: &Path, user: u32) {
+    let mut paths = vec![folder.to_owned()];
+    while let Some(path) = paths.pop() {
+        lchown(&path, Some(user), Some(user)).unwrap();
+        if path.is_dir() && !path.is_symlink() {
+            paths.extend(
+                fs::read_dir(&path)
+                    .unwrap()
+                    .map(|entry| entry.unwrap().path()),
+            );
+        }
+    }
 }
