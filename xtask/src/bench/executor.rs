@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
+use job_contract::report::FinalReport;
 use job_contract::{JobData, encoding, env};
 
 /// Ids of everything the benchmarks run; each run has a data directory of its own.
@@ -77,10 +78,17 @@ impl Place {
         command
     }
 
-    /// Fails with the executor's own words unless the step succeeded.
+    /// Fails with the executor's own words unless it reports a step that succeeded.
     pub(super) fn ensure_done(&self, status: std::process::ExitStatus) -> Result<()> {
-        let said = fs::read_to_string(self.folder.join("termination")).unwrap_or_default();
-        ensure!(status.success(), "the executor ended with {status}: {said}");
+        let path = self.folder.join("termination");
+        let said = fs::read_to_string(&path).context("the executor left no final report")?;
+        fs::remove_file(path)?;
+        let report: FinalReport =
+            serde_json::from_str(&said).with_context(|| format!("no final report: {said}"))?;
+        ensure!(
+            status.success() && report.outcome == 0,
+            "the executor ended with {status}: {said}"
+        );
         Ok(())
     }
 }
