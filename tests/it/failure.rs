@@ -147,19 +147,27 @@ fn a_folder_that_leaves_the_tree_through_a_link_is_refused() {
 }
 
 #[test]
-fn a_source_that_cannot_be_reached_fails_before_the_claim() {
-    let (site, repository) = (site(), Repository::fixture());
-    let plan = JobData {
-        source: Some("file:///not/there.git".into()),
-        ..job::plan(&repository)
-    };
-    site.queue(&[&plan]);
-    let outcome = site.run(&plan);
-    assert_named(&outcome, 75, &["/not/there.git"]);
-    assert!(
-        !site.data_dir().join("platform/claims").exists(),
-        "{outcome}"
-    );
+fn a_source_that_cannot_be_fetched_fails_before_the_claim() {
+    let repository = Repository::fixture();
+    // Nobody listens on the discard port of this machine.
+    for (source, code) in [
+        ("file:///not/there.git", 65),
+        ("http://127.0.0.1:9/not/there.git", 75),
+    ] {
+        let site = site();
+        let plan = JobData {
+            source: Some(source.into()),
+            ..job::plan(&repository)
+        };
+        site.queue(&[&plan]);
+        let outcome = site.run(&plan);
+        assert_named(&outcome, code, &[source]);
+        assert!(
+            !site.data_dir().join("platform/claims").exists(),
+            "{outcome}"
+        );
+        assert_eq!(site.statuses(&plan), ("failed".into(), "failed".into()));
+    }
 }
 
 #[test]
@@ -196,7 +204,10 @@ fn configuration_errors_name_their_variable() {
         (env::GRACE_PERIOD_SECONDS, "soon"),
     ] {
         let outcome = site.executor(&plan).env(name, value).run();
-        assert_named(&outcome, 64, &[name]);
+        assert_eq!(outcome.code(), 64, "{outcome}");
+        assert!(outcome.finished.stderr.contains(name), "{outcome}");
+        assert!(outcome.finished.elapsed < AT_ONCE, "{outcome}");
+        assert!(!site.plan_file(&plan).exists(), "{outcome}");
     }
 }
 

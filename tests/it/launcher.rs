@@ -338,14 +338,14 @@ fn wrong_inputs_are_named_at_once() {
     laptop.write("broken.json", "{\"type\": ");
     laptop.write("empty/readme.txt", "nothing here");
     let cases: [(&[&str], i32, &str); 8] = [
-        (&["run", "not-there"], 65, "not-there"),
+        (&["run", "not-there"], 64, "not-there"),
         (&["run", "-f", "broken.json"], 65, "job data"),
-        (&["run", "-f", "not-there.json"], 65, "not-there.json"),
+        (&["run", "-f", "not-there.json"], 64, "not-there.json"),
         (&["run", "stack", "--var", "novalue"], 64, "NAME=VALUE"),
         (&["run", "stack", "--tool", "pulumi"], 64, "pulumi"),
         (
             &["run", "stack", "--var-file", "gone.tfvars"],
-            65,
+            64,
             "gone.tfvars",
         ),
         (

@@ -215,7 +215,10 @@ fn init_stays_quiet_for_command_line_runs_unless_it_fails() {
     let failed = site();
     failed.queue(&[&quiet(&broken)]);
     let outcome = failed.run(&quiet(&broken)).expect_code(1);
-    assert!(outcome.log().contains("./missing"), "{outcome}");
+    assert!(
+        outcome.log().contains("Unreadable module directory"),
+        "{outcome}"
+    );
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use integration_tests::job::{after, bash, before, before_init};
+use integration_tests::process::comes_to_an_end;
 use integration_tests::{FakeTool, Repository, job};
 use job_contract::{Command, JobData};
 
@@ -359,7 +360,7 @@ fn a_process_left_in_the_background_does_not_hold_the_run() {
         .find_map(|line| line.strip_prefix("left "))
         .unwrap_or_else(|| panic!("{outcome}"));
     assert!(
-        !std::path::Path::new("/proc").join(pid).exists(),
+        comes_to_an_end(pid),
         "process {pid} outlived the run\n{outcome}"
     );
 }

@@ -3,11 +3,10 @@
 use std::fs;
 use std::process::Command;
 
-use integration_tests::process::Stream;
+use integration_tests::process::{Stream, comes_to_an_end};
 use integration_tests::{FakeTool, Repository, Site, job};
 use job_contract::{JobData, StepType, env};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
 use crate::site;
 
@@ -89,13 +88,9 @@ fn a_deaf_tool_and_its_children_are_killed_at_the_end_of_the_grace_period() {
     let outcome = run.wait().expect_code(143);
 
     for name in ["child", "self"] {
-        let pid = fs::read_to_string(tool.file(name))
-            .unwrap()
-            .trim()
-            .parse()
-            .unwrap();
+        let pid = fs::read_to_string(tool.file(name)).unwrap();
         assert!(
-            kill(Pid::from_raw(pid), None).is_err(),
+            comes_to_an_end(pid.trim()),
             "{name} is still alive\n{outcome}"
         );
     }
@@ -138,7 +133,7 @@ fn a_signalled_plan_is_no_plan() {
     let fifo = site.scratch("gate");
     let tool = FakeTool::new().on(
         "plan",
-        &format!("echo plan > \"$out\"; mkfifo {0}; trap 'exit 2' INT; echo planning; read -r line <> {0} & wait", fifo.display()),
+        &format!("echo plan > \"$out\"; mkfifo {0}; trap 'exit 1' INT; echo planning; read -r line <> {0} & wait", fifo.display()),
     );
     let plan = job::plan(&repository);
     site.queue(&[&plan, &job::apply_after(&plan)]);

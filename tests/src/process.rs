@@ -15,6 +15,9 @@ use nix::unistd::Pid;
 /// No journey waits longer for one thing; generous, because a machine may be busy with other tests.
 pub const DEADLINE: Duration = Duration::from_secs(90);
 
+/// Time a killed process may take to be gone.
+const GONE_WITHIN: Duration = Duration::from_secs(5);
+
 /// Which of its two streams a process wrote to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
@@ -157,6 +160,29 @@ impl Finished {
         self.status.code().unwrap_or_else(|| {
             panic!("died of signal {:?}\n{self}", self.status.signal());
         })
+    }
+}
+
+/// Whether a process is gone, or dead and waiting to be reaped, before [`GONE_WITHIN`] is over. A kill takes
+/// effect a moment after it is sent, and whose child it was decides who reaps it.
+pub fn comes_to_an_end(pid: &str) -> bool {
+    let deadline = Instant::now() + GONE_WITHIN;
+    loop {
+        let alive = std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+            !stat
+                .rsplit(')')
+                .next()
+                .unwrap_or("")
+                .trim()
+                .starts_with(['Z', 'X'])
+        });
+        if !alive {
+            return true;
+        }
+        if Instant::now() > deadline {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(5));
     }
 }
 
