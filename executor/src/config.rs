@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, ValueEnum};
+use clap::error::{ContextKind, ContextValue};
+use clap::{Args, CommandFactory as _, Parser, ValueEnum};
 use job_contract::env;
 use reqwest::Url;
 
@@ -205,6 +206,23 @@ pub enum ConfigError {
 const TERRAFORM_RELEASES: &str = "https://releases.hashicorp.com/terraform/index.json";
 const TOFU_RELEASES: &str = "https://api.github.com/repos/opentofu/opentofu/releases";
 
+/// The environment variable of the option a usage error speaks of: in a pod there is no command line to look at.
+pub fn variable_behind(usage: &clap::Error) -> Option<String> {
+    let ContextValue::String(option) = usage.get(ContextKind::InvalidArg)? else {
+        return None;
+    };
+    let long = option
+        .trim_start_matches("--")
+        .split([' ', '='])
+        .next()?
+        .to_owned();
+    let command = Config::command();
+    let argument = command
+        .get_arguments()
+        .find(|argument| argument.get_long() == Some(&long))?;
+    Some(argument.get_env()?.to_string_lossy().into_owned())
+}
+
 /// Folders the executor works with, resolved once.
 #[derive(Clone, Debug)]
 pub struct Folders {
@@ -267,7 +285,6 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory as _;
 
     fn config(args: &[&str]) -> Config {
         Config::parse_from([&["executor"], args].concat())
@@ -328,6 +345,16 @@ mod tests {
                 .release_indexes()
                 .is_ok(),
             "empty means the default"
+        );
+    }
+
+    #[test]
+    fn a_usage_error_leads_to_its_variable() {
+        let error =
+            Config::try_parse_from(["executor", "--grace-period-seconds", "soon"]).unwrap_err();
+        assert_eq!(
+            variable_behind(&error).as_deref(),
+            Some(env::GRACE_PERIOD_SECONDS)
         );
     }
 

@@ -49,16 +49,20 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
+/// Help and version end with 0; everything else is a setting that cannot be used.
 fn usage_exit(usage: &clap::Error) -> ExitCode {
-    let code = if usage.use_stderr() {
-        Exit::BadConfiguration.code()
-    } else {
-        Exit::Done.code()
-    };
-    match usage.print() {
-        Ok(()) => ExitCode::from(code),
-        Err(_) => ExitCode::from(Exit::Defect.code()),
+    // A reader that closed the pipe has seen what it wanted.
+    let _ = usage.print();
+    if !usage.use_stderr() {
+        return ExitCode::from(Exit::Done.code());
     }
+    if let Some(name) = config::variable_behind(usage) {
+        let _ = writeln!(
+            io::stderr(),
+            "hint: in a pod it is the environment variable `{name}`"
+        );
+    }
+    ExitCode::from(Exit::BadConfiguration.code())
 }
 
 fn run_process(config: &Config) -> u8 {
