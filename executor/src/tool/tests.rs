@@ -1,1 +1,740 @@
+//! The resolver against a release server, with the real Terraform where the binary matters.
 
+mod server;
+
+use std::{
+    fs, io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use rstest::rstest;
+use tempfile::TempDir;
+
+use super::*;
+use server::{Publication, Reply, Server, Signer, zip};
+
+const TERRAFORM_INDEX: &str = "/terraform/index.json";
+const TOFU_INDEX: &str = "/tofu/index.json";
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A release server, a cache, and a publisher whose key is trusted.
+struct World {
+    server: Server,
+    directory: TempDir,
+    signer: Signer,
+    config: ToolConfig,
+    said: Arc<Mutex<Vec<String>>>,
+}
+
+impl World {
+    async fn new() -> Self {
+        // Another test of this process may have been first.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let server = Server::start().await;
+        let directory = TempDir::new().unwrap();
+        let signer = Signer::new();
+        let keys = directory.path().join("keys.asc");
+        fs::write(&keys, signer.public_key()).unwrap();
+        let config = ToolConfig {
+            cache_dir: directory.path().join("tools"),
+            terraform_index: Url::parse(&server.url(TERRAFORM_INDEX)).unwrap(),
+            tofu_index: Url::parse(&server.url(TOFU_INDEX)).unwrap(),
+            mirror: None,
+            selection: Selection::Installed,
+            signatures: SignaturePolicy::Required,
+            extra_keys: Some(keys),
+            path: OsString::new(),
+        };
+        Self {
+            server,
+            directory,
+            signer,
+            config,
+            said: Arc::default(),
+        }
+    }
+
+    /// A world with one Terraform release for each of `versions`.
+    async fn with(versions: &[&str]) -> Self {
+        let world = Self::new().await;
+        let releases: Vec<_> = versions
+            .iter()
+            .map(|version| world.release(version).serve(&world.server))
+            .collect();
+        world.index(&releases);
+        world
+    }
+
+    fn release(&self, version: &str) -> Publication {
+        let archive = zip(&[
+            ("LICENSE.txt", b"free"),
+            ("terraform", script(version).as_bytes()),
+        ]);
+        Publication::new("terraform", version, archive, Some(&self.signer))
+    }
+
+    fn index(&self, releases: &[Publication]) {
+        self.index_at(&self.server.url(""), releases);
+    }
+
+    fn index_at(&self, origin: &str, releases: &[Publication]) {
+        let versions: serde_json::Map<_, _> = releases
+            .iter()
+            .map(|release| (release.version.clone(), release.terraform_entry(origin)))
+            .collect();
+        let index = serde_json::json!({"name": "terraform", "versions": versions});
+        self.server
+            .set(TERRAFORM_INDEX, Reply::body(index.to_string()));
+    }
+
+    async fn resolve(&self, range: &str) -> Result<ResolvedTool, ToolError> {
+        self.resolve_tool(Tool::Terraform, range).await
+    }
+
+    async fn resolve_tool(&self, tool: Tool, range: &str) -> Result<ResolvedTool, ToolError> {
+        let said = Arc::clone(&self.said);
+        let notify = move |line: &str| said.lock().unwrap().push(line.to_owned());
+        tokio::time::timeout(LIMIT, resolve(tool, range, &self.config, &notify))
+            .await
+            .expect("resolving takes no minute")
+    }
+
+    fn said(&self) -> String {
+        self.said.lock().unwrap().join("\n")
+    }
+
+    fn slot(&self, version: &str) -> PathBuf {
+        self.config.cache_dir.join("terraform").join(version)
+    }
+
+    /// Puts a tool on the PATH that is searched.
+    fn put_on_path(&mut self, content: &str) -> PathBuf {
+        let directory = self.directory.path().join("bin");
+        fs::create_dir_all(&directory).unwrap();
+        let binary = directory.join("terraform");
+        write_executable(&binary, content);
+        self.config.path = directory.into_os_string();
+        binary
+    }
+}
+
+/// A stand-in for a tool, for what needs no real one.
+fn script(version: &str) -> String {
+    format!("#!/bin/sh\necho '{{\"terraform_version\":\"{version}\"}}'\n")
+}
+
+/// Written by another process: a file this one has open for writing while some thread forks cannot be
+/// executed until the child has gone its way.
+fn write_executable(path: &Path, content: &str) {
+    let source = path.with_extension("source");
+    fs::write(&source, content).unwrap();
+    fs::set_permissions(&source, fs::Permissions::from_mode(0o755)).unwrap();
+    let copied = Command::new("cp").arg(&source).arg(path).status().unwrap();
+    assert!(copied.success());
+    fs::remove_file(source).unwrap();
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+fn real_terraform() -> PathBuf {
+    which::which("terraform").expect("`terraform` is not on PATH; install it to run this test")
+}
+
+fn version_said_by(binary: &Path) -> String {
+    let output = Command::new(binary)
+        .args(["version", "-json"])
+        .env("CHECKPOINT_DISABLE", "1")
+        .output()
+        .unwrap();
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    answer["terraform_version"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_real_terraform_is_downloaded_verified_and_runs() {
+    let real = real_terraform();
+    let version = version_said_by(&real);
+    let world = World::new().await;
+    let archive = zip(&[("terraform", &fs::read(&real).unwrap())]);
+    let release =
+        Publication::new("terraform", &version, archive, Some(&world.signer)).serve(&world.server);
+    world.index(&[release]);
+
+    let found = world.resolve("latest").await.unwrap();
+    assert_eq!(found.origin, Origin::Download);
+    assert_eq!(found.version.to_string(), version);
+    assert_eq!(found.path, world.slot(&version).join("terraform"));
+    assert_eq!(version_said_by(&found.path), version);
+    assert_eq!(names(&world.slot(&version)), [".lock", "terraform"]);
+    let mode = fs::metadata(&found.path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o755);
+    assert!(
+        world.said().starts_with(&format!(
+            "downloading Terraform {version} from http://127.0.0.1"
+        )),
+        "{}",
+        world.said()
+    );
+
+    let again = world.resolve("latest").await.unwrap();
+    assert_eq!(again.origin, Origin::Cache);
+    assert_eq!(world.server.requests(".zip"), 1);
+}
+
+#[tokio::test]
+async fn the_real_terraform_on_path_is_asked_once() {
+    let real = real_terraform();
+    let version = version_said_by(&real);
+    let mut world = World::with(&[]).await;
+    world.config.path = real.parent().unwrap().as_os_str().to_owned();
+    let found = world.resolve(&version).await.unwrap();
+    assert_eq!(found.origin, Origin::Path);
+    assert_eq!(found.path, real);
+
+    // A changed memory shows in the answer, so the binary was not asked again.
+    let memory = world.config.cache_dir.join("probe.json");
+    let remembered = fs::read_to_string(&memory).unwrap();
+    fs::write(&memory, remembered.replace(&version, "1.2.3")).unwrap();
+    assert_eq!(world.resolve("1.2.3").await.unwrap().origin, Origin::Path);
+    // A memory of another state of the file, or a broken one, is not believed.
+    for useless in [remembered.replace("\"size\":", "\"size\":1"), "{".into()] {
+        fs::write(&memory, useless).unwrap();
+        assert_eq!(world.resolve(&version).await.unwrap().origin, Origin::Path);
+    }
+    assert_eq!(world.server.requests(""), 0);
+}
+
+#[tokio::test]
+async fn installed_prefers_path_then_cache_then_the_index() {
+    let mut world = World::with(&["1.9.8", "1.9.9", "1.10.0", "1.11.0-rc1"]).await;
+    world.resolve("1.9.8").await.unwrap();
+    let binary = world.put_on_path(&script("1.9.7"));
+
+    let found = world.resolve("~1.9").await.unwrap();
+    assert_eq!((found.origin, found.path), (Origin::Path, binary));
+    let found = world.resolve(">=1.9.8").await.unwrap();
+    assert_eq!(
+        (found.origin, found.version.to_string().as_str()),
+        (Origin::Cache, "1.9.8")
+    );
+    let found = world.resolve(">1.9.8").await.unwrap();
+    assert_eq!(
+        (found.origin, found.version.to_string().as_str()),
+        (Origin::Download, "1.10.0")
+    );
+    // A script may be a version manager's: what it says is not remembered.
+    assert!(!world.config.cache_dir.join("probe.json").exists());
+}
+
+#[tokio::test]
+async fn newest_takes_the_greatest_published_and_reuses_a_copy_of_it() {
+    let mut world = World::with(&["1.9.8", "1.9.9"]).await;
+    world.config.selection = Selection::Newest;
+    world.put_on_path(&script("1.9.8"));
+    let found = world.resolve("~1.9").await.unwrap();
+    assert_eq!(
+        (found.origin, found.version.to_string().as_str()),
+        (Origin::Download, "1.9.9")
+    );
+    assert_eq!(world.resolve("~1.9").await.unwrap().origin, Origin::Cache);
+    assert_eq!(world.resolve("<1.9.9").await.unwrap().origin, Origin::Path);
+    assert_eq!(world.server.requests(TERRAFORM_INDEX), 3);
+    // An exact version needs no index when it is at hand.
+    world.resolve("1.9.9").await.unwrap();
+    assert_eq!(world.server.requests(TERRAFORM_INDEX), 3);
+}
+
+#[rstest]
+#[case(Reply::Status(503))]
+#[case(Reply::Status(404))]
+#[case(Reply::body("<html>log in</html>"))]
+#[tokio::test]
+async fn newest_falls_back_to_what_is_installed(#[case] reply: Reply) {
+    let mut world = World::with(&[]).await;
+    world.server.set(TERRAFORM_INDEX, reply);
+    world.config.selection = Selection::Newest;
+    world.resolve("~1.9").await.unwrap_err();
+    world.put_on_path(&script("1.9.8"));
+    let found = world.resolve("~1.9").await.unwrap();
+    assert_eq!(found.origin, Origin::Path);
+    assert!(world.said().contains("warning: "), "{}", world.said());
+}
+
+#[tokio::test]
+async fn a_binary_that_does_not_answer_is_passed_over() {
+    let mut world = World::with(&["1.9.8"]).await;
+    world.put_on_path("#!/bin/sh\nexit 3\n");
+    let found = world.resolve("1.9.8").await.unwrap();
+    assert_eq!(found.origin, Origin::Download);
+    assert!(
+        world.said().contains("warning: ignoring"),
+        "{}",
+        world.said()
+    );
+}
+
+#[tokio::test]
+async fn tofu_is_found_on_the_second_page_of_its_index() {
+    let world = World::new().await;
+    let release = |version: &str| {
+        let archive = zip(&[("tofu", script(version).as_bytes())]);
+        Publication::new("tofu", version, archive, Some(&world.signer)).serve(&world.server)
+    };
+    let origin = world.server.url("");
+    let first = serde_json::json!([
+        release("1.10.0").tofu_entry(&origin),
+        release("1.10.0-rc1").tofu_entry(&origin),
+        release("1.8.6").tofu_entry(&origin),
+    ]);
+    let second = serde_json::json!([release("1.8.7").tofu_entry(&origin)]);
+    let next = format!("{TOFU_INDEX}?page=2");
+    world.server.set(
+        TOFU_INDEX,
+        Reply::Page(Arc::new(first.to_string().into()), next.clone()),
+    );
+    world.server.set(&next, Reply::body(second.to_string()));
+
+    let found = world.resolve_tool(Tool::OpenTofu, "~1.8").await.unwrap();
+    let expected = world.config.cache_dir.join("tofu/v1.8.7/tofu");
+    assert_eq!((found.origin, found.path), (Origin::Download, expected));
+    let found = world
+        .resolve_tool(Tool::OpenTofu, "1.10.0-rc1")
+        .await
+        .unwrap();
+    assert_eq!(found.version.to_string(), "1.10.0-rc1");
+    // The first page settles what is newest.
+    assert_eq!(world.server.requests("page=2"), 1);
+    assert_eq!(
+        world
+            .resolve_tool(Tool::OpenTofu, "v1.10.0-rc1")
+            .await
+            .unwrap()
+            .origin,
+        Origin::Cache
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn executors_sharing_a_cache_download_once() {
+    let world = Arc::new(World::with(&["1.9.8"]).await);
+    let children: Vec<_> = (0..2).map(|_| resolve_in_another_process(&world)).collect();
+    let tasks: Vec<_> = (0..8)
+        .map(|_| {
+            let world = Arc::clone(&world);
+            tokio::spawn(async move { world.resolve("~1.9").await.unwrap().origin })
+        })
+        .collect();
+    let mut downloads = 0;
+    for task in tasks {
+        downloads += usize::from(task.await.unwrap() == Origin::Download);
+    }
+    for child in children {
+        let output = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap())
+            .await
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}");
+        assert!(text.contains("1 passed"), "{text}");
+        downloads += usize::from(text.contains("origin: Download"));
+    }
+    assert_eq!(downloads, 1);
+    assert_eq!(world.server.requests(".zip"), 1);
+}
+
+const OTHER_CACHE: &str = "MAYFLY_TEST_CACHE";
+const OTHER_INDEX: &str = "MAYFLY_TEST_INDEX";
+const OTHER_KEYS: &str = "MAYFLY_TEST_KEYS";
+
+fn resolve_in_another_process(world: &World) -> std::process::Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "tool::tests::another_process"])
+        .args(["--ignored", "--nocapture"])
+        .env(OTHER_CACHE, &world.config.cache_dir)
+        .env(OTHER_INDEX, world.config.terraform_index.as_str())
+        .env(OTHER_KEYS, world.config.extra_keys.as_ref().unwrap())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+#[tokio::test]
+#[ignore = "the other process of `executors_sharing_a_cache_download_once`"]
+async fn another_process() {
+    let Ok(cache) = std::env::var(OTHER_CACHE) else {
+        return;
+    };
+    let mut world = World::new().await;
+    world.config.cache_dir = cache.into();
+    world.config.terraform_index = std::env::var(OTHER_INDEX).unwrap().parse().unwrap();
+    world.config.extra_keys = Some(std::env::var(OTHER_KEYS).unwrap().into());
+    let found = world.resolve("~1.9").await.unwrap();
+    println!("origin: {:?}", found.origin);
+}
+
+#[tokio::test]
+async fn a_cache_with_the_tool_is_only_read() {
+    let world = World::with(&["1.9.8"]).await;
+    let found = world.resolve("1.9.8").await.unwrap();
+    let lock = world.slot("1.9.8").join(".lock");
+    fs::remove_file(&lock).unwrap();
+    let before = fs::metadata(world.slot("1.9.8"))
+        .unwrap()
+        .modified()
+        .unwrap();
+    let again = world.resolve("~1.9").await.unwrap();
+    assert_eq!((again.origin, again.path), (Origin::Cache, found.path));
+    let after = fs::metadata(world.slot("1.9.8"))
+        .unwrap()
+        .modified()
+        .unwrap();
+    assert_eq!(before, after);
+    assert_eq!(names(&world.config.cache_dir), ["terraform"]);
+}
+
+#[tokio::test]
+async fn what_a_crash_left_is_never_used_and_swept_by_the_next_install() {
+    let world = World::with(&["1.9.8"]).await;
+    let slot = world.slot("1.9.8");
+    fs::create_dir_all(&slot).unwrap();
+    for leftover in [".unfinished-a", ".unfinished-b"] {
+        write_executable(&slot.join(leftover), &script("1.9.8")[..10]);
+    }
+    // Neither an empty file nor one that may not be executed counts as installed.
+    fs::write(slot.join("terraform"), "").unwrap();
+    let found = world.resolve("1.9.8").await.unwrap();
+    assert_eq!(found.origin, Origin::Download);
+    assert_eq!(names(&slot), [".lock", "terraform"]);
+    assert_eq!(fs::read_to_string(found.path).unwrap(), script("1.9.8"));
+}
+
+#[tokio::test]
+async fn a_dropped_resolve_leaves_neither_files_nor_a_lock() {
+    let world = World::new().await;
+    let release = world.release("1.9.8").serve(&world.server);
+    let path = release.archive_path();
+    world
+        .server
+        .set(&path, Reply::Stalled(Arc::new(release.archive.clone())));
+    world.index(std::slice::from_ref(&release));
+    tokio::select! {
+        _ = world.resolve("1.9.8") => panic!("the download cannot end"),
+        () = world.server.stalled.notified() => {}
+    }
+    assert_eq!(names(&world.slot("1.9.8")), [".lock"]);
+    world.server.set(&path, Reply::body(release.archive));
+    assert_eq!(
+        world.resolve("1.9.8").await.unwrap().origin,
+        Origin::Download
+    );
+}
+
+/// Resolves 1.9.8 as `spoil` left it, and checks that nothing was installed.
+async fn refusal(world: &World, spoil: impl FnOnce(&mut Publication)) -> ToolError {
+    let mut release = world.release("1.9.8");
+    spoil(&mut release);
+    let release = release.serve(&world.server);
+    world.index(&[release]);
+    let error = world.resolve("1.9.8").await.unwrap_err();
+    assert_eq!(names(&world.slot("1.9.8")), [".lock"], "{error}");
+    assert!(error.hint().is_some(), "{error}");
+    assert_eq!(error.fault(), Fault::Infrastructure);
+    error
+}
+
+#[tokio::test]
+async fn an_archive_other_than_listed_is_refused() {
+    let world = World::new().await;
+    let error = refusal(&world, |release| release.archive[40] ^= 1).await;
+    assert!(
+        matches!(error, ToolError::ChecksumMismatch { .. }),
+        "{error:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_unlisted_archive_is_not_even_downloaded() {
+    let mut world = World::new().await;
+    world.config.signatures = SignaturePolicy::Offered;
+    let error = refusal(&world, |release| {
+        release.sums = format!("{}  other.zip\n", "0".repeat(64)).into_bytes();
+        release.signature = None;
+    })
+    .await;
+    assert!(
+        matches!(error, ToolError::ChecksumUnlisted { .. }),
+        "{error:?}"
+    );
+    assert_eq!(world.server.requests(".zip"), 0);
+}
+
+#[tokio::test]
+async fn missing_checksums_are_refused() {
+    let world = World::new().await;
+    let release = world.release("1.9.8").serve(&world.server);
+    world.server.set(
+        &release.path("terraform_1.9.8_SHA256SUMS"),
+        Reply::Status(404),
+    );
+    world.index(&[release]);
+    let error = world.resolve("1.9.8").await.unwrap_err();
+    assert!(
+        matches!(error, ToolError::ChecksumsMissing { .. }),
+        "{error:?}"
+    );
+}
+
+#[rstest]
+#[case(SignaturePolicy::Offered)]
+#[case(SignaturePolicy::Required)]
+#[tokio::test]
+async fn a_bad_signature_is_refused_whatever_the_policy(#[case] policy: SignaturePolicy) {
+    let mut world = World::new().await;
+    world.config.signatures = policy;
+    let other = world.signer.sign(b"another document");
+    let error = refusal(&world, |release| release.signature = Some(other)).await;
+    let ToolError::Signature { source, .. } = &error else {
+        panic!("{error:?}");
+    };
+    assert!(matches!(source, SignatureError::Bad(_)), "{error:?}");
+    assert_eq!(world.server.requests(".zip"), 0);
+}
+
+#[tokio::test]
+async fn a_strangers_signature_is_refused() {
+    let mut world = World::new().await;
+    world.config.signatures = SignaturePolicy::Offered;
+    let stranger = Signer::new();
+    let error = refusal(&world, |release| {
+        release.signature = Some(stranger.sign(&release.sums));
+    })
+    .await;
+    let ToolError::Signature { source, .. } = &error else {
+        panic!("{error:?}");
+    };
+    assert!(
+        matches!(source, SignatureError::UnknownSigner { .. }),
+        "{error:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_unsigned_release_is_refused_only_where_signatures_are_required() {
+    let mut world = World::new().await;
+    let error = refusal(&world, |release| release.signature = None).await;
+    assert!(
+        matches!(error, ToolError::SignatureMissing { .. }),
+        "{error:?}"
+    );
+    world.config.signatures = SignaturePolicy::Offered;
+    assert_eq!(
+        world.resolve("1.9.8").await.unwrap().origin,
+        Origin::Download
+    );
+}
+
+#[tokio::test]
+async fn signatures_that_cannot_be_fetched_are_not_taken_for_absent() {
+    let mut world = World::new().await;
+    world.config.signatures = SignaturePolicy::Offered;
+    let release = world.release("1.9.8").serve(&world.server);
+    world.server.set(
+        &release.path("terraform_1.9.8_SHA256SUMS.72D7468F.sig"),
+        Reply::Status(500),
+    );
+    world.index(&[release]);
+    let error = world.resolve("1.9.8").await.unwrap_err();
+    assert!(matches!(error, ToolError::Fetch(_)), "{error:?}");
+}
+
+#[tokio::test]
+async fn unreadable_extra_keys_are_named() {
+    let world = World::new().await;
+    fs::write(world.config.extra_keys.as_ref().unwrap(), "not a key").unwrap();
+    let error = refusal(&world, |_| {}).await;
+    assert!(error.to_string().contains("keys.asc"), "{error}");
+}
+
+#[rstest]
+#[case::absent(zip(&[("README", b"hello")]))]
+#[case::in_a_folder(zip(&[("bin/terraform", b"x")]))]
+#[case::outside(zip(&[("../terraform", b"x"), ("/terraform", b"x")]))]
+#[case::folder(zip(&[("terraform/", b"")]))]
+#[case::no_zip(b"<html>".to_vec())]
+#[tokio::test]
+async fn an_archive_without_the_binary_is_refused(#[case] archive: Vec<u8>) {
+    let world = World::new().await;
+    let signed = Publication::new("terraform", "1.9.8", archive, Some(&world.signer));
+    let error = refusal(&world, |release| *release = signed).await;
+    assert!(matches!(error, ToolError::Archive { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_link_in_place_of_the_binary_is_refused() {
+    let mut zip = zip::ZipWriter::new(io::Cursor::new(Vec::new()));
+    zip.add_symlink(
+        "terraform",
+        "/bin/sh",
+        zip::write::SimpleFileOptions::default(),
+    )
+    .unwrap();
+    let archive = zip.finish().unwrap().into_inner();
+    let world = World::new().await;
+    let signed = Publication::new("terraform", "1.9.8", archive, Some(&world.signer));
+    let error = refusal(&world, |release| *release = signed).await;
+    assert!(matches!(error, ToolError::Archive { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn passing_troubles_are_tried_again() {
+    let world = World::new().await;
+    let release = world.release("1.9.8").serve(&world.server);
+    let archive = Arc::new(release.archive.clone());
+    world.server.set_sequence(
+        &release.archive_path(),
+        vec![
+            Reply::Truncated(Arc::clone(&archive)),
+            Reply::Status(502),
+            Reply::Redirect(world.server.url("/elsewhere")),
+        ],
+    );
+    world.server.set("/elsewhere", Reply::Body(archive));
+    world.index(&[release]);
+    world.resolve("1.9.8").await.unwrap();
+    assert_eq!(world.server.requests(".zip"), 3);
+}
+
+#[tokio::test]
+async fn a_download_that_always_breaks_off_is_an_error() {
+    let world = World::new().await;
+    let release = world.release("1.9.8").serve(&world.server);
+    world.server.set(
+        &release.archive_path(),
+        Reply::Truncated(Arc::new(release.archive.clone())),
+    );
+    world.index(&[release]);
+    let error = world.resolve("1.9.8").await.unwrap_err();
+    assert!(
+        matches!(&error, ToolError::Fetch(FetchError::Interrupted { .. })),
+        "{error:?}"
+    );
+    assert_eq!(names(&world.slot("1.9.8")), [".lock"]);
+}
+
+#[tokio::test]
+async fn each_way_to_find_nothing_says_so_and_what_to_do() {
+    let mut world = World::with(&["1.9.8", "1.11.0-rc1"]).await;
+    let cases = [
+        ("abc", Fault::User, "`abc` is not a version range"),
+        ("^2", Fault::User, "no Terraform release satisfies `^2`"),
+    ];
+    for (range, fault, message) in cases {
+        let error = world.resolve(range).await.unwrap_err();
+        assert_eq!(error.fault(), fault);
+        assert!(error.to_string().starts_with(message), "{error}");
+    }
+    let hint = world.resolve("^2").await.unwrap_err().hint().unwrap();
+    assert!(hint.ends_with("is 1.9.8"), "{hint}");
+
+    let mut entry = world.release("3.0.0").terraform_entry("http://x.test");
+    entry["builds"].as_array_mut().unwrap().truncate(1);
+    let index = serde_json::json!({"versions": {"3.0.0": entry}});
+    world
+        .server
+        .set(TERRAFORM_INDEX, Reply::body(index.to_string()));
+    let error = world.resolve("3.0.0").await.unwrap_err();
+    assert!(matches!(error, ToolError::NoBuild { .. }), "{error:?}");
+
+    world.server.set(TERRAFORM_INDEX, Reply::body("<html>"));
+    let error = world.resolve("3.0.0").await.unwrap_err();
+    assert!(matches!(error, ToolError::IndexFormat { .. }), "{error:?}");
+
+    world.config.terraform_index = "http://127.0.0.1:1/index.json".parse().unwrap();
+    let error = world.resolve("3.0.0").await.unwrap_err();
+    assert_eq!(error.fault(), Fault::Infrastructure);
+    assert!(error.hint().unwrap().contains("offline"), "{error:?}");
+    assert!(one_line(&error).contains("could not reach"), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_mirror_serves_what_the_index_names_elsewhere_and_its_password_stays_secret() {
+    let mut world = World::new().await;
+    let release = world.release("1.9.8").serve(&world.server);
+    let archive = release.archive_path();
+    world.index_at("https://releases.invalid", &[release]);
+    let mut mirror: Url = world.server.url("/").parse().unwrap();
+    mirror.set_username("bob").unwrap();
+    mirror.set_password(Some("hunter2")).unwrap();
+    world.config.mirror = Some(mirror);
+    let found = world.resolve("1.9.8").await.unwrap();
+    assert_eq!(found.origin, Origin::Download);
+
+    fs::remove_file(found.path).unwrap();
+    world.server.set(&archive, Reply::Status(403));
+    let error = world.resolve("1.9.8").await.unwrap_err();
+    let everything = format!(
+        "{} {:?} {:?} {:?} {}",
+        one_line(&error),
+        error,
+        error.hint(),
+        world.config,
+        world.said()
+    );
+    assert!(everything.contains("***@"), "{everything}");
+    assert!(!everything.contains("hunter2"), "{everything}");
+    assert!(!everything.contains("bob"), "{everything}");
+}
+
+#[tokio::test]
+async fn a_cache_that_cannot_be_written_is_named() {
+    let mut world = World::with(&["1.9.8"]).await;
+    let file = world.directory.path().join("file");
+    fs::write(&file, "").unwrap();
+    world.config.cache_dir = file;
+    let error = world.resolve("1.9.8").await.unwrap_err();
+    assert!(matches!(error, ToolError::Cache { .. }), "{error:?}");
+    assert!(error.to_string().contains("/file"), "{error}");
+}
+
+#[test]
+fn troubles_of_the_cache_are_told_apart() {
+    let of = |kind: io::ErrorKind| ToolError::cache("/cache", kind.into());
+    for (kind, message) in [
+        (io::ErrorKind::StorageFull, "the tool cache is full"),
+        (
+            io::ErrorKind::ReadOnlyFilesystem,
+            "the tool cache is not writable",
+        ),
+        (
+            io::ErrorKind::PermissionDenied,
+            "the tool cache is not writable",
+        ),
+        (io::ErrorKind::Other, "could not use the tool cache"),
+    ] {
+        assert!(of(kind).to_string().starts_with(message), "{}", of(kind));
+        assert!(of(kind).hint().is_some());
+    }
+}
+
+#[test]
+fn choices_are_read_and_written_alike() {
+    for selection in [Selection::Installed, Selection::Newest] {
+        assert_eq!(selection.to_string().parse(), Ok(selection));
+    }
+    for policy in [SignaturePolicy::Offered, SignaturePolicy::Required] {
+        assert_eq!(policy.to_string().parse(), Ok(policy));
+    }
+    let error = "newst".parse::<Selection>().unwrap_err().to_string();
+    assert_eq!(error, "`newst` is not one of `installed`, `newest`");
+}
