@@ -262,8 +262,12 @@ impl Resolver<'_> {
     }
 
     async fn on_path(&self) -> Option<ResolvedTool> {
-        let current = std::env::current_dir().ok()?;
-        let path = which::which_in(self.tool.binary(), Some(&self.config.path), current).ok()?;
+        // A relative entry would find what lies in whichever directory we are in, a run's work tree perhaps.
+        let absolute = std::env::split_paths(&self.config.path).filter(|entry| entry.is_absolute());
+        let searched = std::env::join_paths(absolute).ok()?;
+        let path = which::which_in_global(self.tool.binary(), Some(searched))
+            .ok()?
+            .next()?;
         match probe::version(&path, &self.cache_dir).await {
             Ok(version) => Some(self.found(version, path, Origin::Path)),
             Err(error) => {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use reqwest::StatusCode;
 use semver::Version;
 use tempfile::NamedTempFile;
 use url::Url;
@@ -10,7 +11,7 @@ use super::{
     Origin, ResolvedTool, Resolver, SignaturePolicy,
     cache::{Lock, Slot},
     error::ToolError,
-    fetch::{Fetcher, Shown},
+    fetch::{FetchError, Fetcher, Shown},
     index::{self, Files, Platform, Release},
     verify::{self, Keyring, SignatureError},
 };
@@ -136,10 +137,14 @@ impl Resolver<'_> {
     /// The archive's SHA-256 as its publisher lists it, the list's signature checked.
     async fn expected_digest(&self, fetcher: &Fetcher, files: &Files) -> Result<String, ToolError> {
         let url = Shown(&files.checksums).to_string();
-        let checksums = fetcher
-            .bytes_if_any(&files.checksums, MAX_SMALL_FILE)
-            .await?
-            .ok_or_else(|| ToolError::ChecksumsMissing { url: url.clone() })?;
+        let checksums = match fetcher.bytes(&files.checksums, MAX_SMALL_FILE).await {
+            Ok(checksums) => checksums,
+            Err(FetchError::Status {
+                status: StatusCode::NOT_FOUND | StatusCode::GONE,
+                ..
+            }) => return Err(ToolError::ChecksumsMissing { url }),
+            Err(error) => return Err(error.into()),
+        };
         self.check_signatures(fetcher, files, &checksums).await?;
         let archive = index::file_name(&files.archive).to_owned();
         verify::listed_digest(&String::from_utf8_lossy(&checksums), &archive)

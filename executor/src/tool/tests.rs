@@ -19,7 +19,7 @@ use server::{Publication, Reply, Server, Signer, zip};
 
 const TERRAFORM_INDEX: &str = "/terraform/index.json";
 const TOFU_INDEX: &str = "/tofu/index.json";
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 
 /// A release server, a cache, and a publisher whose key is trusted.
 struct World {
@@ -281,6 +281,25 @@ async fn a_binary_that_does_not_answer_is_passed_over() {
         world.said().contains("warning: ignoring"),
         "{}",
         world.said()
+    );
+}
+
+#[tokio::test]
+async fn relative_entries_of_path_are_not_searched() {
+    let mut world = World::with(&["1.9.8"]).await;
+    let binary = world.put_on_path(&script("1.9.8"));
+    let up: PathBuf = std::env::current_dir()
+        .unwrap()
+        .components()
+        .skip(1)
+        .map(|_| "..")
+        .collect();
+    let relative = up.join(binary.parent().unwrap().strip_prefix("/").unwrap());
+    assert!(relative.join("terraform").exists());
+    world.config.path = relative.into_os_string();
+    assert_eq!(
+        world.resolve("1.9.8").await.unwrap().origin,
+        Origin::Download
     );
 }
 
