@@ -129,8 +129,16 @@ impl Resolver<'_> {
             "downloading {name} from {}",
             Shown(&files.archive)
         ));
-        let archive = fetch_archive(&fetcher, &slot, &files.archive, expected).await?;
-        let path = unpack(slot, lock, archive, &files.archive).await?;
+        let archive = slot.unfinished()?;
+        fetcher
+            .file(
+                &files.archive,
+                MAX_ARCHIVE,
+                archive.as_file(),
+                archive.path(),
+            )
+            .await?;
+        let path = unpack(slot, lock, archive, &files.archive, expected).await?;
         Ok(self.found(version, path, Origin::Download))
     }
 
@@ -201,37 +209,27 @@ impl Resolver<'_> {
     }
 }
 
-async fn fetch_archive(
-    fetcher: &Fetcher,
-    slot: &Slot,
-    url: &Url,
-    expected: String,
-) -> Result<NamedTempFile, ToolError> {
-    let archive = slot.unfinished()?;
-    let digest = fetcher
-        .file(url, MAX_ARCHIVE, archive.as_file(), archive.path())
-        .await?;
-    let actual = verify::hex(&digest);
-    if actual != expected {
-        return Err(ToolError::ChecksumMismatch {
-            url: Shown(url).to_string(),
-            expected,
-            actual,
-        });
-    }
-    Ok(archive)
-}
-
+/// Checks and unpacks an archive. What is hashed is the file that is then unpacked, as it is on disk.
 async fn unpack(
     slot: Slot,
     lock: Lock,
     archive: NamedTempFile,
     url: &Url,
+    expected: String,
 ) -> Result<PathBuf, ToolError> {
     let url = Shown(url).to_string();
     blocking("unpack the archive", move || {
         // Here the lock outlives a caller that gives up.
         let _lock = lock;
+        let actual = verify::file_digest(archive.as_file())
+            .map_err(|error| ToolError::cache(archive.path(), error))?;
+        if actual != expected {
+            return Err(ToolError::ChecksumMismatch {
+                url,
+                expected,
+                actual,
+            });
+        }
         slot.install(archive.as_file(), &url)
     })
     .await?

@@ -12,7 +12,6 @@ use std::{
 
 use backon::{ExponentialBuilder, Retryable};
 use reqwest::{Client, Response, StatusCode, header, redirect};
-use sha2::{Digest, Sha256};
 use url::Url;
 
 use super::error::ToolError;
@@ -165,14 +164,14 @@ impl Fetcher {
         }
     }
 
-    /// A large file into `file`, which is at `path`; gives its SHA-256.
+    /// A large file into `file`, which is at `path`.
     pub(crate) async fn file(
         &self,
         url: &Url,
         limit: u64,
         file: &std::fs::File,
         path: &Path,
-    ) -> Result<[u8; 32], ToolError> {
+    ) -> Result<(), ToolError> {
         (|| self.try_file(url, limit, file, path))
             .retry(backoff())
             .when(|error| matches!(error, ToolError::Fetch(error) if error.is_transient()))
@@ -196,23 +195,21 @@ impl Fetcher {
         limit: u64,
         mut file: &std::fs::File,
         path: &Path,
-    ) -> Result<[u8; 32], ToolError> {
+    ) -> Result<(), ToolError> {
         let mut response = self.get(url, limit).await?;
         let cache = |error| ToolError::cache(path, error);
         // An attempt before this one may have left its part.
         file.set_len(0).map_err(cache)?;
         file.seek(SeekFrom::Start(0)).map_err(cache)?;
-        let mut digest = Sha256::new();
         let mut size = 0;
         while let Some(chunk) = next_chunk(url, &mut response).await? {
             size += chunk.len() as u64;
             within(url, size, limit)?;
-            digest.update(&chunk);
             // One chunk is what the socket had: writing it takes microseconds, handing it to another
             // thread would take longer.
             file.write_all(&chunk).map_err(cache)?;
         }
-        Ok(digest.finalize().into())
+        Ok(())
     }
 
     async fn get(&self, url: &Url, limit: u64) -> Result<Response, FetchError> {

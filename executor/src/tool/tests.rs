@@ -208,7 +208,10 @@ async fn the_real_terraform_on_path_is_asked_once() {
     fs::write(&memory, remembered.replace(&version, "1.2.3")).unwrap();
     assert_eq!(world.resolve("1.2.3").await.unwrap().origin, Origin::Path);
     // A memory of another state of the file, or a broken one, is not believed.
-    for useless in [remembered.replace("\"size\":", "\"size\":1"), "{".into()] {
+    let outdated = remembered
+        .replace(&version, "1.2.3")
+        .replace("\"size\":", "\"size\":1");
+    for useless in [outdated, "{".into()] {
         fs::write(&memory, useless).unwrap();
         assert_eq!(world.resolve(&version).await.unwrap().origin, Origin::Path);
     }

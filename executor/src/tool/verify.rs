@@ -1,8 +1,13 @@
 //! Whether a release is what its publisher made: checksum lists and the OpenPGP signatures over them.
 //!
-//! Pure: bytes in, verdict out. Where the bytes come from is not known here.
+//! Bytes in, verdict out; where the bytes come from is not known here.
 
-use std::{fmt::Write as _, fs, io, path::Path};
+use std::{
+    fmt::Write as _,
+    fs,
+    io::{self, Read as _, Seek as _, SeekFrom},
+    path::Path,
+};
 
 use job_contract::job::Tool;
 use pgp::{
@@ -11,6 +16,7 @@ use pgp::{
     packet::{Signature, SignatureType},
     types::{Fingerprint, KeyDetails, KeyId, Tag},
 };
+use sha2::{Digest, Sha256};
 
 /// HashiCorp's security key, C874 011F 0AB4 0511 0D02 1055 3436 5D94 72D7 468F, published at
 /// <https://www.hashicorp.com/security>. Releases are signed by its signing subkeys.
@@ -260,6 +266,21 @@ pub(crate) fn listed_digest(document: &str, file: &str) -> Option<String> {
         (is_digest && name.strip_prefix('*').unwrap_or(name) == file)
             .then(|| digest.to_ascii_lowercase())
     })
+}
+
+/// The SHA-256 of a file from its beginning, in lower case. Blocks.
+pub(crate) fn file_digest(mut file: &fs::File) -> io::Result<String> {
+    file.seek(SeekFrom::Start(0))?;
+    let mut digest = Sha256::new();
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(hex(&digest.finalize())),
+            Ok(read) => digest.update(&buffer[..read]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Lower-case hexadecimal.
