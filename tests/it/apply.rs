@@ -5,7 +5,7 @@ use std::process::Command;
 
 use integration_tests::process::Stream;
 use integration_tests::site::files_below;
-use integration_tests::{Repository, Site, job};
+use integration_tests::{FakeTool, Repository, Site, job};
 use job_contract::{JobData, StepType};
 use serde_json::json;
 
@@ -195,6 +195,7 @@ fn the_plan_of_another_run_is_not_applied_in_its_place() {
     let site = site();
     let (repository, marker) = marked(&site);
     let (plan, apply) = planned(&site, &repository);
+    repository.commit(&[("more.tf", "resource \"terraform_data\" \"more\" {}\n")]);
     let other = job::in_job(&plan, "499");
     site.queue(&[&other, &job::apply_after(&other)]);
     site.run(&other).expect_code(0);
@@ -244,6 +245,34 @@ fn a_second_executor_leaves_a_claimed_apply_alone() {
         site.statuses(&apply),
         ("completed".into(), "completed".into())
     );
+}
+
+#[test]
+fn a_state_the_tool_could_not_store_is_pushed_or_kept() {
+    let repository = Repository::fixture();
+    for (push, pushed) in [("exit 0", true), ("exit 1", false)] {
+        let site = site();
+        let tool = FakeTool::new()
+            .on("apply", "echo '{\"version\":4,\"serial\":7,\"lineage\":\"rescued\"}' > errored.tfstate; exit 1")
+            .on("state", &format!("[ \"$2\" = push ] && {{ cat \"${{@: -1}}\" > \"$tool/pushed\"; {push}; }}"));
+        let apply = job::step(StepType::Apply, &repository);
+        site.queue(&[&apply]);
+        let outcome = site
+            .executor(&apply)
+            .env("PATH", tool.path())
+            .run()
+            .expect_code(1);
+        assert!(
+            tool.calls()
+                .iter()
+                .any(|call| call.starts_with("state push")),
+            "{outcome}"
+        );
+        let kept = files_below(&site.data_dir().join("local/state"))
+            .iter()
+            .any(|path| fs::read_to_string(path).is_ok_and(|text| text.contains("rescued")));
+        assert_eq!(kept, !pushed, "{outcome}");
+    }
 }
 
 #[test]

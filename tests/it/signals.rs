@@ -5,6 +5,7 @@ use std::process::Command;
 
 use integration_tests::process::{Stream, comes_to_an_end};
 use integration_tests::{FakeTool, Repository, Site, job};
+use job_contract::keys::local_backend_state;
 use job_contract::{JobData, StepType, env};
 use nix::sys::signal::Signal;
 
@@ -71,10 +72,17 @@ fn an_interrupted_apply_keeps_what_was_made() {
 #[test]
 fn a_deaf_tool_and_its_children_are_killed_at_the_end_of_the_grace_period() {
     let (site, repository) = (site(), Repository::fixture());
-    let tool = FakeTool::new().on(
-        "apply",
-        "trap 'echo INT >> \"$tool/signals\"' INT; trap 'echo TERM >> \"$tool/signals\"' TERM\nsleep 1000 & echo $! > \"$tool/child\"; echo $$ > \"$tool/self\"; echo deaf\nwhile :; do wait; done",
+    let state = site
+        .data_dir()
+        .join(local_backend_state(job::ORGANIZATION, job::WORKSPACE));
+    let script = format!(
+        r#"trap 'echo INT >> "$tool/signals"' INT; trap 'echo TERM >> "$tool/signals"' TERM
+mkdir -p "$(dirname {0})"; echo '{{"version":4,"serial":1,"lineage":"x"}}' > {0}
+sleep 1000 & echo $! > "$tool/child"; echo $$ > "$tool/self"; echo deaf
+while :; do wait; done"#,
+        state.display()
     );
+    let tool = FakeTool::new().on("apply", &script);
     let apply = job::step(StepType::Apply, &repository);
     site.queue(&[&apply]);
     let run = site
