@@ -543,3 +543,6 @@ fn read_error(error: io::Error) -> ArchiveError {
         _ => ArchiveError::Damaged(error),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -348,7 +348,7 @@ mod tests {
     #[rstest]
     #[case("https://user:p%40ss@host/r", "user", "p@ss")]
     #[case("https://token@host/r", "token", "")]
-    #[case("https://a@b:c@host/r", "a@b", "c")]
+    #[case("https://a@b:hunter2@host/r", "a@b", "hunter2")]
     fn userinfo_is_taken_out(#[case] text: &str, #[case] user: &str, #[case] password: &str) {
         let source = Source::parse(text).unwrap();
         assert_eq!(source.address, "https://host/r");

@@ -107,10 +107,8 @@ mod tests {
             token,
         };
         let key = module_key(&job, access);
-        assert_eq!(
-            key.as_ref().map(secrecy::ExposeSecret::expose_secret),
-            expected
-        );
+        let key = key.as_ref().map(|key| key.expose_secret());
+        assert_eq!(key, expected);
     }
 
     #[test]

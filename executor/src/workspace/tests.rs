@@ -1,1 +1,6 @@
+//! The workspace against real peers: git over file, HTTP(S) and SSH, and HTTP servers for everything else.
 
+mod clones;
+mod content;
+mod credentials;
+mod support;

@@ -1,0 +1,351 @@
+//! What is checked out, and what is said when it cannot be.
+
+use std::fs;
+
+use integration_tests::servers::git_http::{self, GitHttpOptions};
+use integration_tests::servers::http::{Response, Server};
+use rstest::rstest;
+
+use super::super::git::GitFailure;
+use super::super::*;
+use super::support::*;
+
+fn failure(error: &WorkspaceError) -> Option<GitFailure> {
+    match error {
+        WorkspaceError::Git(GitError::Failed { failure, .. }) => Some(*failure),
+        _ => None,
+    }
+}
+
+#[rstest]
+#[case("main", "# two")]
+#[case("v1", "# one")]
+#[case("both", "# two")]
+#[case("", "# two")]
+#[tokio::test]
+async fn branches_win_over_tags_and_come_without_history(
+    #[case] branch: &str,
+    #[case] content: &str,
+) {
+    let repository = Repository::new();
+    let bench = Bench::new();
+    let source = format!("file://{}", repository.bare().display());
+    let workspace = bench.prepare(&job(&source, branch)).await.unwrap();
+    assert_eq!(bench.main_tf(), content);
+    assert_eq!(bench.commit_count(), "1");
+    let commit = if content == "# one" {
+        &repository.first
+    } else {
+        &repository.last
+    };
+    assert_eq!(&workspace.commit_id, commit);
+    let noted = fs::read_to_string(workspace.root.join("commitHash.info")).unwrap();
+    assert_eq!(&noted, commit);
+    assert_eq!(workspace.init_ssh_command, None);
+}
+
+#[tokio::test]
+async fn a_plain_path_is_a_source_and_the_clone_stays_usable() {
+    let repository = Repository::new();
+    let bench = Bench::new();
+    let source = repository.bare().display().to_string();
+    bench.prepare(&job(&source, "main")).await.unwrap();
+    assert_eq!(bench.commit_count(), "1");
+    let branch = git(
+        bench.layout.checkout(),
+        &["rev-parse", "--abbrev-ref", "HEAD"],
+    );
+    assert_eq!(branch, "main");
+    git(bench.layout.checkout(), &["fetch", "-q", "--unshallow"]);
+    assert_eq!(bench.commit_count(), "3");
+}
+
+#[tokio::test]
+async fn repositories_of_other_users_can_be_cloned() {
+    let repository = Repository::new();
+    let bench = Bench::new();
+    if nix::unistd::geteuid().is_root() {
+        let somebody = Some(nix::unistd::Uid::from_raw(54321));
+        nix::unistd::chown(&repository.bare(), somebody, None).unwrap();
+    }
+    let source = repository.bare().display().to_string();
+    bench.prepare(&job(&source, "main")).await.unwrap();
+}
+
+#[rstest]
+#[case::newer_servers_give_out_any_commit(false, "1")]
+#[case::older_ones_need_the_history(true, "2")]
+#[tokio::test]
+async fn a_pinned_commit_is_checked_out(#[case] old_protocol: bool, #[case] count: &str) {
+    let repository = Repository::new();
+    let options = GitHttpOptions {
+        old_protocol,
+        ..GitHttpOptions::default()
+    };
+    let server = git_http::serve(repository.served(), options).unwrap();
+    let bench = Bench::new();
+    let mut job = job(&format!("{}/repo.git", server.url()), "main");
+    job.commit_id = Some(repository.between.clone());
+    let workspace = bench.prepare(&job).await.unwrap();
+    assert_eq!(workspace.commit_id, repository.between);
+    assert_eq!(bench.main_tf(), "# between");
+    assert_eq!(bench.commit_count(), count);
+    let deepened = !bench.layout.checkout().join(".git/shallow").exists();
+    assert_eq!(deepened, old_protocol);
+}
+
+#[rstest]
+#[case("v1", "# one")]
+#[case("main", "# two")]
+#[tokio::test]
+async fn any_other_commit_text_is_a_name(#[case] name: &str, #[case] content: &str) {
+    let repository = Repository::new();
+    let bench = Bench::new();
+    let mut job = job(&repository.bare().display().to_string(), "main");
+    job.commit_id = Some(name.to_owned());
+    let workspace = bench.prepare(&job).await.unwrap();
+    assert_eq!(workspace.commit_id, name);
+    assert_eq!(bench.main_tf(), content);
+}
+
+#[tokio::test]
+async fn an_abbreviated_commit_is_found_in_the_history() {
+    let repository = Repository::new();
+    let bench = Bench::new();
+    let mut job = job(&repository.bare().display().to_string(), "main");
+    job.commit_id = Some(repository.first[..10].to_owned());
+    bench.prepare(&job).await.unwrap();
+    assert_eq!(bench.main_tf(), "# one");
+}
+
+#[rstest]
+#[case("0123456789012345678901234567890123456789")]
+#[case("no-such-name")]
+#[case("--upload-pack=x")]
+#[tokio::test]
+async fn an_unreachable_commit_is_named(#[case] commit: &str) {
+    let repository = Repository::new();
+    for old_protocol in [false, true] {
+        let options = GitHttpOptions {
+            old_protocol,
+            ..GitHttpOptions::default()
+        };
+        let server = git_http::serve(repository.served(), options).unwrap();
+        let bench = Bench::new();
+        let mut job = job(&format!("{}/repo.git", server.url()), "main");
+        job.commit_id = Some(commit.to_owned());
+        let error = bench.prepare(&job).await.unwrap_err();
+        assert!(
+            matches!(error, WorkspaceError::Git(GitError::NoCommit { .. })),
+            "{error}"
+        );
+        assert!(error.to_string().contains(commit));
+        assert_eq!(error.fault(), Fault::User);
+        assert!(error.hint().is_some());
+    }
+}
+
+#[tokio::test]
+async fn a_missing_branch_is_named() {
+    let repository = Repository::new();
+    let bench = Bench::new();
+    let source = format!("file://{}", repository.bare().display());
+    let error = bench.prepare(&job(&source, "nowhere")).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("`{source}` has no branch or tag `nowhere`")
+    );
+    assert_eq!(error.fault(), Fault::User);
+}
+
+#[tokio::test]
+async fn a_missing_repository_is_told_from_an_unreachable_server() {
+    let repository = Repository::new();
+    let server = git_http::serve(repository.served(), GitHttpOptions::default()).unwrap();
+    let bench = Bench::new();
+    for source in [
+        format!("{}/other.git", server.url()),
+        repository.served().join("other.git").display().to_string(),
+    ] {
+        let error = bench.prepare(&job(&source, "main")).await.unwrap_err();
+        assert_eq!(failure(&error), Some(GitFailure::NoRepository), "{error}");
+        assert_eq!(error.fault(), Fault::User);
+    }
+    let gone = server.url();
+    drop(server);
+    let error = bench
+        .prepare(&job(&format!("{gone}/repo.git"), "main"))
+        .await
+        .unwrap_err();
+    assert_eq!(failure(&error), Some(GitFailure::Unreachable), "{error}");
+    assert_eq!(error.fault(), Fault::Infrastructure);
+}
+
+#[tokio::test]
+async fn a_busy_server_is_worth_another_start() {
+    let server = Server::start(|_| Response::new(503, "")).unwrap();
+    let error = Bench::new()
+        .prepare(&job(&format!("{}/r", server.url()), "main"))
+        .await
+        .unwrap_err();
+    assert_eq!(error.fault(), Fault::Infrastructure, "{error}");
+}
+
+#[tokio::test]
+async fn a_missing_git_is_said_in_so_many_words() {
+    let repository = Repository::new();
+    let mut bench = Bench::new();
+    bench.config.path = "/nowhere".into();
+    let source = repository.bare().display().to_string();
+    let error = bench.prepare(&job(&source, "main")).await.unwrap_err();
+    assert_eq!(error.to_string(), "`git` is not installed or not on PATH");
+}
+
+#[tokio::test]
+async fn hooks_and_configuration_of_the_machine_play_no_part() {
+    let repository = Repository::new();
+    let bench = Bench::new();
+    let hooks = bench.config.home.join("templates/hooks");
+    fs::create_dir_all(&hooks).unwrap();
+    let marker = bench.work.path().join("marker");
+    let hook = hooks.join("post-checkout");
+    fs::write(&hook, format!("#!/bin/sh\ntouch {}\n", marker.display())).unwrap();
+    fs::set_permissions(&hook, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    fs::write(
+        bench.config.home.join(".gitconfig"),
+        format!(
+            "[core]\n\thooksPath = {0}\n[url \"file:///nowhere/\"]\n\tinsteadOf = file:///\n",
+            hooks.display()
+        ),
+    )
+    .unwrap();
+    let source = repository.bare().display().to_string();
+    bench.prepare(&job(&source, "main")).await.unwrap();
+    assert!(!marker.exists());
+}
+
+#[tokio::test]
+async fn the_commit_is_not_noted_through_a_link_of_the_repository() {
+    let repository = Repository::new();
+    let bench = Bench::new();
+    let victim = bench.work.path().join("victim");
+    fs::write(&victim, "untouched").unwrap();
+    std::os::unix::fs::symlink(&victim, repository.tree().join("commitHash.info")).unwrap();
+    let commit = commit_all(&repository.tree());
+    repository.publish();
+    let source = repository.bare().display().to_string();
+    let workspace = bench.prepare(&job(&source, "main")).await.unwrap();
+    assert_eq!(fs::read_to_string(victim).unwrap(), "untouched");
+    let noted = fs::read_to_string(workspace.root.join("commitHash.info")).unwrap();
+    assert_eq!(noted, commit);
+}
+
+#[rstest]
+#[case(false)]
+#[case(true)]
+#[tokio::test]
+async fn submodules_come_along_even_where_commits_are_not_given_out(#[case] old_protocol: bool) {
+    let inner = Repository::new();
+    let outer = Repository::new();
+    fs::rename(inner.bare(), outer.served().join("inner.git")).unwrap();
+    add_submodule(&outer, &inner, "../inner.git");
+    let options = GitHttpOptions {
+        old_protocol,
+        ..GitHttpOptions::default()
+    };
+    let server = git_http::serve(outer.served(), options).unwrap();
+    let bench = Bench::new();
+    bench
+        .prepare(&job(&format!("{}/repo.git", server.url()), "main"))
+        .await
+        .unwrap();
+    let content = fs::read_to_string(bench.layout.checkout().join("sub/main.tf")).unwrap();
+    // No reference of the submodule points to this commit.
+    assert_eq!(content, "# between");
+}
+
+#[tokio::test]
+async fn repositories_from_elsewhere_reach_no_files_of_this_machine() {
+    let inner = Repository::new();
+    let outer = Repository::new();
+    let address = format!("file://{}", inner.bare().display());
+    add_submodule(&outer, &inner, &address);
+    let bench = Bench::new();
+    let local = outer.bare().display().to_string();
+    bench.prepare(&job(&local, "main")).await.unwrap();
+
+    let server = git_http::serve(outer.served(), GitHttpOptions::default()).unwrap();
+    let remote = format!("{}/repo.git", server.url());
+    let error = Bench::new()
+        .prepare(&job(&remote, "main"))
+        .await
+        .unwrap_err();
+    assert_eq!(failure(&error), Some(GitFailure::BadAddress), "{error}");
+}
+
+/// Commits a submodule `sub` at a commit of `inner` that no reference points to.
+fn add_submodule(outer: &Repository, inner: &Repository, address: &str) {
+    let tree = outer.tree();
+    let link = format!("160000,{},sub", inner.between);
+    git(&tree, &["update-index", "--add", "--cacheinfo", &link]);
+    let text = format!("[submodule \"sub\"]\n\tpath = sub\n\turl = {address}\n");
+    fs::write(tree.join(".gitmodules"), text).unwrap();
+    git(&tree, &["add", ".gitmodules"]);
+    git(&tree, &["commit", "-q", "-m", "submodule"]);
+    outer.publish();
+}
+
+#[tokio::test]
+async fn the_tools_repository_is_cloned_anew_each_time() {
+    let repository = Repository::new();
+    let options = GitHttpOptions {
+        credentials: Some("oauth2:t00lt0k".to_owned()),
+        ..GitHttpOptions::default()
+    };
+    let server = git_http::serve(repository.served(), options).unwrap();
+    let bench = Bench::new();
+    let target = bench.layout.checkout().join(".terrakube/toolsRepository");
+    let environment = [
+        ("TERRAKUBE_PRIVATE_EXTENSION_REPO_TYPE", "GITLAB"),
+        ("TERRAKUBE_PRIVATE_EXTENSION_REPO_TOKEN", "t00lt0k"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .into();
+    let address = format!("{}/repo.git", server.url());
+    for _ in 0..2 {
+        clone_tools_repository(
+            &address,
+            "main",
+            &target,
+            &environment,
+            &bench.layout,
+            &bench.config,
+        )
+        .await
+        .unwrap();
+        assert_eq!(fs::read_to_string(target.join("main.tf")).unwrap(), "# two");
+        fs::write(target.join("left-behind"), "x").unwrap();
+    }
+    assert!(bench.leaks("t00lt0k").is_empty());
+}
+
+#[tokio::test]
+async fn the_tools_repository_is_not_cloned_through_a_link() {
+    let repository = Repository::new();
+    let bench = Bench::new();
+    let outside = bench.work.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    std::os::unix::fs::symlink(&outside, bench.layout.checkout().join(".terrakube")).unwrap();
+    let error = clone_tools_repository(
+        &repository.bare().display().to_string(),
+        "main",
+        &bench.layout.checkout().join(".terrakube/toolsRepository"),
+        &BTreeMap::new(),
+        &bench.layout,
+        &bench.config,
+    )
+    .await
+    .unwrap_err();
+    assert!(matches!(error, WorkspaceError::OutsideFolder { .. }));
+    assert_eq!(fs::read_dir(outside).unwrap().count(), 0);
+}

@@ -1,0 +1,279 @@
+//! Tarballs and folders.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use integration_tests::servers::http::{Response, Server};
+use job_contract::JobData;
+use job_contract::job::REMOTE_CONTENT;
+use rstest::rstest;
+
+use super::super::*;
+use super::support::*;
+
+const TOKEN: &str = "pl4tf0rm";
+
+fn tarball() -> Vec<u8> {
+    let encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    let mut builder = tar::Builder::new(encoder);
+    for (name, content) in [("main.tf", "# content"), ("live/eu/main.tf", "# eu")] {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        builder
+            .append_data(&mut header, name, content.as_bytes())
+            .unwrap();
+    }
+    let mut encoder = builder.into_inner().unwrap();
+    encoder.flush().unwrap();
+    encoder.finish().unwrap()
+}
+
+fn content_job(source: &str) -> JobData {
+    job(source, REMOTE_CONTENT)
+}
+
+fn with_token(server: &Server) -> Bench {
+    let mut bench = Bench::new();
+    bench.config.content_token = Some(ContentToken {
+        host: server.host(),
+        token: TOKEN.into(),
+    });
+    bench
+}
+
+fn tokens(server: &Server) -> Vec<Option<String>> {
+    let requests = server.requests();
+    requests
+        .iter()
+        .map(|request| request.header("authorization").map(str::to_owned))
+        .collect()
+}
+
+#[tokio::test]
+async fn a_local_tarball_is_unpacked_and_has_no_commit() {
+    let bench = Bench::new();
+    let file = bench.work.path().join("terraformContent.tar.gz");
+    fs::write(&file, tarball()).unwrap();
+    let workspace = bench
+        .prepare(&content_job(file.to_str().unwrap()))
+        .await
+        .unwrap();
+    assert_eq!(workspace.commit_id, "000000000");
+    assert_eq!(bench.main_tf(), "# content");
+    assert!(!workspace.root.join("commitHash.info").exists());
+    assert!(!workspace.root.join("terraformContent.tar.gz").exists());
+
+    let again = Bench::new();
+    let url = format!("file://{}", file.display());
+    again.prepare(&content_job(&url)).await.unwrap();
+    assert_eq!(again.main_tf(), "# content");
+}
+
+#[tokio::test]
+async fn the_token_goes_to_the_platform_and_to_nobody_it_redirects_to() {
+    let elsewhere = Server::start(|_| Response::new(200, tarball())).unwrap();
+    let target = format!("{}/blob?sig=1", elsewhere.url());
+    let platform =
+        Server::start(move |_| Response::new(302, "").with_header("Location", &target)).unwrap();
+    let bench = with_token(&platform);
+    bench
+        .prepare(&content_job(&format!("{}/content.tar.gz", platform.url())))
+        .await
+        .unwrap();
+    assert_eq!(bench.main_tf(), "# content");
+    assert_eq!(tokens(&platform), [Some(format!("Bearer {TOKEN}"))]);
+    assert_eq!(tokens(&elsewhere), [None]);
+}
+
+#[tokio::test]
+async fn another_host_gets_no_token_even_if_it_redirects_to_the_platform() {
+    let platform = Server::start(|_| Response::new(200, tarball())).unwrap();
+    let other = Server::start(|_| Response::new(200, tarball())).unwrap();
+    let bench = with_token(&platform);
+    let source = format!("{}/content.tar.gz", other.url());
+    bench.prepare(&content_job(&source)).await.unwrap();
+    assert_eq!(tokens(&other), [None]);
+}
+
+#[rstest]
+#[case(401, Fault::User, 1)]
+#[case(404, Fault::User, 1)]
+#[case(503, Fault::Infrastructure, 3)]
+#[tokio::test]
+async fn answers_that_are_no_content_are_told_apart(
+    #[case] status: u16,
+    #[case] fault: Fault,
+    #[case] attempts: usize,
+) {
+    let server = Server::start(move |_| Response::new(status, "")).unwrap();
+    let source = format!("{}/c.tar.gz?sig=s3cr3t", server.url());
+    let error = Bench::new()
+        .prepare(&content_job(&source))
+        .await
+        .unwrap_err();
+    assert_eq!(error.fault(), fault);
+    assert!(error.to_string().contains(&status.to_string()), "{error}");
+    assert!(!chain(&error).contains("s3cr3t"));
+    assert_eq!(server.requests().len(), attempts);
+}
+
+#[tokio::test]
+async fn a_transfer_that_breaks_off_is_tried_again_and_then_reported() {
+    let server = Server::start(|_| Response {
+        cut_short: true,
+        ..Response::new(200, tarball())
+    })
+    .unwrap();
+    let error = Bench::new()
+        .prepare(&content_job(&server.url()))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            WorkspaceError::Download(DownloadError::Transfer { .. })
+        ),
+        "{error}"
+    );
+    assert_eq!(error.fault(), Fault::Infrastructure);
+    assert_eq!(server.requests().len(), 3);
+}
+
+#[tokio::test]
+async fn an_unreachable_platform_is_not_the_users_fault() {
+    let server = Server::start(|_| Response::new(200, "")).unwrap();
+    let source = server.url();
+    drop(server);
+    let error = Bench::new()
+        .prepare(&content_job(&source))
+        .await
+        .unwrap_err();
+    assert_eq!(error.fault(), Fault::Infrastructure);
+    assert!(error.hint().is_some());
+}
+
+#[tokio::test]
+async fn a_download_is_held_to_the_limit() {
+    let server = Server::start(|_| Response::new(200, vec![0x1f; 5000])).unwrap();
+    let mut bench = Bench::new();
+    bench.config.archive_limits.max_bytes = 4999;
+    let error = bench
+        .prepare(&content_job(&server.url()))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            WorkspaceError::Download(DownloadError::TooLarge { limit: 4999, .. })
+        ),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn endless_redirects_and_other_schemes_end() {
+    let server =
+        Server::start(|_| Response::new(302, "").with_header("Location", "/again")).unwrap();
+    let error = Bench::new()
+        .prepare(&content_job(&server.url()))
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("redirects too often"), "{error}");
+    let server =
+        Server::start(|_| Response::new(302, "").with_header("Location", "file:///etc/passwd"))
+            .unwrap();
+    let error = Bench::new()
+        .prepare(&content_job(&server.url()))
+        .await
+        .unwrap_err();
+    assert_eq!(error.fault(), Fault::User);
+}
+
+#[rstest]
+#[case("")]
+#[case("ftp://host/x")]
+#[case("nonsense")]
+#[case("/nowhere/at/all.tar.gz")]
+#[case("/dev/zero")]
+#[tokio::test]
+async fn unusable_addresses_of_content_are_the_users_to_mend(#[case] source: &str) {
+    let error = Bench::new()
+        .prepare(&content_job(source))
+        .await
+        .unwrap_err();
+    assert_eq!(error.fault(), Fault::User, "{error}");
+}
+
+fn workspace(root: &Path) -> Workspace {
+    Workspace {
+        root: fs::canonicalize(root).unwrap(),
+        commit_id: String::new(),
+        init_ssh_command: None,
+        environment: BTreeMap::new(),
+    }
+}
+
+fn in_folder(folder: Option<&str>) -> JobData {
+    JobData {
+        folder: folder.map(str::to_owned),
+        ..JobData::default()
+    }
+}
+
+#[rstest]
+#[case(None, "")]
+#[case(Some("/"), "")]
+#[case(Some(""), "")]
+#[case(Some("live/eu"), "live/eu")]
+#[case(Some("/live/eu/"), "live/eu")]
+#[case(Some("//live"), "live")]
+#[case(Some("live,other"), "live")]
+#[case(Some("live/../live"), "live")]
+#[case(Some("inner-link"), "live")]
+fn folders_are_found_below_the_root(#[case] folder: Option<&str>, #[case] expected: &str) {
+    let root = tree();
+    let workspace = workspace(&root.path().join("checkout"));
+    let found = workspace.working_dir(&in_folder(folder)).unwrap();
+    assert_eq!(
+        found,
+        workspace
+            .root
+            .join(expected)
+            .components()
+            .collect::<PathBuf>()
+    );
+}
+
+#[rstest]
+#[case("missing", "the folder `missing` does not exist in the source")]
+#[case("main.tf", "`main.tf` in the source is not a folder")]
+#[case("main.tf/x", "the folder `main.tf/x` does not exist in the source")]
+#[case("../checkout-2", "the folder `../checkout-2` lies outside the source")]
+#[case("..", "the folder `..` lies outside the source")]
+#[case("outer-link", "the folder `outer-link` lies outside the source")]
+#[case("a\0b", "the folder `a\0b` does not exist in the source")]
+fn other_folders_are_refused_by_name(#[case] folder: &str, #[case] message: &str) {
+    let root = tree();
+    let error = workspace(&root.path().join("checkout"))
+        .working_dir(&in_folder(Some(folder)))
+        .unwrap_err();
+    assert_eq!(error.to_string(), message);
+    assert_eq!(error.fault(), Fault::User);
+    assert!(error.hint().is_some());
+}
+
+/// A checkout with a neighbour whose name begins like its own.
+fn tree() -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let checkout = root.path().join("checkout");
+    fs::create_dir_all(checkout.join("live/eu")).unwrap();
+    fs::create_dir(root.path().join("checkout-2")).unwrap();
+    fs::write(checkout.join("main.tf"), "").unwrap();
+    std::os::unix::fs::symlink("live", checkout.join("inner-link")).unwrap();
+    std::os::unix::fs::symlink("../checkout-2", checkout.join("outer-link")).unwrap();
+    root
+}

@@ -1,0 +1,209 @@
+//! Repositories, configurations and searches the tests share.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use job_contract::JobData;
+use tempfile::TempDir;
+
+use super::super::*;
+
+/// A repository with three commits on `main`, of which no reference names the second, a tag on the first, and a
+/// name that is branch and tag at once.
+pub(super) struct Repository {
+    folder: TempDir,
+    pub(super) first: String,
+    pub(super) between: String,
+    pub(super) last: String,
+}
+
+impl Repository {
+    pub(super) fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let tree = folder.path().join("tree");
+        fs::create_dir(&tree).unwrap();
+        git(&tree, &["init", "-q", "-b", "main"]);
+        fs::create_dir(tree.join("modules")).unwrap();
+        fs::write(tree.join("modules/m.tf"), "# module").unwrap();
+        let first = commit_file(&tree, "main.tf", "# one");
+        git(&tree, &["tag", "v1"]);
+        git(&tree, &["tag", "both"]);
+        let between = commit_file(&tree, "main.tf", "# between");
+        let last = commit_file(&tree, "main.tf", "# two");
+        git(&tree, &["branch", "both"]);
+        let repository = Self {
+            folder,
+            first,
+            between,
+            last,
+        };
+        repository.publish();
+        repository
+    }
+
+    /// Where one can commit.
+    pub(super) fn tree(&self) -> PathBuf {
+        self.folder.path().join("tree")
+    }
+
+    /// Where the bare repository `repo.git` lies.
+    pub(super) fn served(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(super) fn bare(&self) -> PathBuf {
+        self.folder.path().join("repo.git")
+    }
+
+    /// Makes what was committed visible to clients.
+    pub(super) fn publish(&self) {
+        let bare = self.bare();
+        if bare.exists() {
+            fs::remove_dir_all(&bare).unwrap();
+        }
+        git(
+            self.folder.path(),
+            &["clone", "-q", "--bare", "tree", "repo.git"],
+        );
+    }
+}
+
+pub(super) fn commit_file(tree: &Path, name: &str, content: &str) -> String {
+    fs::write(tree.join(name), content).unwrap();
+    commit_all(tree)
+}
+
+pub(super) fn commit_all(tree: &Path) -> String {
+    git(tree, &["add", "-A"]);
+    git(tree, &["commit", "-q", "-m", "change"]);
+    git(tree, &["rev-parse", "HEAD"])
+}
+
+pub(super) fn git(folder: &Path, args: &[&str]) -> String {
+    let output = Command::new("git")
+        .current_dir(folder)
+        .args(["-c", "protocol.file.allow=always"])
+        .args(args)
+        .env("GIT_CONFIG_NOSYSTEM", "1")
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .envs([
+            ("GIT_AUTHOR_NAME", "t"),
+            ("GIT_AUTHOR_EMAIL", "t@example.com"),
+            ("GIT_COMMITTER_NAME", "t"),
+            ("GIT_COMMITTER_EMAIL", "t@example.com"),
+        ])
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "git {args:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// A work dir, a configuration for it, and a record of every command line git ran.
+pub(super) struct Bench {
+    pub(super) work: TempDir,
+    pub(super) layout: Layout,
+    pub(super) config: WorkspaceConfig,
+}
+
+impl Bench {
+    pub(super) fn new() -> Self {
+        // Another test may have done it before.
+        drop(rustls::crypto::ring::default_provider().install_default());
+        let work = tempfile::tempdir().unwrap();
+        let layout = Layout::create(&work.path().join("a work dir")).unwrap();
+        let home = work.path().join("home");
+        fs::create_dir(&home).unwrap();
+        let trace = work.path().join("commands");
+        let config = WorkspaceConfig {
+            known_hosts: None,
+            archive_limits: ArchiveLimits::default(),
+            path: std::env::var_os("PATH").unwrap_or_default(),
+            home,
+            environment: vec![(OsString::from("GIT_TRACE2_EVENT"), trace.into())],
+            content_token: None,
+            azure: AzureEnvironment::default(),
+        };
+        Self {
+            work,
+            layout,
+            config,
+        }
+    }
+
+    pub(super) async fn prepare(&self, job: &JobData) -> Result<Workspace, WorkspaceError> {
+        prepare(job, &self.layout, &self.config, &|_| ()).await
+    }
+
+    pub(super) fn set(&mut self, name: &str, value: impl Into<OsString>) {
+        self.config.environment.push((name.into(), value.into()));
+    }
+
+    /// Every command line of git and of what it started.
+    pub(super) fn commands(&self) -> String {
+        fs::read_to_string(self.work.path().join("commands")).unwrap()
+    }
+
+    /// The files below the checkout that hold `secret`.
+    pub(super) fn leaks(&self, secret: &str) -> Vec<PathBuf> {
+        files_holding(self.layout.checkout(), secret)
+    }
+
+    pub(super) fn main_tf(&self) -> String {
+        fs::read_to_string(self.layout.checkout().join("main.tf")).unwrap()
+    }
+
+    pub(super) fn commit_count(&self) -> String {
+        git(self.layout.checkout(), &["rev-list", "--count", "HEAD"])
+    }
+}
+
+pub(super) fn files_holding(folder: &Path, text: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        let kind = entry.file_type().unwrap();
+        if kind.is_dir() {
+            found.extend(files_holding(&entry.path(), text));
+        } else if kind.is_file() {
+            let content = fs::read(entry.path()).unwrap();
+            if content.windows(text.len()).any(|w| w == text.as_bytes()) {
+                found.push(entry.path());
+            }
+        }
+    }
+    found
+}
+
+pub(super) fn job(source: &str, branch: &str) -> JobData {
+    JobData {
+        source: Some(source.to_owned()),
+        branch: branch.to_owned(),
+        vcs_type: Some("PUBLIC".to_owned()),
+        ..JobData::default()
+    }
+}
+
+pub(super) fn github(source: &str, token: &str) -> JobData {
+    JobData {
+        vcs_type: Some("GITHUB".to_owned()),
+        access_token: Some(token.to_owned()),
+        ..job(source, "main")
+    }
+}
+
+/// The message as it is printed at the top: the whole chain.
+pub(super) fn chain(error: &WorkspaceError) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,299 @@
+//! A small HTTP/1.1 server: one thread a connection, one request a connection, an answer computed by a closure.
+//! Optionally behind TLS with a certificate of its own. Knows nothing of what is served.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+
+/// No test waits longer for a peer that has gone silent.
+const SILENCE: Duration = Duration::from_secs(20);
+
+/// One request, read to its end.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// `GET`
+    pub method: String,
+    /// The path, without the query.
+    pub path: String,
+    /// What follows `?`, or nothing.
+    pub query: String,
+    /// Names in lower case, in the order they came.
+    pub headers: Vec<(String, String)>,
+    /// Without transfer encoding.
+    pub body: Vec<u8>,
+}
+
+impl Request {
+    /// The first value of a header, by its name in lower case.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// `user:password` of basic authentication.
+    pub fn basic_auth(&self) -> Option<String> {
+        let encoded = self.header("authorization")?.strip_prefix("Basic ")?;
+        String::from_utf8(STANDARD.decode(encoded).ok()?).ok()
+    }
+}
+
+/// What is answered.
+#[derive(Clone, Debug)]
+pub struct Response {
+    /// Status code.
+    pub status: u16,
+    /// Headers besides `Content-Length` and `Connection`.
+    pub headers: Vec<(String, String)>,
+    /// Sent whole.
+    pub body: Vec<u8>,
+    /// Announces more bytes than there are, and closes: a transfer that breaks off.
+    pub cut_short: bool,
+}
+
+impl Response {
+    /// An answer without headers.
+    pub fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
+        Self {
+            status,
+            headers: Vec::new(),
+            body: body.into(),
+            cut_short: false,
+        }
+    }
+
+    /// Adds a header.
+    #[must_use]
+    pub fn with_header(mut self, name: &str, value: &str) -> Self {
+        self.headers.push((name.to_owned(), value.to_owned()));
+        self
+    }
+}
+
+type Handler = dyn Fn(&Request) -> Response + Send + Sync;
+
+/// A running server and what it has been asked so far.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    certificate: Option<String>,
+    requests: Arc<Mutex<Vec<Request>>>,
+    stopping: Arc<AtomicBool>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts a server without TLS.
+    pub fn start(
+        handler: impl Fn(&Request) -> Response + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        Self::listen(None, None, Arc::new(handler))
+    }
+
+    /// Starts a server with a self-signed certificate for `127.0.0.1` and `localhost`.
+    pub fn start_tls(
+        handler: impl Fn(&Request) -> Response + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        let names = ["127.0.0.1".to_owned(), "localhost".to_owned()];
+        let signed = rcgen::generate_simple_self_signed(names).map_err(io::Error::other)?;
+        let key = PrivatePkcs8KeyDer::from(signed.signing_key.serialize_der());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(io::Error::other)?
+            .with_no_client_auth()
+            .with_single_cert(vec![signed.cert.der().clone()], PrivateKeyDer::Pkcs8(key))
+            .map_err(io::Error::other)?;
+        Self::listen(
+            Some(Arc::new(config)),
+            Some(signed.cert.pem()),
+            Arc::new(handler),
+        )
+    }
+
+    fn listen(
+        tls: Option<Arc<ServerConfig>>,
+        certificate: Option<String>,
+        handler: Arc<Handler>,
+    ) -> io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        let requests = Arc::<Mutex<Vec<Request>>>::default();
+        let stopping = Arc::<AtomicBool>::default();
+        let (seen, stop) = (Arc::clone(&requests), Arc::clone(&stopping));
+        let acceptor = std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                if stop.load(Ordering::SeqCst) {
+                    return;
+                }
+                let Ok(stream) = stream else { continue };
+                let (handler, seen, tls) = (Arc::clone(&handler), Arc::clone(&seen), tls.clone());
+                // A peer that goes away in the middle is the peer's business.
+                std::thread::spawn(move || drop(serve(stream, tls, &*handler, &seen)));
+            }
+        });
+        Ok(Self {
+            address,
+            certificate,
+            requests,
+            stopping,
+            acceptor: Some(acceptor),
+        })
+    }
+
+    /// `127.0.0.1:port`
+    pub fn host(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// Scheme, host and port, without a slash at the end.
+    pub fn url(&self) -> String {
+        let scheme = if self.certificate.is_some() {
+            "https"
+        } else {
+            "http"
+        };
+        format!("{scheme}://{}", self.address)
+    }
+
+    /// The certificate to trust, in PEM, if the server speaks TLS.
+    pub fn certificate(&self) -> Option<&str> {
+        self.certificate.as_deref()
+    }
+
+    /// Every request so far.
+    pub fn requests(&self) -> Vec<Request> {
+        self.requests
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        // Wakes the acceptor up.
+        drop(TcpStream::connect(self.address));
+        if let Some(acceptor) = self.acceptor.take() {
+            drop(acceptor.join());
+        }
+    }
+}
+
+fn serve(
+    stream: TcpStream,
+    tls: Option<Arc<ServerConfig>>,
+    handler: &Handler,
+    seen: &Mutex<Vec<Request>>,
+) -> io::Result<()> {
+    stream.set_read_timeout(Some(SILENCE))?;
+    stream.set_write_timeout(Some(SILENCE))?;
+    match tls {
+        None => converse(stream, handler, seen),
+        Some(config) => {
+            let connection = ServerConnection::new(config).map_err(io::Error::other)?;
+            let mut stream = StreamOwned::new(connection, stream);
+            converse(&mut stream, handler, seen)?;
+            stream.conn.send_close_notify();
+            stream.flush()
+        }
+    }
+}
+
+fn converse(
+    stream: impl Read + Write,
+    handler: &Handler,
+    seen: &Mutex<Vec<Request>>,
+) -> io::Result<()> {
+    let mut stream = BufReader::new(stream);
+    let request = read_request(&mut stream)?;
+    seen.lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push(request.clone());
+    let response = handler(&request);
+    let announced = response.body.len() + usize::from(response.cut_short);
+    let mut head = format!(
+        "HTTP/1.1 {} Status\r\nContent-Length: {announced}\r\nConnection: close\r\n",
+        response.status
+    );
+    for (name, value) in &response.headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    head.push_str("\r\n");
+    let stream = stream.get_mut();
+    stream.write_all(head.as_bytes())?;
+    if request.method != "HEAD" {
+        stream.write_all(&response.body)?;
+    }
+    stream.flush()
+}
+
+fn read_request(stream: &mut BufReader<impl Read + Write>) -> io::Result<Request> {
+    let first = read_line(stream)?;
+    let mut words = first.split(' ');
+    let method = words.next().unwrap_or_default().to_owned();
+    let target = words.next().unwrap_or_default();
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let mut request = Request {
+        method,
+        path: path.to_owned(),
+        query: query.to_owned(),
+        ..Request::default()
+    };
+    loop {
+        let line = read_line(stream)?;
+        let Some((name, value)) = line.split_once(':') else {
+            break;
+        };
+        request
+            .headers
+            .push((name.to_ascii_lowercase(), value.trim().to_owned()));
+    }
+    if request.header("expect").is_some() {
+        stream
+            .get_mut()
+            .write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+        stream.get_mut().flush()?;
+    }
+    request.body = read_body(stream, &request)?;
+    Ok(request)
+}
+
+fn read_body(stream: &mut impl BufRead, request: &Request) -> io::Result<Vec<u8>> {
+    let mut body = Vec::new();
+    if request.header("transfer-encoding") == Some("chunked") {
+        loop {
+            let size = read_line(stream)?;
+            let size = u64::from_str_radix(size.trim(), 16).map_err(io::Error::other)?;
+            stream.take(size).read_to_end(&mut body)?;
+            read_line(stream)?;
+            if size == 0 {
+                return Ok(body);
+            }
+        }
+    }
+    let length = request
+        .header("content-length")
+        .map_or(Ok(0), str::parse)
+        .map_err(io::Error::other)?;
+    stream.take(length).read_to_end(&mut body)?;
+    Ok(body)
+}
+
+fn read_line(stream: &mut impl BufRead) -> io::Result<String> {
+    let mut line = String::new();
+    if stream.read_line(&mut line)? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(line.trim_end().to_owned())
+}
