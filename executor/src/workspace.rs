@@ -120,14 +120,14 @@ impl WorkspaceError {
     /// Who can do something about it.
     pub fn fault(&self) -> Fault {
         match self {
-            Self::Source(error) => error.fault(),
             Self::Credential(error) => error.fault(),
             Self::Git(error) => error.fault(),
             Self::Download(error) => error.fault(),
             Self::Archive(error) => error.fault(),
-            Self::NoFolder { .. } | Self::NotAFolder { .. } | Self::OutsideFolder { .. } => {
-                Fault::User
-            }
+            Self::Source(_)
+            | Self::NoFolder { .. }
+            | Self::NotAFolder { .. }
+            | Self::OutsideFolder { .. } => Fault::User,
             Self::Io { .. } => Fault::Infrastructure,
             Self::Unpacking(_) => Fault::Defect,
         }
@@ -136,7 +136,7 @@ impl WorkspaceError {
     /// What to do next, where there is something.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::Source(error) => error.hint(),
+            Self::Source(error) => Some(error.hint().to_owned()),
             Self::Credential(error) => error.hint(),
             Self::Git(error) => error.hint(),
             Self::Download(error) => error.hint(),

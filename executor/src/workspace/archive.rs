@@ -176,9 +176,9 @@ pub(super) fn unpack(
     for entry in archive.entries().map_err(read_error)? {
         unpacker.entry(entry.map_err(read_error)?)?;
     }
-    let unpacked = unpacker.unpacked;
+    let total = unpacker.unpacked;
     drain(&mut archive.into_inner())?;
-    Ok(unpacked)
+    Ok(total)
 }
 
 /// Reads on after the end of the tar archive, so that a cut or damaged gzip trailer is noticed. Padding is short;
@@ -189,9 +189,7 @@ fn drain(rest: &mut impl Read) -> Result<(), ArchiveError> {
         match rest.read(&mut buffer) {
             Ok(0) => return Ok(()),
             Ok(_) => {}
-            Err(error) if error.get_ref().is_some_and(|e| e.is::<MetadataTooLarge>()) => {
-                return Ok(());
-            }
+            Err(error) if is_too_much_metadata(&error) => return Ok(()),
             Err(error) => return Err(read_error(error)),
         }
     }
@@ -535,6 +533,12 @@ impl<R: Read> Read for Metered<R> {
         self.allowance.set(left);
         Ok(read)
     }
+}
+
+fn is_too_much_metadata(error: &io::Error) -> bool {
+    error
+        .get_ref()
+        .is_some_and(<dyn std::error::Error + Send + Sync>::is::<MetadataTooLarge>)
 }
 
 fn read_error(error: io::Error) -> ArchiveError {

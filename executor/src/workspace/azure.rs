@@ -69,7 +69,7 @@ impl AzureEnvironment {
             (Some(tenant), Some(client)) if self.client_secret.is_some() => {
                 let secret = self.client_secret.clone().unwrap_or_default();
                 let proof = [("client_secret", secret.expose_secret())];
-                self.from_authority(Identity::ClientSecret, tenant, client, &proof, proxies)
+                self.authority_token(Identity::ClientSecret, tenant, client, &proof, proxies)
                     .await
             }
             (Some(tenant), Some(client)) if self.federated_token_file.is_some() => {
@@ -78,10 +78,10 @@ impl AzureEnvironment {
                     ("client_assertion_type", ASSERTION_TYPE),
                     ("client_assertion", assertion.expose_secret()),
                 ];
-                self.from_authority(Identity::Workload, tenant, client, &proof, proxies)
+                self.authority_token(Identity::Workload, tenant, client, &proof, proxies)
                     .await
             }
-            _ => self.from_managed_identity().await,
+            _ => self.managed_identity_token().await,
         }
     }
 
@@ -93,7 +93,7 @@ impl AzureEnvironment {
         }
     }
 
-    async fn from_authority(
+    async fn authority_token(
         &self,
         identity: Identity,
         tenant: &str,
@@ -125,7 +125,7 @@ impl AzureEnvironment {
         .await
     }
 
-    async fn from_managed_identity(&self) -> Result<SecretString, AzureError> {
+    async fn managed_identity_token(&self) -> Result<SecretString, AzureError> {
         let client = direct_client(METADATA_CONNECT_TIMEOUT)
             .map_err(|e| unreachable(Identity::Managed, e))?;
         if let (Some(endpoint), Some(header)) = (&self.identity_endpoint, &self.identity_header) {

@@ -86,8 +86,9 @@ pub enum DownloadError {
 impl DownloadError {
     pub(super) fn fault(&self) -> Fault {
         match self {
-            Self::Source(error) => error.fault(),
-            Self::Open { .. } | Self::Redirect { .. } | Self::TooLarge { .. } => Fault::User,
+            Self::Source(_) | Self::Open { .. } | Self::Redirect { .. } | Self::TooLarge { .. } => {
+                Fault::User
+            }
             Self::Status { .. } if !self.is_transient() => Fault::User,
             Self::Status { .. } | Self::Transfer { .. } | Self::Client(_) | Self::Keep(_) => {
                 Fault::Infrastructure
@@ -97,7 +98,7 @@ impl DownloadError {
 
     pub(super) fn hint(&self) -> Option<String> {
         let hint = match self {
-            Self::Source(error) => return error.hint(),
+            Self::Source(error) => error.hint(),
             Self::Status { status, .. } => match *status {
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                     "the platform's token is sent only to the configured API host; check that the address is on it"

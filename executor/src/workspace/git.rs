@@ -23,7 +23,7 @@ use self::failure::{mask, meaningful_line};
 use self::process::Finished;
 use super::credentials::Credential;
 use super::layout::{remove_tree, write_private_file};
-use super::source::{Source, Transport};
+use super::source::{Source, Transport, Userinfo};
 use super::ssh::{key_file_content, shell_quote, ssh_command};
 use super::{Fault, WorkspaceConfig};
 
@@ -125,7 +125,7 @@ impl<'a> Git<'a> {
                 password: info.password.clone(),
             });
         let mut secrets = credential.secrets();
-        secrets.extend(from_address.iter().flat_map(Credential::secrets));
+        secrets.extend(source.userinfo.iter().flat_map(Userinfo::secrets));
         let credential = match (credential, &from_address) {
             (Credential::Anonymous, Some(from_address)) => from_address,
             (credential, _) => credential,
@@ -287,7 +287,7 @@ impl<'a> Git<'a> {
         let secrets: Vec<&str> = self
             .secrets
             .iter()
-            .map(|secret| secret.expose_secret())
+            .map(SecretString::expose_secret)
             .collect();
         tracing::debug!(stderr = %mask(&finished.stderr, &secrets), "git failed");
         Err(GitError::Failed {

@@ -10,7 +10,7 @@ use reqwest::{Client, ClientBuilder, NoProxy, Proxy};
 /// How long a server may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a server may stay silent in the middle of an answer.
-const READ_TIMEOUT: Duration = Duration::from_secs(60);
+const READ_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The proxies to use, as curl's variables name them.
 #[derive(Clone, Debug, Default)]

@@ -7,8 +7,6 @@ use std::path::{Path, PathBuf};
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
-use super::Fault;
-
 /// A git address without credentials, and what came with it.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
@@ -55,18 +53,13 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    pub(super) fn fault(&self) -> Fault {
-        Fault::User
-    }
-
-    pub(super) fn hint(&self) -> Option<String> {
-        Some(match self {
-            Self::Missing => "set the repository of the workspace".to_owned(),
+    pub(super) fn hint(&self) -> &'static str {
+        match self {
+            Self::Missing => "set the repository of the workspace",
             Self::Malformed { .. } | Self::Transport { .. } => {
                 "accepted are https://, http://, ssh://, git@host:path, file:// and absolute paths"
-                    .to_owned()
             }
-        })
+        }
     }
 }
 
@@ -179,6 +172,16 @@ impl Userinfo {
             username: percent_decode(username).into(),
             password: percent_decode(password).into(),
         }
+    }
+
+    /// What of it must not be shown. Names too short to be a token are left alone: they occur in any text.
+    pub(super) fn secrets(&self) -> Vec<SecretString> {
+        const SHORTEST_TOKEN: usize = 8;
+        let mut secrets = vec![self.password.clone()];
+        if self.username.expose_secret().len() >= SHORTEST_TOKEN {
+            secrets.push(self.username.clone());
+        }
+        secrets
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -376,7 +379,7 @@ mod tests {
     #[case("https://user:a%0ahost=evil@host/r")]
     fn hostile_and_unusable_addresses_are_refused(#[case] text: &str) {
         let error = Source::parse(text).unwrap_err();
-        assert!(error.hint().is_some());
+        assert!(!error.hint().is_empty());
     }
 
     #[test]

@@ -107,7 +107,7 @@ mod tests {
             token,
         };
         let key = module_key(&job, access);
-        let key = key.as_ref().map(|key| key.expose_secret());
+        let key = key.as_ref().map(SecretString::expose_secret);
         assert_eq!(key, expected);
     }
 

@@ -227,7 +227,7 @@ fn converse(
         response.status
     );
     for (name, value) in &response.headers {
-        head.push_str(&format!("{name}: {value}\r\n"));
+        head.extend([name, ": ", value, "\r\n"]);
     }
     head.push_str("\r\n");
     let stream = stream.get_mut();
