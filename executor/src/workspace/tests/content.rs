@@ -90,7 +90,7 @@ async fn the_token_goes_to_the_platform_and_to_nobody_it_redirects_to() {
 }
 
 #[tokio::test]
-async fn another_host_gets_no_token_even_if_it_redirects_to_the_platform() {
+async fn another_host_gets_no_token() {
     let platform = Server::start(|_| Response::new(200, tarball())).unwrap();
     let other = Server::start(|_| Response::new(200, tarball())).unwrap();
     let bench = with_token(&platform);
