@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
+use job_contract::keys::ObjectKey;
 use job_contract::report::FinalReport;
 use job_contract::{JobData, encoding, env};
 
@@ -76,6 +77,15 @@ impl Place {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         command
+    }
+
+    /// Where the log of a step is kept.
+    pub(super) fn step_output(&self, job: &JobData) -> PathBuf {
+        let key = ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id);
+        self.folder
+            .join("data")
+            .join(key.area.local_folder())
+            .join(key.path)
     }
 
     /// Fails with the executor's own words unless it reports a step that succeeded.

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use job_contract::StepType;
 
 use super::MEGABYTE;
@@ -49,6 +49,11 @@ pub(super) fn measure(binary: &Path) -> Result<Measurement> {
         thread::sleep(INTERVAL);
     };
     place.ensure_done(status)?;
+    let stored = place.step_output(&plan).metadata()?.len();
+    ensure!(
+        stored >= OUTPUT_BYTES as u64,
+        "only {stored} bytes of the output were stored"
+    );
     #[expect(
         clippy::cast_precision_loss,
         reason = "a process is far below 2^52 bytes"
