@@ -407,8 +407,8 @@ mod tests {
                 stopped: false
             }
         );
-        let expected: String = (1..=20000).map(|i| format!("out {i}\nerr {i}\n")).collect();
-        assert!(String::from_utf8(capture.bytes).unwrap() == expected);
+        let lines: Vec<String> = (1..=20000).map(|i| format!("out {i}\nerr {i}\n")).collect();
+        assert!(String::from_utf8(capture.bytes).unwrap() == lines.concat());
     }
 
     #[tokio::test]

@@ -463,7 +463,7 @@ mod tests {
         fs::write(folder.path().join(".git/hooks/y.sh"), "").unwrap();
         let mut found = Vec::new();
         collect_script_folders(folder.path(), 8, &mut found);
-        assert_eq!(found, [nested.clone()]);
+        assert_eq!(found, std::slice::from_ref(&nested));
         assert!(process::is_executable(&nested.join("x.sh")));
     }
 }

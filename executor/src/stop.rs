@@ -119,7 +119,7 @@ mod tests {
             );
         }
         assert_eq!(
-            Budget::of(Duration::from_secs(300)).tool,
+            Budget::of(Duration::from_mins(5)).tool,
             Duration::from_secs(275)
         );
     }

@@ -14,7 +14,6 @@ pub mod job;
 pub mod laptop;
 pub mod process;
 pub mod repository;
-pub mod servers;
 pub mod site;
 
 pub use fake_tool::FakeTool;

@@ -480,7 +480,9 @@ mod tests {
 
     fn after(events: &[Value]) -> Structured {
         let mut structured = Structured::default();
-        events.iter().for_each(|event| structured.event(event));
+        for event in events {
+            structured.event(event);
+        }
         structured
     }
 

@@ -15,6 +15,7 @@ use rstest::rstest;
 use tempfile::TempDir;
 
 use super::*;
+use crate::fault::Fault;
 use server::{Publication, Reply, Server, Signer, zip};
 
 const TERRAFORM_INDEX: &str = "/terraform/index.json";

@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use integration_tests::servers::git_http::{self, GitHttpOptions};
-use integration_tests::servers::http::{Response, Server};
 use rstest::rstest;
+use test_peers::git_http::{self, GitHttpOptions};
+use test_peers::http::{Response, Server};
 
 use super::super::git::GitFailure;
 use super::super::*;

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use integration_tests::servers::http::{Response, Server};
 use job_contract::JobData;
 use job_contract::job::REMOTE_CONTENT;
 use rstest::rstest;
+use test_peers::http::{Response, Server};
 
 use super::super::*;
 use super::support::*;

@@ -3,11 +3,11 @@
 use std::fs;
 use std::process::Command;
 
-use integration_tests::servers::git_http::{self, GitHttpOptions};
-use integration_tests::servers::http::{Response, Server};
-use integration_tests::servers::sshd::{self, Sshd};
 use job_contract::JobData;
 use rstest::rstest;
+use test_peers::git_http::{self, GitHttpOptions};
+use test_peers::http::{Response, Server};
+use test_peers::sshd::{self, Sshd};
 
 use super::super::git::GitFailure;
 use super::super::*;
