@@ -1,6 +1,8 @@
 //! The executor as a process: started in a group of its own, its two streams read as they come, asked to stop
 //! by the first signal and killed by the second.
 
+mod tree;
+
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
@@ -9,7 +11,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use job_contract::Exit;
-use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
@@ -180,7 +182,7 @@ impl Running {
         let pid = Pid::from_raw(self.group.cast_signed());
         let (sent, message) = if again {
             (
-                killpg(pid, Signal::SIGKILL),
+                tree::kill(pid),
                 "killed: what was being changed may exist without being in the state; \
                  plan again before anything else, and unlock the state if the tool asks for it",
             )

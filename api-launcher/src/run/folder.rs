@@ -23,13 +23,12 @@ use super::view::{Terminal, View};
 
 const TARBALL: &str = "content.tar.gz";
 const STATE_FILE: &str = "terraform.tfstate";
-const HOW_TO_APPLY: &str = "run the same command with --auto-approve, or on a terminal, to apply";
 
 /// What happens to a plan with changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Approval {
-    /// Nobody asked for an apply.
-    Never,
+    /// It stays a plan; how an apply could be had.
+    Never(&'static str),
     /// It was given on the command line.
     Given,
     /// Somebody at a terminal decides.
@@ -39,13 +38,13 @@ enum Approval {
 impl Approval {
     fn of(args: &RunArgs, terminal: Terminal) -> Self {
         if args.plan.plan_only {
-            Self::Never
+            Self::Never("run the same command without --plan-only to apply")
         } else if args.plan.auto_approve {
             Self::Given
         } else if terminal.can_ask(args.output.format) {
             Self::Asked
         } else {
-            Self::Never
+            Self::Never("run the same command with --auto-approve, or on a terminal, to apply")
         }
     }
 }
@@ -197,7 +196,7 @@ async fn plan_and_apply(
 ) -> Result<Conclusion, RunError> {
     let apply = job::apply_step(plan, job::new_step_id());
     let mut steps = vec![pending(plan)];
-    if approval != Approval::Never {
+    if !matches!(approval, Approval::Never(_)) {
         steps.push(pending(&apply));
     }
     let record = JobRecord::queued(&plan.organization_id, &plan.workspace_id, steps);
@@ -218,9 +217,9 @@ async fn plan_and_apply(
         ));
     }
     match approval {
-        Approval::Never => {
+        Approval::Never(how) => {
             return Ok(Conclusion {
-                hint: Some(HOW_TO_APPLY.to_owned()),
+                hint: Some(how.to_owned()),
                 ..Conclusion::success(RunStatus::Planned)
             });
         }

@@ -96,13 +96,7 @@ impl<'a> Session<'a> {
         let (exit, complaint) = executor::judge(ended);
         let report = artifacts::final_report(&report_path).unwrap_or_default();
         let record = self.settle(job, exit)?;
-        let error = (exit != Exit::Done).then(|| {
-            report
-                .error
-                .clone()
-                .or(complaint)
-                .unwrap_or_else(|| exit.to_string())
-        });
+        let error = explain(exit, ended.stopped_by, report.error.clone().or(complaint));
         self.view.show(Event::StepFinished(StepSummary {
             status: artifacts::step_status(&record, &job.step_id),
             exit_code: exit.code(),
@@ -192,6 +186,19 @@ impl<'a> Session<'a> {
             }
         })?;
         Ok(())
+    }
+}
+
+/// Why a step is not done. Whoever stopped the run is told by the signal they sent, not by the one the executor
+/// was sent for it.
+fn explain(exit: Exit, stopped_by: Option<Signal>, said: Option<String>) -> Option<String> {
+    match (exit, stopped_by) {
+        (Exit::Done, _) => None,
+        (_, Some(signal)) => Some(format!(
+            "stopped by {} before the step was done",
+            signal.as_str()
+        )),
+        (_, None) => Some(said.unwrap_or_else(|| exit.to_string())),
     }
 }
 

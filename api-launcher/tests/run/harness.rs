@@ -83,7 +83,7 @@ impl Bench {
     }
 
     /// The process the scenario wrote down.
-    pub(crate) fn executor_pid(&self) -> Pid {
+    pub(crate) fn noted_pid(&self) -> Pid {
         Pid::from_raw(self.read("pid").trim().parse().unwrap())
     }
 

@@ -1,0 +1,97 @@
+//! Which processes an executor has started: its tool runs in a group of its own, which killing the executor's
+//! group would leave to go on changing things unwatched.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+/// Kills the group of `leader` and the groups of everything it has started, directly or through others. Where
+/// there is no `/proc` to tell what that is, the group of `leader` alone.
+pub(super) fn kill(leader: Pid) -> nix::Result<()> {
+    let groups = groups_below(&processes(Path::new("/proc")), leader.as_raw());
+    let killed = killpg(leader, Signal::SIGKILL);
+    for group in groups {
+        // One that has ended in between needs no killing.
+        let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+    }
+    killed
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Process {
+    id: i32,
+    parent: i32,
+    group: i32,
+}
+
+fn processes(proc: &Path) -> Vec<Process> {
+    fs::read_dir(proc)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| parse(&fs::read_to_string(entry.path().join("stat")).ok()?))
+        .collect()
+}
+
+/// `pid (name) state ppid pgrp …`, where the name may hold anything, parentheses and blanks included.
+fn parse(stat: &str) -> Option<Process> {
+    let (id, rest) = stat.split_once(" (")?;
+    let mut fields = rest.rsplit_once(") ")?.1.split(' ').skip(1);
+    Some(Process {
+        id: id.parse().ok()?,
+        parent: fields.next()?.parse().ok()?,
+        group: fields.next()?.parse().ok()?,
+    })
+}
+
+/// Groups of the descendants of `leader`, other than its own.
+fn groups_below(all: &[Process], leader: i32) -> BTreeSet<i32> {
+    let mut family = BTreeSet::from([leader]);
+    let mut groups = BTreeSet::new();
+    // Parents are not listed before their children, so look until nobody new is found.
+    loop {
+        let known = family.len();
+        for process in all {
+            if family.contains(&process.parent) && family.insert(process.id) {
+                groups.insert(process.group);
+            }
+        }
+        if family.len() == known {
+            groups.remove(&leader);
+            return groups;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_do_not_confuse_the_reader() {
+        let expected = Process {
+            id: 12,
+            parent: 3,
+            group: 4,
+        };
+        assert_eq!(parse("12 (a b) c) S 3 4 5 0 -1"), Some(expected));
+        assert_eq!(parse("12 (a"), None);
+        assert_eq!(parse(""), None);
+    }
+
+    #[test]
+    fn descendants_are_found_through_others_and_strangers_are_not() {
+        let process = |id, parent, group| Process { id, parent, group };
+        let all = [
+            process(40, 30, 40),
+            process(30, 20, 30),
+            process(20, 10, 10),
+            process(10, 1, 10),
+            process(50, 1, 50),
+        ];
+        assert_eq!(groups_below(&all, 10), BTreeSet::from([30, 40]));
+    }
+}
