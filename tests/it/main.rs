@@ -16,6 +16,7 @@ mod plan;
 mod scripts;
 mod secrets;
 mod signals;
+mod sources;
 mod variables;
 
 use integration_tests::{Laptop, Site};

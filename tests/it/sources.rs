@@ -53,7 +53,10 @@ fn a_repository_is_fetched_over_ssh_with_the_runs_key() {
         ..job::plan(&repository)
     };
     site.queue(&[&plan]);
-    let outcome = site.executor(&plan).env(env::SSH_KNOWN_HOSTS, &known_hosts).run();
+    let outcome = site
+        .executor(&plan)
+        .env(env::SSH_KNOWN_HOSTS, &known_hosts)
+        .run();
     assert_eq!(outcome.code(), 0, "{outcome}\n{}", server.log());
     assert_eq!(site.record(&plan).commit_id, Some(repository.head()));
     assert!(outcome.left_behind.is_empty(), "{outcome}");
@@ -75,9 +78,15 @@ fn a_server_that_is_not_the_known_one_gets_no_login() {
         ..job::plan(&repository)
     };
     site.queue(&[&plan]);
-    let outcome = site.executor(&plan).env(env::SSH_KNOWN_HOSTS, &known_hosts).run();
+    let outcome = site
+        .executor(&plan)
+        .env(env::SSH_KNOWN_HOSTS, &known_hosts)
+        .run();
     assert_ne!(outcome.code(), 0, "{outcome}");
-    assert!(!outcome.to_string().contains("OPENSSH PRIVATE KEY"), "{outcome}");
+    assert!(
+        !outcome.to_string().contains("OPENSSH PRIVATE KEY"),
+        "{outcome}"
+    );
 }
 
 #[test]
@@ -112,7 +121,11 @@ fn a_token_opens_a_repository_over_http_and_a_wrong_one_is_named_without_being_s
 fn a_tarball_keeps_executable_bits_and_inner_links() {
     let site = site();
     let folder = content(&site);
-    fs::write(folder.join("main.tf"), "output \"linked\" {\n  value = file(\"link\")\n}\n").unwrap();
+    fs::write(
+        folder.join("main.tf"),
+        "output \"linked\" {\n  value = file(\"link\")\n}\n",
+    )
+    .unwrap();
     fs::create_dir(folder.join("sub")).unwrap();
     fs::write(folder.join("sub/target"), "through the link").unwrap();
     symlink("sub/target", folder.join("link")).unwrap();
@@ -133,15 +146,24 @@ fn a_tarball_keeps_executable_bits_and_inner_links() {
 
 #[test]
 fn a_tarball_that_reaches_outside_is_refused_whole() {
-    let cases: [(&str, fn(&Path) -> Vec<String>); 3] = [
+    type Case = (&'static str, fn(&Path) -> Vec<String>);
+    let cases: [Case; 3] = [
         ("parent", |folder| {
             fs::write(folder.join("evil"), "planted").unwrap();
-            vec!["--transform=s,^evil$,../../evil,".into(), "-P".into(), "evil".into()]
+            vec![
+                "--transform=s,^evil$,../../evil,".into(),
+                "-P".into(),
+                "evil".into(),
+            ]
         }),
         ("absolute", |folder| {
             let target = folder.parent().unwrap().join("absolute-evil");
             fs::write(folder.join("evil"), "planted").unwrap();
-            vec![format!("--transform=s,^evil$,{},", target.display()), "-P".into(), "evil".into()]
+            vec![
+                format!("--transform=s,^evil$,{},", target.display()),
+                "-P".into(),
+                "evil".into(),
+            ]
         }),
         ("link", |folder| {
             symlink("/etc", folder.join("way-out")).unwrap();
@@ -154,7 +176,10 @@ fn a_tarball_that_reaches_outside_is_refused_whole() {
         fs::write(folder.join("main.tf"), "").unwrap();
         let args = prepare(&folder);
         let archive = site.scratch("content.tar.gz");
-        let args: Vec<_> = ["main.tf"].into_iter().chain(args.iter().map(String::as_str)).collect();
+        let args: Vec<_> = ["main.tf"]
+            .into_iter()
+            .chain(args.iter().map(String::as_str))
+            .collect();
         tar(&archive, &args, &folder);
         let plan = from_tarball(StepType::Plan, &archive);
         site.queue(&[&plan]);
@@ -163,7 +188,9 @@ fn a_tarball_that_reaches_outside_is_refused_whole() {
         assert!(!site.scratch("absolute-evil").exists(), "{name}");
         let planted = integration_tests::site::files_below(site.folder())
             .into_iter()
-            .any(|path| path.file_name().is_some_and(|file| file == "evil") && !path.starts_with(&folder));
+            .any(|path| {
+                path.file_name().is_some_and(|file| file == "evil") && !path.starts_with(&folder)
+            });
         assert!(!planted, "{name}: {outcome}");
         assert_eq!(site.statuses(&plan).0, "failed", "{name}: {outcome}");
     }
