@@ -5,11 +5,11 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use test_peers::git_http::{GitHttpOptions, serve};
-use test_peers::sshd::Sshd;
 use integration_tests::{Repository, Site, job};
 use job_contract::job::REMOTE_CONTENT;
 use job_contract::{JobData, StepType, env};
+use test_peers::git_http::{GitHttpOptions, serve};
+use test_peers::sshd::Sshd;
 
 use crate::site;
 
