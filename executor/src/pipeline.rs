@@ -375,9 +375,17 @@ async fn claim(run: &Run<'_>, workspace: &Workspace) -> Result<Option<Verdict>, 
     }
     if !run.config.run.disable_acknowledge {
         let output = run.store.reference(&output_key(&run.job));
-        run.platform
+        let told = run
+            .platform
             .report_running(&run.step, &workspace.commit_id, &output)
-            .await?;
+            .await;
+        // The step is claimed: giving up now would leave it to nobody. The final report says it all anyway.
+        if let Err(error) = told {
+            warn!(
+                error = chain(&error),
+                "the step could not be reported as running"
+            );
+        }
     }
     Ok(None)
 }
@@ -562,7 +570,8 @@ async fn conclude(run: Run<'_>, identity: FinalReport, mut verdict: Verdict) -> 
     if let Err(failure) = &told {
         error!(error = failure.story(), "the outcome could not be reported");
         if verdict.exit == Exit::Done {
-            verdict.exit = Exit::Infrastructure;
+            // Not `Infrastructure`: that would promise that starting again is safe.
+            verdict.exit = Exit::StepFailed;
         }
         verdict.error.get_or_insert_with(|| failure.story());
     }
@@ -617,12 +626,23 @@ impl Reporter<'_> {
         if !verdict.reported {
             return Ok(());
         }
-        let output = self.store.put_file(&output_key(self.job), log)?;
-        if self.config.run.disable_acknowledge {
-            return Ok(());
+        // The outcome matters more than the log: it is reported even when the log could not be stored.
+        let output = self.store.put_file(&output_key(self.job), log);
+        if !self.config.run.disable_acknowledge {
+            let outcome = self.outcome(verdict, output.as_ref().ok()).await?;
+            self.platform.report_outcome(self.step, &outcome).await?;
         }
+        output?;
+        Ok(())
+    }
+
+    async fn outcome(
+        &self,
+        verdict: &Verdict,
+        output: Option<&String>,
+    ) -> Result<Outcome, StageError> {
         let template_steps = self.platform.standing(self.step).await?.template_steps;
-        let outcome = Outcome {
+        Ok(Outcome {
             settlement: settlement::settle(
                 self.job.step_type()?,
                 verdict.ending,
@@ -630,11 +650,10 @@ impl Reporter<'_> {
                 self.job.ignore_error,
                 template_steps,
             ),
-            output: Some(output),
+            output: output.cloned(),
             plan: verdict.plan.clone(),
             commit_id: verdict.commit_id.clone(),
-        };
-        Ok(self.platform.report_outcome(self.step, &outcome).await?)
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! The rows of contract 4.6 that a real tool cannot be made to show, and what the exit code says.
 
 use integration_tests::{FakeTool, Outcome, Repository, Site, job};
+use job_contract::keys::ObjectKey;
 use job_contract::{JobData, StepType};
 
 use crate::site;
@@ -157,4 +158,33 @@ fn phases_are_announced_and_timed() {
         .filter(|line| line.event == Some(job_contract::progress::Progress::PhaseFinished))
         .count();
     assert!(finished >= names.len() - 1, "{outcome}");
+}
+
+#[test]
+fn an_outcome_is_reported_even_when_the_log_cannot_be_stored() {
+    let (site, repository) = (site(), Repository::fixture());
+    let apply = job::step(StepType::Apply, &repository);
+    site.queue(&[&apply]);
+    // A file where the folder of step outputs would be: storing fails as it would on a full disk.
+    let outputs = site.object(&ObjectKey::step_output(
+        &apply.organization_id,
+        &apply.job_id,
+        &apply.step_id,
+    ));
+    let organization = outputs.parent().unwrap().parent().unwrap();
+    std::fs::create_dir_all(organization.parent().unwrap()).unwrap();
+    std::fs::write(organization, "in the way").unwrap();
+
+    let outcome = site.run(&apply).expect_code(1);
+
+    assert!(outcome.error().contains("could not store"), "{outcome}");
+    assert_eq!(
+        site.statuses(&apply),
+        ("completed".into(), "completed".into()),
+        "{outcome}"
+    );
+    assert!(
+        !site.resources(&apply).is_empty(),
+        "the state is kept: {outcome}"
+    );
 }
