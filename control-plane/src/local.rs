@@ -128,7 +128,7 @@ impl LocalPlatform {
     pub fn put_job(&self, job_id: &str, record: &JobRecord) -> Result<(), PlatformError> {
         let path = self.job_path(job_id);
         let _lock = lock(&path)?;
-        write_json(&path, record)
+        write_json(&path, record, Durability::Synced)
     }
 
     /// Changes the record of a job in one atomic step. A job without a record starts as
@@ -144,7 +144,7 @@ impl LocalPlatform {
             JobRecord::queued(&step.organization_id, &step.workspace_id, Vec::new())
         });
         change(&mut record);
-        write_json(&path, &record)
+        write_json(&path, &record, Durability::Synced)
     }
 
     pub(crate) fn standing(&self, step: &StepRef) -> Result<Standing, PlatformError> {
@@ -266,7 +266,7 @@ impl LocalPlatform {
         let _lock = lock(&path)?;
         let mut context = read_json(&path)?.unwrap_or_default();
         merge(&mut context, more);
-        write_json(&path, &context)
+        write_json(&path, &context, Durability::Eventual)
     }
 
     pub(crate) fn record_history(
@@ -345,12 +345,29 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, PlatformErro
         })
 }
 
-fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<(), PlatformError> {
+/// Whether a write must have reached the disk before the call returns.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Durability {
+    /// What the platform decides by.
+    Synced,
+    /// What it only shows; rename keeps it whole.
+    Eventual,
+}
+
+fn write_json<T: Serialize>(
+    path: &Path,
+    value: &T,
+    durability: Durability,
+) -> Result<(), PlatformError> {
     let write = || {
         let folder = private_parent(path)?;
         let mut draft = tempfile::NamedTempFile::new_in(folder)?;
-        serde_json::to_writer_pretty(&mut draft, value)?;
-        draft.write_all(b"\n")?;
+        let mut text = serde_json::to_vec_pretty(value)?;
+        text.push(b'\n');
+        draft.write_all(&text)?;
+        if durability == Durability::Eventual {
+            return draft.persist(path).map(drop).map_err(io::Error::from);
+        }
         draft.as_file().sync_all()?;
         draft.persist(path)?;
         sync_folder(folder)

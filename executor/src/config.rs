@@ -156,7 +156,7 @@ pub struct RunConfig {
     #[arg(long, env = env::GRACE_PERIOD_SECONDS)]
     pub grace_period_seconds: Option<u64>,
     /// Where the final report is written.
-    #[arg(long, env = env::TERMINATION_LOG, default_value = "/dev/termination-log")]
+    #[arg(long, env = env::TERMINATION_LOG, default_value = TERMINATION_LOG_PATH)]
     pub termination_log: PathBuf,
     /// Extra names, comma-separated, that tools and scripts inherit from this environment.
     #[arg(long, env = env::ENV_FORWARD, value_delimiter = ',')]
@@ -205,6 +205,9 @@ pub enum ConfigError {
 
 const TERRAFORM_RELEASES: &str = "https://releases.hashicorp.com/terraform/index.json";
 const TOFU_RELEASES: &str = "https://api.github.com/repos/opentofu/opentofu/releases";
+
+/// Where Kubernetes looks for a container's termination message unless it is told otherwise.
+pub const TERMINATION_LOG_PATH: &str = "/dev/termination-log";
 
 /// The environment variable of the option a usage error speaks of: in a pod there is no command line to look at.
 pub fn variable_behind(usage: &clap::Error) -> Option<String> {

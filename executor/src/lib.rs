@@ -6,6 +6,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -49,19 +50,32 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Help and version end with 0; everything else is a setting that cannot be used.
+/// Help and version end with 0; everything else is a setting that cannot be used, told on stderr and in the
+/// termination message.
 fn usage_exit(usage: &clap::Error) -> ExitCode {
     // A reader that closed the pipe has seen what it wanted.
     let _ = usage.print();
     if !usage.use_stderr() {
         return ExitCode::from(Exit::Done.code());
     }
-    if let Some(name) = config::variable_behind(usage) {
-        let _ = writeln!(
-            io::stderr(),
-            "hint: in a pod it is the environment variable `{name}`"
-        );
+    let hint = config::variable_behind(usage)
+        .map(|name| format!("in a pod this is the environment variable `{name}`"));
+    if let Some(hint) = &hint {
+        let _ = writeln!(io::stderr(), "hint: {hint}");
     }
+    let report = FinalReport {
+        outcome: Exit::BadConfiguration.code(),
+        error: usage
+            .to_string()
+            .lines()
+            .next()
+            .map(|line| line.trim_start_matches("error: ").to_owned()),
+        hint,
+        ..FinalReport::default()
+    };
+    let path = std::env::var_os(job_contract::env::TERMINATION_LOG)
+        .map_or_else(|| config::TERMINATION_LOG_PATH.into(), PathBuf::from);
+    write_termination_message(&path, &report);
     ExitCode::from(Exit::BadConfiguration.code())
 }
 
@@ -93,7 +107,7 @@ fn run_process(config: &Config) -> u8 {
     let ended = runtime.block_on(run_step(config));
     // What still blocks a worker thread now is of no interest any more.
     runtime.shutdown_background();
-    write_termination_message(config, &ended.report);
+    write_termination_message(&config.run.termination_log, &ended.report);
     ended.code(config)
 }
 
@@ -155,8 +169,7 @@ async fn run_step(config: &Config) -> Ended {
 }
 
 /// Kubernetes offers the default path in every container; elsewhere it does not exist and is not missed.
-fn write_termination_message(config: &Config, report: &FinalReport) {
-    let path = &config.run.termination_log;
+fn write_termination_message(path: &Path, report: &FinalReport) {
     if let Err(error) = fs::write(path, report.to_termination_message()) {
         debug!(%error, path = %path.display(), "no termination message was left");
     }

@@ -247,8 +247,18 @@ impl<'r, 'c> Operation<'r, 'c> {
                 .await?;
         }
         let changes = structured.counts().unwrap_or_else(|| structured.counted());
-        self.publish_structured("planStructuredOutput", &structured, stored.as_ref())
-            .await;
+        let record = stored
+            .as_ref()
+            .map(|record| record.patch(&run.job.step_id))
+            .unwrap_or_default();
+        let marker = json!("<div data-terrakube-structured-plan=\"true\"></div>");
+        self.publish(
+            "planStructuredOutput",
+            &structured,
+            record,
+            Some(("terrakubeUI", marker)),
+        )
+        .await;
         Ok(Operated {
             changes: (ending != Ending::Failure).then_some(changes),
             plan: stored.map(|record| record.reference),
@@ -331,9 +341,12 @@ impl<'r, 'c> Operation<'r, 'c> {
         {
             structured.complete_from_state(state);
         }
-        self.publish_structured("applyStructuredOutput", &structured, None)
+        let outputs = published
+            .as_ref()
+            .and_then(|published| published.raw.as_ref());
+        let outputs = outputs.map(|raw| ("terraformOutputs", raw.outputs_for_context()));
+        self.publish("applyStructuredOutput", &structured, Map::new(), outputs)
             .await;
-        self.publish_outputs(published.as_ref()).await;
         let ending = if success {
             Ending::Success
         } else {
@@ -407,37 +420,23 @@ impl<'r, 'c> Operation<'r, 'c> {
         }
     }
 
-    /// Structured output is a convenience: without it the platform shows the log.
-    async fn publish_structured(
+    /// Leaves the step's results in the job context, in one update: the changes under `key`, the diagnostics,
+    /// and what else belongs to this step. A convenience: without it the platform shows the log.
+    async fn publish(
         &self,
         key: &str,
         structured: &Structured,
-        plan: Option<&PlanRecord>,
+        mut patch: Map<String, Value>,
+        more: Option<(&str, Value)>,
     ) {
         let step = &self.run.job.step_id;
-        let mut patch = plan.map(|plan| plan.patch(step)).unwrap_or_default();
-        let mut put =
-            |key: &str, value: Value| patch.insert(key.to_owned(), json!({ step: value }));
-        put(key, structured.changes());
-        put("jobDiagnostics", structured.diagnostics());
-        if key == "planStructuredOutput" {
-            put(
-                "terrakubeUI",
-                json!("<div data-terrakube-structured-plan=\"true\"></div>"),
-            );
+        let results = [
+            (key, structured.changes()),
+            ("jobDiagnostics", structured.diagnostics()),
+        ];
+        for (key, value) in results.into_iter().chain(more) {
+            patch.insert(key.to_owned(), json!({ step: value }));
         }
-        self.merge_context(patch).await;
-    }
-
-    async fn publish_outputs(&self, published: Option<&Published>) {
-        if let Some(raw) = published.and_then(|published| published.raw.as_ref()) {
-            let outputs = json!({ (self.run.job.step_id.as_str()): raw.outputs_for_context() });
-            self.merge_context(Map::from_iter([("terraformOutputs".to_owned(), outputs)]))
-                .await;
-        }
-    }
-
-    async fn merge_context(&self, patch: Map<String, Value>) {
         let mut patch = Value::Object(patch);
         self.run.log.redactor().redact_json(&mut patch);
         let Value::Object(patch) = patch else {

@@ -65,6 +65,11 @@ impl Terraform<'_> {
             self.variables.as_deref(),
         );
         let mut invocation = self.invocation(env, args);
+        // Init runs no provider, so a lazier garbage collector costs no memory worth the name, and start-up is
+        // most of what it does. Operations keep the default: providers inherit it, and their heaps are large.
+        if env.get("GOGC").is_none() {
+            invocation.env.push(("GOGC".into(), "400".into()));
+        }
         if let Some(command) = ssh_command {
             invocation
                 .env

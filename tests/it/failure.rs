@@ -206,6 +206,10 @@ fn configuration_errors_name_their_variable() {
         let outcome = site.executor(&plan).env(name, value).run();
         assert_eq!(outcome.code(), 64, "{outcome}");
         assert!(outcome.finished.stderr.contains(name), "{outcome}");
+        assert!(
+            outcome.report().hint.as_deref().unwrap().contains(name),
+            "{outcome}"
+        );
         assert!(outcome.finished.elapsed < AT_ONCE, "{outcome}");
         assert!(!site.plan_file(&plan).exists(), "{outcome}");
     }
