@@ -102,7 +102,7 @@ pub struct ToolsConfig {
     /// Base URL of the platform's API.
     #[arg(long, env = env::API_URL)]
     pub api_url: Option<String>,
-    /// Mirror that replaces scheme and host of every download.
+    /// Mirror whose scheme, host and path prefix replace scheme and host of every download address.
     #[arg(long, env = env::RELEASE_MIRROR_URL)]
     pub release_mirror_url: Option<Url>,
     /// Whether a release needs a valid signature, or only has its signature checked where it offers one.

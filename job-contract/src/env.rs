@@ -30,6 +30,8 @@ pub const TOOLS_BRANCH: &str = "TerrakubeToolsBranch";
 
 /// Root of the local file store, the local platform's records and the tool cache.
 pub const DATA_DIR: &str = "MAYFLY_DATA_DIR";
+/// Executor binary `api-launcher run` starts instead of the one it contains.
+pub const EXECUTOR: &str = "MAYFLY_EXECUTOR";
 /// Folder for the run's workspace and its generated credentials, removed when the run ends.
 pub const WORK_DIR: &str = "MAYFLY_WORK_DIR";
 /// Folder of installed tools, shared by many executors.
@@ -38,7 +40,7 @@ pub const TOOL_CACHE_DIR: &str = "MAYFLY_TOOL_CACHE_DIR";
 pub const TOOL_SELECTION: &str = "MAYFLY_TOOL_SELECTION";
 /// Index of OpenTofu releases; wins over the platform's.
 pub const TOFU_RELEASES_URL: &str = "MAYFLY_TOFU_RELEASES_URL";
-/// Mirror prefix that replaces scheme and host of every download URL in a release index.
+/// Mirror whose scheme, host and path prefix replace scheme and host of every download URL in a release index.
 pub const RELEASE_MIRROR_URL: &str = "MAYFLY_RELEASE_MIRROR_URL";
 /// File of armoured OpenPGP keys trusted beside the built-in ones for release signatures.
 pub const RELEASE_KEYS_FILE: &str = "MAYFLY_RELEASE_KEYS_FILE";

@@ -115,7 +115,7 @@ pub struct LocalArgs {
     pub data_dir: Option<PathBuf>,
 
     /// Another executor binary than the built-in one
-    #[arg(long, value_name = "PATH", env = "MAYFLY_EXECUTOR", value_hint = ValueHint::ExecutablePath)]
+    #[arg(long, value_name = "PATH", env = env::EXECUTOR, value_hint = ValueHint::ExecutablePath)]
     pub executor: Option<PathBuf>,
 }
 
@@ -151,8 +151,8 @@ Examples:
 Without a terminal and without --auto-approve the run plans, says how to apply, and exits 0.
 Ctrl-C stops gracefully: the tool is interrupted and state is stored. Ctrl-C again kills.
 
-Left out of what is packed: .git, .terraform, terraform.tfstate*, crash logs, and what .terraformignore
-names. Exit codes: see `api-launcher --help`.";
+Not packed: .git, .terraform, terraform.tfstate*, crash logs, and what .terraformignore names.
+Exit codes: see `api-launcher --help`.";
 
 /// `NAME=VALUE`.
 #[derive(Clone, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //!
 //! Credentials reach git through a helper that reads a private file and is bound to the scheme, host and port of
 //! the source, so that a submodule or a redirect elsewhere never receives them. They are in no argument, in no
-//! file of the work tree, and gone when the [`Git`] value is dropped.
+//! file of the work tree, and gone when the `Git` value is dropped.
 
 mod failure;
 mod process;
