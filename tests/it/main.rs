@@ -8,6 +8,7 @@
 )]
 
 mod apply;
+mod docs;
 mod failure;
 mod launcher;
 mod log;

@@ -1,0 +1,195 @@
+//! The documents say what the programs do: names, options, exit codes and the sections the code refers to.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use job_contract::Exit;
+
+use crate::laptop;
+
+type Names = BTreeSet<String>;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// What stands below a heading, up to the next one of any level.
+fn section<'t>(text: &'t str, heading: &str) -> &'t str {
+    let (_, after) = text
+        .split_once(&format!("\n{heading}\n"))
+        .unwrap_or_else(|| panic!("no heading `{heading}`"));
+    after.split("\n#").next().unwrap()
+}
+
+/// First cells of the tables in a text, without their code marks; heads and rules are among them.
+fn first_cells(text: &str) -> Names {
+    text.lines()
+        .filter_map(|line| line.strip_prefix('|')?.split('|').next())
+        .map(|cell| cell.trim().replace('`', ""))
+        .collect()
+}
+
+/// Files below `folder` whose names end so.
+fn files(folder: &Path, suffix: &str, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files(&path, suffix, found);
+        } else if path.to_string_lossy().ends_with(suffix) {
+            found.push(path);
+        }
+    }
+}
+
+fn sources() -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    let folders = [
+        "api-launcher/src",
+        "control-plane/src",
+        "executor/src",
+        "job-contract/src",
+        "tests/it",
+        "tests/src",
+        "xtask/src",
+    ];
+    for folder in folders {
+        files(&root().join(folder), ".rs", &mut found);
+    }
+    // This file speaks of citations without being one.
+    found.retain(|path| !path.ends_with("tests/it/docs.rs"));
+    let text = |path: PathBuf| {
+        let text = fs::read_to_string(&path).unwrap();
+        (path, text)
+    };
+    found.into_iter().map(text).collect()
+}
+
+/// The longest run of `allowed` characters behind each `prefix`, without punctuation that ends a sentence.
+fn words_after(text: &str, prefix: &str, allowed: fn(char) -> bool) -> Names {
+    text.match_indices(prefix)
+        .map(|(at, _)| {
+            let rest = &text[at + prefix.len()..];
+            let end = rest.find(|c| !allowed(c)).unwrap_or(rest.len());
+            rest[..end].trim_end_matches('.').to_owned()
+        })
+        .filter(|word| !word.is_empty())
+        .collect()
+}
+
+fn environment_names() -> Names {
+    let names: Names = read("job-contract/src/env.rs")
+        .lines()
+        .filter(|line| line.starts_with("pub const") && line.contains(": &str"))
+        .map(|line| line.split('"').nth(1).unwrap().to_owned())
+        .collect();
+    assert!(names.len() > 30, "{names:?}");
+    names
+}
+
+#[test]
+fn the_readme_lists_every_environment_name() {
+    let listed = first_cells(&read("README.md"));
+    let missing: Vec<_> = environment_names().difference(&listed).cloned().collect();
+    assert!(missing.is_empty(), "not in README.md: {missing:?}");
+}
+
+#[test]
+fn every_name_of_ours_in_the_documents_exists() {
+    let mut documents = vec![root().join("README.md"), root().join("CHANGELOG.md")];
+    files(&root().join("docs"), ".md", &mut documents);
+    files(&root().join("examples"), ".md", &mut documents);
+    let known = environment_names();
+    for document in documents {
+        let text = fs::read_to_string(&document).unwrap();
+        for name in words_after(&text, "MAYFLY_", |c| c.is_ascii_uppercase() || c == '_') {
+            let name = format!("MAYFLY_{name}");
+            assert!(known.contains(&name), "{}: {name}", document.display());
+        }
+    }
+}
+
+#[test]
+fn the_readme_lists_the_options_of_run() {
+    let help = laptop("").run(&["run", "--help"]).stdout;
+    // Options are indented; prose is not.
+    let offered: Names = help
+        .lines()
+        .filter(|line| line.starts_with("  ") && line.trim_start().starts_with('-'))
+        .filter_map(|line| line.split_whitespace().find(|word| word.starts_with("--")))
+        .map(str::to_owned)
+        .collect();
+    let listed: Names = first_cells(section(&read("README.md"), "### Options"))
+        .iter()
+        .filter_map(|cell| cell.split_whitespace().find(|word| word.starts_with("--")))
+        .filter(|word| word.chars().any(char::is_alphabetic))
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(listed, offered);
+}
+
+#[test]
+fn the_readme_lists_the_exit_codes() {
+    let mut codes: Names = (0..=128)
+        .filter(|code| Exit::from_code(*code).is_some())
+        .map(|code| code.to_string())
+        .collect();
+    codes.insert("128+n".to_owned());
+    let listed: Names = first_cells(section(&read("README.md"), "## Exit codes"))
+        .into_iter()
+        .filter(|cell| cell.starts_with(|c: char| c.is_ascii_digit()))
+        .collect();
+    assert_eq!(listed, codes);
+}
+
+#[test]
+fn every_section_the_code_refers_to_exists() {
+    let contract = read("docs/job-contract.md");
+    let sections: Names = contract
+        .lines()
+        .filter(|line| line.starts_with('#'))
+        .filter_map(|line| line.trim_start_matches('#').split_whitespace().next())
+        .map(|number| number.trim_end_matches('.').to_owned())
+        .collect();
+    let mut cited = 0;
+    for (path, text) in sources() {
+        // A citation may be broken over two lines of a comment.
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let text = text.replace(" /// ", " ").replace(" //! ", " ");
+        for prefix in ["contract ", "Contract "] {
+            for number in words_after(&text, prefix, |c| c.is_ascii_digit() || c == '.') {
+                assert!(sections.contains(&number), "{}: {number}", path.display());
+                cited += 1;
+            }
+        }
+        for number in words_after(&text, "W-", |c| c.is_ascii_digit()) {
+            let known = contract.contains(&format!("| W-{number} |"));
+            assert!(known, "{}: W-{number}", path.display());
+        }
+        if text.contains("Appendix B") {
+            assert!(contract.contains("\n## Appendix B"), "{}", path.display());
+        }
+    }
+    assert!(cited > 30, "only {cited} citations were found");
+}
+
+#[test]
+fn every_document_the_code_and_the_documents_refer_to_exists() {
+    let mut texts = sources();
+    for path in ["Cargo.toml", "README.md", "CONTRIBUTING.md"] {
+        texts.push((root().join(path), read(path)));
+    }
+    for (path, text) in texts {
+        for name in words_after(&text, "docs/", |c| {
+            c.is_ascii_alphanumeric() || "-_./".contains(c)
+        }) {
+            let is_example = path.ends_with("api-launcher/src/run/content.rs");
+            let exists = root().join("docs").join(&name).exists();
+            assert!(is_example || exists, "{}: docs/{name}", path.display());
+        }
+    }
+}
