@@ -54,6 +54,7 @@ fn sources() -> Vec<(PathBuf, String)> {
         "executor/src",
         "job-contract/src",
         "tests/it",
+        "tests/peers/src",
         "tests/src",
         "xtask/src",
     ];
