@@ -9,6 +9,7 @@ use job_contract::env;
 use reqwest::Url;
 
 use crate::tool::{Selection, SignaturePolicy};
+use crate::workspace::ArchiveLimits;
 
 /// Runs one Terraform or OpenTofu step and exits.
 ///
@@ -108,7 +109,7 @@ pub struct ToolsConfig {
     /// Whether a release needs a valid signature, or only has its signature checked where it offers one.
     #[arg(long, env = env::RELEASE_SIGNATURES, default_value = "offered")]
     pub release_signatures: SignaturePolicy,
-    /// Armoured OpenPGP keys trusted beside the built-in ones.
+    /// OpenPGP keys, armoured or binary, trusted beside the built-in ones.
     #[arg(long, env = env::RELEASE_KEYS_FILE)]
     pub release_keys_file: Option<PathBuf>,
 }
@@ -120,10 +121,10 @@ pub struct SourceConfig {
     #[arg(long, env = env::SSH_KNOWN_HOSTS)]
     pub ssh_known_hosts_file: Option<PathBuf>,
     /// Largest unpacked size of fetched content, in bytes.
-    #[arg(long, env = env::ARCHIVE_MAX_BYTES, default_value_t = 4 * 1024 * 1024 * 1024)]
+    #[arg(long, env = env::ARCHIVE_MAX_BYTES, default_value_t = ArchiveLimits::default().max_bytes)]
     pub archive_max_bytes: u64,
     /// Largest number of entries in fetched content.
-    #[arg(long, env = env::ARCHIVE_MAX_ENTRIES, default_value_t = 200_000)]
+    #[arg(long, env = env::ARCHIVE_MAX_ENTRIES, default_value_t = ArchiveLimits::default().max_entries)]
     pub archive_max_entries: u64,
     /// Extension repository whose scripts and folders are offered to the run's own scripts.
     #[arg(long, env = env::TOOLS_REPOSITORY)]

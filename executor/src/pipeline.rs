@@ -15,7 +15,7 @@ use job_contract::keys::ObjectKey;
 use job_contract::progress::Phase;
 use job_contract::report::{ChangeCounts, FinalReport, ToolRecord};
 use job_contract::settlement::{self, Ending};
-use job_contract::status::StepStatus;
+use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{Exit, JobData, StepType};
 use tracing::{error, info, warn};
 use uuid::Uuid;
@@ -179,8 +179,12 @@ enum Readiness {
 /// Everything that may be repeated freely, and the claim that ends it.
 async fn prepare(run: &Run<'_>) -> Result<Readiness, StageError> {
     let standing = run.platform.standing(&run.step).await?;
-    if standing.status.is_over() {
+    // A rejected job still runs the scripts of its rejection, which arrive as an approval step (contract 2.5).
+    let rejected = standing.status == JobStatus::Rejected && run.step_type != StepType::Approval;
+    if standing.status.is_over() || rejected {
         let text = format!("the job is already {}: nothing is run", standing.status);
+        warn!("{text}");
+        run.log.writer().line(&text).await;
         return Ok(Readiness::NotOurs(Box::new(Verdict::not_ours(
             Exit::Done,
             text,

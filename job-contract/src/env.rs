@@ -42,7 +42,7 @@ pub const TOOL_SELECTION: &str = "MAYFLY_TOOL_SELECTION";
 pub const TOFU_RELEASES_URL: &str = "MAYFLY_TOFU_RELEASES_URL";
 /// Mirror whose scheme, host and path prefix replace scheme and host of every download URL in a release index.
 pub const RELEASE_MIRROR_URL: &str = "MAYFLY_RELEASE_MIRROR_URL";
-/// File of armoured OpenPGP keys trusted beside the built-in ones for release signatures.
+/// File of OpenPGP keys, armoured or binary, trusted beside the built-in ones for release signatures.
 pub const RELEASE_KEYS_FILE: &str = "MAYFLY_RELEASE_KEYS_FILE";
 /// `required` refuses a release without a valid signature, `offered` checks one where it exists.
 pub const RELEASE_SIGNATURES: &str = "MAYFLY_RELEASE_SIGNATURES";

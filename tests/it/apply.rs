@@ -6,6 +6,7 @@ use std::process::Command;
 use integration_tests::process::Stream;
 use integration_tests::site::files_below;
 use integration_tests::{FakeTool, Repository, Site, job};
+use job_contract::status::JobStatus;
 use job_contract::{JobData, StepType};
 use serde_json::json;
 
@@ -298,5 +299,20 @@ fn a_failed_apply_still_publishes_the_state_it_left() {
         diagnostics.to_string().contains("exit status 9")
             || changes.to_string().contains("exit status 9"),
         "{diagnostics} {changes}"
+    );
+}
+
+#[test]
+fn a_rejected_job_runs_only_the_scripts_of_its_rejection() {
+    let site = site();
+    let (repository, marker) = marked(&site);
+    let apply = job::step(StepType::Apply, &repository);
+    site.queue(&[&apply]);
+    site.set_status(&apply, JobStatus::Rejected);
+    let outcome = site.run(&apply).expect_code(0);
+    assert!(!marker.exists(), "nothing may be applied: {outcome}");
+    assert!(
+        outcome.log().contains("the job is already rejected"),
+        "{outcome}"
     );
 }

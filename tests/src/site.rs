@@ -11,6 +11,7 @@ use job_contract::env;
 use job_contract::keys::{ObjectKey, local_backend_state};
 use job_contract::progress::Diagnostic;
 use job_contract::report::FinalReport;
+use job_contract::status::JobStatus;
 use job_contract::{JobData, encoding};
 use serde_json::{Map, Value};
 use tempfile::TempDir;
@@ -87,6 +88,13 @@ impl Site {
     pub fn set_plan(&self, job: &JobData, plan: Option<&Path>) {
         let mut record = self.record(job);
         record.terraform_plan = plan.map(|path| path.display().to_string());
+        self.platform().put_job(&job.job_id, &record).unwrap();
+    }
+
+    /// Sets the status of the job, as a person at the platform does.
+    pub fn set_status(&self, job: &JobData, status: JobStatus) {
+        let mut record = self.record(job);
+        record.status = status;
         self.platform().put_job(&job.job_id, &record).unwrap();
     }
 

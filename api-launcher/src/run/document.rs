@@ -9,7 +9,7 @@ use job_contract::job::JobDataError;
 use job_contract::{Exit, JobData};
 
 /// Stands for standard input.
-const STDIN: &str = "-";
+pub(crate) const STDIN: &str = "-";
 
 /// Why there is no document to run.
 #[derive(Debug, thiserror::Error)]

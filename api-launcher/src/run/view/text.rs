@@ -2,6 +2,8 @@
 
 use job_contract::progress::Phase;
 
+use crate::run::document::STDIN;
+
 use super::super::event::{Event, Level};
 use super::sink::Sink;
 use super::status_line::StatusLine;
@@ -134,6 +136,10 @@ impl Text {
                 let tool = match tool_version.as_str() {
                     "" | "*" => (*tool).to_owned(),
                     range => format!("{tool} {range}"),
+                };
+                let source = match source.as_str() {
+                    STDIN => "a job document from standard input",
+                    source => source,
                 };
                 pending.push(false, &paint.bold(&format!("Running {source} with {tool}")));
             }
