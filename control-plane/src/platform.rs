@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use job_contract::JobData;
 use job_contract::settlement::Settlement;
 use job_contract::status::JobStatus;
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,19 @@ pub struct StepRef {
     pub step_id: String,
     /// Type of the step on the wire.
     pub step_type: String,
+}
+
+impl StepRef {
+    /// The step a job document speaks of.
+    pub fn of(job: &JobData) -> Self {
+        Self {
+            organization_id: job.organization_id.clone(),
+            workspace_id: job.workspace_id.clone(),
+            job_id: job.job_id.clone(),
+            step_id: job.step_id.clone(),
+            step_type: job.step_type.clone().unwrap_or_default(),
+        }
+    }
 }
 
 /// What the platform says about a step before it runs.

@@ -1,7 +1,12 @@
-//! Whose fault a failure is, and how a chain of causes is told in one sentence.
+//! Whose fault a failure is, how a chain of causes is told in one sentence, and how a panic is kept from taking
+//! the rest of the run with it.
 
+use std::any::Any;
 use std::error::Error;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
 
+use futures_util::FutureExt as _;
 use job_contract::Exit;
 
 /// Whose fault a failure is.
@@ -39,4 +44,42 @@ pub fn chain(error: &dyn Error) -> String {
         cause = error.source();
     }
     text
+}
+
+/// Turns a panic into an error: what must happen afterwards still does.
+pub async fn caught<T>(work: impl Future<Output = T>) -> Result<T, Box<dyn Any + Send>> {
+    AssertUnwindSafe(work).catch_unwind().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("could not read `x`")]
+    struct Outer(#[source] io::Error);
+
+    #[test]
+    fn a_chain_is_told_outermost_first_and_nothing_twice() {
+        assert_eq!(
+            chain(&Outer(io::Error::other("disk full"))),
+            "could not read `x`: disk full"
+        );
+        assert_eq!(
+            chain(&Outer(io::Error::other("read `x`"))),
+            "could not read `x`"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_an_error() {
+        assert!(
+            caught(async { panic!("on purpose") })
+                .await
+                .map(|(): ()| ())
+                .is_err()
+        );
+        assert_eq!(caught(async { 7 }).await.unwrap(), 7);
+    }
 }

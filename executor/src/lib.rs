@@ -17,6 +17,7 @@ use tracing::{debug, error, info};
 pub mod artifacts;
 pub mod banner;
 pub mod child_env;
+mod conclusion;
 pub mod config;
 pub mod fault;
 pub mod harden;
@@ -24,6 +25,7 @@ pub mod job;
 pub mod operation;
 pub mod pipeline;
 pub mod plan;
+mod preparation;
 pub mod process;
 pub mod run;
 pub mod scripts;
@@ -158,7 +160,7 @@ async fn run_step(config: &Config) -> Ended {
         let report = FinalReport {
             outcome: Exit::Infrastructure.code(),
             error: Some(failure.to_string()),
-            ..pipeline::identity(&job)
+            ..conclusion::identity(&job)
         };
         return Ended {
             report,

@@ -15,7 +15,7 @@ use tracing::warn;
 
 use crate::artifacts::Digest;
 use crate::child_env::ChildEnv;
-use crate::fault::chain;
+use crate::fault::{caught, chain};
 use crate::plan::{PlanRecord, ReviewedPlan};
 use crate::process::{Capture, Completion, Ended};
 use crate::run::{Run, StageError};
@@ -317,12 +317,16 @@ impl<'r, 'c> Operation<'r, 'c> {
         if let Some(plan) = &self.prepared.plan {
             plan.place(&self.prepared.working_dir.join(PLAN_FILE))?;
         }
-        let changed = run.clock.time(
-            phase,
-            self.apply_or_destroy(phase, env),
-            |done| matches!(done, Ok((done, ..)) if done.ended.is_success()),
-        );
-        let changed = changed.await;
+        let work = caught(self.apply_or_destroy(phase, env));
+        let changed = run
+            .clock
+            .time(
+                phase,
+                work,
+                |done| matches!(done, Ok(Ok((done, ..))) if done.ended.is_success()),
+            )
+            .await
+            .unwrap_or(Err(StageError::Panicked));
         // From here on something may have been changed: the state is published before any error is looked at.
         let published = run
             .phase(Phase::State, state::publish(run, &self.terraform, env))

@@ -176,7 +176,7 @@ impl<'c> Run<'c> {
             .grace_period_seconds
             .map_or(Budget::default_grace(step_type), Duration::from_secs);
         Ok(Self {
-            step: step_ref(&job),
+            step: StepRef::of(&job),
             platform: Platform::Local(LocalPlatform::new(&folders.data)),
             store: Store::local(&folders.data),
             budget: Budget::of(grace),
@@ -206,17 +206,6 @@ impl<'c> Run<'c> {
         work: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
         self.clock.time(phase, work, Result::is_ok).await
-    }
-}
-
-/// Which step a job document speaks of.
-pub fn step_ref(job: &JobData) -> StepRef {
-    StepRef {
-        organization_id: job.organization_id.clone(),
-        workspace_id: job.workspace_id.clone(),
-        job_id: job.job_id.clone(),
-        step_id: job.step_id.clone(),
-        step_type: job.step_type.clone().unwrap_or_default(),
     }
 }
 

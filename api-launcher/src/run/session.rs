@@ -74,7 +74,7 @@ impl<'a> Session<'a> {
     /// Queues a step in the job's record, as the platform does before it dispatches one. The record is made
     /// when the job has none.
     pub(crate) fn queue(&self, job: &JobData) -> Result<(), RunError> {
-        self.platform.update_job(&step_ref(job), |record| {
+        self.platform.update_job(&StepRef::of(job), |record| {
             record.status = JobStatus::Queue;
             if record.step(&job.step_id).is_none() {
                 record.steps.push(pending(job));
@@ -151,7 +151,7 @@ impl<'a> Session<'a> {
     /// is left running for ever.
     fn settle(&self, job: &JobData, exit: Exit) -> Result<JobRecord, RunError> {
         let mut settled = None;
-        self.platform.update_job(&step_ref(job), |record| {
+        self.platform.update_job(&StepRef::of(job), |record| {
             let step = record.steps.iter_mut().find(|step| step.id == job.step_id);
             if let Some(step) = step
                 && exit != Exit::Done
@@ -177,7 +177,7 @@ impl<'a> Session<'a> {
 
     /// Ends a job whose remaining steps are not going to run.
     pub(crate) fn close(&self, job: &JobData, status: JobStatus) -> Result<(), RunError> {
-        self.platform.update_job(&step_ref(job), |record| {
+        self.platform.update_job(&StepRef::of(job), |record| {
             record.status = status;
             for step in &mut record.steps {
                 if step.status == StepStatus::Pending {
@@ -213,14 +213,4 @@ pub(crate) struct JobIds<'a> {
 /// A step that has not run, as the record holds it.
 pub(crate) fn pending(job: &JobData) -> StepRecord {
     StepRecord::pending(&job.step_id, job.step_type.as_deref().unwrap_or_default())
-}
-
-fn step_ref(job: &JobData) -> StepRef {
-    StepRef {
-        organization_id: job.organization_id.clone(),
-        workspace_id: job.workspace_id.clone(),
-        job_id: job.job_id.clone(),
-        step_id: job.step_id.clone(),
-        step_type: job.step_type.clone().unwrap_or_default(),
-    }
 }

@@ -1,0 +1,249 @@
+//! The tail of every run: the log delivered and stored, the outcome reported, nothing left behind.
+
+use std::path::Path;
+use std::time::Duration;
+
+use control_plane::local::LocalPlatform;
+use control_plane::platform::{Outcome, PlanReference};
+use control_plane::{Platform, StepRef};
+use job_contract::keys::ObjectKey;
+use job_contract::progress::Phase;
+use job_contract::report::{ChangeCounts, FinalReport, ToolRecord};
+use job_contract::settlement::{self, Ending};
+use job_contract::{Exit, JobData, StepType};
+use tracing::error;
+
+use crate::Ended;
+use crate::artifacts::Store;
+use crate::config::Config;
+use crate::fault::chain;
+use crate::run::{Run, StageError};
+use crate::stop::Stop;
+
+/// What became of a step: everything its report says.
+#[derive(Debug)]
+pub(crate) struct Verdict {
+    pub(crate) exit: Exit,
+    pub(crate) ending: Ending,
+    pub(crate) after_ok: bool,
+    pub(crate) changes: Option<ChangeCounts>,
+    pub(crate) plan: PlanReference,
+    pub(crate) commit_id: String,
+    pub(crate) tool: Option<ToolRecord>,
+    pub(crate) error: Option<String>,
+    pub(crate) hint: Option<String>,
+    /// Whether the platform is told. A step that is somebody else's, or over, is not ours to report.
+    pub(crate) reported: bool,
+}
+
+impl Verdict {
+    pub(crate) fn failed(error: &StageError) -> Self {
+        Self {
+            exit: error.exit(),
+            ending: Ending::NotReached,
+            after_ok: true,
+            changes: None,
+            plan: PlanReference::Keep,
+            commit_id: String::new(),
+            tool: None,
+            error: Some(error.story()),
+            hint: error.hint(),
+            reported: true,
+        }
+    }
+
+    pub(crate) fn not_ours(exit: Exit, error: String) -> Self {
+        Self {
+            exit,
+            error: Some(error),
+            hint: None,
+            reported: false,
+            ..Self::failed(&StageError::Panicked)
+        }
+    }
+}
+
+/// How long sinks may take to receive the rest of the log.
+const LOG_FLUSH: Duration = Duration::from_mins(1);
+
+/// A report that so far says only whose it is.
+pub(crate) fn identity(job: &JobData) -> FinalReport {
+    FinalReport {
+        job_id: job.job_id.clone(),
+        step_id: job.step_id.clone(),
+        step_type: job.step_type.clone(),
+        ..FinalReport::default()
+    }
+}
+
+/// A run that could not even be opened: told to the platform if the document says where it belongs.
+pub(crate) async fn refuse(
+    config: &Config,
+    job: &JobData,
+    identity: FinalReport,
+    failure: &StageError,
+) -> Ended {
+    let verdict = Verdict::failed(failure);
+    error!(
+        error = verdict.error,
+        hint = verdict.hint,
+        "the step cannot run"
+    );
+    let reported = match config.folders(std::env::var_os("HOME")) {
+        Ok(folders) if is_addressable(job) && !config.run.disable_acknowledge => {
+            let outcome = Outcome {
+                settlement: settlement::settle(
+                    StepType::Approval,
+                    Ending::NotReached,
+                    true,
+                    false,
+                    1,
+                ),
+                output: None,
+                plan: PlanReference::Keep,
+                commit_id: String::new(),
+            };
+            let platform = Platform::Local(LocalPlatform::new(&folders.data));
+            let told = platform.report_outcome(&StepRef::of(job), &outcome).await;
+            told.inspect_err(|error| {
+                error!(error = chain(error), "the failure could not be reported");
+            })
+            .is_ok()
+        }
+        _ => false,
+    };
+    let report = FinalReport {
+        outcome: verdict.exit.code(),
+        error: verdict.error,
+        hint: verdict.hint,
+        ..identity
+    };
+    Ended { report, reported }
+}
+
+/// Whether a document that is not usable at least says which step it is.
+fn is_addressable(job: &JobData) -> bool {
+    let plain = JobData {
+        step_type: Some(StepType::Approval.name().to_owned()),
+        ..job.clone()
+    };
+    plain.validate().is_ok()
+}
+
+/// The tail of every run: the log delivered and stored, the outcome reported, nothing left behind.
+pub(crate) async fn conclude(run: Run<'_>, identity: FinalReport, mut verdict: Verdict) -> Ended {
+    let Run {
+        log,
+        layout,
+        clock,
+        stop,
+        ..
+    } = run;
+    let summary = log.finish(flush_time(&stop)).await;
+    let reporter = Reporter {
+        config: run.config,
+        job: &run.job,
+        step: &run.step,
+        platform: &run.platform,
+        store: &run.store,
+    };
+    let told = clock
+        .time(
+            Phase::Report,
+            reporter.report(&verdict, &summary.spool.path),
+            Result::is_ok,
+        )
+        .await;
+    if let Err(failure) = &told {
+        error!(error = failure.story(), "the outcome could not be reported");
+        if verdict.exit == Exit::Done {
+            // Not `Infrastructure`: that would promise that starting again is safe.
+            verdict.exit = Exit::StepFailed;
+        }
+        verdict.error.get_or_insert_with(|| failure.story());
+    }
+    if let Err(failure) = layout.remove() {
+        error!(
+            error = chain(&failure),
+            "the workspace could not be removed"
+        );
+    }
+    let report = FinalReport {
+        outcome: verdict.exit.code(),
+        error: verdict.error,
+        hint: verdict.hint,
+        tool: verdict.tool,
+        commit_id: Some(verdict.commit_id).filter(|commit| !commit.is_empty()),
+        changes: verdict.changes,
+        phases: clock.timings(),
+        lost_log_lines: summary
+            .sinks
+            .iter()
+            .map(|sink| sink.lost)
+            .max()
+            .unwrap_or_default(),
+        ..identity
+    };
+    // A claimed step is told to nobody: its holder reports it.
+    Ended {
+        report,
+        reported: told.is_ok() && verdict.exit != Exit::Claimed,
+    }
+}
+
+/// Under a stop order the process has little time left; the report matters more than the last lines.
+fn flush_time(stop: &Stop) -> Duration {
+    if stop.given().is_some() {
+        Duration::from_secs(5)
+    } else {
+        LOG_FLUSH
+    }
+}
+
+struct Reporter<'r> {
+    config: &'r Config,
+    job: &'r JobData,
+    step: &'r StepRef,
+    platform: &'r Platform,
+    store: &'r Store,
+}
+
+impl Reporter<'_> {
+    async fn report(&self, verdict: &Verdict, log: &Path) -> Result<(), StageError> {
+        if !verdict.reported {
+            return Ok(());
+        }
+        // The outcome matters more than the log: it is reported even when the log could not be stored.
+        let output = self.store.put_file(&output_key(self.job), log);
+        if !self.config.run.disable_acknowledge {
+            let outcome = self.outcome(verdict, output.as_ref().ok()).await?;
+            self.platform.report_outcome(self.step, &outcome).await?;
+        }
+        output?;
+        Ok(())
+    }
+
+    async fn outcome(
+        &self,
+        verdict: &Verdict,
+        output: Option<&String>,
+    ) -> Result<Outcome, StageError> {
+        let template_steps = self.platform.standing(self.step).await?.template_steps;
+        Ok(Outcome {
+            settlement: settlement::settle(
+                self.job.step_type()?,
+                verdict.ending,
+                verdict.after_ok,
+                self.job.ignore_error,
+                template_steps,
+            ),
+            output: output.cloned(),
+            plan: verdict.plan.clone(),
+            commit_id: verdict.commit_id.clone(),
+        })
+    }
+}
+
+pub(crate) fn output_key(job: &JobData) -> ObjectKey {
+    ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id)
+}

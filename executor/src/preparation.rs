@@ -1,0 +1,269 @@
+//! Everything that may be repeated freely, and the claim that ends it: workspace, reviewed plan, tool.
+
+use std::future::Future;
+use std::time::SystemTime;
+
+use control_plane::platform::{Claim, Holder, Standing};
+use job_contract::progress::Phase;
+use job_contract::status::JobStatus;
+use job_contract::{Exit, StepType};
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use crate::conclusion::{Verdict, output_key};
+use crate::fault::chain;
+use crate::operation::Prepared;
+use crate::plan;
+use crate::run::{Run, StageError};
+use crate::scripts;
+use crate::tool::{self, ResolvedTool, ToolConfig};
+use crate::workspace::{self, ArchiveLimits, AzureEnvironment, Workspace, WorkspaceConfig};
+
+/// What a step is ready for.
+pub(crate) enum Readiness {
+    Ready(Box<Prepared>),
+    Scripts(Box<Workspace>, Option<ResolvedTool>),
+    NotOurs(Box<Verdict>),
+}
+
+/// Everything that may be repeated freely, and the claim that ends it.
+pub(crate) async fn prepare(run: &Run<'_>) -> Result<Readiness, StageError> {
+    let standing = run.platform.standing(&run.step).await?;
+    // A rejected job still runs the scripts of its rejection, which arrive as an approval step (contract 2.5).
+    let rejected = standing.status == JobStatus::Rejected && run.step_type != StepType::Approval;
+    if standing.status.is_over() || rejected {
+        let text = format!("the job is already {}: nothing is run", standing.status);
+        warn!("{text}");
+        run.log.writer().line(&text).await;
+        return Ok(Readiness::NotOurs(Box::new(Verdict::not_ours(
+            Exit::Done,
+            text,
+        ))));
+    }
+    scripts::check(&run.job, &run.env.path())?;
+    if !run.job.policy_list.is_empty() {
+        warn!(
+            policies = run.job.policy_list.len(),
+            "the job carries policies, which are not evaluated here"
+        );
+    }
+    let workspace = run
+        .phase(
+            Phase::Workspace,
+            unless_stopped(run, prepare_workspace(run)),
+        )
+        .await?;
+    if run.step_type.uses_tool() {
+        let working_dir = workspace.working_dir(&run.job)?;
+        let plan = reviewed_plan(run, &standing).await?;
+        let pinned = plan
+            .as_ref()
+            .and_then(|plan| plan.record.as_ref())
+            .map(|record| record.version.as_str());
+        let range = pinned.unwrap_or(&run.job.terraform_version);
+        let tool = run
+            .phase(
+                Phase::Tool,
+                unless_stopped(run, Box::pin(resolve_tool(run, range))),
+            )
+            .await?;
+        Ok(match claim(run, &workspace).await? {
+            Some(refusal) => Readiness::NotOurs(Box::new(refusal)),
+            None => Readiness::Ready(Box::new(Prepared {
+                workspace,
+                working_dir,
+                tool,
+                plan,
+            })),
+        })
+    } else {
+        let tool = if run.job.command_list.is_empty() {
+            None
+        } else {
+            optional_tool(run).await
+        };
+        Ok(match claim(run, &workspace).await? {
+            Some(refusal) => Readiness::NotOurs(Box::new(refusal)),
+            None => Readiness::Scripts(Box::new(workspace), tool),
+        })
+    }
+}
+
+/// Gives up work that may be repeated when a stop order comes: nothing has been changed yet.
+async fn unless_stopped<T>(
+    run: &Run<'_>,
+    work: impl Future<Output = Result<T, StageError>>,
+) -> Result<T, StageError> {
+    tokio::select! {
+        biased;
+        _ = run.stop.ordered() => Err(StageError::Stopped),
+        result = work => result,
+    }
+}
+
+async fn prepare_workspace(run: &Run<'_>) -> Result<Workspace, StageError> {
+    let config = WorkspaceConfig {
+        known_hosts: run.config.source.ssh_known_hosts_file.clone(),
+        archive_limits: ArchiveLimits {
+            max_bytes: run.config.source.archive_max_bytes,
+            max_entries: run.config.source.archive_max_entries,
+        },
+        path: run.env.path(),
+        home: run.folders.home.clone(),
+        environment: run
+            .env
+            .inherited()
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect(),
+        content_token: None,
+        azure: AzureEnvironment::from_lookup(|name| std::env::var(name).ok()),
+    };
+    let notify = |text: &str| info!("{text}");
+    let workspace = workspace::prepare(&run.job, &run.layout, &config, &notify).await?;
+    let wants_tools = !run.job.command_list.is_empty() || !run.job.on_failure_list.is_empty();
+    let repository = run
+        .config
+        .source
+        .tools_repository
+        .as_deref()
+        .filter(|url| !url.is_empty());
+    if let (true, Some(repository)) = (wants_tools, repository) {
+        let dir = if run.step_type.uses_tool() {
+            workspace.working_dir(&run.job)?
+        } else {
+            workspace.root.clone()
+        };
+        let branch = run.config.source.tools_branch.as_deref().unwrap_or("main");
+        let target = scripts::tools_repository(&dir);
+        let variables = &run.job.environment_variables;
+        let cloned = workspace::clone_tools_repository(
+            repository,
+            branch,
+            &target,
+            variables,
+            &run.layout,
+            &config,
+        );
+        if let Err(error) = cloned.await {
+            warn!(
+                error = chain(&error),
+                "the extension repository could not be cloned"
+            );
+        }
+    }
+    Ok(workspace)
+}
+
+async fn reviewed_plan(
+    run: &Run<'_>,
+    standing: &Standing,
+) -> Result<Option<plan::ReviewedPlan>, StageError> {
+    if run.step_type != StepType::Apply {
+        return Ok(None);
+    }
+    let context = run.platform.context(&run.step).await?;
+    Ok(plan::fetch(
+        standing,
+        &context,
+        &run.store,
+        run.layout.private(),
+        run.job.tool(),
+    )?)
+}
+
+async fn resolve_tool(run: &Run<'_>, range: &str) -> Result<ResolvedTool, StageError> {
+    let (terraform_index, tofu_index) = run.config.release_indexes()?;
+    let tools = &run.config.tools;
+    let config = ToolConfig {
+        cache_dir: run.folders.tool_cache.clone(),
+        terraform_index,
+        tofu_index,
+        mirror: tools.release_mirror_url.clone(),
+        selection: tools.tool_selection,
+        signatures: tools.release_signatures,
+        extra_keys: tools.release_keys_file.clone(),
+        path: run.env.path(),
+    };
+    let notify = |text: &str| info!("{text}");
+    let resolved = tool::resolve(run.job.tool(), range, &config, &notify).await?;
+    info!(version = %resolved.version, path = %resolved.path.display(), "using {}", resolved.tool);
+    Ok(resolved)
+}
+
+/// Script steps get the tool on their `PATH` where it can be had (W-25); many do not need it.
+async fn optional_tool(run: &Run<'_>) -> Option<ResolvedTool> {
+    match unless_stopped(run, Box::pin(resolve_tool(run, &run.job.terraform_version))).await {
+        Ok(tool) => Some(tool),
+        Err(error) => {
+            warn!(
+                error = error.story(),
+                "scripts run without the tool on PATH"
+            );
+            None
+        }
+    }
+}
+
+/// Takes the claim on the step and reports it running; `Some` when the step is not ours to run.
+async fn claim(run: &Run<'_>, workspace: &Workspace) -> Result<Option<Verdict>, StageError> {
+    if run.stop.given().is_some() {
+        return Err(StageError::Stopped);
+    }
+    let claim = run
+        .phase(Phase::Claim, run.platform.claim(&run.step, &holder(run)))
+        .await?;
+    let runs_scripts = !run.job.command_list.is_empty() && !run.step_type.uses_tool();
+    match claim {
+        Claim::Held(holder) if run.step_type.changes_infrastructure() || runs_scripts => {
+            let text = format!(
+                "step {} was already taken by pod {holder}: it is not run again",
+                run.step.step_id
+            );
+            run.log.writer().line(&run.palette().failure(&text)).await;
+            return Ok(Some(Verdict::not_ours(Exit::Claimed, text)));
+        }
+        Claim::Held(holder) => {
+            info!(%holder, "the step was started before; repeating it changes nothing");
+        }
+        Claim::Granted => {}
+    }
+    if !run.config.run.disable_acknowledge {
+        let output = run.store.reference(&output_key(&run.job));
+        let told = run
+            .platform
+            .report_running(&run.step, &workspace.commit_id, &output)
+            .await;
+        // The step is claimed: giving up now would leave it to nobody. The final report says it all anyway.
+        if let Err(error) = told {
+            warn!(
+                error = chain(&error),
+                "the step could not be reported as running"
+            );
+        }
+    }
+    Ok(None)
+}
+
+fn holder(run: &Run<'_>) -> Holder {
+    let host = || {
+        nix::unistd::gethostname()
+            .ok()
+            .and_then(|name| name.into_string().ok())
+    };
+    Holder {
+        pod: run
+            .config
+            .run
+            .pod_name
+            .clone()
+            .or_else(host)
+            .unwrap_or_else(|| "unknown".to_owned()),
+        uid: run
+            .config
+            .run
+            .pod_uid
+            .clone()
+            .unwrap_or_else(|| Uuid::new_v4().to_string()),
+        since: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+    }
+}
