@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use clap::{Parser, Subcommand};
 
 use crate::run::args::RunArgs;
+use crate::serve::config::ServeArgs;
 
 /// Launches Terraform and OpenTofu runs, one step per executor process.
 #[derive(Debug, Parser)]
@@ -20,6 +21,7 @@ pub struct Args {
 pub enum Command {
     /// Plan and apply a folder on this machine, or run one job document
     Run(Box<RunArgs>),
+    Serve(Box<ServeArgs>),
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  \
         api-launcher completions bash > ~/.local/share/bash-completion/completions/api-launcher")]
@@ -97,6 +99,8 @@ mod tests {
     #[case("run --var a= --output json --color never -v")]
     #[case("completions zsh")]
     #[case("executor")]
+    #[case("serve")]
+    #[case("serve --allow-unauthenticated --listen 127.0.0.1:0 --target process --concurrency 4")]
     fn sensible_lines_are_accepted(#[case] line: &str) {
         assert!(parse_words(line).is_ok(), "{line}");
     }

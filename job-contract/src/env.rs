@@ -69,5 +69,28 @@ pub const POD_NAME: &str = "MAYFLY_POD_NAME";
 /// See [`POD_NAME`].
 pub const POD_UID: &str = "MAYFLY_POD_UID";
 
+/// Address the launcher's HTTP service listens on.
+pub const LISTEN: &str = "MAYFLY_LISTEN";
+/// Where accepted steps run: `process` starts executors on the launcher's own machine.
+pub const TARGET: &str = "MAYFLY_TARGET";
+/// How many executors the `process` target runs at a time.
+pub const CONCURRENCY: &str = "MAYFLY_CONCURRENCY";
+/// `true` turns the check of tokens off on a loopback address, `everywhere` on any address.
+pub const ALLOW_UNAUTHENTICATED: &str = "MAYFLY_ALLOW_UNAUTHENTICATED";
+/// `all` launches every dispatch, `flag` only those of workspaces that ask for it.
+pub const ROUTE: &str = "MAYFLY_ROUTE";
+/// `true` reads the values `0`, `false` and `off` of the workspace's flag as absence.
+pub const ROUTE_STRICT: &str = "MAYFLY_ROUTE_STRICT";
+/// Full URL of the executor that gets the dispatches of workspaces without the flag.
+pub const PERSISTENT_EXECUTOR_URL: &str = "MAYFLY_PERSISTENT_EXECUTOR_URL";
+/// Seconds the launcher takes at most to stop.
+pub const SHUTDOWN_SECONDS: &str = "MAYFLY_SHUTDOWN_SECONDS";
+/// What a stopping launcher does with executors on its machine: `interrupt` or `leave`.
+pub const RUNS_ON_STOP: &str = "MAYFLY_RUNS_ON_STOP";
+/// Another executor program than the one built into the launcher.
+pub const EXECUTOR: &str = "MAYFLY_EXECUTOR";
+/// Presence in a workspace's environment asks for a run of its own. Contract 2.1.
+pub const ENABLE_EPHEMERAL: &str = "TERRAKUBE_ENABLE_EPHEMERAL_EXECUTOR";
+
 /// Largest environment string Linux accepts at `execve`, name, `=` and NUL included (`MAX_ARG_STRLEN`).
 pub const MAX_ENV_STRING_BYTES: usize = 131_072;

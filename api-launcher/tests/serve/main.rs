@@ -1,0 +1,1 @@
+//! `api-launcher serve` as a process.
