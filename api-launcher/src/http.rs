@@ -84,3 +84,6 @@ async fn wrong_method() -> Response {
         "this path has another method",
     )
 }
+
+#[cfg(test)]
+mod tests;

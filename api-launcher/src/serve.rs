@@ -107,7 +107,8 @@ async fn run_in(settings: Settings) -> Result<(), ServeError> {
     );
     info!(
         %address,
-        target = target.name(),
+        // `target` is the name of the module in every line.
+        dispatch_target = target.name(),
         version = env!("CARGO_PKG_VERSION"),
         "listening"
     );

@@ -192,20 +192,33 @@ impl ProcessTarget {
             while !inner.shutdown.graceful.is_cancelled()
                 && let Some(key) = inner.next()
             {
-                let inner = Arc::clone(inner);
-                runs.spawn(async move { run::carry_out(&inner, &key).await });
+                let place = Place {
+                    inner: Arc::clone(inner),
+                };
+                runs.spawn(run::carry_out(place, key));
             }
             tokio::select! {
                 biased;
                 () = inner.shutdown.graceful.cancelled() => break,
-                Some(_) = runs.join_next() => inner.index().ended(),
+                Some(_) = runs.join_next() => {}
                 () = inner.wake.notified() => {}
                 _ = expiry.tick() => inner.expire(),
             }
         }
-        while runs.join_next().await.is_some() {
-            inner.index().ended();
-        }
+        while runs.join_next().await.is_some() {}
+    }
+}
+
+/// A started run's place among the concurrent ones, given back however the run ends.
+#[derive(Debug)]
+struct Place {
+    inner: Arc<Inner>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.inner.index().ended();
+        self.inner.wake.notify_one();
     }
 }
 

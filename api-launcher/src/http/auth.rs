@@ -231,7 +231,7 @@ pub(crate) mod tests {
         #[case] algorithm: Algorithm,
     ) {
         // Bytes that need `-` and `_`, or `+` and `/`, in base64.
-        let secret: Vec<u8> = (0..length).map(|i| 0xfb_u8.wrapping_add(i as u8)).collect();
+        let secret: Vec<u8> = (0xb8..=0xff).take(length).collect();
         let token = format!("bearer {}", signed(algorithm, &secret, &claims()));
         for text in [
             base64::engine::general_purpose::STANDARD.encode(&secret),

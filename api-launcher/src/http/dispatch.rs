@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::StreamExt as _;
 use job_contract::JobData;
@@ -77,7 +77,7 @@ fn authorize(state: &AppState, headers: &HeaderMap) -> Result<(), Refusal> {
     let authorization = headers.get(header::AUTHORIZATION);
     state
         .gate
-        .check(authorization.map(|value| value.as_bytes()))
+        .check(authorization.map(HeaderValue::as_bytes))
         .map_err(Refusal::Unauthorized)
 }
 

@@ -30,7 +30,7 @@ const SHUTDOWN_SECONDS: u64 = 25;
 /// agent's URL, or `TERRAKUBE_DEFAULT_EXECUTOR`). A dispatch is answered 202 as soon as it is safe on disk, and
 /// runs once however often it is delivered. Health is at /actuator/health, metrics are at /metrics.
 ///
-/// Requests must carry the platform's token, signed with the secret in the environment variable InternalSecret.
+/// Requests must carry the platform's token, signed with the secret in the environment variable `InternalSecret`.
 #[derive(Args, Clone, Debug, Default)]
 #[command(after_help = EXAMPLES)]
 pub struct ServeArgs {
@@ -87,8 +87,8 @@ pub struct ProcessArgs {
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Routing")]
 pub struct RoutingArgs {
-    /// `all` runs every dispatch, `flag` only those of workspaces with TERRAKUBE_ENABLE_EPHEMERAL_EXECUTOR in
-    /// their environment; the others go to the persistent executor [default: all]
+    /// `all` runs every dispatch, `flag` only those of workspaces with
+    /// `TERRAKUBE_ENABLE_EPHEMERAL_EXECUTOR` in their environment; the others go to the persistent executor [default: all]
     #[arg(long, value_name = "WHICH", env = env::ROUTE)]
     pub route: Option<String>,
 
@@ -96,7 +96,7 @@ pub struct RoutingArgs {
     #[arg(long, value_name = "BOOL", env = env::ROUTE_STRICT, num_args = 0..=1, default_missing_value = "true")]
     pub route_strict: Option<String>,
 
-    /// The persistent executor, its path included: http://executor:8090/api/v1/terraform-rs
+    /// The persistent executor, its path included: `http://executor:8090/api/v1/terraform-rs`
     #[arg(long, value_name = "URL", env = env::PERSISTENT_EXECUTOR_URL)]
     pub persistent_executor_url: Option<String>,
 }
@@ -413,10 +413,6 @@ mod tests {
 
     const SECRET: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 
-    fn text(text: &str) -> Option<String> {
-        Some(text.to_owned())
-    }
-
     #[test]
     fn a_secret_is_all_it_needs() {
         let settings = ServeArgs::default().resolve(Some(SECRET)).unwrap();
@@ -428,19 +424,19 @@ mod tests {
     #[test]
     fn every_problem_is_told_at_once_and_named() {
         let args = ServeArgs {
-            listen: text("nowhere"),
-            target: text("moon"),
+            listen: Some("nowhere".to_owned()),
+            target: Some("moon".to_owned()),
             allow_unauthenticated: None,
-            shutdown_seconds: text("soon"),
+            shutdown_seconds: Some("soon".to_owned()),
             process: ProcessArgs {
-                concurrency: text("0"),
-                runs_on_stop: text("explode"),
+                concurrency: Some("0".to_owned()),
+                runs_on_stop: Some("explode".to_owned()),
                 ..ProcessArgs::default()
             },
             routing: RoutingArgs {
-                route: text("flag"),
-                route_strict: text("maybe"),
-                persistent_executor_url: text("ftp://executor"),
+                route: Some("flag".to_owned()),
+                route_strict: Some("maybe".to_owned()),
+                persistent_executor_url: Some("ftp://executor".to_owned()),
             },
             ..ServeArgs::default()
         };
@@ -475,7 +471,7 @@ mod tests {
         #[case] expected: &str,
     ) {
         let args = ServeArgs {
-            allow_unauthenticated: text(open),
+            allow_unauthenticated: Some(open.to_owned()),
             listen: listen.map(str::to_owned),
             ..ServeArgs::default()
         };
@@ -487,8 +483,8 @@ mod tests {
     #[test]
     fn without_a_secret_other_machines_are_kept_out_unless_forced() {
         let args = ServeArgs {
-            allow_unauthenticated: text("true"),
-            listen: text("0.0.0.0:8090"),
+            allow_unauthenticated: Some("true".to_owned()),
+            listen: Some("0.0.0.0:8090".to_owned()),
             ..ServeArgs::default()
         };
         let problems = args.resolve(None).unwrap_err();
@@ -498,7 +494,7 @@ mod tests {
     #[test]
     fn routing_by_flag_needs_a_persistent_executor() {
         let mut args = ServeArgs::default();
-        args.routing.route = text("flag");
+        args.routing.route = Some("flag".to_owned());
         let problems = args.resolve(Some(SECRET)).unwrap_err();
         assert_eq!(problems[0].variable, "MAYFLY_PERSISTENT_EXECUTOR_URL");
     }

@@ -3,9 +3,10 @@
 
 use std::error::Error;
 use std::process::ExitStatus;
+use std::sync::Arc;
 use std::time::Duration;
 
-use job_contract::status::JobStatus;
+use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{Exit, JobData};
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{error, info, warn};
@@ -13,11 +14,13 @@ use tracing::{error, info, warn};
 use super::executor::{Executor, RunFolder, StartError};
 use super::queue::RunKey;
 use super::settle::{SettleError, Stand};
-use super::{Inner, RunsOnStop, blocking, now};
+use super::{Inner, Place, RunsOnStop, blocking, now};
 use crate::run::{artifacts, data, executor};
 
 /// How often the platform is asked whether the job was cancelled.
 const CANCEL_POLL: Duration = Duration::from_secs(2);
+/// How long a run rests that could not be carried on, as when the disk is full.
+const RETRY: Duration = Duration::from_secs(30);
 /// An executor that was asked to stop has its own budget, of five minutes at most; one that outlives it hangs.
 const KILL_AFTER: Duration = Duration::from_mins(6);
 
@@ -39,18 +42,28 @@ enum Before {
     Fresh,
 }
 
-/// Carries a run to its end and forgets it. Says nothing: whatever goes wrong is told in the log, and the run
-/// stays queued for the next start.
-pub(super) async fn carry_out(inner: &Inner, key: &RunKey) {
-    match attempt(inner, key).await {
+/// Carries a run to its end and forgets it. What goes wrong is told in the log, and tried again later.
+pub(super) async fn carry_out(place: Place, key: RunKey) {
+    let inner = Arc::clone(&place.inner);
+    match attempt(&inner, &key).await {
         Ok(Some(stand)) => {
-            let ok = matches!(stand.step, job_contract::status::StepStatus::Completed);
-            inner.metrics.finished(ok);
+            inner.metrics.finished(stand.step == StepStatus::Completed);
+            finish(&inner, &key).await;
+            drop(place);
             info!(run = %key, job_status = %stand.job, step_status = ?stand.step, "a run has ended");
-            finish(inner, key).await;
         }
         Ok(None) => info!(run = %key, "a run goes on without this launcher"),
-        Err(failure) => error!(run = %key, error = story(&failure), "a run could not be settled"),
+        Err(failure) => {
+            drop(place);
+            error!(run = %key, error = story(&failure), "a run could not be carried on; it is tried again");
+            tokio::select! {
+                () = inner.shutdown.graceful.cancelled() => {}
+                () = tokio::time::sleep(RETRY) => {
+                    inner.index().admit(now(), key);
+                    inner.wake.notify_one();
+                }
+            }
+        }
     }
 }
 
