@@ -2,7 +2,9 @@
 //! job document to its end on this machine, with the executor as a separate process in a pod's environment.
 
 pub mod cli;
+pub mod config;
 pub mod manifest;
+pub mod render;
 pub mod run;
 
 use std::ffi::OsString;
@@ -25,6 +27,7 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn dispatch(command: Command) -> ExitCode {
     match command {
         Command::Run(args) => ExitCode::from(run::run(&args)),
+        Command::Render(args) => ExitCode::from(render::run(&args).code()),
         Command::Completions { shell } => completions(shell),
         Command::Executor => executor::main_from_env(),
     }

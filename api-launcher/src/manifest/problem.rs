@@ -32,6 +32,11 @@ pub struct ManifestErrors {
 }
 
 impl ManifestErrors {
+    /// The problems, of which there must be at least one.
+    pub(super) const fn new(problems: Vec<Problem>) -> Self {
+        Self { problems }
+    }
+
     /// `Ok` when there is nothing to complain about.
     pub(super) fn check(problems: Vec<Problem>) -> Result<(), Self> {
         if problems.is_empty() {
@@ -53,14 +58,6 @@ impl ManifestErrors {
             Exit::BadConfiguration
         } else {
             Exit::BadJobData
-        }
-    }
-}
-
-impl From<Problem> for ManifestErrors {
-    fn from(problem: Problem) -> Self {
-        Self {
-            problems: vec![problem],
         }
     }
 }
