@@ -6,6 +6,9 @@ pub mod cli;
 mod dispatch;
 mod http;
 mod metrics;
+pub mod config;
+pub mod manifest;
+pub mod render;
 pub mod run;
 pub mod serve;
 mod shutdown;
@@ -32,6 +35,7 @@ fn dispatch(command: Command) -> ExitCode {
     match command {
         Command::Run(args) => ExitCode::from(run::run(&args)),
         Command::Serve(args) => ExitCode::from(serve::serve(&args)),
+        Command::Render(args) => ExitCode::from(render::run(&args).code()),
         Command::Completions { shell } => completions(shell),
         Command::Executor => executor::main_from_env(),
     }

@@ -7,7 +7,7 @@ pub mod args;
 pub(crate) mod artifacts;
 mod content;
 pub(crate) mod data;
-mod document;
+pub(crate) mod document;
 pub(crate) mod environment;
 mod error;
 mod event;

@@ -43,7 +43,7 @@ pub(crate) enum Flag {
 
 impl Flag {
     fn is_on(self, job: &JobData) -> bool {
-        let Some(value) = job.environment_variables.get(env::ENABLE_EPHEMERAL) else {
+        let Some(value) = job.environment_variables.get(env::EPHEMERAL_SWITCH) else {
             return false;
         };
         let value = value.trim();
@@ -134,7 +134,7 @@ mod tests {
         let mut job = JobData::default();
         if let Some(value) = value {
             job.environment_variables
-                .insert(env::ENABLE_EPHEMERAL.to_owned(), value.to_owned());
+                .insert(env::EPHEMERAL_SWITCH.to_owned(), value.to_owned());
         }
         assert_eq!(Flag::Present.is_on(&job), present);
         assert_eq!(Flag::Strict.is_on(&job), strict);
