@@ -3,6 +3,7 @@
 
 pub mod cli;
 pub mod run;
+pub mod verdict;
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
