@@ -2,6 +2,7 @@
 //! job document to its end on this machine, with the executor as a separate process in a pod's environment.
 
 pub mod cli;
+pub mod cluster;
 pub mod run;
 pub mod verdict;
 

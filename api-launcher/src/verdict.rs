@@ -16,10 +16,10 @@ use job_contract::report::FinalReport;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::jiff::Timestamp;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) use facts::{
-    EXECUTOR, condition_time, executor_state, final_report, is_suspended, newest, terminal,
+    EXECUTOR, condition_time, executor_state, final_report, is_suspended, newest, seen, terminal,
 };
 
 /// How long each kind of waiting may last (field.md E2 has the reasons).
@@ -106,7 +106,7 @@ impl WaitReason {
 }
 
 /// How a run ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     pub kind: VerdictKind,
     /// The cause, in one sentence.
@@ -114,17 +114,17 @@ pub struct Verdict {
     /// What the sentence rests on, most telling first.
     pub evidence: Vec<Evidence>,
     /// What to do about it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
     /// What an executor that could still speak would have ended with.
-    #[serde(serialize_with = "exit_code")]
+    #[serde(serialize_with = "exit_code", deserialize_with = "exit_of_code")]
     pub outcome: Exit,
     /// Whether the executor had started, that is, whether anything may have been changed.
     pub started: bool,
     /// Whether Kubernetes is done with the Job. Otherwise it was given up on and has still to be stopped.
     pub job_over: bool,
     /// The executor's own words, if it left any.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report: Option<FinalReport>,
 }
 
@@ -136,6 +136,12 @@ fn exit_code<S: Serializer>(exit: &Exit, serializer: S) -> Result<S::Ok, S::Erro
     serializer.serialize_u8(exit.code())
 }
 
+fn exit_of_code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Exit, D::Error> {
+    let code = u8::deserialize(deserializer)?;
+    Exit::from_code(code.into())
+        .ok_or_else(|| serde::de::Error::custom(format!("no executor ends with {code}")))
+}
+
 impl Verdict {
     /// Whether the executor said itself how the run ended, so that nobody has to say it in its place.
     pub const fn spoke(&self) -> bool {
@@ -144,7 +150,7 @@ impl Verdict {
 }
 
 /// Every way a run can end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VerdictKind {
     Completed,
@@ -222,7 +228,7 @@ impl fmt::Display for VerdictKind {
 }
 
 /// One fact a verdict rests on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Evidence {
     /// Where it was read: `container executor`, `node`, `event FailedScheduling`…
     pub source: String,

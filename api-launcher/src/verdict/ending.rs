@@ -5,6 +5,8 @@ use job_contract::report::FinalReport;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Event, Pod};
 
+use crate::cluster::annotations::CANCELLED_AT;
+
 use super::waiting::{Refusal, refused};
 use super::{Evidence, Verdict, VerdictKind, facts};
 
@@ -50,7 +52,7 @@ pub(super) fn gone(job: &Job, pods: &[Pod], events: &[Event]) -> Verdict {
     let end = facts::newest(pods).map(of_pod);
     let end = match end {
         Some(end) if end.report.is_some() && end.kind != VerdictKind::Signalled => end,
-        other => deleted(other),
+        other => deleted(job, other),
     };
     verdict(end, pods, events)
 }
@@ -160,22 +162,28 @@ fn deadline(job: &Job, end: PodEnd) -> PodEnd {
     }
 }
 
-fn deleted(end: Option<PodEnd>) -> PodEnd {
+fn deleted(job: &Job, end: Option<PodEnd>) -> PodEnd {
     let started = end.as_ref().is_some_and(|end| end.started);
     let when = if started {
         "while it was running"
     } else {
         "before it had started"
     };
+    let cancelled = job
+        .metadata
+        .annotations
+        .as_ref()
+        .is_some_and(|annotations| annotations.contains_key(CANCELLED_AT));
+    let sentence = if cancelled {
+        format!("the run was cancelled {when}")
+    } else {
+        format!("the run's Job was deleted {when}")
+    };
     let (evidence, report) = end.map_or((Vec::new(), None), |end| (end.evidence, end.report));
     PodEnd {
         report,
         evidence,
-        ..PodEnd::silent(
-            VerdictKind::Deleted,
-            format!("the run's Job was deleted {when}"),
-            started,
-        )
+        ..PodEnd::silent(VerdictKind::Deleted, sentence, started)
     }
 }
 
@@ -347,6 +355,9 @@ fn by_executor(pod: &Pod, started: bool) -> Option<PodEnd> {
         ));
     }
     if reason == "ContainerStatusUnknown" {
+        if pod.metadata.deletion_timestamp.is_some() {
+            return None;
+        }
         let node = facts::node(pod).unwrap_or("?");
         return Some(PodEnd::silent(
             VerdictKind::NodeLost,

@@ -133,7 +133,7 @@ pub(super) fn has_started(pod: &Pod) -> bool {
         end.started_at.is_some()
             && !matches!(
                 end.reason.as_deref(),
-                Some("ContainerCannotRun" | "StartError" | "ContainerStatusUnknown")
+                Some("ContainerCannotRun" | "StartError")
             )
     };
     executor_state(pod).is_some_and(|state| state.running.is_some())

@@ -6,12 +6,11 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ContainerStateWaiting, Event, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
+use crate::cluster::labels;
+
 use super::{
     Evidence, Observation, Timeouts, Verdict, VerdictKind, Wait, WaitReason, ending, facts,
 };
-
-/// With this label the queue of the cluster releases the Job.
-const KUEUE_QUEUE: &str = "kueue.x-k8s.io/queue-name";
 
 pub(super) fn unfinished(
     job: &Job,
@@ -116,7 +115,7 @@ fn without_pod(job: &Job, events: &[Event], clock: &Clock<'_>) -> Observation {
             .metadata
             .labels
             .as_ref()
-            .and_then(|labels| labels.get(KUEUE_QUEUE));
+            .and_then(|labels| labels.get(labels::KUEUE_QUEUE));
         let sentence = match queue {
             Some(queue) => format!("waiting to be admitted by the queue `{queue}`"),
             None => "waiting for its turn: as many runs as are allowed at once are at work".into(),
