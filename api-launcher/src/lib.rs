@@ -3,16 +3,18 @@
 //! executor is a separate process in a pod's environment either way.
 
 pub mod cli;
+pub mod cluster;
+pub mod config;
 mod dispatch;
 mod http;
-mod metrics;
-pub mod config;
 pub mod manifest;
+mod metrics;
 pub mod render;
 pub mod run;
 pub mod serve;
 mod shutdown;
 mod telemetry;
+pub mod verdict;
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
