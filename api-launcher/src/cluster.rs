@@ -13,6 +13,7 @@ pub mod explain;
 pub mod history;
 pub mod lease;
 mod logs;
+mod reach;
 pub mod reconcile;
 pub mod rights;
 mod submit;

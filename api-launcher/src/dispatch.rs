@@ -1,18 +1,22 @@
 //! What becomes of a dispatch: where it goes (`route`), and where it runs. A target holds it durably before it
 //! says so, and holds it once however often it comes.
 
+pub(crate) mod kubernetes;
 pub(crate) mod process;
 pub(crate) mod route;
 
 use axum::body::Bytes;
 use job_contract::JobData;
 
+use self::kubernetes::KubernetesTarget;
 use self::process::ProcessTarget;
 use crate::metrics::Load;
 
 /// Where accepted steps run.
 #[derive(Debug)]
 pub(crate) enum Target {
+    /// Jobs of a cluster.
+    Kubernetes(Box<KubernetesTarget>),
     /// Executors on this machine.
     Process(ProcessTarget),
 }
@@ -31,6 +35,9 @@ pub(crate) enum Refused {
     /// It may come again.
     #[error("{0}")]
     Unavailable(String),
+    /// It would be refused again.
+    #[error("{0}")]
+    Invalid(String),
 }
 
 /// Whether the target could accept a dispatch now.
@@ -45,25 +52,30 @@ impl Target {
     /// gone away meanwhile.
     pub(crate) async fn accept(&self, job: JobData, raw: Bytes) -> Result<Accepted, Refused> {
         match self {
+            Self::Kubernetes(target) => target.accept(&job).await,
             Self::Process(target) => target.accept(&job, raw).await,
         }
     }
 
     pub(crate) async fn readiness(&self) -> Readiness {
         match self {
+            Self::Kubernetes(target) => target.readiness().await,
             Self::Process(target) => target.readiness().await,
         }
     }
 
-    pub(crate) fn load(&self) -> Load {
+    /// What waits and runs here; a cluster's runs are not held by the launcher.
+    pub(crate) fn load(&self) -> Option<Load> {
         match self {
-            Self::Process(target) => target.load(),
+            Self::Kubernetes(_) => None,
+            Self::Process(target) => Some(target.load()),
         }
     }
 
     /// Does what the target has to do beside accepting, until the launcher stops.
     pub(crate) async fn work(&self) {
         match self {
+            Self::Kubernetes(_) => {}
             Self::Process(target) => target.work().await,
         }
     }
@@ -71,6 +83,7 @@ impl Target {
     /// The name in the configuration.
     pub(crate) const fn name(&self) -> &'static str {
         match self {
+            Self::Kubernetes(_) => "kubernetes",
             Self::Process(_) => "process",
         }
     }

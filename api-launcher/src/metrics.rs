@@ -166,7 +166,16 @@ impl Metrics {
     }
 
     /// Everything, as text.
-    pub(crate) fn render(&self, load: Load) -> String {
+    pub(crate) fn render(&self, load: Option<Load>) -> String {
+        if let Some(load) = load {
+            self.set(load);
+        }
+        let mut text = String::new();
+        encode(&mut text, &self.lock()).expect("writing to a string does not fail");
+        text
+    }
+
+    fn set(&self, load: Load) {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let seconds = i64::try_from(load.oldest.as_secs()).unwrap_or(i64::MAX);
         self.runs
@@ -176,9 +185,6 @@ impl Metrics {
             .get_or_create(&[("state", "running")])
             .set(count(load.running));
         self.oldest_seconds.set(seconds);
-        let mut text = String::new();
-        encode(&mut text, &self.lock()).expect("writing to a string does not fail");
-        text
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Registry> {
@@ -199,11 +205,11 @@ mod tests {
         metrics.dispatched(DispatchResult::Accepted, Duration::from_millis(30));
         metrics.finished(false);
         metrics.start_failed();
-        let text = metrics.render(Load {
+        let text = metrics.render(Some(Load {
             queued: 3,
             running: 2,
             oldest: Duration::from_secs(61),
-        });
+        }));
         for line in [
             r#"mayfly_dispatches_total{result="accepted"} 1"#,
             r#"mayfly_dispatches_total{result="duplicate"} 0"#,

@@ -11,8 +11,10 @@ use job_contract::{Exit, env};
 use tokio::net::TcpListener;
 use tracing::{error, info, warn};
 
-use self::config::{Problem, ServeArgs, Settings};
+use self::config::{Problem, ServeArgs, Settings, TargetSettings};
+use crate::cluster::{Cluster, ConnectError};
 use crate::dispatch::Target;
+use crate::dispatch::kubernetes::KubernetesTarget;
 use crate::dispatch::process::{OpenError, ProcessTarget};
 use crate::http::{self, AppState, Gate};
 use crate::metrics::Metrics;
@@ -34,6 +36,8 @@ enum ServeError {
     },
     #[error(transparent)]
     Target(#[from] OpenError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
 }
 
 /// Serves until a signal says otherwise, and returns the exit code.
@@ -89,15 +93,15 @@ async fn run_in(settings: Settings) -> Result<(), ServeError> {
     let shutdown = Shutdown::default();
     shutdown.on_signals().map_err(ServeError::Signals)?;
     let metrics = Metrics::default();
-    let target = ProcessTarget::open(settings.process, metrics.clone(), shutdown.clone())?;
+    let target = open(settings.target, &metrics, &shutdown).await?;
     let listen = |source| ServeError::Listen {
         address: settings.listen,
         source,
     };
     let listener = TcpListener::bind(settings.listen).await.map_err(listen)?;
     let address = listener.local_addr().map_err(listen)?;
-    let target = Arc::new(Target::Process(target));
-    let open = settings.secret.is_none();
+    let target = Arc::new(target);
+    let unauthenticated = settings.secret.is_none();
     let state = AppState::new(
         Gate::new(settings.secret, SystemTime::now),
         settings.routing,
@@ -112,7 +116,7 @@ async fn run_in(settings: Settings) -> Result<(), ServeError> {
         version = env!("CARGO_PKG_VERSION"),
         "listening"
     );
-    if open {
+    if unauthenticated {
         warn!("requests are accepted without a token");
     }
     let service = http::serve(listener, http::router(state), shutdown.graceful.clone());
@@ -126,6 +130,24 @@ async fn run_in(settings: Settings) -> Result<(), ServeError> {
         }
     }
     Ok(())
+}
+
+async fn open(
+    settings: TargetSettings,
+    metrics: &Metrics,
+    shutdown: &Shutdown,
+) -> Result<Target, ServeError> {
+    Ok(match settings {
+        TargetSettings::Kubernetes(deployment) => {
+            let cluster = Cluster::connect(Some(deployment.namespace.clone())).await?;
+            Target::Kubernetes(Box::new(KubernetesTarget::new(cluster, *deployment)))
+        }
+        TargetSettings::Process(settings) => Target::Process(ProcessTarget::open(
+            settings,
+            metrics.clone(),
+            shutdown.clone(),
+        )?),
+    })
 }
 
 /// The end of patience: the second signal, or so long after the first.

@@ -63,6 +63,7 @@ async fn handle(state: &AppState, request: Request) -> Result<(Response, Dispatc
         .await
         .map_err(|refused| match refused {
             Refused::Unavailable(reason) => Refusal::Unavailable(reason),
+            Refused::Invalid(reason) => Refusal::Invalid(reason),
         })?;
     info!(job_id, step_id, ?accepted, "accepted a dispatch");
     let result = match accepted {

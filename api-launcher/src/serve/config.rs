@@ -12,6 +12,7 @@ use job_contract::env;
 use tracing_subscriber::EnvFilter;
 use url::Url;
 
+use crate::config::{ConfigProblem, Deployment, DeploymentArgs};
 use crate::dispatch::process::{ProcessSettings, RunsOnStop};
 use crate::dispatch::route::{Fallback, Flag, Routing};
 use crate::http::InternalSecret;
@@ -39,7 +40,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ADDRESS:PORT", env = env::LISTEN)]
     pub listen: Option<String>,
 
-    /// Where accepted steps run: `process`, as executors on this machine [default: process]
+    /// Where accepted steps run: `kubernetes`, as Jobs, or `process`, as executors on this machine
+    /// [default: kubernetes]
     #[arg(long, value_name = "TARGET", env = env::TARGET)]
     pub target: Option<String>,
 
@@ -60,6 +62,9 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     pub telemetry: TelemetryArgs,
+
+    #[command(flatten)]
+    pub deployment: DeploymentArgs,
 }
 
 #[derive(Args, Clone, Debug, Default)]
@@ -126,7 +131,7 @@ leaves at once.";
 /// What is wrong with one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
-    pub(crate) variable: &'static str,
+    pub(crate) variable: String,
     pub(crate) text: String,
 }
 
@@ -136,13 +141,35 @@ impl fmt::Display for Problem {
     }
 }
 
+impl From<&ConfigProblem> for Problem {
+    fn from(problem: &ConfigProblem) -> Self {
+        Self {
+            variable: problem.subject.clone(),
+            text: problem.rule.clone(),
+        }
+    }
+}
+
+/// Where accepted steps run.
+#[derive(Debug)]
+pub(crate) enum TargetSettings {
+    Kubernetes(Box<Deployment>),
+    Process(ProcessSettings),
+}
+
+#[derive(Clone, Copy)]
+enum TargetName {
+    Kubernetes,
+    Process,
+}
+
 /// The settings of the service.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) listen: SocketAddr,
     /// `None` lets everybody in.
     pub(crate) secret: Option<InternalSecret>,
-    pub(crate) process: ProcessSettings,
+    pub(crate) target: TargetSettings,
     pub(crate) routing: Routing,
     pub(crate) shutdown: Duration,
 }
@@ -156,7 +183,7 @@ struct Reader {
 impl Reader {
     fn problem(&mut self, variable: &'static str, text: impl Into<String>) {
         self.problems.push(Problem {
-            variable,
+            variable: variable.to_owned(),
             text: text.into(),
         });
     }
@@ -246,7 +273,14 @@ impl ServeArgs {
     /// The settings, or everything that is wrong. `secret` is the text of `InternalSecret`.
     pub(crate) fn resolve(&self, secret: Option<&str>) -> Result<Settings, Vec<Problem>> {
         let mut reader = Reader::default();
-        reader.choice(env::TARGET, self.target.as_deref(), &[("process", ())]);
+        let target = reader.choice(
+            env::TARGET,
+            self.target.as_deref(),
+            &[
+                ("kubernetes", TargetName::Kubernetes),
+                ("process", TargetName::Process),
+            ],
+        );
         let open = reader.choice(
             env::ALLOW_UNAUTHENTICATED,
             self.allow_unauthenticated.as_deref(),
@@ -263,17 +297,33 @@ impl ServeArgs {
             self.shutdown_seconds.as_deref(),
             "a number of seconds",
         );
-        let process = self.process.resolve(&mut reader);
+        let target = match target {
+            TargetName::Kubernetes => self.resolve_deployment(&mut reader),
+            TargetName::Process => self
+                .process
+                .resolve(&mut reader)
+                .map(TargetSettings::Process),
+        };
         let routing = self.routing.resolve(&mut reader);
-        match (process, routing) {
-            (Some(process), Some(routing)) if reader.problems.is_empty() => Ok(Settings {
+        match (target, routing) {
+            (Some(target), Some(routing)) if reader.problems.is_empty() => Ok(Settings {
                 listen,
                 secret,
-                process,
+                target,
                 routing,
                 shutdown: Duration::from_secs(shutdown.unwrap_or(SHUTDOWN_SECONDS)),
             }),
             _ => Err(reader.problems),
+        }
+    }
+
+    fn resolve_deployment(&self, reader: &mut Reader) -> Option<TargetSettings> {
+        match self.deployment.resolve() {
+            Ok(deployment) => Some(TargetSettings::Kubernetes(Box::new(deployment))),
+            Err(problems) => {
+                reader.problems.extend(problems.iter().map(Problem::from));
+                None
+            }
         }
     }
 
@@ -425,7 +475,7 @@ mod tests {
     fn every_problem_is_told_at_once_and_named() {
         let args = ServeArgs {
             listen: Some("nowhere".to_owned()),
-            target: Some("moon".to_owned()),
+            target: Some("process".to_owned()),
             allow_unauthenticated: None,
             shutdown_seconds: Some("soon".to_owned()),
             process: ProcessArgs {
@@ -441,7 +491,10 @@ mod tests {
             ..ServeArgs::default()
         };
         let problems = args.resolve(Some("hunter2")).unwrap_err();
-        let mut names: Vec<_> = problems.iter().map(|problem| problem.variable).collect();
+        let mut names: Vec<_> = problems
+            .iter()
+            .map(|problem| problem.variable.as_str())
+            .collect();
         names.sort_unstable();
         assert_eq!(
             names,
@@ -453,7 +506,6 @@ mod tests {
                 "MAYFLY_ROUTE_STRICT",
                 "MAYFLY_RUNS_ON_STOP",
                 "MAYFLY_SHUTDOWN_SECONDS",
-                "MAYFLY_TARGET",
             ]
         );
         let all: String = problems.iter().map(ToString::to_string).collect();
@@ -489,6 +541,21 @@ mod tests {
         };
         let problems = args.resolve(None).unwrap_err();
         assert_eq!(problems[0].variable, "MAYFLY_ALLOW_UNAUTHENTICATED");
+    }
+
+    #[test]
+    fn a_target_brings_its_own_settings_and_problems() {
+        let mut args = ServeArgs {
+            target: Some("moon".to_owned()),
+            ..ServeArgs::default()
+        };
+        args.deployment.image_pull_policy = Some("Sometimes".to_owned());
+        let problems = args.resolve(Some(SECRET)).unwrap_err();
+        let names: Vec<_> = problems.iter().map(|p| p.variable.as_str()).collect();
+        assert_eq!(names, ["MAYFLY_TARGET", "MAYFLY_IMAGE_PULL_POLICY"]);
+        args.target = Some("process".to_owned());
+        let settings = args.resolve(Some(SECRET)).unwrap();
+        assert!(matches!(settings.target, TargetSettings::Process(_)));
     }
 
     #[test]

@@ -142,12 +142,8 @@ async fn one_data_directory_has_one_launcher() {
     let place = Place::new();
     let _first = place.serve(&[]);
     let second = std::process::Command::new(env!("CARGO_BIN_EXE_api-launcher"))
-        .args([
-            "serve",
-            "--allow-unauthenticated",
-            "--listen",
-            "127.0.0.1:0",
-        ])
+        .args(["serve", "--target=process", "--listen=127.0.0.1:0"])
+        .env("MAYFLY_ALLOW_UNAUTHENTICATED", "true")
         .env("MAYFLY_DATA_DIR", place.data())
         .output()
         .unwrap();
