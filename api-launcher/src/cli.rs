@@ -4,7 +4,9 @@ use std::ffi::OsString;
 
 use clap::{Parser, Subcommand};
 
+use crate::render::RenderArgs;
 use crate::run::args::RunArgs;
+use crate::serve::config::ServeArgs;
 
 /// Launches Terraform and OpenTofu runs, one step per executor process.
 #[derive(Debug, Parser)]
@@ -20,6 +22,10 @@ pub struct Args {
 pub enum Command {
     /// Plan and apply a folder on this machine, or run one job document
     Run(Box<RunArgs>),
+    Serve(Box<ServeArgs>),
+    /// Print the Kubernetes objects a job document would become
+    #[command(after_help = RENDER_NOTES)]
+    Render(Box<RenderArgs>),
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  \
         api-launcher completions bash > ~/.local/share/bash-completion/completions/api-launcher")]
@@ -31,6 +37,14 @@ pub enum Command {
     #[command(hide = true)]
     Executor,
 }
+
+const RENDER_NOTES: &str = "\
+The list holds exactly what would be created, and needs no cluster. One thing only the cluster knows is missing: the
+Secret's owner reference, which names the Job's UID. The Job is suspended, as it is created; it is released once its
+Secret exists. The job data in it is encoded, not encrypted: treat the output as the secret it is.
+
+Example:
+  api-launcher render -f job.json | kubectl apply --dry-run=server -f -";
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -85,6 +99,8 @@ mod tests {
     #[case("run --env =x")]
     #[case("run --tool pulumi")]
     #[case("run --output yaml")]
+    #[case("render")]
+    #[case("render -f a -o xml")]
     #[case("launch-all")]
     fn contradictions_are_refused(#[case] line: &str) {
         assert!(parse_words(line).is_err(), "{line}");
@@ -95,8 +111,12 @@ mod tests {
     #[case("run dir --destroy --auto-approve")]
     #[case("run -f - --var a=b --env HOME --env X=1=2 --tool tofu --tool-version ~>1.9")]
     #[case("run --var a= --output json --color never -v")]
+    #[case("render -f - -o json --job-data-mode env")]
+    #[case("render --file job.json")]
     #[case("completions zsh")]
     #[case("executor")]
+    #[case("serve")]
+    #[case("serve --allow-unauthenticated --listen 127.0.0.1:0 --target process --concurrency 4")]
     fn sensible_lines_are_accepted(#[case] line: &str) {
         assert!(parse_words(line).is_ok(), "{line}");
     }

@@ -1,8 +1,20 @@
-//! The API-side half of Mayfly. For now one thing: `api-launcher run`, which carries a step from a folder or a
-//! job document to its end on this machine, with the executor as a separate process in a pod's environment.
+//! The API-side half of Mayfly: `api-launcher run`, which carries a step from a folder or a job document to its
+//! end on this machine, and `api-launcher serve`, which does so for every dispatch that comes over HTTP. The
+//! executor is a separate process in a pod's environment either way.
 
 pub mod cli;
+pub mod cluster;
+pub mod config;
+mod dispatch;
+mod http;
+pub mod manifest;
+mod metrics;
+pub mod render;
 pub mod run;
+pub mod serve;
+mod shutdown;
+mod telemetry;
+pub mod verdict;
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -24,6 +36,8 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn dispatch(command: Command) -> ExitCode {
     match command {
         Command::Run(args) => ExitCode::from(run::run(&args)),
+        Command::Serve(args) => ExitCode::from(serve::serve(&args)),
+        Command::Render(args) => ExitCode::from(render::run(&args).code()),
         Command::Completions { shell } => completions(shell),
         Command::Executor => executor::main_from_env(),
     }

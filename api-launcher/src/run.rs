@@ -4,14 +4,14 @@
 //! the executor's business alone.
 
 pub mod args;
-mod artifacts;
+pub(crate) mod artifacts;
 mod content;
-mod data;
-mod document;
-mod environment;
+pub(crate) mod data;
+pub(crate) mod document;
+pub(crate) mod environment;
 mod error;
 mod event;
-mod executor;
+pub(crate) mod executor;
 mod folder;
 mod job;
 mod prompt;

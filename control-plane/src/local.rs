@@ -168,13 +168,15 @@ impl LocalPlatform {
         })
     }
 
+    /// Who holds the claim on a step, if anybody does.
+    pub fn claimed_by(&self, step: &StepRef) -> Result<Option<Holder>, PlatformError> {
+        read_json(&self.claim_path(step))
+    }
+
     /// The claim appears whole or not at all: its text is written aside and linked to its name, which fails
     /// when the name is taken.
     pub(crate) fn claim(&self, step: &StepRef, holder: &Holder) -> Result<Claim, PlatformError> {
-        let path = self
-            .data_dir
-            .join("platform/claims")
-            .join(format!("{}-{}.json", step.job_id, step.step_id));
+        let path = self.claim_path(step);
         let fail = |action| {
             let path = path.clone();
             move |source| PlatformError::Record {
@@ -275,6 +277,12 @@ impl LocalPlatform {
         history: &History,
     ) -> Result<(), PlatformError> {
         self.update_job(step, |record| record.history.push(history.clone()))
+    }
+
+    fn claim_path(&self, step: &StepRef) -> PathBuf {
+        self.data_dir
+            .join("platform/claims")
+            .join(format!("{}-{}.json", step.job_id, step.step_id))
     }
 
     fn job_path(&self, job_id: &str) -> PathBuf {

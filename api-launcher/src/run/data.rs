@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use job_contract::Exit;
 
 pub(crate) use lock::WorkspaceLock;
-pub(crate) use work::WorkFolder;
+pub(crate) use lock::attempt as attempt_lock;
+pub(crate) use work::{WorkFolder, remove as remove_folder};
 
 /// The root of everything kept on this machine.
 #[derive(Clone, Debug)]
@@ -100,7 +101,7 @@ impl DataDir {
     }
 
     /// The launcher's own corner.
-    fn launcher(&self) -> PathBuf {
+    pub(crate) fn launcher(&self) -> PathBuf {
         self.path.join("launcher")
     }
 

@@ -38,6 +38,14 @@ pub(crate) struct Program {
     arguments: Vec<&'static str>,
 }
 
+/// What an executor reads and writes.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    pub(crate) stdin: Stdio,
+    pub(crate) stdout: Stdio,
+    pub(crate) stderr: Stdio,
+}
+
 /// Why an executor could not be started or watched.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExecutorError {
@@ -85,25 +93,39 @@ impl Program {
         }
     }
 
+    /// Starts it with exactly this environment and these streams, in a process group of its own.
+    pub(crate) fn spawn(
+        &self,
+        environment: Vec<(OsString, OsString)>,
+        streams: Streams,
+    ) -> Result<Child, ExecutorError> {
+        Command::new(&self.path)
+            .args(&self.arguments)
+            .env_clear()
+            .envs(environment)
+            .stdin(streams.stdin)
+            .stdout(streams.stdout)
+            .stderr(streams.stderr)
+            .process_group(0)
+            .spawn()
+            .map_err(|source| ExecutorError::Start {
+                path: self.path.clone(),
+                source,
+            })
+    }
+
     /// Starts it with exactly this environment. Its own process group keeps the terminal's Ctrl-C away from
     /// it: whether and how it is stopped is decided here.
     pub(crate) fn start(
         &self,
         environment: Vec<(OsString, OsString)>,
     ) -> Result<Running, ExecutorError> {
-        let mut child = Command::new(&self.path)
-            .args(&self.arguments)
-            .env_clear()
-            .envs(environment)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0)
-            .spawn()
-            .map_err(|source| ExecutorError::Start {
-                path: self.path.clone(),
-                source,
-            })?;
+        let streams = Streams {
+            stdin: Stdio::null(),
+            stdout: Stdio::piped(),
+            stderr: Stdio::piped(),
+        };
+        let mut child = self.spawn(environment, streams)?;
         let (send, lines) = mpsc::channel(READ_AHEAD);
         let stdout = child.stdout.take().expect("stdout is piped");
         let stderr = child.stderr.take().expect("stderr is piped");

@@ -30,7 +30,7 @@ pub(super) fn wait(path: &Path) -> Result<File, DataError> {
 }
 
 /// Opens a lock file and locks it unless somebody else has.
-pub(super) fn attempt(path: &Path) -> Result<Option<File>, DataError> {
+pub(crate) fn attempt(path: &Path) -> Result<Option<File>, DataError> {
     let file = open(path)?;
     match file.try_lock() {
         Ok(()) => Ok(Some(file)),

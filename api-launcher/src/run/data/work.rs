@@ -87,7 +87,7 @@ fn executor_lives(path: &Path) -> bool {
 }
 
 /// Folders a module cache made read-only are opened up first: they could not be emptied otherwise.
-pub(super) fn remove(path: &Path) -> io::Result<()> {
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
 
     fn open_up(folder: &Path) -> io::Result<()> {

@@ -1,0 +1,239 @@
+//! The cluster: everything that speaks to the Kubernetes API, and nothing else does.
+//!
+//! Kubernetes is the only database. What a run is, whether it was released, cancelled or reported stands on its
+//! Job, so that a launcher that starts anew, or another replica, knows as much as the one before.
+//! This room knows nothing of HTTP towards the platform and nothing of how a manifest is made.
+
+mod cache;
+mod cancel;
+pub mod check;
+mod connect;
+mod error;
+pub mod explain;
+pub mod history;
+pub mod lease;
+mod logs;
+mod reach;
+pub mod reconcile;
+pub mod rights;
+mod submit;
+mod view;
+pub mod watch;
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Event, Pod, Secret};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Api, Client};
+use serde::Serialize;
+
+pub use cancel::Cancelled;
+pub use connect::ConnectError;
+pub use error::ClusterError;
+pub use logs::LogLine;
+pub use submit::Submitted;
+pub use view::{RunState, RunView};
+
+/// Names on the Jobs and pods of runs.
+pub mod labels {
+    /// Tells ours from the Jobs of others.
+    pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+    /// Value of [`MANAGED_BY`].
+    pub const MAYFLY: &str = "mayfly";
+    /// Selects every object of every run.
+    pub const SELECTOR: &str = "app.kubernetes.io/managed-by=mayfly";
+    /// Job of the platform.
+    pub const JOB_ID: &str = "mayfly.dev/job-id";
+    /// Step of the platform.
+    pub const STEP_ID: &str = "mayfly.dev/step-id";
+    /// Type of the step.
+    pub const STEP_TYPE: &str = "mayfly.dev/step-type";
+    /// Organization of the platform.
+    pub const ORGANIZATION: &str = "terrakube.io/organization";
+    /// Workspace of the platform.
+    pub const WORKSPACE: &str = "terrakube.io/workspace";
+    /// Set by the Job controller on its pods.
+    pub const JOB_NAME: &str = "batch.kubernetes.io/job-name";
+    /// With this label the queue of the cluster releases the Job, not the launcher.
+    pub const KUEUE_QUEUE: &str = "kueue.x-k8s.io/queue-name";
+}
+
+/// What the launcher writes onto a Job in the course of a run.
+pub mod annotations {
+    /// The Secret of this Job is stored: it can be released by anyone.
+    pub const STORED_AT: &str = "mayfly.dev/stored-at";
+    /// The Job was allowed to run.
+    pub const RELEASED_AT: &str = "mayfly.dev/released-at";
+    /// Somebody asked for the run to end.
+    pub const CANCELLED_AT: &str = "mayfly.dev/cancelled-at";
+    /// The verdict on a run whose executor did not speak, as JSON.
+    pub const VERDICT: &str = "mayfly.dev/verdict";
+    /// The platform was told how the run ended.
+    pub const REPORTED_AT: &str = "mayfly.dev/reported-at";
+}
+
+/// The objects of one run, complete, with namespace. The Job says `suspend: true`.
+#[derive(Clone, Debug)]
+pub struct Objects {
+    pub job: Job,
+    /// The job data, unless it travels in the environment.
+    pub secret: Option<Secret>,
+}
+
+/// A run: one step of one job.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RunKey {
+    pub job_id: String,
+    pub step_id: String,
+    /// Name of its Job.
+    pub name: String,
+}
+
+impl RunKey {
+    /// The run of a Job of ours.
+    pub fn of(meta: &ObjectMeta) -> Option<Self> {
+        let labels = meta.labels.as_ref()?;
+        Some(Self {
+            job_id: labels.get(labels::JOB_ID)?.clone(),
+            step_id: labels.get(labels::STEP_ID)?.clone(),
+            name: meta.name.clone()?,
+        })
+    }
+
+    /// Whether a user means this run: by its Job's name, its job's id, or `job/step`.
+    pub fn is_meant_by(&self, word: &str) -> bool {
+        word == self.name
+            || word == self.job_id
+            || word
+                .split_once('/')
+                .is_some_and(|(job, step)| job == self.job_id && step == self.step_id)
+    }
+}
+
+impl fmt::Display for RunKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.job_id, self.step_id)
+    }
+}
+
+/// How patient the launcher is with the API server within one call.
+#[derive(Clone, Debug)]
+pub struct Patience {
+    /// Attempts for one request.
+    pub attempts: u32,
+    /// Pause before the second attempt; doubles from then on.
+    pub first_pause: Duration,
+    /// A `Retry-After` beyond this is the caller's to wait for.
+    pub longest_pause: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            attempts: 4,
+            first_pause: Duration::from_millis(100),
+            longest_pause: Duration::from_secs(5),
+        }
+    }
+}
+
+/// One namespace of a cluster, in which runs are Jobs.
+#[derive(Clone)]
+pub struct Cluster {
+    client: Client,
+    namespace: String,
+    max_in_flight: usize,
+    patience: Patience,
+    /// UIDs of Jobs whose Secret this process knows to be stored.
+    stored: Arc<Mutex<HashSet<String>>>,
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster")
+            .field("namespace", &self.namespace)
+            .field("max_in_flight", &self.max_in_flight)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Cluster {
+    /// A cluster behind a client that exists already.
+    pub fn from_client(client: Client, namespace: impl Into<String>) -> Self {
+        let namespace = namespace.into();
+        Self {
+            client: connect::keeping_retry_after(client, &namespace),
+            namespace,
+            max_in_flight: 0,
+            patience: Patience::default(),
+            stored: Arc::default(),
+        }
+    }
+
+    /// At most so many runs are released at once; 0 means no limit. With a limit only the watcher releases.
+    #[must_use]
+    pub fn with_max_in_flight(mut self, limit: usize) -> Self {
+        self.max_in_flight = limit;
+        self
+    }
+
+    /// Other limits for retries within one call.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Patience) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Namespace of the runs.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    fn jobs(&self) -> Api<Job> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn secrets(&self) -> Api<Secret> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn events(&self) -> Api<Event> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn note_stored(&self, uid: &str) {
+        let mut stored = self.stored.lock().expect("no holder of this lock panics");
+        stored.insert(uid.to_owned());
+    }
+
+    fn forget_stored(&self, uid: &str) {
+        let mut stored = self.stored.lock().expect("no holder of this lock panics");
+        stored.remove(uid);
+    }
+
+    fn knows_stored(&self, uid: &str) -> bool {
+        let stored = self.stored.lock().expect("no holder of this lock panics");
+        stored.contains(uid)
+    }
+}
+
+/// An annotation of ours.
+fn annotation<'a>(meta: &'a ObjectMeta, name: &str) -> Option<&'a str> {
+    meta.annotations.as_ref()?.get(name).map(String::as_str)
+}
+
+fn label<'a>(meta: &'a ObjectMeta, name: &str) -> Option<&'a str> {
+    meta.labels.as_ref()?.get(name).map(String::as_str)
+}
+
+#[cfg(test)]
+mod stand_in;

@@ -1,0 +1,78 @@
+//! Ending a run before its time.
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DeleteParams, Preconditions, PropagationPolicy};
+use serde_json::json;
+
+use super::{Cluster, ClusterError, annotations};
+use crate::verdict::{executor_state, newest, terminal};
+
+/// What a cancellation met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancelled {
+    /// The executor had not started: the run is gone.
+    BeforeStart,
+    /// The executor is being stopped and has its pod's grace period to save state and report.
+    Stopping,
+    /// The run was over already, and is left as it is.
+    AlreadyOver,
+}
+
+impl Cluster {
+    /// Cancels a run by deleting its Job; the garbage collector ends the pod, with the pod's own grace period. A
+    /// started executor is given `head_start` first, in which it may end by itself because the platform told it.
+    pub async fn cancel(
+        &self,
+        name: &str,
+        head_start: Duration,
+    ) -> Result<Cancelled, ClusterError> {
+        let job = self.job(name).await?;
+        if terminal(&job).is_some() {
+            return Ok(Cancelled::AlreadyOver);
+        }
+        let uid = job.metadata.uid.clone();
+        let now = Timestamp::now().to_string();
+        let mark =
+            json!({"metadata": {"uid": uid, "annotations": {annotations::CANCELLED_AT: now}}});
+        match self.patch_job("cancel the run", name, &mark).await {
+            Ok(_) => {}
+            Err(error) if error.is_not_found() || error.is_conflict() => {
+                return Ok(Cancelled::AlreadyOver);
+            }
+            Err(error) => return Err(error),
+        }
+        let pods = self.pods_of(&job).await?;
+        let started = newest(&pods)
+            .and_then(executor_state)
+            .is_some_and(|state| state.running.is_some() || state.terminated.is_some());
+        if started && !head_start.is_zero() {
+            tokio::time::sleep(head_start).await;
+            match self.job(name).await {
+                Ok(job) if terminal(&job).is_some() => return Ok(Cancelled::AlreadyOver),
+                Err(ClusterError::NoSuchRun(_)) => return Ok(Cancelled::AlreadyOver),
+                Ok(_) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let jobs = self.jobs();
+        let params = DeleteParams {
+            propagation_policy: Some(PropagationPolicy::Foreground),
+            preconditions: Some(Preconditions {
+                uid,
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        match self
+            .ask("cancel the run", || jobs.delete(name, &params))
+            .await
+        {
+            Ok(_) if started => Ok(Cancelled::Stopping),
+            Ok(_) => Ok(Cancelled::BeforeStart),
+            Err(error) if error.is_not_found() || error.is_conflict() => Ok(Cancelled::AlreadyOver),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Getting a client: configuration as `kubectl` finds it, and answers that keep what the server asked for.
+
+use axum::body::Body as AnyBody;
+use axum::http::header::RETRY_AFTER;
+use axum::http::{Request, Response, StatusCode};
+use kube::client::{Body, ClientBuilder};
+use kube::core::Status;
+use kube::core::response::StatusDetails;
+use kube::{Client, Config};
+use tower::{BoxError, service_fn};
+
+use super::Cluster;
+
+/// Bodies of refusals are short; more is not read.
+const REFUSAL_BYTES: usize = 64 * 1024;
+
+/// No client could be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    #[error("could not find out how to reach the cluster")]
+    Configuration(#[source] Box<kube::config::InferConfigError>),
+    #[error("could not set up the connection to the cluster")]
+    Client(#[source] Box<kube::Error>),
+}
+
+impl Cluster {
+    /// Connects as `kubectl` would: `KUBECONFIG`, else the service account of the pod this runs in. `namespace`
+    /// falls back to the one of that configuration.
+    pub async fn connect(namespace: Option<String>) -> Result<Self, ConnectError> {
+        let mut config = Config::infer()
+            .await
+            .map_err(|source| ConnectError::Configuration(Box::new(source)))?;
+        // Retries are bounded and classified here, not hidden in the stack.
+        config.default_retry = false;
+        let namespace = namespace.unwrap_or_else(|| config.default_namespace.clone());
+        let client = ClientBuilder::try_from(config)
+            .map_err(|source| ConnectError::Client(Box::new(source)))?
+            .build();
+        Ok(Self::from_client(client, namespace))
+    }
+}
+
+/// The client drops the headers of refusals. `Retry-After` is moved into the body, where it is kept.
+pub(super) fn keeping_retry_after(client: Client, namespace: &str) -> Client {
+    let service = service_fn(move |request: Request<Body>| {
+        let client = client.clone();
+        async move {
+            let response = client.send(request).await?;
+            keep_retry_after(response).await
+        }
+    });
+    Client::new(service, namespace)
+}
+
+async fn keep_retry_after(response: Response<Body>) -> Result<Response<Body>, BoxError> {
+    let busy = matches!(
+        response.status(),
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+    );
+    let seconds: Option<u32> = response
+        .headers()
+        .get(RETRY_AFTER)
+        .and_then(|value| value.to_str().ok()?.parse().ok());
+    let Some(seconds) = seconds.filter(|_| busy) else {
+        return Ok(response);
+    };
+    let (mut parts, body) = response.into_parts();
+    let text = axum::body::to_bytes(AnyBody::new(body), REFUSAL_BYTES).await?;
+    let mut status: Status = serde_json::from_slice(&text).unwrap_or_else(|_| {
+        Status::failure(String::from_utf8_lossy(&text).trim(), "TooManyRequests")
+    });
+    status.code = parts.status.as_u16();
+    let details = status.details.get_or_insert_with(|| StatusDetails {
+        name: String::new(),
+        group: String::new(),
+        kind: String::new(),
+        uid: String::new(),
+        causes: Vec::new(),
+        retry_after_seconds: 0,
+    });
+    details.retry_after_seconds = seconds;
+    let text = serde_json::to_vec(&status)?;
+    parts.headers.remove(axum::http::header::CONTENT_LENGTH);
+    Ok(Response::from_parts(parts, Body::from(text)))
+}

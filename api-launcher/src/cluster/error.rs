@@ -1,0 +1,177 @@
+//! What the API server's refusals mean, and how often to ask again.
+
+use std::time::Duration;
+
+use kube::core::Status;
+
+use super::{Cluster, Patience};
+
+/// A request to the cluster that did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// No answer, or none that could be read.
+    #[error("could not {action}: no answer from the Kubernetes API")]
+    NoAnswer {
+        action: &'static str,
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// The API server is too busy, broken, or out of quota.
+    #[error("could not {action} now: {message}")]
+    Busy {
+        action: &'static str,
+        message: String,
+        retry_after: Option<Duration>,
+    },
+    /// The API server says no, and would again.
+    #[error("could not {action}: {message}")]
+    Refused {
+        action: &'static str,
+        message: String,
+        code: u16,
+        reason: String,
+    },
+    /// The object's name belongs to something that is not this run.
+    #[error("the {kind} `{name}` exists and belongs to another run or owner")]
+    NameTaken { kind: &'static str, name: String },
+    /// A request cannot be made from what was given.
+    #[error("the manifest has no {0}")]
+    Incomplete(&'static str),
+    /// Nothing answers to this name.
+    #[error("no run `{0}` in the cluster")]
+    NoSuchRun(String),
+    /// Things kept changing under the request.
+    #[error("could not {action}: the objects of the run kept changing")]
+    Unsettled { action: &'static str },
+}
+
+impl ClusterError {
+    /// Whether the same request may succeed later.
+    pub const fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            Self::NoAnswer { .. } | Self::Busy { .. } | Self::Unsettled { .. }
+        )
+    }
+
+    /// How long the API server asked to wait.
+    pub const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Busy { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_not_found(&self) -> bool {
+        matches!(self, Self::Refused { code: 404, .. })
+    }
+
+    pub(super) fn is_forbidden(&self) -> bool {
+        matches!(self, Self::Refused { code: 403, .. })
+    }
+
+    pub(super) fn is_already_exists(&self) -> bool {
+        matches!(self, Self::Refused { reason, .. } if reason == "AlreadyExists")
+    }
+
+    /// A precondition did not hold: the object is another one, or has changed. An immutable `uid` is refused as
+    /// invalid.
+    pub(super) fn is_conflict(&self) -> bool {
+        matches!(
+            self,
+            Self::Refused {
+                code: 409 | 422,
+                ..
+            }
+        ) && !self.is_already_exists()
+    }
+
+    pub(super) fn from_kube(action: &'static str, error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => Self::from_status(action, &status),
+            source => Self::NoAnswer {
+                action,
+                source: Box::new(source),
+            },
+        }
+    }
+
+    fn from_status(action: &'static str, status: &Status) -> Self {
+        let code = status.code;
+        let quota = code == 403 && status.message.contains("exceeded quota");
+        let message = if status.message.is_empty() {
+            format!("the API server answered {code}")
+        } else {
+            status.message.clone()
+        };
+        if code == 429 || code >= 500 || quota {
+            let seconds = status
+                .details
+                .as_ref()
+                .map_or(0, |details| details.retry_after_seconds);
+            return Self::Busy {
+                action,
+                message,
+                retry_after: (seconds > 0).then(|| Duration::from_secs(seconds.into())),
+            };
+        }
+        Self::Refused {
+            action,
+            message,
+            code,
+            reason: status.reason.clone(),
+        }
+    }
+
+    /// Whether to ask again at once. Quota does not come back within a call.
+    fn is_worth_a_retry(&self) -> bool {
+        match self {
+            Self::NoAnswer { .. } => true,
+            Self::Busy { message, .. } => !message.contains("exceeded quota"),
+            _ => false,
+        }
+    }
+}
+
+impl Patience {
+    /// The pause before attempt `attempt + 1`, or `None` when it is the caller's turn.
+    fn pause(&self, attempt: u32, error: &ClusterError) -> Option<Duration> {
+        if attempt >= self.attempts || !error.is_worth_a_retry() {
+            return None;
+        }
+        let own = self
+            .first_pause
+            .saturating_mul(1 << attempt.saturating_sub(1).min(16))
+            .min(self.longest_pause);
+        match error.retry_after() {
+            Some(asked) if asked > self.longest_pause => None,
+            Some(asked) => Some(asked.max(own)),
+            None => Some(own),
+        }
+    }
+}
+
+impl Cluster {
+    /// Makes a request, again while the API server cannot answer, within the patience for one call.
+    pub(super) async fn ask<T, F>(
+        &self,
+        action: &'static str,
+        mut request: impl FnMut() -> F,
+    ) -> Result<T, ClusterError>
+    where
+        F: Future<Output = Result<T, kube::Error>>,
+    {
+        let mut attempt = 1;
+        loop {
+            let error = match request().await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => ClusterError::from_kube(action, error),
+            };
+            match self.patience.pause(attempt, &error) {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => return Err(error),
+            }
+            attempt += 1;
+        }
+    }
+}

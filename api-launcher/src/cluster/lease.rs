@@ -1,0 +1,286 @@
+//! One of several replicas watches: the one that holds the Lease.
+//!
+//! Times in the Lease are never compared with this machine's clock. A holder counts as gone when its Lease has
+//! not changed for the whole duration, as observed here; so clocks may differ as they like.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::PostParams;
+
+use super::{Cluster, ClusterError};
+
+/// Which Lease, held by whom, for how long.
+#[derive(Clone, Debug)]
+pub struct LeaseSettings {
+    pub name: String,
+    /// Namespace of the launcher, which need not be that of the runs.
+    pub namespace: String,
+    /// This replica, for instance the name of its pod.
+    pub identity: String,
+    /// A holder that is silent for so long has lost the Lease.
+    pub duration: Duration,
+    /// How often the holder renews, and how often the others look.
+    pub renew: Duration,
+}
+
+impl LeaseSettings {
+    /// The usual times: 15 s, renewed every 5 s.
+    pub fn new(
+        namespace: impl Into<String>,
+        name: impl Into<String>,
+        identity: impl Into<String>,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            namespace: namespace.into(),
+            identity: identity.into(),
+            duration: Duration::from_secs(15),
+            renew: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What was last seen of the Lease, and since when it stands like that.
+struct Observed {
+    version: Option<String>,
+    at: Instant,
+}
+
+impl Cluster {
+    /// Does `work` whenever this replica holds the Lease, until `stop` comes; then gives the Lease back, so that
+    /// another takes over at once. Work is dropped when the Lease is lost.
+    pub async fn lead<F>(
+        &self,
+        settings: &LeaseSettings,
+        stop: impl Future<Output = ()>,
+        mut work: impl FnMut() -> F,
+    ) where
+        F: Future<Output = ()>,
+    {
+        let mut stop = std::pin::pin!(stop);
+        let mut observed = None;
+        loop {
+            tokio::select! {
+                () = &mut stop => return,
+                () = self.acquire(settings, &mut observed) => {}
+            }
+            let stopped = tokio::select! {
+                () = &mut stop => true,
+                () = work() => true,
+                () = self.keep(settings) => false,
+            };
+            if stopped {
+                // A Lease that is not given back runs out by itself.
+                let _ = self.give_back(settings).await;
+                return;
+            }
+            observed = None;
+        }
+    }
+
+    fn leases(&self, settings: &LeaseSettings) -> Api<Lease> {
+        Api::namespaced(self.client.clone(), &settings.namespace)
+    }
+
+    async fn acquire(&self, settings: &LeaseSettings, observed: &mut Option<Observed>) {
+        loop {
+            if let Ok(true) = self.try_acquire(settings, observed).await {
+                return;
+            }
+            tokio::time::sleep(settings.renew).await;
+        }
+    }
+
+    /// Takes the Lease if it is free, ours, or its holder has been silent for its whole duration.
+    async fn try_acquire(
+        &self,
+        settings: &LeaseSettings,
+        observed: &mut Option<Observed>,
+    ) -> Result<bool, ClusterError> {
+        let leases = self.leases(settings);
+        let found = leases
+            .get_opt(&settings.name)
+            .await
+            .map_err(|error| ClusterError::from_kube("read the Lease", error))?;
+        let Some(lease) = found else {
+            return self.write(settings, None).await;
+        };
+        let version = lease.metadata.resource_version.clone();
+        if observed.as_ref().is_none_or(|seen| seen.version != version) {
+            *observed = Some(Observed {
+                version,
+                at: Instant::now(),
+            });
+        }
+        let holder = holder(&lease);
+        let free = holder.is_empty() || holder == settings.identity;
+        let silent = observed
+            .as_ref()
+            .is_some_and(|seen| seen.at.elapsed() >= duration_of(&lease, settings));
+        if free || silent {
+            return self.write(settings, Some(lease)).await;
+        }
+        Ok(false)
+    }
+
+    /// Renews until the Lease is another's, or could not be renewed for so long that it may be.
+    async fn keep(&self, settings: &LeaseSettings) {
+        let mut renewed = Instant::now();
+        loop {
+            tokio::time::sleep(settings.renew).await;
+            // Somewhat before others would take it, this one lets go.
+            let left = settings
+                .duration
+                .saturating_sub(settings.renew / 2)
+                .saturating_sub(renewed.elapsed());
+            let begun = Instant::now();
+            match tokio::time::timeout(left, self.renew(settings)).await {
+                Ok(Ok(true)) => renewed = begun,
+                Ok(Ok(false)) | Err(_) => return,
+                Ok(Err(_)) => {}
+            }
+        }
+    }
+
+    async fn renew(&self, settings: &LeaseSettings) -> Result<bool, ClusterError> {
+        let leases = self.leases(settings);
+        let lease = leases
+            .get(&settings.name)
+            .await
+            .map_err(|error| ClusterError::from_kube("read the Lease", error))?;
+        if holder(&lease) != settings.identity {
+            return Ok(false);
+        }
+        self.write(settings, Some(lease)).await
+    }
+
+    /// Writes this replica as holder. `false`: another was faster.
+    async fn write(
+        &self,
+        settings: &LeaseSettings,
+        lease: Option<Lease>,
+    ) -> Result<bool, ClusterError> {
+        let leases = self.leases(settings);
+        let params = PostParams::default();
+        let now = Timestamp::now();
+        let written = match lease {
+            None => {
+                let lease = taken(Lease::default(), settings, now);
+                leases.create(&params, &lease).await
+            }
+            Some(lease) => {
+                let lease = taken(lease, settings, now);
+                leases.replace(&settings.name, &params, &lease).await
+            }
+        };
+        match written.map_err(|error| ClusterError::from_kube("write the Lease", error)) {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_already_exists() || error.is_conflict() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn give_back(&self, settings: &LeaseSettings) -> Result<(), ClusterError> {
+        let leases = self.leases(settings);
+        let mut lease = leases
+            .get(&settings.name)
+            .await
+            .map_err(|error| ClusterError::from_kube("read the Lease", error))?;
+        if holder(&lease) != settings.identity {
+            return Ok(());
+        }
+        if let Some(spec) = &mut lease.spec {
+            spec.holder_identity = Some(String::new());
+            spec.lease_duration_seconds = Some(1);
+            spec.renew_time = Some(MicroTime(Timestamp::now()));
+        }
+        leases
+            .replace(&settings.name, &PostParams::default(), &lease)
+            .await
+            .map(drop)
+            .map_err(|error| ClusterError::from_kube("give the Lease back", error))
+    }
+}
+
+fn holder(lease: &Lease) -> &str {
+    lease
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.holder_identity.as_deref())
+        .unwrap_or_default()
+}
+
+fn duration_of(lease: &Lease, settings: &LeaseSettings) -> Duration {
+    lease
+        .spec
+        .as_ref()
+        .and_then(|spec| u64::try_from(spec.lease_duration_seconds?).ok())
+        .map_or(settings.duration, Duration::from_secs)
+}
+
+/// The Lease with this replica as its holder. Pure.
+fn taken(mut lease: Lease, settings: &LeaseSettings, now: Timestamp) -> Lease {
+    let renewal = holder(&lease) == settings.identity;
+    if lease.metadata.name.is_none() {
+        lease.metadata = ObjectMeta {
+            name: Some(settings.name.clone()),
+            namespace: Some(settings.namespace.clone()),
+            ..ObjectMeta::default()
+        };
+    }
+    let before = lease.spec.take().unwrap_or_default();
+    let transitions = before.lease_transitions.unwrap_or(0);
+    let first = before.acquire_time.is_none();
+    lease.spec = Some(LeaseSpec {
+        holder_identity: Some(settings.identity.clone()),
+        lease_duration_seconds: Some(
+            i32::try_from(settings.duration.as_secs().max(1)).unwrap_or(i32::MAX),
+        ),
+        acquire_time: if renewal {
+            before.acquire_time
+        } else {
+            Some(MicroTime(now))
+        },
+        renew_time: Some(MicroTime(now)),
+        lease_transitions: Some(if renewal || first {
+            transitions
+        } else {
+            transitions + 1
+        }),
+        ..before
+    });
+    lease
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(identity: &str) -> LeaseSettings {
+        LeaseSettings::new("mayfly", "launcher-leader", identity)
+    }
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(seconds).unwrap()
+    }
+
+    #[test]
+    fn a_renewal_keeps_when_it_was_acquired_and_a_change_of_holder_counts() {
+        let first = taken(Lease::default(), &settings("a"), at(1));
+        let spec = first.spec.clone().unwrap();
+        assert_eq!(spec.lease_transitions, Some(0));
+        assert_eq!(spec.lease_duration_seconds, Some(15));
+        let renewed = taken(first, &settings("a"), at(6));
+        let spec = renewed.spec.clone().unwrap();
+        assert_eq!(spec.acquire_time, Some(MicroTime(at(1))));
+        assert_eq!(spec.renew_time, Some(MicroTime(at(6))));
+        let stolen = taken(renewed, &settings("b"), at(30)).spec.unwrap();
+        assert_eq!(stolen.lease_transitions, Some(1));
+        assert_eq!(stolen.acquire_time, Some(MicroTime(at(30))));
+        assert_eq!(stolen.holder_identity.as_deref(), Some("b"));
+    }
+}

@@ -1,0 +1,242 @@
+//! The log of a run as its pod has it, to the end, across rotations and lost connections.
+
+use std::time::Duration;
+
+use futures_util::{AsyncBufReadExt as _, Stream, StreamExt as _, stream};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::LogParams;
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+use super::{Cluster, ClusterError};
+use crate::verdict::{EXECUTOR, executor_state, newest, terminal};
+
+/// How often a run that has no log yet is looked at.
+const LOOK: Duration = Duration::from_millis(500);
+/// Lines on their way to a reader that is slower than the cluster.
+const AHEAD: usize = 256;
+
+/// One line of a run's log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LogLine {
+    /// When the node took it in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at: Option<Timestamp>,
+    pub text: String,
+}
+
+impl LogLine {
+    fn parse(line: &str) -> Self {
+        let stamped = line
+            .split_once(' ')
+            .and_then(|(at, text)| Some((at.parse().ok()?, text)))
+            // An empty line is a time and nothing else.
+            .or_else(|| Some((line.parse().ok()?, "")));
+        match stamped {
+            Some((at, text)) => Self {
+                at: Some(at),
+                text: text.to_owned(),
+            },
+            None => Self {
+                at: None,
+                text: line.to_owned(),
+            },
+        }
+    }
+}
+
+/// What was shown of one pod, so that nothing is shown twice when its log is read again.
+#[derive(Debug, Default)]
+struct Place {
+    last: Option<Timestamp>,
+    /// Lines shown that carry this very time.
+    at_last: usize,
+    /// Lines shown that carry none.
+    plain: usize,
+}
+
+/// One reading of a pod's log, compared with what was shown before.
+struct Reading {
+    from: Option<Timestamp>,
+    to_skip_at_from: usize,
+    to_skip_plain: usize,
+}
+
+impl Place {
+    fn reading(&self) -> Reading {
+        Reading {
+            from: self.last,
+            to_skip_at_from: self.at_last,
+            to_skip_plain: self.plain,
+        }
+    }
+
+    /// Whether the line is new; if so it counts as shown.
+    fn admits(&mut self, reading: &mut Reading, line: &LogLine) -> bool {
+        let Some(at) = line.at else {
+            if reading.to_skip_plain > 0 {
+                reading.to_skip_plain -= 1;
+                return false;
+            }
+            self.plain += 1;
+            return true;
+        };
+        if let Some(from) = reading.from {
+            if at < from {
+                return false;
+            }
+            if at == from && reading.to_skip_at_from > 0 {
+                reading.to_skip_at_from -= 1;
+                return false;
+            }
+        }
+        if self.last == Some(at) {
+            self.at_last += 1;
+        } else {
+            self.last = Some(at);
+            self.at_last = 1;
+        }
+        true
+    }
+}
+
+impl Cluster {
+    /// The log of the executor of this Job; with `follow` until the run is over. A run that is repeated because it
+    /// failed before it did anything is followed from pod to pod.
+    pub fn logs(
+        &self,
+        name: &str,
+        follow: bool,
+    ) -> impl Stream<Item = Result<LogLine, ClusterError>> + Send + use<> {
+        let (lines, reader) = mpsc::channel(AHEAD);
+        let (cluster, name) = (self.clone(), name.to_owned());
+        tokio::spawn(async move {
+            let end = tokio::select! {
+                () = lines.closed() => return,
+                end = cluster.pump(&name, follow, &lines) => end,
+            };
+            if let Err(error) = end {
+                // A reader that has gone does not want to know.
+                let _ = lines.send(Err(error)).await;
+            }
+        });
+        stream::unfold(reader, |mut reader| async move {
+            reader.recv().await.map(|line| (line, reader))
+        })
+    }
+
+    async fn pump(
+        &self,
+        name: &str,
+        follow: bool,
+        lines: &mpsc::Sender<Result<LogLine, ClusterError>>,
+    ) -> Result<(), ClusterError> {
+        let uid = self.job(name).await?.metadata.uid;
+        let mut shown: Option<(String, Place)> = None;
+        loop {
+            // In this order: a pod that is read after its Job was seen to be over has nothing more to say.
+            let job = match self.job(name).await {
+                Ok(job) if job.metadata.uid == uid => job,
+                // Gone, and its pods with it.
+                Ok(_) | Err(ClusterError::NoSuchRun(_)) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            let over = terminal(&job).is_some();
+            let pods = self.pods_of(&job).await?;
+            if let Some(pod) = newest(&pods).filter(|pod| has_log(pod)) {
+                let pod_name = pod.metadata.name.clone().unwrap_or_default();
+                let mut place = match shown.take() {
+                    Some((of, place)) if of == pod_name => place,
+                    _ => Place::default(),
+                };
+                let ended = has_ended(pod);
+                self.read(&pod_name, follow && !ended, &mut place, lines)
+                    .await?;
+                shown = Some((pod_name, place));
+            }
+            if over || !follow {
+                return Ok(());
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    async fn read(
+        &self,
+        pod: &str,
+        follow: bool,
+        place: &mut Place,
+        lines: &mpsc::Sender<Result<LogLine, ClusterError>>,
+    ) -> Result<(), ClusterError> {
+        let mut reading = place.reading();
+        let pods = self.pods();
+        let params = LogParams {
+            container: Some(EXECUTOR.to_owned()),
+            follow,
+            timestamps: true,
+            since_time: place.last,
+            ..LogParams::default()
+        };
+        let log = match self
+            .ask("read the log of the run", || pods.log_stream(pod, &params))
+            .await
+        {
+            Ok(log) => log,
+            // The pod is gone or not quite there; what follows is told by its Job.
+            Err(error) if error.is_not_found() => return Ok(()),
+            Err(ClusterError::Refused { code: 400, .. }) if follow => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let mut log = std::pin::pin!(log.lines());
+        // A broken connection ends this reading like its end does; the next one goes on from here.
+        while let Some(Ok(line)) = log.next().await {
+            let line = LogLine::parse(&line);
+            if place.admits(&mut reading, &line) && lines.send(Ok(line)).await.is_err() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn has_log(pod: &Pod) -> bool {
+    executor_state(pod).is_some_and(|state| state.running.is_some() || state.terminated.is_some())
+}
+
+fn has_ended(pod: &Pod) -> bool {
+    executor_state(pod).is_some_and(|state| state.terminated.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn show(place: &mut Place, text: &str) -> Vec<String> {
+        let mut reading = place.reading();
+        text.lines()
+            .map(LogLine::parse)
+            .filter(|line| place.admits(&mut reading, line))
+            .map(|line| line.text)
+            .collect()
+    }
+
+    #[test]
+    fn a_second_reading_shows_only_what_is_new() {
+        let mut place = Place::default();
+        let first = "2026-01-01T00:00:01Z one\n2026-01-01T00:00:02Z two\n2026-01-01T00:00:02Z two";
+        assert_eq!(show(&mut place, first), ["one", "two", "two"]);
+        // The server rounds the time down, so that older lines come again.
+        let second = "2026-01-01T00:00:01Z one\n2026-01-01T00:00:02Z two\n2026-01-01T00:00:02Z two\n\
+                      2026-01-01T00:00:02Z two\n2026-01-01T00:00:03Z ";
+        assert_eq!(show(&mut place, second), ["two", ""]);
+        assert!(show(&mut place, "2026-01-01T00:00:03Z ").is_empty());
+    }
+
+    #[test]
+    fn lines_without_a_time_are_counted() {
+        let mut place = Place::default();
+        assert_eq!(show(&mut place, "a b\nc"), ["a b", "c"]);
+        assert_eq!(show(&mut place, "a b\nc\nd"), ["d"]);
+    }
+}

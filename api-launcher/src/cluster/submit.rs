@@ -1,0 +1,481 @@
+//! Exactly one Job for each run, whatever crashes.
+//!
+//! The Job is created suspended, its Secret is stored with the Job as owner, the Job is released. A delivery that
+//! meets 409 continues where the one before it stopped. Two things keep a crash or a race from losing a run that
+//! was accepted: whoever continues a Job it did not create writes to that Job after it stored the Secret, and
+//! whoever removes an incomplete Job does so only if nothing was written to it since the Secret was looked for.
+
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+use super::{Cluster, ClusterError, Objects, annotation, annotations, label, labels};
+use crate::verdict::{is_suspended, terminal};
+
+/// Name under which writes appear in managed fields.
+const FIELD_MANAGER: &str = "mayfly";
+/// How often the objects of one run may change under a delivery before it is left to the next one.
+const ROUNDS: usize = 8;
+/// A delivery slower than this may have met the reconciler, and writes to the Job before it answers.
+const SLOW: Duration = Duration::from_secs(15);
+
+/// What a delivery found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Submitted {
+    /// This delivery created the Job.
+    Created,
+    /// An earlier delivery had.
+    AlreadyThere,
+}
+
+/// A Job in which the run is safe.
+#[derive(Clone, Debug)]
+struct Accepted {
+    submitted: Submitted,
+    uid: String,
+    /// Nobody else will release it.
+    to_release: bool,
+}
+
+/// The Job as a delivery finds it.
+enum Found {
+    /// Released or over: nothing to do.
+    Under,
+    /// Suspended and never released.
+    Held(Held),
+    /// Being deleted without ever having run.
+    Dying,
+}
+
+struct Held {
+    uid: String,
+    stored: bool,
+}
+
+impl Cluster {
+    /// Makes sure that the run's Job exists, has its Secret, and is released (with a limit on runs in flight: will
+    /// be released by the watcher).
+    pub async fn submit(&self, objects: &Objects) -> Result<Submitted, ClusterError> {
+        let name = name_of(&objects.job.metadata)?;
+        for _ in 0..ROUNDS {
+            let accepted = self.store(objects).await?;
+            if !accepted.to_release {
+                return Ok(accepted.submitted);
+            }
+            match self.release_uid(name, &accepted.uid).await {
+                // Somebody removed the Job in between: from the start.
+                Err(error) if error.is_not_found() || error.is_conflict() => {}
+                Err(error) => return Err(error),
+                Ok(()) => return Ok(accepted.submitted),
+            }
+        }
+        Err(unsettled())
+    }
+
+    /// As [`Cluster::submit`], but answers as soon as the run is safe in the cluster and releases it in the
+    /// background. Should that fail, the watcher releases it.
+    pub async fn accept(&self, objects: &Objects) -> Result<Submitted, ClusterError> {
+        let name = name_of(&objects.job.metadata)?.to_owned();
+        let accepted = self.store(objects).await?;
+        if accepted.to_release {
+            let cluster = self.clone();
+            tokio::spawn(async move { cluster.release_uid(&name, &accepted.uid).await });
+        }
+        Ok(accepted.submitted)
+    }
+
+    /// Lets a suspended Job run, whatever the limit. Releasing a released one changes nothing.
+    pub async fn release(&self, name: &str) -> Result<(), ClusterError> {
+        let job = self.job(name).await?;
+        if !is_suspended(&job) || terminal(&job).is_some() {
+            return Ok(());
+        }
+        self.release_uid(name, &uid_of(&job.metadata)?).await
+    }
+
+    pub(super) async fn job(&self, name: &str) -> Result<Job, ClusterError> {
+        let jobs = self.jobs();
+        let job = self.ask("read the Job", || jobs.get(name)).await;
+        job.map_err(|error| {
+            if error.is_not_found() {
+                ClusterError::NoSuchRun(name.to_owned())
+            } else {
+                error
+            }
+        })
+    }
+
+    /// The Job with its Secret, durable.
+    async fn store(&self, objects: &Objects) -> Result<Accepted, ClusterError> {
+        let name = name_of(&objects.job.metadata)?;
+        for _ in 0..ROUNDS {
+            let begun = Instant::now();
+            match self.create_job(objects).await {
+                Ok(job) => {
+                    let uid = uid_of(&job.metadata)?;
+                    if let Some(secret) = &objects.secret
+                        && !self.store_secret(secret, &objects.job, name, &uid).await?
+                    {
+                        continue;
+                    }
+                    if begun.elapsed() > SLOW && !self.mark_stored(name, &uid).await? {
+                        continue;
+                    }
+                    return Ok(self.accepted(Submitted::Created, objects, uid));
+                }
+                Err(error) if error.is_already_exists() => {
+                    if let Some(accepted) = self.continue_job(objects, name).await? {
+                        return Ok(accepted);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(unsettled())
+    }
+
+    fn accepted(&self, submitted: Submitted, objects: &Objects, uid: String) -> Accepted {
+        self.note_stored(&uid);
+        let to_release = self.max_in_flight == 0
+            && is_suspended(&objects.job)
+            && !self.is_released_at_once(objects)
+            && !is_queued_by_cluster(&objects.job);
+        Accepted {
+            submitted,
+            uid,
+            to_release,
+        }
+    }
+
+    /// A Job without a Secret has nothing to wait for when there is no limit: one request makes it.
+    fn is_released_at_once(&self, objects: &Objects) -> bool {
+        objects.secret.is_none() && self.max_in_flight == 0 && !is_queued_by_cluster(&objects.job)
+    }
+
+    async fn create_job(&self, objects: &Objects) -> Result<Job, ClusterError> {
+        let jobs = self.jobs();
+        let mut job = objects.job.clone();
+        if self.is_released_at_once(objects)
+            && let Some(spec) = &mut job.spec
+        {
+            spec.suspend = Some(false);
+        }
+        let params = post();
+        self.ask("create the Job", || jobs.create(&params, &job))
+            .await
+    }
+
+    /// Continues what an earlier delivery began. `None`: the Job is gone or going, start anew.
+    async fn continue_job(
+        &self,
+        objects: &Objects,
+        name: &str,
+    ) -> Result<Option<Accepted>, ClusterError> {
+        let job = match self.job(name).await {
+            Ok(job) => job,
+            Err(ClusterError::NoSuchRun(_)) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        if !is_same_run(&job.metadata, &objects.job.metadata) {
+            return Err(ClusterError::NameTaken {
+                kind: "Job",
+                name: name.to_owned(),
+            });
+        }
+        let held = match found(&job)? {
+            Found::Under => {
+                return Ok(Some(Accepted {
+                    submitted: Submitted::AlreadyThere,
+                    uid: uid_of(&job.metadata)?,
+                    to_release: false,
+                }));
+            }
+            Found::Dying => {
+                tokio::time::sleep(self.patience.first_pause).await;
+                return Ok(None);
+            }
+            Found::Held(held) => held,
+        };
+        if let Some(secret) = &objects.secret
+            && !held.stored
+        {
+            let stored = self
+                .store_secret(secret, &objects.job, name, &held.uid)
+                .await?;
+            if !stored || !self.mark_stored(name, &held.uid).await? {
+                return Ok(None);
+            }
+        }
+        let to_release = self.max_in_flight == 0 && !is_queued_by_cluster(&job);
+        self.note_stored(&held.uid);
+        Ok(Some(Accepted {
+            submitted: Submitted::AlreadyThere,
+            uid: held.uid,
+            to_release,
+        }))
+    }
+
+    /// Stores the Secret, owned by the Job of that UID. `false`: something is in its place that is on its way out.
+    async fn store_secret(
+        &self,
+        secret: &Secret,
+        job: &Job,
+        job_name: &str,
+        uid: &str,
+    ) -> Result<bool, ClusterError> {
+        let secrets = self.secrets();
+        let name = name_of(&secret.metadata)?;
+        let owned = owned_by(secret, job_name, uid);
+        let params = post();
+        let created = self
+            .ask("store the job data", || secrets.create(&params, &owned))
+            .await;
+        match created {
+            Ok(_) => return Ok(true),
+            Err(error) if error.is_already_exists() => {}
+            Err(error) => return Err(error),
+        }
+        let Some(there) = self.secret_metadata(name).await? else {
+            return Ok(false);
+        };
+        if is_owner(&there, uid) {
+            return Ok(true);
+        }
+        if !is_same_run(&there, &job.metadata) {
+            return Err(ClusterError::NameTaken {
+                kind: "Secret",
+                name: name.to_owned(),
+            });
+        }
+        // Left by an earlier Job of this name that is gone. The garbage collector would come; the run need not wait.
+        self.remove_secret(name, &there).await?;
+        Ok(false)
+    }
+
+    async fn secret_metadata(&self, name: &str) -> Result<Option<ObjectMeta>, ClusterError> {
+        let secrets = self.secrets();
+        // Only the metadata: the launcher has no use for what it has stored.
+        let found = self
+            .ask("look for the job data", || secrets.get_metadata_opt(name))
+            .await?;
+        Ok(found.map(|found| found.metadata))
+    }
+
+    async fn remove_secret(&self, name: &str, seen: &ObjectMeta) -> Result<(), ClusterError> {
+        let secrets = self.secrets();
+        let params = DeleteParams::default().preconditions(Preconditions {
+            uid: seen.uid.clone(),
+            resource_version: None,
+        });
+        let removed = self
+            .ask("remove left-over job data", || {
+                secrets.delete(name, &params)
+            })
+            .await;
+        match removed {
+            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes onto the Job that its Secret is there. `false`: the Job is gone or going.
+    async fn mark_stored(&self, name: &str, uid: &str) -> Result<bool, ClusterError> {
+        let now = Timestamp::now().to_string();
+        let patch = json!({"metadata": {"uid": uid, "annotations": {annotations::STORED_AT: now}}});
+        match self.patch_job("accept the run", name, &patch).await {
+            Ok(job) => Ok(job.metadata.deletion_timestamp.is_none()),
+            Err(error) if error.is_not_found() || error.is_conflict() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) async fn release_uid(&self, name: &str, uid: &str) -> Result<(), ClusterError> {
+        let now = Timestamp::now().to_string();
+        let patch = json!({
+            "metadata": {"uid": uid, "annotations": {annotations::RELEASED_AT: now}},
+            "spec": {"suspend": false},
+        });
+        let job = self.patch_job("release the run", name, &patch).await?;
+        self.forget_stored(uid);
+        // Released into its own deletion: as good as not there.
+        if job.metadata.deletion_timestamp.is_some() {
+            return Err(unsettled());
+        }
+        Ok(())
+    }
+
+    pub(super) async fn patch_job(
+        &self,
+        action: &'static str,
+        name: &str,
+        patch: &Value,
+    ) -> Result<Job, ClusterError> {
+        let jobs = self.jobs();
+        let params = PatchParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        let patch = Patch::Merge(patch);
+        self.ask(action, || jobs.patch(name, &params, &patch)).await
+    }
+
+    /// Brings a suspended Job that nobody released to its release, or to its end when its job data was never
+    /// stored and `hopeless` says that nobody is about to.
+    pub(super) async fn settle(&self, name: &str, hopeless: bool) -> Result<Settled, ClusterError> {
+        let job = match self.job(name).await {
+            Ok(job) => job,
+            Err(ClusterError::NoSuchRun(_)) => return Ok(Settled::Gone),
+            Err(error) => return Err(error),
+        };
+        let Found::Held(held) = found(&job)? else {
+            return Ok(Settled::Gone);
+        };
+        if !self.has_job_data(&job, &held).await? {
+            if !hopeless {
+                return Ok(Settled::Incomplete);
+            }
+            return self.remove_incomplete(name, &job).await;
+        }
+        if is_queued_by_cluster(&job) {
+            return Ok(Settled::Released);
+        }
+        match self.release_uid(name, &held.uid).await {
+            Ok(()) => Ok(Settled::Released),
+            Err(error) if error.is_not_found() || error.is_conflict() => Ok(Settled::Gone),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn has_job_data(&self, job: &Job, held: &Held) -> Result<bool, ClusterError> {
+        if held.stored || self.knows_stored(&held.uid) {
+            return Ok(true);
+        }
+        let Some(secret) = job_data_secret(job) else {
+            return Ok(true);
+        };
+        let there = self.secret_metadata(&secret).await?;
+        Ok(there.is_some_and(|there| is_owner(&there, &held.uid)))
+    }
+
+    /// No delivery was answered for such a Job, so the platform delivers again, and a new one is made.
+    async fn remove_incomplete(&self, name: &str, job: &Job) -> Result<Settled, ClusterError> {
+        let jobs = self.jobs();
+        let params = DeleteParams::background().preconditions(Preconditions {
+            uid: job.metadata.uid.clone(),
+            resource_version: job.metadata.resource_version.clone(),
+        });
+        let removed = self
+            .ask("remove an incomplete Job", || jobs.delete(name, &params))
+            .await;
+        match removed {
+            Ok(_) => Ok(Settled::Removed),
+            Err(error) if error.is_not_found() => Ok(Settled::Gone),
+            // Somebody has written to it since: look again.
+            Err(error) if error.is_conflict() => Ok(Settled::Incomplete),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What became of a suspended Job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Settled {
+    Released,
+    /// Its job data is not there yet.
+    Incomplete,
+    /// It was without hope, and was removed.
+    Removed,
+    /// It needs nothing any more.
+    Gone,
+}
+
+fn post() -> PostParams {
+    PostParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PostParams::default()
+    }
+}
+
+const fn unsettled() -> ClusterError {
+    ClusterError::Unsettled {
+        action: "submit the run",
+    }
+}
+
+fn name_of(meta: &ObjectMeta) -> Result<&str, ClusterError> {
+    meta.name.as_deref().ok_or(ClusterError::Incomplete("name"))
+}
+
+fn uid_of(meta: &ObjectMeta) -> Result<String, ClusterError> {
+    meta.uid.clone().ok_or(ClusterError::Incomplete("uid"))
+}
+
+/// Whether two objects carry the same job and step.
+fn is_same_run(one: &ObjectMeta, other: &ObjectMeta) -> bool {
+    [labels::JOB_ID, labels::STEP_ID]
+        .into_iter()
+        .all(|name| label(one, name).is_some() && label(one, name) == label(other, name))
+}
+
+fn is_owner(meta: &ObjectMeta, uid: &str) -> bool {
+    let owners = meta.owner_references.iter().flatten();
+    meta.deletion_timestamp.is_none() && owners.into_iter().any(|owner| owner.uid == uid)
+}
+
+pub(super) fn is_queued_by_cluster(job: &Job) -> bool {
+    label(&job.metadata, labels::KUEUE_QUEUE).is_some()
+}
+
+fn found(job: &Job) -> Result<Found, ClusterError> {
+    let released = annotation(&job.metadata, annotations::RELEASED_AT).is_some();
+    if terminal(job).is_some() || !is_suspended(job) || released {
+        return Ok(Found::Under);
+    }
+    if job.metadata.deletion_timestamp.is_some() {
+        return Ok(Found::Dying);
+    }
+    Ok(Found::Held(Held {
+        uid: uid_of(&job.metadata)?,
+        stored: annotation(&job.metadata, annotations::STORED_AT).is_some(),
+    }))
+}
+
+/// The Secret the executor of this Job reads its job data from: it has the Job's own name.
+pub(super) fn job_data_secret(job: &Job) -> Option<String> {
+    let name = job.metadata.name.as_deref()?;
+    let pod = job.spec.as_ref()?.template.spec.as_ref()?;
+    let in_env = pod
+        .containers
+        .iter()
+        .flat_map(|container| container.env.iter().flatten())
+        .filter_map(|var| var.value_from.as_ref()?.secret_key_ref.as_ref())
+        .any(|reference| reference.name == name);
+    let as_file = pod
+        .volumes
+        .iter()
+        .flatten()
+        .filter_map(|volume| volume.secret.as_ref()?.secret_name.as_deref())
+        .any(|secret| secret == name);
+    (in_env || as_file).then(|| name.to_owned())
+}
+
+fn owned_by(secret: &Secret, job_name: &str, uid: &str) -> Secret {
+    let mut secret = secret.clone();
+    secret.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: "batch/v1".to_owned(),
+        kind: "Job".to_owned(),
+        name: job_name.to_owned(),
+        uid: uid.to_owned(),
+        controller: Some(true),
+        // `true` would ask for a right on finalizers where owner references are guarded.
+        block_owner_deletion: Some(false),
+    }]);
+    secret
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,187 @@
+//! Runs as lists show them.
+
+use std::collections::HashMap;
+
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::ListParams;
+use serde::Serialize;
+
+use super::{Cluster, ClusterError, RunKey, annotation, annotations, label, labels};
+use crate::verdict::{self, Observation, Timeouts, Verdict, VerdictKind};
+
+/// Objects in one page of a list.
+const PAGE: u32 = 500;
+
+/// Where a run stands, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunState {
+    /// Suspended until its turn comes.
+    Queued,
+    /// Released, but the executor has not started.
+    Waiting,
+    Running,
+    /// Ended as it should.
+    Completed,
+    /// Ended otherwise.
+    Failed,
+}
+
+/// One run of the cluster.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RunView {
+    #[serde(flatten)]
+    pub key: RunKey,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_type: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub organization: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workspace: Option<String>,
+    pub state: RunState,
+    /// Why it waits, or how it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sentence: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<VerdictKind>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    pub created: Option<Timestamp>,
+}
+
+impl Cluster {
+    /// Every run of the namespace, oldest first.
+    pub async fn list(&self) -> Result<Vec<RunView>, ClusterError> {
+        let mut pods: HashMap<String, Vec<Pod>> = HashMap::new();
+        for pod in self.all_pods().await? {
+            if let Some(job) = label(&pod.metadata, labels::JOB_NAME) {
+                pods.entry(job.to_owned()).or_default().push(pod);
+            }
+        }
+        let now = Timestamp::now();
+        let mut views: Vec<RunView> = self
+            .all_jobs()
+            .await?
+            .into_iter()
+            .filter_map(|job| {
+                let key = RunKey::of(&job.metadata)?;
+                let pods = pods.remove(&key.name).unwrap_or_default();
+                Some(view(key, &job, &pods, now))
+            })
+            .collect();
+        views.sort_by(|a, b| (a.created, &a.key.name).cmp(&(b.created, &b.key.name)));
+        Ok(views)
+    }
+
+    /// The run a user means: by its Job's name, `job/step`, or the job's id (then its newest step).
+    pub async fn find(&self, word: &str) -> Result<RunKey, ClusterError> {
+        if let Ok(job) = self.job(word).await
+            && let Some(key) = RunKey::of(&job.metadata)
+        {
+            return Ok(key);
+        }
+        let mut found: Vec<(Option<Timestamp>, RunKey)> = self
+            .all_jobs()
+            .await?
+            .iter()
+            .filter_map(|job| {
+                let key = RunKey::of(&job.metadata).filter(|key| key.is_meant_by(word))?;
+                let created = job.metadata.creation_timestamp.as_ref().map(|time| time.0);
+                Some((created, key))
+            })
+            .collect();
+        found.sort();
+        let newest = found.pop().map(|(_, key)| key);
+        newest.ok_or_else(|| ClusterError::NoSuchRun(word.to_owned()))
+    }
+
+    async fn all_jobs(&self) -> Result<Vec<Job>, ClusterError> {
+        let api = self.jobs();
+        let mut params = ListParams::default().labels(labels::SELECTOR).limit(PAGE);
+        let mut all = Vec::new();
+        loop {
+            let page = self.ask("list the runs", || api.list(&params)).await?;
+            all.extend(page.items);
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => return Ok(all),
+            }
+        }
+    }
+
+    async fn all_pods(&self) -> Result<Vec<Pod>, ClusterError> {
+        let api = self.pods();
+        let mut params = ListParams::default().labels(labels::SELECTOR).limit(PAGE);
+        let mut all = Vec::new();
+        loop {
+            let page = self.ask("list the pods", || api.list(&params)).await?;
+            all.extend(page.items);
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => return Ok(all),
+            }
+        }
+    }
+
+    /// The pods of one Job.
+    pub(super) async fn pods_of(&self, job: &Job) -> Result<Vec<Pod>, ClusterError> {
+        let api = self.pods();
+        let name = job.metadata.name.as_deref().unwrap_or_default();
+        let params = ListParams::default().labels(&format!("{}={name}", labels::JOB_NAME));
+        let mut pods = self
+            .ask("list the pods of the run", || api.list(&params))
+            .await?
+            .items;
+        pods.retain(|pod| {
+            let mut owners = pod.metadata.owner_references.iter().flatten();
+            owners.any(|owner| Some(&owner.uid) == job.metadata.uid.as_ref())
+        });
+        Ok(pods)
+    }
+}
+
+/// The verdict that was written onto the Job, if there is one.
+pub(super) fn recorded_verdict(job: &Job) -> Option<Verdict> {
+    serde_json::from_str(annotation(&job.metadata, annotations::VERDICT)?).ok()
+}
+
+fn view(key: RunKey, job: &Job, pods: &[Pod], now: Timestamp) -> RunView {
+    let observation = recorded_verdict(job).map_or_else(
+        || verdict::observe(job, pods, &[], now, &Timeouts::default()),
+        |verdict| Observation::Ended(Box::new(verdict)),
+    );
+    let (state, sentence, verdict) = match observation {
+        Observation::Waiting(wait) if wait.reason == verdict::WaitReason::Queued => {
+            (RunState::Queued, Some(wait.sentence), None)
+        }
+        Observation::Waiting(wait) => (RunState::Waiting, Some(wait.sentence), None),
+        Observation::Running => (RunState::Running, None, None),
+        Observation::Ended(verdict) => {
+            let state = if verdict.kind == VerdictKind::Completed {
+                RunState::Completed
+            } else {
+                RunState::Failed
+            };
+            (state, Some(verdict.sentence), Some(verdict.kind))
+        }
+    };
+    let pod = verdict::newest(pods);
+    let text = |name| label(&job.metadata, name).map(str::to_owned);
+    RunView {
+        key,
+        step_type: text(labels::STEP_TYPE),
+        organization: text(labels::ORGANIZATION),
+        workspace: text(labels::WORKSPACE),
+        state,
+        sentence,
+        verdict,
+        pod: pod.and_then(|pod| pod.metadata.name.clone()),
+        node: pod.and_then(|pod| pod.spec.as_ref()?.node_name.clone()),
+        created: job.metadata.creation_timestamp.as_ref().map(|time| time.0),
+    }
+}

@@ -1,0 +1,716 @@
+//! The watcher: follows every run by the events of its Job and pods, says where it stands, releases what waits,
+//! completes or removes what a crash left, and reports the end of runs that cannot.
+//!
+//! Only one replica does this at a time ([`super::lease`]). It keeps no record: everything it must not forget
+//! stands on the Jobs, and after a restart the first list tells it all again.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt as _, Stream, StreamExt as _};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::api::{DeleteParams, ListParams, Preconditions};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use serde_json::json;
+use tokio::sync::{Semaphore, mpsc};
+
+use super::cache::{Change, JobFeed, Packed, Pods, trimmed_job};
+use super::history::{EndedRun, HistoryLimits, surplus};
+use super::reconcile::{HOPELESS_AFTER, Held, LOOK_AGAIN, SUBMITTERS_TURN, next};
+use super::submit::{Settled, is_queued_by_cluster};
+use super::{Cluster, ClusterError, RunKey, annotation, annotations, labels};
+use crate::verdict::{self, Observation, Timeouts, Verdict, is_suspended, terminal};
+
+/// Changes are gathered for so long before the queue is looked at.
+const GATHER: Duration = Duration::from_millis(20);
+/// Everything is looked at again this often, in case an event was missed.
+const RESYNC: Duration = Duration::from_mins(5);
+/// Requests the watcher makes at once, beside its two watches.
+const AT_ONCE: usize = 16;
+/// Waiting that is no news may last so long before events are asked for.
+const EVENTS_AFTER: SignedDuration = SignedDuration::from_secs(5);
+/// Events of a run that still waits are asked for again after this long, then twice as long.
+const EVENTS_AGAIN: Duration = Duration::from_secs(10);
+/// A report that failed is tried again after this long.
+const REPORT_AGAIN: Duration = Duration::from_secs(5);
+/// Objects in one page of a list.
+const PAGE: u32 = 500;
+
+/// Who hears about runs.
+pub trait RunObserver: Send + Sync + 'static {
+    /// A run stands elsewhere than before. Called once for each change, and once for each run after a restart.
+    fn on_observation(&self, run: &RunKey, observation: &Observation);
+
+    /// A run ended and its executor did not say how: tell the platform, unless it knows already. `true` when
+    /// that is done; otherwise this is called again later.
+    fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, bool>;
+}
+
+/// How the watcher behaves.
+#[derive(Clone, Debug, Default)]
+pub struct WatchSettings {
+    pub timeouts: Timeouts,
+    pub history: HistoryLimits,
+}
+
+/// What a request of the watcher came to.
+enum Note {
+    Events(String, String, Vec<Event>),
+    Settled(String, String, Option<Settled>),
+    Reported(String, String, bool),
+    GoneReported(String, bool),
+    Removed(String),
+}
+
+/// What is known of one run.
+struct Entry {
+    key: RunKey,
+    uid: String,
+    job: Packed,
+    standing: Standing,
+    created: Timestamp,
+    first_seen: Instant,
+    /// What the observer was told last.
+    told: Option<Observation>,
+    events: Vec<Packed>,
+    events_asked: u32,
+    /// Events are being fetched; `true`: nothing is said before they are there.
+    asking: Option<bool>,
+    /// The events after the end have been asked for.
+    events_final: bool,
+    events_due: Option<Instant>,
+    /// The platform knows how it ended.
+    reported: bool,
+    reporting: bool,
+    /// Not before this is a suspended Job without job data looked at again.
+    settle_due: Option<Instant>,
+    outcome: Option<(bool, Timestamp)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// Suspended, never released.
+    Held,
+    /// For the cluster's queue to release.
+    Queued,
+    InFlight,
+    Over,
+}
+
+impl Cluster {
+    /// Watches until dropped.
+    pub async fn watch(&self, settings: WatchSettings, observer: Arc<dyn RunObserver>) {
+        let jobs = events_of(watcher(self.jobs(), watch_config()).modify(|job| {
+            job.metadata.managed_fields = None;
+            if let Some(spec) = &mut job.spec {
+                spec.template = Default::default();
+            }
+        }));
+        let pods = events_of(watcher(self.pods(), watch_config()).modify(|pod| {
+            pod.metadata.managed_fields = None;
+        }));
+        let (notes, inbox) = mpsc::unbounded_channel();
+        let mut state = Watch {
+            cluster: self.clone(),
+            settings,
+            observer,
+            feed: JobFeed::default(),
+            pods: Pods::default(),
+            runs: HashMap::new(),
+            due: BTreeSet::new(),
+            settling: HashSet::new(),
+            removing: HashSet::new(),
+            orphans: HashMap::new(),
+            listed: false,
+            notes,
+            slots: Arc::new(Semaphore::new(AT_ONCE)),
+        };
+        state.follow(jobs, pods, inbox).await;
+    }
+}
+
+fn watch_config() -> watcher::Config {
+    watcher::Config::default()
+        .labels(labels::SELECTOR)
+        .any_semantic()
+        .page_size(PAGE)
+}
+
+/// Errors of a watch are retried by it, with growing pauses.
+fn events_of<K>(
+    events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send,
+) -> impl Stream<Item = watcher::Event<K>> + Send
+where
+    K: Send + Sync + Clone + fmt::Debug,
+{
+    events
+        .default_backoff()
+        .filter_map(|event| futures_util::future::ready(event.ok()))
+}
+
+struct Watch {
+    cluster: Cluster,
+    settings: WatchSettings,
+    observer: Arc<dyn RunObserver>,
+    feed: JobFeed,
+    pods: Pods,
+    runs: HashMap<String, Entry>,
+    /// When runs are to be looked at though nothing happened.
+    due: BTreeSet<(Timestamp, String)>,
+    /// Jobs whose release is under way.
+    settling: HashSet<String>,
+    /// Jobs that the history limits remove.
+    removing: HashSet<String>,
+    /// Runs whose Job is gone and whose end has still to be reported, by UID.
+    orphans: HashMap<String, (RunKey, Verdict)>,
+    /// The first list of Jobs is complete: before, nothing is known about slots.
+    listed: bool,
+    notes: mpsc::UnboundedSender<Note>,
+    slots: Arc<Semaphore>,
+}
+
+impl Watch {
+    async fn follow(
+        &mut self,
+        jobs: impl Stream<Item = watcher::Event<Job>>,
+        pods: impl Stream<Item = watcher::Event<Pod>>,
+        mut inbox: mpsc::UnboundedReceiver<Note>,
+    ) {
+        let mut jobs = std::pin::pin!(jobs.fuse());
+        let mut pods = std::pin::pin!(pods.fuse());
+        let mut resync = tokio::time::interval(RESYNC);
+        resync.tick().await;
+        let mut gathered: Option<tokio::time::Instant> = None;
+        loop {
+            let alarm = self.alarm();
+            let gathering = async {
+                match gathered {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                Some(event) = jobs.next() => self.on_job_event(event),
+                Some(event) = pods.next() => {
+                    for job in self.pods.apply(event) {
+                        self.look(&job);
+                    }
+                }
+                Some(note) = inbox.recv() => self.on_note(note),
+                () = alarm => self.on_alarm(),
+                () = gathering => {
+                    gathered = None;
+                    self.release_next();
+                    self.trim_history();
+                    continue;
+                }
+                _ = resync.tick() => self.look_at_all(),
+            }
+            gathered.get_or_insert_with(|| tokio::time::Instant::now() + GATHER);
+        }
+    }
+
+    /// Sleeps until the first run is due.
+    fn alarm(&self) -> BoxFuture<'static, ()> {
+        let Some((at, _)) = self.due.first() else {
+            return std::future::pending().boxed();
+        };
+        let pause = at.duration_since(Timestamp::now());
+        tokio::time::sleep(Duration::try_from(pause).unwrap_or_default()).boxed()
+    }
+
+    fn on_alarm(&mut self) {
+        let now = Timestamp::now();
+        while self.due.first().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, name)) = self.due.pop_first() else {
+                break;
+            };
+            self.look(&name);
+        }
+        let orphans: Vec<String> = self.orphans.keys().cloned().collect();
+        for uid in orphans {
+            self.report_orphan(&uid);
+        }
+    }
+
+    fn wake(&mut self, name: &str, pause: Duration) {
+        let at = SignedDuration::try_from(pause)
+            .ok()
+            .and_then(|pause| Timestamp::now().checked_add(pause).ok());
+        if let Some(at) = at {
+            self.due.insert((at, name.to_owned()));
+        }
+    }
+
+    fn look_at_all(&mut self) {
+        let names: Vec<String> = self.runs.keys().cloned().collect();
+        for name in names {
+            self.look(&name);
+        }
+    }
+
+    fn on_job_event(&mut self, event: watcher::Event<Job>) {
+        let done = matches!(event, watcher::Event::InitDone);
+        for change in self.feed.changes(event) {
+            match change {
+                Change::Seen(job) => self.on_job(&job),
+                Change::Gone(name) => self.on_gone(&name),
+            }
+        }
+        self.listed |= done;
+    }
+
+    fn on_job(&mut self, job: &Job) {
+        let (Some(key), Some(uid)) = (RunKey::of(&job.metadata), job.metadata.uid.clone()) else {
+            return;
+        };
+        let name = key.name.clone();
+        let trimmed = trimmed_job(job);
+        let packed = Packed::of(&trimmed);
+        let entry = self
+            .runs
+            .remove(&name)
+            .filter(|entry| entry.uid == uid)
+            .unwrap_or_else(|| Entry::new(key, uid, packed.clone()));
+        self.runs.insert(name.clone(), entry.with(&trimmed, packed));
+        self.look(&name);
+    }
+
+    fn on_gone(&mut self, name: &str) {
+        let Some(entry) = self.runs.remove(name) else {
+            return;
+        };
+        let pods = self.pods.of(name, &entry.uid);
+        self.pods.forget(name);
+        self.removing.remove(&entry.uid);
+        self.cluster.forget_stored(&entry.uid);
+        // A Job that never got its job data was never accepted: nobody waits for it.
+        let unaccepted = entry.standing == Standing::Held && self.settling.remove(&entry.uid);
+        if entry.reported || unaccepted {
+            return;
+        }
+        let job: Job = entry.job.open();
+        let events: Vec<Event> = entry.events.iter().map(Packed::open).collect();
+        let verdict = verdict::gone(&job, &pods, &events);
+        let observation = Observation::Ended(Box::new(verdict.clone()));
+        self.observer.on_observation(&entry.key, &observation);
+        if !verdict.spoke() {
+            self.orphans.insert(entry.uid.clone(), (entry.key, verdict));
+            self.report_orphan(&entry.uid);
+        }
+    }
+
+    /// Looks at a run, tells what is new, and does what its standing asks for.
+    fn look(&mut self, name: &str) {
+        let Some(entry) = self.runs.get(name) else {
+            return;
+        };
+        let job: Job = entry.job.open();
+        let pods = self.pods.of(name, &entry.uid);
+        let events: Vec<Event> = entry.events.iter().map(Packed::open).collect();
+        let now = Timestamp::now();
+        let observation = recorded(&job).unwrap_or_else(|| {
+            verdict::observe(&job, &pods, &events, now, &self.settings.timeouts)
+        });
+        if self.ask_for_events(name, &observation, &pods, now) {
+            return;
+        }
+        let Some(entry) = self.runs.get_mut(name) else {
+            return;
+        };
+        if !is_same(entry.told.as_ref(), &observation) {
+            self.observer.on_observation(&entry.key, &observation);
+            entry.told = Some(observation.clone());
+        }
+        match observation {
+            Observation::Waiting(wait) => {
+                if let Some(until) = wait.until {
+                    self.due.insert((until.max(now), name.to_owned()));
+                }
+            }
+            Observation::Running => {}
+            Observation::Ended(verdict) => self.on_end(name, *verdict),
+        }
+    }
+
+    /// Whether the next step has to wait for events.
+    fn ask_for_events(
+        &mut self,
+        name: &str,
+        observation: &Observation,
+        pods: &[Pod],
+        now: Timestamp,
+    ) -> bool {
+        let Some(entry) = self.runs.get_mut(name) else {
+            return false;
+        };
+        if entry.reported || !verdict::wants_events(observation) {
+            return false;
+        }
+        if let Observation::Waiting(wait) = observation
+            && !wait.reason.is_news()
+            && now.duration_since(wait.since) < EVENTS_AFTER
+        {
+            self.wake(name, EVENTS_AFTER.unsigned_abs());
+            return false;
+        }
+        let over = matches!(observation, Observation::Ended(_));
+        if let Some(hold) = entry.asking {
+            return hold || over;
+        }
+        let due = entry.events_due.is_none_or(|due| due <= Instant::now());
+        if (over && entry.events_final) || (!over && !due) {
+            return false;
+        }
+        let hold = over || entry.events_asked == 0;
+        entry.asking = Some(hold);
+        entry.events_final = over;
+        let pause = EVENTS_AGAIN.saturating_mul(1 << entry.events_asked.min(5));
+        entry.events_asked += 1;
+        entry.events_due = Some(Instant::now() + pause);
+        let (uid, name) = (entry.uid.clone(), name.to_owned());
+        if !over {
+            self.wake(&name, pause);
+        }
+        let mut subjects = vec![uid.clone()];
+        subjects.extend(pods.iter().filter_map(|pod| pod.metadata.uid.clone()));
+        let cluster = self.cluster.clone();
+        self.spawn(async move {
+            let events = cluster.events_about(&subjects).await.unwrap_or_default();
+            Note::Events(name, uid, events)
+        });
+        hold
+    }
+
+    fn spawn(&self, work: impl Future<Output = Note> + Send + 'static) {
+        let (slots, notes) = (Arc::clone(&self.slots), self.notes.clone());
+        tokio::spawn(async move {
+            let _slot = slots.acquire_owned().await;
+            tokio::select! {
+                // Whoever watched has stopped: the next one does the work.
+                () = notes.closed() => {}
+                note = work => drop(notes.send(note)),
+            }
+        });
+    }
+
+    fn on_end(&mut self, name: &str, verdict: Verdict) {
+        let Some(entry) = self.runs.get_mut(name) else {
+            return;
+        };
+        if verdict.spoke() {
+            entry.reported = true;
+        }
+        if entry.reported || entry.reporting {
+            return;
+        }
+        entry.reporting = true;
+        let (cluster, observer) = (self.cluster.clone(), Arc::clone(&self.observer));
+        let (key, uid, name) = (entry.key.clone(), entry.uid.clone(), name.to_owned());
+        self.spawn(async move {
+            let done = cluster.conclude(&key, &uid, &verdict, &*observer).await;
+            Note::Reported(name, uid, done)
+        });
+    }
+
+    fn report_orphan(&mut self, uid: &str) {
+        let Some((key, verdict)) = self.orphans.get(uid) else {
+            return;
+        };
+        let observer = Arc::clone(&self.observer);
+        let (key, verdict, uid) = (key.clone(), verdict.clone(), uid.to_owned());
+        self.spawn(async move {
+            let done = observer.on_ended(&key, &verdict).await;
+            Note::GoneReported(uid, done)
+        });
+    }
+
+    fn on_note(&mut self, note: Note) {
+        match note {
+            Note::Events(name, uid, events) => {
+                if let Some(entry) = self.runs.get_mut(&name).filter(|entry| entry.uid == uid) {
+                    entry.asking = None;
+                    entry.events = events.iter().map(Packed::of).collect();
+                    self.look(&name);
+                }
+            }
+            Note::Reported(name, uid, done) => {
+                if let Some(entry) = self.runs.get_mut(&name).filter(|entry| entry.uid == uid) {
+                    entry.reporting = false;
+                    entry.reported = done;
+                    if !done {
+                        self.wake(&name, REPORT_AGAIN);
+                    }
+                }
+            }
+            Note::GoneReported(uid, done) => {
+                if done {
+                    self.orphans.remove(&uid);
+                } else {
+                    self.wake("", REPORT_AGAIN);
+                }
+            }
+            Note::Settled(name, uid, settled) => self.on_settled(&name, &uid, settled),
+            Note::Removed(uid) => {
+                self.removing.remove(&uid);
+            }
+        }
+    }
+
+    fn on_settled(&mut self, name: &str, uid: &str, settled: Option<Settled>) {
+        // A removed Job is let go of without a word when its deletion is seen.
+        if settled != Some(Settled::Removed) {
+            self.settling.remove(uid);
+        }
+        let Some(entry) = self.runs.get_mut(name).filter(|entry| entry.uid == uid) else {
+            self.settling.remove(uid);
+            return;
+        };
+        match settled {
+            // The watch will say so too; until then it takes a slot.
+            Some(Settled::Released) => entry.standing = Standing::InFlight,
+            Some(Settled::Removed) => {}
+            _ => {
+                entry.settle_due = Some(Instant::now() + LOOK_AGAIN);
+                self.wake(name, LOOK_AGAIN);
+            }
+        }
+    }
+
+    fn release_next(&mut self) {
+        if !self.listed {
+            return;
+        }
+        let limit = self.cluster.max_in_flight;
+        let now = Instant::now();
+        let mut in_flight = 0;
+        let mut held = Vec::new();
+        let mut later = Vec::new();
+        for (name, entry) in &self.runs {
+            match entry.standing {
+                Standing::InFlight => in_flight += 1,
+                Standing::Held if self.settling.contains(&entry.uid) => in_flight += 1,
+                Standing::Held => {
+                    let due = entry.settle_due(limit);
+                    if due > now {
+                        later.push((name.clone(), due - now));
+                    } else {
+                        held.push(Held {
+                            created: entry.created,
+                            name,
+                        });
+                    }
+                }
+                Standing::Queued | Standing::Over => {}
+            }
+        }
+        let names: Vec<String> = next(held, in_flight, limit)
+            .into_iter()
+            .map(str::to_owned)
+            .collect();
+        for (name, pause) in later {
+            if !self.due.iter().any(|(_, due)| *due == name) {
+                self.wake(&name, pause);
+            }
+        }
+        for name in names {
+            self.settle(name);
+        }
+    }
+
+    fn settle(&mut self, name: String) {
+        let Some(entry) = self.runs.get(&name) else {
+            return;
+        };
+        let hopeless = entry.first_seen.elapsed() >= HOPELESS_AFTER;
+        let uid = entry.uid.clone();
+        self.settling.insert(uid.clone());
+        let cluster = self.cluster.clone();
+        self.spawn(async move {
+            let settled = cluster.settle(&name, hopeless).await.ok();
+            Note::Settled(name, uid, settled)
+        });
+    }
+
+    fn trim_history(&mut self) {
+        let limits = self.settings.history;
+        if limits == HistoryLimits::default() || !self.listed {
+            return;
+        }
+        let ended = self
+            .runs
+            .iter()
+            .filter(|(_, entry)| entry.reported && !self.removing.contains(&entry.uid))
+            .filter_map(|(name, entry)| {
+                let (successful, finished) = entry.outcome?;
+                Some(EndedRun {
+                    name: name.clone(),
+                    successful,
+                    finished,
+                })
+            })
+            .collect();
+        for name in surplus(ended, limits) {
+            let Some(entry) = self.runs.get(&name) else {
+                continue;
+            };
+            let uid = entry.uid.clone();
+            self.removing.insert(uid.clone());
+            let cluster = self.cluster.clone();
+            self.spawn(async move {
+                // What cannot be removed now is found again at the next change.
+                let _ = cluster.remove_ended(&name, &uid).await;
+                Note::Removed(uid)
+            });
+        }
+    }
+}
+
+impl Entry {
+    fn new(key: RunKey, uid: String, job: Packed) -> Self {
+        Self {
+            key,
+            uid,
+            job,
+            standing: Standing::InFlight,
+            created: Timestamp::UNIX_EPOCH,
+            first_seen: Instant::now(),
+            told: None,
+            events: Vec::new(),
+            events_asked: 0,
+            asking: None,
+            events_final: false,
+            events_due: None,
+            reported: false,
+            reporting: false,
+            settle_due: None,
+            outcome: None,
+        }
+    }
+
+    fn with(mut self, job: &Job, packed: Packed) -> Self {
+        let meta = &job.metadata;
+        self.job = packed;
+        self.standing = if terminal(job).is_some() {
+            Standing::Over
+        } else if !is_suspended(job) || annotation(meta, annotations::RELEASED_AT).is_some() {
+            Standing::InFlight
+        } else if is_queued_by_cluster(job) {
+            Standing::Queued
+        } else {
+            Standing::Held
+        };
+        if let Some(created) = &meta.creation_timestamp {
+            self.created = created.0;
+        }
+        self.reported |= annotation(meta, annotations::REPORTED_AT).is_some();
+        self.outcome = terminal(job).map(|condition| {
+            let finished = condition.last_transition_time.as_ref();
+            (
+                condition.type_ == "Complete",
+                finished.map_or(self.created, |time| time.0),
+            )
+        });
+        self
+    }
+
+    /// From when on the watcher may bring this Job to its release.
+    fn settle_due(&self, limit: usize) -> Instant {
+        let turn = if limit == 0 {
+            SUBMITTERS_TURN
+        } else {
+            Duration::ZERO
+        };
+        let first = self.first_seen + turn;
+        self.settle_due.map_or(first, |due| due.max(first))
+    }
+}
+
+/// The verdict that was written onto the Job. A run that was given up is then ended by its deadline, which would
+/// hide why.
+fn recorded(job: &Job) -> Option<Observation> {
+    let text = annotation(&job.metadata, annotations::VERDICT)?;
+    let verdict: Verdict = serde_json::from_str(text).ok()?;
+    Some(Observation::Ended(Box::new(verdict)))
+}
+
+/// Whether the observer would learn nothing new.
+fn is_same(told: Option<&Observation>, now: &Observation) -> bool {
+    match (told, now) {
+        (Some(Observation::Waiting(told)), Observation::Waiting(now)) => {
+            told.reason == now.reason && told.sentence == now.sentence
+        }
+        (Some(Observation::Running), Observation::Running) => true,
+        (Some(Observation::Ended(told)), Observation::Ended(now)) => told.kind == now.kind,
+        _ => false,
+    }
+}
+
+impl Cluster {
+    /// Events about objects, by UID.
+    pub(super) async fn events_about(&self, uids: &[String]) -> Result<Vec<Event>, ClusterError> {
+        let events = self.events();
+        let mut found = Vec::new();
+        for uid in uids {
+            let params = ListParams::default()
+                .fields(&format!("involvedObject.uid={uid}"))
+                .match_any();
+            found.extend(
+                self.ask("list the events of the run", || events.list(&params))
+                    .await?
+                    .items,
+            );
+        }
+        Ok(found)
+    }
+
+    /// Stops a run that was given up, has its end reported, and writes both onto the Job.
+    async fn conclude(
+        &self,
+        key: &RunKey,
+        uid: &str,
+        verdict: &Verdict,
+        observer: &dyn RunObserver,
+    ) -> bool {
+        let text = serde_json::to_string(verdict).unwrap_or_default();
+        if !verdict.job_over {
+            // A deadline that has passed ends the Job and keeps it, so that the run can be explained and a late
+            // duplicate of its delivery still finds it.
+            let stop = json!({
+                "metadata": {"uid": uid, "annotations": {annotations::VERDICT: text}},
+                "spec": {"activeDeadlineSeconds": 1},
+            });
+            match self.patch_job("stop the run", &key.name, &stop).await {
+                Err(error) if error.is_transient() => return false,
+                _ => {}
+            }
+        }
+        if !observer.on_ended(key, verdict).await {
+            return false;
+        }
+        let now = Timestamp::now().to_string();
+        let patch = json!({"metadata": {"uid": uid, "annotations": {
+            annotations::VERDICT: text, annotations::REPORTED_AT: now}}});
+        // Should this be lost, a later watcher reports again, and the platform knows already.
+        let _ = self
+            .patch_job("note the report of the run", &key.name, &patch)
+            .await;
+        true
+    }
+
+    async fn remove_ended(&self, name: &str, uid: &str) -> Result<(), ClusterError> {
+        let jobs = self.jobs();
+        let params = DeleteParams::background().preconditions(Preconditions {
+            uid: Some(uid.to_owned()),
+            resource_version: None,
+        });
+        self.ask("remove an ended run", || jobs.delete(name, &params))
+            .await
+            .map(drop)
+    }
+}

@@ -1,0 +1,90 @@
+//! What becomes of a dispatch: where it goes (`route`), and where it runs. A target holds it durably before it
+//! says so, and holds it once however often it comes.
+
+pub(crate) mod kubernetes;
+pub(crate) mod process;
+pub(crate) mod route;
+
+use axum::body::Bytes;
+use job_contract::JobData;
+
+use self::kubernetes::KubernetesTarget;
+use self::process::ProcessTarget;
+use crate::metrics::Load;
+
+/// Where accepted steps run.
+#[derive(Debug)]
+pub(crate) enum Target {
+    /// Jobs of a cluster.
+    Kubernetes(Box<KubernetesTarget>),
+    /// Executors on this machine.
+    Process(ProcessTarget),
+}
+
+/// A dispatch that is safe with us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accepted {
+    New,
+    /// The same job and step came before.
+    Duplicate,
+}
+
+/// A dispatch that is not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refused {
+    /// It may come again.
+    #[error("{0}")]
+    Unavailable(String),
+    /// It would be refused again.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+/// Whether the target could accept a dispatch now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Readiness {
+    Ready,
+    NotReady(String),
+}
+
+impl Target {
+    /// Takes a valid job over; `raw` is the document as it came. What it returns holds even if the caller has
+    /// gone away meanwhile.
+    pub(crate) async fn accept(&self, job: JobData, raw: Bytes) -> Result<Accepted, Refused> {
+        match self {
+            Self::Kubernetes(target) => target.accept(&job).await,
+            Self::Process(target) => target.accept(&job, raw).await,
+        }
+    }
+
+    pub(crate) async fn readiness(&self) -> Readiness {
+        match self {
+            Self::Kubernetes(target) => target.readiness().await,
+            Self::Process(target) => target.readiness().await,
+        }
+    }
+
+    /// What waits and runs here; a cluster's runs are not held by the launcher.
+    pub(crate) fn load(&self) -> Option<Load> {
+        match self {
+            Self::Kubernetes(_) => None,
+            Self::Process(target) => Some(target.load()),
+        }
+    }
+
+    /// Does what the target has to do beside accepting, until the launcher stops.
+    pub(crate) async fn work(&self) {
+        match self {
+            Self::Kubernetes(_) => {}
+            Self::Process(target) => target.work().await,
+        }
+    }
+
+    /// The name in the configuration.
+    pub(crate) const fn name(&self) -> &'static str {
+        match self {
+            Self::Kubernetes(_) => "kubernetes",
+            Self::Process(_) => "process",
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! The Kubernetes target: a dispatch becomes one Job. The cluster alone remembers it; nothing is kept here.
+
+use std::time::{Duration, Instant};
+
+use job_contract::JobData;
+use tokio::sync::Mutex;
+use tracing::warn;
+
+use super::{Accepted, Readiness, Refused};
+use crate::cluster::{Cluster, ClusterError, Objects, Submitted};
+use crate::config::Deployment;
+use crate::manifest;
+
+/// How long an answer about the cluster is good: the question is open to everybody, and must stay cheap.
+const FRESH: Duration = Duration::from_secs(5);
+/// Probes give up after a second or a few.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The target.
+#[derive(Debug)]
+pub(crate) struct KubernetesTarget {
+    cluster: Cluster,
+    deployment: Deployment,
+    last: Mutex<Option<(Instant, Readiness)>>,
+}
+
+impl KubernetesTarget {
+    pub(crate) fn new(cluster: Cluster, deployment: Deployment) -> Self {
+        Self {
+            cluster,
+            deployment,
+            last: Mutex::new(None),
+        }
+    }
+
+    /// Makes the run's Job and lets it run. A second delivery meets the first in the cluster.
+    pub(super) async fn accept(&self, job: &JobData) -> Result<Accepted, Refused> {
+        let manifest = manifest::build(job, &self.deployment)
+            .map_err(|errors| Refused::Invalid(errors.to_string()))?;
+        let objects = Objects {
+            job: manifest.job,
+            secret: manifest.secret,
+        };
+        let cluster = self.cluster.clone();
+        // The sender may hang up; what was begun is finished all the same.
+        let submitted = tokio::spawn(async move { cluster.submit(&objects).await });
+        match submitted.await {
+            Ok(Ok(Submitted::Created)) => Ok(Accepted::New),
+            Ok(Ok(Submitted::AlreadyThere)) => Ok(Accepted::Duplicate),
+            Ok(Err(error)) => Err(refused(&error)),
+            Err(_) => Err(Refused::Unavailable("the launcher is stopping".to_owned())),
+        }
+    }
+
+    /// Whether the cluster answers, and lets this launcher look at runs.
+    pub(super) async fn readiness(&self) -> Readiness {
+        // One question at a time: who comes meanwhile gets its answer.
+        let mut last = self.last.lock().await;
+        if let Some((at, readiness)) = &*last
+            && at.elapsed() < FRESH
+        {
+            return readiness.clone();
+        }
+        let readiness = match tokio::time::timeout(PATIENCE, self.cluster.reach()).await {
+            Ok(Ok(())) => Readiness::Ready,
+            Ok(Err(error)) => Readiness::NotReady(error.to_string()),
+            Err(_) => Readiness::NotReady("the Kubernetes API does not answer".to_owned()),
+        };
+        *last = Some((Instant::now(), readiness.clone()));
+        readiness
+    }
+}
+
+/// What stands in the way of every run is worth a retry; what stands in the way of this one is not.
+fn refused(error: &ClusterError) -> Refused {
+    warn!(%error, "a dispatch did not become a Job");
+    if error.is_transient() || concerns_every_run(error) {
+        Refused::Unavailable(error.to_string())
+    } else {
+        Refused::Invalid(error.to_string())
+    }
+}
+
+/// The launcher is not let in, may not create what runs are made of, or its namespace is gone.
+fn concerns_every_run(error: &ClusterError) -> bool {
+    match error {
+        ClusterError::Refused { code, message, .. } => match code {
+            401 | 404 => true,
+            // Admission refuses one object with the same code; only missing rights are put in these words.
+            403 => message.contains(" cannot "),
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::{Arc, Mutex as Record};
+
+    use axum::http::{Method, Request, Response, StatusCode};
+    use kube::Client;
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use tower::service_fn;
+
+    use super::*;
+    use crate::cluster::Patience;
+
+    type Asked = Arc<Record<Vec<String>>>;
+
+    /// An API server that stores what it is given, or answers every request with one refusal.
+    fn target(refusal: Option<(u16, &'static str)>) -> (KubernetesTarget, Asked) {
+        let asked = Asked::default();
+        let record = Arc::clone(&asked);
+        let service = service_fn(move |request: Request<Body>| {
+            let record = Arc::clone(&record);
+            async move {
+                let (head, body) = request.into_parts();
+                let kind = head.uri.path().rsplit('/').next().unwrap().to_owned();
+                record
+                    .lock()
+                    .unwrap()
+                    .push(format!("{} {kind}", head.method));
+                let body = axum::body::to_bytes(axum::body::Body::new(body), usize::MAX);
+                let body = body.await.unwrap();
+                Ok::<_, Infallible>(answer(refusal, &head.method, &body))
+            }
+        });
+        let patience = Patience {
+            attempts: 2,
+            first_pause: Duration::from_millis(1),
+            longest_pause: Duration::from_millis(1),
+        };
+        let cluster =
+            Cluster::from_client(Client::new(service, "runs"), "runs").with_patience(patience);
+        (KubernetesTarget::new(cluster, Deployment::default()), asked)
+    }
+
+    fn answer(
+        refusal: Option<(u16, &'static str)>,
+        method: &Method,
+        body: &[u8],
+    ) -> Response<Body> {
+        let (code, value) = match (refusal, method) {
+            (Some((code, message)), _) => (
+                code,
+                json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
+                       "reason": "Refused", "message": message}),
+            ),
+            (None, &Method::POST) => {
+                let mut object: Value = serde_json::from_slice(body).unwrap();
+                object["metadata"]["uid"] = "u-1".into();
+                (201, object)
+            }
+            (None, &Method::GET) => (
+                404,
+                json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404,
+                       "reason": "NotFound", "message": "not found"}),
+            ),
+            (None, _) => (
+                200,
+                json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job-412-step"}}),
+            ),
+        };
+        let mut response = Response::new(Body::from(value.to_string().into_bytes()));
+        *response.status_mut() = StatusCode::from_u16(code).unwrap();
+        response
+    }
+
+    fn job() -> JobData {
+        serde_json::from_value(json!({
+            "type": "terraformPlan",
+            "organizationId": "org",
+            "workspaceId": "ws",
+            "jobId": "412",
+            "stepId": "step",
+        }))
+        .unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_dispatch_becomes_a_job_with_its_secret_that_is_released() {
+        let (target, asked) = target(None);
+        assert_eq!(target.accept(&job()).await, Ok(Accepted::New));
+        assert_eq!(
+            *asked.lock().unwrap(),
+            ["POST jobs", "POST secrets", "PATCH job-412-step"]
+        );
+    }
+
+    #[tokio::test]
+    async fn what_concerns_every_run_is_for_later_and_what_concerns_one_is_not() {
+        let forbidden = "jobs.batch is forbidden: User \"x\" cannot create resource \"jobs\"";
+        for (code, message, later) in [
+            (503, "overloaded", true),
+            (401, "Unauthorized", true),
+            (403, forbidden, true),
+            (403, "admission webhook \"p\" denied the request", false),
+            (422, "spec is invalid", false),
+        ] {
+            let (target, _) = target(Some((code, message)));
+            let refused = target.accept(&job()).await.unwrap_err();
+            assert_eq!(
+                matches!(refused, Refused::Unavailable(_)),
+                later,
+                "{code} {message}: {refused:?}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_setting_that_breaks_a_rule_is_named_and_reaches_no_cluster() {
+        let (target, asked) = target(None);
+        let mut job = job();
+        job.environment_variables
+            .insert("EPHEMERAL_CPU_REQUEST".into(), "a lot".into());
+        let refused = target.accept(&job).await.unwrap_err();
+        assert!(matches!(refused, Refused::Invalid(_)), "{refused:?}");
+        assert!(refused.to_string().contains("EPHEMERAL_CPU_REQUEST"));
+        assert_eq!(*asked.lock().unwrap(), Vec::<String>::new());
+    }
+
+    #[tokio::test]
+    async fn readiness_asks_the_cluster_once_in_a_while() {
+        let (ready, asked) = target(None);
+        for _ in 0..5 {
+            assert_eq!(ready.readiness().await, Readiness::Ready);
+        }
+        assert_eq!(asked.lock().unwrap().len(), 1);
+        let (away, _) = target(Some((403, "forbidden")));
+        assert!(matches!(away.readiness().await, Readiness::NotReady(_)));
+    }
+}

@@ -1,0 +1,284 @@
+//! The single-machine target: a durable queue in the data directory, worked off oldest first by a bounded number
+//! of executors. Runs of one workspace are not held apart here: plans may overlap, and what changes a state
+//! excludes others by the tool's own lock.
+
+mod executor;
+mod index;
+mod queue;
+mod run;
+mod settle;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::body::Bytes;
+use control_plane::local::LocalPlatform;
+use job_contract::JobData;
+use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinSet;
+use tracing::{error, info};
+
+use self::index::{Index, Turn};
+use self::queue::{Queue, RunKey, Stamp};
+use self::settle::Desk;
+use super::{Accepted, Readiness, Refused};
+use crate::metrics::{Load, Metrics};
+use crate::run::data::{DataDir, DataError, attempt_lock};
+use crate::run::executor::Program;
+use crate::shutdown::Shutdown;
+
+/// How often finished runs are looked through for those that may be forgotten.
+const EXPIRY: Duration = Duration::from_mins(10);
+
+/// What happens to running executors when the launcher stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RunsOnStop {
+    /// They are asked to stop gracefully, and waited for.
+    Interrupt,
+    /// They go on, and are found again by the next launcher.
+    Leave,
+}
+
+/// What the target is made of.
+#[derive(Debug)]
+pub(crate) struct ProcessSettings {
+    pub(crate) data: DataDir,
+    pub(crate) program: Program,
+    pub(crate) concurrency: usize,
+    pub(crate) on_stop: RunsOnStop,
+}
+
+/// Why the target cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpenError {
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error("could not open the queue in `{}`", path.display())]
+    Queue {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("another launcher serves from `{}`", path.display())]
+    InUse { path: PathBuf },
+}
+
+/// The target. Its work is done by [`ProcessTarget::work`].
+#[derive(Debug)]
+pub(crate) struct ProcessTarget {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    queue: Queue,
+    desk: Desk,
+    program: Program,
+    concurrency: usize,
+    on_stop: RunsOnStop,
+    index: Mutex<Index>,
+    wake: Notify,
+    metrics: Metrics,
+    shutdown: Shutdown,
+    /// Keeps other launchers away from the queue.
+    _lock: std::fs::File,
+}
+
+impl ProcessTarget {
+    /// Opens the queue and takes over what a former launcher has left in it.
+    pub(crate) fn open(
+        settings: ProcessSettings,
+        metrics: Metrics,
+        shutdown: Shutdown,
+    ) -> Result<Self, OpenError> {
+        let data = settings.data.create()?;
+        let root = data.launcher().join("queue");
+        let fail = |source| OpenError::Queue {
+            path: root.clone(),
+            source,
+        };
+        let queue = Queue::open(root.clone()).map_err(fail)?;
+        let lock = attempt_lock(&queue.lock_path())?.ok_or_else(|| OpenError::InUse {
+            path: data.path().to_owned(),
+        })?;
+        queue.expire(now()).map_err(fail)?;
+        let found = queue.scan().map_err(fail)?;
+        let mut index = Index::of(&found);
+        if !found.waiting.is_empty() {
+            info!(runs = found.waiting.len(), "took over unfinished runs");
+        }
+        for (at, key) in found.waiting {
+            index.admit(at, key);
+        }
+        Ok(Self {
+            inner: Arc::new(Inner {
+                desk: Desk {
+                    platform: LocalPlatform::new(data.path()),
+                    data: data.path().to_owned(),
+                },
+                queue,
+                program: settings.program,
+                concurrency: settings.concurrency,
+                on_stop: settings.on_stop,
+                index: Mutex::new(index),
+                wake: Notify::new(),
+                metrics,
+                shutdown,
+                _lock: lock,
+            }),
+        })
+    }
+
+    /// Keeps the document, once. A second delivery waits for the first and is told that it came before.
+    pub(super) async fn accept(&self, job: &JobData, raw: Bytes) -> Result<Accepted, Refused> {
+        let key = RunKey::of(job)
+            .ok_or_else(|| Refused::Unavailable("the job has no number".to_owned()))?;
+        loop {
+            let turn = self.inner.index().turn(&key, now());
+            match turn {
+                Turn::Done => return Ok(Accepted::Duplicate),
+                // An error means that the other side is done, well or not: look again.
+                Turn::Wait(mut end) => {
+                    let _ = end.changed().await;
+                }
+                Turn::Write(at, begin) => {
+                    let (tell, told) = oneshot::channel();
+                    let inner = Arc::clone(&self.inner);
+                    // The sender may hang up; what was begun is finished all the same.
+                    tokio::spawn(async move {
+                        let kept = inner.keep(&key, at, raw).await;
+                        drop(begin);
+                        let kept_ok = kept.is_ok();
+                        let _ = tell.send(kept);
+                        if kept_ok {
+                            inner.admit(at, key).await;
+                        }
+                    });
+                    return told
+                        .await
+                        .map_err(|_| io::Error::other("the queue is gone"))
+                        .flatten()
+                        .map(|()| Accepted::New)
+                        .map_err(|source| {
+                            error!(error = %source, "a dispatch could not be kept");
+                            Refused::Unavailable(format!("the queue cannot be written: {source}"))
+                        });
+                }
+            }
+        }
+    }
+
+    /// Whether a document could be kept now.
+    pub(super) async fn readiness(&self) -> Readiness {
+        let queue = self.inner.queue.clone();
+        match blocking(move || queue.probe()).await {
+            Ok(()) => Readiness::Ready,
+            Err(error) => Readiness::NotReady(error.to_string()),
+        }
+    }
+
+    pub(super) fn load(&self) -> Load {
+        self.inner.index().load(now())
+    }
+
+    /// Works the queue off until the launcher stops, and returns when no run is followed any more.
+    pub(super) async fn work(&self) {
+        let mut runs = JoinSet::new();
+        let mut expiry = tokio::time::interval(EXPIRY);
+        let inner = &self.inner;
+        loop {
+            while !inner.shutdown.graceful.is_cancelled()
+                && let Some(key) = inner.next()
+            {
+                let place = Place {
+                    inner: Arc::clone(inner),
+                };
+                runs.spawn(run::carry_out(place, key));
+            }
+            tokio::select! {
+                biased;
+                () = inner.shutdown.graceful.cancelled() => break,
+                Some(_) = runs.join_next() => {}
+                () = inner.wake.notified() => {}
+                _ = expiry.tick() => inner.expire(),
+            }
+        }
+        while runs.join_next().await.is_some() {}
+    }
+}
+
+/// A started run's place among the concurrent ones, given back however the run ends.
+#[derive(Debug)]
+struct Place {
+    inner: Arc<Inner>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.inner.index().ended();
+        self.inner.wake.notify_one();
+    }
+}
+
+impl Inner {
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next(&self) -> Option<RunKey> {
+        self.index().start(self.concurrency)
+    }
+
+    async fn keep(&self, key: &RunKey, at: Stamp, raw: Bytes) -> io::Result<()> {
+        let (queue, name) = (self.queue.clone(), key.clone());
+        let stored = blocking(move || queue.store(&name, at, &raw)).await;
+        let mut index = self.index();
+        match &stored {
+            Ok(()) => index.accepted(key),
+            Err(_) => index.forget(key),
+        }
+        stored
+    }
+
+    /// After the answer: the step is shown as queued, and waits for its turn.
+    async fn admit(&self, at: Stamp, key: RunKey) {
+        let (queue, desk, name) = (self.queue.clone(), self.desk.clone(), key.clone());
+        let queued = blocking(move || {
+            let job = queue.load(&name)?;
+            desk.queue(&job).map_err(io::Error::other)
+        });
+        if let Err(error) = queued.await {
+            error!(run = %key, %error, "a queued step could not be shown to the platform");
+        }
+        self.index().admit(at, key);
+        self.wake.notify_one();
+    }
+
+    fn expire(&self) {
+        match self.queue.expire(now()) {
+            Ok(expired) => {
+                let mut index = self.index();
+                for key in expired {
+                    index.forget(&key);
+                }
+            }
+            Err(error) => error!(%error, "finished runs could not be looked through"),
+        }
+    }
+}
+
+fn now() -> Stamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    u64::try_from(since.unwrap_or_default().as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Runs what waits for the disk where waiting is allowed.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(io::Error::other)?
+}

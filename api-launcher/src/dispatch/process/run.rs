@@ -1,0 +1,264 @@
+//! One accepted run, from its turn to its end: started or found running, followed, stopped when it must be, and
+//! settled. Whatever a former launcher was doing when it ended, the step runs once or its loss is told.
+
+use std::error::Error;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::Duration;
+
+use job_contract::status::{JobStatus, StepStatus};
+use job_contract::{Exit, JobData};
+use tokio::time::{Instant, MissedTickBehavior};
+use tracing::{error, info, warn};
+
+use super::executor::{Executor, RunFolder, StartError};
+use super::queue::RunKey;
+use super::settle::{SettleError, Stand};
+use super::{Inner, Place, RunsOnStop, blocking, now};
+use crate::run::{artifacts, data, executor};
+
+/// How often the platform is asked whether the job was cancelled.
+const CANCEL_POLL: Duration = Duration::from_secs(2);
+/// How long a run rests that could not be carried on, as when the disk is full.
+const RETRY: Duration = Duration::from_secs(30);
+/// An executor that was asked to stop has its own budget, of five minutes at most; one that outlives it hangs.
+const KILL_AFTER: Duration = Duration::from_mins(6);
+
+/// What following an executor came to.
+enum Followed {
+    Ended(Option<ExitStatus>),
+    /// The launcher stops and leaves it.
+    Left,
+}
+
+/// What is known of a run before it is started.
+enum Before {
+    /// Its step has an outcome, or its job is over.
+    Over(Stand),
+    /// An executor of a former launcher works on it.
+    Running(Executor),
+    /// An executor had taken it and is gone.
+    Lost,
+    Fresh,
+}
+
+/// Carries a run to its end and forgets it. What goes wrong is told in the log, and tried again later.
+pub(super) async fn carry_out(place: Place, key: RunKey) {
+    let inner = Arc::clone(&place.inner);
+    match attempt(&inner, &key).await {
+        Ok(Some(stand)) => {
+            inner.metrics.finished(stand.step == StepStatus::Completed);
+            finish(&inner, &key).await;
+            drop(place);
+            info!(run = %key, job_status = %stand.job, step_status = ?stand.step, "a run has ended");
+        }
+        Ok(None) => info!(run = %key, "a run goes on without this launcher"),
+        Err(failure) => {
+            drop(place);
+            error!(run = %key, error = story(&failure), "a run could not be carried on; it is tried again");
+            tokio::select! {
+                () = inner.shutdown.graceful.cancelled() => {}
+                () = tokio::time::sleep(RETRY) => {
+                    inner.index().admit(now(), key);
+                    inner.wake.notify_one();
+                }
+            }
+        }
+    }
+}
+
+async fn finish(inner: &Inner, key: &RunKey) {
+    let (queue, name) = (inner.queue.clone(), key.clone());
+    if let Err(failure) = blocking(move || queue.finish(&name, now())).await {
+        error!(run = %key, error = story(&failure), "a finished run could not be put away");
+    }
+}
+
+/// Why a run could not be carried to its end.
+#[derive(Debug, thiserror::Error)]
+enum RunError {
+    #[error("the accepted document cannot be read")]
+    Entry(#[source] std::io::Error),
+    #[error(transparent)]
+    Settle(#[from] SettleError),
+    #[error("could not wait for the executor")]
+    Wait(#[source] std::io::Error),
+}
+
+async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError> {
+    let job = inner.queue.load(key).map_err(RunError::Entry)?;
+    let folder = RunFolder::new(inner.queue.run_folder(key));
+    inner.desk.queue(&job)?;
+    let mut running = match before(inner, &folder, &job)? {
+        Before::Over(stand) => {
+            if !stand.is_settled() {
+                inner.desk.skip(&job)?;
+            }
+            return Ok(Some(inner.desk.stand(&job)?));
+        }
+        Before::Lost => {
+            let reason = "The executor of this step was lost while no launcher watched it, after it had \
+                          taken the step. It is not run again: what it was changing may exist without being \
+                          in the state. Plan again before anything else.";
+            inner.desk.fail(&job, reason, &folder.log()).await?;
+            return Ok(Some(inner.desk.stand(&job)?));
+        }
+        Before::Running(executor) => {
+            info!(run = %key, "found the executor of a former launcher at work");
+            executor
+        }
+        Before::Fresh => match start(inner, key, &folder, &job) {
+            Ok(executor) => executor,
+            Err(failure) => {
+                inner.metrics.start_failed();
+                error!(run = %key, error = story(&failure), "an executor could not be started");
+                let reason = format!("The executor could not be started: {}.", story(&failure));
+                inner.desk.fail(&job, &reason, &folder.log()).await?;
+                return Ok(Some(inner.desk.stand(&job)?));
+            }
+        },
+    };
+    match follow(inner, key, &job, &mut running).await? {
+        Followed::Left => Ok(None),
+        Followed::Ended(status) => settle(inner, &folder, &job, status).await.map(Some),
+    }
+}
+
+fn before(inner: &Inner, folder: &RunFolder, job: &JobData) -> Result<Before, SettleError> {
+    if let Some(executor) = folder.orphan() {
+        return Ok(Before::Running(executor));
+    }
+    let stand = inner.desk.stand(job)?;
+    if stand.is_settled() || matches!(stand.job, JobStatus::Cancelled | JobStatus::Failed) {
+        return Ok(Before::Over(stand));
+    }
+    Ok(if inner.desk.is_claimed(job)? {
+        Before::Lost
+    } else {
+        Before::Fresh
+    })
+}
+
+/// What a start that was cut off has left is removed first.
+fn start(
+    inner: &Inner,
+    key: &RunKey,
+    folder: &RunFolder,
+    job: &JobData,
+) -> Result<Executor, StartError> {
+    match data::remove_folder(&inner.queue.run_folder(key)) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(StartError::Folder(error));
+        }
+        _ => {}
+    }
+    let executor = folder.start(&inner.program, &inner.desk.data, job)?;
+    info!(
+        run = %key,
+        step_type = job.step_type,
+        organization_id = job.organization_id,
+        workspace_id = job.workspace_id,
+        "started an executor"
+    );
+    Ok(executor)
+}
+
+/// Waits for the end, and asks for it when the job is cancelled or the launcher stops.
+async fn follow(
+    inner: &Inner,
+    key: &RunKey,
+    job: &JobData,
+    executor: &mut Executor,
+) -> Result<Followed, RunError> {
+    let mut poll = tokio::time::interval(CANCEL_POLL);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut asked: Option<Instant> = None;
+    loop {
+        let kill_at = asked.map_or_else(Instant::now, |at| at + KILL_AFTER);
+        tokio::select! {
+            biased;
+            ended = executor.ended() => {
+                return ended.map(Followed::Ended).map_err(RunError::Wait);
+            }
+            () = inner.shutdown.immediate.cancelled() => return Ok(Followed::Left),
+            () = inner.shutdown.graceful.cancelled(), if asked.is_none() => {
+                if inner.on_stop == RunsOnStop::Leave {
+                    return Ok(Followed::Left);
+                }
+                warn!(run = %key, "the launcher stops: asked the executor to stop too");
+                executor.terminate();
+                asked = Some(Instant::now());
+            }
+            () = tokio::time::sleep_until(kill_at), if asked.is_some() => {
+                warn!(run = %key, "the executor did not stop: killed it");
+                executor.kill();
+                asked = Some(Instant::now());
+            }
+            _ = poll.tick(), if asked.is_none() => {
+                let stand = inner.desk.stand(job);
+                if stand.is_ok_and(|stand| stand.job == JobStatus::Cancelled) {
+                    info!(run = %key, "the job was cancelled: asked the executor to stop");
+                    executor.terminate();
+                    asked = Some(Instant::now());
+                }
+            }
+        }
+    }
+}
+
+/// Speaks for an executor that has not spoken for itself.
+async fn settle(
+    inner: &Inner,
+    folder: &RunFolder,
+    job: &JobData,
+    status: Option<ExitStatus>,
+) -> Result<Stand, RunError> {
+    let stand = inner.desk.stand(job)?;
+    if stand.is_settled() {
+        return Ok(stand);
+    }
+    let judged = status.map(|status| {
+        executor::judge(executor::Ended {
+            status,
+            stopped_by: None,
+        })
+    });
+    match judged {
+        // Another executor holds the step and tells what becomes of it.
+        Some((Exit::Claimed, _)) => {
+            warn!(
+                job_id = job.job_id,
+                step_id = job.step_id,
+                "another executor holds the step"
+            );
+            return Ok(stand);
+        }
+        Some((Exit::Done, _)) if stand.job.is_over() => inner.desk.skip(job)?,
+        judged => {
+            let reason = reason(folder, judged);
+            inner.desk.fail(job, &reason, &folder.log()).await?;
+        }
+    }
+    Ok(inner.desk.stand(job)?)
+}
+
+fn reason(folder: &RunFolder, judged: Option<(Exit, Option<String>)>) -> String {
+    let said = artifacts::final_report(&folder.report()).and_then(|report| report.error);
+    let (exit, complaint) = judged.unwrap_or((Exit::Defect, None));
+    let cause = said.or(complaint).unwrap_or_else(|| match exit {
+        Exit::Done => "the executor ended without reporting what came of the step".to_owned(),
+        Exit::Defect => "the executor was lost".to_owned(),
+        exit => exit.to_string(),
+    });
+    format!("The step has failed: {cause}.")
+}
+
+fn story(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,142 @@
+//! Which dispatches are ours, and how the others reach the persistent executor: body and token as they came,
+//! and its answer as it is.
+
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderMap, header};
+use axum::response::Response;
+use job_contract::{JobData, env};
+use url::Url;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Less than the 60 s after which the platform hears nothing any more.
+const TOTAL_TIMEOUT: Duration = Duration::from_secs(55);
+
+/// Where dispatches go.
+#[derive(Debug)]
+pub(crate) enum Routing {
+    /// All are ours.
+    All,
+    /// Only those of workspaces that carry the flag.
+    Flag(Fallback),
+}
+
+impl Routing {
+    /// The executor that gets this dispatch instead of us, if another one does.
+    pub(crate) fn elsewhere(&self, job: &JobData) -> Option<&Fallback> {
+        match self {
+            Self::All => None,
+            Self::Flag(fallback) => (!fallback.flag.is_on(job)).then_some(fallback),
+        }
+    }
+}
+
+/// How the workspace's flag is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flag {
+    /// As upstream: whatever its value (contract 2.1).
+    Present,
+    /// `0`, `false` and `off` mean no.
+    Strict,
+}
+
+impl Flag {
+    fn is_on(self, job: &JobData) -> bool {
+        let Some(value) = job.environment_variables.get(env::EPHEMERAL_SWITCH) else {
+            return false;
+        };
+        let value = value.trim();
+        self == Self::Present
+            || !["0", "false", "off"]
+                .iter()
+                .any(|off| value.eq_ignore_ascii_case(off))
+    }
+}
+
+/// The persistent executor.
+#[derive(Debug)]
+pub(crate) struct Fallback {
+    flag: Flag,
+    url: Url,
+    client: reqwest::Client,
+}
+
+/// Why the persistent executor gave no answer.
+#[derive(Debug, thiserror::Error)]
+#[error("the persistent executor {problem}")]
+pub(crate) struct ForwardError {
+    problem: &'static str,
+}
+
+impl Fallback {
+    /// The executor at `url`. Proxies of the environment are for the outside; this executor is a neighbour.
+    pub(crate) fn new(flag: Flag, url: Url) -> Result<Self, reqwest::Error> {
+        let client = reqwest::Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .timeout(TOTAL_TIMEOUT)
+            .redirect(reqwest::redirect::Policy::none())
+            .no_proxy()
+            .build()?;
+        Ok(Self { flag, url, client })
+    }
+
+    /// Sends the dispatch on. The answer's body is passed through as it arrives.
+    pub(crate) async fn forward(
+        &self,
+        headers: &HeaderMap,
+        body: Bytes,
+    ) -> Result<Response, ForwardError> {
+        let mut request = self.client.post(self.url.clone()).body(body);
+        for name in [header::AUTHORIZATION, header::CONTENT_TYPE] {
+            if let Some(value) = headers.get(&name) {
+                request = request.header(name, value.clone());
+            }
+        }
+        let answer = request.send().await.map_err(|error| ForwardError {
+            problem: if error.is_connect() {
+                "cannot be reached"
+            } else if error.is_timeout() {
+                "did not answer in time"
+            } else {
+                "broke off before it answered"
+            },
+        })?;
+        let status = answer.status();
+        let kind = answer.headers().get(header::CONTENT_TYPE).cloned();
+        let mut response = Response::new(Body::from_stream(answer.bytes_stream()));
+        *response.status_mut() = status;
+        if let Some(kind) = kind {
+            response.headers_mut().insert(header::CONTENT_TYPE, kind);
+        }
+        Ok(response)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case(None, false, false)]
+    #[case(Some("true"), true, true)]
+    #[case(Some(""), true, true)]
+    #[case(Some("0"), true, false)]
+    #[case(Some(" False "), true, false)]
+    #[case(Some("OFF"), true, false)]
+    #[case(Some("offline"), true, true)]
+    fn the_flag_counts_by_presence_or_by_value(
+        #[case] value: Option<&str>,
+        #[case] present: bool,
+        #[case] strict: bool,
+    ) {
+        let mut job = JobData::default();
+        if let Some(value) = value {
+            job.environment_variables
+                .insert(env::EPHEMERAL_SWITCH.to_owned(), value.to_owned());
+        }
+        assert_eq!(Flag::Present.is_on(&job), present);
+        assert_eq!(Flag::Strict.is_on(&job), strict);
+    }
+}

@@ -1,0 +1,89 @@
+//! The HTTP service of contract section 2: who may ask, what is read of a request, and what it is answered.
+//! What becomes of an accepted dispatch is the target's business.
+
+mod answer;
+mod auth;
+mod dispatch;
+mod health;
+mod server;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::response::Response;
+use axum::routing::{get, post};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+pub(crate) use auth::{Gate, InternalSecret};
+pub(crate) use server::serve;
+
+use crate::dispatch::Target;
+use crate::dispatch::route::Routing;
+use crate::metrics::Metrics;
+
+/// Largest job document (contract 2.9).
+const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
+/// How long a body may take. The platform gives up after 60 s in all.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Bodies held in memory at a time; further requests wait for their turn.
+const MAX_BODIES: usize = 32;
+
+/// What the handlers share.
+#[derive(Clone, Debug)]
+pub(crate) struct AppState {
+    gate: Arc<Gate>,
+    routing: Arc<Routing>,
+    target: Arc<Target>,
+    metrics: Metrics,
+    bodies: Arc<Semaphore>,
+    stopping: CancellationToken,
+}
+
+impl AppState {
+    pub(crate) fn new(
+        gate: Gate,
+        routing: Routing,
+        target: Arc<Target>,
+        metrics: Metrics,
+        stopping: CancellationToken,
+    ) -> Self {
+        Self {
+            gate: Arc::new(gate),
+            routing: Arc::new(routing),
+            target,
+            metrics,
+            bodies: Arc::new(Semaphore::new(MAX_BODIES)),
+            stopping,
+        }
+    }
+}
+
+/// The paths of the service.
+pub(crate) fn router(state: AppState) -> Router {
+    Router::new()
+        .route("/api/v1/terraform-rs", post(dispatch::dispatch))
+        .route("/actuator/health", get(health::readiness))
+        .route("/actuator/health/readiness", get(health::readiness))
+        .route("/actuator/health/liveness", get(health::liveness))
+        .route("/metrics", get(health::prometheus))
+        .fallback(not_found)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(state)
+}
+
+async fn not_found() -> Response {
+    answer::error(StatusCode::NOT_FOUND, "there is nothing at this path")
+}
+
+async fn wrong_method() -> Response {
+    answer::error(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "this path has another method",
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+//! What a dispatch is answered, and no other status (contract 2.4): the platform fails the job on anything but
+//! 202 and 503.
+
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+use super::auth::AuthError;
+use crate::metrics::DispatchResult;
+
+/// A request that was not accepted.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refusal {
+    #[error(transparent)]
+    Unauthorized(AuthError),
+    #[error("the body is larger than {} MiB", super::MAX_BODY_BYTES / (1024 * 1024))]
+    TooLarge,
+    #[error("the body did not arrive within {} s", super::BODY_TIMEOUT.as_secs())]
+    TooSlow,
+    #[error("the body could not be read")]
+    Broken,
+    #[error("{0}")]
+    Invalid(String),
+    #[error("nothing can be accepted now: {0}")]
+    Unavailable(String),
+}
+
+impl Refusal {
+    pub(super) const fn result(&self) -> DispatchResult {
+        match self {
+            Self::Unauthorized(_) => DispatchResult::Unauthorized,
+            Self::TooLarge => DispatchResult::TooLarge,
+            Self::TooSlow | Self::Broken => DispatchResult::Timeout,
+            Self::Invalid(_) => DispatchResult::Invalid,
+            Self::Unavailable(_) => DispatchResult::Unavailable,
+        }
+    }
+
+    const fn status(&self) -> StatusCode {
+        match self {
+            Self::Unauthorized(_) => StatusCode::UNAUTHORIZED,
+            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::TooSlow => StatusCode::REQUEST_TIMEOUT,
+            Self::Broken | Self::Invalid(_) => StatusCode::BAD_REQUEST,
+            Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let mut response = error(self.status(), &self.to_string());
+        let headers = response.headers_mut();
+        if matches!(self, Self::Unauthorized(_)) {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        // The rest of a body nobody reads must not be taken for the next request.
+        if matches!(self, Self::TooLarge | Self::TooSlow | Self::Broken) {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+/// The one answer that means the run is ours now.
+pub(super) fn accepted() -> Response {
+    json_body(StatusCode::ACCEPTED, "{}".to_owned())
+}
+
+/// An error as JSON.
+pub(super) fn error(status: StatusCode, message: &str) -> Response {
+    json_body(status, json!({ "error": message }).to_string())
+}
+
+/// Text that is JSON already.
+pub(super) fn json_body(status: StatusCode, text: String) -> Response {
+    let mut response = Response::new(Body::from(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
+    response
+}

@@ -1,0 +1,43 @@
+//! The health paths of a stock executor (contract 2.7), and the metrics. Open to everybody; they tell no more
+//! than whether and how much.
+
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+
+use super::AppState;
+use super::answer::json_body;
+use crate::dispatch::Readiness;
+use crate::metrics;
+
+/// Alive as long as it answers.
+pub(super) async fn liveness() -> Response {
+    status(StatusCode::OK, "UP")
+}
+
+/// Whether a dispatch would be accepted. Running jobs do not matter: there is a queue.
+pub(super) async fn readiness(State(state): State<AppState>) -> Response {
+    if state.stopping.is_cancelled() {
+        return status(StatusCode::SERVICE_UNAVAILABLE, "OUT_OF_SERVICE");
+    }
+    match state.target.readiness().await {
+        Readiness::Ready => status(StatusCode::OK, "UP"),
+        Readiness::NotReady(reason) => {
+            tracing::warn!(reason, "not ready: the target is not usable");
+            status(StatusCode::SERVICE_UNAVAILABLE, "DOWN")
+        }
+    }
+}
+
+pub(super) async fn prometheus(State(state): State<AppState>) -> Response {
+    let mut response = state.metrics.render(state.target.load()).into_response();
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static(metrics::CONTENT_TYPE),
+    );
+    response
+}
+
+fn status(code: StatusCode, word: &str) -> Response {
+    json_body(code, format!(r#"{{"status":"{word}"}}"#))
+}

@@ -1,0 +1,258 @@
+//! Every answer of the service, without a socket.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{Request, StatusCode, header};
+use rstest::rstest;
+use serde_json::{Value, json};
+use tower::ServiceExt as _;
+
+use super::auth::tests::{PLATFORM_TOKEN, gate, when_issued};
+use super::{AppState, MAX_BODY_BYTES, router};
+use crate::dispatch::Target;
+use crate::dispatch::process::{ProcessSettings, ProcessTarget, RunsOnStop};
+use crate::dispatch::route::Routing;
+use crate::metrics::Metrics;
+use crate::run::data::DataDir;
+use crate::run::executor::Program;
+use crate::shutdown::Shutdown;
+
+struct Service {
+    data: tempfile::TempDir,
+    router: Router,
+    shutdown: Shutdown,
+}
+
+struct Answer {
+    status: StatusCode,
+    kind: String,
+    body: String,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("{}", self.body))
+    }
+
+    fn error(&self) -> String {
+        self.json()["error"].as_str().unwrap().to_owned()
+    }
+}
+
+impl Service {
+    /// A service whose target accepts and starts nothing.
+    fn new() -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let shutdown = Shutdown::default();
+        let metrics = Metrics::default();
+        let settings = ProcessSettings {
+            data: DataDir::locate(Some(data.path())).unwrap(),
+            program: Program::choose(Some(Path::new("/nonexistent"))).unwrap(),
+            concurrency: 1,
+            on_stop: RunsOnStop::Interrupt,
+        };
+        let target = ProcessTarget::open(settings, metrics.clone(), shutdown.clone()).unwrap();
+        let state = AppState::new(
+            gate(when_issued),
+            Routing::All,
+            Arc::new(Target::Process(target)),
+            metrics,
+            shutdown.graceful.clone(),
+        );
+        Self {
+            data,
+            router: router(state),
+            shutdown,
+        }
+    }
+
+    async fn ask(&self, request: Request<Body>) -> Answer {
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let status = response.status();
+        let kind = response.headers().get(header::CONTENT_TYPE);
+        let kind = kind.map_or("", |kind| kind.to_str().unwrap()).to_owned();
+        let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        Answer {
+            status,
+            kind,
+            body: String::from_utf8(body.to_vec()).unwrap(),
+        }
+    }
+
+    async fn get(&self, path: &str) -> Answer {
+        self.ask(Request::get(path).body(Body::empty()).unwrap())
+            .await
+    }
+
+    async fn post(&self, body: impl Into<Body>) -> Answer {
+        self.ask(dispatch(Some(&format!("Bearer {PLATFORM_TOKEN}")), body))
+            .await
+    }
+
+    fn entries(&self) -> usize {
+        let entries = self.data.path().join("launcher/queue/entries");
+        std::fs::read_dir(entries).unwrap().count()
+    }
+}
+
+fn dispatch(authorization: Option<&str>, body: impl Into<Body>) -> Request<Body> {
+    let mut request =
+        Request::post("/api/v1/terraform-rs").header(header::CONTENT_TYPE, "application/json");
+    if let Some(authorization) = authorization {
+        request = request.header(header::AUTHORIZATION, authorization);
+    }
+    request.body(body.into()).unwrap()
+}
+
+fn job() -> Value {
+    json!({
+        "type": "terraformPlan",
+        "organizationId": "org",
+        "workspaceId": "ws",
+        "jobId": "412",
+        "stepId": "step",
+        "commandList": null,
+        "artifactPatterns": ["unknown to us"],
+    })
+}
+
+#[tokio::test]
+async fn a_dispatch_is_accepted_once_it_is_on_disk_and_only_once() {
+    let service = Service::new();
+    for _ in 0..3 {
+        let answer = service.post(job().to_string()).await;
+        assert_eq!(answer.status, StatusCode::ACCEPTED);
+        assert_eq!(
+            (answer.kind.as_str(), answer.body.as_str()),
+            ("application/json", "{}")
+        );
+        assert_eq!(service.entries(), 1);
+    }
+    let metrics = service.get("/metrics").await.body;
+    assert!(
+        metrics.contains("mayfly_dispatches_total{result=\"duplicate\"} 2"),
+        "{metrics}"
+    );
+}
+
+#[tokio::test]
+async fn concurrent_deliveries_of_one_pair_are_all_accepted_and_kept_once() {
+    let service = Service::new();
+    let answers = (0..20).map(|_| service.post(job().to_string()));
+    for answer in futures_util::future::join_all(answers).await {
+        assert_eq!(answer.status, StatusCode::ACCEPTED);
+    }
+    assert_eq!(service.entries(), 1);
+}
+
+#[rstest]
+#[case(None, "no bearer token")]
+#[case(Some("Basic dXNlcg=="), "no bearer token")]
+#[case(Some("Bearer nonsense"), "not a JSON Web Token")]
+#[case(
+    Some("Bearer eyJhbGciOiJub25lIn0.e30."),
+    "algorithm HS256, HS384 or HS512"
+)]
+#[case(
+    Some("Bearer eyJhbGciOiJIUzI1NiJ9.e30.AAAA"),
+    "signature does not match"
+)]
+#[tokio::test]
+async fn whoever_is_not_the_platform_is_told_so(
+    #[case] authorization: Option<&str>,
+    #[case] expected: &str,
+) {
+    let service = Service::new();
+    let answer = service
+        .ask(dispatch(authorization, job().to_string()))
+        .await;
+    assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
+    assert!(answer.error().contains(expected), "{}", answer.body);
+    assert_eq!(service.entries(), 0);
+}
+
+#[rstest]
+#[case("{\n  \"type\": hunter2}", "not valid JSON at line 2")]
+#[case("", "ends too early at line 1")]
+#[case(r#"{"commandList":"hunter2"}"#, "wrong type at line 1 column")]
+#[case("{}", "`type` is missing")]
+#[case(
+    r#"{"type":"terraformPlan","organizationId":"o","workspaceId":"w","jobId":"1"}"#,
+    "`stepId` is missing"
+)]
+#[tokio::test]
+async fn a_document_that_cannot_run_is_refused_with_its_place(
+    #[case] body: &'static str,
+    #[case] expected: &str,
+) {
+    let service = Service::new();
+    let answer = service.post(body).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    assert!(answer.error().contains(expected), "{}", answer.body);
+    assert!(!answer.body.contains("hunter2"), "{}", answer.body);
+}
+
+#[tokio::test]
+async fn bodies_up_to_eight_mebibytes_are_read() {
+    let service = Service::new();
+    let document = |length: usize| {
+        let mut job = job();
+        job["variables"] = json!({"big": ""});
+        let rest = job.to_string().len();
+        job["variables"]["big"] = "x".repeat(length - rest).into();
+        job.to_string()
+    };
+    let answer = service.post(document(MAX_BODY_BYTES)).await;
+    assert_eq!(answer.status, StatusCode::ACCEPTED);
+    let answer = service.post(document(MAX_BODY_BYTES + 1)).await;
+    assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
+    assert!(answer.error().contains("8 MiB"), "{}", answer.body);
+}
+
+#[tokio::test]
+async fn nothing_is_accepted_that_cannot_be_kept() {
+    let service = Service::new();
+    std::fs::remove_dir_all(service.data.path().join("launcher")).unwrap();
+    let answer = service.post(job().to_string()).await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    let health = service.get("/actuator/health/readiness").await;
+    assert_eq!(health.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(health.json(), json!({"status": "DOWN"}));
+    let alive = service.get("/actuator/health/liveness").await;
+    assert_eq!(alive.status, StatusCode::OK);
+
+    std::fs::create_dir_all(service.data.path().join("launcher/queue/entries")).unwrap();
+    let answer = service.post(job().to_string()).await;
+    assert_eq!(answer.status, StatusCode::ACCEPTED, "the next try counts");
+}
+
+#[tokio::test]
+async fn health_is_open_and_leaves_service_first_when_stopping() {
+    let service = Service::new();
+    for path in [
+        "/actuator/health",
+        "/actuator/health/liveness",
+        "/actuator/health/readiness",
+    ] {
+        let answer = service.get(path).await;
+        assert_eq!(answer.status, StatusCode::OK, "{path}");
+        assert_eq!(answer.kind, "application/json");
+        assert_eq!(answer.json(), json!({"status": "UP"}));
+    }
+    service.shutdown.graceful.cancel();
+    let answer = service.get("/actuator/health/readiness").await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(answer.json(), json!({"status": "OUT_OF_SERVICE"}));
+}
+
+#[tokio::test]
+async fn other_paths_and_methods_are_refused_as_such() {
+    let service = Service::new();
+    assert_eq!(service.get("/").await.status, StatusCode::NOT_FOUND);
+    let answer = service.get("/api/v1/terraform-rs").await;
+    assert_eq!(answer.status, StatusCode::METHOD_NOT_ALLOWED);
+    assert!(answer.error().contains("another method"));
+}

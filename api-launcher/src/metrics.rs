@@ -1,0 +1,226 @@
+//! What the launcher counts, in the Prometheus text format. Names start with `mayfly_`; labels have few values,
+//! none of them an id.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+
+/// Media type of [`Metrics::render`].
+pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Below two seconds is the goal; the platform gives up after sixty.
+const ACCEPT_SECONDS: [f64; 11] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 10.0, 60.0,
+];
+
+type Label = [(&'static str, &'static str); 1];
+
+/// How a dispatch was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DispatchResult {
+    Accepted,
+    Duplicate,
+    Forwarded,
+    Unauthorized,
+    Invalid,
+    TooLarge,
+    Timeout,
+    Unavailable,
+}
+
+impl DispatchResult {
+    const ALL: [Self; 8] = [
+        Self::Accepted,
+        Self::Duplicate,
+        Self::Forwarded,
+        Self::Unauthorized,
+        Self::Invalid,
+        Self::TooLarge,
+        Self::Timeout,
+        Self::Unavailable,
+    ];
+
+    const fn label(self) -> Label {
+        [(
+            "result",
+            match self {
+                Self::Accepted => "accepted",
+                Self::Duplicate => "duplicate",
+                Self::Forwarded => "forwarded",
+                Self::Unauthorized => "unauthorized",
+                Self::Invalid => "invalid",
+                Self::TooLarge => "too_large",
+                Self::Timeout => "timeout",
+                Self::Unavailable => "unavailable",
+            },
+        )]
+    }
+}
+
+/// How many runs wait and run, and how long the oldest has waited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Load {
+    pub(crate) queued: usize,
+    pub(crate) running: usize,
+    pub(crate) oldest: Duration,
+}
+
+/// The launcher's counters. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Metrics {
+    registry: Arc<Mutex<Registry>>,
+    dispatches: Family<Label, Counter>,
+    accept_seconds: Histogram,
+    runs: Family<Label, Gauge>,
+    oldest_seconds: Gauge,
+    finished: Family<Label, Counter>,
+    start_failures: Counter,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let metrics = Self {
+            registry: Arc::new(Mutex::new(Registry::with_prefix("mayfly"))),
+            dispatches: Family::default(),
+            accept_seconds: Histogram::new(ACCEPT_SECONDS),
+            runs: Family::default(),
+            oldest_seconds: Gauge::default(),
+            finished: Family::default(),
+            start_failures: Counter::default(),
+        };
+        metrics.register();
+        metrics
+    }
+}
+
+impl Metrics {
+    fn register(&self) {
+        // A series that appears with its first event hides that event from rates.
+        for result in DispatchResult::ALL {
+            drop(self.dispatches.get_or_create(&result.label()));
+        }
+        for outcome in [OK, FAILED] {
+            drop(self.finished.get_or_create(&outcome));
+        }
+        let mut registry = self.lock();
+        registry.register(
+            "build",
+            "Version of the launcher",
+            Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]),
+        );
+        registry.register(
+            "dispatches",
+            "Dispatches by how they were answered",
+            self.dispatches.clone(),
+        );
+        registry.register(
+            "accept_duration_seconds",
+            "Time from a dispatch's head to its answer",
+            self.accept_seconds.clone(),
+        );
+        registry.register(
+            "runs",
+            "Accepted runs that have not ended, by state",
+            self.runs.clone(),
+        );
+        registry.register(
+            "queue_oldest_age_seconds",
+            "How long the oldest queued run has waited",
+            self.oldest_seconds.clone(),
+        );
+        registry.register(
+            "runs_finished",
+            "Runs that have ended, by outcome",
+            self.finished.clone(),
+        );
+        registry.register(
+            "executor_start_failures",
+            "Executors that could not be started",
+            self.start_failures.clone(),
+        );
+    }
+
+    /// Counts an answered dispatch.
+    pub(crate) fn dispatched(&self, result: DispatchResult, took: Duration) {
+        self.dispatches.get_or_create(&result.label()).inc();
+        self.accept_seconds.observe(took.as_secs_f64());
+    }
+
+    /// Counts a run that has ended.
+    pub(crate) fn finished(&self, ok: bool) {
+        self.finished
+            .get_or_create(if ok { &OK } else { &FAILED })
+            .inc();
+    }
+
+    /// Counts an executor that could not be started.
+    pub(crate) fn start_failed(&self) {
+        self.start_failures.inc();
+    }
+
+    /// Everything, as text.
+    pub(crate) fn render(&self, load: Option<Load>) -> String {
+        if let Some(load) = load {
+            self.set(load);
+        }
+        let mut text = String::new();
+        encode(&mut text, &self.lock()).expect("writing to a string does not fail");
+        text
+    }
+
+    fn set(&self, load: Load) {
+        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        let seconds = i64::try_from(load.oldest.as_secs()).unwrap_or(i64::MAX);
+        self.runs
+            .get_or_create(&[("state", "queued")])
+            .set(count(load.queued));
+        self.runs
+            .get_or_create(&[("state", "running")])
+            .set(count(load.running));
+        self.oldest_seconds.set(seconds);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+const OK: Label = [("outcome", "done")];
+const FAILED: Label = [("outcome", "failed")];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_and_load_appear_under_our_prefix() {
+        let metrics = Metrics::default();
+        metrics.dispatched(DispatchResult::Accepted, Duration::from_millis(30));
+        metrics.finished(false);
+        metrics.start_failed();
+        let text = metrics.render(Some(Load {
+            queued: 3,
+            running: 2,
+            oldest: Duration::from_secs(61),
+        }));
+        for line in [
+            r#"mayfly_dispatches_total{result="accepted"} 1"#,
+            r#"mayfly_dispatches_total{result="duplicate"} 0"#,
+            r#"mayfly_accept_duration_seconds_bucket{le="0.05"} 1"#,
+            r#"mayfly_runs{state="queued"} 3"#,
+            r#"mayfly_runs{state="running"} 2"#,
+            "mayfly_queue_oldest_age_seconds 61",
+            r#"mayfly_runs_finished_total{outcome="failed"} 1"#,
+            "mayfly_executor_start_failures_total 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+}

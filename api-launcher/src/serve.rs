@@ -1,0 +1,160 @@
+//! `api-launcher serve`: puts configuration, target and HTTP service together, and takes them apart again when
+//! it is told to stop.
+
+pub mod config;
+
+use std::io::{self, Write as _};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use job_contract::{Exit, env};
+use tokio::net::TcpListener;
+use tracing::{error, info, warn};
+
+use self::config::{Problem, ServeArgs, Settings, TargetSettings};
+use crate::cluster::{Cluster, ConnectError};
+use crate::dispatch::Target;
+use crate::dispatch::kubernetes::KubernetesTarget;
+use crate::dispatch::process::{OpenError, ProcessTarget};
+use crate::http::{self, AppState, Gate};
+use crate::metrics::Metrics;
+use crate::shutdown::Shutdown;
+use crate::telemetry;
+
+/// Why the service ended before it was told to.
+#[derive(Debug, thiserror::Error)]
+enum ServeError {
+    #[error("could not start the runtime")]
+    Runtime(#[source] io::Error),
+    #[error("could not listen for signals")]
+    Signals(#[source] io::Error),
+    #[error("could not listen on `{address}`")]
+    Listen {
+        address: std::net::SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Target(#[from] OpenError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+}
+
+/// Serves until a signal says otherwise, and returns the exit code.
+pub fn serve(args: &ServeArgs) -> u8 {
+    // One provider for the whole process; an earlier one stays.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let telemetry = args.telemetry.resolve();
+    // Read here and nowhere else; it reaches no argument, no log and no child.
+    let secret = std::env::var(env::INTERNAL_SECRET).ok();
+    let settings = args.resolve(secret.as_deref());
+    let (format, filter, settings) = match (telemetry, settings) {
+        (Ok((format, filter)), Ok(settings)) => (format, filter, settings),
+        (telemetry, settings) => {
+            let mut problems = settings.err().unwrap_or_default();
+            problems.extend(telemetry.err().unwrap_or_default());
+            return refuse(&problems);
+        }
+    };
+    telemetry::install(format, filter);
+    // The secret stays in this process's memory and environment, out of reach of what runs beside it.
+    executor::harden::process();
+    match run(settings) {
+        Ok(()) => Exit::Done.code(),
+        Err(failure) => {
+            let cause = std::error::Error::source(&failure).map(ToString::to_string);
+            error!(cause, "{failure}");
+            Exit::Infrastructure.code()
+        }
+    }
+}
+
+fn refuse(problems: &[Problem]) -> u8 {
+    let mut text = String::from("error: the configuration cannot be used\n");
+    for problem in problems {
+        text = format!("{text}  {problem}\n");
+    }
+    let _ = io::stderr().write_all(text.as_bytes());
+    Exit::BadConfiguration.code()
+}
+
+fn run(settings: Settings) -> Result<(), ServeError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(ServeError::Runtime)?;
+    let result = runtime.block_on(run_in(settings));
+    // Requests and files still at work after the bound are not waited for.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    result
+}
+
+async fn run_in(settings: Settings) -> Result<(), ServeError> {
+    let shutdown = Shutdown::default();
+    shutdown.on_signals().map_err(ServeError::Signals)?;
+    let metrics = Metrics::default();
+    let target = open(settings.target, &metrics, &shutdown).await?;
+    let listen = |source| ServeError::Listen {
+        address: settings.listen,
+        source,
+    };
+    let listener = TcpListener::bind(settings.listen).await.map_err(listen)?;
+    let address = listener.local_addr().map_err(listen)?;
+    let target = Arc::new(target);
+    let unauthenticated = settings.secret.is_none();
+    let state = AppState::new(
+        Gate::new(settings.secret, SystemTime::now),
+        settings.routing,
+        Arc::clone(&target),
+        metrics,
+        shutdown.graceful.clone(),
+    );
+    info!(
+        %address,
+        // `target` is the name of the module in every line.
+        dispatch_target = target.name(),
+        version = env!("CARGO_PKG_VERSION"),
+        "listening"
+    );
+    if unauthenticated {
+        warn!("requests are accepted without a token");
+    }
+    let service = http::serve(listener, http::router(state), shutdown.graceful.clone());
+    let work = async {
+        tokio::join!(service, target.work());
+    };
+    tokio::select! {
+        () = work => info!("stopped"),
+        () = bound(&shutdown, settings.shutdown) => {
+            warn!("stopped before everything had ended: what is accepted is kept for the next start");
+        }
+    }
+    Ok(())
+}
+
+async fn open(
+    settings: TargetSettings,
+    metrics: &Metrics,
+    shutdown: &Shutdown,
+) -> Result<Target, ServeError> {
+    Ok(match settings {
+        TargetSettings::Kubernetes(deployment) => {
+            let cluster = Cluster::connect(Some(deployment.namespace.clone())).await?;
+            Target::Kubernetes(Box::new(KubernetesTarget::new(cluster, *deployment)))
+        }
+        TargetSettings::Process(settings) => Target::Process(ProcessTarget::open(
+            settings,
+            metrics.clone(),
+            shutdown.clone(),
+        )?),
+    })
+}
+
+/// The end of patience: the second signal, or so long after the first.
+async fn bound(shutdown: &Shutdown, patience: Duration) {
+    shutdown.graceful.cancelled().await;
+    tokio::select! {
+        () = shutdown.immediate.cancelled() => {}
+        () = tokio::time::sleep(patience) => {}
+    }
+}

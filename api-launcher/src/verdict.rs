@@ -1,0 +1,282 @@
+//! What has become of a run, told from its Job, its pods and their events alone. Pure: no client, no clock.
+//!
+//! A Job is over when its condition `Complete` or `Failed` is true, not before: `SuccessCriteriaMet` and
+//! `FailureTarget` only announce it. When the executor left its final report as the termination message, that
+//! report is the verdict; everything else here is for runs that could not speak for themselves.
+
+mod ending;
+mod facts;
+mod waiting;
+
+use std::fmt;
+use std::time::Duration;
+
+use job_contract::Exit;
+use job_contract::report::FinalReport;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::jiff::Timestamp;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub(crate) use facts::{
+    EXECUTOR, condition_time, executor_state, final_report, is_suspended, newest, seen, terminal,
+};
+
+/// How long each kind of waiting may last (field.md E2 has the reasons).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// No pod for a released Job: from here on it is explained.
+    pub no_pod_explain: Duration,
+    /// No pod for a released Job: from here on it has failed, unless quota or a suspension holds it.
+    pub no_pod: Duration,
+    /// No node for the pod.
+    pub unschedulable: Duration,
+    /// The image or the configuration of a container cannot be had.
+    pub container_error: Duration,
+    /// From a node for the pod to the executor's start: pulls, volumes, init containers.
+    pub start: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            no_pod_explain: Duration::from_secs(30),
+            no_pod: Duration::from_mins(2),
+            unschedulable: Duration::from_mins(15),
+            container_error: Duration::from_secs(30),
+            start: Duration::from_mins(5),
+        }
+    }
+}
+
+/// Where a run stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Observation {
+    /// Nothing of the run's own has started yet.
+    Waiting(Wait),
+    /// The executor is at work.
+    Running,
+    /// The run is over, or there is no hope for it.
+    Ended(Box<Verdict>),
+}
+
+/// Why a run waits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Wait {
+    pub reason: WaitReason,
+    /// For the run's log.
+    pub sentence: String,
+    /// When this wait began.
+    pub since: Timestamp,
+    /// When the observation changes though nothing happens in the cluster; `None` while there is no limit.
+    pub until: Option<Timestamp>,
+}
+
+/// What a run waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WaitReason {
+    /// Held back until others have ended, or by a queue of the cluster.
+    Queued,
+    /// The pod is about to be created.
+    Pod,
+    /// A resource quota has no room for the pod.
+    Quota,
+    /// The API server refuses the pod.
+    Admission,
+    /// No node takes the pod.
+    Node,
+    /// The image is not there yet.
+    Image,
+    /// A Secret, a `ConfigMap` or a volume is not there yet.
+    Config,
+    /// Volumes, network, init containers.
+    Start,
+    /// A pod failed before it did anything; Kubernetes makes another.
+    AnotherPod,
+    /// Everything that was asked to stop is stopping.
+    Stopping,
+}
+
+impl WaitReason {
+    /// Whether the sentence tells the reader something. The first seconds of every run are not news.
+    pub const fn is_news(self) -> bool {
+        !matches!(self, Self::Pod | Self::Start | Self::Stopping)
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    pub kind: VerdictKind,
+    /// The cause, in one sentence.
+    pub sentence: String,
+    /// What the sentence rests on, most telling first.
+    pub evidence: Vec<Evidence>,
+    /// What to do about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advice: Option<String>,
+    /// What an executor that could still speak would have ended with.
+    #[serde(serialize_with = "exit_code", deserialize_with = "exit_of_code")]
+    pub outcome: Exit,
+    /// Whether the executor had started, that is, whether anything may have been changed.
+    pub started: bool,
+    /// Whether Kubernetes is done with the Job. Otherwise it was given up on and has still to be stopped.
+    pub job_over: bool,
+    /// The executor's own words, if it left any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub report: Option<FinalReport>,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature serde asks for"
+)]
+fn exit_code<S: Serializer>(exit: &Exit, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u8(exit.code())
+}
+
+fn exit_of_code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Exit, D::Error> {
+    let code = u8::deserialize(deserializer)?;
+    Exit::from_code(code.into())
+        .ok_or_else(|| serde::de::Error::custom(format!("no executor ends with {code}")))
+}
+
+impl Verdict {
+    /// Whether the executor said itself how the run ended, so that nobody has to say it in its place.
+    pub const fn spoke(&self) -> bool {
+        self.report.is_some()
+    }
+}
+
+/// Every way a run can end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VerdictKind {
+    Completed,
+    StepFailed,
+    NeverScheduled,
+    ImageNotPulled,
+    ConfigMissing,
+    QuotaExceeded,
+    AdmissionRefused,
+    OomKilled,
+    Evicted,
+    Preempted,
+    NodeLost,
+    DeadlineExceeded,
+    Deleted,
+    Lost,
+    BadJobData,
+    Claimed,
+    Infrastructure,
+    Defect,
+    Signalled,
+}
+
+impl VerdictKind {
+    /// The word on the wire and in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::StepFailed => "step_failed",
+            Self::NeverScheduled => "never_scheduled",
+            Self::ImageNotPulled => "image_not_pulled",
+            Self::ConfigMissing => "config_missing",
+            Self::QuotaExceeded => "quota_exceeded",
+            Self::AdmissionRefused => "admission_refused",
+            Self::OomKilled => "oom_killed",
+            Self::Evicted => "evicted",
+            Self::Preempted => "preempted",
+            Self::NodeLost => "node_lost",
+            Self::DeadlineExceeded => "deadline_exceeded",
+            Self::Deleted => "deleted",
+            Self::Lost => "lost",
+            Self::BadJobData => "bad_job_data",
+            Self::Claimed => "claimed",
+            Self::Infrastructure => "infrastructure",
+            Self::Defect => "defect",
+            Self::Signalled => "signalled",
+        }
+    }
+
+    /// What the executor would have ended with, had it been able to.
+    pub(crate) const fn outcome(self) -> Exit {
+        match self {
+            Self::Completed => Exit::Done,
+            Self::StepFailed => Exit::StepFailed,
+            Self::NeverScheduled
+            | Self::ImageNotPulled
+            | Self::QuotaExceeded
+            | Self::Infrastructure => Exit::Infrastructure,
+            Self::ConfigMissing | Self::AdmissionRefused => Exit::BadConfiguration,
+            Self::BadJobData => Exit::BadJobData,
+            Self::Claimed => Exit::Claimed,
+            Self::Defect => Exit::Defect,
+            Self::Preempted | Self::DeadlineExceeded | Self::Deleted | Self::Signalled => {
+                Exit::Signal(15)
+            }
+            Self::OomKilled | Self::Evicted | Self::NodeLost | Self::Lost => Exit::Signal(9),
+        }
+    }
+}
+
+impl fmt::Display for VerdictKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// One fact a verdict rests on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evidence {
+    /// Where it was read: `container executor`, `node`, `event FailedScheduling`…
+    pub source: String,
+    /// What it says.
+    pub text: String,
+}
+
+impl Evidence {
+    pub(crate) fn new(source: impl Into<String>, text: impl Into<String>) -> Self {
+        Self {
+            source: source.into(),
+            text: text.into(),
+        }
+    }
+}
+
+/// What the objects of a run say about it at `now`.
+///
+/// `pods` are those of this Job, in any order; `events` those about the Job and its pods, and may be empty: they
+/// only make sentences better and tell quota from admission.
+pub fn observe(
+    job: &Job,
+    pods: &[Pod],
+    events: &[Event],
+    now: Timestamp,
+    timeouts: &Timeouts,
+) -> Observation {
+    if terminal(job).is_some() {
+        return Observation::Ended(Box::new(ending::ended(job, pods, events)));
+    }
+    waiting::unfinished(job, pods, events, now, timeouts)
+}
+
+/// The verdict on a run whose Job is gone, from the last that was seen of it.
+pub fn gone(job: &Job, pods: &[Pod], events: &[Event]) -> Verdict {
+    ending::gone(job, pods, events)
+}
+
+/// Whether events would make this observation say more.
+pub fn wants_events(observation: &Observation) -> bool {
+    match observation {
+        Observation::Waiting(wait) => {
+            !matches!(wait.reason, WaitReason::Queued | WaitReason::Stopping)
+        }
+        Observation::Running => false,
+        Observation::Ended(verdict) => !verdict.spoke(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

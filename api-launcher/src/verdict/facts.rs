@@ -1,0 +1,223 @@
+//! Reading Jobs, pods and events: single facts, no conclusions.
+
+use job_contract::report::FinalReport;
+use k8s_openapi::api::batch::v1::{Job, JobCondition};
+use k8s_openapi::api::core::v1::{
+    ContainerState, ContainerStateTerminated, ContainerStatus, Event, Pod, PodCondition,
+};
+use k8s_openapi::jiff::Timestamp;
+
+use super::Evidence;
+
+/// The container that runs the step.
+pub(crate) const EXECUTOR: &str = "executor";
+
+/// At most so many events go into a verdict.
+const LAST_EVENTS: usize = 3;
+
+/// The condition that ends the Job, if it has ended.
+pub(crate) fn terminal(job: &Job) -> Option<&JobCondition> {
+    job.status
+        .as_ref()?
+        .conditions
+        .as_ref()?
+        .iter()
+        .find(|c| matches!(c.type_.as_str(), "Complete" | "Failed") && c.status == "True")
+}
+
+pub(crate) fn is_suspended(job: &Job) -> bool {
+    job.spec.as_ref().and_then(|spec| spec.suspend) == Some(true)
+}
+
+pub(super) fn created(job: &Job) -> Option<Timestamp> {
+    job.metadata.creation_timestamp.as_ref().map(|time| time.0)
+}
+
+/// When the Job was last released.
+pub(super) fn released(job: &Job) -> Option<Timestamp> {
+    let status = job.status.as_ref()?;
+    status.start_time.as_ref().map(|time| time.0)
+}
+
+/// The pod that speaks for the Job: the one made last.
+pub(crate) fn newest(pods: &[Pod]) -> Option<&Pod> {
+    pods.iter().max_by_key(|pod| {
+        (
+            pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
+            pod.metadata.name.as_deref(),
+        )
+    })
+}
+
+pub(super) fn name(pod: &Pod) -> &str {
+    pod.metadata.name.as_deref().unwrap_or("?")
+}
+
+pub(super) fn node(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
+}
+
+pub(super) fn phase(pod: &Pod) -> &str {
+    pod.status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or("Pending")
+}
+
+pub(super) fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
+    pod.status
+        .as_ref()?
+        .conditions
+        .as_ref()?
+        .iter()
+        .find(|condition| condition.type_ == type_)
+}
+
+/// When a condition of the pod became true.
+pub(crate) fn condition_time(pod: &Pod, type_: &str) -> Option<Timestamp> {
+    let condition = condition(pod, type_).filter(|condition| condition.status == "True")?;
+    condition.last_transition_time.as_ref().map(|time| time.0)
+}
+
+/// Statuses of the init containers whose end counts: a native sidecar is stopped when the rest has ended, and
+/// what it ends with means nothing.
+pub(super) fn init_statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+    let sidecars: Vec<&str> = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.init_containers.iter().flatten())
+        .filter(|container| container.restart_policy.as_deref() == Some("Always"))
+        .map(|container| container.name.as_str())
+        .collect();
+    pod.status
+        .iter()
+        .flat_map(|status| status.init_container_statuses.iter().flatten())
+        .filter(move |status| !sidecars.contains(&status.name.as_str()))
+}
+
+/// Every container's status, init containers and side-cars included: each of them can keep the pod from starting.
+pub(super) fn all_statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+    pod.status.iter().flat_map(|status| {
+        status
+            .init_container_statuses
+            .iter()
+            .flatten()
+            .chain(status.container_statuses.iter().flatten())
+    })
+}
+
+fn executor_status(pod: &Pod) -> Option<&ContainerStatus> {
+    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+    statuses
+        .iter()
+        .find(|status| status.name == EXECUTOR)
+        .or_else(|| statuses.first().filter(|_| statuses.len() == 1))
+}
+
+/// State of the executor's container.
+pub(crate) fn executor_state(pod: &Pod) -> Option<&ContainerState> {
+    executor_status(pod)?.state.as_ref()
+}
+
+/// How the executor's container ended. After a node came back it may stand in the last state.
+pub(super) fn executor_end(pod: &Pod) -> Option<&ContainerStateTerminated> {
+    let status = executor_status(pod)?;
+    [&status.state, &status.last_state]
+        .into_iter()
+        .find_map(|state| state.as_ref()?.terminated.as_ref())
+}
+
+/// Whether the executor's container ever ran.
+pub(super) fn has_started(pod: &Pod) -> bool {
+    let ran = |end: &ContainerStateTerminated| {
+        end.started_at.is_some()
+            && !matches!(
+                end.reason.as_deref(),
+                Some("ContainerCannotRun" | "StartError")
+            )
+    };
+    executor_state(pod).is_some_and(|state| state.running.is_some())
+        || executor_end(pod).is_some_and(ran)
+}
+
+/// The report the executor left as its termination message.
+pub(crate) fn final_report(pod: &Pod) -> Option<FinalReport> {
+    let message = executor_end(pod)?.message.as_deref()?;
+    // Every field of a report has a default: only an object that names its outcome is one.
+    let value: serde_json::Value = serde_json::from_str(message.trim()).ok()?;
+    value.get("outcome")?.as_u64()?;
+    serde_json::from_value(value).ok()
+}
+
+/// The memory limit of the executor's container, as it was written.
+pub(super) fn memory_limit(pod: &Pod) -> Option<&str> {
+    let containers = &pod.spec.as_ref()?.containers;
+    let executor = containers
+        .iter()
+        .find(|container| container.name == EXECUTOR)
+        .or_else(|| containers.first())?;
+    let limits = executor.resources.as_ref()?.limits.as_ref()?;
+    limits.get("memory").map(|quantity| quantity.0.as_str())
+}
+
+/// When an event was seen last.
+pub(crate) fn seen(event: &Event) -> Option<Timestamp> {
+    let series = event
+        .series
+        .as_ref()
+        .and_then(|series| series.last_observed_time.as_ref());
+    series
+        .map(|time| time.0)
+        .or_else(|| event.last_timestamp.as_ref().map(|time| time.0))
+        .or_else(|| event.event_time.as_ref().map(|time| time.0))
+        .or_else(|| {
+            event
+                .metadata
+                .creation_timestamp
+                .as_ref()
+                .map(|time| time.0)
+        })
+}
+
+/// When an event was seen first.
+pub(super) fn first_seen(event: &Event) -> Option<Timestamp> {
+    event
+        .first_timestamp
+        .as_ref()
+        .map(|time| time.0)
+        .or_else(|| event.event_time.as_ref().map(|time| time.0))
+        .or_else(|| seen(event))
+}
+
+/// The last event with one of these reasons.
+pub(super) fn last_event<'a>(events: &'a [Event], reasons: &[&str]) -> Option<&'a Event> {
+    events
+        .iter()
+        .filter(|event| {
+            event
+                .reason
+                .as_deref()
+                .is_some_and(|reason| reasons.contains(&reason))
+        })
+        .max_by_key(|event| seen(event))
+}
+
+/// The last warnings, newest first, each text once.
+pub(super) fn warnings(events: &[Event]) -> Vec<Evidence> {
+    let mut warnings: Vec<&Event> = events
+        .iter()
+        .filter(|event| event.type_.as_deref() == Some("Warning"))
+        .collect();
+    warnings.sort_by_key(|event| std::cmp::Reverse(seen(event)));
+    let mut evidence: Vec<Evidence> = Vec::new();
+    for event in warnings {
+        let fact = Evidence::new(
+            format!("event {}", event.reason.as_deref().unwrap_or("?")),
+            event.message.as_deref().unwrap_or_default().trim(),
+        );
+        if evidence.len() < LAST_EVENTS && !evidence.contains(&fact) {
+            evidence.push(fact);
+        }
+    }
+    evidence
+}

@@ -1,0 +1,557 @@
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// Seconds after the moment the Job of every test was created.
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(1_767_225_600 + seconds).unwrap()
+}
+
+fn time(seconds: i64) -> String {
+    at(seconds).to_string()
+}
+
+fn merge(base: &mut Value, patch: Value) {
+    match (base, patch) {
+        (Value::Object(base), Value::Object(patch)) => {
+            for (key, value) in patch {
+                merge(base.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (base, patch) => *base = patch,
+    }
+}
+
+fn job(patch: Value) -> Job {
+    let mut job = json!({
+        "apiVersion": "batch/v1", "kind": "Job",
+        "metadata": {"name": "job-412-7", "namespace": "runs", "uid": "j1", "creationTimestamp": time(0),
+            "labels": {"mayfly.dev/job-id": "412", "mayfly.dev/step-id": "7"}},
+        "spec": {"suspend": false, "activeDeadlineSeconds": 21600, "template": {"spec": {"containers": []}}},
+        "status": {"startTime": time(0)},
+    });
+    merge(&mut job, patch);
+    serde_json::from_value(job).unwrap()
+}
+
+fn over(type_: &str, reason: &str) -> Job {
+    job(json!({"status": {"conditions": [
+        {"type": "FailureTarget", "status": "True"},
+        {"type": type_, "status": "True", "reason": reason, "message": "as it was said"}]}}))
+}
+
+fn failed() -> Job {
+    over("Failed", "BackoffLimitExceeded")
+}
+
+fn pod(patch: Value) -> Pod {
+    let mut pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "job-412-7-x9k2p", "namespace": "runs", "uid": "p1", "creationTimestamp": time(1)},
+        "spec": {"nodeName": "node-3", "containers": [
+            {"name": "executor", "image": "registry.example/executor:1", "resources": {"limits": {"memory": "2Gi"}}}]},
+        "status": {"phase": "Pending", "conditions": [
+            {"type": "PodScheduled", "status": "True", "lastTransitionTime": time(2)}]},
+    });
+    merge(&mut pod, patch);
+    serde_json::from_value(pod).unwrap()
+}
+
+fn waiting_container(reason: &str, message: &str) -> Pod {
+    pod(json!({"status": {"containerStatuses": [{
+        "name": "executor", "image": "registry.example/executor:1", "imageID": "", "ready": false, "restartCount": 0,
+        "state": {"waiting": {"reason": reason, "message": message}}}]}}))
+}
+
+fn ended_container(code: i32, reason: &str, message: &str) -> Value {
+    json!({"status": {"phase": if code == 0 { "Succeeded" } else { "Failed" }, "containerStatuses": [{
+        "name": "executor", "image": "registry.example/executor:1", "imageID": "x", "ready": false, "restartCount": 0,
+        "state": {"terminated": {"exitCode": code, "reason": reason, "message": message,
+            "startedAt": time(5), "finishedAt": time(50)}}}]}})
+}
+
+fn event(reason: &str, message: &str, seconds: i64) -> Event {
+    serde_json::from_value(json!({
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": format!("{reason}.{seconds}"), "namespace": "runs"},
+        "involvedObject": {}, "type": "Warning", "reason": reason, "message": message,
+        "firstTimestamp": time(seconds), "lastTimestamp": time(seconds)}))
+    .unwrap()
+}
+
+fn see(job: &Job, pods: &[Pod], events: &[Event], seconds: i64) -> Observation {
+    observe(job, pods, events, at(seconds), &Timeouts::default())
+}
+
+fn wait(observation: Observation) -> Wait {
+    match observation {
+        Observation::Waiting(wait) => wait,
+        other => panic!("not waiting: {other:?}"),
+    }
+}
+
+fn end(observation: Observation) -> Verdict {
+    match observation {
+        Observation::Ended(verdict) => *verdict,
+        other => panic!("not ended: {other:?}"),
+    }
+}
+
+const REPORT: &str = r#"{"jobId":"412","stepId":"7","outcome":1,"error":"init failed","hint":"look at the log","phases":[]}"#;
+
+#[test]
+fn the_announcement_of_an_end_is_not_an_end() {
+    for announced in ["SuccessCriteriaMet", "FailureTarget"] {
+        let job = job(json!({"status": {"conditions": [{"type": announced, "status": "True"}]}}));
+        let running = pod(
+            json!({"status": {"phase": "Running", "containerStatuses": [{
+            "name": "executor", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+            "state": {"running": {"startedAt": time(5)}}}]}}),
+        );
+        assert_eq!(see(&job, &[running], &[], 60), Observation::Running);
+    }
+}
+
+#[test]
+fn a_condition_that_is_false_does_not_end_the_job() {
+    let job = job(json!({"status": {"conditions": [{"type": "Failed", "status": "False"}]}}));
+    assert!(matches!(see(&job, &[], &[], 1), Observation::Waiting(_)));
+}
+
+#[test]
+fn the_executors_report_is_the_verdict() {
+    let pod = pod(ended_container(1, "Error", REPORT));
+    let verdict = end(see(&failed(), &[pod], &[], 60));
+    assert_eq!(verdict.kind, VerdictKind::StepFailed);
+    assert_eq!(verdict.sentence, "init failed");
+    assert_eq!(verdict.advice.as_deref(), Some("look at the log"));
+    assert_eq!(verdict.outcome, Exit::StepFailed);
+    assert!(verdict.spoke() && verdict.job_over && verdict.started);
+}
+
+#[test]
+fn a_failed_step_that_exits_with_0_is_still_a_failed_step() {
+    let pod = pod(ended_container(0, "Completed", REPORT));
+    let verdict = end(see(
+        &over("Complete", "CompletionsReached"),
+        &[pod],
+        &[],
+        60,
+    ));
+    assert_eq!(verdict.kind, VerdictKind::StepFailed);
+}
+
+#[rstest]
+#[case::any_json("{}")]
+#[case::words("Killed")]
+#[case::log_tail("{\"outcome\":\"x\"}")]
+fn a_termination_message_of_others_is_not_a_report(#[case] message: &str) {
+    let pod = pod(ended_container(1, "Error", message));
+    let verdict = end(see(&failed(), &[pod], &[], 60));
+    assert!(!verdict.spoke());
+    assert_eq!(verdict.kind, VerdictKind::StepFailed);
+}
+
+#[rstest]
+#[case::done(0, "Completed", VerdictKind::Completed)]
+#[case::step(1, "Error", VerdictKind::StepFailed)]
+#[case::defect(2, "Error", VerdictKind::Defect)]
+#[case::configuration(64, "Error", VerdictKind::ConfigMissing)]
+#[case::job_data(65, "Error", VerdictKind::BadJobData)]
+#[case::infrastructure(75, "Error", VerdictKind::Infrastructure)]
+#[case::claimed(76, "Error", VerdictKind::Claimed)]
+#[case::terminated(143, "Error", VerdictKind::Signalled)]
+#[case::oom(137, "OOMKilled", VerdictKind::OomKilled)]
+#[case::oom_of_a_child(1, "OOMKilled", VerdictKind::OomKilled)]
+#[case::killed_under_a_limit(137, "Error", VerdictKind::OomKilled)]
+#[case::foreign(99, "Error", VerdictKind::Lost)]
+#[case::unknown_to_the_node(137, "ContainerStatusUnknown", VerdictKind::NodeLost)]
+#[case::no_such_binary(128, "StartError", VerdictKind::ConfigMissing)]
+fn a_silent_end_is_told_from_the_container(
+    #[case] code: i32,
+    #[case] reason: &str,
+    #[case] kind: VerdictKind,
+) {
+    let pod = pod(ended_container(code, reason, ""));
+    let verdict = end(see(&failed(), &[pod], &[], 60));
+    assert_eq!(verdict.kind, kind);
+    assert!(!verdict.spoke());
+    assert!(
+        verdict
+            .evidence
+            .iter()
+            .any(|fact| fact.text.contains(&format!("exit code {code}"))),
+        "{:?}",
+        verdict.evidence
+    );
+    assert!(verdict.evidence.contains(&Evidence::new("node", "node-3")));
+}
+
+#[test]
+fn out_of_memory_names_the_limit() {
+    let pod = pod(ended_container(137, "OOMKilled", ""));
+    let verdict = end(see(&failed(), &[pod], &[], 60));
+    assert!(verdict.sentence.contains("2Gi"), "{}", verdict.sentence);
+    assert!(verdict.advice.unwrap().contains("memory limit"));
+}
+
+#[test]
+fn without_a_limit_137_is_only_a_signal() {
+    let mut pod = pod(ended_container(137, "Error", ""));
+    pod.spec.as_mut().unwrap().containers[0].resources = None;
+    let verdict = end(see(&failed(), &[pod], &[], 60));
+    assert_eq!(verdict.kind, VerdictKind::Signalled);
+    assert_eq!(verdict.outcome, Exit::Signal(9));
+}
+
+#[rstest]
+#[case("Evicted", VerdictKind::Evicted)]
+#[case("Preempting", VerdictKind::Preempted)]
+#[case("NodeLost", VerdictKind::NodeLost)]
+#[case("Terminated", VerdictKind::NodeLost)]
+#[case("NodeShutdown", VerdictKind::NodeLost)]
+#[case("OutOfcpu", VerdictKind::Infrastructure)]
+#[case("UnexpectedAdmissionError", VerdictKind::Infrastructure)]
+fn the_reason_of_the_pod_counts(#[case] reason: &str, #[case] kind: VerdictKind) {
+    let pod = pod(json!({"status": {"phase": "Failed", "reason": reason,
+        "message": "The node was low on resource: ephemeral-storage."}}));
+    let verdict = end(see(&failed(), &[pod], &[], 60));
+    assert_eq!(verdict.kind, kind);
+    assert!(!verdict.started);
+    assert!(verdict.evidence.iter().any(|fact| {
+        fact.text
+            .contains("The node was low on resource: ephemeral-storage.")
+    }));
+}
+
+#[rstest]
+#[case("PreemptionByScheduler", VerdictKind::Preempted)]
+#[case("DeletionByTaintManager", VerdictKind::NodeLost)]
+#[case("DeletionByPodGC", VerdictKind::NodeLost)]
+#[case("EvictionByEvictionAPI", VerdictKind::Evicted)]
+#[case("TerminationByKubelet", VerdictKind::Evicted)]
+fn a_disruption_is_named(#[case] reason: &str, #[case] kind: VerdictKind) {
+    let mut state = ended_container(143, "Error", "");
+    merge(
+        &mut state,
+        json!({"status": {"conditions": [
+            {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "why"}]}}),
+    );
+    let verdict = end(see(&failed(), &[pod(state)], &[], 60));
+    assert_eq!(verdict.kind, kind);
+    assert!(verdict.started);
+    assert!(verdict.advice.unwrap().contains("plan again"));
+}
+
+#[test]
+fn an_executor_that_was_told_to_stop_does_not_hide_why() {
+    let report = r#"{"jobId":"412","stepId":"7","outcome":143,"error":"stopped by SIGTERM"}"#;
+    let mut state = ended_container(143, "Error", report);
+    merge(
+        &mut state,
+        json!({"status": {"reason": "Evicted", "message": "disk pressure"}}),
+    );
+    let verdict = end(see(&failed(), &[pod(state)], &[], 60));
+    assert_eq!(verdict.kind, VerdictKind::Evicted);
+    assert!(verdict.spoke());
+    assert!(
+        verdict
+            .evidence
+            .contains(&Evidence::new("executor", "stopped by SIGTERM"))
+    );
+}
+
+#[test]
+fn a_deadline_is_told_with_its_length() {
+    let job = over("Failed", "DeadlineExceeded");
+    let verdict = end(see(&job, &[], &[], 21_700));
+    assert_eq!(verdict.kind, VerdictKind::DeadlineExceeded);
+    assert!(verdict.sentence.contains("21600 s"), "{}", verdict.sentence);
+
+    let finished = pod(ended_container(1, "Error", REPORT));
+    let verdict = end(see(&job, &[finished], &[], 21_700));
+    assert_eq!(
+        verdict.kind,
+        VerdictKind::StepFailed,
+        "the executor was done first"
+    );
+}
+
+#[test]
+fn a_failed_job_without_a_trace_is_lost() {
+    let verdict = end(see(&failed(), &[], &[], 60));
+    assert_eq!(verdict.kind, VerdictKind::Lost);
+    assert!(verdict.started, "nothing shows that it had not");
+    assert!(verdict.evidence[0].text.contains("BackoffLimitExceeded"));
+}
+
+#[test]
+fn a_deleted_job_is_deleted_before_or_while_it_ran() {
+    let before = gone(&job(json!({})), &[], &[]);
+    assert_eq!((before.kind, before.started), (VerdictKind::Deleted, false));
+    let running = pod(
+        json!({"status": {"phase": "Running", "containerStatuses": [{
+        "name": "executor", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+        "state": {"running": {"startedAt": time(5)}}}]}}),
+    );
+    let during = gone(&job(json!({})), &[running], &[]);
+    assert_eq!((during.kind, during.started), (VerdictKind::Deleted, true));
+    let reported = pod(ended_container(0, "Completed", r#"{"outcome":0}"#));
+    let after = gone(&job(json!({})), &[reported], &[]);
+    assert_eq!(after.kind, VerdictKind::Completed);
+}
+
+#[test]
+fn the_last_pod_decides_and_earlier_ones_are_told() {
+    let first = pod(ended_container(75, "Error", ""));
+    let mut second = pod(ended_container(0, "Completed", r#"{"outcome":0}"#));
+    second.metadata.uid = Some("p2".into());
+    second.metadata.creation_timestamp = first
+        .metadata
+        .creation_timestamp
+        .clone()
+        .map(|_| k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(70)));
+    let verdict = end(see(&over("Complete", ""), &[second, first], &[], 100));
+    assert_eq!(verdict.kind, VerdictKind::Completed);
+    assert!(
+        verdict
+            .evidence
+            .iter()
+            .any(|fact| fact.source.starts_with("earlier pod"))
+    );
+}
+
+#[test]
+fn a_failing_init_container_is_named_and_a_native_side_car_ignored() {
+    let status = |name: &str, code: i32| {
+        json!({"name": name, "image": "", "imageID": "", "ready": false,
+        "restartCount": 0, "state": {"terminated": {"exitCode": code, "reason": "Error", "message": "no CA"}}})
+    };
+    let spec = json!([{"name": "proxy", "restartPolicy": "Always"}, {"name": "certificates"}]);
+    let broken = pod(
+        json!({"spec": {"initContainers": spec}, "status": {"phase": "Failed",
+        "initContainerStatuses": [status("proxy", 137), status("certificates", 3)]}}),
+    );
+    let verdict = end(see(&failed(), &[broken], &[], 60));
+    assert_eq!(verdict.kind, VerdictKind::Infrastructure);
+    assert!(
+        verdict.sentence.contains("`certificates`") && verdict.sentence.contains('3'),
+        "{}",
+        verdict.sentence
+    );
+
+    let mut fine = ended_container(0, "Completed", r#"{"outcome":0}"#);
+    merge(
+        &mut fine,
+        json!({"spec": {"initContainers": spec}, "status": {
+        "initContainerStatuses": [status("proxy", 137), status("certificates", 0)]}}),
+    );
+    let verdict = end(see(&over("Complete", ""), &[pod(fine)], &[], 60));
+    assert_eq!(verdict.kind, VerdictKind::Completed);
+}
+
+#[test]
+fn a_suspended_job_waits_for_its_turn_without_limit() {
+    let job = job(json!({"spec": {"suspend": true}, "status": null}));
+    let held = wait(see(&job, &[], &[], 100_000));
+    assert_eq!((held.reason, held.until), (WaitReason::Queued, None));
+}
+
+#[test]
+fn quota_is_waited_for_in_the_words_of_the_api_server() {
+    let words = "Error creating: pods \"job-412-7-abcde\" is forbidden: exceeded quota: runs, requested: pods=1, used: pods=10, limited: pods=10";
+    let held = wait(see(
+        &job(json!({})),
+        &[],
+        &[event("FailedCreate", words, 1)],
+        10_000,
+    ));
+    assert_eq!((held.reason, held.until), (WaitReason::Quota, None));
+    assert!(
+        held.sentence
+            .ends_with("exceeded quota: runs, requested: pods=1, used: pods=10, limited: pods=10"),
+        "{}",
+        held.sentence
+    );
+    let verdict = end(see(
+        &over("Failed", "DeadlineExceeded"),
+        &[],
+        &[event("FailedCreate", words, 1)],
+        30_000,
+    ));
+    assert!(
+        verdict
+            .evidence
+            .iter()
+            .any(|fact| fact.text.contains("exceeded quota"))
+    );
+    let verdict = end(see(
+        &failed(),
+        &[],
+        &[event("FailedCreate", words, 1)],
+        30_000,
+    ));
+    assert_eq!(verdict.kind, VerdictKind::QuotaExceeded);
+}
+
+#[test]
+fn a_refused_pod_is_explained_at_once_and_failed_after_its_grace() {
+    let words = "Error creating: pods \"x\" is forbidden: violates PodSecurity \"restricted:latest\": hostPath volumes";
+    let events = [event("FailedCreate", words, 1)];
+    let held = wait(see(&job(json!({})), &[], &events, 5));
+    assert_eq!(
+        (held.reason, held.until),
+        (WaitReason::Admission, Some(at(120)))
+    );
+    let verdict = end(see(&job(json!({})), &[], &events, 120));
+    assert_eq!(verdict.kind, VerdictKind::AdmissionRefused);
+    assert!(!verdict.job_over && !verdict.started);
+    assert!(verdict.sentence.contains("violates PodSecurity"));
+}
+
+#[test]
+fn a_missing_pod_is_explained_then_failed() {
+    let job = job(json!({}));
+    let first = wait(see(&job, &[], &[], 10));
+    assert!(!first.reason.is_news());
+    assert_eq!(first.until, Some(at(30)));
+    let then = wait(see(&job, &[], &[], 30));
+    assert!(then.reason.is_news());
+    assert_eq!(then.until, Some(at(120)));
+    assert_eq!(
+        end(see(&job, &[], &[], 120)).kind,
+        VerdictKind::Infrastructure
+    );
+}
+
+#[test]
+fn the_schedulers_words_reach_the_user_until_hope_is_lost() {
+    let words = "0/12 nodes are available: 12 Insufficient cpu.";
+    let pod = pod(
+        json!({"spec": {"nodeName": null}, "status": {"conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words,
+         "lastTransitionTime": time(2)}]}}),
+    );
+    let held = wait(see(&job(json!({})), std::slice::from_ref(&pod), &[], 901));
+    assert_eq!((held.reason, held.until), (WaitReason::Node, Some(at(902))));
+    assert!(held.sentence.ends_with(words));
+    let verdict = end(see(&job(json!({})), &[pod], &[], 902));
+    assert_eq!(verdict.kind, VerdictKind::NeverScheduled);
+    assert!(verdict.sentence.ends_with(words));
+}
+
+#[rstest]
+#[case("ErrImagePull", VerdictKind::ImageNotPulled, WaitReason::Image)]
+#[case("ImagePullBackOff", VerdictKind::ImageNotPulled, WaitReason::Image)]
+#[case("ErrImageNeverPull", VerdictKind::ImageNotPulled, WaitReason::Image)]
+#[case(
+    "CreateContainerConfigError",
+    VerdictKind::ConfigMissing,
+    WaitReason::Config
+)]
+#[case("CreateContainerError", VerdictKind::Infrastructure, WaitReason::Start)]
+fn a_container_that_cannot_start_has_thirty_seconds(
+    #[case] reason: &str,
+    #[case] kind: VerdictKind,
+    #[case] waits_for: WaitReason,
+) {
+    let words = "secret \"cloud-credentials\" not found";
+    let pod = waiting_container(reason, words);
+    let held = wait(see(&job(json!({})), std::slice::from_ref(&pod), &[], 31));
+    assert_eq!((held.reason, held.until), (waits_for, Some(at(32))));
+    assert!(held.sentence.contains(words), "{}", held.sentence);
+    let verdict = end(see(&job(json!({})), &[pod], &[], 32));
+    assert_eq!(verdict.kind, kind);
+    assert!(verdict.sentence.contains(words));
+    assert!(!verdict.job_over);
+}
+
+#[test]
+fn a_name_that_is_no_image_name_fails_at_once() {
+    let pod = waiting_container("InvalidImageName", "couldn't parse image name \"A B\"");
+    assert_eq!(
+        end(see(&job(json!({})), &[pod], &[], 3)).kind,
+        VerdictKind::ImageNotPulled
+    );
+}
+
+#[test]
+fn a_slow_pull_that_fails_late_has_its_grace_from_the_failure() {
+    let pod = waiting_container(
+        "ImagePullBackOff",
+        "Back-off pulling image \"registry.example/executor:1\"",
+    );
+    let complaint = event(
+        "Failed",
+        "Failed to pull image \"registry.example/executor:1\": 401 Unauthorized",
+        200,
+    );
+    let held = wait(see(&job(json!({})), &[pod], &[complaint], 210));
+    assert_eq!(held.until, Some(at(230)));
+    assert!(
+        held.sentence.contains("401 Unauthorized"),
+        "{}",
+        held.sentence
+    );
+}
+
+#[test]
+fn a_pod_that_never_starts_its_executor_is_given_up_with_the_volume_that_is_missing() {
+    let pod = waiting_container("ContainerCreating", "");
+    let mount = event(
+        "FailedMount",
+        "MountVolume.SetUp failed for volume \"config\" : configmap \"cli\" not found",
+        10,
+    );
+    let held = wait(see(
+        &job(json!({})),
+        std::slice::from_ref(&pod),
+        std::slice::from_ref(&mount),
+        100,
+    ));
+    assert_eq!(held.reason, WaitReason::Config);
+    let verdict = end(see(&job(json!({})), &[pod], &[mount], 302));
+    assert_eq!(verdict.kind, VerdictKind::ConfigMissing);
+    assert!(verdict.sentence.contains("configmap \"cli\" not found"));
+}
+
+#[test]
+fn a_pod_that_failed_before_it_did_anything_is_followed_by_another() {
+    let pod = pod(ended_container(75, "Error", ""));
+    assert_eq!(
+        wait(see(&job(json!({})), &[pod], &[], 60)).reason,
+        WaitReason::AnotherPod
+    );
+}
+
+#[test]
+fn events_are_asked_for_only_when_they_can_tell_something() {
+    let spoken = see(
+        &failed(),
+        &[pod(ended_container(1, "Error", REPORT))],
+        &[],
+        60,
+    );
+    assert!(!wants_events(&spoken));
+    assert!(!wants_events(&Observation::Running));
+    let silent = see(
+        &failed(),
+        &[pod(ended_container(137, "OOMKilled", ""))],
+        &[],
+        60,
+    );
+    assert!(wants_events(&silent));
+}
+
+#[test]
+fn a_verdict_for_machines_carries_the_exit_code() {
+    let verdict = end(see(
+        &failed(),
+        &[pod(ended_container(137, "OOMKilled", ""))],
+        &[],
+        60,
+    ));
+    let value = serde_json::to_value(verdict).unwrap();
+    assert_eq!(value["kind"], "oom_killed");
+    assert_eq!(value["outcome"], 137);
+}

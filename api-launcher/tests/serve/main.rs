@@ -1,0 +1,12 @@
+//! `api-launcher serve` as a process: real sockets, the embedded executor, real git and Terraform.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a harness that cannot go on fails its test"
+)]
+
+mod crashes;
+mod harness;
+mod journeys;
+mod routing;
