@@ -534,3 +534,6 @@ fn annotations(text: &str) -> Result<BTreeMap<String, String>, &'static str> {
         Ok(parse_pairs(text))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -168,13 +168,27 @@ fn implied(asked: &Overrides, merged: &Overrides, deployment: &Deployment) -> Ve
             );
         }
     }
-    if merged.config_map.is_some()
-        && merged.plugin_cache_dir.as_deref() == Some(pod::config_map_path(merged))
-    {
+    let config_map_path = pod::config_map_path(merged);
+    if merged.config_map.is_some() && merged.plugin_cache_dir.as_deref() == Some(config_map_path) {
         problems.add(
             env::EPHEMERAL_CONFIG_MAP_PATH,
             "must not be the path of the plugin cache",
         );
+    }
+    if let Some(overlay) = &deployment.overlay {
+        let cache = asked.plugin_cache_dir.as_deref();
+        let config_map = asked.config_map.as_ref().map(|_| config_map_path);
+        for (variable, path) in [
+            (env::PLUGIN_CACHE_DIR, cache),
+            (env::EPHEMERAL_CONFIG_MAP_PATH, config_map),
+        ] {
+            if let Some(mounted) = path.and_then(|path| overlay.mount_meeting(path)) {
+                problems.add(
+                    variable,
+                    format!("must stay clear of `{mounted}`, which the deployment mounts"),
+                );
+            }
+        }
     }
     problems.into_vec()
 }
@@ -224,6 +238,12 @@ fn check_template(
             format!(
                 "leaves {grace} s of grace, less than the {MIN_GRACE_SECONDS} s the executor needs to stop and save"
             ),
+        );
+    }
+    if grace >= deployment.active_deadline_seconds {
+        problems.add(
+            env::ACTIVE_DEADLINE_SECONDS,
+            format!("must be longer than the grace period of {grace} s"),
         );
     }
     ManifestErrors::check(problems.into_vec())
@@ -294,3 +314,6 @@ fn secret(metadata: &ObjectMeta, transport: Transport) -> Option<Secret> {
         string_data: None,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -493,7 +493,9 @@ impl ContainerSecurity {
 }
 
 impl Resources {
-    fn over(self, below: Self) -> Self {
+    /// Each [`Span`] over the one below.
+    #[must_use]
+    pub fn over(self, below: Self) -> Self {
         Self {
             cpu: self.cpu.over(below.cpu),
             memory: self.memory.over(below.memory),
