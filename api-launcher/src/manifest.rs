@@ -131,6 +131,22 @@ pub fn build(job: &JobData, deployment: &Deployment) -> Result<Manifest, Manifes
     })
 }
 
+/// What would be wrong with every run of this deployment: what only shows when its settings meet.
+pub fn trial(deployment: &Deployment) -> Vec<Problem> {
+    let job = JobData {
+        step_type: Some(StepType::Apply.name().to_owned()),
+        organization_id: "organization".to_owned(),
+        workspace_id: "workspace".to_owned(),
+        job_id: "1".to_owned(),
+        step_id: "step".to_owned(),
+        ..JobData::default()
+    };
+    match build(&job, deployment) {
+        Ok(_) => Vec::new(),
+        Err(errors) => errors.problems().to_vec(),
+    }
+}
+
 /// The ids become labels, so they must be more than path segments.
 fn check_job(job: &JobData, problems: &mut Problems) -> Option<StepType> {
     if let Err(error) = job.validate() {

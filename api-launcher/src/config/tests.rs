@@ -231,6 +231,18 @@ fn broken_files_are_named_by_their_variable() {
 }
 
 #[test]
+fn settings_that_no_run_could_live_with_are_found_at_once() {
+    let (_folder, template) = file("spec: {hostNetwork: true, terminationGracePeriodSeconds: 5}\n");
+    let problems = problems(&["--pod-template-file", &template]);
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    let problems = self::problems(&["--pod-security-context", "runAsUser=0"]);
+    assert!(
+        problems[0].contains(env::EPHEMERAL_POD_SECURITY),
+        "{problems:?}"
+    );
+}
+
+#[test]
 fn environment_of_executors_is_not_shown() {
     let args = args(&["--executor-env", "TOKEN=hunter2"]);
     assert!(!format!("{args:?}").contains("hunter2"));

@@ -26,6 +26,9 @@ pub const RESERVED_ENV: &[&str] = &[
     env::TERMINATION_LOG,
 ];
 
+/// Largest annotations of one object, all together, less room for those of others.
+const MAX_ANNOTATION_BYTES: usize = 256 * 1024 - 4096;
+
 /// Settings of one level; `None` and absence mean "not said".
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overrides {
@@ -208,6 +211,14 @@ impl<'a> Reader<'a> {
     }
 
     fn annotations(&mut self, name: &str) -> BTreeMap<String, String> {
+        let bytes: usize = self.text(name).map_or(0, str::len);
+        if bytes > MAX_ANNOTATION_BYTES {
+            self.problems.add(
+                name,
+                format!("has {bytes} bytes, and annotations may have {MAX_ANNOTATION_BYTES}"),
+            );
+            return BTreeMap::new();
+        }
         self.checked_pairs(name, |key, _| {
             check::qualified_name(&key.to_ascii_lowercase())?;
             if labels::is_reserved(key) {

@@ -442,6 +442,20 @@ fn a_wrong_setting_is_refused_by_its_name(#[case] variable: &str, #[case] value:
 }
 
 #[test]
+fn annotations_larger_than_an_object_may_carry_are_refused() {
+    let large = format!("a={}", "x".repeat(256 * 1024));
+    let errors = errors(
+        &Deployment::default(),
+        &[(env::EPHEMERAL_POD_ANNOTATIONS, &large)],
+    );
+    assert!(
+        errors[0].contains(env::EPHEMERAL_POD_ANNOTATIONS),
+        "{errors:?}"
+    );
+    assert!(errors[0].len() < 200, "{errors:?}");
+}
+
+#[test]
 fn every_problem_is_reported_at_once() {
     let variables = [
         (env::EPHEMERAL_CPU_REQUEST, "lots"),

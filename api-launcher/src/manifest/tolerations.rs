@@ -51,7 +51,7 @@ fn parse_element(element: &str) -> Result<Toleration, &'static str> {
         ("", Some("Exists")) => {}
         ("", _) => return Err("names no taint"),
         (key, _) => {
-            check::qualified_name(key).map_err(|_| "does not name a taint by a valid label key")?
+            check::qualified_name(key).map_err(|_| "does not name a taint by a valid label key")?;
         }
     }
     let operator = operator.unwrap_or(if value.is_some() { "Equal" } else { "Exists" });
