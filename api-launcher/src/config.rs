@@ -32,8 +32,9 @@ pub struct DeploymentArgs {
     /// Namespace of Jobs [default: terrakube].
     #[arg(long, env = env::NAMESPACE)]
     pub namespace: Option<String>,
-    #[doc = concat!("Image of the executor [default: mayfly-executor:", env!("CARGO_PKG_VERSION"), "].")]
-    #[arg(long, env = env::IMAGE)]
+    #[arg(long, env = env::IMAGE, help = concat!(
+        "Image of the executor [default: mayfly-executor:", env!("CARGO_PKG_VERSION"), "]"
+    ))]
     pub image: Option<String>,
     /// Registry, or registry and path, that images are pulled from instead of their own.
     #[arg(long, env = env::IMAGE_REGISTRY)]

@@ -247,3 +247,32 @@ fn environment_of_executors_is_not_shown() {
     let args = args(&["--executor-env", "TOKEN=hunter2"]);
     assert!(!format!("{args:?}").contains("hunter2"));
 }
+
+#[test]
+fn the_examples_of_the_manual_are_read() {
+    let manual = include_str!("../../../docs/kubernetes-manifest.md");
+    let examples: Vec<&str> = manual
+        .split("```yaml\n")
+        .skip(1)
+        .filter_map(|rest| rest.split("```").next())
+        .collect();
+    let [template, policy] = examples[..] else {
+        panic!("the manual has one template and one policy: {examples:?}");
+    };
+    let ((_a, template), (_b, policy)) = (file(template), file(policy));
+    resolve(&["--pod-template-file", &template, "--policy-file", &policy]);
+}
+
+#[test]
+fn the_manual_names_every_variable() {
+    let manual = include_str!("../../../docs/kubernetes-manifest.md");
+    let grouped = ["EPHEMERAL_CPU", "EPHEMERAL_MEMORY", "EPHEMERAL_STORAGE"];
+    for argument in Cli::command().get_arguments() {
+        let Some(name) = argument.get_env().and_then(|name| name.to_str()) else {
+            continue;
+        };
+        if !grouped.iter().any(|prefix| name.starts_with(prefix)) {
+            assert!(manual.contains(&format!("`{name}`")), "{name}");
+        }
+    }
+}

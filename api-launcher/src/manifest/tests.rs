@@ -5,7 +5,6 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::deployment::PluginCache;
-use super::job_data::Mode;
 use super::overlay::Overlay;
 use super::pod_security::{Level, violations};
 use super::policy::Policy;
@@ -234,6 +233,32 @@ fn only_a_step_that_never_began_is_started_again() {
     assert_eq!(
         rules[1].on_pod_conditions.clone().unwrap()[0].type_,
         "DisruptionTarget"
+    );
+}
+
+#[test]
+fn a_disruption_ends_the_job_of_an_executor_that_may_not_know_claims() {
+    let deployment = Deployment {
+        job_data_mode: Mode::Env,
+        backoff_limit: Some(2),
+        ..Deployment::default()
+    };
+    let manifest = build(&job("terraformApply", &[]), &deployment).unwrap();
+    let rules = manifest.job.spec.unwrap().pod_failure_policy.unwrap().rules;
+    assert!(
+        rules.iter().all(|rule| rule.action == "FailJob"),
+        "{rules:?}"
+    );
+}
+
+#[test]
+fn settings_are_shown_without_the_values_of_environment() {
+    let mut deployment = deployment_with(&[(env::EPHEMERAL_ENV, "TOKEN=hunter2")]);
+    deployment.overlay = with_overlay(&OVERLAY.replace("proxy:3128", "hunter2")).overlay;
+    let shown = format!("{deployment:?}");
+    assert!(
+        shown.contains("TOKEN") && !shown.contains("hunter2"),
+        "{shown}"
     );
 }
 
