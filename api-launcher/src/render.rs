@@ -91,3 +91,83 @@ fn to_text(list: &Value, format: Format) -> Result<String, String> {
     }
     Ok(text)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    use crate::config::DeploymentArgs;
+
+    const JOB: &str = r#"{"type":"terraformPlan","organizationId":"o","workspaceId":"w","jobId":"1","stepId":"s",
+        "environmentVariables":{"EPHEMERAL_CONFIG_ANNOTATIONS":"a=yes;b=012;c=1e3;d=null;e=# x;f=~;g=on;h=é\u0007"}}"#;
+
+    fn rendered(
+        job: &str,
+        output: Format,
+        deployment: DeploymentArgs,
+    ) -> Result<String, (Exit, Vec<String>)> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("job.json");
+        fs::write(&file, job).unwrap();
+        render(&RenderArgs {
+            file,
+            output,
+            deployment,
+        })
+    }
+
+    #[test]
+    fn yaml_and_json_say_the_same() {
+        let yaml = rendered(JOB, Format::Yaml, DeploymentArgs::default()).unwrap();
+        let json = rendered(JOB, Format::Json, DeploymentArgs::default()).unwrap();
+        let from_yaml: Value = serde_saphyr::from_str(&yaml).unwrap();
+        assert_eq!(from_yaml, serde_json::from_str::<Value>(&json).unwrap());
+        assert_eq!(from_yaml["kind"], "List");
+        assert_eq!(from_yaml["items"].as_array().unwrap().len(), 2);
+    }
+
+    /// Readers of Kubernetes follow YAML 1.1, where more words than `true` mean something.
+    #[test]
+    fn text_that_looks_like_something_else_is_quoted() {
+        let yaml = rendered(JOB, Format::Yaml, DeploymentArgs::default()).unwrap();
+        for line in [
+            r#"a: "yes""#,
+            r#"b: "012""#,
+            r#"c: "1e3""#,
+            r#"d: "null""#,
+            r#"g: "on""#,
+        ] {
+            let single = line.replace('"', "'");
+            assert!(
+                yaml.contains(line) || yaml.contains(&single),
+                "{line} in {yaml}"
+            );
+        }
+    }
+
+    #[test]
+    fn faults_of_the_operator_and_of_the_run_have_their_own_codes() {
+        let wrong = DeploymentArgs {
+            namespace: Some("A".into()),
+            image: Some("B".into()),
+            ..DeploymentArgs::default()
+        };
+        let (exit, lines) = rendered(JOB, Format::Yaml, wrong).unwrap_err();
+        assert_eq!((exit, lines.len()), (Exit::BadConfiguration, 2));
+        let job = JOB
+            .replace("a=yes", "=hunter2")
+            .replace("ANNOTATIONS", "LABELS");
+        let (exit, lines) = rendered(&job, Format::Yaml, DeploymentArgs::default()).unwrap_err();
+        assert_eq!(exit, Exit::BadJobData);
+        assert!(
+            lines
+                .iter()
+                .all(|line| line.contains("EPHEMERAL_CONFIG_LABELS")),
+            "{lines:?}"
+        );
+        assert!(!lines.concat().contains("hunter2"), "{lines:?}");
+        let (exit, _) = rendered("{}", Format::Yaml, DeploymentArgs::default()).unwrap_err();
+        assert_eq!(exit, Exit::BadJobData);
+    }
+}

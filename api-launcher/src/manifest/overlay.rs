@@ -10,13 +10,20 @@ use k8s_openapi::api::core::v1::{Container, EnvVar, PodTemplateSpec, Volume};
 use serde_json::Value;
 
 use super::labels;
-use super::overrides::RESERVED_ENV;
-use super::pod::{CONTAINER, JOB_DATA_VOLUME, RUN_DIR};
+use super::overrides::{RESERVED_ENV, Resources};
+use super::pod::{self, CONTAINER, JOB_DATA_VOLUME, RUN_DIR};
 use super::quantity::Amount;
 
 /// A pod template that has been checked.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct Overlay(PodTemplateSpec);
+
+/// Its environment may hold secrets.
+impl std::fmt::Debug for Overlay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Overlay").finish_non_exhaustive()
+    }
+}
 
 /// Why a document cannot be laid over a pod template; a phrase that follows the name of the setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,6 +40,9 @@ pub enum OverlayError {
     /// A quantity that is none.
     #[error("has the quantity `{0}`, which cannot be read")]
     Quantity(String),
+    /// A container that could never be created.
+    #[error("has a request of {request} above its limit of {limit}")]
+    AboveLimit { request: String, limit: String },
 }
 
 impl Overlay {
@@ -55,6 +65,26 @@ impl Overlay {
         } else {
             Err(errors)
         }
+    }
+
+    /// Where the executor has a mount from here that a mount at `path` would hide or be hidden by.
+    pub(super) fn mount_meeting(&self, path: &str) -> Option<&str> {
+        let executor = self.0.spec.as_ref()?.containers.iter();
+        executor
+            .filter(|container| container.name == CONTAINER)
+            .flat_map(|container| container.volume_mounts.iter().flatten())
+            .map(|mount| mount.mount_path.as_str())
+            .find(|mounted| meet(mounted, path))
+    }
+
+    /// What the executor's container requests here, and is limited to.
+    pub(super) fn resources(&self) -> Resources {
+        let containers = self.0.spec.iter().flat_map(|spec| &spec.containers);
+        containers
+            .filter(|container| container.name == CONTAINER)
+            .find_map(|container| container.resources.as_ref())
+            .map(pod::amounts)
+            .unwrap_or_default()
     }
 
     /// Lays it over a template.
@@ -85,6 +115,16 @@ impl Overlay {
             executor.env_from = Some(env_from);
         }
     }
+}
+
+/// Whether one of two paths is the other, or lies in it.
+fn meet(one: &str, other: &str) -> bool {
+    let parts = |path: &str| -> Vec<String> {
+        let parts = path.split('/').filter(|p| !p.is_empty() && *p != ".");
+        parts.map(str::to_owned).collect()
+    };
+    let (one, other) = (parts(one), parts(other));
+    one.iter().zip(&other).all(|(a, b)| a == b)
 }
 
 fn executor_of(template: &mut PodTemplateSpec) -> Option<&mut Container> {
@@ -177,6 +217,17 @@ fn reserved_fields(template: &PodTemplateSpec, errors: &mut Vec<OverlayError>) {
 
 fn quantities(container: &Container, errors: &mut Vec<OverlayError>) {
     let resources = container.resources.clone().unwrap_or_default();
+    let amounts = pod::amounts(&resources);
+    for span in [amounts.cpu, amounts.memory, amounts.ephemeral_storage] {
+        if let (Some(request), Some(limit)) = (span.request, span.limit)
+            && request > limit
+        {
+            errors.push(OverlayError::AboveLimit {
+                request: request.to_string(),
+                limit: limit.to_string(),
+            });
+        }
+    }
     for quantity in [resources.requests, resources.limits]
         .into_iter()
         .flatten()
@@ -230,6 +281,10 @@ mod tests {
     #[case(
         "spec: {containers: [{name: executor, resources: {limits: {cpu: many}}}]}",
         "many"
+    )]
+    #[case(
+        "spec: {containers: [{name: executor, resources: {limits: {cpu: 1}, requests: {cpu: 2}}}]}",
+        "above its limit"
     )]
     fn what_it_may_not_hold_is_named(#[case] text: &str, #[case] named: &str) {
         let errors = Overlay::parse(text).unwrap_err();

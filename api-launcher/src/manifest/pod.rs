@@ -67,11 +67,16 @@ pub(super) fn template(from: &Ingredients<'_>) -> PodTemplateSpec {
         }),
         spec: Some(skeleton(from)),
     };
-    apply(&mut template, &from.deployment.defaults);
+    apply(&mut template, &from.deployment.defaults, str::to_owned);
     if let Some(overlay) = &from.deployment.overlay {
+        if let Some(executor) = template.spec.as_mut().and_then(executor_of) {
+            // Before the merge, which would not let a default give way.
+            let resources = overlay.resources();
+            apply_resources(executor.resources.get_or_insert_default(), &resources);
+        }
         overlay.merge_into(&mut template);
     }
-    apply(&mut template, from.asked);
+    apply(&mut template, from.asked, unexpanded);
     finish(&mut template, from);
     template
 }
@@ -215,7 +220,7 @@ fn config_map_sources(names: &[String]) -> impl Iterator<Item = EnvFromSource> {
 }
 
 /// Applies the settings of one level over whatever is there.
-fn apply(template: &mut PodTemplateSpec, level: &Overrides) {
+fn apply(template: &mut PodTemplateSpec, level: &Overrides, env_text: fn(&str) -> String) {
     let metadata = template.metadata.get_or_insert_default();
     metadata
         .annotations
@@ -245,8 +250,14 @@ fn apply(template: &mut PodTemplateSpec, level: &Overrides) {
     apply_resources(executor.resources.get_or_insert_default(), &level.resources);
     let variables = executor.env.get_or_insert_default();
     for (name, value) in &level.env {
-        set_env(variables, literal(name, value));
+        set_env(variables, literal(name, &env_text(value)));
     }
+}
+
+/// The text that Kubernetes turns into this one. It would expand `$(InternalSecret)` to the platform's secret, and
+/// a workspace's own variables reach its tools.
+fn unexpanded(text: &str) -> String {
+    text.replace('$', "$$")
 }
 
 fn apply_pod_security(context: &mut PodSecurityContext, level: &PodSecurity) {
@@ -327,7 +338,7 @@ fn finish(template: &mut PodTemplateSpec, from: &Ingredients<'_>) {
         );
         if let Some(path) = &from.merged.plugin_cache_dir {
             // Also when only the deployment asks for it: then the job data does not tell the tool.
-            set_env(variables, literal(env::PLUGIN_CACHE_DIR, path));
+            set_env(variables, literal(env::PLUGIN_CACHE_DIR, &unexpanded(path)));
         }
         let names = from.merged.env_config_maps.as_deref().unwrap_or_default();
         let sources = executor.env_from.get_or_insert_default();
@@ -489,31 +500,42 @@ const CPU: &str = "cpu";
 const MEMORY: &str = "memory";
 const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 
+/// The three amounts of a container that are ours to weigh.
+pub(super) fn amounts(requirements: &ResourceRequirements) -> Resources {
+    let span = |name: &str| Span {
+        request: amount_in(requirements.requests.as_ref(), name),
+        limit: amount_in(requirements.limits.as_ref(), name),
+    };
+    Resources {
+        cpu: span(CPU),
+        memory: span(MEMORY),
+        ephemeral_storage: span(EPHEMERAL_STORAGE),
+    }
+}
+
 /// Puts one level's amounts over those that are there; what else an overlay brought is kept.
 fn apply_resources(requirements: &mut ResourceRequirements, level: &Resources) {
+    let resources = level.clone().over(amounts(requirements));
+    let mut requests = requirements.requests.take().unwrap_or_default();
+    let mut limits = requirements.limits.take().unwrap_or_default();
     for (name, span) in [
-        (CPU, &level.cpu),
-        (MEMORY, &level.memory),
-        (EPHEMERAL_STORAGE, &level.ephemeral_storage),
+        (CPU, resources.cpu),
+        (MEMORY, resources.memory),
+        (EPHEMERAL_STORAGE, resources.ephemeral_storage),
     ] {
-        let requests = requirements.requests.get_or_insert_default();
-        let limits = requirements.limits.get_or_insert_default();
-        let below = Span {
-            request: amount_in(requests, name),
-            limit: amount_in(limits, name),
-        };
-        let span = span.clone().over(below);
-        for (map, amount) in [(requests, span.request), (limits, span.limit)] {
+        for (map, amount) in [(&mut requests, span.request), (&mut limits, span.limit)] {
             if let Some(amount) = amount {
                 map.insert(name.to_owned(), amount.to_quantity());
             }
         }
     }
+    requirements.requests = Some(requests).filter(|map| !map.is_empty());
+    requirements.limits = Some(limits).filter(|map| !map.is_empty());
 }
 
-fn amount_in(quantities: &BTreeMap<String, Quantity>, name: &str) -> Option<Amount> {
+fn amount_in(quantities: Option<&BTreeMap<String, Quantity>>, name: &str) -> Option<Amount> {
     // Defaults are quantities, and those of an overlay were checked when it was read.
     quantities
-        .get(name)
+        .and_then(|quantities| quantities.get(name))
         .and_then(|quantity| Amount::parse(&quantity.0).ok())
 }
