@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::api::core::v1::{Event, Pod, PodTemplateSpec};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{DeleteParams, ListParams, Preconditions};
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -60,7 +60,8 @@ pub struct WatchSettings {
 
 /// What a request of the watcher came to.
 enum Note {
-    Events(String, String, Vec<Event>),
+    /// Events, and after the end of a run its pods as they are now.
+    Told(String, String, Vec<Event>, Vec<Pod>),
     Settled(String, String, Option<Settled>),
     Reported(String, String, bool),
     GoneReported(String, bool),
@@ -108,7 +109,7 @@ impl Cluster {
         let jobs = events_of(watcher(self.jobs(), watch_config()).modify(|job| {
             job.metadata.managed_fields = None;
             if let Some(spec) = &mut job.spec {
-                spec.template = Default::default();
+                spec.template = PodTemplateSpec::default();
             }
         }));
         let pods = events_of(watcher(self.pods(), watch_config()).modify(|pod| {
@@ -127,10 +128,11 @@ impl Cluster {
             removing: HashSet::new(),
             orphans: HashMap::new(),
             listed: false,
+            pods_listed: false,
             notes,
             slots: Arc::new(Semaphore::new(AT_ONCE)),
         };
-        state.follow(jobs, pods, inbox).await;
+        Box::pin(state.follow(jobs, pods, inbox)).await;
     }
 }
 
@@ -170,6 +172,8 @@ struct Watch {
     orphans: HashMap<String, (RunKey, Verdict)>,
     /// The first list of Jobs is complete: before, nothing is known about slots.
     listed: bool,
+    /// The first list of pods is complete: before, no run can be judged.
+    pods_listed: bool,
     notes: mpsc::UnboundedSender<Note>,
     slots: Arc<Semaphore>,
 }
@@ -196,11 +200,7 @@ impl Watch {
             };
             tokio::select! {
                 Some(event) = jobs.next() => self.on_job_event(event),
-                Some(event) = pods.next() => {
-                    for job in self.pods.apply(event) {
-                        self.look(&job);
-                    }
-                }
+                Some(event) = pods.next() => self.on_pod_event(event),
                 Some(note) = inbox.recv() => self.on_note(note),
                 () = alarm => self.on_alarm(),
                 () = gathering => {
@@ -262,7 +262,21 @@ impl Watch {
                 Change::Gone(name) => self.on_gone(&name),
             }
         }
-        self.listed |= done;
+        if done && !self.listed {
+            self.listed = true;
+            self.look_at_all();
+        }
+    }
+
+    fn on_pod_event(&mut self, event: watcher::Event<Pod>) {
+        let done = matches!(event, watcher::Event::InitDone);
+        for job in self.pods.apply(event) {
+            self.look(&job);
+        }
+        if done && !self.pods_listed {
+            self.pods_listed = true;
+            self.look_at_all();
+        }
     }
 
     fn on_job(&mut self, job: &Job) {
@@ -307,6 +321,9 @@ impl Watch {
 
     /// Looks at a run, tells what is new, and does what its standing asks for.
     fn look(&mut self, name: &str) {
+        if !self.listed || !self.pods_listed {
+            return;
+        }
         let Some(entry) = self.runs.get(name) else {
             return;
         };
@@ -373,6 +390,7 @@ impl Watch {
         let pause = EVENTS_AGAIN.saturating_mul(1 << entry.events_asked.min(5));
         entry.events_asked += 1;
         entry.events_due = Some(Instant::now() + pause);
+        let job: Job = entry.job.open();
         let (uid, name) = (entry.uid.clone(), name.to_owned());
         if !over {
             self.wake(&name, pause);
@@ -381,8 +399,14 @@ impl Watch {
         subjects.extend(pods.iter().filter_map(|pod| pod.metadata.uid.clone()));
         let cluster = self.cluster.clone();
         self.spawn(async move {
+            // The two watches are not in step: the Job may be seen to be over before the end of its pod is.
+            let pods = if over {
+                cluster.pods_of(&job).await.unwrap_or_default()
+            } else {
+                Vec::new()
+            };
             let events = cluster.events_about(&subjects).await.unwrap_or_default();
-            Note::Events(name, uid, events)
+            Note::Told(name, uid, events, pods)
         });
         hold
     }
@@ -432,7 +456,10 @@ impl Watch {
 
     fn on_note(&mut self, note: Note) {
         match note {
-            Note::Events(name, uid, events) => {
+            Note::Told(name, uid, events, pods) => {
+                for pod in pods {
+                    self.pods.apply(watcher::Event::Apply(pod));
+                }
                 if let Some(entry) = self.runs.get_mut(&name).filter(|entry| entry.uid == uid) {
                     entry.asking = None;
                     entry.events = events.iter().map(Packed::of).collect();
@@ -714,3 +741,6 @@ impl Cluster {
             .map(drop)
     }
 }
+
+#[cfg(test)]
+mod tests;
