@@ -170,7 +170,7 @@ impl Line {
         let after = self
             .last
             .map_or(0, |last| at.duration_since(last).as_millis().max(0));
-        self.last = Some(at);
+        self.last = self.last.max(Some(at));
         self.moments.push(Moment {
             what: what.to_owned(),
             at,

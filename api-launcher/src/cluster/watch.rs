@@ -48,6 +48,8 @@ pub trait RunObserver: Send + Sync + 'static {
 
     /// A run ended and its executor did not say how: tell the platform, unless it knows already. `true` when
     /// that is done; otherwise this is called again later.
+    ///
+    /// A verdict may be `Completed`: an executor of another make ends with 0 only after it has reported.
     fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, bool>;
 }
 
@@ -340,10 +342,11 @@ impl Watch {
         let Some(entry) = self.runs.get_mut(name) else {
             return;
         };
-        if !is_same(entry.told.as_ref(), &observation) {
-            self.observer.on_observation(&entry.key, &observation);
-            entry.told = Some(observation.clone());
+        // Whether it has to wait for its turn is known when the queue was looked at.
+        if entry.standing == Standing::Held && !matches!(observation, Observation::Ended(_)) {
+            return;
         }
+        entry.tell(&observation, &*self.observer);
         match observation {
             Observation::Waiting(wait) => {
                 if let Some(until) = wait.until {
@@ -536,10 +539,15 @@ impl Watch {
                 Standing::Queued | Standing::Over => {}
             }
         }
+        let waiting: Vec<String> = held.iter().map(|held| held.name.to_owned()).collect();
         let names: Vec<String> = next(held, in_flight, limit)
             .into_iter()
             .map(str::to_owned)
             .collect();
+        let chosen: HashSet<&String> = names.iter().collect();
+        for name in waiting.iter().filter(|name| !chosen.contains(name)) {
+            self.tell_queued(name);
+        }
         for (name, pause) in later {
             if !self.due.iter().any(|(_, due)| *due == name) {
                 self.wake(&name, pause);
@@ -548,6 +556,19 @@ impl Watch {
         for name in names {
             self.settle(name);
         }
+    }
+
+    fn tell_queued(&mut self, name: &str) {
+        let Some(entry) = self.runs.get_mut(name) else {
+            return;
+        };
+        if entry.told.is_some() {
+            return;
+        }
+        let job: Job = entry.job.open();
+        let now = Timestamp::now();
+        let observation = verdict::observe(&job, &[], &[], now, &self.settings.timeouts);
+        entry.tell(&observation, &*self.observer);
     }
 
     fn settle(&mut self, name: String) {
@@ -644,6 +665,14 @@ impl Entry {
             )
         });
         self
+    }
+
+    /// Tells the observer, if it is news.
+    fn tell(&mut self, observation: &Observation, observer: &dyn RunObserver) {
+        if !is_same(self.told.as_ref(), observation) {
+            observer.on_observation(&self.key, observation);
+            self.told = Some(observation.clone());
+        }
     }
 
     /// From when on the watcher may bring this Job to its release.

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::super::stand_in::{Crash, Server, inline, objects};
 use super::*;
-use crate::verdict::VerdictKind;
+use crate::verdict::{VerdictKind, WaitReason};
 
 #[derive(Default)]
 struct Notebook {
@@ -125,8 +125,22 @@ async fn runs_are_released_oldest_first_within_the_limit() {
         objects.job.metadata.creation_timestamp = Some(at.into());
         cluster.submit(&objects).await.unwrap();
     }
-    let _watching = watching(cluster, WatchSettings::default());
+    let watching = watching(cluster, WatchSettings::default());
     until("the oldest is released", || !suspended(&server, "job-1-a")).await;
+    let told = || {
+        let said = watching.notebook.said.lock().unwrap();
+        said.iter()
+            .filter(|(_, said)| {
+                matches!(said, Observation::Waiting(wait) if wait.reason == WaitReason::Queued)
+            })
+            .map(|(run, _)| run.clone())
+            .collect::<Vec<_>>()
+    };
+    until("the others are told", || told().len() == 2).await;
+    assert!(
+        !told().contains(&"1/a".to_owned()),
+        "it had its turn at once"
+    );
     assert!(suspended(&server, "job-1-b") && suspended(&server, "job-1-c"));
     over(&server, "job-1-a", "Complete");
     until("the next is released", || !suspended(&server, "job-1-b")).await;
