@@ -89,8 +89,6 @@ pub const PERSISTENT_EXECUTOR_URL: &str = "MAYFLY_PERSISTENT_EXECUTOR_URL";
 pub const SHUTDOWN_SECONDS: &str = "MAYFLY_SHUTDOWN_SECONDS";
 /// What a stopping launcher does with executors on its machine: `interrupt` or `leave`.
 pub const RUNS_ON_STOP: &str = "MAYFLY_RUNS_ON_STOP";
-/// Another executor program than the one built into the launcher.
-pub const EXECUTOR: &str = "MAYFLY_EXECUTOR";
 
 // Settings of a run's Job, as workspace variables (contract 3.3); the launcher takes the same names as defaults.
 
