@@ -22,14 +22,14 @@ pub(crate) fn apply(
     now: &str,
 ) -> Result<(), ApiError> {
     let mut config = config.clone();
-    if let Some(meta) = config["metadata"].as_object_mut() {
+    if let Some(meta) = config.get_mut("metadata").and_then(Value::as_object_mut) {
         for field in ["managedFields", "resourceVersion", "uid", "creationTimestamp", "namespace", "name"] {
             meta.remove(field);
         }
     }
     let mut wanted = BTreeSet::new();
     leaves(&config, &mut Vec::new(), &mut wanted);
-    wanted.retain(|path| !matches!(path[0].as_str(), "apiVersion" | "kind"));
+    wanted.retain(|path| !matches!(path[0].as_str(), "apiVersion" | "kind") && path != &["metadata"]);
     let mut managers: Vec<(String, BTreeSet<Path>)> = managers(live);
     let conflicts: Vec<(String, String)> = managers
         .iter()
