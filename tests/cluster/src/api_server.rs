@@ -113,7 +113,9 @@ impl Server {
                 connection = listener.accept() => connection,
                 () = self.stop.cancelled() => return,
             };
-            let Ok((stream, _)) = connection else { continue };
+            let Ok((stream, _)) = connection else {
+                continue;
+            };
             let server = Arc::clone(&self);
             tokio::spawn(async move {
                 let stop = server.stop.clone();
@@ -122,7 +124,8 @@ impl Server {
                     async move { server.serve(request).await }
                 });
                 let io = hyper_util::rt::TokioIo::new(stream);
-                let serving = hyper::server::conn::http1::Builder::new().serve_connection(io, service);
+                let serving =
+                    hyper::server::conn::http1::Builder::new().serve_connection(io, service);
                 tokio::select! {
                     // A client that goes away is no concern of the server.
                     _ = serving => {}
@@ -140,7 +143,12 @@ impl Server {
         let path = request.uri().path().to_owned();
         let query = request.uri().query().unwrap_or("").to_owned();
         let parsed = request::parse(request.method(), &path, &query);
-        let entry = entry(&identity, &path, &query, parsed.as_ref().ok().and_then(Option::as_ref));
+        let entry = entry(
+            &identity,
+            &path,
+            &query,
+            parsed.as_ref().ok().and_then(Option::as_ref),
+        );
         let fault = self.faults.take(&entry);
         let at = self.recorder.begin(entry);
         let response = match fault {
@@ -153,8 +161,13 @@ impl Server {
                 let _ = self.answer(&identity, request, parsed).await;
                 return Err(Dropped);
             }
-            Some(fault) => refusal(&fault, parsed.as_ref().ok().and_then(Option::as_ref)).response(),
-            None => self.answer(&identity, request, parsed).await.unwrap_or_else(|error| error.response()),
+            Some(fault) => {
+                refusal(&fault, parsed.as_ref().ok().and_then(Option::as_ref)).response()
+            }
+            None => self
+                .answer(&identity, request, parsed)
+                .await
+                .unwrap_or_else(|error| error.response()),
         };
         self.recorder.answered(at, response.status().as_u16());
         Ok(response)
@@ -172,22 +185,39 @@ impl Server {
                 return Ok(Response::new(Body::from("ok")));
             }
             if http.method() != Method::GET {
-                return Err(ApiError::forbidden_path(identity, &http.method().as_str().to_lowercase(), path));
+                return Err(ApiError::forbidden_path(
+                    identity,
+                    &http.method().as_str().to_lowercase(),
+                    path,
+                ));
             }
             let found = discovery::answer(path, &self.address.to_string());
-            return found.map(|answer| json_response(200, &answer)).ok_or_else(ApiError::no_such_path);
+            return found
+                .map(|answer| json_response(200, &answer))
+                .ok_or_else(ApiError::no_such_path);
         };
         self.authorize(identity, &request)?;
         let view = View::from_accept(header_text(&http, header::ACCEPT));
         let content_type = header_text(&http, header::CONTENT_TYPE);
-        let content_type = content_type.split(';').next().unwrap_or("").trim().to_owned();
+        let content_type = content_type
+            .split(';')
+            .next()
+            .unwrap_or("")
+            .trim()
+            .to_owned();
         if request.subresource == "log" {
             let pod = crud::get(&self.store, &request)?;
             return logs::answer(&self.logs, &request, &pod);
         }
         let view = view?;
         let query = &request.query;
-        let selector = || Selector::parse(request.resource, query.get("labelSelector"), query.get("fieldSelector"));
+        let selector = || {
+            Selector::parse(
+                request.resource,
+                query.get("labelSelector"),
+                query.get("fieldSelector"),
+            )
+        };
         let (code, object) = match request.verb {
             "watch" => {
                 let selector = selector()?;
@@ -204,13 +234,18 @@ impl Server {
             "patch" => {
                 let kind = crud::PatchType::from_content_type(&content_type)?;
                 let body = body(http).await?;
-                let patch: Value = serde_json::from_slice(&body)
-                    .map_err(|error| ApiError::bad_request(format!("error decoding patch: {error}")))?;
+                let patch: Value = serde_json::from_slice(&body).map_err(|error| {
+                    ApiError::bad_request(format!("error decoding patch: {error}"))
+                })?;
                 crud::patch(&self.store, &request, kind, &patch)?
             }
             "delete" | "deletecollection" => {
                 let body = body(http).await?;
-                let options = if body.is_empty() { Value::Null } else { decode::json(&body)? };
+                let options = if body.is_empty() {
+                    Value::Null
+                } else {
+                    decode::json(&body)?
+                };
                 let options = crud::delete_options(&request, options)?;
                 if request.verb == "delete" {
                     crud::delete(&self.store, &request, &options)?
@@ -224,7 +259,9 @@ impl Server {
                 }
                 let object = decode::json(&body(http).await?)?;
                 match (verb, request.resource.kind) {
-                    ("create", "SelfSubjectAccessReview") => (201, self.review(identity, &request, object)?),
+                    ("create", "SelfSubjectAccessReview") => {
+                        (201, self.review(identity, &request, object)?)
+                    }
                     ("create", _) => crud::create(&self.store, &request, object)?,
                     _ => crud::update(&self.store, &request, object)?,
                 }
@@ -238,7 +275,11 @@ impl Server {
         if self.authorizer.allows(identity, &action) {
             return Ok(());
         }
-        Err(ApiError::refused(request.resource, &request.name, &authorizer::sentence(identity, &action)))
+        Err(ApiError::refused(
+            request.resource,
+            &request.name,
+            &authorizer::sentence(identity, &action),
+        ))
     }
 
     fn review(&self, identity: &str, request: &ApiRequest, body: Value) -> Result<Value, ApiError> {
@@ -278,7 +319,11 @@ fn action(request: &ApiRequest) -> Action<'_> {
 }
 
 fn header_text(request: &Request<Incoming>, name: header::HeaderName) -> &str {
-    request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
+    request
+        .headers()
+        .get(name)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or("")
 }
 
 /// Who asks. kubectl sends no token over plain HTTP, so that a request without one is the admin's.
@@ -287,18 +332,33 @@ fn identity(request: &Request<Incoming>) -> Result<String, ApiError> {
     if given.is_empty() {
         return Ok(ADMIN.to_owned());
     }
-    let identity = given.strip_prefix("Bearer ").and_then(|token| token.strip_prefix(TOKEN));
-    identity.map(str::to_owned).ok_or_else(ApiError::unauthorized)
+    let identity = given
+        .strip_prefix("Bearer ")
+        .and_then(|token| token.strip_prefix(TOKEN));
+    identity
+        .map(str::to_owned)
+        .ok_or_else(ApiError::unauthorized)
 }
 
-fn entry(identity: &str, path: &str, query: &str, request: Option<&ApiRequest>) -> recorder::Request {
+fn entry(
+    identity: &str,
+    path: &str,
+    query: &str,
+    request: Option<&ApiRequest>,
+) -> recorder::Request {
     let mark = if query.is_empty() { "" } else { "?" };
     recorder::Request {
         identity: identity.to_owned(),
         verb: request.map_or("get", |request| request.verb).to_owned(),
-        group: request.map_or("", |request| request.resource.group).to_owned(),
-        resource: request.map_or("", |request| request.resource.plural).to_owned(),
-        subresource: request.map_or("", |request| &request.subresource).to_owned(),
+        group: request
+            .map_or("", |request| request.resource.group)
+            .to_owned(),
+        resource: request
+            .map_or("", |request| request.resource.plural)
+            .to_owned(),
+        subresource: request
+            .map_or("", |request| &request.subresource)
+            .to_owned(),
         namespace: request.map_or("", |request| &request.namespace).to_owned(),
         name: request.map_or("", |request| &request.name).to_owned(),
         path: format!("{path}{mark}{query}"),
@@ -311,12 +371,16 @@ fn refusal(fault: &Fault, request: Option<&ApiRequest>) -> ApiError {
     let name = request.map_or("", |request| &request.name);
     match fault {
         Fault::TooManyRequests(seconds) => ApiError::too_many_requests(*seconds),
-        Fault::Unavailable => {
-            ApiError::new(503, "ServiceUnavailable", "the server is currently unable to handle the request")
-        }
+        Fault::Unavailable => ApiError::new(
+            503,
+            "ServiceUnavailable",
+            "the server is currently unable to handle the request",
+        ),
         Fault::QuotaExceeded => {
             let what = quota_name(about);
-            let why = format!("exceeded quota: runs, requested: {what}=1, used: {what}=1, limited: {what}=1");
+            let why = format!(
+                "exceeded quota: runs, requested: {what}=1, used: {what}=1, limited: {what}=1"
+            );
             ApiError::refused(about, name, &why)
         }
         Fault::AdmissionRefused(why) => ApiError::new(
@@ -329,9 +393,15 @@ fn refusal(fault: &Fault, request: Option<&ApiRequest>) -> ApiError {
 }
 
 fn quota_name(resource: &ResourceType) -> String {
-    if resource.group.is_empty() { resource.plural.to_owned() } else { format!("count/{}", resource.qualified()) }
+    if resource.group.is_empty() {
+        resource.plural.to_owned()
+    } else {
+        format!("count/{}", resource.qualified())
+    }
 }
 
 async fn body(request: Request<Incoming>) -> Result<Bytes, ApiError> {
-    axum::body::to_bytes(Body::new(request.into_body()), BODY).await.map_err(|_| ApiError::too_large(BODY))
+    axum::body::to_bytes(Body::new(request.into_body()), BODY)
+        .await
+        .map_err(|_| ApiError::too_large(BODY))
 }

@@ -56,20 +56,30 @@ impl State {
 
     /// The pods of a Job.
     pub fn pods_of(&self, job: &str) -> Vec<&Pod> {
-        let owned = |pod: &&Pod| pod.owner_references().iter().any(|owner| owner.kind == "Job" && owner.name == job);
+        let owned = |pod: &&Pod| {
+            pod.owner_references()
+                .iter()
+                .any(|owner| owner.kind == "Job" && owner.name == job)
+        };
         self.pods.iter().filter(owned).collect()
     }
 
     /// Whether a Job has a condition with status `True`.
     pub fn has_condition(&self, job: &str, kind: &str) -> bool {
         let status = self.job(job).and_then(|job| job.status.as_ref());
-        let conditions = status.into_iter().flat_map(|status| status.conditions.iter().flatten());
-        conditions.into_iter().any(|condition| condition.type_ == kind && condition.status == "True")
+        let conditions = status
+            .into_iter()
+            .flat_map(|status| status.conditions.iter().flatten());
+        conditions
+            .into_iter()
+            .any(|condition| condition.type_ == kind && condition.status == "True")
     }
 
     /// Whether an event with this reason is there.
     pub fn has_event(&self, reason: &str) -> bool {
-        self.events.iter().any(|event| event.reason.as_deref() == Some(reason))
+        self.events
+            .iter()
+            .any(|event| event.reason.as_deref() == Some(reason))
     }
 }
 
@@ -82,7 +92,10 @@ pub struct Builder {
 
 impl Default for Builder {
     fn default() -> Self {
-        Self { controllers: true, kubelet: true }
+        Self {
+            controllers: true,
+            kubelet: true,
+        }
     }
 }
 
@@ -130,13 +143,22 @@ impl Cluster {
     }
 
     async fn with(parts: Builder) -> Result<Self, StartError> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()?;
         let dir = tempfile::tempdir()?;
         let stop = CancellationToken::new();
         let start = runtime.spawn(Server::start(stop.clone()));
         let server = start.await.map_err(io::Error::other)??;
         let runner = Arc::new(Runner::new(dir.path(), Some(Arc::clone(&server.logs))));
-        let cluster = Self { runtime: Some(runtime), server, runner, stop, dir };
+        let cluster = Self {
+            runtime: Some(runtime),
+            server,
+            runner,
+            stop,
+            dir,
+        };
         if let Some(runtime) = &cluster.runtime {
             let _inside = runtime.enter();
             let client = cluster.client(crate::CONTROLLERS)?;
@@ -158,7 +180,10 @@ impl Cluster {
 
     /// A client for an identity, on the runtime of the caller.
     pub fn client(&self, identity: &str) -> Result<Client, kube::Error> {
-        let url = self.url().parse().map_err(|error| kube::Error::Service(Box::new(error) as _))?;
+        let url = self
+            .url()
+            .parse()
+            .map_err(|error| kube::Error::Service(Box::new(error) as _))?;
         let mut config = Config::new(url);
         config.auth_info.token = Some(token(identity).into());
         Client::try_from(config)
@@ -166,7 +191,10 @@ impl Cluster {
 
     /// A kubeconfig for an identity, for programs; `namespace` is the one of its context.
     pub fn kubeconfig_file(&self, identity: &str, namespace: &str) -> io::Result<PathBuf> {
-        let path = self.dir.path().join(format!("kubeconfig-{identity}-{namespace}"));
+        let path = self
+            .dir
+            .path()
+            .join(format!("kubeconfig-{identity}-{namespace}"));
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
             "clusters": [{"name": "test", "cluster": {"server": self.url()}}],
@@ -220,7 +248,14 @@ impl Cluster {
             all.push(((*name).to_owned(), (*value).to_owned()));
         }
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-        self.runner.set_image(name, Image { program: program.to_owned(), args, env: all });
+        self.runner.set_image(
+            name,
+            Image {
+                program: program.to_owned(),
+                args,
+                env: all,
+            },
+        );
     }
 
     /// The folder behind a claim.
@@ -244,9 +279,18 @@ impl Cluster {
         let client = self.client(ADMIN)?;
         let all = ListParams::default();
         Ok(State {
-            jobs: Api::namespaced(client.clone(), namespace).list(&all).await?.items,
-            pods: Api::namespaced(client.clone(), namespace).list(&all).await?.items,
-            secrets: Api::namespaced(client.clone(), namespace).list(&all).await?.items,
+            jobs: Api::namespaced(client.clone(), namespace)
+                .list(&all)
+                .await?
+                .items,
+            pods: Api::namespaced(client.clone(), namespace)
+                .list(&all)
+                .await?
+                .items,
+            secrets: Api::namespaced(client.clone(), namespace)
+                .list(&all)
+                .await?
+                .items,
             events: Api::namespaced(client, namespace).list(&all).await?.items,
         })
     }
@@ -273,41 +317,66 @@ impl Cluster {
 
     /// The kernel kills the container for its memory. Says whether the pod was being run.
     pub fn oom_kill(&self, pod: &Pod) -> bool {
-        self.runner.order(&pod.uid().unwrap_or_default(), Order::OomKill)
+        self.runner
+            .order(&pod.uid().unwrap_or_default(), Order::OomKill)
     }
 
     /// The kubelet evicts the pod for want of memory. Says whether the pod was being run.
     pub fn evict(&self, pod: &Pod) -> bool {
-        self.runner.order(&pod.uid().unwrap_or_default(), Order::Evict)
+        self.runner
+            .order(&pod.uid().unwrap_or_default(), Order::Evict)
     }
 
     /// The scheduler needs the place for another pod.
     pub async fn preempt(&self, pod: &Pod) -> Result<(), kube::Error> {
         let message = "default-scheduler: preempting to accommodate a higher priority pod";
         self.disrupt(pod, "PreemptionByScheduler", message).await?;
-        self.pods(pod)?.delete(&pod.name_any(), &DeleteParams::default()).await.map(|_| ())
+        self.pods(pod)?
+            .delete(&pod.name_any(), &DeleteParams::default())
+            .await
+            .map(|_| ())
     }
 
     /// The node of a pod is lost: its processes end unseen, the pod is deleted by taint, and nobody confirms it.
     pub async fn lose_node(&self, pod: &Pod) -> Result<(), kube::Error> {
-        self.runner.order(&pod.uid().unwrap_or_default(), Order::NodeLost);
-        self.disrupt(pod, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint").await?;
+        self.runner
+            .order(&pod.uid().unwrap_or_default(), Order::NodeLost);
+        self.disrupt(
+            pod,
+            "DeletionByTaintManager",
+            "Taint manager: deleting due to NoExecute taint",
+        )
+        .await?;
         let message = "Node which was running pod is unresponsive";
         let patch = json!({"status": {"reason": "NodeLost", "message": message}});
         self.patch_status(pod, patch).await?;
-        self.pods(pod)?.delete(&pod.name_any(), &DeleteParams::default()).await.map(|_| ())
+        self.pods(pod)?
+            .delete(&pod.name_any(), &DeleteParams::default())
+            .await
+            .map(|_| ())
     }
 
     /// The node object is removed: the pod garbage collector fails the pod and removes it.
     pub async fn remove_node_of(&self, pod: &Pod) -> Result<(), kube::Error> {
-        self.disrupt(pod, "DeletionByPodGC", "PodGC: node no longer exists").await?;
-        self.patch_status(pod, json!({"status": {"phase": "Failed"}})).await?;
-        let options = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-        self.pods(pod)?.delete(&pod.name_any(), &options).await.map(|_| ())
+        self.disrupt(pod, "DeletionByPodGC", "PodGC: node no longer exists")
+            .await?;
+        self.patch_status(pod, json!({"status": {"phase": "Failed"}}))
+            .await?;
+        let options = DeleteParams {
+            grace_period_seconds: Some(0),
+            ..DeleteParams::default()
+        };
+        self.pods(pod)?
+            .delete(&pod.name_any(), &options)
+            .await
+            .map(|_| ())
     }
 
     fn pods(&self, pod: &Pod) -> Result<Api<Pod>, kube::Error> {
-        Ok(Api::namespaced(self.client(crate::CONTROLLERS)?, &pod.namespace().unwrap_or_default()))
+        Ok(Api::namespaced(
+            self.client(crate::CONTROLLERS)?,
+            &pod.namespace().unwrap_or_default(),
+        ))
     }
 
     async fn disrupt(&self, pod: &Pod, reason: &str, message: &str) -> Result<(), kube::Error> {
@@ -315,12 +384,16 @@ impl Cluster {
             "type": "DisruptionTarget", "status": "True", "reason": reason, "message": message,
             "lastTransitionTime": crud::now(),
         });
-        self.patch_status(pod, json!({"status": {"conditions": [condition]}})).await
+        self.patch_status(pod, json!({"status": {"conditions": [condition]}}))
+            .await
     }
 
     async fn patch_status(&self, pod: &Pod, patch: serde_json::Value) -> Result<(), kube::Error> {
         let patch = Patch::Strategic(patch);
-        self.pods(pod)?.patch_status(&pod.name_any(), &PatchParams::default(), &patch).await.map(|_| ())
+        self.pods(pod)?
+            .patch_status(&pod.name_any(), &PatchParams::default(), &patch)
+            .await
+            .map(|_| ())
     }
 }
 

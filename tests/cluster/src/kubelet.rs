@@ -72,17 +72,26 @@ impl Runner {
     }
 
     pub(crate) fn set_image(&self, name: &str, image: Image) {
-        self.images.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), image);
+        self.images
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(name.to_owned(), image);
     }
 
     fn image(&self, name: &str) -> Option<Image> {
-        self.images.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        self.images
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(name)
+            .cloned()
     }
 
     /// Whether the pod is being run.
     pub(crate) fn order(&self, uid: &str, order: Order) -> bool {
         let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
-        orders.get(uid).is_some_and(|sender| sender.send(order).is_ok())
+        orders
+            .get(uid)
+            .is_some_and(|sender| sender.send(order).is_ok())
     }
 
     pub(crate) fn claim_dir(&self, namespace: &str, claim: &str) -> PathBuf {
@@ -109,8 +118,18 @@ pub(crate) async fn run(client: Client, runner: Arc<Runner>) {
                     let (sender, receiver) = watch::channel(Some(pod.clone()));
                     running.insert(uid.clone(), sender);
                     let (orders, ordered) = mpsc::unbounded_channel();
-                    runner.orders.lock().unwrap_or_else(PoisonError::into_inner).insert(uid, orders);
-                    tokio::spawn(pod::work(client.clone(), Arc::clone(&runner), pod, receiver, ordered));
+                    runner
+                        .orders
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .insert(uid, orders);
+                    tokio::spawn(pod::work(
+                        client.clone(),
+                        Arc::clone(&runner),
+                        pod,
+                        receiver,
+                        ordered,
+                    ));
                 }
             }
             Ok(watcher::Event::Delete(pod)) => {
@@ -118,7 +137,11 @@ pub(crate) async fn run(client: Client, runner: Arc<Runner>) {
                 if let Some(sender) = running.remove(&uid) {
                     sender.send_replace(None);
                 }
-                runner.orders.lock().unwrap_or_else(PoisonError::into_inner).remove(&uid);
+                runner
+                    .orders
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .remove(&uid);
             }
             Ok(watcher::Event::Init | watcher::Event::InitDone) | Err(_) => {}
         }

@@ -8,11 +8,13 @@ mod api_server;
 mod cluster;
 mod controllers;
 mod kubelet;
+mod real_server;
 
 pub use api_server::authorizer::{ADMIN, Rule};
 pub use api_server::faults::{Fault, Faults};
 pub use api_server::recorder::{Recorded, Request};
 pub use cluster::{Builder, Cluster, StartError, State};
+pub use real_server::{RealServer, RealServerError};
 pub use kubelet::nodes::{Node, Nodes, Taint};
 
 /// The identity of the cluster's own controllers and pod runner.

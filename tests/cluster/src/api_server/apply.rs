@@ -23,13 +23,21 @@ pub(crate) fn apply(
 ) -> Result<(), ApiError> {
     let mut config = config.clone();
     if let Some(meta) = config.get_mut("metadata").and_then(Value::as_object_mut) {
-        for field in ["managedFields", "resourceVersion", "uid", "creationTimestamp", "namespace", "name"] {
+        for field in [
+            "managedFields",
+            "resourceVersion",
+            "uid",
+            "creationTimestamp",
+            "namespace",
+            "name",
+        ] {
             meta.remove(field);
         }
     }
     let mut wanted = BTreeSet::new();
     leaves(&config, &mut Vec::new(), &mut wanted);
-    wanted.retain(|path| !matches!(path[0].as_str(), "apiVersion" | "kind") && path != &["metadata"]);
+    wanted
+        .retain(|path| !matches!(path[0].as_str(), "apiVersion" | "kind") && path != &["metadata"]);
     let mut managers: Vec<(String, BTreeSet<Path>)> = managers(live);
     let conflicts: Vec<(String, String)> = managers
         .iter()
@@ -49,7 +57,11 @@ pub(crate) fn apply(
     merge(live, &config, "");
     for (other, owned) in &mut managers {
         if other != manager {
-            owned.retain(|path| !conflicts.iter().any(|(_, field)| *field == format!(".{}", path.join("."))));
+            owned.retain(|path| {
+                !conflicts
+                    .iter()
+                    .any(|(_, field)| *field == format!(".{}", path.join(".")))
+            });
         }
     }
     managers.retain(|(other, owned)| other != manager && !owned.is_empty());
@@ -65,9 +77,14 @@ fn drop_abandoned(
     manager: &str,
     wanted: &BTreeSet<Path>,
 ) {
-    let before = managers.iter().filter(|(other, _)| other == manager).flat_map(|(_, owned)| owned);
+    let before = managers
+        .iter()
+        .filter(|(other, _)| other == manager)
+        .flat_map(|(_, owned)| owned);
     for path in before.filter(|path| !wanted.contains(*path)) {
-        let shared = managers.iter().any(|(other, owned)| other != manager && owned.contains(path));
+        let shared = managers
+            .iter()
+            .any(|(other, owned)| other != manager && owned.contains(path));
         if !shared {
             remove(live, path);
         }
@@ -125,7 +142,9 @@ fn remove(value: &mut Value, path: &[String]) {
             }
         }
         Value::Array(items) => {
-            let Some(at) = position(items, part) else { return };
+            let Some(at) = position(items, part) else {
+                return;
+            };
             // The key of an element is the element.
             if rest.len() == 1 && part.starts_with(&format!("k:{}=", rest[0])) {
                 items.remove(at);
@@ -166,7 +185,10 @@ fn merge(live: &mut Value, config: &Value, name: &str) {
 }
 
 fn managers(live: &Value) -> Vec<(String, BTreeSet<Path>)> {
-    let entries = live["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
+    let entries = live["metadata"]["managedFields"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
     entries
         .iter()
         .map(|entry| {
@@ -179,7 +201,9 @@ fn managers(live: &Value) -> Vec<(String, BTreeSet<Path>)> {
 
 /// `f:name` for fields, `k:{"key":value}` for elements.
 fn read_fields(fields: &Value, path: &mut Path, out: &mut BTreeSet<Path>) {
-    let Some(map) = fields.as_object() else { return };
+    let Some(map) = fields.as_object() else {
+        return;
+    };
     if map.is_empty() && !path.is_empty() {
         out.insert(path.clone());
     }
@@ -187,9 +211,14 @@ fn read_fields(fields: &Value, path: &mut Path, out: &mut BTreeSet<Path>) {
         let part = if let Some(name) = key.strip_prefix("f:") {
             name.to_owned()
         } else {
-            let element: Map<String, Value> =
-                key.strip_prefix("k:").and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-            element.iter().next().map_or_else(String::new, |(key, value)| format!("k:{key}={value}"))
+            let element: Map<String, Value> = key
+                .strip_prefix("k:")
+                .and_then(|text| serde_json::from_str(text).ok())
+                .unwrap_or_default();
+            element
+                .iter()
+                .next()
+                .map_or_else(String::new, |(key, value)| format!("k:{key}={value}"))
         };
         path.push(part);
         read_fields(inner, path, out);
@@ -206,7 +235,10 @@ fn write_managers(live: &mut Value, managers: &[(String, BTreeSet<Path>)], now: 
             for path in paths {
                 let mut at = &mut fields;
                 for part in path {
-                    let key = match part.strip_prefix("k:").and_then(|element| element.split_once('=')) {
+                    let key = match part
+                        .strip_prefix("k:")
+                        .and_then(|element| element.split_once('='))
+                    {
                         Some((key, value)) => format!("k:{{\"{key}\":{value}}}"),
                         None => format!("f:{part}"),
                     };
@@ -234,10 +266,21 @@ mod tests {
     #[test]
     fn a_field_of_another_manager_is_a_conflict_unless_forced() {
         let mut live = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}});
-        apply(&mut live, &json!({"data": {"a": "1", "b": "1"}}), "one", false, "t").unwrap();
-        let refused = apply(&mut live, &json!({"data": {"a": "2"}}), "two", false, "t").unwrap_err();
+        apply(
+            &mut live,
+            &json!({"data": {"a": "1", "b": "1"}}),
+            "one",
+            false,
+            "t",
+        )
+        .unwrap();
+        let refused =
+            apply(&mut live, &json!({"data": {"a": "2"}}), "two", false, "t").unwrap_err();
         assert_eq!(refused.code, 409);
-        assert_eq!(refused.message, "Apply failed with 1 conflict: conflict with \"one\": .data.a");
+        assert_eq!(
+            refused.message,
+            "Apply failed with 1 conflict: conflict with \"one\": .data.a"
+        );
         apply(&mut live, &json!({"data": {"a": "2"}}), "two", true, "t").unwrap();
         assert_eq!(live["data"], json!({"a": "2", "b": "1"}));
     }
@@ -247,7 +290,14 @@ mod tests {
         let mut live = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}});
         let both = json!({"spec": {"containers": [{"name": "a", "image": "1"}, {"name": "b", "image": "1"}]}});
         apply(&mut live, &both, "one", false, "t").unwrap();
-        apply(&mut live, &json!({"spec": {"containers": [{"name": "a"}]}}), "one", false, "t").unwrap();
+        apply(
+            &mut live,
+            &json!({"spec": {"containers": [{"name": "a"}]}}),
+            "one",
+            false,
+            "t",
+        )
+        .unwrap();
         assert_eq!(live["spec"]["containers"], json!([{"name": "a"}]));
     }
 }

@@ -39,7 +39,8 @@ pub(crate) struct Action<'a> {
 
 impl Rule {
     pub(crate) fn allows(&self, action: &Action<'_>) -> bool {
-        let has = |list: &[String], wanted: &str| list.iter().any(|item| item == wanted || item == "*");
+        let has =
+            |list: &[String], wanted: &str| list.iter().any(|item| item == wanted || item == "*");
         let full = if action.subresource.is_empty() {
             action.resource.to_owned()
         } else {
@@ -47,8 +48,12 @@ impl Rule {
         };
         has(&self.verbs, action.verb)
             && has(&self.api_groups, action.group)
-            && (has(&self.resources, &full) || self.resources.contains(&format!("*/{}", action.subresource)))
-            && (self.resource_names.is_empty() || self.resource_names.iter().any(|name| name == action.name))
+            && (has(&self.resources, &full)
+                || self
+                    .resources
+                    .contains(&format!("*/{}", action.subresource)))
+            && (self.resource_names.is_empty()
+                || self.resource_names.iter().any(|name| name == action.name))
     }
 }
 
@@ -63,7 +68,11 @@ impl Authorizer {
     pub(crate) fn grant(&self, identity: &str, namespace: &str, rules: &[Rule]) {
         let mut grants = self.grants.lock().unwrap_or_else(PoisonError::into_inner);
         let all = grants.entry(identity.to_owned()).or_default();
-        all.extend(rules.iter().map(|rule| (namespace.to_owned(), rule.clone())));
+        all.extend(
+            rules
+                .iter()
+                .map(|rule| (namespace.to_owned(), rule.clone())),
+        );
     }
 
     pub(crate) fn revoke(&self, identity: &str) {

@@ -22,7 +22,9 @@ fn is_new_event(resource: &ResourceType) -> bool {
 }
 
 fn rename(object: &mut Value, names: impl Iterator<Item = (&'static str, &'static str)>) {
-    let Some(fields) = object.as_object_mut() else { return };
+    let Some(fields) = object.as_object_mut() else {
+        return;
+    };
     for (from, to) in names {
         if let Some(value) = fields.remove(from) {
             fields.insert(to.to_owned(), value);

@@ -34,13 +34,19 @@ fn at(time: k8s_openapi::jiff::Timestamp) -> String {
 }
 
 fn key(request: &ApiRequest, name: &str) -> Key {
-    Key { bucket: request.resource.bucket(), namespace: request.namespace.clone(), name: name.to_owned() }
+    Key {
+        bucket: request.resource.bucket(),
+        namespace: request.namespace.clone(),
+        name: name.to_owned(),
+    }
 }
 
 fn generated(prefix: &str) -> String {
     let random = uuid::Uuid::new_v4();
-    let suffix: String =
-        random.as_bytes()[..5].iter().map(|byte| char::from(SUFFIX[usize::from(*byte) % SUFFIX.len()])).collect();
+    let suffix: String = random.as_bytes()[..5]
+        .iter()
+        .map(|byte| char::from(SUFFIX[usize::from(*byte) % SUFFIX.len()]))
+        .collect();
     let mut end = prefix.len().min(58);
     while !prefix.is_char_boundary(end) {
         end -= 1;
@@ -54,15 +60,23 @@ fn namespace_ready(state: &State, request: &ApiRequest, name: &str) -> Result<()
         return Ok(());
     }
     let namespace = &request.namespace;
-    let place = Key { bucket: ("", "namespaces"), namespace: String::new(), name: namespace.clone() };
+    let place = Key {
+        bucket: ("", "namespaces"),
+        namespace: String::new(),
+        name: namespace.clone(),
+    };
     let Some(found) = state.get(&place) else {
-        return Err(ApiError::new(404, "NotFound", format!("namespaces \"{namespace}\" not found")).detailed(
-            json!({"name": namespace, "kind": "namespaces"}),
-        ));
+        return Err(ApiError::new(
+            404,
+            "NotFound",
+            format!("namespaces \"{namespace}\" not found"),
+        )
+        .detailed(json!({"name": namespace, "kind": "namespaces"})));
     };
     if found["status"]["phase"] == "Terminating" {
-        let why =
-            format!("unable to create new content in namespace {namespace} because it is being terminated");
+        let why = format!(
+            "unable to create new content in namespace {namespace} because it is being terminated"
+        );
         return Err(ApiError::refused(request.resource, name, &why));
     }
     Ok(())
@@ -76,20 +90,36 @@ fn admit_pod(state: &State, request: &ApiRequest, pod: &mut Value) -> Result<(),
         spec["serviceAccount"] = "default".into();
     }
     let account = spec["serviceAccountName"].as_str().unwrap_or("").to_owned();
-    let place =
-        Key { bucket: ("", "serviceaccounts"), namespace: request.namespace.clone(), name: account.clone() };
+    let place = Key {
+        bucket: ("", "serviceaccounts"),
+        namespace: request.namespace.clone(),
+        name: account.clone(),
+    };
     if state.get(&place).is_none() {
         let why = format!(
             "error looking up service account {}/{account}: serviceaccount \"{account}\" not found",
             request.namespace
         );
-        return Err(ApiError::refused(request.resource, pod["metadata"]["name"].as_str().unwrap_or(""), &why));
+        return Err(ApiError::refused(
+            request.resource,
+            pod["metadata"]["name"].as_str().unwrap_or(""),
+            &why,
+        ));
     }
     let seconds = 300;
-    let tolerations = pod["spec"]["tolerations"].as_array().cloned().unwrap_or_default();
+    let tolerations = pod["spec"]["tolerations"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
     let mut all = tolerations.clone();
-    for taint in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
-        if !tolerations.iter().any(|toleration| toleration["key"] == taint || toleration["key"].is_null()) {
+    for taint in [
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+    ] {
+        if !tolerations
+            .iter()
+            .any(|toleration| toleration["key"] == taint || toleration["key"].is_null())
+        {
             all.push(json!({"key": taint, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}));
         }
     }
@@ -104,7 +134,11 @@ fn admit_pod(state: &State, request: &ApiRequest, pod: &mut Value) -> Result<(),
 fn stamp(request: &ApiRequest, object: &mut Value) -> Result<(), ApiError> {
     let meta = &mut object["metadata"];
     if !meta["resourceVersion"].as_str().unwrap_or("").is_empty() {
-        return Err(ApiError::new(500, "", "resourceVersion should not be set on objects to be created"));
+        return Err(ApiError::new(
+            500,
+            "",
+            "resourceVersion should not be set on objects to be created",
+        ));
     }
     if request.resource.namespaced {
         let given = meta["namespace"].as_str().unwrap_or("");
@@ -122,7 +156,12 @@ fn stamp(request: &ApiRequest, object: &mut Value) -> Result<(), ApiError> {
     meta["uid"] = uuid::Uuid::new_v4().to_string().into();
     meta["creationTimestamp"] = now().into();
     if let Some(meta) = meta.as_object_mut() {
-        for field in ["deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "managedFields"] {
+        for field in [
+            "deletionTimestamp",
+            "deletionGracePeriodSeconds",
+            "selfLink",
+            "managedFields",
+        ] {
             meta.shift_remove(field);
         }
     }
@@ -150,7 +189,11 @@ fn checked(
     if errors.is_empty() {
         return Ok(());
     }
-    Err(ApiError::invalid(resource, new["metadata"]["name"].as_str().unwrap_or(""), &errors))
+    Err(ApiError::invalid(
+        resource,
+        new["metadata"]["name"].as_str().unwrap_or(""),
+        &errors,
+    ))
 }
 
 fn insert(state: &mut State, request: &ApiRequest, object: Value) -> Result<Arc<Value>, ApiError> {
@@ -177,7 +220,14 @@ fn insert(state: &mut State, request: &ApiRequest, object: Value) -> Result<Arc<
     if resource.kind == "Namespace" {
         let meta = json!({"name": "default", "namespace": name, "uid": uuid::Uuid::new_v4().to_string(), "creationTimestamp": now()});
         let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta});
-        state.put(Key { bucket: ("", "serviceaccounts"), namespace: name, name: "default".into() }, account);
+        state.put(
+            Key {
+                bucket: ("", "serviceaccounts"),
+                namespace: name,
+                name: "default".into(),
+            },
+            account,
+        );
     }
     Ok(created)
 }
@@ -224,7 +274,10 @@ fn bind(store: &Store, request: &ApiRequest, body: &Value) -> Answer {
 }
 
 fn set_condition(object: &mut Value, condition: Value) {
-    let mut all = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let mut all = object["status"]["conditions"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
     all.retain(|other| other["type"] != condition["type"]);
     all.push(condition);
     object["status"]["conditions"] = all.into();
@@ -245,14 +298,21 @@ fn evict(store: &Store, request: &ApiRequest, body: &Value) -> Answer {
 }
 
 /// Stores `new` in place of `old`, or removes it when it was only waiting for its finalizers.
-fn replace(state: &mut State, request: &ApiRequest, old: &Value, mut new: Value) -> Result<Value, ApiError> {
+fn replace(
+    state: &mut State,
+    request: &ApiRequest,
+    old: &Value,
+    mut new: Value,
+) -> Result<Value, ApiError> {
     let resource = request.resource;
     let name = request.name.as_str();
     let status_only = request.subresource == "status";
     if status_only {
         let status = new["status"].clone();
-        let (finalizers, owners) =
-            (old["metadata"]["finalizers"].clone(), old["metadata"]["ownerReferences"].clone());
+        let (finalizers, owners) = (
+            old["metadata"]["finalizers"].clone(),
+            old["metadata"]["ownerReferences"].clone(),
+        );
         let mut kept = old.clone();
         kept["status"] = status;
         kept["metadata"]["resourceVersion"] = new["metadata"]["resourceVersion"].clone();
@@ -269,7 +329,8 @@ fn replace(state: &mut State, request: &ApiRequest, old: &Value, mut new: Value)
         }
     }
     let asked = new["metadata"]["resourceVersion"].as_str().unwrap_or("");
-    if !asked.is_empty() && new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"] {
+    if !asked.is_empty() && new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]
+    {
         return Err(ApiError::modified(resource, name));
     }
     let uid = &new["metadata"]["uid"];
@@ -281,15 +342,21 @@ fn replace(state: &mut State, request: &ApiRequest, old: &Value, mut new: Value)
         );
         return Err(ApiError::conflict(resource, name, &why));
     }
-    for field in
-        ["uid", "creationTimestamp", "generation", "deletionTimestamp", "deletionGracePeriodSeconds", "namespace"]
-    {
+    for field in [
+        "uid",
+        "creationTimestamp",
+        "generation",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "namespace",
+    ] {
         new["metadata"][field] = old["metadata"][field].clone();
     }
     prune(&mut new);
     checked(resource, &new, Some(old), status_only)?;
     if resource.has_generation() && new["spec"] != old["spec"] {
-        new["metadata"]["generation"] = (old["metadata"]["generation"].as_i64().unwrap_or(0) + 1).into();
+        new["metadata"]["generation"] =
+            (old["metadata"]["generation"].as_i64().unwrap_or(0) + 1).into();
     }
     new["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"].clone();
     if new == *old || request.query.get("dryRun") == "All" {
@@ -304,13 +371,16 @@ fn replace(state: &mut State, request: &ApiRequest, old: &Value, mut new: Value)
 /// Empty places left by indexing.
 fn prune(object: &mut Value) {
     if let Some(meta) = object["metadata"].as_object_mut() {
-        meta.retain(|_, value| !value.is_null() && value.as_array().is_none_or(|list| !list.is_empty()));
+        meta.retain(|_, value| {
+            !value.is_null() && value.as_array().is_none_or(|list| !list.is_empty())
+        });
     }
 }
 
 fn may_go(resource: &ResourceType, object: &Value) -> bool {
     let meta = &object["metadata"];
-    let graceful = resource.kind == "Pod" && meta["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) > 0;
+    let graceful =
+        resource.kind == "Pod" && meta["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) > 0;
     !meta["deletionTimestamp"].is_null() && items(&meta["finalizers"]).is_empty() && !graceful
 }
 
@@ -334,9 +404,14 @@ pub(crate) fn update(store: &Store, request: &ApiRequest, body: Value) -> Answer
         let new = convert::stored(request.resource, object);
         match state.get(&key).map(Arc::clone) {
             Some(old) => {
-                if new["metadata"]["resourceVersion"].is_null() && request.resource.kind == "Lease" {
+                if new["metadata"]["resourceVersion"].is_null() && request.resource.kind == "Lease"
+                {
                     let mut errors = validation::Errors::default();
-                    errors.invalid("metadata.resourceVersion", &json!(0), "must be specified for an update");
+                    errors.invalid(
+                        "metadata.resourceVersion",
+                        &json!(0),
+                        "must be specified for an update",
+                    );
                     return Err(ApiError::invalid(request.resource, &request.name, &errors));
                 }
                 let replaced = replace(state, request, &old, new)?;
@@ -393,7 +468,9 @@ pub(crate) fn patch(store: &Store, request: &ApiRequest, kind: PatchType, body: 
         }
         let new = convert::stored(resource, decode::object(resource, new)?);
         if new["metadata"]["name"] != old["metadata"]["name"] {
-            return Err(ApiError::bad_request("the name of the object does not match the name on the URL"));
+            return Err(ApiError::bad_request(
+                "the name of the object does not match the name on the URL",
+            ));
         }
         let replaced = replace(state, request, &old, new)?;
         Ok((200, convert::out(resource, &replaced).into_owned()))
@@ -409,13 +486,20 @@ fn server_side_apply(store: &Store, request: &ApiRequest, body: &Value) -> Answe
         let mut error = ApiError::new(
             422,
             "Invalid",
-            format!("PatchOptions.meta.k8s.io \"\" is invalid: {}", errors.sentence()),
+            format!(
+                "PatchOptions.meta.k8s.io \"\" is invalid: {}",
+                errors.sentence()
+            ),
         );
-        error.set_details(json!({"group": "meta.k8s.io", "kind": "PatchOptions", "causes": errors.causes()}));
+        error.set_details(
+            json!({"group": "meta.k8s.io", "kind": "PatchOptions", "causes": errors.causes()}),
+        );
         return Err(error);
     }
     if body["apiVersion"].is_null() || body["kind"].is_null() {
-        return Err(ApiError::bad_request("Object 'Kind' is missing in apply patch"));
+        return Err(ApiError::bad_request(
+            "Object 'Kind' is missing in apply patch",
+        ));
     }
     if !body["metadata"]["managedFields"].is_null() {
         return Err(ApiError::bad_request("metadata.managedFields must be nil"));
@@ -466,15 +550,27 @@ pub(crate) fn delete_options(request: &ApiRequest, body: Value) -> Result<Value,
         options["gracePeriodSeconds"] = seconds.into();
     }
     let policy = &options["propagationPolicy"];
-    if !matches!(policy.as_str(), None | Some("Foreground" | "Background" | "Orphan")) {
+    if !matches!(
+        policy.as_str(),
+        None | Some("Foreground" | "Background" | "Orphan")
+    ) {
         let mut errors = validation::Errors::default();
-        errors.unsupported("propagationPolicy", policy, &["Foreground", "Background", "Orphan", "nil"]);
+        errors.unsupported(
+            "propagationPolicy",
+            policy,
+            &["Foreground", "Background", "Orphan", "nil"],
+        );
         let mut error = ApiError::new(
             422,
             "Invalid",
-            format!("DeleteOptions.meta.k8s.io \"\" is invalid: {}", errors.sentence()),
+            format!(
+                "DeleteOptions.meta.k8s.io \"\" is invalid: {}",
+                errors.sentence()
+            ),
         );
-        error.set_details(json!({"group": "meta.k8s.io", "kind": "DeleteOptions", "causes": errors.causes()}));
+        error.set_details(
+            json!({"group": "meta.k8s.io", "kind": "DeleteOptions", "causes": errors.causes()}),
+        );
         return Err(error);
     }
     Ok(options)
@@ -483,7 +579,10 @@ pub(crate) fn delete_options(request: &ApiRequest, body: Value) -> Result<Value,
 fn remove(state: &mut State, request: &ApiRequest, name: &str, options: &Value) -> Answer {
     let resource = request.resource;
     let place = key(request, name);
-    let old = state.get(&place).map(Arc::clone).ok_or_else(|| ApiError::not_found(resource, name))?;
+    let old = state
+        .get(&place)
+        .map(Arc::clone)
+        .ok_or_else(|| ApiError::not_found(resource, name))?;
     for (field, shown) in [("uid", "UID"), ("resourceVersion", "ResourceVersion")] {
         let wanted = &options["preconditions"][field];
         let is = &old["metadata"][field];
@@ -499,9 +598,13 @@ fn remove(state: &mut State, request: &ApiRequest, name: &str, options: &Value) 
     let mut object = (*old).clone();
     let grace = grace(resource, &object, options);
     let first = object["metadata"]["deletionTimestamp"].is_null();
-    let shorter = grace < object["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(i64::MAX);
+    let shorter = grace
+        < object["metadata"]["deletionGracePeriodSeconds"]
+            .as_i64()
+            .unwrap_or(i64::MAX);
     if first || shorter {
-        let until = k8s_openapi::jiff::Timestamp::now() + k8s_openapi::jiff::SignedDuration::from_secs(grace);
+        let until = k8s_openapi::jiff::Timestamp::now()
+            + k8s_openapi::jiff::SignedDuration::from_secs(grace);
         object["metadata"]["deletionTimestamp"] = at(until).into();
         object["metadata"]["deletionGracePeriodSeconds"] = grace.into();
     }
@@ -539,7 +642,10 @@ fn grace(resource: &ResourceType, object: &Value, options: &Value) -> i64 {
         return 0;
     }
     let unscheduled = object["spec"]["nodeName"].as_str().unwrap_or("").is_empty();
-    let over = matches!(object["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+    let over = matches!(
+        object["status"]["phase"].as_str(),
+        Some("Succeeded" | "Failed")
+    );
     if unscheduled || over {
         return 0;
     }
@@ -561,7 +667,10 @@ pub(crate) fn delete(store: &Store, request: &ApiRequest, options: &Value) -> An
 
 /// What the namespace controller does, at once.
 fn empty_namespace(state: &mut State, namespace: &str) {
-    for resource in super::resource::RESOURCES.iter().filter(|resource| resource.namespaced) {
+    for resource in super::resource::RESOURCES
+        .iter()
+        .filter(|resource| resource.namespaced)
+    {
         let inside: Vec<(Key, Value)> = state
             .range(resource.bucket(), namespace)
             .map(|(key, object)| (key.clone(), (**object).clone()))
@@ -588,14 +697,20 @@ pub(crate) fn delete_collection(
         for name in names {
             gone.push(remove(state, request, &name, options)?.1);
         }
-        Ok((200, list_of(request.resource, View::Whole, state.version(), gone)))
+        Ok((
+            200,
+            list_of(request.resource, View::Whole, state.version(), gone),
+        ))
     })
 }
 
 fn list_of(resource: &ResourceType, view: View, version: u64, objects: Vec<Value>) -> Value {
     let (kind, api_version) = match view {
         View::Whole => (format!("{}List", resource.kind), resource.api_version()),
-        View::Metadata => ("PartialObjectMetadataList".to_owned(), "meta.k8s.io/v1".to_owned()),
+        View::Metadata => (
+            "PartialObjectMetadataList".to_owned(),
+            "meta.k8s.io/v1".to_owned(),
+        ),
     };
     json!({
         "kind": kind, "apiVersion": api_version,
@@ -619,7 +734,10 @@ impl Continue {
         let value: Value = serde_json::from_slice(&bytes).map_err(|_| wrong())?;
         let text = |field: &str| value[field].as_str().map(str::to_owned).ok_or_else(wrong);
         let version = value["rv"].as_u64().ok_or_else(wrong)?;
-        Ok(Some(Self { version, after: (text("namespace")?, text("name")?) }))
+        Ok(Some(Self {
+            version,
+            after: (text("namespace")?, text("name")?),
+        }))
     }
 
     fn token(version: u64, last: &Key) -> String {
@@ -630,7 +748,10 @@ impl Continue {
 
 pub(crate) fn list(store: &Store, request: &ApiRequest, selector: &Selector, view: View) -> Answer {
     let query = &request.query;
-    let limit = query.number("limit")?.filter(|limit| *limit > 0).and_then(|limit| usize::try_from(limit).ok());
+    let limit = query
+        .number("limit")?
+        .filter(|limit| *limit > 0)
+        .and_then(|limit| usize::try_from(limit).ok());
     let asked = query.number("resourceVersion")?;
     let from = Continue::parse(query.get("continue"))?;
     if from.is_some() && asked.is_some_and(|version| version > 0) {
@@ -638,7 +759,9 @@ pub(crate) fn list(store: &Store, request: &ApiRequest, selector: &Selector, vie
             "specifying resource version is not allowed when using continue",
         ));
     }
-    let exact = (query.get("resourceVersionMatch") == "Exact").then_some(asked).flatten();
+    let exact = (query.get("resourceVersionMatch") == "Exact")
+        .then_some(asked)
+        .flatten();
     store.transaction(|state| {
         if let Some(version) = asked.filter(|version| *version > state.version()) {
             return Err(ApiError::version_from_the_future(version, state.version()));

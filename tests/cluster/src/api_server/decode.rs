@@ -19,8 +19,11 @@ use super::validation::quantity;
 
 /// Decodes JSON that must be an object.
 pub(crate) fn json(body: &Bytes) -> Result<Value, ApiError> {
-    let value: Value = serde_json::from_slice(body)
-        .map_err(|error| ApiError::bad_request(format!("couldn't get version/kind; json parse error: {error}")))?;
+    let value: Value = serde_json::from_slice(body).map_err(|error| {
+        ApiError::bad_request(format!(
+            "couldn't get version/kind; json parse error: {error}"
+        ))
+    })?;
     if value.is_object() {
         return Ok(value);
     }
@@ -35,15 +38,21 @@ pub(crate) fn object(resource: &ResourceType, value: Value) -> Result<Value, Api
     let version = value["apiVersion"].as_str().unwrap_or("");
     let kind = value["kind"].as_str().unwrap_or("");
     if !version.is_empty() && version != expected {
-        let known = super::resource::RESOURCES.iter().any(|r| r.api_version() == version && r.kind == kind);
+        let known = super::resource::RESOURCES
+            .iter()
+            .any(|r| r.api_version() == version && r.kind == kind);
         return Err(ApiError::bad_request(if known {
-            format!("the API version in the data ({version}) does not match the expected API version ({expected})")
+            format!(
+                "the API version in the data ({version}) does not match the expected API version ({expected})"
+            )
         } else {
             unknown_kind(kind, version)
         }));
     }
     if !kind.is_empty() && kind != resource.kind {
-        let known = super::resource::RESOURCES.iter().any(|r| r.api_version() == expected && r.kind == kind);
+        let known = super::resource::RESOURCES
+            .iter()
+            .any(|r| r.api_version() == expected && r.kind == kind);
         return Err(ApiError::bad_request(if known {
             format!(
                 "{kind} in version \"{}\" cannot be handled as a {}: converting to {} is not possible",
@@ -68,7 +77,9 @@ pub(crate) fn object(resource: &ResourceType, value: Value) -> Result<Value, Api
 }
 
 fn unknown_kind(kind: &str, version: &str) -> String {
-    format!("no kind \"{kind}\" is registered for version \"{version}\" in scheme \"pkg/api/legacyscheme/scheme.go:30\"")
+    format!(
+        "no kind \"{kind}\" is registered for version \"{version}\" in scheme \"pkg/api/legacyscheme/scheme.go:30\""
+    )
 }
 
 fn typed(resource: &ResourceType, mut value: Value) -> Result<Value, ApiError> {
@@ -112,7 +123,12 @@ fn through<T: DeserializeOwned + Serialize>(value: Value) -> Result<Value, Strin
 /// `stringData` is written into `data` and never read back.
 fn with_string_data(mut secret: Value) -> Value {
     use base64::Engine as _;
-    let Some(plain) = secret.as_object_mut().and_then(|fields| fields.remove("stringData")) else { return secret };
+    let Some(plain) = secret
+        .as_object_mut()
+        .and_then(|fields| fields.remove("stringData"))
+    else {
+        return secret;
+    };
     for (key, value) in plain.as_object().into_iter().flatten() {
         if let Some(text) = value.as_str() {
             if !secret["data"].is_object() {
@@ -130,7 +146,9 @@ fn wrong_quantity(value: &Value) -> Option<&Value> {
         Value::Object(fields) => fields.iter().find_map(|(key, inner)| {
             if matches!(key.as_str(), "limits" | "requests") {
                 let amounts = inner.as_object()?;
-                return amounts.values().find(|amount| amount.as_str().and_then(quantity::parse).is_none());
+                return amounts
+                    .values()
+                    .find(|amount| amount.as_str().and_then(quantity::parse).is_none());
             }
             wrong_quantity(inner)
         }),

@@ -12,7 +12,12 @@ fn default(object: &mut Value, field: &str, value: Value) {
 }
 
 fn each(value: &mut Value, list: &str, mut work: impl FnMut(&mut Value)) {
-    for item in value.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
+    for item in value
+        .get_mut(list)
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
         work(item);
     }
 }
@@ -49,10 +54,16 @@ fn job(job: &mut Value) {
     default(spec, "completionMode", "NonIndexed".into());
     default(spec, "suspend", false.into());
     default(spec, "manualSelector", false.into());
-    let replacement = if spec["podFailurePolicy"].is_null() { "TerminatingOrFailed" } else { "Failed" };
+    let replacement = if spec["podFailurePolicy"].is_null() {
+        "TerminatingOrFailed"
+    } else {
+        "Failed"
+    };
     default(spec, "podReplacementPolicy", replacement.into());
     each(&mut spec["podFailurePolicy"], "rules", |rule| {
-        each(rule, "onPodConditions", |condition| default(condition, "status", "True".into()));
+        each(rule, "onPodConditions", |condition| {
+            default(condition, "status", "True".into())
+        });
     });
     if spec["template"].is_null() {
         spec["template"] = json!({});
@@ -67,7 +78,9 @@ fn job(job: &mut Value) {
 pub(crate) fn job_identity(job: &mut Value) {
     let uid = job["metadata"]["uid"].clone();
     let name = job["metadata"]["name"].clone();
-    let had_labels = job["metadata"]["labels"].as_object().is_some_and(|labels| !labels.is_empty());
+    let had_labels = job["metadata"]["labels"]
+        .as_object()
+        .is_some_and(|labels| !labels.is_empty());
     if job["spec"]["manualSelector"] != true {
         let template = &mut job["spec"]["template"]["metadata"];
         default(template, "labels", json!({}));
@@ -108,9 +121,18 @@ fn pod_spec(spec: &mut Value) {
 fn container(container: &mut Value) {
     let image = container["image"].as_str().unwrap_or("");
     let last = image.rsplit('/').next().unwrap_or("");
-    let latest = !image.contains('@') && last.split_once(':').is_none_or(|(_, tag)| tag == "latest");
-    default(container, "imagePullPolicy", if latest { "Always" } else { "IfNotPresent" }.into());
-    default(container, "terminationMessagePath", "/dev/termination-log".into());
+    let latest =
+        !image.contains('@') && last.split_once(':').is_none_or(|(_, tag)| tag == "latest");
+    default(
+        container,
+        "imagePullPolicy",
+        if latest { "Always" } else { "IfNotPresent" }.into(),
+    );
+    default(
+        container,
+        "terminationMessagePath",
+        "/dev/termination-log".into(),
+    );
     default(container, "terminationMessagePolicy", "File".into());
     default(container, "resources", json!({}));
     if let Some(limits) = container["resources"]["limits"].as_object().cloned() {
@@ -121,8 +143,14 @@ fn container(container: &mut Value) {
     }
     each(container, "env", |variable| {
         if variable["valueFrom"]["fieldRef"].is_object() {
-            default(&mut variable["valueFrom"]["fieldRef"], "apiVersion", "v1".into());
+            default(
+                &mut variable["valueFrom"]["fieldRef"],
+                "apiVersion",
+                "v1".into(),
+            );
         }
     });
-    each(container, "ports", |port| default(port, "protocol", "TCP".into()));
+    each(container, "ports", |port| {
+        default(port, "protocol", "TCP".into())
+    });
 }

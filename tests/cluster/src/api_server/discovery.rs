@@ -23,19 +23,26 @@ pub(crate) fn answer(path: &str, address: &str) -> Option<Value> {
             let groups: Vec<Value> = groups().into_iter().map(group).collect();
             Some(json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}))
         }
-        ["apis", name] => groups().into_iter().find(|group| group == name).map(|name| {
-            let mut answer = group(name);
-            answer["kind"] = "APIGroup".into();
-            answer["apiVersion"] = "v1".into();
-            answer
-        }),
+        ["apis", name] => groups()
+            .into_iter()
+            .find(|group| group == name)
+            .map(|name| {
+                let mut answer = group(name);
+                answer["kind"] = "APIGroup".into();
+                answer["apiVersion"] = "v1".into();
+                answer
+            }),
         ["apis", name, version] => resources(name, version),
         _ => None,
     }
 }
 
 fn groups() -> Vec<&'static str> {
-    let mut names: Vec<&str> = RESOURCES.iter().map(|resource| resource.group).filter(|group| !group.is_empty()).collect();
+    let mut names: Vec<&str> = RESOURCES
+        .iter()
+        .map(|resource| resource.group)
+        .filter(|group| !group.is_empty())
+        .collect();
     names.dedup();
     names
 }
@@ -46,9 +53,16 @@ fn group(name: &str) -> Value {
 }
 
 fn resources(group: &str, version: &str) -> Option<Value> {
-    let served: Vec<Value> =
-        RESOURCES.iter().filter(|r| r.group == group && r.version == version).flat_map(entries).collect();
-    let name = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+    let served: Vec<Value> = RESOURCES
+        .iter()
+        .filter(|r| r.group == group && r.version == version)
+        .flat_map(entries)
+        .collect();
+    let name = if group.is_empty() {
+        version.to_owned()
+    } else {
+        format!("{group}/{version}")
+    };
     (!served.is_empty()).then(|| {
         json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": name, "resources": served})
     })

@@ -50,14 +50,33 @@ impl Faults {
         self.order(count, Some(identity.to_owned()), verb, resource, fault);
     }
 
-    fn order(&self, left: usize, identity: Option<String>, verb: &str, resource: &str, fault: Fault) {
-        let order = Order { left, verb: verb.to_owned(), resource: resource.to_owned(), identity, fault };
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+    fn order(
+        &self,
+        left: usize,
+        identity: Option<String>,
+        verb: &str,
+        resource: &str,
+        fault: Fault,
+    ) {
+        let order = Order {
+            left,
+            verb: verb.to_owned(),
+            resource: resource.to_owned(),
+            identity,
+            fault,
+        };
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(order);
     }
 
     /// Forgets every fault.
     pub fn clear(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
     }
 
     pub(crate) fn take(&self, request: &Request) -> Option<Fault> {

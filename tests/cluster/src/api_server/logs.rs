@@ -32,7 +32,13 @@ pub(crate) struct Logs(Mutex<HashMap<(String, String), LogFile>>);
 impl Logs {
     pub(crate) fn begin(&self, uid: &str, container: &str, path: &Path) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.insert((uid.to_owned(), container.to_owned()), LogFile { path: path.to_owned(), complete: false });
+        all.insert(
+            (uid.to_owned(), container.to_owned()),
+            LogFile {
+                path: path.to_owned(),
+                complete: false,
+            },
+        );
     }
 
     pub(crate) fn complete(&self, uid: &str, container: &str) {
@@ -61,9 +67,10 @@ fn container_of(request: &ApiRequest, pod: &Value) -> Result<String, ApiError> {
             request.name
         ))),
         (wanted, names) if names.contains(&wanted) => Ok(wanted.to_owned()),
-        (wanted, _) => {
-            Err(ApiError::bad_request(format!("container {wanted} is not valid for pod {}", request.name)))
-        }
+        (wanted, _) => Err(ApiError::bad_request(format!(
+            "container {wanted} is not valid for pod {}",
+            request.name
+        ))),
     }
 }
 
@@ -102,7 +109,11 @@ fn read_from(path: &Path, offset: u64) -> Vec<u8> {
 }
 
 /// Answers `pods/log`.
-pub(crate) fn answer(logs: &Arc<Logs>, request: &ApiRequest, pod: &Value) -> Result<Response<Body>, ApiError> {
+pub(crate) fn answer(
+    logs: &Arc<Logs>,
+    request: &ApiRequest,
+    pod: &Value,
+) -> Result<Response<Body>, ApiError> {
     let container = container_of(request, pod)?;
     let uid = pod["metadata"]["uid"].as_str().unwrap_or("").to_owned();
     if logs.find(&uid, &container).is_none() {
@@ -113,8 +124,14 @@ pub(crate) fn answer(logs: &Arc<Logs>, request: &ApiRequest, pod: &Value) -> Res
         )));
     }
     let follow = request.query.flag("follow");
-    let lines = request.query.number("tailLines")?.and_then(|lines| usize::try_from(lines).ok());
-    let limit = request.query.number("limitBytes")?.and_then(|bytes| usize::try_from(bytes).ok());
+    let lines = request
+        .query
+        .number("tailLines")?
+        .and_then(|lines| usize::try_from(lines).ok());
+    let limit = request
+        .query
+        .number("limitBytes")?
+        .and_then(|bytes| usize::try_from(bytes).ok());
     let start = (Arc::clone(logs), 0_u64, lines, false);
     let chunks = stream::unfold(start, move |(logs, mut offset, mut lines, done)| {
         let (uid, container) = (uid.clone(), container.clone());
@@ -126,7 +143,9 @@ pub(crate) fn answer(logs: &Arc<Logs>, request: &ApiRequest, pod: &Value) -> Res
                 let log = logs.find(&uid, &container)?;
                 let text = read_from(&log.path, offset);
                 offset += text.len() as u64;
-                let shown = lines.take().map_or(text.as_slice(), |lines| tail(&text, lines));
+                let shown = lines
+                    .take()
+                    .map_or(text.as_slice(), |lines| tail(&text, lines));
                 let shown = &shown[..shown.len().min(limit.unwrap_or(usize::MAX))];
                 let done = !follow || log.complete;
                 if !shown.is_empty() || done {
@@ -138,7 +157,10 @@ pub(crate) fn answer(logs: &Arc<Logs>, request: &ApiRequest, pod: &Value) -> Res
         }
     });
     let mut response = Response::new(Body::from_stream(chunks));
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/plain"));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        header::HeaderValue::from_static("text/plain"),
+    );
     Ok(response)
 }
 

@@ -29,7 +29,12 @@ pub(crate) fn merge(target: &mut Value, patch: &Value) {
 /// By which field the elements of a list are told apart, or nothing where the list is one value.
 pub(crate) fn merge_key(list: &str) -> Option<&'static str> {
     Some(match list {
-        "containers" | "initContainers" | "ephemeralContainers" | "env" | "volumes" | "imagePullSecrets" => "name",
+        "containers"
+        | "initContainers"
+        | "ephemeralContainers"
+        | "env"
+        | "volumes"
+        | "imagePullSecrets" => "name",
         "volumeMounts" => "mountPath",
         "volumeDevices" => "devicePath",
         "ports" => "containerPort",
@@ -59,7 +64,11 @@ pub(crate) fn strategic(target: &mut Value, patch: &Value) -> Result<(), ApiErro
             *target = Value::Object(Map::new());
             return Ok(());
         }
-        Some(other) => return Err(ApiError::bad_request(format!("unknown patch type: {other}"))),
+        Some(other) => {
+            return Err(ApiError::bad_request(format!(
+                "unknown patch type: {other}"
+            )));
+        }
     }
     if !target.is_object() {
         *target = Value::Object(Map::new());
@@ -98,7 +107,13 @@ pub(crate) fn strategic(target: &mut Value, patch: &Value) -> Result<(), ApiErro
 fn strategic_list(target: &mut Value, name: &str, items: &[Value]) -> Result<(), ApiError> {
     if name == "finalizers" {
         let mut all = target.as_array().cloned().unwrap_or_default();
-        all.extend(items.iter().filter(|item| !all.contains(item)).cloned().collect::<Vec<_>>());
+        all.extend(
+            items
+                .iter()
+                .filter(|item| !all.contains(item))
+                .cloned()
+                .collect::<Vec<_>>(),
+        );
         *target = all.into();
         return Ok(());
     }
@@ -107,7 +122,11 @@ fn strategic_list(target: &mut Value, name: &str, items: &[Value]) -> Result<(),
         return Ok(());
     };
     if items.iter().any(|item| item["$patch"] == "replace") {
-        *target = items.iter().filter(|item| item["$patch"] != "replace").cloned().collect();
+        *target = items
+            .iter()
+            .filter(|item| item["$patch"] != "replace")
+            .cloned()
+            .collect();
         return Ok(());
     }
     let mut all = target.as_array().cloned().unwrap_or_default();
@@ -134,7 +153,9 @@ fn strategic_list(target: &mut Value, name: &str, items: &[Value]) -> Result<(),
 /// RFC 6902.
 pub(crate) fn json_patch(target: &mut Value, operations: &Value) -> Result<(), ApiError> {
     let Some(operations) = operations.as_array() else {
-        return Err(ApiError::bad_request("json: cannot unmarshal object into Go value of type jsonpatch.Patch"));
+        return Err(ApiError::bad_request(
+            "json: cannot unmarshal object into Go value of type jsonpatch.Patch",
+        ));
     };
     for operation in operations {
         operate(target, operation).map_err(|why| {
@@ -163,7 +184,10 @@ fn operate(target: &mut Value, operation: &Value) -> Result<(), String> {
             add(target, path, value)
         }
         "copy" => {
-            let value = target.pointer(from.ok_or("missing from")?).cloned().ok_or("missing source")?;
+            let value = target
+                .pointer(from.ok_or("missing from")?)
+                .cloned()
+                .ok_or("missing source")?;
             add(target, path, value)
         }
         "test" if target.pointer(path).unwrap_or(&Value::Null) == &operation["value"] => Ok(()),
@@ -173,8 +197,12 @@ fn operate(target: &mut Value, operation: &Value) -> Result<(), String> {
 }
 
 fn parent<'a>(target: &'a mut Value, path: &str) -> Result<(&'a mut Value, String), String> {
-    let (parent, last) = path.rsplit_once('/').ok_or_else(|| format!("invalid path: {path}"))?;
-    let parent = target.pointer_mut(parent).ok_or_else(|| format!("doc is missing path: {path}"))?;
+    let (parent, last) = path
+        .rsplit_once('/')
+        .ok_or_else(|| format!("invalid path: {path}"))?;
+    let parent = target
+        .pointer_mut(parent)
+        .ok_or_else(|| format!("doc is missing path: {path}"))?;
     Ok((parent, last.replace("~1", "/").replace("~0", "~")))
 }
 
@@ -208,7 +236,11 @@ fn remove(target: &mut Value, path: &str) -> Result<Value, String> {
         Value::Object(fields) => fields.shift_remove(&last).ok_or_else(missing),
         Value::Array(items) => {
             let at: usize = last.parse().map_err(|_| format!("invalid index: {last}"))?;
-            if at < items.len() { Ok(items.remove(at)) } else { Err(missing()) }
+            if at < items.len() {
+                Ok(items.remove(at))
+            } else {
+                Err(missing())
+            }
         }
         _ => Err(missing()),
     }
@@ -223,27 +255,43 @@ mod tests {
     #[test]
     fn a_merge_patch_replaces_lists_and_removes_with_null() {
         let mut target = json!({"a": {"b": 1, "c": [1, 2]}, "d": 1});
-        merge(&mut target, &json!({"a": {"c": [3], "b": null}, "e": {"f": null}}));
+        merge(
+            &mut target,
+            &json!({"a": {"c": [3], "b": null}, "e": {"f": null}}),
+        );
         assert_eq!(target, json!({"a": {"c": [3]}, "d": 1, "e": {}}));
     }
 
     #[test]
     fn a_strategic_patch_merges_lists_by_key() {
-        let mut target = json!({"containers": [{"name": "a", "image": "1"}, {"name": "b"}], "tolerations": [1]});
+        let mut target =
+            json!({"containers": [{"name": "a", "image": "1"}, {"name": "b"}], "tolerations": [1]});
         let patch = json!({
             "containers": [{"name": "a", "image": "2"}, {"name": "b", "$patch": "delete"}, {"name": "c"}],
             "tolerations": [2],
         });
         strategic(&mut target, &patch).unwrap();
-        assert_eq!(target, json!({"containers": [{"name": "a", "image": "2"}, {"name": "c"}], "tolerations": [2]}));
+        assert_eq!(
+            target,
+            json!({"containers": [{"name": "a", "image": "2"}, {"name": "c"}], "tolerations": [2]})
+        );
     }
 
     #[test]
     fn a_json_patch_stops_at_a_failed_test() {
         let mut target = json!({"a": [1, 2], "b/c": 1});
-        json_patch(&mut target, &json!([{"op": "add", "path": "/a/-", "value": 3}, {"op": "remove", "path": "/b~1c"}]))
-            .unwrap();
+        json_patch(
+            &mut target,
+            &json!([{"op": "add", "path": "/a/-", "value": 3}, {"op": "remove", "path": "/b~1c"}]),
+        )
+        .unwrap();
         assert_eq!(target, json!({"a": [1, 2, 3]}));
-        assert!(json_patch(&mut target, &json!([{"op": "test", "path": "/a/0", "value": 9}])).is_err());
+        assert!(
+            json_patch(
+                &mut target,
+                &json!([{"op": "test", "path": "/a/0", "value": 9}])
+            )
+            .is_err()
+        );
     }
 }

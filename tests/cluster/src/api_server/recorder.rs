@@ -43,7 +43,10 @@ impl Request {
     pub fn right(&self) -> String {
         let slash = if self.subresource.is_empty() { "" } else { "/" };
         let dot = if self.group.is_empty() { "" } else { "." };
-        format!("{} {}{slash}{}{dot}{}", self.verb, self.resource, self.subresource, self.group)
+        format!(
+            "{} {}{slash}{}{dot}{}",
+            self.verb, self.resource, self.subresource, self.group
+        )
     }
 }
 
@@ -67,7 +70,10 @@ impl Recorder {
     }
 
     pub(crate) fn all(&self) -> Vec<Request> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
 
@@ -79,7 +85,13 @@ impl Recorded {
     /// Only the requests of `identity`.
     #[must_use]
     pub fn of(&self, identity: &str) -> Self {
-        Self(self.0.iter().filter(|request| request.identity == identity).cloned().collect())
+        Self(
+            self.0
+                .iter()
+                .filter(|request| request.identity == identity)
+                .cloned()
+                .collect(),
+        )
     }
 
     /// In the order they came.
@@ -89,7 +101,10 @@ impl Recorded {
 
     /// Requests that were answered with 403.
     pub fn denied(&self) -> Vec<&Request> {
-        self.0.iter().filter(|request| request.status == 403).collect()
+        self.0
+            .iter()
+            .filter(|request| request.status == 403)
+            .collect()
     }
 
     /// Requests that `rules` do not allow, whatever the server answered.
@@ -154,9 +169,16 @@ mod tests {
             verbs: vec!["create".into(), "update".into()],
             ..Rule::default()
         }];
-        let recorded = Recorded(vec![asked("create", "batch", "jobs", ""), asked("get", "", "pods", "log")]);
+        let recorded = Recorded(vec![
+            asked("create", "batch", "jobs", ""),
+            asked("get", "", "pods", "log"),
+        ]);
         assert_eq!(recorded.unused(&rules), ["update jobs.batch"]);
-        let beyond: Vec<String> = recorded.beyond(&rules).into_iter().map(Request::right).collect();
+        let beyond: Vec<String> = recorded
+            .beyond(&rules)
+            .into_iter()
+            .map(Request::right)
+            .collect();
         assert_eq!(beyond, ["get pods/log"]);
     }
 }

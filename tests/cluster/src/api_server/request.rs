@@ -40,7 +40,9 @@ impl Query {
         if text.is_empty() {
             return Ok(None);
         }
-        text.parse().map(Some).map_err(|_| ApiError::bad_request(format!("invalid value for `{key}`: \"{text}\"")))
+        text.parse()
+            .map(Some)
+            .map_err(|_| ApiError::bad_request(format!("invalid value for `{key}`: \"{text}\"")))
     }
 }
 
@@ -60,7 +62,10 @@ pub(crate) fn percent_decoded(text: &str, plus_is_space: bool) -> String {
     let mut at = 0;
     while at < bytes.len() {
         let hex = (bytes[at] == b'%')
-            .then(|| text.get(at + 1..at + 3).and_then(|digits| u8::from_str_radix(digits, 16).ok()))
+            .then(|| {
+                text.get(at + 1..at + 3)
+                    .and_then(|digits| u8::from_str_radix(digits, 16).ok())
+            })
             .flatten();
         match (hex, bytes[at]) {
             (Some(byte), _) => {
@@ -76,9 +81,16 @@ pub(crate) fn percent_decoded(text: &str, plus_is_space: bool) -> String {
 }
 
 /// The resource named by a path, or nothing where the path is not one of resources.
-pub(crate) fn parse(method: &Method, path: &str, query: &str) -> Result<Option<ApiRequest>, ApiError> {
-    let parts: Vec<String> =
-        path.split('/').filter(|part| !part.is_empty()).map(|part| percent_decoded(part, false)).collect();
+pub(crate) fn parse(
+    method: &Method,
+    path: &str,
+    query: &str,
+) -> Result<Option<ApiRequest>, ApiError> {
+    let parts: Vec<String> = path
+        .split('/')
+        .filter(|part| !part.is_empty())
+        .map(|part| percent_decoded(part, false))
+        .collect();
     let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
     let (group, version, rest) = match parts.as_slice() {
         ["api", version, rest @ ..] if !rest.is_empty() => ("", *version, rest),
@@ -86,7 +98,9 @@ pub(crate) fn parse(method: &Method, path: &str, query: &str) -> Result<Option<A
         _ => return Ok(None),
     };
     let (namespace, rest) = match rest {
-        ["namespaces", namespace, rest @ ..] if !rest.is_empty() && rest[0] != "status" => (*namespace, rest),
+        ["namespaces", namespace, rest @ ..] if !rest.is_empty() && rest[0] != "status" => {
+            (*namespace, rest)
+        }
         rest => ("", rest),
     };
     let (plural, name, subresource) = match rest {
@@ -101,7 +115,9 @@ pub(crate) fn parse(method: &Method, path: &str, query: &str) -> Result<Option<A
     }
     let query = Query::parse(query);
     let verb = verb(method, name, &query)?;
-    let served = resource.verbs_of(subresource).ok_or_else(ApiError::no_such_path)?;
+    let served = resource
+        .verbs_of(subresource)
+        .ok_or_else(ApiError::no_such_path)?;
     if !served.contains(&verb) {
         return Err(ApiError::method_not_allowed());
     }

@@ -3,8 +3,16 @@
 //! Knows names and what may be done with them; nothing of objects.
 
 /// What may be done with most kinds.
-pub(crate) const ALL_VERBS: &[&str] =
-    &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+pub(crate) const ALL_VERBS: &[&str] = &[
+    "create",
+    "delete",
+    "deletecollection",
+    "get",
+    "list",
+    "patch",
+    "update",
+    "watch",
+];
 
 /// One served kind.
 #[derive(Debug)]
@@ -49,9 +57,26 @@ pub(crate) static RESOURCES: &[ResourceType] = &[
         ],
         ..BASE
     },
-    ResourceType { plural: "secrets", singular: "secret", kind: "Secret", ..BASE },
-    ResourceType { plural: "configmaps", singular: "configmap", kind: "ConfigMap", short: &["cm"], ..BASE },
-    ResourceType { plural: "events", singular: "event", kind: "Event", short: &["ev"], ..BASE },
+    ResourceType {
+        plural: "secrets",
+        singular: "secret",
+        kind: "Secret",
+        ..BASE
+    },
+    ResourceType {
+        plural: "configmaps",
+        singular: "configmap",
+        kind: "ConfigMap",
+        short: &["cm"],
+        ..BASE
+    },
+    ResourceType {
+        plural: "events",
+        singular: "event",
+        kind: "Event",
+        short: &["ev"],
+        ..BASE
+    },
     ResourceType {
         plural: "persistentvolumeclaims",
         singular: "persistentvolumeclaim",
@@ -60,7 +85,13 @@ pub(crate) static RESOURCES: &[ResourceType] = &[
         subresources: &[STATUS],
         ..BASE
     },
-    ResourceType { plural: "serviceaccounts", singular: "serviceaccount", kind: "ServiceAccount", short: &["sa"], ..BASE },
+    ResourceType {
+        plural: "serviceaccounts",
+        singular: "serviceaccount",
+        kind: "ServiceAccount",
+        short: &["sa"],
+        ..BASE
+    },
     ResourceType {
         plural: "namespaces",
         singular: "namespace",
@@ -78,7 +109,13 @@ pub(crate) static RESOURCES: &[ResourceType] = &[
         subresources: &[STATUS],
         ..BASE
     },
-    ResourceType { group: "coordination.k8s.io", plural: "leases", singular: "lease", kind: "Lease", ..BASE },
+    ResourceType {
+        group: "coordination.k8s.io",
+        plural: "leases",
+        singular: "lease",
+        kind: "Lease",
+        ..BASE
+    },
     ResourceType {
         group: "events.k8s.io",
         plural: "events",
@@ -114,29 +151,46 @@ pub(crate) static RESOURCES: &[ResourceType] = &[
 
 impl ResourceType {
     pub(crate) fn find(group: &str, version: &str, plural: &str) -> Option<&'static Self> {
-        RESOURCES.iter().find(|r| r.group == group && r.version == version && r.plural == plural)
+        RESOURCES
+            .iter()
+            .find(|r| r.group == group && r.version == version && r.plural == plural)
     }
 
     /// `batch/v1`, `v1`.
     pub(crate) fn api_version(&self) -> String {
-        if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) }
+        if self.group.is_empty() {
+            self.version.to_owned()
+        } else {
+            format!("{}/{}", self.group, self.version)
+        }
     }
 
     /// `jobs.batch`, `pods`.
     pub(crate) fn qualified(&self) -> String {
-        if self.group.is_empty() { self.plural.to_owned() } else { format!("{}.{}", self.plural, self.group) }
+        if self.group.is_empty() {
+            self.plural.to_owned()
+        } else {
+            format!("{}.{}", self.plural, self.group)
+        }
     }
 
     /// Under which name objects are kept: events of both groups are the same objects.
     pub(crate) fn bucket(&self) -> (&'static str, &'static str) {
-        if self.plural == "events" { ("", "events") } else { (self.group, self.plural) }
+        if self.plural == "events" {
+            ("", "events")
+        } else {
+            (self.group, self.plural)
+        }
     }
 
     pub(crate) fn verbs_of(&self, subresource: &str) -> Option<&'static [&'static str]> {
         if subresource.is_empty() {
             return Some(self.verbs);
         }
-        self.subresources.iter().find(|(name, _)| *name == subresource).map(|(_, verbs)| *verbs)
+        self.subresources
+            .iter()
+            .find(|(name, _)| *name == subresource)
+            .map(|(_, verbs)| *verbs)
     }
 
     pub(crate) fn has_status(&self) -> bool {

@@ -21,8 +21,15 @@ pub(crate) struct Selector {
 }
 
 impl Selector {
-    pub(crate) fn parse(resource: &ResourceType, labels: &str, fields: &str) -> Result<Self, ApiError> {
-        Ok(Self { labels: parse_labels(labels)?, fields: parse_fields(resource, fields)? })
+    pub(crate) fn parse(
+        resource: &ResourceType,
+        labels: &str,
+        fields: &str,
+    ) -> Result<Self, ApiError> {
+        Ok(Self {
+            labels: parse_labels(labels)?,
+            fields: parse_fields(resource, fields)?,
+        })
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -31,15 +38,22 @@ impl Selector {
 
     pub(crate) fn matches(&self, object: &Value) -> bool {
         let labels = &object["metadata"]["labels"];
-        self.labels.iter().all(|requirement| requirement.matches(labels))
-            && self.fields.iter().all(|(path, value, equal)| (field(object, path) == *value) == *equal)
+        self.labels
+            .iter()
+            .all(|requirement| requirement.matches(labels))
+            && self
+                .fields
+                .iter()
+                .all(|(path, value, equal)| (field(object, path) == *value) == *equal)
     }
 }
 
 impl Requirement {
     fn matches(&self, labels: &Value) -> bool {
         let has = |key: &str, values: &[String]| {
-            labels[key].as_str().is_some_and(|value| values.iter().any(|wanted| wanted == value))
+            labels[key]
+                .as_str()
+                .is_some_and(|value| values.iter().any(|wanted| wanted == value))
         };
         match self {
             Self::Exists(key) => labels[key].is_string(),
@@ -63,7 +77,10 @@ fn field(object: &Value, path: &str) -> String {
     }
 }
 
-fn parse_fields(resource: &ResourceType, text: &str) -> Result<Vec<(String, String, bool)>, ApiError> {
+fn parse_fields(
+    resource: &ResourceType,
+    text: &str,
+) -> Result<Vec<(String, String, bool)>, ApiError> {
     let known: &[&str] = match (resource.group, resource.kind) {
         ("", "Pod") => &[
             "spec.nodeName",
@@ -89,9 +106,14 @@ fn parse_fields(resource: &ResourceType, text: &str) -> Result<Vec<(String, Stri
             "source",
             "type",
         ],
-        ("events.k8s.io", "Event") => {
-            &["regarding.kind", "regarding.namespace", "regarding.name", "regarding.uid", "reason", "type"]
-        }
+        ("events.k8s.io", "Event") => &[
+            "regarding.kind",
+            "regarding.namespace",
+            "regarding.name",
+            "regarding.uid",
+            "reason",
+            "type",
+        ],
         _ => &[],
     };
     text.split(',')
@@ -100,13 +122,23 @@ fn parse_fields(resource: &ResourceType, text: &str) -> Result<Vec<(String, Stri
             let (path, value, equal) = term
                 .split_once("!=")
                 .map(|(path, value)| (path, value, false))
-                .or_else(|| term.split_once("==").map(|(path, value)| (path, value, true)))
-                .or_else(|| term.split_once('=').map(|(path, value)| (path, value, true)))
+                .or_else(|| {
+                    term.split_once("==")
+                        .map(|(path, value)| (path, value, true))
+                })
+                .or_else(|| {
+                    term.split_once('=')
+                        .map(|(path, value)| (path, value, true))
+                })
                 .ok_or_else(|| {
-                    ApiError::bad_request(format!("invalid selector: '{term}'; can't understand '{term}'"))
+                    ApiError::bad_request(format!(
+                        "invalid selector: '{term}'; can't understand '{term}'"
+                    ))
                 })?;
             if !known.contains(&path) && !matches!(path, "metadata.name" | "metadata.namespace") {
-                return Err(ApiError::bad_request(format!("field label not supported: {path}")));
+                return Err(ApiError::bad_request(format!(
+                    "field label not supported: {path}"
+                )));
             }
             Ok((path.to_owned(), value.to_owned(), equal))
         })
@@ -143,11 +175,18 @@ fn term_end(text: &str) -> usize {
 fn requirement(term: &str) -> Option<Requirement> {
     let key = |text: &str| {
         let text = text.trim();
-        super::validation::meta::qualified_name(text).is_empty().then(|| text.to_owned())
+        super::validation::meta::qualified_name(text)
+            .is_empty()
+            .then(|| text.to_owned())
     };
     let set = |text: &str| {
         let inner = text.trim().strip_prefix('(')?.strip_suffix(')')?;
-        Some(inner.split(',').map(|value| value.trim().to_owned()).collect::<Vec<_>>())
+        Some(
+            inner
+                .split(',')
+                .map(|value| value.trim().to_owned())
+                .collect::<Vec<_>>(),
+        )
     };
     if let Some((name, values)) = term.split_once(" notin ") {
         return Some(Requirement::NotIn(key(name)?, set(values)?));
@@ -156,7 +195,10 @@ fn requirement(term: &str) -> Option<Requirement> {
         return Some(Requirement::In(key(name)?, set(values)?));
     }
     if let Some((name, value)) = term.split_once("!=") {
-        return Some(Requirement::NotIn(key(name)?, vec![value.trim().to_owned()]));
+        return Some(Requirement::NotIn(
+            key(name)?,
+            vec![value.trim().to_owned()],
+        ));
     }
     if let Some((name, value)) = term.split_once("==").or_else(|| term.split_once('=')) {
         return Some(Requirement::In(key(name)?, vec![value.trim().to_owned()]));

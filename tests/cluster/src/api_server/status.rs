@@ -21,7 +21,13 @@ pub(crate) struct ApiError {
 
 impl ApiError {
     pub(crate) fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, reason, message: message.into(), details: Map::new(), retry_after: None }
+        Self {
+            code,
+            reason,
+            message: message.into(),
+            details: Map::new(),
+            retry_after: None,
+        }
     }
 
     fn about(mut self, resource: &ResourceType, name: &str) -> Self {
@@ -35,7 +41,11 @@ impl ApiError {
     }
 
     pub(crate) fn no_such_path() -> Self {
-        Self::new(404, "NotFound", "the server could not find the requested resource")
+        Self::new(
+            404,
+            "NotFound",
+            "the server could not find the requested resource",
+        )
     }
 
     pub(crate) fn already_exists(resource: &ResourceType, name: &str) -> Self {
@@ -44,7 +54,10 @@ impl ApiError {
     }
 
     pub(crate) fn conflict(resource: &ResourceType, name: &str, why: &str) -> Self {
-        let message = format!("Operation cannot be fulfilled on {} \"{name}\": {why}", resource.qualified());
+        let message = format!(
+            "Operation cannot be fulfilled on {} \"{name}\": {why}",
+            resource.qualified()
+        );
         Self::new(409, "Conflict", message).about(resource, name)
     }
 
@@ -55,13 +68,23 @@ impl ApiError {
 
     /// Server-side apply met fields that another manager owns.
     pub(crate) fn apply_conflict(conflicts: &[(String, String)]) -> Self {
-        let plural = if conflicts.len() == 1 { "conflict" } else { "conflicts" };
-        let list: Vec<String> =
-            conflicts.iter().map(|(manager, field)| format!("conflict with \"{manager}\": {field}")).collect();
+        let plural = if conflicts.len() == 1 {
+            "conflict"
+        } else {
+            "conflicts"
+        };
+        let list: Vec<String> = conflicts
+            .iter()
+            .map(|(manager, field)| format!("conflict with \"{manager}\": {field}"))
+            .collect();
         let mut error = Self::new(
             409,
             "Conflict",
-            format!("Apply failed with {} {plural}: {}", conflicts.len(), list.join("\n")),
+            format!(
+                "Apply failed with {} {plural}: {}",
+                conflicts.len(),
+                list.join("\n")
+            ),
         );
         let causes: Vec<Value> = conflicts
             .iter()
@@ -79,8 +102,11 @@ impl ApiError {
         } else {
             format!("{}.{}", resource.kind, resource.group)
         };
-        let mut error =
-            Self::new(422, "Invalid", format!("{kind} \"{name}\" is invalid: {}", errors.sentence()));
+        let mut error = Self::new(
+            422,
+            "Invalid",
+            format!("{kind} \"{name}\" is invalid: {}", errors.sentence()),
+        );
         error.details = about(resource.group, resource.kind, name);
         error.details.insert("causes".into(), errors.causes());
         error
@@ -92,13 +118,21 @@ impl ApiError {
 
     /// Refused by admission: quota, a namespace that ends, a missing account.
     pub(crate) fn refused(resource: &ResourceType, name: &str, why: &str) -> Self {
-        let quoted = if name.is_empty() { String::new() } else { format!(" \"{name}\"") };
+        let quoted = if name.is_empty() {
+            String::new()
+        } else {
+            format!(" \"{name}\"")
+        };
         let message = format!("{}{quoted} is forbidden: {why}", resource.qualified());
         Self::new(403, "Forbidden", message).about(resource, name)
     }
 
     pub(crate) fn forbidden_path(user: &str, verb: &str, path: &str) -> Self {
-        Self::new(403, "Forbidden", format!("forbidden: User \"{user}\" cannot {verb} path \"{path}\""))
+        Self::new(
+            403,
+            "Forbidden",
+            format!("forbidden: User \"{user}\" cannot {verb} path \"{path}\""),
+        )
     }
 
     pub(crate) fn unauthorized() -> Self {
@@ -106,7 +140,11 @@ impl ApiError {
     }
 
     pub(crate) fn method_not_allowed() -> Self {
-        Self::new(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+        Self::new(
+            405,
+            "MethodNotAllowed",
+            "the server does not allow this method on the requested resource",
+        )
     }
 
     pub(crate) fn unsupported_media_type(accepted: &[&str]) -> Self {
@@ -121,11 +159,19 @@ impl ApiError {
     }
 
     pub(crate) fn not_acceptable() -> Self {
-        Self::new(406, "NotAcceptable", "only the following media types are accepted: application/json")
+        Self::new(
+            406,
+            "NotAcceptable",
+            "only the following media types are accepted: application/json",
+        )
     }
 
     pub(crate) fn too_large(limit: usize) -> Self {
-        Self::new(413, "RequestEntityTooLarge", format!("Request entity too large: limit is {limit}"))
+        Self::new(
+            413,
+            "RequestEntityTooLarge",
+            format!("Request entity too large: limit is {limit}"),
+        )
     }
 
     pub(crate) fn expired(message: impl Into<String>) -> Self {
@@ -133,8 +179,11 @@ impl ApiError {
     }
 
     pub(crate) fn version_from_the_future(asked: u64, current: u64) -> Self {
-        let mut error =
-            Self::new(504, "Timeout", format!("Too large resource version: {asked}, current: {current}"));
+        let mut error = Self::new(
+            504,
+            "Timeout",
+            format!("Too large resource version: {asked}, current: {current}"),
+        );
         error.details.insert(
             "causes".into(),
             json!([{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]),
@@ -150,13 +199,19 @@ impl ApiError {
             "TooManyRequests",
             "the server has received too many requests and has asked us to try again later",
         );
-        error.details.insert("retryAfterSeconds".into(), seconds.into());
+        error
+            .details
+            .insert("retryAfterSeconds".into(), seconds.into());
         error.retry_after = Some(seconds);
         error
     }
 
     pub(crate) fn internal(message: &str) -> Self {
-        Self::new(500, "InternalError", format!("Internal error occurred: {message}"))
+        Self::new(
+            500,
+            "InternalError",
+            format!("Internal error occurred: {message}"),
+        )
     }
 
     pub(crate) fn detailed(mut self, details: Value) -> Self {
@@ -186,7 +241,9 @@ impl ApiError {
     pub(crate) fn response(&self) -> Response<Body> {
         let mut response = json_response(self.code, &self.status());
         if let Some(seconds) = self.retry_after {
-            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, seconds.into());
         }
         response
     }
@@ -211,7 +268,11 @@ pub(crate) fn deleted(resource: &ResourceType, name: &str, uid: &str) -> Value {
 
 pub(crate) fn json_response(code: u16, body: &Value) -> Response<Body> {
     let mut response = Response::new(Body::from(body.to_string()));
-    *response.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+    *response.status_mut() =
+        StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        header::HeaderValue::from_static("application/json"),
+    );
     response
 }

@@ -49,8 +49,16 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn new() -> Self {
-        let state = State { objects: BTreeMap::new(), version: 1, compacted: 0, history: VecDeque::new() };
-        Self { state: Mutex::new(state), head: watch::Sender::new(1) }
+        let state = State {
+            objects: BTreeMap::new(),
+            version: 1,
+            compacted: 0,
+            history: VecDeque::new(),
+        };
+        Self {
+            state: Mutex::new(state),
+            head: watch::Sender::new(1),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -63,7 +71,8 @@ impl Store {
         let result = work(&mut state);
         let version = state.version;
         drop(state);
-        self.head.send_if_modified(|head| std::mem::replace(head, version) != version);
+        self.head
+            .send_if_modified(|head| std::mem::replace(head, version) != version);
         result
     }
 
@@ -84,13 +93,24 @@ impl Store {
     }
 
     /// The changes after `version`, and the version they lead to; nothing when they are forgotten.
-    pub(crate) fn changes_after(&self, version: u64, bucket: Bucket) -> Result<(Vec<Change>, u64), u64> {
+    pub(crate) fn changes_after(
+        &self,
+        version: u64,
+        bucket: Bucket,
+    ) -> Result<(Vec<Change>, u64), u64> {
         let state = self.lock();
         if version < state.compacted {
             return Err(state.compacted);
         }
-        let from = state.history.partition_point(|change| change.version <= version);
-        let changes = state.history.range(from..).filter(|change| change.key.bucket == bucket).cloned().collect();
+        let from = state
+            .history
+            .partition_point(|change| change.version <= version);
+        let changes = state
+            .history
+            .range(from..)
+            .filter(|change| change.key.bucket == bucket)
+            .cloned()
+            .collect();
         Ok((changes, state.version))
     }
 }
@@ -124,7 +144,12 @@ impl State {
         let version = self.next(&mut object);
         let new = Arc::new(object);
         let old = self.objects.insert(key.clone(), Arc::clone(&new));
-        self.remember(Change { version, key, old, new: Some(Arc::clone(&new)) });
+        self.remember(Change {
+            version,
+            key,
+            old,
+            new: Some(Arc::clone(&new)),
+        });
         new
     }
 
@@ -133,7 +158,12 @@ impl State {
         let version = self.next(&mut last);
         let last = Arc::new(last);
         if self.objects.remove(key).is_some() {
-            self.remember(Change { version, key: key.clone(), old: Some(Arc::clone(&last)), new: None });
+            self.remember(Change {
+                version,
+                key: key.clone(),
+                old: Some(Arc::clone(&last)),
+                new: None,
+            });
         }
         last
     }
@@ -144,7 +174,11 @@ impl State {
         bucket: Bucket,
         namespace: &'a str,
     ) -> impl Iterator<Item = (&'a Key, &'a Arc<Value>)> {
-        let from = Key { bucket, namespace: namespace.to_owned(), name: String::new() };
+        let from = Key {
+            bucket,
+            namespace: namespace.to_owned(),
+            name: String::new(),
+        };
         self.objects
             .range((Bound::Included(from), Bound::Unbounded))
             .take_while(move |(key, _)| {
@@ -162,10 +196,19 @@ impl State {
         if version < self.compacted {
             return Err(self.compacted);
         }
-        let mut objects: BTreeMap<Key, Arc<Value>> =
-            self.range(bucket, namespace).map(|(key, object)| (key.clone(), Arc::clone(object))).collect();
-        for change in self.history.iter().rev().take_while(|change| change.version > version) {
-            if change.key.bucket != bucket || !(namespace.is_empty() || change.key.namespace == namespace) {
+        let mut objects: BTreeMap<Key, Arc<Value>> = self
+            .range(bucket, namespace)
+            .map(|(key, object)| (key.clone(), Arc::clone(object)))
+            .collect();
+        for change in self
+            .history
+            .iter()
+            .rev()
+            .take_while(|change| change.version > version)
+        {
+            if change.key.bucket != bucket
+                || !(namespace.is_empty() || change.key.namespace == namespace)
+            {
                 continue;
             }
             match &change.old {

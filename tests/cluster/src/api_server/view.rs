@@ -24,7 +24,9 @@ impl View {
             }
             match parts.find_map(|part| part.strip_prefix("as=")) {
                 None => return Ok(Self::Whole),
-                Some("PartialObjectMetadata" | "PartialObjectMetadataList") => return Ok(Self::Metadata),
+                Some("PartialObjectMetadata" | "PartialObjectMetadataList") => {
+                    return Ok(Self::Metadata);
+                }
                 Some(_) => {}
             }
         }

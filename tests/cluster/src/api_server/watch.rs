@@ -47,7 +47,9 @@ pub(crate) fn watch(
     let bookmarks = query.flag("allowWatchBookmarks");
     let initial = initial_events(&request)?;
     let asked = query.number("resourceVersion")?;
-    let until = query.number("timeoutSeconds")?.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let until = query
+        .number("timeoutSeconds")?
+        .map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let mut watcher = Watcher {
         store: Arc::clone(store),
         selector,
@@ -66,13 +68,22 @@ pub(crate) fn watch(
     } else if initial == Some(false) && asked.is_none_or(|version| version == 0) {
         watcher.version = store.version();
     } else if watcher.version > store.version() {
-        return Err(ApiError::version_from_the_future(watcher.version, store.version()));
+        return Err(ApiError::version_from_the_future(
+            watcher.version,
+            store.version(),
+        ));
     }
     let lines = stream::unfold(watcher, |mut watcher| async move {
-        watcher.line().await.map(|line| (Ok::<_, Infallible>(line), watcher))
+        watcher
+            .line()
+            .await
+            .map(|line| (Ok::<_, Infallible>(line), watcher))
     });
     let mut response = Response::new(Body::from_stream(lines));
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        header::HeaderValue::from_static("application/json"),
+    );
     Ok(response)
 }
 
@@ -103,9 +114,14 @@ fn initial_events(request: &ApiRequest) -> Result<Option<bool>, ApiError> {
     let mut error = ApiError::new(
         422,
         "Invalid",
-        format!("ListOptions.meta.k8s.io \"\" is invalid: {}", errors.sentence()),
+        format!(
+            "ListOptions.meta.k8s.io \"\" is invalid: {}",
+            errors.sentence()
+        ),
     );
-    error.set_details(json!({"group": "meta.k8s.io", "kind": "ListOptions", "causes": errors.causes()}));
+    error.set_details(
+        json!({"group": "meta.k8s.io", "kind": "ListOptions", "causes": errors.causes()}),
+    );
     Err(error)
 }
 
@@ -122,15 +138,18 @@ impl Watcher {
     }
 
     fn shown(&self, object: &Value) -> Value {
-        self.view.object(&super::convert::out(self.request.resource, object))
+        self.view
+            .object(&super::convert::out(self.request.resource, object))
     }
 
     /// Everything there is, as if just added.
     fn snapshot(&mut self, marked: bool) {
         let bucket = self.request.resource.bucket();
         let (objects, version) = self.store.transaction(|state| {
-            let objects: Vec<Arc<Value>> =
-                state.range(bucket, &self.request.namespace).map(|(_, object)| Arc::clone(object)).collect();
+            let objects: Vec<Arc<Value>> = state
+                .range(bucket, &self.request.namespace)
+                .map(|(_, object)| Arc::clone(object))
+                .collect();
             (objects, state.version())
         });
         self.version = version;
@@ -164,8 +183,14 @@ impl Watcher {
         if !self.request.namespace.is_empty() && change.key.namespace != self.request.namespace {
             return None;
         }
-        let was = change.old.as_deref().is_some_and(|object| self.wants_out(object));
-        let is = change.new.as_deref().is_some_and(|object| self.wants_out(object));
+        let was = change
+            .old
+            .as_deref()
+            .is_some_and(|object| self.wants_out(object));
+        let is = change
+            .new
+            .as_deref()
+            .is_some_and(|object| self.wants_out(object));
         let (kind, object) = match (was, is) {
             (false, false) => return None,
             (false, true) => ("ADDED", change.new.as_deref()?),
@@ -179,7 +204,10 @@ impl Watcher {
     }
 
     fn advance(&mut self) {
-        match self.store.changes_after(self.version, self.request.resource.bucket()) {
+        match self
+            .store
+            .changes_after(self.version, self.request.resource.bucket())
+        {
             Ok((changes, version)) => {
                 for change in &changes {
                     if let Some(event) = self.event(change) {
@@ -189,8 +217,10 @@ impl Watcher {
                 self.version = version;
             }
             Err(compacted) => {
-                let error =
-                    ApiError::expired(format!("too old resource version: {} ({compacted})", self.version));
+                let error = ApiError::expired(format!(
+                    "too old resource version: {} ({compacted})",
+                    self.version
+                ));
                 self.ready.push_back(line("ERROR", &error.status()));
                 self.ended = true;
             }
@@ -212,7 +242,9 @@ impl Watcher {
             if !self.ready.is_empty() {
                 continue;
             }
-            let until = self.until.unwrap_or_else(|| Instant::now() + Duration::from_secs(86_400));
+            let until = self
+                .until
+                .unwrap_or_else(|| Instant::now() + Duration::from_secs(86_400));
             tokio::select! {
                 changed = head.changed() => if changed.is_err() { return None },
                 () = tokio::time::sleep_until(self.next_bookmark), if self.bookmarks => {

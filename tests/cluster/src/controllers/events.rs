@@ -13,8 +13,14 @@ pub(crate) enum Source {
 }
 
 /// Leaves an event about `object`. Losing one is no failure of what it tells.
-pub(crate) async fn emit<K>(client: &Client, object: &K, source: Source, kind: &str, reason: &str, message: &str)
-where
+pub(crate) async fn emit<K>(
+    client: &Client,
+    object: &K,
+    source: Source,
+    kind: &str,
+    reason: &str,
+    message: &str,
+) where
     K: Resource<DynamicType = ()>,
 {
     let component = match source {
@@ -35,6 +41,8 @@ where
         "source": {"component": component}, "reportingComponent": component, "reportingInstance": "",
     }));
     if let Ok(event) = event {
-        let _ = Api::<Event>::namespaced(client.clone(), &namespace).create(&Default::default(), &event).await;
+        let _ = Api::<Event>::namespaced(client.clone(), &namespace)
+            .create(&Default::default(), &event)
+            .await;
     }
 }

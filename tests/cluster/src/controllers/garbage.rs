@@ -38,7 +38,10 @@ pub(crate) async fn run(client: Client) {
     follow::<Pod>(&client, &sender);
     follow::<Secret>(&client, &sender);
     follow::<ConfigMap>(&client, &sender);
-    let mut collector = Collector { client, nodes: HashMap::new() };
+    let mut collector = Collector {
+        client,
+        nodes: HashMap::new(),
+    };
     while let Some(message) = news.recv().await {
         // What fails is tried again with the next change of the object.
         let _ = collector.hear(message).await;
@@ -50,7 +53,10 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
     let resource = ApiResource::erase::<K>(&());
-    let stream = watcher(Api::<PartialObjectMeta<K>>::all(client.clone()), watcher::Config::default());
+    let stream = watcher(
+        Api::<PartialObjectMeta<K>>::all(client.clone()),
+        watcher::Config::default(),
+    );
     let sender = sender.clone();
     tokio::spawn(async move {
         let mut stream = std::pin::pin!(stream.default_backoff());
@@ -58,11 +64,15 @@ where
             let Ok(event) = event else { continue };
             let message = match event {
                 watcher::Event::Apply(object) | watcher::Event::InitApply(object) => {
-                    News::Is(Node { resource: resource.clone(), meta: object.metadata })
+                    News::Is(Node {
+                        resource: resource.clone(),
+                        meta: object.metadata,
+                    })
                 }
-                watcher::Event::Delete(object) => {
-                    News::Gone(Node { resource: resource.clone(), meta: object.metadata })
-                }
+                watcher::Event::Delete(object) => News::Gone(Node {
+                    resource: resource.clone(),
+                    meta: object.metadata,
+                }),
                 watcher::Event::Init | watcher::Event::InitDone => continue,
             };
             if sender.send(message).is_err() {
@@ -87,7 +97,12 @@ fn owners(meta: &ObjectMeta) -> &[OwnerReference] {
 }
 
 fn waits_for(meta: &ObjectMeta, finalizer: &str) -> bool {
-    meta.deletion_timestamp.is_some() && meta.finalizers.iter().flatten().any(|name| name == finalizer)
+    meta.deletion_timestamp.is_some()
+        && meta
+            .finalizers
+            .iter()
+            .flatten()
+            .any(|name| name == finalizer)
 }
 
 impl Collector {
@@ -97,7 +112,11 @@ impl Collector {
     }
 
     fn dependents(&self, owner: &str) -> Vec<Node> {
-        self.nodes.values().filter(|node| owners(&node.meta).iter().any(|o| o.uid == owner)).cloned().collect()
+        self.nodes
+            .values()
+            .filter(|node| owners(&node.meta).iter().any(|o| o.uid == owner))
+            .cloned()
+            .collect()
     }
 
     async fn hear(&mut self, message: News) -> Result<(), kube::Error> {
@@ -129,8 +148,10 @@ impl Collector {
         let id = uid(&node.meta);
         if waits_for(&node.meta, ORPHAN) {
             for dependent in self.dependents(&id) {
-                let rest: Vec<&OwnerReference> =
-                    owners(&dependent.meta).iter().filter(|owner| owner.uid != id).collect();
+                let rest: Vec<&OwnerReference> = owners(&dependent.meta)
+                    .iter()
+                    .filter(|owner| owner.uid != id)
+                    .collect();
                 let patch = json!({"metadata": {"ownerReferences": rest}});
                 self.patch(&dependent, patch).await?;
             }
@@ -141,28 +162,55 @@ impl Collector {
         }
         let mut blocked = false;
         for dependent in self.dependents(&id) {
-            blocked |= owners(&dependent.meta).iter().any(|o| o.uid == id && o.block_owner_deletion == Some(true));
+            blocked |= owners(&dependent.meta)
+                .iter()
+                .any(|o| o.uid == id && o.block_owner_deletion == Some(true));
             if dependent.meta.deletion_timestamp.is_none() {
                 self.delete(&dependent).await?;
             }
         }
-        if blocked { Ok(()) } else { self.drop_finalizer(node, FOREGROUND).await }
+        if blocked {
+            Ok(())
+        } else {
+            self.drop_finalizer(node, FOREGROUND).await
+        }
     }
 
     async fn drop_finalizer(&self, node: &Node, finalizer: &str) -> Result<(), kube::Error> {
-        let rest: Vec<&String> = node.meta.finalizers.iter().flatten().filter(|name| *name != finalizer).collect();
-        self.patch(node, json!({"metadata": {"uid": node.meta.uid, "finalizers": rest}})).await
+        let rest: Vec<&String> = node
+            .meta
+            .finalizers
+            .iter()
+            .flatten()
+            .filter(|name| *name != finalizer)
+            .collect();
+        self.patch(
+            node,
+            json!({"metadata": {"uid": node.meta.uid, "finalizers": rest}}),
+        )
+        .await
     }
 
     async fn patch(&self, node: &Node, patch: serde_json::Value) -> Result<(), kube::Error> {
         let name = node.meta.name.clone().unwrap_or_default();
-        ignore_missing(self.api(node).patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await)
+        ignore_missing(
+            self.api(node)
+                .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
+                .await,
+        )
     }
 
     async fn delete(&self, node: &Node) -> Result<(), kube::Error> {
         let mut options = DeleteParams::background();
-        options.preconditions = Some(Preconditions { uid: node.meta.uid.clone(), resource_version: None });
-        ignore_missing(self.api(node).delete(&node.meta.name.clone().unwrap_or_default(), &options).await)
+        options.preconditions = Some(Preconditions {
+            uid: node.meta.uid.clone(),
+            resource_version: None,
+        });
+        ignore_missing(
+            self.api(node)
+                .delete(&node.meta.name.clone().unwrap_or_default(), &options)
+                .await,
+        )
     }
 
     /// Deletes an object none of whose owners is left.
@@ -180,11 +228,20 @@ impl Collector {
         }
         if node.resource.kind == "Pod" {
             // Nobody counts it any more.
-            let pods =
-                Api::<Pod>::namespaced(self.client.clone(), node.meta.namespace.as_deref().unwrap_or_default());
-            if let Some(pod) = pods.get_opt(&node.meta.name.clone().unwrap_or_default()).await?
+            let pods = Api::<Pod>::namespaced(
+                self.client.clone(),
+                node.meta.namespace.as_deref().unwrap_or_default(),
+            );
+            if let Some(pod) = pods
+                .get_opt(&node.meta.name.clone().unwrap_or_default())
+                .await?
                 && pod.metadata.uid == node.meta.uid
-                && pod.metadata.finalizers.iter().flatten().any(|name| name == super::job::TRACKING)
+                && pod
+                    .metadata
+                    .finalizers
+                    .iter()
+                    .flatten()
+                    .any(|name| name == super::job::TRACKING)
             {
                 untrack(&pods, &pod).await?;
             }
@@ -194,11 +251,17 @@ impl Collector {
 
     /// Asks the server, since watches of different kinds are not in step.
     async fn lives(&self, node: &Node, owner: &OwnerReference) -> Result<bool, kube::Error> {
-        let (group, version) = owner.api_version.split_once('/').unwrap_or(("", &owner.api_version));
+        let (group, version) = owner
+            .api_version
+            .split_once('/')
+            .unwrap_or(("", &owner.api_version));
         let kind = kube::core::GroupVersionKind::gvk(group, version, &owner.kind);
         let resource = ApiResource::from_gvk(&kind);
         let namespace = node.meta.namespace.as_deref().unwrap_or_default();
         let api = Api::<DynamicObject>::namespaced_with(self.client.clone(), namespace, &resource);
-        Ok(api.get_opt(&owner.name).await?.is_some_and(|found| found.metadata.uid.as_ref() == Some(&owner.uid)))
+        Ok(api
+            .get_opt(&owner.name)
+            .await?
+            .is_some_and(|found| found.metadata.uid.as_ref() == Some(&owner.uid)))
     }
 }

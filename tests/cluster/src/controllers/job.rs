@@ -57,11 +57,18 @@ struct Sync<'a> {
 }
 
 fn is_true(status: &JobStatus, kind: &str) -> bool {
-    status.conditions.iter().flatten().any(|condition| condition.type_ == kind && condition.status == "True")
+    status
+        .conditions
+        .iter()
+        .flatten()
+        .any(|condition| condition.type_ == kind && condition.status == "True")
 }
 
 fn phase(pod: &Pod) -> &str {
-    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending")
+    pod.status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or("Pending")
 }
 
 fn over(pod: &Pod) -> bool {
@@ -73,35 +80,67 @@ fn deleting(pod: &Pod) -> bool {
 }
 
 fn tracked(pod: &Pod) -> bool {
-    pod.finalizers().iter().any(|finalizer| finalizer == TRACKING)
+    pod.finalizers()
+        .iter()
+        .any(|finalizer| finalizer == TRACKING)
 }
 
 async fn reconcile(seen: &Job, client: &Client) -> Result<Next, kube::Error> {
     let namespace = seen.namespace().unwrap_or_default();
     let jobs = Api::<Job>::namespaced(client.clone(), &namespace);
     // The cache may be behind; decisions are made on what is.
-    let Some(job) = jobs.get_opt(&seen.name_any()).await? else { return Ok(Next::await_change()) };
-    let Some(spec) = job.spec.clone() else { return Ok(Next::await_change()) };
-    if spec.managed_by.as_deref().is_some_and(|name| name != "kubernetes.io/job-controller") {
+    let Some(job) = jobs.get_opt(&seen.name_any()).await? else {
+        return Ok(Next::await_change());
+    };
+    let Some(spec) = job.spec.clone() else {
+        return Ok(Next::await_change());
+    };
+    if spec
+        .managed_by
+        .as_deref()
+        .is_some_and(|name| name != "kubernetes.io/job-controller")
+    {
         return Ok(Next::await_change());
     }
     let uid = job.uid().unwrap_or_default();
-    let selector = ListParams::default().labels(&format!("batch.kubernetes.io/controller-uid={uid}"));
-    let pods = Api::<Pod>::namespaced(client.clone(), &namespace).list(&selector).await?.items;
-    let pods = pods.into_iter().filter(|pod| pod.owner_references().iter().any(|owner| owner.uid == uid)).collect();
+    let selector =
+        ListParams::default().labels(&format!("batch.kubernetes.io/controller-uid={uid}"));
+    let pods = Api::<Pod>::namespaced(client.clone(), &namespace)
+        .list(&selector)
+        .await?
+        .items;
+    let pods = pods
+        .into_iter()
+        .filter(|pod| pod.owner_references().iter().any(|owner| owner.uid == uid))
+        .collect();
     let status = job.status.clone().unwrap_or_default();
-    let mut sync = Sync { client, job, spec, pods, status, requeue: None, done: Vec::new(), news: Vec::new() };
+    let mut sync = Sync {
+        client,
+        job,
+        spec,
+        pods,
+        status,
+        requeue: None,
+        done: Vec::new(),
+        news: Vec::new(),
+    };
     sync.run().await?;
     Ok(sync.requeue.map_or_else(Next::await_change, Next::requeue))
 }
 
 impl Sync<'_> {
     fn pods_api(&self) -> Api<Pod> {
-        Api::namespaced(self.client.clone(), &self.job.namespace().unwrap_or_default())
+        Api::namespaced(
+            self.client.clone(),
+            &self.job.namespace().unwrap_or_default(),
+        )
     }
 
     fn jobs_api(&self) -> Api<Job> {
-        Api::namespaced(self.client.clone(), &self.job.namespace().unwrap_or_default())
+        Api::namespaced(
+            self.client.clone(),
+            &self.job.namespace().unwrap_or_default(),
+        )
     }
 
     async fn run(&mut self) -> Result<(), kube::Error> {
@@ -125,10 +164,19 @@ impl Sync<'_> {
             self.store().await?;
         }
         for (kind, reason, message) in std::mem::take(&mut self.news) {
-            emit(self.client, &self.job, Source::JobController, kind, reason, &message).await;
+            emit(
+                self.client,
+                &self.job,
+                Source::JobController,
+                kind,
+                reason,
+                &message,
+            )
+            .await;
         }
         let done = self.done.clone();
-        self.release(|pod| pod.uid().is_some_and(|uid| done.contains(&uid))).await?;
+        self.release(|pod| pod.uid().is_some_and(|uid| done.contains(&uid)))
+            .await?;
         self.forget_counted();
         Ok(())
     }
@@ -141,11 +189,24 @@ impl Sync<'_> {
 
     /// Counts pods that ended since the last time. Returns the message of a `FailJob` rule.
     fn count(&mut self) -> Option<String> {
-        let mut counted = self.status.uncounted_terminated_pods.take().unwrap_or_default();
-        let known: Vec<String> =
-            counted.failed.iter().flatten().chain(counted.succeeded.iter().flatten()).cloned().collect();
+        let mut counted = self
+            .status
+            .uncounted_terminated_pods
+            .take()
+            .unwrap_or_default();
+        let known: Vec<String> = counted
+            .failed
+            .iter()
+            .flatten()
+            .chain(counted.succeeded.iter().flatten())
+            .cloned()
+            .collect();
         // Counted before, and let go since.
-        let waiting = |uid: &String| self.pods.iter().any(|pod| pod.uid().as_ref() == Some(uid) && tracked(pod));
+        let waiting = |uid: &String| {
+            self.pods
+                .iter()
+                .any(|pod| pod.uid().as_ref() == Some(uid) && tracked(pod))
+        };
         for list in [&mut counted.failed, &mut counted.succeeded] {
             if let Some(uids) = list {
                 uids.retain(waiting);
@@ -172,9 +233,11 @@ impl Sync<'_> {
             }
         }
         let add = |count: &mut Option<i32>, new: &[String]| {
-            *count = Some(count.unwrap_or(0) + i32::try_from(new.len()).unwrap_or(i32::MAX)).filter(|n| *n > 0);
+            *count = Some(count.unwrap_or(0) + i32::try_from(new.len()).unwrap_or(i32::MAX))
+                .filter(|n| *n > 0);
         };
-        self.done.extend(known.iter().chain(&succeeded).chain(&failed).cloned());
+        self.done
+            .extend(known.iter().chain(&succeeded).chain(&failed).cloned());
         add(&mut self.status.succeeded, &succeeded);
         add(&mut self.status.failed, &failed);
         counted.succeeded.get_or_insert_default().extend(succeeded);
@@ -202,12 +265,23 @@ impl Sync<'_> {
         let seconds = self.spec.active_deadline_seconds?;
         let start = self.status.start_time.as_ref()?.0;
         let left = start + SignedDuration::from_secs(seconds) - Timestamp::now();
-        Some(Duration::from_millis(u64::try_from(left.total(k8s_openapi::jiff::Unit::Millisecond).unwrap_or(0.0).max(0.0) as i64).unwrap_or(0)))
+        Some(Duration::from_millis(
+            u64::try_from(
+                left.total(k8s_openapi::jiff::Unit::Millisecond)
+                    .unwrap_or(0.0)
+                    .max(0.0) as i64,
+            )
+            .unwrap_or(0),
+        ))
     }
 
     fn failure(&mut self, by_policy: Option<String>, suspended: bool) -> Option<(String, String)> {
-        if let Some(known) =
-            self.status.conditions.iter().flatten().find(|condition| condition.type_ == "FailureTarget")
+        if let Some(known) = self
+            .status
+            .conditions
+            .iter()
+            .flatten()
+            .find(|condition| condition.type_ == "FailureTarget")
         {
             return Some((
                 known.reason.clone().unwrap_or_default(),
@@ -243,7 +317,11 @@ impl Sync<'_> {
         None
     }
 
-    async fn decide(&mut self, by_policy: Option<String>, suspended: bool) -> Result<(), kube::Error> {
+    async fn decide(
+        &mut self,
+        by_policy: Option<String>,
+        suspended: bool,
+    ) -> Result<(), kube::Error> {
         let wanted = self.spec.completions.unwrap_or(1);
         if let Some((reason, message)) = self.failure(by_policy, suspended) {
             self.condition("FailureTarget", "True", &reason, &message);
@@ -261,7 +339,8 @@ impl Sync<'_> {
         if suspended {
             if !is_true(&self.status, "Suspended") {
                 self.condition("Suspended", "True", "JobSuspended", "Job suspended");
-                self.news.push(("Normal", "Suspended", "Job suspended".into()));
+                self.news
+                    .push(("Normal", "Suspended", "Job suspended".into()));
             }
             self.status.start_time = None;
             return self.stop_active().await;
@@ -294,14 +373,25 @@ impl Sync<'_> {
 
     async fn stop_active(&mut self) -> Result<(), kube::Error> {
         let api = self.pods_api();
-        let active: Vec<String> =
-            self.pods.iter().filter(|pod| !over(pod) && !deleting(pod)).map(ResourceExt::name_any).collect();
+        let active: Vec<String> = self
+            .pods
+            .iter()
+            .filter(|pod| !over(pod) && !deleting(pod))
+            .map(ResourceExt::name_any)
+            .collect();
         for name in active {
             ignore_missing(api.delete(&name, &DeleteParams::background()).await)?;
-            self.news.push(("Normal", "SuccessfulDelete", format!("Deleted pod: {name}")));
+            self.news
+                .push(("Normal", "SuccessfulDelete", format!("Deleted pod: {name}")));
         }
-        let selector = format!("batch.kubernetes.io/controller-uid={}", self.job.uid().unwrap_or_default());
-        self.pods = api.list(&ListParams::default().labels(&selector)).await?.items;
+        let selector = format!(
+            "batch.kubernetes.io/controller-uid={}",
+            self.job.uid().unwrap_or_default()
+        );
+        self.pods = api
+            .list(&ListParams::default().labels(&selector))
+            .await?
+            .items;
         Ok(())
     }
 
@@ -317,19 +407,41 @@ impl Sync<'_> {
             .filter(|pod| phase(pod) == "Failed")
             .filter_map(|pod| {
                 let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
-                Some(statuses.first()?.state.as_ref()?.terminated.as_ref()?.finished_at.as_ref()?.0)
+                Some(
+                    statuses
+                        .first()?
+                        .state
+                        .as_ref()?
+                        .terminated
+                        .as_ref()?
+                        .finished_at
+                        .as_ref()?
+                        .0,
+                )
             })
             .max();
-        let Some(ended) = ended else { return Duration::ZERO };
-        let wait = BACKOFF.saturating_mul(2_u32.saturating_pow(failed - 1)).min(BACKOFF_MOST);
+        let Some(ended) = ended else {
+            return Duration::ZERO;
+        };
+        let wait = BACKOFF
+            .saturating_mul(2_u32.saturating_pow(failed - 1))
+            .min(BACKOFF_MOST);
         let since = Duration::try_from(Timestamp::now().duration_since(ended)).unwrap_or_default();
         wait.saturating_sub(since)
     }
 
     async fn create_pods(&mut self, wanted: i32) -> Result<(), kube::Error> {
         let only_failed = self.spec.pod_replacement_policy.as_deref() == Some("Failed");
-        let alive = self.pods.iter().filter(|pod| !over(pod) && (only_failed || !deleting(pod))).count();
-        let parallel = self.spec.parallelism.unwrap_or(1).min(wanted - self.status.succeeded.unwrap_or(0));
+        let alive = self
+            .pods
+            .iter()
+            .filter(|pod| !over(pod) && (only_failed || !deleting(pod)))
+            .count();
+        let parallel = self
+            .spec
+            .parallelism
+            .unwrap_or(1)
+            .min(wanted - self.status.succeeded.unwrap_or(0));
         let missing = usize::try_from(parallel).unwrap_or(0).saturating_sub(alive);
         if missing == 0 {
             return Ok(());
@@ -340,14 +452,22 @@ impl Sync<'_> {
             return Ok(());
         }
         for _ in 0..missing {
-            match self.pods_api().create(&PostParams::default(), &self.pod()).await {
+            match self
+                .pods_api()
+                .create(&PostParams::default(), &self.pod())
+                .await
+            {
                 Ok(pod) => {
                     let message = format!("Created pod: {}", pod.name_any());
                     self.news.push(("Normal", "SuccessfulCreate", message));
                     self.pods.push(pod);
                 }
                 Err(kube::Error::Api(status)) => {
-                    self.news.push(("Warning", "FailedCreate", format!("Error creating: {}", status.message)));
+                    self.news.push((
+                        "Warning",
+                        "FailedCreate",
+                        format!("Error creating: {}", status.message),
+                    ));
                     self.requeue = Some(BACKOFF_MOST / 10);
                     break;
                 }
@@ -360,7 +480,10 @@ impl Sync<'_> {
     fn pod(&self) -> Pod {
         let template = &self.spec.template;
         let from = template.metadata.clone().unwrap_or_default();
-        let mut pod = Pod { spec: template.spec.clone(), ..Pod::default() };
+        let mut pod = Pod {
+            spec: template.spec.clone(),
+            ..Pod::default()
+        };
         pod.metadata.generate_name = Some(format!("{}-", self.job.name_any()));
         pod.metadata.labels = from.labels;
         pod.metadata.annotations = from.annotations;
@@ -379,9 +502,17 @@ impl Sync<'_> {
     /// Active, ready and terminating pods.
     fn census(&mut self) {
         let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
-        let active: Vec<&Pod> = self.pods.iter().filter(|pod| !over(pod) && !deleting(pod)).collect();
+        let active: Vec<&Pod> = self
+            .pods
+            .iter()
+            .filter(|pod| !over(pod) && !deleting(pod))
+            .collect();
         let ready = active.iter().filter(|pod| phase(pod) == "Running").count();
-        let terminating = self.pods.iter().filter(|pod| !over(pod) && deleting(pod)).count();
+        let terminating = self
+            .pods
+            .iter()
+            .filter(|pod| !over(pod) && deleting(pod))
+            .count();
         self.status.active = Some(number(active.len())).filter(|count| *count > 0);
         self.status.ready = Some(number(ready));
         self.status.terminating = Some(number(terminating));
@@ -399,8 +530,10 @@ impl Sync<'_> {
             .iter()
             .flatten()
             .find(|condition| {
-                matches!(condition.type_.as_str(), "FailureTarget" | "SuccessCriteriaMet")
-                    && condition.status == "True"
+                matches!(
+                    condition.type_.as_str(),
+                    "FailureTarget" | "SuccessCriteriaMet"
+                ) && condition.status == "True"
             })
             .cloned();
         let Some(target) = target else { return };
@@ -417,7 +550,8 @@ impl Sync<'_> {
         } else {
             self.condition("Complete", "True", &reason, &message);
             self.status.completion_time = Some(Time(Timestamp::now()));
-            self.news.push(("Normal", "Completed", "Job completed".into()));
+            self.news
+                .push(("Normal", "Completed", "Job completed".into()));
         }
     }
 
@@ -425,7 +559,10 @@ impl Sync<'_> {
         let mut job = self.job.clone();
         job.status = Some(self.status.clone());
         let name = job.name_any();
-        self.job = self.jobs_api().replace_status(&name, &PostParams::default(), &job).await?;
+        self.job = self
+            .jobs_api()
+            .replace_status(&name, &PostParams::default(), &job)
+            .await?;
         Ok(())
     }
 
@@ -439,7 +576,9 @@ impl Sync<'_> {
 
     /// Deletes the Job when its time after the end is over.
     async fn expire(&mut self) -> Result<(), kube::Error> {
-        let Some(ttl) = self.spec.ttl_seconds_after_finished else { return Ok(()) };
+        let Some(ttl) = self.spec.ttl_seconds_after_finished else {
+            return Ok(());
+        };
         let ended = self
             .status
             .conditions
@@ -447,12 +586,16 @@ impl Sync<'_> {
             .flatten()
             .find(|condition| matches!(condition.type_.as_str(), "Complete" | "Failed"))
             .and_then(|condition| condition.last_transition_time.as_ref());
-        let Some(Time(ended)) = ended else { return Ok(()) };
+        let Some(Time(ended)) = ended else {
+            return Ok(());
+        };
         let age = Duration::try_from(Timestamp::now().duration_since(*ended)).unwrap_or_default();
         let left = Duration::from_secs(u64::try_from(ttl).unwrap_or(0)).saturating_sub(age);
         if left.is_zero() {
             return ignore_missing(
-                self.jobs_api().delete(&self.job.name_any(), &DeleteParams::foreground()).await,
+                self.jobs_api()
+                    .delete(&self.job.name_any(), &DeleteParams::foreground())
+                    .await,
             );
         }
         self.requeue = Some(left);
@@ -462,9 +605,20 @@ impl Sync<'_> {
 
 /// Takes the tracking finalizer off a pod.
 pub(crate) async fn untrack(pods: &Api<Pod>, pod: &Pod) -> Result<(), kube::Error> {
-    let rest: Vec<&String> = pod.finalizers().iter().filter(|finalizer| *finalizer != TRACKING).collect();
+    let rest: Vec<&String> = pod
+        .finalizers()
+        .iter()
+        .filter(|finalizer| *finalizer != TRACKING)
+        .collect();
     let patch = json!({"metadata": {"uid": pod.uid(), "finalizers": rest}});
-    ignore_missing(pods.patch(&pod.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await)
+    ignore_missing(
+        pods.patch(
+            &pod.name_any(),
+            &PatchParams::default(),
+            &Patch::Merge(patch),
+        )
+        .await,
+    )
 }
 
 /// Done is done, whoever did it.

@@ -46,17 +46,32 @@ pub(crate) struct Running<'a> {
 
 impl Running<'_> {
     async fn event(&self, kind: &str, reason: &str, message: &str) {
-        emit(self.client, self.pod, Source::Kubelet, kind, reason, message).await;
+        emit(
+            self.client,
+            self.pod,
+            Source::Kubelet,
+            kind,
+            reason,
+            message,
+        )
+        .await;
     }
 
     async fn waiting(&self, reason: &str, message: &str) {
-        self.report.container(&self.container.name, json!({"waiting": {"reason": reason, "message": message}}));
+        self.report.container(
+            &self.container.name,
+            json!({"waiting": {"reason": reason, "message": message}}),
+        );
         self.report.push().await;
     }
 
     /// Runs the container, again where the pod says so. Returns the last exit code; nothing when it never started.
     pub(crate) async fn run(mut self) -> Option<i32> {
-        let policy = self.pod.spec.as_ref().and_then(|spec| spec.restart_policy.clone());
+        let policy = self
+            .pod
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.restart_policy.clone());
         let mut restarts = 0;
         loop {
             let image = self.pull().await?;
@@ -73,16 +88,28 @@ impl Running<'_> {
             }
             self.report.restarted(&self.container.name);
             restarts += 1;
-            self.waiting("CrashLoopBackOff", &format!("back-off restarting failed container={}", self.container.name))
-                .await;
-            self.pause(RETRY * 2_u32.saturating_pow(restarts.min(5))).await?;
+            self.waiting(
+                "CrashLoopBackOff",
+                &format!(
+                    "back-off restarting failed container={}",
+                    self.container.name
+                ),
+            )
+            .await;
+            self.pause(RETRY * 2_u32.saturating_pow(restarts.min(5)))
+                .await?;
         }
     }
 
     /// Waits; nothing when the pod is to end meanwhile.
     async fn pause(&mut self, time: Duration) -> Option<()> {
-        let over = self.end.wait_for(|end| matches!(end, Some(End::Terminate(_) | End::Kill)));
-        tokio::time::timeout(time, over).await.is_err().then_some(())
+        let over = self
+            .end
+            .wait_for(|end| matches!(end, Some(End::Terminate(_) | End::Kill)));
+        tokio::time::timeout(time, over)
+            .await
+            .is_err()
+            .then_some(())
     }
 
     async fn pull(&mut self) -> Option<Image> {
@@ -97,16 +124,27 @@ impl Running<'_> {
             let why = format!("failed to pull and unpack image \"{name}\": not found");
             match tries {
                 0 => {
-                    self.event("Normal", "Pulling", &format!("Pulling image \"{name}\"")).await;
-                    self.event("Warning", "Failed", &format!("Failed to pull image \"{name}\": {why}")).await;
+                    self.event("Normal", "Pulling", &format!("Pulling image \"{name}\""))
+                        .await;
+                    self.event(
+                        "Warning",
+                        "Failed",
+                        &format!("Failed to pull image \"{name}\": {why}"),
+                    )
+                    .await;
                     self.event("Warning", "Failed", "Error: ErrImagePull").await;
                     self.waiting("ErrImagePull", &why).await;
                 }
                 1 => {
                     let back_off = format!("Back-off pulling image \"{name}\"");
                     self.event("Normal", "BackOff", &back_off).await;
-                    self.event("Warning", "Failed", "Error: ImagePullBackOff").await;
-                    self.waiting("ImagePullBackOff", &format!("{back_off}: ErrImagePull: {why}")).await;
+                    self.event("Warning", "Failed", "Error: ImagePullBackOff")
+                        .await;
+                    self.waiting(
+                        "ImagePullBackOff",
+                        &format!("{back_off}: ErrImagePull: {why}"),
+                    )
+                    .await;
                 }
                 _ => {}
             }
@@ -127,7 +165,8 @@ impl Running<'_> {
             match resolve(self.client, self.pod, self.container, image.env.clone()).await {
                 Ok(env) => return Some(self.start(image, env)),
                 Err(why) if why != told => {
-                    self.event("Warning", "Failed", &format!("Error: {why}")).await;
+                    self.event("Warning", "Failed", &format!("Error: {why}"))
+                        .await;
                     self.waiting("CreateContainerConfigError", &why).await;
                     told = why;
                 }
@@ -140,12 +179,22 @@ impl Running<'_> {
     fn start(&self, image: &Image, mut env: Vec<(String, String)>) -> Start {
         let mounts = Mounts::of(self.container, self.volumes, &self.termination_file());
         let given = |list: &Option<Vec<String>>| -> Vec<String> {
-            list.iter().flatten().map(|text| mounts.real(&expand(text, &env))).collect()
+            list.iter()
+                .flatten()
+                .map(|text| mounts.real(&expand(text, &env)))
+                .collect()
         };
         let mut command = given(&self.container.command);
         let args = given(&self.container.args);
         let (program, args) = if command.is_empty() {
-            (image.program.clone(), if args.is_empty() { image.args.clone() } else { args })
+            (
+                image.program.clone(),
+                if args.is_empty() {
+                    image.args.clone()
+                } else {
+                    args
+                },
+            )
         } else {
             let program = PathBuf::from(command.remove(0));
             command.extend(args);
@@ -159,9 +208,21 @@ impl Running<'_> {
             env.push(("MAYFLY_TERMINATION_LOG".to_owned(), file));
         }
         let pod_dir = self.runner.pod_dir(&self.pod.uid().unwrap_or_default());
-        let dir = self.container.working_dir.as_deref().map(|dir| PathBuf::from(mounts.real(dir)));
-        let dir = dir.filter(|dir| dir.is_dir()).unwrap_or_else(|| pod_dir.clone());
-        Start { program, args, env, dir, log: pod_dir.join(format!("{}.log", self.container.name)) }
+        let dir = self
+            .container
+            .working_dir
+            .as_deref()
+            .map(|dir| PathBuf::from(mounts.real(dir)));
+        let dir = dir
+            .filter(|dir| dir.is_dir())
+            .unwrap_or_else(|| pod_dir.clone());
+        Start {
+            program,
+            args,
+            env,
+            dir,
+            log: pod_dir.join(format!("{}.log", self.container.name)),
+        }
     }
 
     async fn once(&mut self, start: &Start) -> i32 {
@@ -173,31 +234,37 @@ impl Running<'_> {
         if let Some(logs) = &self.runner.logs {
             logs.begin(&uid, &name, &start.log);
         }
-        self.event("Normal", "Created", &format!("Created container: {name}")).await;
+        self.event("Normal", "Created", &format!("Created container: {name}"))
+            .await;
         let started = now();
         let (code, reason) = match Process::start(&self.runner.groups, start) {
             Ok(process) => {
-                self.report.container(&name, json!({"running": {"startedAt": started}}));
+                self.report
+                    .container(&name, json!({"running": {"startedAt": started}}));
                 self.report.push().await;
-                self.event("Normal", "Started", &format!("Started container {name}")).await;
+                self.event("Normal", "Started", &format!("Started container {name}"))
+                    .await;
                 self.follow(process).await
             }
             Err(error) => {
                 let why = format!("failed to start container \"{name}\": {error}");
-                self.event("Warning", "Failed", &format!("Error: {why}")).await;
+                self.event("Warning", "Failed", &format!("Error: {why}"))
+                    .await;
                 (128, "StartError")
             }
         };
         if let Some(logs) = &self.runner.logs {
             logs.complete(&uid, &name);
         }
-        self.report.container(&name, self.terminated(code, reason, &started, start));
+        self.report
+            .container(&name, self.terminated(code, reason, &started, start));
         code
     }
 
     fn terminated(&self, code: i32, reason: &str, started: &str, start: &Start) -> Value {
         let mut message = fs::read(self.termination_file()).unwrap_or_default();
-        let fallback = self.container.termination_message_policy.as_deref() == Some("FallbackToLogsOnError");
+        let fallback =
+            self.container.termination_message_policy.as_deref() == Some("FallbackToLogsOnError");
         if message.is_empty() && fallback && code != 0 {
             let log = fs::read(&start.log).unwrap_or_default();
             message = log[log.len().saturating_sub(2048)..].to_vec();
@@ -230,7 +297,12 @@ impl Running<'_> {
         };
         match order {
             Some(End::Terminate(grace)) => {
-                self.event("Normal", "Killing", &format!("Stopping container {}", self.container.name)).await;
+                self.event(
+                    "Normal",
+                    "Killing",
+                    &format!("Stopping container {}", self.container.name),
+                )
+                .await;
                 process.signal(Signal::SIGTERM);
                 let mut end = self.end.clone();
                 let killed = end.wait_for(|end| *end == Some(End::Kill));

@@ -11,14 +11,35 @@ pub(crate) type Missing = String;
 type Data = Vec<(String, Vec<u8>)>;
 
 async fn secret(client: &Client, namespace: &str, name: &str) -> Option<Data> {
-    let secret = Api::<Secret>::namespaced(client.clone(), namespace).get_opt(name).await.ok()??;
-    Some(secret.data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.0)).collect())
+    let secret = Api::<Secret>::namespaced(client.clone(), namespace)
+        .get_opt(name)
+        .await
+        .ok()??;
+    Some(
+        secret
+            .data
+            .unwrap_or_default()
+            .into_iter()
+            .map(|(key, value)| (key, value.0))
+            .collect(),
+    )
 }
 
 async fn config_map(client: &Client, namespace: &str, name: &str) -> Option<Data> {
-    let map = Api::<ConfigMap>::namespaced(client.clone(), namespace).get_opt(name).await.ok()??;
-    let text = map.data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.into_bytes()));
-    let bytes = map.binary_data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.0));
+    let map = Api::<ConfigMap>::namespaced(client.clone(), namespace)
+        .get_opt(name)
+        .await
+        .ok()??;
+    let text = map
+        .data
+        .unwrap_or_default()
+        .into_iter()
+        .map(|(key, value)| (key, value.into_bytes()));
+    let bytes = map
+        .binary_data
+        .unwrap_or_default()
+        .into_iter()
+        .map(|(key, value)| (key, value.0));
     Some(text.chain(bytes).collect())
 }
 
@@ -41,7 +62,8 @@ pub(crate) async fn data(
 }
 
 fn text(value: &[u8]) -> String {
-    String::from_utf8(value.to_vec()).unwrap_or_else(|_| base64::prelude::BASE64_STANDARD.encode(value))
+    String::from_utf8(value.to_vec())
+        .unwrap_or_else(|_| base64::prelude::BASE64_STANDARD.encode(value))
 }
 
 /// Sets or replaces.
@@ -62,7 +84,10 @@ pub(crate) fn expand(text: &str, env: &[(String, String)]) -> String {
         if let Some(after) = rest.strip_prefix('$') {
             out.push('$');
             rest = after;
-        } else if let Some((name, after)) = rest.strip_prefix('(').and_then(|inner| inner.split_once(')')) {
+        } else if let Some((name, after)) = rest
+            .strip_prefix('(')
+            .and_then(|inner| inner.split_once(')'))
+        {
             match env.iter().find(|(known, _)| known == name) {
                 Some((_, value)) => out.push_str(value),
                 None => {
@@ -82,18 +107,28 @@ pub(crate) fn expand(text: &str, env: &[(String, String)]) -> String {
 
 fn field(pod: &Pod, path: &str) -> String {
     let map_value = |map: Option<&std::collections::BTreeMap<String, String>>, key: &str| {
-        map.and_then(|map| map.get(key)).cloned().unwrap_or_default()
+        map.and_then(|map| map.get(key))
+            .cloned()
+            .unwrap_or_default()
     };
     let spec = pod.spec.as_ref();
     match path {
         "metadata.name" => pod.name_any(),
         "metadata.namespace" => pod.namespace().unwrap_or_default(),
         "metadata.uid" => pod.uid().unwrap_or_default(),
-        "spec.nodeName" => spec.and_then(|spec| spec.node_name.clone()).unwrap_or_default(),
-        "spec.serviceAccountName" => spec.and_then(|spec| spec.service_account_name.clone()).unwrap_or_default(),
+        "spec.nodeName" => spec
+            .and_then(|spec| spec.node_name.clone())
+            .unwrap_or_default(),
+        "spec.serviceAccountName" => spec
+            .and_then(|spec| spec.service_account_name.clone())
+            .unwrap_or_default(),
         "status.podIP" | "status.hostIP" => "127.0.0.1".to_owned(),
         other => {
-            let key = |prefix: &str| other.strip_prefix(prefix).and_then(|key| key.strip_suffix("']"));
+            let key = |prefix: &str| {
+                other
+                    .strip_prefix(prefix)
+                    .and_then(|key| key.strip_suffix("']"))
+            };
             if let Some(key) = key("metadata.labels['") {
                 map_value(pod.metadata.labels.as_ref(), key)
             } else if let Some(key) = key("metadata.annotations['") {
@@ -105,24 +140,46 @@ fn field(pod: &Pod, path: &str) -> String {
     }
 }
 
-async fn value_of(client: &Client, pod: &Pod, variable: &EnvVar) -> Result<Option<String>, Missing> {
-    let Some(source) = &variable.value_from else { return Ok(None) };
+async fn value_of(
+    client: &Client,
+    pod: &Pod,
+    variable: &EnvVar,
+) -> Result<Option<String>, Missing> {
+    let Some(source) = &variable.value_from else {
+        return Ok(None);
+    };
     let namespace = pod.namespace().unwrap_or_default();
     if let Some(reference) = &source.field_ref {
         return Ok(Some(field(pod, &reference.field_path)));
     }
     let (kind, shown, name, key, optional) = if let Some(reference) = &source.secret_key_ref {
-        ("secret", "Secret", &reference.name, &reference.key, reference.optional == Some(true))
+        (
+            "secret",
+            "Secret",
+            &reference.name,
+            &reference.key,
+            reference.optional == Some(true),
+        )
     } else if let Some(reference) = &source.config_map_key_ref {
-        ("configmap", "ConfigMap", &reference.name, &reference.key, reference.optional == Some(true))
+        (
+            "configmap",
+            "ConfigMap",
+            &reference.name,
+            &reference.key,
+            reference.optional == Some(true),
+        )
     } else {
         return Ok(None);
     };
-    let Some(data) = data(client, &namespace, kind, name, optional).await? else { return Ok(None) };
+    let Some(data) = data(client, &namespace, kind, name, optional).await? else {
+        return Ok(None);
+    };
     match data.iter().find(|(known, _)| known == key) {
         Some((_, value)) => Ok(Some(text(value))),
         None if optional => Ok(None),
-        None => Err(format!("couldn't find key {key} in {shown} {namespace}/{name}")),
+        None => Err(format!(
+            "couldn't find key {key} in {shown} {namespace}/{name}"
+        )),
     }
 }
 
@@ -140,10 +197,18 @@ pub(crate) async fn resolve(
         let prefix = source.prefix.as_deref().unwrap_or("");
         let (kind, name, optional) = match (&source.secret_ref, &source.config_map_ref) {
             (Some(reference), _) => ("secret", &reference.name, reference.optional == Some(true)),
-            (None, Some(reference)) => ("configmap", &reference.name, reference.optional == Some(true)),
+            (None, Some(reference)) => (
+                "configmap",
+                &reference.name,
+                reference.optional == Some(true),
+            ),
             (None, None) => continue,
         };
-        for (key, value) in data(client, &namespace, kind, name, optional).await?.into_iter().flatten() {
+        for (key, value) in data(client, &namespace, kind, name, optional)
+            .await?
+            .into_iter()
+            .flatten()
+        {
             set(&mut env, &format!("{prefix}{key}"), text(&value));
         }
     }

@@ -33,7 +33,11 @@ pub struct Nodes(Mutex<Vec<Node>>);
 
 impl Default for Nodes {
     fn default() -> Self {
-        let node = Node { name: "node-1".to_owned(), labels: BTreeMap::new(), taints: Vec::new() };
+        let node = Node {
+            name: "node-1".to_owned(),
+            labels: BTreeMap::new(),
+            taints: Vec::new(),
+        };
         Self(Mutex::new(vec![node]))
     }
 }
@@ -48,7 +52,10 @@ impl Nodes {
 
     /// No pod is put on this node any more.
     pub fn remove(&self, name: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|node| node.name != name);
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|node| node.name != name);
     }
 
     /// The node a pod fits, or the words of the scheduler.
@@ -64,7 +71,10 @@ impl Nodes {
         if all.is_empty() {
             return Err("no nodes available to schedule pods".to_owned());
         }
-        let list: Vec<String> = reasons.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+        let list: Vec<String> = reasons
+            .iter()
+            .map(|(reason, count)| format!("{count} {reason}"))
+            .collect();
         let count = all.len();
         Err(format!(
             "0/{count} nodes are available: {}. preemption: 0/{count} nodes are available: {count} Preemption is not \
@@ -77,9 +87,15 @@ impl Nodes {
 fn unfit(node: &Node, pod: &Pod) -> Option<String> {
     let spec = pod.spec.as_ref()?;
     let tolerations = spec.tolerations.as_deref().unwrap_or_default();
-    let taint = node.taints.iter().find(|taint| !tolerations.iter().any(|t| tolerates(t, taint)));
+    let taint = node
+        .taints
+        .iter()
+        .find(|taint| !tolerations.iter().any(|t| tolerates(t, taint)));
     if let Some(taint) = taint {
-        return Some(format!("node(s) had untolerated taint {{{}: {}}}", taint.key, taint.value));
+        return Some(format!(
+            "node(s) had untolerated taint {{{}: {}}}",
+            taint.key, taint.value
+        ));
     }
     let mut wanted = spec.node_selector.iter().flatten();
     wanted
@@ -107,10 +123,24 @@ mod tests {
     #[test]
     fn a_tainted_node_takes_only_pods_that_tolerate_it() {
         let nodes = Nodes::default();
-        let taint = Taint { key: "runs".into(), value: "only".into(), effect: "NoSchedule".into() };
-        nodes.set(Node { name: "node-1".into(), labels: [].into(), taints: vec![taint] });
-        let refused = nodes.place(&pod(serde_json::json!({"containers": []}))).unwrap_err();
-        assert!(refused.starts_with("0/1 nodes are available: 1 node(s) had untolerated taint {runs: only}"));
+        let taint = Taint {
+            key: "runs".into(),
+            value: "only".into(),
+            effect: "NoSchedule".into(),
+        };
+        nodes.set(Node {
+            name: "node-1".into(),
+            labels: [].into(),
+            taints: vec![taint],
+        });
+        let refused = nodes
+            .place(&pod(serde_json::json!({"containers": []})))
+            .unwrap_err();
+        assert!(
+            refused.starts_with(
+                "0/1 nodes are available: 1 node(s) had untolerated taint {runs: only}"
+            )
+        );
         let tolerant = serde_json::json!({"containers": [], "tolerations": [{"key": "runs", "operator": "Exists"}]});
         assert_eq!(nodes.place(&pod(tolerant)), Ok("node-1".to_owned()));
     }

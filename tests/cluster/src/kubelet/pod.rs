@@ -40,8 +40,16 @@ pub(crate) struct Report {
 impl Report {
     fn new(client: &Client, pod: &Pod) -> Self {
         let api = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
-        let known = Known { phase: "Pending".to_owned(), ..Known::default() };
-        Self { api, pod: pod.clone(), started: now(), known: Mutex::new(known) }
+        let known = Known {
+            phase: "Pending".to_owned(),
+            ..Known::default()
+        };
+        Self {
+            api,
+            pod: pod.clone(),
+            started: now(),
+            known: Mutex::new(known),
+        }
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Known) -> T) -> T {
@@ -123,7 +131,11 @@ impl Report {
                 return;
             }
             let patch = Patch::Strategic(self.patch());
-            match self.api.patch_status(&self.pod.name_any(), &PatchParams::default(), &patch).await {
+            match self
+                .api
+                .patch_status(&self.pod.name_any(), &PatchParams::default(), &patch)
+                .await
+            {
                 Ok(_) => return,
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => return,
                 Err(_) => tokio::time::sleep(RETRY).await,
@@ -141,13 +153,22 @@ pub(crate) async fn work(
     orders: mpsc::UnboundedReceiver<Order>,
 ) {
     let over = |pod: &Pod| {
-        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        let phase = pod
+            .status
+            .as_ref()
+            .and_then(|status| status.phase.as_deref());
         matches!(phase, Some("Succeeded" | "Failed"))
     };
     let report = Report::new(&client, &pod);
-    if !over(&pod) && scheduler::schedule(&client, &runner, &pod, &seen).await.is_some() {
+    if !over(&pod)
+        && scheduler::schedule(&client, &runner, &pod, &seen)
+            .await
+            .is_some()
+    {
         let bound = report.api.get_opt(&pod.name_any()).await.ok().flatten();
-        let pod = bound.filter(|bound| bound.metadata.uid == pod.metadata.uid).unwrap_or(pod.clone());
+        let pod = bound
+            .filter(|bound| bound.metadata.uid == pod.metadata.uid)
+            .unwrap_or(pod.clone());
         let (end, ending) = watch::channel(None);
         let control = control(&pod, &report, &end, seen.clone(), orders);
         let run = run(&client, &runner, &pod, &report, ending);
@@ -164,11 +185,24 @@ pub(crate) async fn work(
 
 /// A pod that is deleted goes for good once its containers have ended.
 async fn remove_when_deleted(report: &Report, mut seen: watch::Receiver<Option<Pod>>) {
-    let deleted = seen.wait_for(|pod| pod.as_ref().is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())).await;
-    let Ok(pod) = deleted.map(|pod| pod.clone()) else { return };
+    let deleted = seen
+        .wait_for(|pod| {
+            pod.as_ref()
+                .is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
+        })
+        .await;
+    let Ok(pod) = deleted.map(|pod| pod.clone()) else {
+        return;
+    };
     if let Some(pod) = pod {
-        let mut options = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-        options.preconditions = Some(Preconditions { uid: pod.uid(), resource_version: None });
+        let mut options = DeleteParams {
+            grace_period_seconds: Some(0),
+            ..DeleteParams::default()
+        };
+        options.preconditions = Some(Preconditions {
+            uid: pod.uid(),
+            resource_version: None,
+        });
         for _ in 0..50 {
             match report.api.delete(&pod.name_any(), &options).await {
                 Ok(_) | Err(kube::Error::Api(_)) => return,
@@ -186,9 +220,16 @@ async fn control(
     mut seen: watch::Receiver<Option<Pod>>,
     mut orders: mpsc::UnboundedReceiver<Order>,
 ) {
-    let deadline = pod.spec.as_ref().and_then(|spec| spec.active_deadline_seconds);
-    let deadline = deadline.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
-    let mut deadline = std::pin::pin!(tokio::time::sleep(deadline.unwrap_or(Duration::from_secs(86_400 * 365))));
+    let deadline = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.active_deadline_seconds);
+    let deadline = deadline
+        .and_then(|seconds| u64::try_from(seconds).ok())
+        .map(Duration::from_secs);
+    let mut deadline = std::pin::pin!(tokio::time::sleep(
+        deadline.unwrap_or(Duration::from_secs(86_400 * 365))
+    ));
     loop {
         tokio::select! {
             changed = seen.changed() => {
@@ -298,8 +339,16 @@ async fn run(
                 }
             }
             if code == Some(0) {
-                let codes = join_all(spec.containers.iter().map(|container| start(container).run())).await;
-                code = codes.into_iter().reduce(|one, other| if one == Some(0) { other } else { one }).flatten();
+                let codes = join_all(
+                    spec.containers
+                        .iter()
+                        .map(|container| start(container).run()),
+                )
+                .await;
+                code = codes
+                    .into_iter()
+                    .reduce(|one, other| if one == Some(0) { other } else { one })
+                    .flatten();
             }
             code
         }
@@ -308,8 +357,21 @@ async fn run(
         let fine = code == Some(0) && known.reason.is_none();
         if fine { "Succeeded" } else { "Failed" }.clone_into(&mut known.phase);
     });
-    if report.with(|known| known.reason.as_ref().is_some_and(|(reason, _)| reason == "Evicted")) {
-        emit(client, pod, Source::Kubelet, "Warning", "Evicted", "The node was low on resource: memory.").await;
+    if report.with(|known| {
+        known
+            .reason
+            .as_ref()
+            .is_some_and(|(reason, _)| reason == "Evicted")
+    }) {
+        emit(
+            client,
+            pod,
+            Source::Kubelet,
+            "Warning",
+            "Evicted",
+            "The node was low on resource: memory.",
+        )
+        .await;
     }
     report.push().await;
 }

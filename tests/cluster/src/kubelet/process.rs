@@ -81,7 +81,10 @@ impl Process {
             .stderr(log)
             .process_group(0)
             .spawn()?;
-        let id = child.id().and_then(|id| i32::try_from(id).ok()).unwrap_or_default();
+        let id = child
+            .id()
+            .and_then(|id| i32::try_from(id).ok())
+            .unwrap_or_default();
         groups.add(id);
         Ok(Self { child, id })
     }
@@ -96,7 +99,11 @@ impl Process {
         use std::os::unix::process::ExitStatusExt as _;
         let status = self.child.wait().await;
         groups.end(self.id);
-        status.map_or(255, |status| status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)))
+        status.map_or(255, |status| {
+            status
+                .code()
+                .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+        })
     }
 }
 

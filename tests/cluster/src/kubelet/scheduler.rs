@@ -16,11 +16,16 @@ const RETRY: Duration = Duration::from_millis(100);
 async fn place(client: &Client, runner: &Runner, pod: &Pod) -> Result<String, String> {
     let namespace = pod.namespace().unwrap_or_default();
     let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), &namespace);
-    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    let volumes = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.volumes.iter().flatten());
     for claim in volumes.filter_map(|volume| volume.persistent_volume_claim.as_ref()) {
         if let Ok(None) = claims.get_opt(&claim.claim_name).await {
             let name = &claim.claim_name;
-            return Err(format!("0/1 nodes are available: persistentvolumeclaim \"{name}\" not found."));
+            return Err(format!(
+                "0/1 nodes are available: persistentvolumeclaim \"{name}\" not found."
+            ));
         }
     }
     runner.nodes.place(pod)
@@ -40,7 +45,11 @@ pub(crate) async fn schedule(
         if current.metadata.deletion_timestamp.is_some() {
             return None;
         }
-        if let Some(node) = current.spec.as_ref().and_then(|spec| spec.node_name.clone()) {
+        if let Some(node) = current
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.node_name.clone())
+        {
             return Some(node);
         }
         match place(client, runner, pod).await {
@@ -50,7 +59,12 @@ pub(crate) async fn schedule(
                     "target": {"apiVersion": "v1", "kind": "Node", "name": node},
                 });
                 let bound = api
-                    .create_subresource::<_, serde_json::Value>("binding", &pod.name_any(), &PostParams::default(), &binding)
+                    .create_subresource::<_, serde_json::Value>(
+                        "binding",
+                        &pod.name_any(),
+                        &PostParams::default(),
+                        &binding,
+                    )
                     .await;
                 if bound.is_ok() {
                     let message = format!(
@@ -58,7 +72,15 @@ pub(crate) async fn schedule(
                         pod.namespace().unwrap_or_default(),
                         pod.name_any()
                     );
-                    emit(client, pod, Source::Scheduler, "Normal", "Scheduled", &message).await;
+                    emit(
+                        client,
+                        pod,
+                        Source::Scheduler,
+                        "Normal",
+                        "Scheduled",
+                        &message,
+                    )
+                    .await;
                     return Some(node);
                 }
             }
@@ -69,8 +91,24 @@ pub(crate) async fn schedule(
                 });
                 let patch = json!({"status": {"conditions": [condition]}});
                 // Told again when it could not be told now.
-                if api.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(patch)).await.is_ok() {
-                    emit(client, pod, Source::Scheduler, "Warning", "FailedScheduling", &why).await;
+                if api
+                    .patch_status(
+                        &pod.name_any(),
+                        &PatchParams::default(),
+                        &Patch::Strategic(patch),
+                    )
+                    .await
+                    .is_ok()
+                {
+                    emit(
+                        client,
+                        pod,
+                        Source::Scheduler,
+                        "Warning",
+                        "FailedScheduling",
+                        &why,
+                    )
+                    .await;
                     told = why;
                 }
             }

@@ -16,7 +16,11 @@ use super::environment::{Missing, data};
 pub(crate) struct Mounts(Vec<(String, PathBuf)>);
 
 impl Mounts {
-    pub(crate) fn of(container: &Container, volumes: &[(String, PathBuf)], termination: &Path) -> Self {
+    pub(crate) fn of(
+        container: &Container,
+        volumes: &[(String, PathBuf)],
+        termination: &Path,
+    ) -> Self {
         let mut mounts: Vec<(String, PathBuf)> = container
             .volume_mounts
             .iter()
@@ -27,7 +31,10 @@ impl Mounts {
                 Some((mount.mount_path.trim_end_matches('/').to_owned(), dir))
             })
             .collect();
-        let path = container.termination_message_path.as_deref().unwrap_or("/dev/termination-log");
+        let path = container
+            .termination_message_path
+            .as_deref()
+            .unwrap_or("/dev/termination-log");
         mounts.push((path.to_owned(), termination.to_owned()));
         mounts.sort_by_key(|(path, _)| std::cmp::Reverse(path.len()));
         Self(mounts)
@@ -46,7 +53,12 @@ impl Mounts {
     }
 }
 
-fn write_all(dir: &Path, files: &[(String, Vec<u8>)], items: Option<&[KeyToPath]>, mode: i32) -> io::Result<()> {
+fn write_all(
+    dir: &Path,
+    files: &[(String, Vec<u8>)],
+    items: Option<&[KeyToPath]>,
+    mode: i32,
+) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     for (key, value) in files {
         let path = match items {
@@ -61,28 +73,65 @@ fn write_all(dir: &Path, files: &[(String, Vec<u8>)], items: Option<&[KeyToPath]
             fs::create_dir_all(parent)?;
         }
         fs::write(&path, value)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(u32::try_from(mode).unwrap_or(0o644)))?;
+        fs::set_permissions(
+            &path,
+            fs::Permissions::from_mode(u32::try_from(mode).unwrap_or(0o644)),
+        )?;
     }
     Ok(())
 }
 
-async fn mount(client: &Client, runner: &Runner, pod: &Pod, volume: &Volume) -> Result<PathBuf, Missing> {
+async fn mount(
+    client: &Client,
+    runner: &Runner,
+    pod: &Pod,
+    volume: &Volume,
+) -> Result<PathBuf, Missing> {
     let namespace = pod.namespace().unwrap_or_default();
-    let dir = runner.pod_dir(&pod.uid().unwrap_or_default()).join("volumes").join(&volume.name);
+    let dir = runner
+        .pod_dir(&pod.uid().unwrap_or_default())
+        .join("volumes")
+        .join(&volume.name);
     let made = if let Some(claim) = &volume.persistent_volume_claim {
         let dir = runner.claim_dir(&namespace, &claim.claim_name);
-        return fs::create_dir_all(&dir).map(|()| dir).map_err(|error| error.to_string());
+        return fs::create_dir_all(&dir)
+            .map(|()| dir)
+            .map_err(|error| error.to_string());
     } else if let Some(host) = &volume.host_path {
         return Ok(PathBuf::from(&host.path));
     } else if let Some(source) = &volume.secret {
         let name = source.secret_name.as_deref().unwrap_or("");
-        let files = data(client, &namespace, "secret", name, source.optional == Some(true)).await?;
+        let files = data(
+            client,
+            &namespace,
+            "secret",
+            name,
+            source.optional == Some(true),
+        )
+        .await?;
         let mode = source.default_mode.unwrap_or(0o644);
-        write_all(&dir, &files.unwrap_or_default(), source.items.as_deref(), mode)
+        write_all(
+            &dir,
+            &files.unwrap_or_default(),
+            source.items.as_deref(),
+            mode,
+        )
     } else if let Some(source) = &volume.config_map {
-        let files = data(client, &namespace, "configmap", &source.name, source.optional == Some(true)).await?;
+        let files = data(
+            client,
+            &namespace,
+            "configmap",
+            &source.name,
+            source.optional == Some(true),
+        )
+        .await?;
         let mode = source.default_mode.unwrap_or(0o644);
-        write_all(&dir, &files.unwrap_or_default(), source.items.as_deref(), mode)
+        write_all(
+            &dir,
+            &files.unwrap_or_default(),
+            source.items.as_deref(),
+            mode,
+        )
     } else {
         fs::create_dir_all(&dir)
     };
@@ -96,11 +145,18 @@ pub(crate) async fn mount_all(
     pod: &Pod,
 ) -> Result<Vec<(String, PathBuf)>, Missing> {
     let mut mounted = Vec::new();
-    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
+    let volumes = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.volumes.as_deref())
+        .unwrap_or_default();
     for volume in volumes {
-        let dir = mount(client, runner, pod, volume)
-            .await
-            .map_err(|why| format!("MountVolume.SetUp failed for volume \"{}\" : {why}", volume.name))?;
+        let dir = mount(client, runner, pod, volume).await.map_err(|why| {
+            format!(
+                "MountVolume.SetUp failed for volume \"{}\" : {why}",
+                volume.name
+            )
+        })?;
         mounted.push((volume.name.clone(), dir));
     }
     Ok(mounted)

@@ -55,7 +55,9 @@ pub(crate) fn dns_subdomain(text: &str) -> Vec<String> {
 fn is_name_part(text: &str) -> bool {
     let bytes = text.as_bytes();
     !bytes.is_empty()
-        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+        && bytes
+            .iter()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
         && bytes[0].is_ascii_alphanumeric()
         && bytes[bytes.len() - 1].is_ascii_alphanumeric()
 }
@@ -70,7 +72,11 @@ pub(crate) fn qualified_name(text: &str) -> Vec<String> {
             return problems;
         }
         Some((prefix, name)) => {
-            problems.extend(dns_subdomain(prefix).into_iter().map(|why| format!("prefix part {why}")));
+            problems.extend(
+                dns_subdomain(prefix)
+                    .into_iter()
+                    .map(|why| format!("prefix part {why}")),
+            );
             name
         }
     };
@@ -124,13 +130,26 @@ pub(crate) fn annotations(annotations: &Value, path: &str, errors: &mut Errors) 
 }
 
 /// Checks the metadata of an object.
-pub(crate) fn validate(resource: &ResourceType, new: &Value, old: Option<&Value>, errors: &mut Errors) {
+pub(crate) fn validate(
+    resource: &ResourceType,
+    new: &Value,
+    old: Option<&Value>,
+    errors: &mut Errors,
+) {
     let meta = &new["metadata"];
     match meta["name"].as_str().unwrap_or("") {
         "" => errors.required("metadata.name", "name or generateName is required"),
         name => {
-            let problems = if resource.kind == "Namespace" { dns_label(name) } else { dns_subdomain(name) };
-            let problems = if resource.group == "rbac.authorization.k8s.io" { Vec::new() } else { problems };
+            let problems = if resource.kind == "Namespace" {
+                dns_label(name)
+            } else {
+                dns_subdomain(name)
+            };
+            let problems = if resource.group == "rbac.authorization.k8s.io" {
+                Vec::new()
+            } else {
+                problems
+            };
             for why in problems {
                 errors.invalid("metadata.name", &meta["name"], &why);
             }
@@ -155,7 +174,11 @@ fn owners(meta: &Value, errors: &mut Errors) {
     for (index, owner) in items(&meta["ownerReferences"]).iter().enumerate() {
         let path = format!("metadata.ownerReferences[{index}]");
         if owner["apiVersion"].as_str().unwrap_or("").is_empty() {
-            errors.invalid(format!("{path}.apiVersion"), &owner["apiVersion"], "version must not be empty");
+            errors.invalid(
+                format!("{path}.apiVersion"),
+                &owner["apiVersion"],
+                "version must not be empty",
+            );
         }
         for field in ["kind", "name", "uid"] {
             if owner[field].as_str().unwrap_or("").is_empty() {
@@ -176,12 +199,19 @@ fn owners(meta: &Value, errors: &mut Errors) {
 fn unchanged(new: &Value, old: &Value, errors: &mut Errors) {
     for field in ["name", "namespace", "uid", "creationTimestamp"] {
         if new[field] != old[field] {
-            errors.invalid(format!("metadata.{field}"), &new[field], "field is immutable");
+            errors.invalid(
+                format!("metadata.{field}"),
+                &new[field],
+                "field is immutable",
+            );
         }
     }
     if !old["deletionTimestamp"].is_null() {
         let before = items(&old["finalizers"]);
-        let added: Vec<&Value> = items(&new["finalizers"]).iter().filter(|f| !before.contains(f)).collect();
+        let added: Vec<&Value> = items(&new["finalizers"])
+            .iter()
+            .filter(|f| !before.contains(f))
+            .collect();
         if !added.is_empty() {
             errors.forbidden(
                 "metadata.finalizers",

@@ -25,7 +25,12 @@ fn frozen(spec: &Value) -> Value {
         fields.remove("tolerations");
         fields.remove("activeDeadlineSeconds");
         for list in ["containers", "initContainers"] {
-            for container in fields.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
+            for container in fields
+                .get_mut(list)
+                .and_then(Value::as_array_mut)
+                .into_iter()
+                .flatten()
+            {
                 container["image"] = Value::Null;
             }
         }
@@ -50,31 +55,52 @@ pub(crate) fn validate_spec(spec: &Value, path: &str, errors: &mut Errors) {
             validate_container(container, &path, &volumes, errors);
         }
     }
-    if !matches!(spec["restartPolicy"].as_str(), Some("Always" | "OnFailure" | "Never")) {
+    if !matches!(
+        spec["restartPolicy"].as_str(),
+        Some("Always" | "OnFailure" | "Never")
+    ) {
         errors.unsupported(
             format!("{path}.restartPolicy"),
             &spec["restartPolicy"],
             &["Always", "OnFailure", "Never"],
         );
     }
-    if spec["terminationGracePeriodSeconds"].as_i64().is_some_and(|seconds| seconds < 0) {
+    if spec["terminationGracePeriodSeconds"]
+        .as_i64()
+        .is_some_and(|seconds| seconds < 0)
+    {
         errors.invalid(
             format!("{path}.terminationGracePeriodSeconds"),
             &spec["terminationGracePeriodSeconds"],
             "must be greater than or equal to 0",
         );
     }
-    if spec["activeDeadlineSeconds"].as_i64().is_some_and(|seconds| seconds < 1) {
+    if spec["activeDeadlineSeconds"]
+        .as_i64()
+        .is_some_and(|seconds| seconds < 1)
+    {
         errors.invalid(
             format!("{path}.activeDeadlineSeconds"),
             &spec["activeDeadlineSeconds"],
             "must be between 1 and 2147483647, inclusive",
         );
     }
-    meta::labels(&spec["nodeSelector"], &format!("{path}.nodeSelector"), errors);
-    for (field, rule) in [("serviceAccountName", "subdomain"), ("nodeName", "subdomain"), ("hostname", "label")] {
+    meta::labels(
+        &spec["nodeSelector"],
+        &format!("{path}.nodeSelector"),
+        errors,
+    );
+    for (field, rule) in [
+        ("serviceAccountName", "subdomain"),
+        ("nodeName", "subdomain"),
+        ("hostname", "label"),
+    ] {
         let text = spec[field].as_str().unwrap_or("");
-        let problems = if rule == "label" { meta::dns_label(text) } else { meta::dns_subdomain(text) };
+        let problems = if rule == "label" {
+            meta::dns_label(text)
+        } else {
+            meta::dns_subdomain(text)
+        };
         for why in problems.iter().filter(|_| !text.is_empty()) {
             errors.invalid(format!("{path}.{field}"), &spec[field], why);
         }
@@ -122,7 +148,11 @@ fn validate_toleration(toleration: &Value, path: &str, errors: &mut Errors) {
             &toleration["operator"],
             "value must be empty when `operator` is 'Exists'",
         ),
-        _ => errors.unsupported(format!("{path}.operator"), &toleration["operator"], &["Equal", "Exists"]),
+        _ => errors.unsupported(
+            format!("{path}.operator"),
+            &toleration["operator"],
+            &["Equal", "Exists"],
+        ),
     }
     let effect = toleration["effect"].as_str().unwrap_or("");
     if !matches!(effect, "" | "NoSchedule" | "PreferNoSchedule" | "NoExecute") {
@@ -150,22 +180,34 @@ fn volumes<'a>(spec: &'a Value, path: &str, errors: &mut Errors) -> Vec<&'a Valu
             errors.duplicate(format!("{path}.name"), &volume["name"]);
         }
         names.push(&volume["name"]);
-        let sources = volume.as_object().map_or(0, |fields| fields.keys().filter(|key| *key != "name").count());
+        let sources = volume.as_object().map_or(0, |fields| {
+            fields.keys().filter(|key| *key != "name").count()
+        });
         match sources {
             0 => errors.required(&path, "must specify a volume type"),
             1 => {}
             _ => errors.forbidden(&path, "may not specify more than 1 volume type"),
         }
-        for (source, field) in
-            [("secret", "secretName"), ("configMap", "name"), ("persistentVolumeClaim", "claimName")]
-        {
-            if !volume[source].is_null() && volume[source][field].as_str().unwrap_or("").is_empty() {
+        for (source, field) in [
+            ("secret", "secretName"),
+            ("configMap", "name"),
+            ("persistentVolumeClaim", "claimName"),
+        ] {
+            if !volume[source].is_null() && volume[source][field].as_str().unwrap_or("").is_empty()
+            {
                 errors.required(format!("{path}.{source}.{field}"), "");
             }
         }
         let limit = &volume["emptyDir"]["sizeLimit"];
-        if let Some(text) = limit.as_str().filter(|text| quantity::parse(text).is_none()) {
-            errors.invalid(format!("{path}.emptyDir.sizeLimit"), &json!(text), "must be a quantity");
+        if let Some(text) = limit
+            .as_str()
+            .filter(|text| quantity::parse(text).is_none())
+        {
+            errors.invalid(
+                format!("{path}.emptyDir.sizeLimit"),
+                &json!(text),
+                "must be a quantity",
+            );
         }
     }
     names
@@ -184,9 +226,16 @@ fn validate_container(container: &Value, path: &str, volumes: &[&Value], errors:
     if image.is_empty() {
         errors.required(format!("{path}.image"), "");
     } else if image.trim() != image {
-        errors.invalid(format!("{path}.image"), &container["image"], "must not have leading or trailing whitespace");
+        errors.invalid(
+            format!("{path}.image"),
+            &container["image"],
+            "must not have leading or trailing whitespace",
+        );
     }
-    if !matches!(container["imagePullPolicy"].as_str(), None | Some("Always" | "IfNotPresent" | "Never")) {
+    if !matches!(
+        container["imagePullPolicy"].as_str(),
+        None | Some("Always" | "IfNotPresent" | "Never")
+    ) {
         errors.unsupported(
             format!("{path}.imagePullPolicy"),
             &container["imagePullPolicy"],
@@ -195,7 +244,11 @@ fn validate_container(container: &Value, path: &str, volumes: &[&Value], errors:
     }
     environment(container, path, errors);
     mounts(container, path, volumes, errors);
-    resources(&container["resources"], &format!("{path}.resources"), errors);
+    resources(
+        &container["resources"],
+        &format!("{path}.resources"),
+        errors,
+    );
 }
 
 fn environment(container: &Value, path: &str, errors: &mut Errors) {
@@ -216,7 +269,11 @@ fn environment(container: &Value, path: &str, errors: &mut Errors) {
             continue;
         }
         if !variable["value"].as_str().unwrap_or("").is_empty() {
-            errors.invalid(format!("{path}.valueFrom"), &json!(""), "may not be specified when `value` is not empty");
+            errors.invalid(
+                format!("{path}.valueFrom"),
+                &json!(""),
+                "may not be specified when `value` is not empty",
+            );
         }
         match source.as_object().map_or(0, serde_json::Map::len) {
             0 => errors.invalid(
@@ -239,7 +296,11 @@ fn environment(container: &Value, path: &str, errors: &mut Errors) {
             }
             let key = reference["key"].as_str().unwrap_or("");
             if let Some(why) = secret::key_problem(key).filter(|_| !key.is_empty()) {
-                errors.invalid(format!("{path}.valueFrom.{kind}.key"), &reference["key"], why);
+                errors.invalid(
+                    format!("{path}.valueFrom.{kind}.key"),
+                    &reference["key"],
+                    why,
+                );
             }
         }
     }
@@ -251,7 +312,11 @@ fn environment(container: &Value, path: &str, errors: &mut Errors) {
             }
         }
         if source["secretRef"].is_null() && source["configMapRef"].is_null() {
-            errors.invalid(path, &json!(""), "must specify one of: `configMapRef` or `secretRef`");
+            errors.invalid(
+                path,
+                &json!(""),
+                "must specify one of: `configMapRef` or `secretRef`",
+            );
         }
     }
 }
@@ -268,14 +333,29 @@ fn mounts(container: &Value, path: &str, volumes: &[&Value], errors: &mut Errors
         if mount["mountPath"].as_str().unwrap_or("").is_empty() {
             errors.required(format!("{path}.mountPath"), "");
         }
-        if mounts[..index].iter().any(|other| other["mountPath"] == mount["mountPath"]) {
-            errors.invalid(format!("{path}.mountPath"), &mount["mountPath"], "must be unique");
+        if mounts[..index]
+            .iter()
+            .any(|other| other["mountPath"] == mount["mountPath"])
+        {
+            errors.invalid(
+                format!("{path}.mountPath"),
+                &mount["mountPath"],
+                "must be unique",
+            );
         }
         let sub = mount["subPath"].as_str().unwrap_or("");
         if sub.starts_with('/') {
-            errors.invalid(format!("{path}.subPath"), &mount["subPath"], "must be a relative path");
+            errors.invalid(
+                format!("{path}.subPath"),
+                &mount["subPath"],
+                "must be a relative path",
+            );
         } else if sub.split('/').any(|part| part == "..") {
-            errors.invalid(format!("{path}.subPath"), &mount["subPath"], "must not contain '..'");
+            errors.invalid(
+                format!("{path}.subPath"),
+                &mount["subPath"],
+                "must not contain '..'",
+            );
         }
     }
 }
@@ -285,13 +365,24 @@ fn resources(resources: &Value, path: &str, errors: &mut Errors) {
     for list in ["limits", "requests"] {
         for (name, value) in resources[list].as_object().into_iter().flatten() {
             if amount(list, name).is_some_and(|amount| amount < 0.0) {
-                errors.invalid(format!("{path}.{list}[{name}]"), value, "must be greater than or equal to 0");
+                errors.invalid(
+                    format!("{path}.{list}[{name}]"),
+                    value,
+                    "must be greater than or equal to 0",
+                );
             }
             if !name.contains('/')
-                && !matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage" | "storage")
+                && !matches!(
+                    name.as_str(),
+                    "cpu" | "memory" | "ephemeral-storage" | "storage"
+                )
                 && !name.starts_with("hugepages-")
             {
-                errors.invalid(format!("{path}.{list}[{name}]"), &json!(name), "must be a standard resource type or fully qualified");
+                errors.invalid(
+                    format!("{path}.{list}[{name}]"),
+                    &json!(name),
+                    "must be a standard resource type or fully qualified",
+                );
             }
         }
     }

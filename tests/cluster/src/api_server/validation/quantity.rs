@@ -2,7 +2,9 @@
 
 /// The value of a quantity, or nothing where it is none.
 pub(crate) fn parse(text: &str) -> Option<f64> {
-    let digits = text.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '+' | '-'))).unwrap_or(text.len());
+    let digits = text
+        .find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '+' | '-')))
+        .unwrap_or(text.len());
     let (number, suffix) = text.split_at(digits);
     if !number.bytes().any(|byte| byte.is_ascii_digit()) || number.matches('.').count() > 1 {
         return None;

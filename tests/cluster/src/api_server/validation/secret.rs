@@ -35,7 +35,11 @@ pub(crate) fn validate(new: &Value, old: Option<&Value>, errors: &mut Errors) {
             }
             let text = value.as_str().unwrap_or("");
             let encoded = is_secret || map == "binaryData";
-            size += if encoded { BASE64_STANDARD.decode(text).map_or(0, |bytes| bytes.len()) } else { text.len() };
+            size += if encoded {
+                BASE64_STANDARD.decode(text).map_or(0, |bytes| bytes.len())
+            } else {
+                text.len()
+            };
         }
     }
     if size > LIMIT {
