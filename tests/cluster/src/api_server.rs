@@ -1,7 +1,7 @@
 //! An API server in this process: HTTP on loopback, objects in memory, the rules of a real one.
 //!
 //! It stores and refuses; nothing happens by itself. Controllers and the pod runner are clients of it. What it does
-//! not do: OpenAPI documents, tables for kubectl, protobuf, conversion between versions (except events), admission
+//! not do: `OpenAPI` documents, tables for kubectl, protobuf, conversion between versions (except events), admission
 //! other than service accounts of pods, and tracking of field owners that do not apply.
 
 mod apply;

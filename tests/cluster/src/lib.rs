@@ -14,8 +14,8 @@ pub use api_server::authorizer::{ADMIN, Rule};
 pub use api_server::faults::{Fault, Faults};
 pub use api_server::recorder::{Recorded, Request};
 pub use cluster::{Builder, Cluster, StartError, State};
-pub use real_server::{RealServer, RealServerError};
 pub use kubelet::nodes::{Node, Nodes, Taint};
+pub use real_server::{RealServer, RealServerError};
 
 /// The identity of the cluster's own controllers and pod runner.
 pub const CONTROLLERS: &str = "controllers";

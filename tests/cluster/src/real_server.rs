@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use kube::{Client, Config};
 use tempfile::TempDir;
 
-const START: Duration = Duration::from_secs(60);
+const START: Duration = Duration::from_mins(1);
 const TOKEN: &str = "admin-token";
 
 /// Why a real API server did not start.
@@ -57,8 +57,15 @@ impl RealServer {
     async fn start(assets: &Path) -> Result<Self, RealServerError> {
         let dir = tempfile::tempdir()?;
         let (etcd, peer, port) = (free_port()?, free_port()?, free_port()?);
-        let mut server = Self { children: Vec::new(), port, dir };
-        let (client_url, peer_url) = (format!("http://127.0.0.1:{etcd}"), format!("http://127.0.0.1:{peer}"));
+        let mut server = Self {
+            children: Vec::new(),
+            port,
+            dir,
+        };
+        let (client_url, peer_url) = (
+            format!("http://127.0.0.1:{etcd}"),
+            format!("http://127.0.0.1:{peer}"),
+        );
         let data = server.file("etcd");
         server.spawn(
             &assets.join("etcd"),
@@ -104,10 +111,17 @@ impl RealServer {
     }
 
     fn spawn(&mut self, program: &Path, flags: &[(&str, String)]) -> io::Result<()> {
-        let name = program.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let name = program
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default();
         let log = fs::File::create(self.file(&format!("{name}.log")))?;
         let child = Command::new(program)
-            .args(flags.iter().map(|(flag, value)| format!("--{flag}={value}")))
+            .args(
+                flags
+                    .iter()
+                    .map(|(flag, value)| format!("--{flag}={value}")),
+            )
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -120,7 +134,10 @@ impl RealServer {
     /// A client that may do everything.
     pub fn client(&self) -> Result<Client, kube::Error> {
         let url = format!("https://127.0.0.1:{}", self.port);
-        let mut config = Config::new(url.parse().map_err(|error| kube::Error::Service(Box::new(error) as _))?);
+        let mut config = Config::new(
+            url.parse()
+                .map_err(|error| kube::Error::Service(Box::new(error) as _))?,
+        );
         // The server signs its certificate itself, for this run.
         config.accept_invalid_certs = true;
         config.auth_info.token = Some(TOKEN.to_owned().into());
@@ -140,7 +157,9 @@ impl RealServer {
             if Instant::now() > until {
                 let log = fs::read_to_string(self.file("kube-apiserver.log")).unwrap_or_default();
                 let lines: Vec<&str> = log.lines().rev().take(5).collect();
-                return Err(RealServerError::NotReady { log: lines.join(" | ") });
+                return Err(RealServerError::NotReady {
+                    log: lines.join(" | "),
+                });
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
@@ -157,5 +176,7 @@ impl Drop for RealServer {
 }
 
 fn free_port() -> io::Result<u16> {
-    TcpListener::bind("127.0.0.1:0")?.local_addr().map(|address| address.port())
+    TcpListener::bind("127.0.0.1:0")?
+        .local_addr()
+        .map(|address| address.port())
 }

@@ -1,5 +1,11 @@
 //! The cluster as a whole: a Job becomes a pod, the pod a process, and its end the end of the Job.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests fail the test"
+)]
+
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -63,12 +69,12 @@ impl Bench {
     }
 }
 
-fn job(image: &str, spec: Value) -> Value {
+fn job(image: &str, spec: &Value) -> Value {
     let mut job = json!({
         "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "run"},
         "spec": {"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "executor", "image": image}]}}},
     });
-    merge(&mut job["spec"], &spec);
+    merge(&mut job["spec"], spec);
     job
 }
 
@@ -129,7 +135,7 @@ async fn a_job_runs_its_program_with_the_environment_of_its_pod() {
     }));
     spec["template"]["spec"]["volumes"] =
         json!([{"name": "data", "secret": {"secretName": "data"}}]);
-    bench.create(job("tool", spec)).await;
+    bench.create(job("tool", &spec)).await;
     let pod = bench
         .until(|state| {
             state
@@ -155,7 +161,7 @@ async fn a_job_runs_its_program_with_the_environment_of_its_pod() {
 async fn a_suspended_job_has_no_pod_until_it_is_released() {
     let bench = Bench::new().await;
     bench.image("tool", "exit 0");
-    bench.create(job("tool", json!({"suspend": true}))).await;
+    bench.create(job("tool", &json!({"suspend": true}))).await;
     bench
         .until(|state| state.has_condition("run", "Suspended").then_some(()))
         .await;
@@ -175,7 +181,7 @@ async fn a_suspended_job_has_no_pod_until_it_is_released() {
 async fn a_failing_job_ends_with_its_backoff_limit() {
     let bench = Bench::new().await;
     bench.image("tool", "exit 3");
-    bench.create(job("tool", json!({"backoffLimit": 1}))).await;
+    bench.create(job("tool", &json!({"backoffLimit": 1}))).await;
     let state = bench
         .until(|state| state.has_condition("run", "Failed").then(|| state.clone()))
         .await;
@@ -205,7 +211,7 @@ async fn an_exit_code_named_by_the_failure_policy_ends_the_job_at_once() {
     let codes = json!({"containerName": "executor", "operator": "NotIn", "values": [75]});
     let policy =
         json!({"podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": codes}]}});
-    bench.create(job("tool", policy)).await;
+    bench.create(job("tool", &policy)).await;
     let state = bench
         .until(|state| state.has_condition("run", "Failed").then(|| state.clone()))
         .await;
@@ -216,7 +222,7 @@ async fn an_exit_code_named_by_the_failure_policy_ends_the_job_at_once() {
 #[tokio::test]
 async fn what_a_pod_waits_for_is_said() {
     let bench = Bench::new().await;
-    bench.create(job("missing", json!({}))).await;
+    bench.create(job("missing", &json!({}))).await;
     bench
         .until(|state| (reason(state)? == "ImagePullBackOff").then_some(()))
         .await;
@@ -232,7 +238,7 @@ async fn what_a_pod_waits_for_is_said() {
         .unwrap();
     bench.image("tool", "exit 0");
     let env = json!({"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "none", "key": "a"}}}]});
-    bench.create(job("tool", container(&env))).await;
+    bench.create(job("tool", &container(&env))).await;
     bench
         .until(|state| (reason(state)? == "CreateContainerConfigError").then_some(()))
         .await;
@@ -248,7 +254,7 @@ async fn what_a_pod_waits_for_is_said() {
     bench
         .create(job(
             "tool",
-            json!({"template": {"spec": {"nodeSelector": {"disk": "ssd"}}}}),
+            &json!({"template": {"spec": {"nodeSelector": {"disk": "ssd"}}}}),
         ))
         .await;
     bench
@@ -267,7 +273,7 @@ async fn deleting_a_job_ends_its_process_with_sigterm_and_removes_what_it_owns()
             marker.display()
         ),
     );
-    let job = bench.create(job("tool", json!({}))).await;
+    let job = bench.create(job("tool", &json!({}))).await;
     let secrets = Api::<Secret>::namespaced(bench.cluster.client(ADMIN).unwrap(), "runs");
     let owner = json!({"apiVersion": "batch/v1", "kind": "Job", "name": "run", "uid": job.uid()});
     let secret = json!({"metadata": {"name": "data", "ownerReferences": [owner]}});
@@ -310,7 +316,7 @@ async fn deleting_a_job_ends_its_process_with_sigterm_and_removes_what_it_owns()
 async fn an_out_of_memory_kill_and_an_eviction_look_like_those_of_a_node() {
     let bench = Bench::new().await;
     bench.image("tool", "sleep 60");
-    bench.create(job("tool", json!({"backoffLimit": 1}))).await;
+    bench.create(job("tool", &json!({"backoffLimit": 1}))).await;
     let running = |state: &State, not: Option<String>| {
         state
             .pods_of("run")
@@ -359,7 +365,7 @@ async fn no_process_outlives_the_cluster() {
         "tool",
         &format!("sleep 60 & echo $! > {}; wait", pid.display()),
     );
-    bench.create(job("tool", json!({}))).await;
+    bench.create(job("tool", &json!({}))).await;
     let read = || {
         std::fs::read_to_string(&pid)
             .ok()?

@@ -119,8 +119,9 @@ fn leaves(value: &Value, path: &mut Path, out: &mut BTreeSet<Path>) {
 }
 
 fn position(items: &[Value], part: &str) -> Option<usize> {
-    let (key, value) = part.strip_prefix("k:")?.split_once('=')?;
-    items.iter().position(|item| item[key].to_string() == value)
+    let (key, text) = part.strip_prefix("k:")?.split_once('=')?;
+    let value: Value = serde_json::from_str(text).ok()?;
+    items.iter().position(|item| item[key] == value)
 }
 
 fn find<'a>(value: &'a Value, path: &[String]) -> Option<&'a Value> {

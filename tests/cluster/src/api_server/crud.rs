@@ -528,10 +528,10 @@ fn server_side_apply(store: &Store, request: &ApiRequest, body: &Value) -> Answe
         match old {
             Some(old) => Ok((200, replace(state, request, &old, live)?)),
             None if request.subresource.is_empty() => {
-                let managed = live["metadata"]["managedFields"].clone();
+                let owners = live["metadata"]["managedFields"].clone();
                 let created = insert(state, request, live)?;
                 let mut created = (*created).clone();
-                created["metadata"]["managedFields"] = managed;
+                created["metadata"]["managedFields"] = owners;
                 Ok((201, (*state.put(key(request, &request.name), created)).clone()))
             }
             None => Err(ApiError::not_found(resource, &request.name)),
@@ -699,12 +699,12 @@ pub(crate) fn delete_collection(
         }
         Ok((
             200,
-            list_of(request.resource, View::Whole, state.version(), gone),
+            list_of(request.resource, View::Whole, state.version(), &gone),
         ))
     })
 }
 
-fn list_of(resource: &ResourceType, view: View, version: u64, objects: Vec<Value>) -> Value {
+fn list_of(resource: &ResourceType, view: View, version: u64, objects: &[Value]) -> Value {
     let (kind, api_version) = match view {
         View::Whole => (format!("{}List", resource.kind), resource.api_version()),
         View::Metadata => (
@@ -780,8 +780,8 @@ pub(crate) fn list(store: &Store, request: &ApiRequest, selector: &Selector, vie
         });
         let page: Vec<(&Key, &Arc<Value>)> = chosen.by_ref().take(limit.unwrap_or(usize::MAX)).collect();
         let left = chosen.count();
-        let shown = page.iter().map(|(_, object)| view.item(&convert::out(request.resource, object))).collect();
-        let mut list = list_of(request.resource, view, version, shown);
+        let shown: Vec<Value> = page.iter().map(|(_, object)| view.item(&convert::out(request.resource, object))).collect();
+        let mut list = list_of(request.resource, view, version, &shown);
         if let (true, Some((last, _))) = (left > 0, page.last()) {
             list["metadata"]["continue"] = Continue::token(version, last).into();
             if selector.is_empty() {

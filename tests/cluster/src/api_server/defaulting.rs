@@ -62,7 +62,7 @@ fn job(job: &mut Value) {
     default(spec, "podReplacementPolicy", replacement.into());
     each(&mut spec["podFailurePolicy"], "rules", |rule| {
         each(rule, "onPodConditions", |condition| {
-            default(condition, "status", "True".into())
+            default(condition, "status", "True".into());
         });
     });
     if spec["template"].is_null() {
@@ -151,6 +151,6 @@ fn container(container: &mut Value) {
         }
     });
     each(container, "ports", |port| {
-        default(port, "protocol", "TCP".into())
+        default(port, "protocol", "TCP".into());
     });
 }

@@ -110,7 +110,7 @@ pub(crate) fn parse(
         _ => return Err(ApiError::no_such_path()),
     };
     let resource = ResourceType::find(group, version, plural).ok_or_else(ApiError::no_such_path)?;
-    if resource.namespaced != !namespace.is_empty() && !(resource.namespaced && name.is_empty()) {
+    if resource.namespaced == namespace.is_empty() && !(resource.namespaced && name.is_empty()) {
         return Err(ApiError::no_such_path());
     }
     let query = Query::parse(query);

@@ -244,7 +244,7 @@ impl Watcher {
             }
             let until = self
                 .until
-                .unwrap_or_else(|| Instant::now() + Duration::from_secs(86_400));
+                .unwrap_or_else(|| Instant::now() + Duration::from_hours(24));
             tokio::select! {
                 changed = head.changed() => if changed.is_err() { return None },
                 () = tokio::time::sleep_until(self.next_bookmark), if self.bookmarks => {

@@ -1,6 +1,7 @@
 //! Events that components leave behind for people and for `explain`.
 
 use k8s_openapi::api::core::v1::Event;
+use kube::api::PostParams;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 
@@ -42,7 +43,7 @@ pub(crate) async fn emit<K>(
     }));
     if let Ok(event) = event {
         let _ = Api::<Event>::namespaced(client.clone(), &namespace)
-            .create(&Default::default(), &event)
+            .create(&PostParams::default(), &event)
             .await;
     }
 }

@@ -207,10 +207,11 @@ impl Sync<'_> {
                 .iter()
                 .any(|pod| pod.uid().as_ref() == Some(uid) && tracked(pod))
         };
-        for list in [&mut counted.failed, &mut counted.succeeded] {
-            if let Some(uids) = list {
-                uids.retain(waiting);
-            }
+        for uids in [&mut counted.failed, &mut counted.succeeded]
+            .into_iter()
+            .flatten()
+        {
+            uids.retain(waiting);
         }
         let mut fatal = None;
         let (mut succeeded, mut failed) = (Vec::new(), Vec::new());
@@ -264,15 +265,9 @@ impl Sync<'_> {
     fn deadline(&self) -> Option<Duration> {
         let seconds = self.spec.active_deadline_seconds?;
         let start = self.status.start_time.as_ref()?.0;
-        let left = start + SignedDuration::from_secs(seconds) - Timestamp::now();
-        Some(Duration::from_millis(
-            u64::try_from(
-                left.total(k8s_openapi::jiff::Unit::Millisecond)
-                    .unwrap_or(0.0)
-                    .max(0.0) as i64,
-            )
-            .unwrap_or(0),
-        ))
+        let until = start + SignedDuration::from_secs(seconds);
+        // Nothing is left once it is past.
+        Some(Duration::try_from(until.duration_since(Timestamp::now())).unwrap_or_default())
     }
 
     fn failure(&mut self, by_policy: Option<String>, suspended: bool) -> Option<(String, String)> {

@@ -311,12 +311,11 @@ impl Running<'_> {
                     () = tokio::time::sleep(grace) => None,
                     _ = killed => None,
                 };
-                let code = match waited {
-                    Some(code) => code,
-                    None => {
-                        process.signal(Signal::SIGKILL);
-                        process.wait(&groups).await
-                    }
+                let code = if let Some(code) = waited {
+                    code
+                } else {
+                    process.signal(Signal::SIGKILL);
+                    process.wait(&groups).await
                 };
                 (code, reason(code))
             }

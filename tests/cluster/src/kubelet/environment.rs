@@ -88,13 +88,12 @@ pub(crate) fn expand(text: &str, env: &[(String, String)]) -> String {
             .strip_prefix('(')
             .and_then(|inner| inner.split_once(')'))
         {
-            match env.iter().find(|(known, _)| known == name) {
-                Some((_, value)) => out.push_str(value),
-                None => {
-                    out.push_str("$(");
-                    out.push_str(name);
-                    out.push(')');
-                }
+            if let Some((_, value)) = env.iter().find(|(known, _)| known == name) {
+                out.push_str(value);
+            } else {
+                out.push_str("$(");
+                out.push_str(name);
+                out.push(')');
             }
             rest = after;
         } else {

@@ -116,7 +116,7 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
 mod tests {
     use super::{Node, Nodes, Taint};
 
-    fn pod(spec: serde_json::Value) -> k8s_openapi::api::core::v1::Pod {
+    fn pod(spec: &serde_json::Value) -> k8s_openapi::api::core::v1::Pod {
         serde_json::from_value(serde_json::json!({"spec": spec})).unwrap()
     }
 
@@ -134,7 +134,7 @@ mod tests {
             taints: vec![taint],
         });
         let refused = nodes
-            .place(&pod(serde_json::json!({"containers": []})))
+            .place(&pod(&serde_json::json!({"containers": []})))
             .unwrap_err();
         assert!(
             refused.starts_with(
@@ -142,6 +142,6 @@ mod tests {
             )
         );
         let tolerant = serde_json::json!({"containers": [], "tolerations": [{"key": "runs", "operator": "Exists"}]});
-        assert_eq!(nodes.place(&pod(tolerant)), Ok("node-1".to_owned()));
+        assert_eq!(nodes.place(&pod(&tolerant)), Ok("node-1".to_owned()));
     }
 }

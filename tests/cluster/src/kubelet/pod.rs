@@ -228,7 +228,7 @@ async fn control(
         .and_then(|seconds| u64::try_from(seconds).ok())
         .map(Duration::from_secs);
     let mut deadline = std::pin::pin!(tokio::time::sleep(
-        deadline.unwrap_or(Duration::from_secs(86_400 * 365))
+        deadline.unwrap_or(Duration::from_hours(8760))
     ));
     loop {
         tokio::select! {
@@ -260,7 +260,7 @@ async fn control(
                 let message = "Pod was active on the node longer than the specified deadline";
                 report.with(|known| known.reason = Some(("DeadlineExceeded".into(), message.into())));
                 end.send_replace(Some(End::Terminate(Duration::from_secs(30))));
-                deadline.set(tokio::time::sleep(Duration::from_secs(86_400 * 365)));
+                deadline.set(tokio::time::sleep(Duration::from_hours(8760)));
             }
             order = orders.recv() => match order {
                 None => return std::future::pending().await,

@@ -67,7 +67,7 @@ pub(crate) fn qualified_name(text: &str) -> Vec<String> {
     let mut problems = Vec::new();
     let name = match text.split_once('/') {
         None => text,
-        Some((prefix, _)) if prefix.is_empty() => {
+        Some(("", _)) => {
             problems.push("prefix part must be non-empty".to_owned());
             return problems;
         }
