@@ -1,0 +1,156 @@
+//! What a real API server fills in where an object says nothing.
+//!
+//! As far as a client can see; defaults of kinds that runs never use are left out.
+
+use serde_json::{Value, json};
+
+/// Sets `field` where it is missing.
+fn default(object: &mut Value, field: &str, value: Value) {
+    if object[field].is_null() {
+        object[field] = value;
+    }
+}
+
+fn each(value: &mut Value, list: &str, mut work: impl FnMut(&mut Value)) {
+    for item in value
+        .get_mut(list)
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
+        work(item);
+    }
+}
+
+/// Fills in what depends on nothing but the object.
+pub(crate) fn apply(kind: &str, object: &mut Value) {
+    match kind {
+        "Job" => job(object),
+        "Pod" => {
+            default(&mut object["spec"], "enableServiceLinks", true.into());
+            pod_spec(&mut object["spec"]);
+        }
+        "Secret" => default(object, "type", "Opaque".into()),
+        "PersistentVolumeClaim" => default(&mut object["spec"], "volumeMode", "Filesystem".into()),
+        "Namespace" => {
+            let name = object["metadata"]["name"].clone();
+            default(&mut object["metadata"], "labels", json!({}));
+            object["metadata"]["labels"]["kubernetes.io/metadata.name"] = name;
+        }
+        _ => {}
+    }
+}
+
+fn job(job: &mut Value) {
+    if job["spec"].is_null() {
+        job["spec"] = json!({});
+    }
+    let spec = &mut job["spec"];
+    if spec["completions"].is_null() && spec["parallelism"].is_null() {
+        spec["completions"] = 1.into();
+    }
+    default(spec, "parallelism", 1.into());
+    default(spec, "backoffLimit", 6.into());
+    default(spec, "completionMode", "NonIndexed".into());
+    default(spec, "suspend", false.into());
+    default(spec, "manualSelector", false.into());
+    let replacement = if spec["podFailurePolicy"].is_null() {
+        "TerminatingOrFailed"
+    } else {
+        "Failed"
+    };
+    default(spec, "podReplacementPolicy", replacement.into());
+    each(&mut spec["podFailurePolicy"], "rules", |rule| {
+        each(rule, "onPodConditions", |condition| {
+            default(condition, "status", "True".into());
+        });
+    });
+    if spec["template"].is_null() {
+        spec["template"] = json!({});
+    }
+    let template = &mut spec["template"];
+    default(template, "metadata", json!({}));
+    default(template, "spec", json!({}));
+    pod_spec(&mut template["spec"]);
+}
+
+/// Labels and selector that tie a new Job to its pods.
+pub(crate) fn job_identity(job: &mut Value) {
+    let uid = job["metadata"]["uid"].clone();
+    let name = job["metadata"]["name"].clone();
+    let had_labels = job["metadata"]["labels"]
+        .as_object()
+        .is_some_and(|labels| !labels.is_empty());
+    if job["spec"]["manualSelector"] != true {
+        let template = &mut job["spec"]["template"]["metadata"];
+        default(template, "labels", json!({}));
+        for prefix in ["", "batch.kubernetes.io/"] {
+            template["labels"][format!("{prefix}controller-uid")] = uid.clone();
+            template["labels"][format!("{prefix}job-name")] = name.clone();
+        }
+        default(&mut job["spec"], "selector", json!({}));
+        default(&mut job["spec"]["selector"], "matchLabels", json!({}));
+        job["spec"]["selector"]["matchLabels"]["batch.kubernetes.io/controller-uid"] = uid;
+    }
+    if !had_labels && !job["spec"]["template"]["metadata"]["labels"].is_null() {
+        job["metadata"]["labels"] = job["spec"]["template"]["metadata"]["labels"].clone();
+    }
+}
+
+fn pod_spec(spec: &mut Value) {
+    default(spec, "restartPolicy", "Always".into());
+    default(spec, "terminationGracePeriodSeconds", 30.into());
+    default(spec, "dnsPolicy", "ClusterFirst".into());
+    default(spec, "securityContext", json!({}));
+    default(spec, "schedulerName", "default-scheduler".into());
+    let account = spec["serviceAccountName"].clone();
+    if account.is_string() {
+        default(spec, "serviceAccount", account);
+    }
+    each(spec, "containers", container);
+    each(spec, "initContainers", container);
+    each(spec, "volumes", |volume| {
+        for kind in ["secret", "configMap", "projected", "downwardAPI"] {
+            if volume[kind].is_object() {
+                default(&mut volume[kind], "defaultMode", 420.into());
+            }
+        }
+    });
+}
+
+fn container(container: &mut Value) {
+    let image = container["image"].as_str().unwrap_or("");
+    let last = image.rsplit('/').next().unwrap_or("");
+    let latest =
+        !image.contains('@') && last.split_once(':').is_none_or(|(_, tag)| tag == "latest");
+    default(
+        container,
+        "imagePullPolicy",
+        if latest { "Always" } else { "IfNotPresent" }.into(),
+    );
+    default(
+        container,
+        "terminationMessagePath",
+        "/dev/termination-log".into(),
+    );
+    default(container, "terminationMessagePolicy", "File".into());
+    default(container, "resources", json!({}));
+    if let Some(limits) = container["resources"]["limits"].as_object().cloned() {
+        default(&mut container["resources"], "requests", json!({}));
+        for (name, limit) in limits {
+            default(&mut container["resources"]["requests"], &name, limit);
+        }
+    }
+    each(container, "env", |variable| {
+        if variable["valueFrom"]["fieldRef"].is_object() {
+            default(
+                &mut variable["valueFrom"]["fieldRef"],
+                "apiVersion",
+                "v1".into(),
+            );
+        }
+    });
+    each(container, "ports", |port| {
+        default(port, "protocol", "TCP".into());
+    });
+}

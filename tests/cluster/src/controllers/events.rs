@@ -1,0 +1,49 @@
+//! Events that components leave behind for people and for `explain`.
+
+use k8s_openapi::api::core::v1::Event;
+use kube::api::PostParams;
+use kube::{Api, Client, Resource, ResourceExt};
+use serde_json::json;
+
+/// Who says it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Source {
+    JobController,
+    Scheduler,
+    Kubelet,
+}
+
+/// Leaves an event about `object`. Losing one is no failure of what it tells.
+pub(crate) async fn emit<K>(
+    client: &Client,
+    object: &K,
+    source: Source,
+    kind: &str,
+    reason: &str,
+    message: &str,
+) where
+    K: Resource<DynamicType = ()>,
+{
+    let component = match source {
+        Source::JobController => "job-controller",
+        Source::Scheduler => "default-scheduler",
+        Source::Kubelet => "kubelet",
+    };
+    let namespace = object.namespace().unwrap_or_default();
+    let now = crate::api_server::crud::now();
+    let event = serde_json::from_value::<Event>(json!({
+        "metadata": {"name": format!("{}.{}", object.name_any(), uuid::Uuid::new_v4().simple()), "namespace": namespace},
+        "involvedObject": {
+            "apiVersion": K::api_version(&()), "kind": K::kind(&()), "namespace": namespace,
+            "name": object.name_any(), "uid": object.uid(), "resourceVersion": object.resource_version(),
+        },
+        "type": kind, "reason": reason, "message": message, "count": 1,
+        "firstTimestamp": now, "lastTimestamp": now,
+        "source": {"component": component}, "reportingComponent": component, "reportingInstance": "",
+    }));
+    if let Ok(event) = event {
+        let _ = Api::<Event>::namespaced(client.clone(), &namespace)
+            .create(&PostParams::default(), &event)
+            .await;
+    }
+}

@@ -1,0 +1,149 @@
+//! The pod runner: plays scheduler and kubelet for pods, with local processes as containers.
+//!
+//! Faithful: which node a pod fits, when it waits and why (claim, Secret, config map, image), the environment a
+//! container gets, volumes as files, phases, conditions, container statuses, restarts, the termination message, exit
+//! codes, the order of signals and grace, deletion.
+//!
+//! Not faithful, since no namespaces or cgroups are used: a container sees the whole machine; mounts are folders, and
+//! a mount path at the start of an environment value or argument is replaced by its folder; read-only mounts, security
+//! contexts and limits are not enforced; probes, hooks and sidecars are not run; out-of-memory kills, evictions and
+//! lost nodes come when a test orders them.
+
+mod container;
+mod environment;
+pub(crate) mod nodes;
+mod pod;
+mod process;
+mod scheduler;
+mod volumes;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, ResourceExt};
+use tokio::sync::{mpsc, watch};
+
+use crate::api_server::logs::Logs;
+use nodes::Nodes;
+pub(crate) use process::Groups;
+
+/// What a test orders to happen to a running pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Order {
+    OomKill,
+    Evict,
+    /// The node is gone: the processes end and nobody reports it.
+    NodeLost,
+}
+
+/// A local program in place of an image.
+#[derive(Debug, Clone)]
+pub(crate) struct Image {
+    pub(crate) program: PathBuf,
+    pub(crate) args: Vec<String>,
+    pub(crate) env: Vec<(String, String)>,
+}
+
+/// What all pods share.
+#[derive(Debug)]
+pub(crate) struct Runner {
+    pub(crate) nodes: Arc<Nodes>,
+    pub(crate) groups: Arc<Groups>,
+    images: Mutex<HashMap<String, Image>>,
+    orders: Mutex<HashMap<String, mpsc::UnboundedSender<Order>>>,
+    logs: Option<Arc<Logs>>,
+    dir: PathBuf,
+}
+
+impl Runner {
+    pub(crate) fn new(dir: &Path, logs: Option<Arc<Logs>>) -> Self {
+        Self {
+            nodes: Arc::default(),
+            groups: Arc::default(),
+            images: Mutex::default(),
+            orders: Mutex::default(),
+            logs,
+            dir: dir.to_owned(),
+        }
+    }
+
+    pub(crate) fn set_image(&self, name: &str, image: Image) {
+        self.images
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(name.to_owned(), image);
+    }
+
+    fn image(&self, name: &str) -> Option<Image> {
+        self.images
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(name)
+            .cloned()
+    }
+
+    /// Whether the pod is being run.
+    pub(crate) fn order(&self, uid: &str, order: Order) -> bool {
+        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        orders
+            .get(uid)
+            .is_some_and(|sender| sender.send(order).is_ok())
+    }
+
+    pub(crate) fn claim_dir(&self, namespace: &str, claim: &str) -> PathBuf {
+        self.dir.join("claims").join(namespace).join(claim)
+    }
+
+    fn pod_dir(&self, uid: &str) -> PathBuf {
+        self.dir.join("pods").join(uid)
+    }
+}
+
+/// Runs until the runtime ends.
+pub(crate) async fn run(client: Client, runner: Arc<Runner>) {
+    let pods = Api::<Pod>::all(client.clone());
+    let mut stream = std::pin::pin!(watcher(pods, watcher::Config::default()).default_backoff());
+    let mut running: HashMap<String, watch::Sender<Option<Pod>>> = HashMap::new();
+    while let Some(event) = stream.next().await {
+        match event {
+            Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => {
+                let uid = pod.uid().unwrap_or_default();
+                if let Some(sender) = running.get(&uid) {
+                    sender.send_replace(Some(pod));
+                } else {
+                    let (sender, receiver) = watch::channel(Some(pod.clone()));
+                    running.insert(uid.clone(), sender);
+                    let (orders, ordered) = mpsc::unbounded_channel();
+                    runner
+                        .orders
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .insert(uid, orders);
+                    tokio::spawn(pod::work(
+                        client.clone(),
+                        Arc::clone(&runner),
+                        pod,
+                        receiver,
+                        ordered,
+                    ));
+                }
+            }
+            Ok(watcher::Event::Delete(pod)) => {
+                let uid = pod.uid().unwrap_or_default();
+                if let Some(sender) = running.remove(&uid) {
+                    sender.send_replace(None);
+                }
+                runner
+                    .orders
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .remove(&uid);
+            }
+            Ok(watcher::Event::Init | watcher::Event::InitDone) | Err(_) => {}
+        }
+    }
+}

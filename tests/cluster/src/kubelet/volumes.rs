@@ -1,0 +1,163 @@
+//! Volumes as folders of the pod, and where mount paths lead.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{Container, KeyToPath, Pod, Volume};
+use kube::{Client, ResourceExt};
+
+use super::Runner;
+use super::environment::{Missing, data};
+
+/// Mount paths of a container and the folders in their place, longest first.
+#[derive(Debug, Default)]
+pub(crate) struct Mounts(Vec<(String, PathBuf)>);
+
+impl Mounts {
+    pub(crate) fn of(
+        container: &Container,
+        volumes: &[(String, PathBuf)],
+        termination: &Path,
+    ) -> Self {
+        let mut mounts: Vec<(String, PathBuf)> = container
+            .volume_mounts
+            .iter()
+            .flatten()
+            .filter_map(|mount| {
+                let (_, dir) = volumes.iter().find(|(name, _)| *name == mount.name)?;
+                let dir = dir.join(mount.sub_path.as_deref().unwrap_or(""));
+                Some((mount.mount_path.trim_end_matches('/').to_owned(), dir))
+            })
+            .collect();
+        let path = container
+            .termination_message_path
+            .as_deref()
+            .unwrap_or("/dev/termination-log");
+        mounts.push((path.to_owned(), termination.to_owned()));
+        mounts.sort_by_key(|(path, _)| std::cmp::Reverse(path.len()));
+        Self(mounts)
+    }
+
+    /// A value whose beginning is a mount path, with the folder in its place.
+    pub(crate) fn real(&self, value: &str) -> String {
+        for (path, dir) in &self.0 {
+            if let Some(rest) = value.strip_prefix(path.as_str())
+                && (rest.is_empty() || rest.starts_with('/'))
+            {
+                return format!("{}{rest}", dir.display());
+            }
+        }
+        value.to_owned()
+    }
+}
+
+fn write_all(
+    dir: &Path,
+    files: &[(String, Vec<u8>)],
+    items: Option<&[KeyToPath]>,
+    mode: i32,
+) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    for (key, value) in files {
+        let path = match items {
+            None => key.clone(),
+            Some(items) => match items.iter().find(|item| item.key == *key) {
+                Some(item) => item.path.clone(),
+                None => continue,
+            },
+        };
+        let path = dir.join(path);
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        fs::write(&path, value)?;
+        fs::set_permissions(
+            &path,
+            fs::Permissions::from_mode(u32::try_from(mode).unwrap_or(0o644)),
+        )?;
+    }
+    Ok(())
+}
+
+async fn mount(
+    client: &Client,
+    runner: &Runner,
+    pod: &Pod,
+    volume: &Volume,
+) -> Result<PathBuf, Missing> {
+    let namespace = pod.namespace().unwrap_or_default();
+    let dir = runner
+        .pod_dir(&pod.uid().unwrap_or_default())
+        .join("volumes")
+        .join(&volume.name);
+    let made = if let Some(claim) = &volume.persistent_volume_claim {
+        let dir = runner.claim_dir(&namespace, &claim.claim_name);
+        return fs::create_dir_all(&dir)
+            .map(|()| dir)
+            .map_err(|error| error.to_string());
+    } else if let Some(host) = &volume.host_path {
+        return Ok(PathBuf::from(&host.path));
+    } else if let Some(source) = &volume.secret {
+        let name = source.secret_name.as_deref().unwrap_or("");
+        let files = data(
+            client,
+            &namespace,
+            "secret",
+            name,
+            source.optional == Some(true),
+        )
+        .await?;
+        let mode = source.default_mode.unwrap_or(0o644);
+        write_all(
+            &dir,
+            &files.unwrap_or_default(),
+            source.items.as_deref(),
+            mode,
+        )
+    } else if let Some(source) = &volume.config_map {
+        let files = data(
+            client,
+            &namespace,
+            "configmap",
+            &source.name,
+            source.optional == Some(true),
+        )
+        .await?;
+        let mode = source.default_mode.unwrap_or(0o644);
+        write_all(
+            &dir,
+            &files.unwrap_or_default(),
+            source.items.as_deref(),
+            mode,
+        )
+    } else {
+        fs::create_dir_all(&dir)
+    };
+    made.map(|()| dir).map_err(|error| error.to_string())
+}
+
+/// Makes all volumes of a pod. Fails with the words of a kubelet where something is missing.
+pub(crate) async fn mount_all(
+    client: &Client,
+    runner: &Runner,
+    pod: &Pod,
+) -> Result<Vec<(String, PathBuf)>, Missing> {
+    let mut mounted = Vec::new();
+    let volumes = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.volumes.as_deref())
+        .unwrap_or_default();
+    for volume in volumes {
+        let dir = mount(client, runner, pod, volume).await.map_err(|why| {
+            format!(
+                "MountVolume.SetUp failed for volume \"{}\" : {why}",
+                volume.name
+            )
+        })?;
+        mounted.push((volume.name.clone(), dir));
+    }
+    Ok(mounted)
+}

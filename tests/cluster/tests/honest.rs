@@ -1,0 +1,782 @@
+//! What clients may expect of an API server. Always asked of the in-process server, and of a real one as well when
+//! `KUBECONFIG` or `KUBEBUILDER_ASSETS` names it, so that the one in this process cannot drift into leniency.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
+
+use std::time::Duration;
+
+use futures_util::{AsyncBufReadExt as _, StreamExt as _};
+use kube::Client;
+use kube::client::Body;
+use serde_json::{Value, json};
+use test_cluster::{ADMIN, Cluster, Fault, RealServer};
+
+/// A server under test, with a namespace of its own.
+struct Subject {
+    client: Client,
+    namespace: String,
+    _server: Option<Server>,
+}
+
+enum Server {
+    InProcess { _cluster: Cluster },
+    Real { _server: RealServer },
+}
+
+/// An answer as it came: code and body.
+type Answer = (u16, Value);
+
+impl Subject {
+    async fn all() -> Vec<Self> {
+        let cluster = Cluster::builder().api_server_only().start().await.unwrap();
+        let client = cluster.client(ADMIN).unwrap();
+        let mut all = vec![Self::new(client, Some(Server::InProcess { _cluster: cluster })).await];
+        if std::env::var_os("KUBECONFIG").is_some() {
+            all.push(Self::new(Client::try_default().await.unwrap(), None).await);
+        }
+        if let Some(server) = RealServer::from_environment().await.unwrap() {
+            let client = server.client().unwrap();
+            all.push(Self::new(client, Some(Server::Real { _server: server })).await);
+        }
+        all
+    }
+
+    async fn new(client: Client, server: Option<Server>) -> Self {
+        let namespace = format!("honest-{}", uuid::Uuid::new_v4().simple());
+        let subject = Self {
+            client,
+            namespace: namespace.clone(),
+            _server: server,
+        };
+        let (code, body) = subject
+            .post(
+                "/api/v1/namespaces",
+                &json!({"metadata": {"name": namespace}}),
+            )
+            .await;
+        assert_eq!(code, 201, "{body}");
+        subject
+    }
+
+    fn path(&self, resource: &str) -> String {
+        let root = match resource.split('/').next().unwrap_or("") {
+            "jobs" => "/apis/batch/v1",
+            "leases" => "/apis/coordination.k8s.io/v1",
+            _ => "/api/v1",
+        };
+        format!("{root}/namespaces/{}/{resource}", self.namespace)
+    }
+
+    async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        content_type: &str,
+        body: Option<&Value>,
+    ) -> Answer {
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let request = axum::http::Request::builder()
+            .method(method)
+            .uri(path)
+            .header("content-type", content_type);
+        let response = self
+            .client
+            .send(request.body(Body::from(body.into_bytes())).unwrap())
+            .await
+            .unwrap();
+        let code = response.status().as_u16();
+        let bytes = response.into_body().collect_bytes().await.unwrap();
+        (code, serde_json::from_slice(&bytes).unwrap_or(Value::Null))
+    }
+
+    async fn post(&self, path: &str, body: &Value) -> Answer {
+        self.send("POST", path, "application/json", Some(body))
+            .await
+    }
+
+    async fn create(&self, resource: &str, body: &Value) -> Answer {
+        self.post(&self.path(resource), body).await
+    }
+
+    async fn get(&self, resource: &str) -> Answer {
+        self.send("GET", &self.path(resource), "application/json", None)
+            .await
+    }
+
+    async fn merge(&self, resource: &str, body: &Value) -> Answer {
+        self.send(
+            "PATCH",
+            &self.path(resource),
+            "application/merge-patch+json",
+            Some(body),
+        )
+        .await
+    }
+
+    async fn delete(&self, resource: &str, options: &Value) -> Answer {
+        self.send(
+            "DELETE",
+            &self.path(resource),
+            "application/json",
+            Some(options),
+        )
+        .await
+    }
+
+    /// The first `count` events of a watch.
+    async fn watch(&self, resource: &str, query: &str, count: usize) -> Vec<Value> {
+        let path = format!(
+            "{}?watch=true&timeoutSeconds=10&{query}",
+            self.path(resource)
+        );
+        let request = axum::http::Request::get(path).body(Vec::new()).unwrap();
+        let lines = self.client.request_stream(request).await.unwrap().lines();
+        let events = lines
+            .take(count)
+            .map(|line| serde_json::from_str(&line.unwrap()).unwrap())
+            .collect::<Vec<_>>();
+        tokio::time::timeout(Duration::from_secs(20), events)
+            .await
+            .unwrap()
+    }
+}
+
+fn job(name: &str) -> Value {
+    json!({
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name},
+        "spec": {"suspend": true, "template": {"spec": {
+            "restartPolicy": "Never", "containers": [{"name": "executor", "image": "example.com/executor:1"}],
+        }}},
+    })
+}
+
+fn with(mut object: Value, pointer: &str, value: Value) -> Value {
+    let (parent, last) = pointer.rsplit_once('/').unwrap();
+    object.pointer_mut(parent).unwrap()[last] = value;
+    object
+}
+
+fn fields(answer: &Answer) -> Vec<&str> {
+    let causes = answer.1["details"]["causes"]
+        .as_array()
+        .map_or(&[][..], Vec::as_slice);
+    causes
+        .iter()
+        .filter_map(|cause| cause["field"].as_str())
+        .collect()
+}
+
+const POD: &str = "/spec/template/spec";
+
+#[tokio::test]
+async fn a_created_job_has_identity_and_defaults() {
+    for subject in Subject::all().await {
+        let (code, created) = subject.create("jobs", &job("a")).await;
+        assert_eq!(code, 201, "{created}");
+        let uid = &created["metadata"]["uid"];
+        assert_eq!(created["metadata"]["generation"], 1);
+        assert!(created["metadata"]["creationTimestamp"].is_string());
+        assert_eq!(created["spec"]["backoffLimit"], 6);
+        assert_eq!(
+            (
+                &created["spec"]["completions"],
+                &created["spec"]["parallelism"]
+            ),
+            (&json!(1), &json!(1))
+        );
+        assert_eq!(
+            created["spec"]["podReplacementPolicy"],
+            "TerminatingOrFailed"
+        );
+        assert_eq!(
+            created["spec"]["selector"]["matchLabels"]["batch.kubernetes.io/controller-uid"],
+            *uid
+        );
+        assert_eq!(
+            created["spec"]["template"]["metadata"]["labels"]["job-name"],
+            "a"
+        );
+        let pod = created.pointer(POD).unwrap();
+        assert_eq!(
+            (&pod["dnsPolicy"], &pod["terminationGracePeriodSeconds"]),
+            (&json!("ClusterFirst"), &json!(30))
+        );
+        assert_eq!(pod["containers"][0]["imagePullPolicy"], "IfNotPresent");
+        assert_eq!(
+            pod["containers"][0]["terminationMessagePath"],
+            "/dev/termination-log"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_invalid_job_is_refused_with_the_path_of_each_field() {
+    let policy = |rule: Value| json!({"rules": [rule]});
+    let containers = |extra: Value| {
+        let mut container = json!({"name": "executor", "image": "a:1"});
+        container
+            .as_object_mut()
+            .unwrap()
+            .extend(extra.as_object().unwrap().clone());
+        json!([container])
+    };
+    let cases = [
+        ("/metadata/name", json!("Not_A_Name"), "metadata.name"),
+        (
+            "/metadata/labels",
+            json!({"a": "has space"}),
+            "metadata.labels",
+        ),
+        (
+            "/metadata/annotations",
+            json!({"a b": ""}),
+            "metadata.annotations",
+        ),
+        ("/spec/backoffLimit", json!(-1), "spec.backoffLimit"),
+        (
+            "/spec/activeDeadlineSeconds",
+            json!(-1),
+            "spec.activeDeadlineSeconds",
+        ),
+        (
+            "/spec/template/spec/restartPolicy",
+            json!("Always"),
+            "spec.template.spec.restartPolicy",
+        ),
+        (
+            "/spec/template/metadata",
+            json!({"labels": {"a": "-"}}),
+            "spec.template.labels",
+        ),
+        (
+            "/spec/podFailurePolicy",
+            policy(json!({"action": "FailJob", "onExitCodes": {"operator": "In", "values": [0]}})),
+            "spec.podFailurePolicy.rules[0].onExitCodes.values[0]",
+        ),
+        (
+            "/spec/podFailurePolicy",
+            policy(
+                json!({"action": "FailJob", "onExitCodes": {"operator": "In", "values": [1], "containerName": "b"}}),
+            ),
+            "spec.podFailurePolicy.rules[0].onExitCodes.containerName",
+        ),
+        (
+            "/spec/template/spec/tolerations",
+            json!([{"key": "a", "operator": "Exists", "value": "b"}]),
+            "spec.template.spec.tolerations[0].operator",
+        ),
+        (
+            "/spec/template/spec/containers",
+            containers(json!({"volumeMounts": [{"name": "none", "mountPath": "/a"}]})),
+            "spec.template.spec.containers[0].volumeMounts[0].name",
+        ),
+        (
+            "/spec/template/spec/containers",
+            containers(json!({"resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "2"}}})),
+            "spec.template.spec.containers[0].resources.requests",
+        ),
+        (
+            "/spec/template/spec/containers",
+            containers(json!({"env": [{"name": "A=B", "value": "c"}]})),
+            "spec.template.spec.containers[0].env[0].name",
+        ),
+        (
+            "/spec/template/spec/volumes",
+            json!([{"name": "a", "emptyDir": {}}, {"name": "a", "emptyDir": {}}]),
+            "spec.template.spec.volumes[1].name",
+        ),
+    ];
+    for subject in Subject::all().await {
+        for (pointer, value, field) in &cases {
+            let answer = subject
+                .create("jobs", &with(job("a"), pointer, value.clone()))
+                .await;
+            assert_eq!(
+                (answer.0, &answer.1["reason"]),
+                (422, &json!("Invalid")),
+                "{pointer}: {}",
+                answer.1
+            );
+            assert!(fields(&answer).contains(field), "{field}: {}", answer.1);
+        }
+        let long = subject.create("jobs", &job(&"a".repeat(64))).await;
+        assert_eq!(
+            (long.0, fields(&long).contains(&"spec.template.labels")),
+            (422, true),
+            "{}",
+            long.1
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_decoded_is_a_bad_request() {
+    for subject in Subject::all().await {
+        for body in [
+            json!({"apiVersion": "batch/v1", "kind": "Nonsense"}),
+            with(job("a"), "/spec/backoffLimit", json!("many")),
+            with(job("a"), "/apiVersion", json!("v1")),
+            with(
+                job("a"),
+                "/spec/template/spec/containers",
+                json!([{
+                    "name": "a", "image": "a", "resources": {"limits": {"memory": "1GB"}},
+                }]),
+            ),
+        ] {
+            let (code, status) = subject.create("jobs", &body).await;
+            assert_eq!(
+                (code, &status["reason"]),
+                (400, &json!("BadRequest")),
+                "{status}"
+            );
+        }
+        let path = subject.path("jobs");
+        let (code, status) = subject
+            .send("POST", &path, "text/plain", Some(&job("a")))
+            .await;
+        assert_eq!(
+            (code, &status["reason"]),
+            (415, &json!("UnsupportedMediaType")),
+            "{status}"
+        );
+        let secret = json!({"metadata": {"name": "a"}, "data": {"a": "not base64!"}});
+        assert_eq!(subject.create("secrets", &secret).await.0, 400);
+        assert_eq!(
+            subject
+                .post("/apis/batch/v1/namespaces/none-such/jobs", &job("a"))
+                .await
+                .0,
+            404
+        );
+    }
+}
+
+#[tokio::test]
+async fn names_are_taken_once_and_versions_guard_updates() {
+    for subject in Subject::all().await {
+        let (_, created) = subject.create("jobs", &job("a")).await;
+        let (code, status) = subject.create("jobs", &job("a")).await;
+        assert_eq!((code, &status["reason"]), (409, &json!("AlreadyExists")));
+        assert_eq!(status["message"], "jobs.batch \"a\" already exists");
+        assert_eq!(
+            status["details"],
+            json!({"name": "a", "group": "batch", "kind": "jobs"})
+        );
+        let labelled = subject
+            .merge("jobs/a", &json!({"metadata": {"labels": {"b": "c"}}}))
+            .await;
+        assert_eq!(labelled.0, 200);
+        let stale = json!({"metadata": {"resourceVersion": created["metadata"]["resourceVersion"], "labels": {"b": "d"}}});
+        let (code, status) = subject.merge("jobs/a", &stale).await;
+        assert_eq!(
+            (code, &status["reason"]),
+            (409, &json!("Conflict")),
+            "{status}"
+        );
+        let path = subject.path("jobs/a");
+        let (code, _) = subject
+            .send("PUT", &path, "application/json", Some(&created))
+            .await;
+        assert_eq!(code, 409);
+        let (code, status) = subject.get("jobs/none").await;
+        assert_eq!(
+            (code, &status["message"]),
+            (404, &json!("jobs.batch \"none\" not found"))
+        );
+    }
+}
+
+#[tokio::test]
+async fn of_a_job_only_what_may_change_changes() {
+    for subject in Subject::all().await {
+        subject.create("jobs", &job("a")).await;
+        let (code, released) = subject
+            .merge("jobs/a", &json!({"spec": {"suspend": false}}))
+            .await;
+        assert_eq!(
+            (code, &released["metadata"]["generation"]),
+            (200, &json!(2)),
+            "{released}"
+        );
+        let template = json!({"spec": {"template": {"spec": {"dnsPolicy": "None"}}}});
+        let answer = subject.merge("jobs/a", &template).await;
+        assert_eq!(
+            (answer.0, fields(&answer).contains(&"spec.template")),
+            (422, true),
+            "{}",
+            answer.1
+        );
+        let answer = subject
+            .merge("jobs/a", &json!({"spec": {"completions": 2}}))
+            .await;
+        assert_eq!(
+            (answer.0, fields(&answer)),
+            (422, vec!["spec.completions"]),
+            "{}",
+            answer.1
+        );
+        // Status is no part of a plain update.
+        let (_, patched) = subject
+            .merge("jobs/a", &json!({"status": {"succeeded": 5}}))
+            .await;
+        assert!(patched["status"]["succeeded"].is_null(), "{patched}");
+    }
+}
+
+#[tokio::test]
+async fn each_patch_language_has_its_content_type() {
+    for subject in Subject::all().await {
+        subject
+            .create(
+                "configmaps",
+                &json!({"metadata": {"name": "a"}, "data": {"a": "1"}}),
+            )
+            .await;
+        let path = subject.path("configmaps/a");
+        let operations = json!([{"op": "replace", "path": "/data/a", "value": "2"}]);
+        let (code, patched) = subject
+            .send(
+                "PATCH",
+                &path,
+                "application/json-patch+json",
+                Some(&operations),
+            )
+            .await;
+        assert_eq!((code, &patched["data"]["a"]), (200, &json!("2")));
+        let strategic = "application/strategic-merge-patch+json";
+        let (code, patched) = subject
+            .send(
+                "PATCH",
+                &path,
+                strategic,
+                Some(&json!({"data": {"b": "3"}})),
+            )
+            .await;
+        assert_eq!(
+            (code, &patched["data"]),
+            (200, &json!({"a": "2", "b": "3"}))
+        );
+        assert_eq!(
+            subject
+                .send("PATCH", &path, "application/json", Some(&json!({})))
+                .await
+                .0,
+            415
+        );
+        let apply = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "b"}, "data": {"a": "1"}});
+        let path = subject.path("configmaps/b");
+        let content_type = "application/apply-patch+yaml";
+        assert_eq!(
+            subject
+                .send("PATCH", &path, content_type, Some(&apply))
+                .await
+                .0,
+            422
+        );
+        let one = format!("{path}?fieldManager=one");
+        assert_eq!(
+            subject
+                .send("PATCH", &one, content_type, Some(&apply))
+                .await
+                .0,
+            201
+        );
+        let other = with(apply, "/data/a", json!("2"));
+        let two = format!("{path}?fieldManager=two");
+        let (code, status) = subject
+            .send("PATCH", &two, content_type, Some(&other))
+            .await;
+        assert_eq!(
+            (code, &status["details"]["causes"][0]["reason"]),
+            (409, &json!("FieldManagerConflict"))
+        );
+        let (code, _) = subject
+            .send(
+                "PATCH",
+                &format!("{two}&force=true"),
+                content_type,
+                Some(&other),
+            )
+            .await;
+        assert_eq!(code, 200);
+    }
+}
+
+#[tokio::test]
+async fn lists_are_selected_and_paged() {
+    for subject in Subject::all().await {
+        for (name, colour) in [("a", "red"), ("b", "blue"), ("c", "red")] {
+            let map = json!({"metadata": {"name": name, "labels": {"colour": colour}}});
+            subject.create("configmaps", &map).await;
+        }
+        let names = |list: &Value| -> Vec<String> {
+            let items = list["items"].as_array().unwrap();
+            items
+                .iter()
+                .map(|item| item["metadata"]["name"].as_str().unwrap().to_owned())
+                .collect()
+        };
+        for (query, expected) in [
+            ("labelSelector=colour%3Dred", vec!["a", "c"]),
+            ("labelSelector=colour+in+(blue,green)", vec!["b"]),
+            ("labelSelector=colour,colour!%3Dred", vec!["b"]),
+            ("fieldSelector=metadata.name%3Dc", vec!["c"]),
+        ] {
+            let (code, list) = subject.get(&format!("configmaps?{query}")).await;
+            assert_eq!(
+                (code, &list["kind"]),
+                (200, &json!("ConfigMapList")),
+                "{list}"
+            );
+            assert_eq!(names(&list), expected, "{query}");
+        }
+        let (_, page) = subject.get("configmaps?limit=2&labelSelector=colour").await;
+        assert_eq!(names(&page), ["a", "b"]);
+        subject
+            .create(
+                "configmaps",
+                &json!({"metadata": {"name": "d", "labels": {"colour": "red"}}}),
+            )
+            .await;
+        let token = page["metadata"]["continue"].as_str().unwrap();
+        let (_, rest) = subject
+            .get(&format!(
+                "configmaps?limit=2&labelSelector=colour&continue={token}"
+            ))
+            .await;
+        assert_eq!(names(&rest), ["c"], "a list is of one version");
+        assert_eq!(
+            subject.get("configmaps?fieldSelector=data.a%3Db").await.0,
+            400
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_watch_tells_what_enters_and_leaves_a_selector() {
+    for subject in Subject::all().await {
+        let (_, list) = subject.get("configmaps").await;
+        let from = list["metadata"]["resourceVersion"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        subject
+            .create("configmaps", &json!({"metadata": {"name": "a"}}))
+            .await;
+        subject
+            .merge("configmaps/a", &json!({"metadata": {"labels": {"x": "y"}}}))
+            .await;
+        subject
+            .merge("configmaps/a", &json!({"data": {"k": "v"}}))
+            .await;
+        subject
+            .merge(
+                "configmaps/a",
+                &json!({"metadata": {"labels": {"x": null}}}),
+            )
+            .await;
+        let query = format!("labelSelector=x&resourceVersion={from}");
+        let events = subject.watch("configmaps", &query, 3).await;
+        let kinds: Vec<&str> = events
+            .iter()
+            .filter_map(|event| event["type"].as_str())
+            .collect();
+        assert_eq!(kinds, ["ADDED", "MODIFIED", "DELETED"]);
+        let query = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&fieldSelector=metadata.name%3Da";
+        let events = subject.watch("configmaps", query, 2).await;
+        assert_eq!(events[0]["type"], "ADDED");
+        assert_eq!(
+            events[1]["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"],
+            "true"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_watch_from_a_forgotten_version_has_expired() {
+    let cluster = Cluster::builder().api_server_only().start().await.unwrap();
+    let subject = Subject::new(cluster.client(ADMIN).unwrap(), None).await;
+    subject
+        .create("configmaps", &json!({"metadata": {"name": "a"}}))
+        .await;
+    cluster.compact();
+    subject
+        .create("configmaps", &json!({"metadata": {"name": "b"}}))
+        .await;
+    let events = subject.watch("configmaps", "resourceVersion=1", 1).await;
+    assert_eq!(
+        (&events[0]["type"], &events[0]["object"]["code"]),
+        (&json!("ERROR"), &json!(410))
+    );
+}
+
+#[tokio::test]
+async fn deletion_waits_for_finalizers_and_heeds_preconditions() {
+    for subject in Subject::all().await {
+        let map = json!({"metadata": {"name": "a", "finalizers": ["example.com/wait"]}});
+        subject.create("configmaps", &map).await;
+        let wrong = json!({"preconditions": {"uid": "other"}});
+        assert_eq!(subject.delete("configmaps/a", &wrong).await.0, 409);
+        assert_eq!(subject.delete("configmaps/a", &json!({})).await.0, 200);
+        let (code, waiting) = subject.get("configmaps/a").await;
+        assert_eq!(
+            (code, waiting["metadata"]["deletionTimestamp"].is_string()),
+            (200, true)
+        );
+        subject
+            .merge("configmaps/a", &json!({"metadata": {"finalizers": null}}))
+            .await;
+        assert_eq!(subject.get("configmaps/a").await.0, 404);
+        let (_, job) = subject.create("jobs", &job("a")).await;
+        let (code, deleted) = subject
+            .delete("jobs/a", &json!({"propagationPolicy": "Background"}))
+            .await;
+        assert_eq!(
+            (code, &deleted["details"]["uid"]),
+            (200, &job["metadata"]["uid"])
+        );
+        assert_eq!(deleted["status"], "Success");
+    }
+}
+
+#[tokio::test]
+async fn a_secret_has_a_size_and_may_be_immutable() {
+    for subject in Subject::all().await {
+        let large = "A".repeat(1_500_000);
+        let answer = subject
+            .create(
+                "secrets",
+                &json!({"metadata": {"name": "a"}, "data": {"a": large}}),
+            )
+            .await;
+        assert_eq!((answer.0, fields(&answer)), (422, vec!["data"]));
+        let secret =
+            json!({"metadata": {"name": "a"}, "immutable": true, "stringData": {"a": "b"}});
+        let (code, created) = subject.create("secrets", &secret).await;
+        assert_eq!(
+            (code, &created["data"]["a"], &created["type"]),
+            (201, &json!("Yg=="), &json!("Opaque"))
+        );
+        assert_eq!(
+            subject
+                .merge("secrets/a", &json!({"data": {"a": "Yw=="}}))
+                .await
+                .0,
+            422
+        );
+        let huge = json!({"metadata": {"name": "b"}, "data": {"a": "A".repeat(3_200_000)}});
+        assert_eq!(subject.create("secrets", &huge).await.0, 413);
+    }
+}
+
+#[tokio::test]
+async fn kubectl_finds_its_way() {
+    let Ok(kubectl) = which::which("kubectl") else {
+        return;
+    };
+    let cluster = Cluster::builder().api_server_only().start().await.unwrap();
+    let subject = Subject::new(cluster.client(ADMIN).unwrap(), None).await;
+    subject.create("jobs", &job("a")).await;
+    let config = cluster.kubeconfig_file(ADMIN, &subject.namespace).unwrap();
+    let run = |args: &[&str]| {
+        let output = std::process::Command::new(&kubectl)
+            .env("KUBECONFIG", &config)
+            .env("HOME", config.parent().unwrap())
+            .args(args)
+            .output()
+            .unwrap();
+        format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        )
+    };
+    assert_eq!(run(&["get", "jobs", "-o", "name"]).trim(), "job.batch/a");
+    assert_eq!(
+        run(&["delete", "job", "a", "--wait=false"]).trim(),
+        "job.batch \"a\" deleted"
+    );
+    assert!(run(&["get", "jobs"]).starts_with("No resources found"));
+}
+
+#[tokio::test]
+async fn an_identity_may_do_what_it_was_granted_and_nothing_else() {
+    let cluster = Cluster::builder().api_server_only().start().await.unwrap();
+    let subject = Subject::new(cluster.client(ADMIN).unwrap(), None).await;
+    let strings = |list: &[&str]| {
+        list.iter()
+            .map(|text| (*text).to_owned())
+            .collect::<Vec<_>>()
+    };
+    let rule = test_cluster::Rule {
+        api_groups: strings(&["batch"]),
+        resources: strings(&["jobs"]),
+        verbs: strings(&["create", "get"]),
+        ..Default::default()
+    };
+    cluster.grant("launcher", &subject.namespace, std::slice::from_ref(&rule));
+    let namespace = subject.namespace.clone();
+    let launcher = Subject {
+        client: cluster.client("launcher").unwrap(),
+        namespace,
+        _server: None,
+    };
+    assert_eq!(launcher.create("jobs", &job("a")).await.0, 201);
+    let (code, status) = launcher.delete("jobs/a", &json!({})).await;
+    assert_eq!((code, &status["reason"]), (403, &json!("Forbidden")));
+    let expected = format!(
+        "jobs.batch \"a\" is forbidden: User \"launcher\" cannot delete resource \"jobs\" in API group \"batch\" in \
+         the namespace \"{}\"",
+        launcher.namespace
+    );
+    assert_eq!(status["message"], json!(expected));
+    for (verb, allowed) in [("get", true), ("list", false)] {
+        let asked = json!({"namespace": launcher.namespace, "verb": verb, "group": "batch", "resource": "jobs"});
+        let review = json!({"spec": {"resourceAttributes": asked}});
+        let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+        assert_eq!(
+            launcher.post(path, &review).await.1["status"]["allowed"],
+            json!(allowed)
+        );
+    }
+    let recorded = cluster.recorded().of("launcher");
+    assert_eq!(recorded.denied().len(), 1);
+    assert_eq!(recorded.unused(&[rule]), ["get jobs.batch"]);
+}
+
+#[tokio::test]
+async fn ordered_faults_happen_once_each() {
+    let cluster = Cluster::builder().api_server_only().start().await.unwrap();
+    let subject = Subject::new(cluster.client(ADMIN).unwrap(), None).await;
+    let faults = cluster.faults();
+    // The client itself comes again after such an answer.
+    faults.next(1, "list", "jobs", Fault::TooManyRequests(1));
+    assert_eq!(subject.get("jobs").await.0, 200);
+    let recorded = cluster.recorded();
+    let lists = recorded
+        .requests()
+        .iter()
+        .filter(|request| request.right() == "list jobs.batch");
+    assert_eq!(
+        lists.map(|request| request.status).collect::<Vec<_>>(),
+        [429, 200]
+    );
+    faults.next(1, "create", "jobs", Fault::QuotaExceeded);
+    let (code, status) = subject.create("jobs", &job("a")).await;
+    assert_eq!(code, 403);
+    assert!(
+        status["message"]
+            .as_str()
+            .unwrap()
+            .contains("exceeded quota")
+    );
+    for (fault, stored) in [(Fault::DropBefore, 404), (Fault::DropAfter, 200)] {
+        faults.next(1, "create", "jobs", fault);
+        let request = axum::http::Request::post(subject.path("jobs"))
+            .body(Body::from(job("a").to_string().into_bytes()));
+        assert!(subject.client.send(request.unwrap()).await.is_err());
+        assert_eq!(subject.get("jobs/a").await.0, stored);
+    }
+    assert_eq!(subject.create("jobs", &job("a")).await.0, 409);
+}
