@@ -4,6 +4,7 @@ use std::ffi::OsString;
 
 use clap::{Parser, Subcommand};
 
+use crate::render::RenderArgs;
 use crate::run::args::RunArgs;
 
 /// Launches Terraform and OpenTofu runs, one step per executor process.
@@ -20,6 +21,9 @@ pub struct Args {
 pub enum Command {
     /// Plan and apply a folder on this machine, or run one job document
     Run(Box<RunArgs>),
+    /// Print the Kubernetes objects a job document would become
+    #[command(after_help = RENDER_NOTES)]
+    Render(Box<RenderArgs>),
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  \
         api-launcher completions bash > ~/.local/share/bash-completion/completions/api-launcher")]
@@ -31,6 +35,14 @@ pub enum Command {
     #[command(hide = true)]
     Executor,
 }
+
+const RENDER_NOTES: &str = "\
+The list holds exactly what would be created, and needs no cluster. One thing only the cluster knows is missing: the
+Secret's owner reference, which names the Job's UID. The Job is suspended, as it is created; it is released once its
+Secret exists. The job data in it is encoded, not encrypted: treat the output as the secret it is.
+
+Example:
+  api-launcher render -f job.json | kubectl apply --dry-run=server -f -";
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -85,6 +97,8 @@ mod tests {
     #[case("run --env =x")]
     #[case("run --tool pulumi")]
     #[case("run --output yaml")]
+    #[case("render")]
+    #[case("render -f a -o xml")]
     #[case("launch-all")]
     fn contradictions_are_refused(#[case] line: &str) {
         assert!(parse_words(line).is_err(), "{line}");
@@ -95,6 +109,8 @@ mod tests {
     #[case("run dir --destroy --auto-approve")]
     #[case("run -f - --var a=b --env HOME --env X=1=2 --tool tofu --tool-version ~>1.9")]
     #[case("run --var a= --output json --color never -v")]
+    #[case("render -f - -o json --job-data-mode env")]
+    #[case("render --file job.json")]
     #[case("completions zsh")]
     #[case("executor")]
     fn sensible_lines_are_accepted(#[case] line: &str) {

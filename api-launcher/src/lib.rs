@@ -3,6 +3,9 @@
 
 pub mod cli;
 pub mod cluster;
+pub mod config;
+pub mod manifest;
+pub mod render;
 pub mod run;
 pub mod verdict;
 
@@ -26,6 +29,7 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn dispatch(command: Command) -> ExitCode {
     match command {
         Command::Run(args) => ExitCode::from(run::run(&args)),
+        Command::Render(args) => ExitCode::from(render::run(&args).code()),
         Command::Completions { shell } => completions(shell),
         Command::Executor => executor::main_from_env(),
     }

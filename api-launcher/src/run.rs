@@ -7,7 +7,7 @@ pub mod args;
 mod artifacts;
 mod content;
 mod data;
-mod document;
+pub(crate) mod document;
 mod environment;
 mod error;
 mod event;

@@ -69,5 +69,103 @@ pub const POD_NAME: &str = "MAYFLY_POD_NAME";
 /// See [`POD_NAME`].
 pub const POD_UID: &str = "MAYFLY_POD_UID";
 
+// Settings of a run's Job, as workspace variables (contract 3.3); the launcher takes the same names as defaults.
+
+/// Presence routes a workspace's runs to Jobs. Contract 2.1.
+pub const EPHEMERAL_SWITCH: &str = "TERRAKUBE_ENABLE_EPHEMERAL_EXECUTOR";
+/// Pairs; replaces the default node selector, also when blank.
+pub const EPHEMERAL_NODE_SELECTOR: &str = "EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS";
+/// Tolerations. Contract 3.5.
+pub const EPHEMERAL_TOLERATIONS: &str = "EPHEMERAL_CONFIG_TOLERATIONS";
+/// Service account of the pod.
+pub const EPHEMERAL_SERVICE_ACCOUNT: &str = "EPHEMERAL_CONFIG_SERVICE_ACCOUNT";
+/// Pairs: annotations of the Job.
+pub const EPHEMERAL_ANNOTATIONS: &str = "EPHEMERAL_CONFIG_ANNOTATIONS";
+/// Pairs: annotations of the pod.
+pub const EPHEMERAL_POD_ANNOTATIONS: &str = "EPHEMERAL_CONFIG_POD_ANNOTATIONS";
+/// Pairs: labels of the Job and its pod.
+pub const EPHEMERAL_LABELS: &str = "EPHEMERAL_CONFIG_LABELS";
+/// A `ConfigMap` that is mounted.
+pub const EPHEMERAL_CONFIG_MAP: &str = "EPHEMERAL_CONFIG_MAP_NAME";
+/// Where it is mounted.
+pub const EPHEMERAL_CONFIG_MAP_PATH: &str = "EPHEMERAL_CONFIG_MAP_MOUNT_PATH";
+/// Comma list of `ConfigMap`s that become environment.
+pub const EPHEMERAL_ENV_CONFIG_MAPS: &str = "EPHEMERAL_CONFIG_ENVFROM_CONFIG_MAP";
+/// Pairs: security context of the pod.
+pub const EPHEMERAL_POD_SECURITY: &str = "EPHEMERAL_CONFIG_POD_SECURITY_CONTEXT";
+/// Pairs: security context of the container.
+pub const EPHEMERAL_SECURITY: &str = "EPHEMERAL_CONFIG_SECURITY_CONTEXT";
+/// Requests and limits, as Kubernetes quantities.
+pub const EPHEMERAL_CPU_REQUEST: &str = "EPHEMERAL_CPU_REQUEST";
+/// See [`EPHEMERAL_CPU_REQUEST`].
+pub const EPHEMERAL_CPU_LIMIT: &str = "EPHEMERAL_CPU_LIMIT";
+/// See [`EPHEMERAL_CPU_REQUEST`].
+pub const EPHEMERAL_MEMORY_REQUEST: &str = "EPHEMERAL_MEMORY_REQUEST";
+/// See [`EPHEMERAL_CPU_REQUEST`].
+pub const EPHEMERAL_MEMORY_LIMIT: &str = "EPHEMERAL_MEMORY_LIMIT";
+/// See [`EPHEMERAL_CPU_REQUEST`].
+pub const EPHEMERAL_STORAGE_REQUEST: &str = "EPHEMERAL_STORAGE_REQUEST";
+/// See [`EPHEMERAL_CPU_REQUEST`].
+pub const EPHEMERAL_STORAGE_LIMIT: &str = "EPHEMERAL_STORAGE_LIMIT";
+/// Pairs: extra environment of the container.
+pub const EPHEMERAL_ENV: &str = "EPHEMERAL_JOB_ENV_VARS";
+/// Another executor image for this workspace. Ours; refused unless the policy names its registry.
+pub const EPHEMERAL_IMAGE: &str = "EPHEMERAL_CONFIG_IMAGE";
+/// Where the tool keeps providers; on a workspace it also mounts the claim there.
+pub const PLUGIN_CACHE_DIR: &str = "TF_PLUGIN_CACHE_DIR";
+/// The claim of the plugin cache.
+pub const PLUGIN_CACHE_CLAIM: &str = "PVC_CLAIM_NAME";
+
+// Settings of the launcher for the Jobs it makes. Contract 3.1, 13.1.
+
+/// Namespace of Jobs.
+pub const NAMESPACE: &str = "ExecutorEphemeralNamespace";
+/// Image of the executor.
+pub const IMAGE: &str = "ExecutorEphemeralImage";
+/// Comma list of Secrets that become environment.
+pub const ENV_SECRETS: &str = "ExecutorEphemeralSecret";
+/// Comma list of `ConfigMap`s that become environment.
+pub const ENV_CONFIG_MAPS: &str = "ExecutorEphemeralConfigMap";
+/// Annotations of every pod, as a JSON object or as pairs.
+pub const POD_ANNOTATIONS: &str = "ExecutorEphemeralPodAnnotations";
+/// `activeDeadlineSeconds` of Jobs.
+pub const ACTIVE_DEADLINE_SECONDS: &str = "ExecutorEphemeralActiveDeadlineSeconds";
+/// `backoffLimit` of Jobs.
+pub const BACKOFF_LIMIT: &str = "ExecutorEphemeralBackoffLimit";
+/// `terminationGracePeriodSeconds` of pods, for every type of step.
+pub const TERMINATION_GRACE_PERIOD_SECONDS: &str = "ExecutorEphemeralTerminationGracePeriodSeconds";
+/// `ttlSecondsAfterFinished` of Jobs.
+pub const TTL_SECONDS_AFTER_FINISHED: &str = "ExecutorEphemeralTtlSecondsAfterFinished";
+/// Read for node selectors alone.
+pub const JAVA_TOOL_OPTIONS: &str = "JAVA_TOOL_OPTIONS";
+/// Grace period of steps that change infrastructure; wins over the one for every type.
+pub const APPLY_GRACE_PERIOD_SECONDS: &str = "MAYFLY_APPLY_GRACE_PERIOD_SECONDS";
+/// `secret` or `env`: how the job document reaches the pod.
+pub const JOB_DATA_MODE: &str = "MAYFLY_JOB_DATA_MODE";
+/// `auto`, `on` or `off`: whether a document that is too large may be compressed.
+pub const JOB_DATA_COMPRESSION: &str = "MAYFLY_JOB_DATA_COMPRESSION";
+/// Registry, or registry and path, that images are pulled from instead of their own.
+pub const IMAGE_REGISTRY: &str = "MAYFLY_IMAGE_REGISTRY";
+/// Comma list of pull secrets.
+pub const IMAGE_PULL_SECRETS: &str = "MAYFLY_IMAGE_PULL_SECRETS";
+/// `Always`, `IfNotPresent` or `Never`.
+pub const IMAGE_PULL_POLICY: &str = "MAYFLY_IMAGE_PULL_POLICY";
+/// Priority class of pods.
+pub const PRIORITY_CLASS: &str = "MAYFLY_PRIORITY_CLASS";
+/// YAML or JSON file: a pod template laid over the one that is built.
+pub const POD_TEMPLATE_FILE: &str = "MAYFLY_POD_TEMPLATE_FILE";
+/// YAML or JSON file: what workspaces may override.
+pub const POLICY_FILE: &str = "MAYFLY_POLICY_FILE";
+/// `claim` or `empty-dir`: what is mounted where the plugin cache is asked for.
+pub const PLUGIN_CACHE: &str = "MAYFLY_PLUGIN_CACHE";
+/// Mounts the plugin cache for every workspace; the launcher's counterpart of [`PLUGIN_CACHE_DIR`].
+pub const DEPLOYMENT_PLUGIN_CACHE_DIR: &str = "MAYFLY_PLUGIN_CACHE_DIR";
+/// The launcher's counterpart of [`PLUGIN_CACHE_CLAIM`].
+pub const DEPLOYMENT_PLUGIN_CACHE_CLAIM: &str = "MAYFLY_PLUGIN_CACHE_CLAIM";
+/// Size of the volume runs work in.
+pub const WORK_SIZE_LIMIT: &str = "MAYFLY_WORK_SIZE_LIMIT";
+/// Size of the volume of temporary files.
+pub const TMP_SIZE_LIMIT: &str = "MAYFLY_TMP_SIZE_LIMIT";
+
 /// Largest environment string Linux accepts at `execve`, name, `=` and NUL included (`MAX_ARG_STRLEN`).
 pub const MAX_ENV_STRING_BYTES: usize = 131_072;

@@ -1,0 +1,319 @@
+//! The objects a run needs in the cluster: a Job, and a Secret with its job data.
+//!
+//! Pure: no client, clock, randomness or environment. The same document and the same deployment give the same
+//! bytes, so a second delivery makes nothing new, and `render` shows exactly what would be created.
+
+pub(crate) mod check;
+pub mod deployment;
+pub mod image;
+pub mod job_data;
+pub mod labels;
+pub mod names;
+pub mod overlay;
+pub mod overrides;
+pub mod pairs;
+pub mod pod;
+pub mod pod_security;
+pub mod policy;
+pub mod problem;
+pub mod quantity;
+pub mod tolerations;
+
+use std::collections::BTreeMap;
+
+use job_contract::{JobData, StepType, env};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::batch::v1::{
+    Job, JobSpec, PodFailurePolicy, PodFailurePolicyOnExitCodesRequirement,
+    PodFailurePolicyOnPodConditionsPattern, PodFailurePolicyRule,
+};
+use k8s_openapi::api::core::v1::{PodTemplateSpec, Secret};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::{Value, json};
+
+pub use self::deployment::Deployment;
+pub use self::problem::{Fault, ManifestErrors, Problem};
+
+use self::deployment::MIN_GRACE_SECONDS;
+use self::job_data::Transport;
+use self::overrides::{Names, Overrides};
+use self::problem::Problems;
+
+/// The objects of one run, complete but for what only the cluster knows: the Secret's owner is the Job's UID.
+#[derive(Clone, PartialEq)]
+pub struct Manifest {
+    /// The Job, suspended: it is released when its Secret exists.
+    pub job: Job,
+    /// The Secret with the job data, unless it travels in the Job itself.
+    pub secret: Option<Secret>,
+}
+
+/// Which objects, and never the data in them.
+impl std::fmt::Debug for Manifest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Manifest")
+            .field("job", &self.job.metadata.name)
+            .field("secret", &self.secret.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Manifest {
+    /// The Job as it is created.
+    pub fn suspended(&self) -> Job {
+        self.job.clone()
+    }
+
+    /// Both objects in a `v1/List`, in the order they are created.
+    pub fn to_list(&self) -> Value {
+        let object = |object: Result<Value, _>| object.expect("Kubernetes objects are plain JSON");
+        let mut items = vec![object(serde_json::to_value(&self.job))];
+        items.extend(
+            self.secret
+                .iter()
+                .map(|secret| object(serde_json::to_value(secret))),
+        );
+        json!({"apiVersion": "v1", "kind": "List", "items": items})
+    }
+}
+
+/// Builds the objects of a step, or says everything that is wrong with what its workspace asked for.
+pub fn build(job: &JobData, deployment: &Deployment) -> Result<Manifest, ManifestErrors> {
+    let mut job_problems = Problems::new(Fault::Run);
+    let step_type = check_job(job, &mut job_problems);
+    let mut problems = job_problems.into_vec();
+    let (asked, unreadable) =
+        overrides::read(&job.environment_variables, Names::WORKSPACE, Fault::Run);
+    problems.extend(unreadable);
+    problems.extend(deployment.policy.refusals(&asked));
+    let merged = asked.clone().over(deployment.defaults.clone());
+    problems.extend(implied(&asked, &merged, deployment));
+    let transport = Transport::choose(
+        job,
+        deployment.job_data_mode,
+        deployment.job_data_compression,
+    );
+    let (transport, step_type) = match (transport, step_type) {
+        (Ok(transport), Some(step_type)) if problems.is_empty() => (transport, step_type),
+        (transport, _) => {
+            problems.extend(transport.err());
+            return Err(ManifestErrors::new(problems));
+        }
+    };
+    let name = names::job_name(&job.job_id, &job.step_id);
+    let labels = all_labels(job, step_type, &merged);
+    let template = pod::template(&pod::Ingredients {
+        deployment,
+        asked: &asked,
+        merged: &merged,
+        transport: &transport,
+        name: &name,
+        labels: &labels,
+        grace_seconds: deployment.grace_for(step_type),
+    });
+    check_template(&template, deployment)?;
+    let metadata = ObjectMeta {
+        name: Some(name),
+        namespace: Some(deployment.namespace.clone()),
+        labels: Some(labels),
+        ..ObjectMeta::default()
+    };
+    Ok(Manifest {
+        secret: secret(&metadata, transport),
+        job: Job {
+            metadata: ObjectMeta {
+                annotations: Some(merged.annotations).filter(|map| !map.is_empty()),
+                ..metadata
+            },
+            spec: Some(job_spec(deployment, template)),
+            status: None,
+        },
+    })
+}
+
+/// The ids become labels, so they must be more than path segments.
+fn check_job(job: &JobData, problems: &mut Problems) -> Option<StepType> {
+    if let Err(error) = job.validate() {
+        problems.add("job data", format!("cannot be used: {error}"));
+        return None;
+    }
+    for (field, value) in [
+        ("organizationId", &job.organization_id),
+        ("workspaceId", &job.workspace_id),
+        ("jobId", &job.job_id),
+        ("stepId", &job.step_id),
+    ] {
+        if let Err(rule) = check::label_value(value) {
+            problems.add(field, rule);
+        }
+    }
+    job.step_type().ok()
+}
+
+/// What follows from settings of both levels together: names that are allowed only by being said, and mounts
+/// that meet at one path.
+fn implied(asked: &Overrides, merged: &Overrides, deployment: &Deployment) -> Vec<Problem> {
+    let mut problems = Problems::new(Fault::Run);
+    if asked.plugin_cache_dir.is_some() && deployment.plugin_cache == deployment::PluginCache::Claim
+    {
+        let claim = pod::plugin_cache_claim(merged);
+        let by_operator = deployment.defaults.plugin_cache_claim.as_deref() == Some(claim);
+        let by_name = asked.plugin_cache_claim.is_some();
+        if !by_operator && !by_name && !deployment.policy.persistent_volume_claims.allow(claim) {
+            problems.add(
+                env::PLUGIN_CACHE_DIR,
+                format!(
+                    "asks for the claim `{claim}`, which the policy's `persistentVolumeClaims` does not allow"
+                ),
+            );
+        }
+    }
+    let config_map_path = pod::config_map_path(merged);
+    if merged.config_map.is_some() && merged.plugin_cache_dir.as_deref() == Some(config_map_path) {
+        problems.add(
+            env::EPHEMERAL_CONFIG_MAP_PATH,
+            "must not be the path of the plugin cache",
+        );
+    }
+    if let Some(overlay) = &deployment.overlay {
+        let cache = asked.plugin_cache_dir.as_deref();
+        let config_map = asked.config_map.as_ref().map(|_| config_map_path);
+        for (variable, path) in [
+            (env::PLUGIN_CACHE_DIR, cache),
+            (env::EPHEMERAL_CONFIG_MAP_PATH, config_map),
+        ] {
+            if let Some(mounted) = path.and_then(|path| overlay.mount_meeting(path)) {
+                problems.add(
+                    variable,
+                    format!("must stay clear of `{mounted}`, which the deployment mounts"),
+                );
+            }
+        }
+    }
+    problems.into_vec()
+}
+
+/// Ours last: nobody else's count for these keys.
+fn all_labels(job: &JobData, step_type: StepType, merged: &Overrides) -> BTreeMap<String, String> {
+    let mut all = merged.labels.clone();
+    for (key, value) in [
+        (labels::NAME, labels::NAME_VALUE),
+        (labels::MANAGED_BY, labels::MANAGED_BY_VALUE),
+        (labels::JOB_ID, &job.job_id),
+        (labels::STEP_ID, &job.step_id),
+        (labels::STEP_TYPE, labels::step_type_value(step_type)),
+        (labels::ORGANIZATION, &job.organization_id),
+        (labels::WORKSPACE, &job.workspace_id),
+    ] {
+        all.insert(key.to_owned(), value.to_owned());
+    }
+    all
+}
+
+/// The last word on a finished pod, wherever its settings came from. A workspace's own were refused by name
+/// before, so what is left here is the deployment's.
+fn check_template(
+    template: &PodTemplateSpec,
+    deployment: &Deployment,
+) -> Result<(), ManifestErrors> {
+    let mut problems = Problems::new(Fault::Deployment);
+    let spec = template.spec.clone().unwrap_or_default();
+    let subject = match deployment.overlay {
+        Some(_) => env::POD_TEMPLATE_FILE,
+        None => env::EPHEMERAL_POD_SECURITY,
+    };
+    for violation in pod_security::violations(&spec, deployment.policy.pod_security) {
+        problems.add(
+            subject,
+            format!(
+                "breaks the policy's `podSecurity: {}`: {violation}",
+                deployment.policy.pod_security
+            ),
+        );
+    }
+    let grace = spec.termination_grace_period_seconds.unwrap_or_default();
+    if grace < MIN_GRACE_SECONDS {
+        problems.add(
+            subject,
+            format!(
+                "leaves {grace} s of grace, less than the {MIN_GRACE_SECONDS} s the executor needs to stop and save"
+            ),
+        );
+    }
+    if grace >= deployment.active_deadline_seconds {
+        problems.add(
+            env::ACTIVE_DEADLINE_SECONDS,
+            format!("must be longer than the grace period of {grace} s"),
+        );
+    }
+    ManifestErrors::check(problems.into_vec())
+}
+
+fn job_spec(deployment: &Deployment, template: PodTemplateSpec) -> JobSpec {
+    let backoff_limit = deployment.effective_backoff_limit();
+    JobSpec {
+        active_deadline_seconds: Some(deployment.active_deadline_seconds),
+        backoff_limit: Some(backoff_limit),
+        completions: Some(1),
+        parallelism: Some(1),
+        pod_failure_policy: (backoff_limit > 0).then(failure_policy),
+        // Never two pods of one run at once.
+        pod_replacement_policy: Some("Failed".to_owned()),
+        suspend: Some(true),
+        template,
+        ttl_seconds_after_finished: Some(deployment.ttl_seconds_after_finished),
+        ..JobSpec::default()
+    }
+}
+
+/// An executor that ended has the last word, and only its own "nothing was started" is tried again. A pod that
+/// was disrupted before its executor could say anything is replaced without counting: should it have started
+/// the step after all, its claim stops the next one.
+fn failure_policy() -> PodFailurePolicy {
+    let again = i32::from(job_contract::Exit::Infrastructure.code());
+    PodFailurePolicy {
+        rules: vec![
+            PodFailurePolicyRule {
+                action: "FailJob".to_owned(),
+                on_exit_codes: Some(PodFailurePolicyOnExitCodesRequirement {
+                    container_name: Some(pod::CONTAINER.to_owned()),
+                    operator: "NotIn".to_owned(),
+                    values: vec![again],
+                }),
+                on_pod_conditions: None,
+            },
+            PodFailurePolicyRule {
+                action: "Ignore".to_owned(),
+                on_exit_codes: None,
+                on_pod_conditions: Some(vec![PodFailurePolicyOnPodConditionsPattern {
+                    status: "True".to_owned(),
+                    type_: "DisruptionTarget".to_owned(),
+                }]),
+            },
+        ],
+    }
+}
+
+fn secret(metadata: &ObjectMeta, transport: Transport) -> Option<Secret> {
+    let encoded = match transport {
+        Transport::Literal(_) => return None,
+        Transport::SecretEnv(encoded) | Transport::SecretFile(encoded) => encoded,
+    };
+    Some(Secret {
+        metadata: metadata.clone(),
+        data: Some(
+            [(
+                pod::JOB_DATA_KEY.to_owned(),
+                ByteString(encoded.into_bytes()),
+            )]
+            .into(),
+        ),
+        // A pod reads what was dispatched and nothing else; and the kubelet need not watch it.
+        immutable: Some(true),
+        type_: Some("Opaque".to_owned()),
+        string_data: None,
+    })
+}
+
+#[cfg(test)]
+mod tests;

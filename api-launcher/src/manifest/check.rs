@@ -1,0 +1,246 @@
+//! What Kubernetes accepts as names, labels, environment names and paths. Each function says the rule that is
+//! broken as a phrase that follows the name of the thing: "`x` must …".
+
+/// Longest label value, label name and DNS label.
+const LABEL: usize = 63;
+/// Longest DNS subdomain.
+const SUBDOMAIN: usize = 253;
+
+fn is_alphanumeric(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric()
+}
+
+/// Letters, digits, `-`, `_`, `.`, beginning and ending with a letter or digit.
+fn is_label_text(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    bytes.len() <= LABEL
+        && bytes.first().copied().is_some_and(is_alphanumeric)
+        && bytes.last().copied().is_some_and(is_alphanumeric)
+        && bytes
+            .iter()
+            .all(|b| is_alphanumeric(*b) || b"-_.".contains(b))
+}
+
+fn is_dns_label(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    bytes.len() <= LABEL
+        && bytes.first().copied().is_some_and(plain)
+        && bytes.last().copied().is_some_and(plain)
+        && bytes.iter().all(|b| plain(*b) || *b == b'-')
+}
+
+fn is_subdomain(text: &str) -> bool {
+    text.len() <= SUBDOMAIN
+        && text.split('.').all(|part| {
+            // Kubernetes limits the whole name only, not its parts.
+            is_dns_label(part) || (part.len() > LABEL && is_dns_label_of_any_length(part))
+        })
+}
+
+fn is_dns_label_of_any_length(text: &str) -> bool {
+    text.bytes()
+        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+/// A key of a label, an annotation, a node selector or a taint.
+pub(crate) fn qualified_name(key: &str) -> Result<(), &'static str> {
+    let (prefix, name) = match key.split_once('/') {
+        Some((prefix, name)) => (Some(prefix), name),
+        None => (None, key),
+    };
+    if !prefix.is_none_or(is_subdomain) {
+        return Err(
+            "must have a DNS subdomain (lower case, 253 characters at most) before its `/`",
+        );
+    }
+    if !is_label_text(name) {
+        return Err(
+            "must be 1 to 63 letters, digits, `-`, `_` or `.`, with a letter or digit at both ends",
+        );
+    }
+    Ok(())
+}
+
+/// A value of a label, a node selector or a taint.
+pub(crate) fn label_value(value: &str) -> Result<(), &'static str> {
+    if value.is_empty() || is_label_text(value) {
+        Ok(())
+    } else {
+        Err(
+            "must have a value of at most 63 letters, digits, `-`, `_` or `.`, with a letter or digit at both ends",
+        )
+    }
+}
+
+/// The name of a namespace.
+pub(crate) fn dns_label(name: &str) -> Result<(), &'static str> {
+    if is_dns_label(name) {
+        Ok(())
+    } else {
+        Err(
+            "must be 1 to 63 lower-case letters, digits or `-`, with a letter or digit at both ends",
+        )
+    }
+}
+
+/// The name of any other object.
+pub(crate) fn object_name(name: &str) -> Result<(), &'static str> {
+    if is_subdomain(name) {
+        Ok(())
+    } else {
+        Err(
+            "must be an object name: lower-case letters, digits, `-` and `.`, with a letter or digit at both ends, \
+             253 characters at most",
+        )
+    }
+}
+
+/// The name of an environment variable, as every supported Kubernetes accepts it.
+pub(crate) fn env_name(name: &str) -> Result<(), &'static str> {
+    let mut bytes = name.bytes();
+    let first = bytes
+        .next()
+        .is_some_and(|b| b.is_ascii_alphabetic() || b"-_.".contains(&b));
+    let rest = bytes.all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+    if first && rest && name != "." && !name.starts_with("..") {
+        Ok(())
+    } else {
+        Err("must be letters, digits, `_`, `-` or `.`, not starting with a digit")
+    }
+}
+
+/// Folders that belong to the system or to the launcher; mounting over them, or around them, breaks the pod.
+const RESERVED_PATHS: &[&str] = &[
+    "/dev",
+    "/etc/ssl",
+    "/home/mayfly/work",
+    "/lib",
+    "/proc",
+    "/run/mayfly",
+    "/sys",
+    "/usr",
+    "/var/run/secrets",
+];
+
+/// A path something is mounted at.
+pub(crate) fn mount_path(path: &str) -> Result<(), &'static str> {
+    if !path.starts_with('/') || path.contains([':', '\0', '\n']) {
+        return Err("must be an absolute path without `:`");
+    }
+    let parts: Vec<&str> = path
+        .split('/')
+        .filter(|part| !part.is_empty() && *part != ".")
+        .collect();
+    if parts.contains(&"..") {
+        return Err("must not contain `..`");
+    }
+    let plain = format!("/{}", parts.join("/"));
+    let within = |inner: &str, outer: &str| {
+        inner == outer
+            || inner
+                .strip_prefix(outer)
+                .is_some_and(|rest| rest.starts_with('/'))
+    };
+    if parts.is_empty()
+        || plain == "/tmp"
+        || RESERVED_PATHS
+            .iter()
+            .any(|reserved| within(&plain, reserved) || within(reserved, &plain))
+    {
+        return Err("must not be a folder of the system or of the executor itself");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("team", true)]
+    #[case("kubernetes.io/os", true)]
+    #[case("a_b.c-D", true)]
+    #[case("", false)]
+    #[case("/x", false)]
+    #[case("a/b/c", false)]
+    #[case("-a", false)]
+    #[case("a.", false)]
+    #[case("Upper.example/x", false)]
+    #[case("sp ace", false)]
+    #[case("é", false)]
+    fn keys_are_qualified_names(#[case] key: &str, #[case] valid: bool) {
+        assert_eq!(qualified_name(key).is_ok(), valid, "{key}");
+    }
+
+    #[test]
+    fn lengths_are_those_of_kubernetes() {
+        let long = |n: usize| "a".repeat(n);
+        assert!(label_value(&long(63)).is_ok());
+        assert!(label_value(&long(64)).is_err());
+        assert!(qualified_name(&format!("example.com/{}", long(63))).is_ok());
+        assert!(qualified_name(&long(64)).is_err());
+        assert!(qualified_name(&format!("{}/x", long(253))).is_ok());
+        assert!(qualified_name(&format!("{}/x", long(254))).is_err());
+        assert!(object_name(&long(253)).is_ok());
+        assert!(object_name(&long(254)).is_err());
+        assert!(dns_label(&long(64)).is_err());
+    }
+
+    #[rstest]
+    #[case("", true)]
+    #[case("x=y", false)]
+    #[case("true", true)]
+    #[case("a b", false)]
+    #[case("-a", false)]
+    fn label_values_are_short_and_plain(#[case] value: &str, #[case] valid: bool) {
+        assert_eq!(label_value(value).is_ok(), valid, "{value}");
+    }
+
+    #[rstest]
+    #[case("terraform-runner", true)]
+    #[case("a.b", true)]
+    #[case("a..b", false)]
+    #[case("A", false)]
+    #[case("a/b", false)]
+    #[case("", false)]
+    #[case(" a", false)]
+    fn object_names_are_subdomains(#[case] name: &str, #[case] valid: bool) {
+        assert_eq!(object_name(name).is_ok(), valid, "{name}");
+    }
+
+    #[rstest]
+    #[case("TF_LOG", true)]
+    #[case("my.env-name", true)]
+    #[case("1A", false)]
+    #[case("", false)]
+    #[case("A B", false)]
+    #[case("..", false)]
+    fn environment_names_are_those_every_cluster_takes(#[case] name: &str, #[case] valid: bool) {
+        assert_eq!(env_name(name).is_ok(), valid, "{name}");
+    }
+
+    #[rstest]
+    #[case("/data", true)]
+    #[case("/var/cache/tf", true)]
+    #[case("/home/mayfly/.terraform.d", true)]
+    #[case("/tmp/cache", true)]
+    #[case("data", false)]
+    #[case("/", false)]
+    #[case("//", false)]
+    #[case("/.", false)]
+    #[case("/a/../etc", false)]
+    #[case("/tmp", false)]
+    #[case("/tmp/", false)]
+    #[case("/run", false)]
+    #[case("/run/mayfly/x", false)]
+    #[case("/home/mayfly", false)]
+    #[case("/proc/1", false)]
+    #[case("/a:ro", false)]
+    fn mounts_stay_out_of_reserved_folders(#[case] path: &str, #[case] valid: bool) {
+        assert_eq!(mount_path(path).is_ok(), valid, "{path}");
+    }
+}

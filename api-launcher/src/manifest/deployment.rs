@@ -1,0 +1,149 @@
+//! What the operator decided for every run.
+
+use std::collections::BTreeMap;
+
+use job_contract::StepType;
+
+use super::job_data::{Compression, Mode};
+use super::overlay::Overlay;
+use super::overrides::{Overrides, Resources, Span};
+use super::policy::Policy;
+use super::quantity::Amount;
+
+/// The image used when none is configured: the executor of the same release.
+pub const DEFAULT_IMAGE: &str = concat!("mayfly-executor:", env!("CARGO_PKG_VERSION"));
+/// Namespace used when none is configured (contract 3.1).
+pub const DEFAULT_NAMESPACE: &str = "terrakube";
+/// Secret used when none is configured (contract 3.1).
+pub const DEFAULT_ENV_SECRET: &str = "terrakube-executor-secrets";
+/// The least time the executor needs to stop its tool, store what there is and report.
+pub const MIN_GRACE_SECONDS: i64 = 30;
+
+/// Everything the manifest needs beside the job data.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Deployment {
+    /// Namespace of every object.
+    pub namespace: String,
+    /// The executor's image.
+    pub image: String,
+    /// Registry, or registry and path, that takes the place of images' own.
+    pub image_registry: Option<String>,
+    /// `imagePullPolicy`; `None` leaves it to Kubernetes.
+    pub image_pull_policy: Option<String>,
+    pub image_pull_secrets: Vec<String>,
+    /// Secrets that become environment.
+    pub env_secrets: Vec<String>,
+    /// `ConfigMap`s that become environment.
+    pub env_config_maps: Vec<String>,
+    /// What the same variables say on the launcher; a workspace's own win.
+    pub defaults: Overrides,
+    pub job_data_mode: Mode,
+    pub job_data_compression: Compression,
+    pub active_deadline_seconds: i64,
+    /// For steps that change infrastructure.
+    pub apply_grace_seconds: i64,
+    /// For all others.
+    pub grace_seconds: i64,
+    pub ttl_seconds_after_finished: i32,
+    /// `None`: 2 in secret mode, where the executor's claim makes a second pod harmless, 0 in env mode.
+    pub backoff_limit: Option<i32>,
+    pub priority_class: Option<String>,
+    pub plugin_cache: PluginCache,
+    pub work_size_limit: Amount,
+    pub tmp_size_limit: Amount,
+    /// A pod template laid over the one that is built.
+    pub overlay: Option<Overlay>,
+    pub policy: Policy,
+}
+
+/// What is mounted where a plugin cache is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PluginCache {
+    /// The claim. A pod whose claim does not exist waits, and says so.
+    #[default]
+    Claim,
+    /// An empty folder, for clusters without such claims: the path exists, and nothing is shared.
+    EmptyDir,
+}
+
+fn amount(text: &'static str) -> Amount {
+    Amount::parse(text).expect("the defaults are quantities")
+}
+
+impl Default for Deployment {
+    fn default() -> Self {
+        Self {
+            namespace: DEFAULT_NAMESPACE.to_owned(),
+            image: DEFAULT_IMAGE.to_owned(),
+            image_registry: None,
+            image_pull_policy: None,
+            image_pull_secrets: Vec::new(),
+            env_secrets: vec![DEFAULT_ENV_SECRET.to_owned()],
+            env_config_maps: Vec::new(),
+            defaults: Overrides::default(),
+            job_data_mode: Mode::default(),
+            job_data_compression: Compression::default(),
+            active_deadline_seconds: 21_600,
+            apply_grace_seconds: 300,
+            grace_seconds: 60,
+            ttl_seconds_after_finished: 600,
+            backoff_limit: None,
+            priority_class: None,
+            plugin_cache: PluginCache::default(),
+            work_size_limit: amount("10Gi"),
+            tmp_size_limit: amount("1Gi"),
+            overlay: None,
+            policy: Policy::default(),
+        }
+    }
+}
+
+impl Deployment {
+    /// What is requested when nobody says anything: never best effort, and no limit on CPU, which only slows.
+    pub(super) fn default_resources() -> Resources {
+        Resources {
+            cpu: Span {
+                request: Some(amount("250m")),
+                limit: None,
+            },
+            memory: Span {
+                request: Some(amount("512Mi")),
+                limit: Some(amount("2Gi")),
+            },
+            ephemeral_storage: Span {
+                request: Some(amount("2Gi")),
+                limit: None,
+            },
+        }
+    }
+
+    /// Seconds between SIGTERM and SIGKILL for this type of step.
+    pub const fn grace_for(&self, step_type: StepType) -> i64 {
+        if step_type.changes_infrastructure() {
+            self.apply_grace_seconds
+        } else {
+            self.grace_seconds
+        }
+    }
+
+    /// How often a failed pod is replaced.
+    pub fn effective_backoff_limit(&self) -> i32 {
+        self.backoff_limit.unwrap_or(match self.job_data_mode {
+            Mode::Secret => 2,
+            Mode::Env => 0,
+        })
+    }
+}
+
+/// Annotations that keep a node under its runs; any level may say otherwise.
+pub(super) fn default_pod_annotations() -> BTreeMap<String, String> {
+    use super::labels::{DO_NOT_DISRUPT, DO_NOT_EVICT, SAFE_TO_EVICT};
+    [
+        (SAFE_TO_EVICT, "false"),
+        (DO_NOT_DISRUPT, "true"),
+        (DO_NOT_EVICT, "true"),
+    ]
+    .into_iter()
+    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+    .collect()
+}

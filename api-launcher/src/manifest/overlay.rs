@@ -1,0 +1,287 @@
+//! The operator's pod template, laid over the one that is built: affinity, topology spread, volumes, init
+//! containers, side-cars, proxies, certificates, whatever Kubernetes has.
+//!
+//! It is merged as `kubectl patch` would: objects key by key, containers, volumes, environment and mounts by
+//! their name (mounts by their path), other lists replaced whole. A volume or an environment variable of the
+//! same name is replaced as a whole, because two sources of one make no sense. Nothing is removed by it.
+
+use k8s_openapi::DeepMerge as _;
+use k8s_openapi::api::core::v1::{Container, EnvVar, PodTemplateSpec, Volume};
+use serde_json::Value;
+
+use super::labels;
+use super::overrides::{RESERVED_ENV, Resources};
+use super::pod::{self, CONTAINER, JOB_DATA_VOLUME, RUN_DIR};
+use super::quantity::Amount;
+
+/// A pod template that has been checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Overlay(PodTemplateSpec);
+
+/// Why a document cannot be laid over a pod template; a phrase that follows the name of the setting.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OverlayError {
+    /// Not shaped like a pod template.
+    #[error("is no pod template: {0}")]
+    Shape(String),
+    /// A field this release does not know, or a misspelt one.
+    #[error("has the field `{0}`, which a pod template does not have")]
+    UnknownField(String),
+    /// Something only the launcher decides.
+    #[error("sets {0}, which is the launcher's own")]
+    Reserved(String),
+    /// A quantity that is none.
+    #[error("has the quantity `{0}`, which cannot be read")]
+    Quantity(String),
+    /// A container that could never be created.
+    #[error("has a request of {request} above its limit of {limit}")]
+    AboveLimit { request: String, limit: String },
+}
+
+impl Overlay {
+    /// Reads a template from YAML or JSON, and everything that is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, Vec<OverlayError>> {
+        let shape = |error: String| vec![OverlayError::Shape(error)];
+        let document: Value = serde_saphyr::from_str(text).map_err(|e| shape(first_line(&e)))?;
+        let document = match document {
+            Value::Null => Value::Object(serde_json::Map::new()),
+            other => other,
+        };
+        let template: PodTemplateSpec =
+            serde_json::from_value(document.clone()).map_err(|e| shape(e.to_string()))?;
+        let understood = serde_json::to_value(&template).map_err(|e| shape(e.to_string()))?;
+        let mut errors = Vec::new();
+        unknown_fields(&document, &understood, "", &mut errors);
+        reserved_fields(&template, &mut errors);
+        if errors.is_empty() {
+            Ok(Self(template))
+        } else {
+            Err(errors)
+        }
+    }
+
+    /// Where the executor has a mount from here that a mount at `path` would hide or be hidden by.
+    pub(super) fn mount_meeting(&self, path: &str) -> Option<&str> {
+        let executor = self.0.spec.as_ref()?.containers.iter();
+        executor
+            .filter(|container| container.name == CONTAINER)
+            .flat_map(|container| container.volume_mounts.iter().flatten())
+            .map(|mount| mount.mount_path.as_str())
+            .find(|mounted| meet(mounted, path))
+    }
+
+    /// What the executor's container requests here, and is limited to.
+    pub(super) fn resources(&self) -> Resources {
+        let containers = self.0.spec.iter().flat_map(|spec| &spec.containers);
+        containers
+            .filter(|container| container.name == CONTAINER)
+            .find_map(|container| container.resources.as_ref())
+            .map(pod::amounts)
+            .unwrap_or_default()
+    }
+
+    /// Lays it over a template.
+    pub(super) fn merge_into(&self, base: &mut PodTemplateSpec) {
+        let overlay = self.0.clone();
+        let over = overlay.spec.clone().unwrap_or_default();
+        if let Some(spec) = &mut base.spec {
+            let replaced =
+                |volume: &Volume| over.volumes.iter().flatten().any(|v| v.name == volume.name);
+            if let Some(volumes) = &mut spec.volumes {
+                volumes.retain(|volume| !replaced(volume));
+            }
+        }
+        let over = over.containers.into_iter().find(|c| c.name == CONTAINER);
+        let over = over.unwrap_or_default();
+        let mut env_from = Vec::new();
+        if let Some(executor) = executor_of(base) {
+            let replaced = |env: &EnvVar| over.env.iter().flatten().any(|e| e.name == env.name);
+            if let Some(env) = &mut executor.env {
+                env.retain(|env| !replaced(env));
+            }
+            env_from.extend(executor.env_from.take().into_iter().flatten());
+        }
+        base.merge_from(overlay);
+        if let Some(executor) = executor_of(base) {
+            // What the executor's settings come from grows; a list of the overlay's own would cut it off.
+            env_from.extend(over.env_from.into_iter().flatten());
+            executor.env_from = Some(env_from);
+        }
+    }
+}
+
+/// Whether one of two paths is the other, or lies in it.
+fn meet(one: &str, other: &str) -> bool {
+    let parts = |path: &str| -> Vec<String> {
+        let parts = path.split('/').filter(|p| !p.is_empty() && *p != ".");
+        parts.map(str::to_owned).collect()
+    };
+    let (one, other) = (parts(one), parts(other));
+    one.iter().zip(&other).all(|(a, b)| a == b)
+}
+
+fn executor_of(template: &mut PodTemplateSpec) -> Option<&mut Container> {
+    let containers = &mut template.spec.as_mut()?.containers;
+    containers.iter_mut().find(|c| c.name == CONTAINER)
+}
+
+fn first_line(error: &serde_saphyr::Error) -> String {
+    error
+        .to_string()
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+/// Every field of `document` that was lost when it was read as a pod template.
+fn unknown_fields(
+    document: &Value,
+    understood: &Value,
+    path: &str,
+    errors: &mut Vec<OverlayError>,
+) {
+    match (document, understood) {
+        (Value::Object(document), Value::Object(understood)) => {
+            for (key, value) in document.iter().filter(|(_, value)| !value.is_null()) {
+                let path = format!("{path}.{key}");
+                match understood.get(key) {
+                    Some(known) => unknown_fields(value, known, &path, errors),
+                    None => errors.push(OverlayError::UnknownField(
+                        path.trim_start_matches('.').to_owned(),
+                    )),
+                }
+            }
+        }
+        (Value::Array(document), Value::Array(understood)) => {
+            for (index, (value, known)) in document.iter().zip(understood).enumerate() {
+                unknown_fields(value, known, &format!("{path}[{index}]"), errors);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn reserved_fields(template: &PodTemplateSpec, errors: &mut Vec<OverlayError>) {
+    let mut reserved = |what: String| errors.push(OverlayError::Reserved(what));
+    let metadata = template.metadata.clone().unwrap_or_default();
+    for key in metadata
+        .labels
+        .iter()
+        .chain(metadata.annotations.iter())
+        .flat_map(|map| map.keys())
+    {
+        if labels::is_reserved(key) {
+            reserved(format!("`metadata` key `{key}`"));
+        }
+    }
+    let Some(spec) = &template.spec else { return };
+    if spec.restart_policy.as_deref().is_some_and(|p| p != "Never") {
+        reserved("`restartPolicy` to something other than `Never`".to_owned());
+    }
+    if spec.containers.iter().any(|c| c.name.is_empty()) {
+        reserved("a container without a name".to_owned());
+    }
+    for volume in spec.volumes.iter().flatten() {
+        if volume.name == JOB_DATA_VOLUME {
+            reserved(format!("the volume `{JOB_DATA_VOLUME}`"));
+        }
+    }
+    for container in spec.containers.iter().filter(|c| c.name == CONTAINER) {
+        for variable in container.env.iter().flatten() {
+            if RESERVED_ENV.contains(&variable.name.as_str()) {
+                reserved(format!("the environment variable `{}`", variable.name));
+            }
+        }
+        for mount in container.volume_mounts.iter().flatten() {
+            if mount.mount_path.starts_with(RUN_DIR) {
+                reserved(format!("a mount at `{}`", mount.mount_path));
+            }
+        }
+    }
+    for container in spec
+        .containers
+        .iter()
+        .chain(spec.init_containers.iter().flatten())
+    {
+        quantities(container, errors);
+    }
+}
+
+fn quantities(container: &Container, errors: &mut Vec<OverlayError>) {
+    let resources = container.resources.clone().unwrap_or_default();
+    let amounts = pod::amounts(&resources);
+    for span in [amounts.cpu, amounts.memory, amounts.ephemeral_storage] {
+        if let (Some(request), Some(limit)) = (span.request, span.limit)
+            && request > limit
+        {
+            errors.push(OverlayError::AboveLimit {
+                request: request.to_string(),
+                limit: limit.to_string(),
+            });
+        }
+    }
+    for quantity in [resources.requests, resources.limits]
+        .into_iter()
+        .flatten()
+        .flat_map(std::collections::BTreeMap::into_values)
+    {
+        if Amount::parse(&quantity.0).is_err() {
+            errors.push(OverlayError::Quantity(quantity.0));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("")]
+    #[case("{}")]
+    #[case("metadata: {labels: {team: x}}")]
+    #[case("spec: {containers: [{name: executor, env: [{name: HTTPS_PROXY, value: http://p}]}]}")]
+    #[case("spec: {affinity: {nodeAffinity: {}}, containers: []}")]
+    #[case("spec: {hostNetwork: null}")]
+    #[case(r#"{"spec": {"runtimeClassName": "gvisor"}}"#)]
+    fn a_pod_template_is_read(#[case] text: &str) {
+        assert!(Overlay::parse(text).is_ok(), "{:?}", Overlay::parse(text));
+    }
+
+    #[rstest]
+    #[case("[", "no pod template")]
+    #[case("- a", "no pod template")]
+    #[case("spec: 5", "no pod template")]
+    #[case("spec: {containers: [{image: x}]}", "without a name")]
+    #[case("spec: {nodeSelektor: {a: b}}", "`spec.nodeSelektor`")]
+    #[case("kind: PodTemplate", "`kind`")]
+    #[case(
+        "spec: {containers: [{name: a, imagee: x}]}",
+        "`spec.containers[0].imagee`"
+    )]
+    #[case("spec: {restartPolicy: Always}", "restartPolicy")]
+    #[case("spec: {volumes: [{name: job-data, emptyDir: {}}]}", "job-data")]
+    #[case(
+        "spec: {containers: [{name: executor, env: [{name: EphemeralJobData}]}]}",
+        "EphemeralJobData"
+    )]
+    #[case(
+        "spec: {containers: [{name: executor, volumeMounts: [{name: x, mountPath: /run/mayfly/y}]}]}",
+        "/run/mayfly/y"
+    )]
+    #[case("metadata: {labels: {mayfly.dev/job-id: x}}", "mayfly.dev/job-id")]
+    #[case(
+        "spec: {containers: [{name: executor, resources: {limits: {cpu: many}}}]}",
+        "many"
+    )]
+    #[case(
+        "spec: {containers: [{name: executor, resources: {limits: {cpu: 1}, requests: {cpu: 2}}}]}",
+        "above its limit"
+    )]
+    fn what_it_may_not_hold_is_named(#[case] text: &str, #[case] named: &str) {
+        let errors = Overlay::parse(text).unwrap_err();
+        assert_eq!(errors.len(), 1, "{errors:?}");
+        assert!(errors[0].to_string().contains(named), "{}", errors[0]);
+    }
+}

@@ -1,0 +1,70 @@
+//! The two list grammars of Terrakube's variables: pairs (contract 3.4) and comma lists. Knows nothing of what
+//! the pairs mean.
+
+use std::collections::BTreeMap;
+
+/// Reads `key=value;key=value`: blank segments are skipped, each one is split at its first `=`, both sides are
+/// trimmed, a key without `=` has an empty value, and the last of equal keys wins.
+pub fn parse_pairs(text: &str) -> BTreeMap<String, String> {
+    text.split(';')
+        .map(str::trim)
+        .filter(|segment| !segment.is_empty())
+        .map(|segment| {
+            let (key, value) = segment.split_once('=').unwrap_or((segment, ""));
+            (key.trim().to_owned(), value.trim().to_owned())
+        })
+        .collect()
+}
+
+/// Reads `a, b,,c`: elements are trimmed, empty ones dropped, a repeated one kept once, and order is kept.
+pub fn parse_list(text: &str) -> Vec<String> {
+    let mut list: Vec<String> = Vec::new();
+    for element in text.split(',').map(str::trim).filter(|e| !e.is_empty()) {
+        if !list.iter().any(|known| known == element) {
+            list.push(element.to_owned());
+        }
+    }
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("", &[])]
+    #[case("  ", &[])]
+    #[case(";;", &[])]
+    #[case("a=1;b=2", &[("a", "1"), ("b", "2")])]
+    #[case(" a = 1 ;; b ", &[("a", "1"), ("b", "")])]
+    #[case("url=x=y", &[("url", "x=y")])]
+    #[case("=x", &[("", "x")])]
+    #[case("a=1;a=2", &[("a", "2")])]
+    #[case("key1=value1;key2=value2;", &[("key1", "value1"), ("key2", "value2")])]
+    fn pairs_follow_the_table_of_the_contract(
+        #[case] text: &str,
+        #[case] expected: &[(&str, &str)],
+    ) {
+        let expected: BTreeMap<String, String> = expected
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect();
+        assert_eq!(parse_pairs(text), expected);
+    }
+
+    #[test]
+    fn lists_keep_their_order_and_drop_what_is_empty() {
+        assert_eq!(parse_list(" b, a,,b ,"), ["b", "a"]);
+        assert!(parse_list(" , ").is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn no_input_makes_the_parsers_panic(text in ".{0,80}") {
+            parse_pairs(&text);
+            parse_list(&text);
+        }
+    }
+}

@@ -1,0 +1,541 @@
+//! The pod template: what every run gets, then the deployment's settings, then the operator's overlay, then the
+//! workspace's own, each able to change what came before.
+
+use std::collections::BTreeMap;
+
+use job_contract::env;
+use k8s_openapi::api::core::v1::{
+    Capabilities, ConfigMapEnvSource, ConfigMapVolumeSource, Container, EmptyDirVolumeSource,
+    EnvFromSource, EnvVar, EnvVarSource, KeyToPath, LocalObjectReference, ObjectFieldSelector,
+    PersistentVolumeClaimVolumeSource, PodSecurityContext, PodSpec, PodTemplateSpec,
+    ResourceRequirements, SeccompProfile, SecretEnvSource, SecretKeySelector, SecretVolumeSource,
+    SecurityContext, Volume, VolumeMount,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::deployment::{self, Deployment, PluginCache};
+use super::image::Reference;
+use super::job_data::Transport;
+use super::overrides::{ContainerSecurity, Overrides, PodSecurity, Resources, Span};
+use super::quantity::Amount;
+
+/// The container that runs the step; the pod failure policy and overlays name it.
+pub const CONTAINER: &str = "executor";
+/// The volume of job data that travels as a file.
+pub const JOB_DATA_VOLUME: &str = "job-data";
+/// Key of the Secret, and name of the file.
+pub const JOB_DATA_KEY: &str = "job-data";
+/// Folder of the job data file.
+pub const RUN_DIR: &str = "/run/mayfly";
+/// The executor's home: a volume, since the root file system is read-only.
+pub const HOME: &str = "/home/mayfly";
+/// Where the run's workspace is prepared, whatever the data directory is.
+const WORK_DIR: &str = "/home/mayfly/work";
+const TMP: &str = "/tmp";
+/// Where a `ConfigMap` is mounted unless it is said (contract 3.3).
+const CONFIG_MAP_PATH: &str = "/data";
+/// The claim of a plugin cache unless it is named (contract 3.3).
+const PLUGIN_CACHE_CLAIM: &str = "terrakube-plugin-pvc";
+const CONFIG_MAP_VOLUME: &str = "config-volume";
+const PLUGIN_CACHE_VOLUME: &str = "tf-plugin-volume";
+const WORK_VOLUME: &str = "work";
+const TMP_VOLUME: &str = "tmp";
+/// User and group of the executor's image.
+const USER: i64 = 1000;
+
+/// What the template is made from.
+pub(super) struct Ingredients<'a> {
+    pub deployment: &'a Deployment,
+    /// The workspace's own settings, allowed by the policy.
+    pub asked: &'a Overrides,
+    /// The same over the deployment's defaults.
+    pub merged: &'a Overrides,
+    pub transport: &'a Transport,
+    /// Name of the Job and of the Secret.
+    pub name: &'a str,
+    pub labels: &'a BTreeMap<String, String>,
+    pub grace_seconds: i64,
+}
+
+/// Builds the template.
+pub(super) fn template(from: &Ingredients<'_>) -> PodTemplateSpec {
+    let mut template = PodTemplateSpec {
+        metadata: Some(ObjectMeta {
+            annotations: Some(deployment::default_pod_annotations()),
+            ..ObjectMeta::default()
+        }),
+        spec: Some(skeleton(from)),
+    };
+    apply(&mut template, &from.deployment.defaults, str::to_owned);
+    if let Some(overlay) = &from.deployment.overlay {
+        if let Some(executor) = template.spec.as_mut().and_then(executor_of) {
+            // Before the merge, which would not let a default give way.
+            let resources = overlay.resources();
+            apply_resources(executor.resources.get_or_insert_default(), &resources);
+        }
+        overlay.merge_into(&mut template);
+    }
+    apply(&mut template, from.asked, unexpanded);
+    finish(&mut template, from);
+    template
+}
+
+fn skeleton(from: &Ingredients<'_>) -> PodSpec {
+    let deployment = from.deployment;
+    PodSpec {
+        automount_service_account_token: Some(false),
+        containers: vec![container(from)],
+        enable_service_links: Some(false),
+        image_pull_secrets: none_if_empty(
+            deployment
+                .image_pull_secrets
+                .iter()
+                .map(|name| LocalObjectReference { name: name.clone() })
+                .collect(),
+        ),
+        priority_class_name: deployment.priority_class.clone(),
+        restart_policy: Some("Never".to_owned()),
+        security_context: Some(PodSecurityContext {
+            fs_group: Some(USER),
+            // Without this, every file of a large cache is walked before the container starts.
+            fs_group_change_policy: Some("OnRootMismatch".to_owned()),
+            run_as_group: Some(USER),
+            run_as_non_root: Some(true),
+            run_as_user: Some(USER),
+            seccomp_profile: Some(seccomp("RuntimeDefault")),
+            ..PodSecurityContext::default()
+        }),
+        termination_grace_period_seconds: Some(from.grace_seconds),
+        volumes: Some(vec![
+            empty_dir(WORK_VOLUME, Some(&deployment.work_size_limit)),
+            empty_dir(TMP_VOLUME, Some(&deployment.tmp_size_limit)),
+        ]),
+        ..PodSpec::default()
+    }
+}
+
+fn container(from: &Ingredients<'_>) -> Container {
+    let deployment = from.deployment;
+    let image = from.merged.image.as_ref().unwrap_or(&deployment.image);
+    Container {
+        name: CONTAINER.to_owned(),
+        image: Some(
+            match (&deployment.image_registry, Reference::parse(image)) {
+                (Some(registry), Ok(reference)) => reference.in_registry(registry),
+                _ => image.clone(),
+            },
+        ),
+        image_pull_policy: deployment.image_pull_policy.clone(),
+        env: Some(own_env(from)),
+        env_from: Some(env_from(deployment)),
+        resources: Some(default_requirements()),
+        security_context: Some(SecurityContext {
+            allow_privilege_escalation: Some(false),
+            capabilities: Some(Capabilities {
+                drop: Some(vec!["ALL".to_owned()]),
+                ..Capabilities::default()
+            }),
+            privileged: Some(false),
+            read_only_root_filesystem: Some(true),
+            ..SecurityContext::default()
+        }),
+        // A container that was killed before it could report leaves at least its last lines.
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
+        volume_mounts: Some(vec![mount(WORK_VOLUME, HOME), mount(TMP_VOLUME, TMP)]),
+        ..Container::default()
+    }
+}
+
+fn default_requirements() -> ResourceRequirements {
+    let mut requirements = ResourceRequirements::default();
+    apply_resources(&mut requirements, &Deployment::default_resources());
+    requirements
+}
+
+/// Job data first, as the stock launcher has it, then what Mayfly's executor reads beside it.
+fn own_env(from: &Ingredients<'_>) -> Vec<EnvVar> {
+    let field = |path: &str| EnvVarSource {
+        field_ref: Some(ObjectFieldSelector {
+            field_path: path.to_owned(),
+            ..ObjectFieldSelector::default()
+        }),
+        ..EnvVarSource::default()
+    };
+    let by_source = |name: &str, source| EnvVar {
+        name: name.to_owned(),
+        value_from: Some(source),
+        value: None,
+    };
+    vec![
+        literal(env::BATCH, "true"),
+        match from.transport {
+            Transport::Literal(encoded) => literal(env::JOB_DATA, encoded),
+            Transport::SecretEnv(_) => by_source(
+                env::JOB_DATA,
+                EnvVarSource {
+                    secret_key_ref: Some(SecretKeySelector {
+                        name: from.name.to_owned(),
+                        key: JOB_DATA_KEY.to_owned(),
+                        optional: None,
+                    }),
+                    ..EnvVarSource::default()
+                },
+            ),
+            Transport::SecretFile(_) => {
+                literal(env::JOB_DATA_FILE, &format!("{RUN_DIR}/{JOB_DATA_KEY}"))
+            }
+        },
+        literal(env::OUTCOME_EXIT_CODE, "true"),
+        literal(env::LOG_FORMAT, "json"),
+        by_source(env::POD_NAME, field("metadata.name")),
+        by_source(env::POD_UID, field("metadata.uid")),
+        literal("HOME", HOME),
+        literal("TMPDIR", TMP),
+        literal(env::WORK_DIR, WORK_DIR),
+    ]
+}
+
+fn env_from(deployment: &Deployment) -> Vec<EnvFromSource> {
+    let secrets = deployment.env_secrets.iter().map(|name| EnvFromSource {
+        secret_ref: Some(SecretEnvSource {
+            name: name.clone(),
+            optional: None,
+        }),
+        ..EnvFromSource::default()
+    });
+    secrets
+        .chain(config_map_sources(&deployment.env_config_maps))
+        .collect()
+}
+
+fn config_map_sources(names: &[String]) -> impl Iterator<Item = EnvFromSource> {
+    names.iter().map(|name| EnvFromSource {
+        config_map_ref: Some(ConfigMapEnvSource {
+            name: name.clone(),
+            optional: None,
+        }),
+        ..EnvFromSource::default()
+    })
+}
+
+/// Applies the settings of one level over whatever is there.
+fn apply(template: &mut PodTemplateSpec, level: &Overrides, env_text: fn(&str) -> String) {
+    let metadata = template.metadata.get_or_insert_default();
+    metadata
+        .annotations
+        .get_or_insert_default()
+        .extend(level.pod_annotations.clone());
+    let spec = template.spec.get_or_insert_default();
+    if let Some(selector) = &level.node_selector {
+        spec.node_selector = Some(selector.clone()).filter(|selector| !selector.is_empty());
+    }
+    if let Some(tolerations) = &level.tolerations {
+        spec.tolerations = none_if_empty(tolerations.clone());
+    }
+    if let Some(account) = &level.service_account {
+        spec.service_account_name = Some(account.clone());
+    }
+    apply_pod_security(
+        spec.security_context.get_or_insert_default(),
+        &level.pod_security,
+    );
+    let Some(executor) = executor_of(spec) else {
+        return;
+    };
+    apply_container_security(
+        executor.security_context.get_or_insert_default(),
+        &level.container_security,
+    );
+    apply_resources(executor.resources.get_or_insert_default(), &level.resources);
+    let variables = executor.env.get_or_insert_default();
+    for (name, value) in &level.env {
+        set_env(variables, literal(name, &env_text(value)));
+    }
+}
+
+/// The text that Kubernetes turns into this one. It would expand `$(InternalSecret)` to the platform's secret, and
+/// a workspace's own variables reach its tools.
+fn unexpanded(text: &str) -> String {
+    text.replace('$', "$$")
+}
+
+fn apply_pod_security(context: &mut PodSecurityContext, level: &PodSecurity) {
+    let level = level.clone();
+    replace(&mut context.fs_group, level.fs_group);
+    replace(
+        &mut context.fs_group_change_policy,
+        level.fs_group_change_policy,
+    );
+    replace(&mut context.run_as_group, level.run_as_group);
+    replace(
+        &mut context.run_as_non_root,
+        level.run_as_non_root.or(not_if_root(level.run_as_user)),
+    );
+    replace(&mut context.run_as_user, level.run_as_user);
+    replace(
+        &mut context.seccomp_profile,
+        level.seccomp_profile.as_deref().map(seccomp),
+    );
+    replace(&mut context.supplemental_groups, level.supplemental_groups);
+}
+
+fn apply_container_security(context: &mut SecurityContext, level: &ContainerSecurity) {
+    replace(
+        &mut context.allow_privilege_escalation,
+        // Kubernetes refuses a privileged container that may not escalate.
+        level
+            .allow_privilege_escalation
+            .or((level.privileged == Some(true)).then_some(true)),
+    );
+    replace(&mut context.privileged, level.privileged);
+    replace(
+        &mut context.read_only_root_filesystem,
+        level.read_only_root_filesystem,
+    );
+    replace(&mut context.run_as_group, level.run_as_group);
+    replace(
+        &mut context.run_as_non_root,
+        level.run_as_non_root.or(not_if_root(level.run_as_user)),
+    );
+    replace(&mut context.run_as_user, level.run_as_user);
+    replace(
+        &mut context.seccomp_profile,
+        level.seccomp_profile.as_deref().map(seccomp),
+    );
+}
+
+/// Whoever asks for root by its number, where the policy lets them, means it.
+fn not_if_root(user: Option<i64>) -> Option<bool> {
+    (user == Some(0)).then_some(false)
+}
+
+fn replace<T>(field: &mut Option<T>, value: Option<T>) {
+    if value.is_some() {
+        *field = value;
+    }
+}
+
+/// What needs both levels at once, and what nobody may change.
+fn finish(template: &mut PodTemplateSpec, from: &Ingredients<'_>) {
+    let metadata = template.metadata.get_or_insert_default();
+    metadata
+        .labels
+        .get_or_insert_default()
+        .extend(from.labels.clone());
+    let spec = template.spec.get_or_insert_default();
+    // The overlay may have changed it; the executor's own clock follows the pod's.
+    let grace = spec
+        .termination_grace_period_seconds
+        .unwrap_or(from.grace_seconds);
+    harden_others(spec);
+    let (mut volumes, mut mounts) = extra_volumes(from);
+    if let Some(executor) = executor_of(spec) {
+        let variables = executor.env.get_or_insert_default();
+        set_env(
+            variables,
+            literal(env::GRACE_PERIOD_SECONDS, &grace.to_string()),
+        );
+        if let Some(path) = &from.merged.plugin_cache_dir {
+            // Also when only the deployment asks for it: then the job data does not tell the tool.
+            set_env(variables, literal(env::PLUGIN_CACHE_DIR, &unexpanded(path)));
+        }
+        let names = from.merged.env_config_maps.as_deref().unwrap_or_default();
+        let sources = executor.env_from.get_or_insert_default();
+        for source in config_map_sources(names) {
+            if !sources.contains(&source) {
+                sources.push(source);
+            }
+        }
+        let known = executor.volume_mounts.get_or_insert_default();
+        known.retain(|known| !mounts.iter().any(|m| m.mount_path == known.mount_path));
+        known.append(&mut mounts);
+    }
+    let known = spec.volumes.get_or_insert_default();
+    known.retain(|known| !volumes.iter().any(|volume| volume.name == known.name));
+    known.append(&mut volumes);
+}
+
+/// Containers the overlay brought keep to the same rules wherever it says nothing.
+fn harden_others(spec: &mut PodSpec) {
+    let others = spec.init_containers.iter_mut().flatten();
+    for container in others.chain(spec.containers.iter_mut().filter(|c| c.name != CONTAINER)) {
+        let context = container.security_context.get_or_insert_default();
+        context.allow_privilege_escalation.get_or_insert(false);
+        context.capabilities.get_or_insert_with(|| Capabilities {
+            drop: Some(vec!["ALL".to_owned()]),
+            ..Capabilities::default()
+        });
+    }
+}
+
+/// Volumes of the run's own and their mounts: the job data, a `ConfigMap`, a plugin cache.
+fn extra_volumes(from: &Ingredients<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
+    let mut volumes = Vec::new();
+    let mut mounts = Vec::new();
+    let mut add = |volume: Volume, path: &str, read_only: Option<bool>| {
+        mounts.push(VolumeMount {
+            read_only,
+            ..mount(&volume.name, path)
+        });
+        volumes.push(volume);
+    };
+    if matches!(from.transport, Transport::SecretFile(_)) {
+        add(job_data_volume(from.name), RUN_DIR, Some(true));
+    }
+    let merged = from.merged;
+    if let Some(name) = &merged.config_map {
+        let volume = Volume {
+            name: CONFIG_MAP_VOLUME.to_owned(),
+            config_map: Some(ConfigMapVolumeSource {
+                name: name.clone(),
+                ..ConfigMapVolumeSource::default()
+            }),
+            ..Volume::default()
+        };
+        add(volume, config_map_path(merged), None);
+    }
+    if let Some(path) = &merged.plugin_cache_dir {
+        let volume = match from.deployment.plugin_cache {
+            PluginCache::Claim => Volume {
+                name: PLUGIN_CACHE_VOLUME.to_owned(),
+                persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+                    claim_name: plugin_cache_claim(merged).to_owned(),
+                    read_only: None,
+                }),
+                ..Volume::default()
+            },
+            PluginCache::EmptyDir => empty_dir(PLUGIN_CACHE_VOLUME, None),
+        };
+        add(volume, path, None);
+    }
+    (volumes, mounts)
+}
+
+/// Where the `ConfigMap` goes.
+pub(super) fn config_map_path(merged: &Overrides) -> &str {
+    merged.config_map_path.as_deref().unwrap_or(CONFIG_MAP_PATH)
+}
+
+/// Which claim holds the plugin cache.
+pub(super) fn plugin_cache_claim(merged: &Overrides) -> &str {
+    merged
+        .plugin_cache_claim
+        .as_deref()
+        .unwrap_or(PLUGIN_CACHE_CLAIM)
+}
+
+fn job_data_volume(secret: &str) -> Volume {
+    Volume {
+        name: JOB_DATA_VOLUME.to_owned(),
+        secret: Some(SecretVolumeSource {
+            // Owner and group, and the group is the executor's through fsGroup.
+            default_mode: Some(0o440),
+            items: Some(vec![KeyToPath {
+                key: JOB_DATA_KEY.to_owned(),
+                path: JOB_DATA_KEY.to_owned(),
+                mode: None,
+            }]),
+            secret_name: Some(secret.to_owned()),
+            optional: None,
+        }),
+        ..Volume::default()
+    }
+}
+
+fn executor_of(spec: &mut PodSpec) -> Option<&mut Container> {
+    spec.containers.iter_mut().find(|c| c.name == CONTAINER)
+}
+
+fn literal(name: &str, value: &str) -> EnvVar {
+    EnvVar {
+        name: name.to_owned(),
+        value: Some(value.to_owned()),
+        value_from: None,
+    }
+}
+
+/// Replaces a variable of that name where it stands, or adds it at the end.
+fn set_env(variables: &mut Vec<EnvVar>, variable: EnvVar) {
+    match variables
+        .iter_mut()
+        .find(|known| known.name == variable.name)
+    {
+        Some(known) => *known = variable,
+        None => variables.push(variable),
+    }
+}
+
+fn mount(volume: &str, path: &str) -> VolumeMount {
+    VolumeMount {
+        name: volume.to_owned(),
+        mount_path: path.to_owned(),
+        ..VolumeMount::default()
+    }
+}
+
+fn empty_dir(name: &str, size_limit: Option<&Amount>) -> Volume {
+    Volume {
+        name: name.to_owned(),
+        empty_dir: Some(EmptyDirVolumeSource {
+            medium: None,
+            size_limit: size_limit.map(Amount::to_quantity),
+        }),
+        ..Volume::default()
+    }
+}
+
+fn seccomp(type_: &str) -> SeccompProfile {
+    SeccompProfile {
+        localhost_profile: None,
+        type_: type_.to_owned(),
+    }
+}
+
+fn none_if_empty<T>(list: Vec<T>) -> Option<Vec<T>> {
+    Some(list).filter(|list| !list.is_empty())
+}
+
+const CPU: &str = "cpu";
+const MEMORY: &str = "memory";
+const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
+
+/// The three amounts of a container that are ours to weigh.
+pub(super) fn amounts(requirements: &ResourceRequirements) -> Resources {
+    let span = |name: &str| Span {
+        request: amount_in(requirements.requests.as_ref(), name),
+        limit: amount_in(requirements.limits.as_ref(), name),
+    };
+    Resources {
+        cpu: span(CPU),
+        memory: span(MEMORY),
+        ephemeral_storage: span(EPHEMERAL_STORAGE),
+    }
+}
+
+/// Puts one level's amounts over those that are there; what else an overlay brought is kept.
+fn apply_resources(requirements: &mut ResourceRequirements, level: &Resources) {
+    let resources = level.clone().over(amounts(requirements));
+    let mut requests = requirements.requests.take().unwrap_or_default();
+    let mut limits = requirements.limits.take().unwrap_or_default();
+    for (name, span) in [
+        (CPU, resources.cpu),
+        (MEMORY, resources.memory),
+        (EPHEMERAL_STORAGE, resources.ephemeral_storage),
+    ] {
+        for (map, amount) in [(&mut requests, span.request), (&mut limits, span.limit)] {
+            if let Some(amount) = amount {
+                map.insert(name.to_owned(), amount.to_quantity());
+            }
+        }
+    }
+    requirements.requests = Some(requests).filter(|map| !map.is_empty());
+    requirements.limits = Some(limits).filter(|map| !map.is_empty());
+}
+
+fn amount_in(quantities: Option<&BTreeMap<String, Quantity>>, name: &str) -> Option<Amount> {
+    // Defaults are quantities, and those of an overlay were checked when it was read.
+    quantities
+        .and_then(|quantities| quantities.get(name))
+        .and_then(|quantity| Amount::parse(&quantity.0).ok())
+}

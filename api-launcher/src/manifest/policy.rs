@@ -1,0 +1,541 @@
+//! What a workspace may override. The operator's own settings are not subject to it.
+
+use std::collections::BTreeMap;
+
+use job_contract::env;
+use serde::Deserialize;
+
+use super::image::Reference;
+use super::overrides::{Overrides, Span};
+use super::pod_security::Level;
+use super::problem::{Fault, Problem, Problems, quote};
+use super::quantity::Amount;
+
+/// Names that are allowed: patterns in which `*` stands for any text, `!` before one takes its matches out again.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Patterns(Vec<String>);
+
+impl Patterns {
+    /// The patterns as they would be written in a policy.
+    pub fn new<'a>(patterns: impl IntoIterator<Item = &'a str>) -> Self {
+        Self(patterns.into_iter().map(str::to_owned).collect())
+    }
+
+    /// Whether a name is allowed: it matches a pattern, and none that takes it out.
+    pub fn allow(&self, name: &str) -> bool {
+        let (out, within): (Vec<&str>, Vec<&str>) = self
+            .0
+            .iter()
+            .map(String::as_str)
+            .partition(|pattern| pattern.starts_with('!'));
+        within.iter().any(|pattern| matches(pattern, name))
+            && !out.iter().any(|pattern| matches(&pattern[1..], name))
+    }
+}
+
+fn matches(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = name.strip_prefix(parts.next().unwrap_or_default()) else {
+        return false;
+    };
+    let mut parts: Vec<&str> = parts.collect();
+    let Some(last) = parts.pop() else {
+        return rest.is_empty();
+    };
+    for part in parts {
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+/// The policy, as its file holds it. What it does not mention keeps its default.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Policy {
+    /// Service accounts.
+    pub service_accounts: Patterns,
+    /// `ConfigMap`s, mounted or as environment.
+    pub config_maps: Patterns,
+    /// Claims of plugin caches.
+    pub persistent_volume_claims: Patterns,
+    /// Keys of node selectors.
+    pub node_selector_keys: Patterns,
+    /// Keys of tolerated taints; the toleration of every taint is named `:Exists`, as it is written.
+    pub toleration_keys: Patterns,
+    /// Keys of labels.
+    pub label_keys: Patterns,
+    /// Keys of annotations, of Jobs and of pods.
+    pub annotation_keys: Patterns,
+    /// Names of extra environment.
+    pub environment: Patterns,
+    /// Registries, or repositories with their registry, of images.
+    pub image_registries: Patterns,
+    /// Keys of both security contexts.
+    pub security_context_keys: Patterns,
+    /// The Pod Security Standard every pod keeps to, whoever set what.
+    pub pod_security: Level,
+    /// Largest requests and limits.
+    pub resources: Ceilings,
+}
+
+/// Largest amounts a workspace may ask for; `None` is no ceiling.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Ceilings {
+    pub cpu: Option<Amount>,
+    pub memory: Option<Amount>,
+    pub ephemeral_storage: Option<Amount>,
+}
+
+/// As open as the stock launcher, except where that would hand a workspace the platform: no image of its own
+/// choice, nothing below the restricted Pod Security Standard, no toleration of every taint, and no environment
+/// that steers the executor itself.
+impl Default for Policy {
+    fn default() -> Self {
+        let any = || Patterns::new(["*"]);
+        Self {
+            service_accounts: any(),
+            config_maps: any(),
+            persistent_volume_claims: any(),
+            node_selector_keys: any(),
+            toleration_keys: Patterns::new(["*", "!:Exists"]),
+            label_keys: any(),
+            annotation_keys: any(),
+            environment: Patterns::new(["*", "!MAYFLY_*", "!LD_*", "!InternalSecret"]),
+            image_registries: Patterns::new([]),
+            security_context_keys: any(),
+            pod_security: Level::Restricted,
+            resources: Ceilings::default(),
+        }
+    }
+}
+
+/// Stands for every taint in [`Policy::toleration_keys`].
+const EVERY_TAINT: &str = ":Exists";
+
+impl Policy {
+    /// What a workspace asks for and may not have.
+    pub fn refusals(&self, asked: &Overrides) -> Vec<Problem> {
+        let mut refusals = Refusals(Problems::new(Fault::Run));
+        self.refuse_names(asked, &mut refusals);
+        self.refuse_keys(asked, &mut refusals);
+        self.refuse_resources(asked, &mut refusals);
+        self.refuse_security(asked, &mut refusals);
+        refusals.0.into_vec()
+    }
+
+    fn refuse_names(&self, asked: &Overrides, refusals: &mut Refusals) {
+        refusals.names(
+            env::EPHEMERAL_SERVICE_ACCOUNT,
+            &asked.service_account,
+            &self.service_accounts,
+            "serviceAccounts",
+        );
+        refusals.names(
+            env::EPHEMERAL_CONFIG_MAP,
+            &asked.config_map,
+            &self.config_maps,
+            "configMaps",
+        );
+        refusals.names(
+            env::EPHEMERAL_ENV_CONFIG_MAPS,
+            asked.env_config_maps.iter().flatten(),
+            &self.config_maps,
+            "configMaps",
+        );
+        refusals.names(
+            env::PLUGIN_CACHE_CLAIM,
+            &asked.plugin_cache_claim,
+            &self.persistent_volume_claims,
+            "persistentVolumeClaims",
+        );
+        if let Some(image) = &asked.image
+            && let Ok(reference) = Reference::parse(image)
+        {
+            let (registry, repository) = reference.origin();
+            if !self.image_registries.allow(registry) && !self.image_registries.allow(&repository) {
+                refusals.add(env::EPHEMERAL_IMAGE, image, "imageRegistries");
+            }
+        }
+    }
+
+    fn refuse_keys(&self, asked: &Overrides, refusals: &mut Refusals) {
+        let keys = BTreeMap::keys;
+        refusals.names(
+            env::EPHEMERAL_NODE_SELECTOR,
+            asked.node_selector.iter().flat_map(keys),
+            &self.node_selector_keys,
+            "nodeSelectorKeys",
+        );
+        refusals.names(
+            env::EPHEMERAL_LABELS,
+            asked.labels.keys(),
+            &self.label_keys,
+            "labelKeys",
+        );
+        refusals.names(
+            env::EPHEMERAL_ANNOTATIONS,
+            asked.annotations.keys(),
+            &self.annotation_keys,
+            "annotationKeys",
+        );
+        refusals.names(
+            env::EPHEMERAL_POD_ANNOTATIONS,
+            asked.pod_annotations.keys(),
+            &self.annotation_keys,
+            "annotationKeys",
+        );
+        refusals.names(
+            env::EPHEMERAL_ENV,
+            asked.env.keys(),
+            &self.environment,
+            "environment",
+        );
+        for toleration in asked.tolerations.iter().flatten() {
+            let key = toleration.key.as_deref();
+            if !self.toleration_keys.allow(key.unwrap_or(EVERY_TAINT)) {
+                let shown = key.unwrap_or(EVERY_TAINT);
+                refusals.add(env::EPHEMERAL_TOLERATIONS, shown, "tolerationKeys");
+            }
+        }
+    }
+
+    fn refuse_resources(&self, asked: &Overrides, refusals: &mut Refusals) {
+        let resources = &asked.resources;
+        refusals.span(
+            (env::EPHEMERAL_CPU_REQUEST, env::EPHEMERAL_CPU_LIMIT),
+            &resources.cpu,
+            self.resources.cpu.as_ref(),
+            "resources.cpu",
+        );
+        refusals.span(
+            (env::EPHEMERAL_MEMORY_REQUEST, env::EPHEMERAL_MEMORY_LIMIT),
+            &resources.memory,
+            self.resources.memory.as_ref(),
+            "resources.memory",
+        );
+        refusals.span(
+            (env::EPHEMERAL_STORAGE_REQUEST, env::EPHEMERAL_STORAGE_LIMIT),
+            &resources.ephemeral_storage,
+            self.resources.ephemeral_storage.as_ref(),
+            "resources.ephemeralStorage",
+        );
+    }
+
+    fn refuse_security(&self, asked: &Overrides, refusals: &mut Refusals) {
+        let pod = &asked.pod_security;
+        let container = &asked.container_security;
+        for (variable, keys) in [
+            (env::EPHEMERAL_POD_SECURITY, pod.keys()),
+            (env::EPHEMERAL_SECURITY, container.keys()),
+        ] {
+            refusals.names(
+                variable,
+                keys,
+                &self.security_context_keys,
+                "securityContextKeys",
+            );
+        }
+        let unconfined = |profile: &Option<String>| profile.as_deref() == Some("Unconfined");
+        let broken = [
+            (
+                Level::Restricted,
+                env::EPHEMERAL_POD_SECURITY,
+                "runAsNonRoot=false",
+                pod.run_as_non_root == Some(false),
+            ),
+            (
+                Level::Restricted,
+                env::EPHEMERAL_POD_SECURITY,
+                "runAsUser=0",
+                pod.run_as_user == Some(0),
+            ),
+            (
+                Level::Baseline,
+                env::EPHEMERAL_POD_SECURITY,
+                "seccompProfile=Unconfined",
+                unconfined(&pod.seccomp_profile),
+            ),
+            (
+                Level::Restricted,
+                env::EPHEMERAL_SECURITY,
+                "allowPrivilegeEscalation=true",
+                container.allow_privilege_escalation == Some(true),
+            ),
+            (
+                Level::Restricted,
+                env::EPHEMERAL_SECURITY,
+                "runAsNonRoot=false",
+                container.run_as_non_root == Some(false),
+            ),
+            (
+                Level::Restricted,
+                env::EPHEMERAL_SECURITY,
+                "runAsUser=0",
+                container.run_as_user == Some(0),
+            ),
+            (
+                Level::Baseline,
+                env::EPHEMERAL_SECURITY,
+                "privileged=true",
+                container.privileged == Some(true),
+            ),
+            (
+                Level::Baseline,
+                env::EPHEMERAL_SECURITY,
+                "seccompProfile=Unconfined",
+                unconfined(&container.seccomp_profile),
+            ),
+        ];
+        for (forbidden_from, variable, what, asked_for) in broken {
+            if asked_for && self.pod_security >= forbidden_from {
+                refusals.0.add(
+                    variable,
+                    format!(
+                        "asks for {what}, which the policy's `podSecurity: {}` forbids",
+                        self.pod_security
+                    ),
+                );
+            }
+        }
+    }
+}
+
+struct Refusals(Problems);
+
+impl Refusals {
+    fn add(&mut self, variable: &str, name: &str, rule: &str) {
+        self.0.add(
+            variable,
+            format!(
+                "asks for {}, which the policy's `{rule}` does not allow",
+                quote(name)
+            ),
+        );
+    }
+
+    fn names<'a>(
+        &mut self,
+        variable: &str,
+        names: impl IntoIterator<Item = &'a (impl AsRef<str> + ?Sized + 'a)>,
+        allowed: &Patterns,
+        rule: &str,
+    ) {
+        for name in names {
+            if !allowed.allow(name.as_ref()) {
+                self.add(variable, name.as_ref(), rule);
+            }
+        }
+    }
+
+    fn span(&mut self, variables: (&str, &str), span: &Span, ceiling: Option<&Amount>, rule: &str) {
+        let Some(ceiling) = ceiling else { return };
+        for (variable, amount) in [(variables.0, &span.request), (variables.1, &span.limit)] {
+            if let Some(amount) = amount
+                && amount > ceiling
+            {
+                self.0.add(
+                    variable,
+                    format!("is {amount}, more than the policy's `{rule}` of {ceiling}"),
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::overrides::{Names, read};
+    use super::*;
+    use rstest::rstest;
+
+    fn refusals(policy: &str, variable: &str, value: &str) -> Vec<String> {
+        let policy: Policy = serde_saphyr::from_str(policy).unwrap();
+        let variables = [(variable.to_owned(), value.to_owned())].into();
+        let (asked, problems) = read(&variables, Names::WORKSPACE, Fault::Run);
+        assert_eq!(problems, []);
+        policy
+            .refusals(&asked)
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    }
+
+    #[rstest]
+    #[case("*", "", true)]
+    #[case("*", "any", true)]
+    #[case("a*", "abc", true)]
+    #[case("a*c", "abc", true)]
+    #[case("a*c", "ab", false)]
+    #[case("*b*", "abc", true)]
+    #[case("a*b*c", "a-b-b-c", true)]
+    #[case("ab*b", "ab", false)]
+    #[case("abc", "abc", true)]
+    #[case("abc", "abcd", false)]
+    #[case("", "a", false)]
+    fn patterns_match_whole_names(
+        #[case] pattern: &str,
+        #[case] name: &str,
+        #[case] expected: bool,
+    ) {
+        assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
+    }
+
+    #[rstest]
+    #[case(
+        "serviceAccounts: [runner-*]",
+        env::EPHEMERAL_SERVICE_ACCOUNT,
+        "admin",
+        "serviceAccounts"
+    )]
+    #[case("configMaps: []", env::EPHEMERAL_CONFIG_MAP, "settings", "configMaps")]
+    #[case("configMaps: [a]", env::EPHEMERAL_ENV_CONFIG_MAPS, "a,b", "configMaps")]
+    #[case(
+        "persistentVolumeClaims: [cache]",
+        env::PLUGIN_CACHE_CLAIM,
+        "other",
+        "persistentVolumeClaims"
+    )]
+    #[case(
+        "nodeSelectorKeys: [pool]",
+        env::EPHEMERAL_NODE_SELECTOR,
+        "pool=a;gpu=yes",
+        "nodeSelectorKeys"
+    )]
+    #[case(
+        "tolerationKeys: [spot]",
+        env::EPHEMERAL_TOLERATIONS,
+        "spot;dedicated",
+        "tolerationKeys"
+    )]
+    #[case("labelKeys: []", env::EPHEMERAL_LABELS, "a=b", "labelKeys")]
+    #[case(
+        "annotationKeys: []",
+        env::EPHEMERAL_ANNOTATIONS,
+        "a=b",
+        "annotationKeys"
+    )]
+    #[case(
+        "annotationKeys: []",
+        env::EPHEMERAL_POD_ANNOTATIONS,
+        "a=b",
+        "annotationKeys"
+    )]
+    #[case(
+        "environment: ['*', '!AWS_*']",
+        env::EPHEMERAL_ENV,
+        "AWS_REGION=x;A=b",
+        "environment"
+    )]
+    #[case(
+        "imageRegistries: [ghcr.io/acme/*]",
+        env::EPHEMERAL_IMAGE,
+        "ghcr.io/other/x",
+        "imageRegistries"
+    )]
+    #[case(
+        "securityContextKeys: [fsGroup]",
+        env::EPHEMERAL_POD_SECURITY,
+        "fsGroup=5;runAsUser=7",
+        "securityContextKeys"
+    )]
+    #[case(
+        "resources: {cpu: 2}",
+        env::EPHEMERAL_CPU_LIMIT,
+        "2001m",
+        "resources.cpu"
+    )]
+    #[case(
+        "resources: {memory: 1Gi}",
+        env::EPHEMERAL_MEMORY_REQUEST,
+        "2G",
+        "resources.memory"
+    )]
+    #[case(
+        "resources: {ephemeralStorage: 1Gi}",
+        env::EPHEMERAL_STORAGE_LIMIT,
+        "1.5Gi",
+        "resources.ephemeralStorage"
+    )]
+    fn a_refusal_names_the_variable_and_the_rule(
+        #[case] policy: &str,
+        #[case] variable: &str,
+        #[case] value: &str,
+        #[case] rule: &str,
+    ) {
+        let refusals = refusals(policy, variable, value);
+        assert_eq!(refusals.len(), 1, "{refusals:?}");
+        assert!(refusals[0].contains(variable), "{refusals:?}");
+        assert!(refusals[0].contains(rule), "{refusals:?}");
+    }
+
+    #[rstest]
+    #[case(env::EPHEMERAL_SERVICE_ACCOUNT, "any")]
+    #[case(env::EPHEMERAL_TOLERATIONS, "anything:Exists")]
+    #[case(env::EPHEMERAL_ENV, "AzBuilderApiUrl=x;TF_LOG=debug")]
+    #[case(env::EPHEMERAL_CPU_LIMIT, "512")]
+    #[case(env::EPHEMERAL_POD_SECURITY, "runAsUser=5000;runAsNonRoot=true")]
+    #[case(
+        env::EPHEMERAL_SECURITY,
+        "allowPrivilegeEscalation=false;readOnlyRootFilesystem=false"
+    )]
+    fn the_default_is_as_open_as_the_stock_launcher(#[case] variable: &str, #[case] value: &str) {
+        assert_eq!(refusals("{}", variable, value), [""; 0]);
+    }
+
+    #[rstest]
+    #[case(env::EPHEMERAL_IMAGE, "evil/x", "imageRegistries")]
+    #[case(env::EPHEMERAL_TOLERATIONS, ":Exists", "tolerationKeys")]
+    #[case(env::EPHEMERAL_ENV, "MAYFLY_LOG_FILE=x", "environment")]
+    #[case(env::EPHEMERAL_ENV, "LD_PRELOAD=x", "environment")]
+    #[case(env::EPHEMERAL_ENV, "InternalSecret=x", "environment")]
+    #[case(
+        env::EPHEMERAL_POD_SECURITY,
+        "runAsNonRoot=false",
+        "podSecurity: restricted"
+    )]
+    #[case(env::EPHEMERAL_POD_SECURITY, "runAsUser=0", "podSecurity: restricted")]
+    #[case(
+        env::EPHEMERAL_POD_SECURITY,
+        "seccompProfile=unconfined",
+        "podSecurity: restricted"
+    )]
+    #[case(
+        env::EPHEMERAL_SECURITY,
+        "allowPrivilegeEscalation=true",
+        "podSecurity: restricted"
+    )]
+    #[case(env::EPHEMERAL_SECURITY, "privileged=true", "podSecurity: restricted")]
+    #[case(env::EPHEMERAL_SECURITY, "runAsUser=0", "podSecurity: restricted")]
+    fn the_default_keeps_the_platform_apart(
+        #[case] variable: &str,
+        #[case] value: &str,
+        #[case] rule: &str,
+    ) {
+        let refusals = refusals("{}", variable, value);
+        assert_eq!(refusals.len(), 1, "{refusals:?}");
+        assert!(refusals[0].contains(rule), "{refusals:?}");
+    }
+
+    #[test]
+    fn a_wider_standard_permits_more() {
+        let asked = (env::EPHEMERAL_SECURITY, "allowPrivilegeEscalation=true");
+        assert_eq!(refusals("podSecurity: baseline", asked.0, asked.1), [""; 0]);
+        let asked = (env::EPHEMERAL_SECURITY, "privileged=true");
+        assert_eq!(refusals("podSecurity: baseline", asked.0, asked.1).len(), 1);
+        assert_eq!(
+            refusals("podSecurity: privileged", asked.0, asked.1),
+            [""; 0]
+        );
+    }
+
+    #[test]
+    fn a_typing_error_in_the_policy_is_not_ignored() {
+        assert!(serde_saphyr::from_str::<Policy>("serviceAcounts: []").is_err());
+        assert!(serde_saphyr::from_str::<Policy>("resources: {memory: 2GiB}").is_err());
+    }
+}

@@ -1,0 +1,278 @@
+//! Kubernetes quantities: the grammar of `resource.Quantity`, read strictly, so that a wrong one is refused here
+//! with its variable's name and not by the API server with none.
+
+use std::cmp::Ordering;
+use std::fmt;
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+/// A quantity: the text as it was written, and its value in billionths, the finest Kubernetes distinguishes.
+#[derive(Clone)]
+pub struct Amount {
+    text: String,
+    nano: i128,
+}
+
+/// Why a text is no quantity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QuantityError {
+    /// Nothing but white space.
+    #[error("is empty")]
+    Empty,
+    /// Does not start with a decimal number.
+    #[error("does not start with a number")]
+    NotANumber,
+    /// A unit Kubernetes does not have.
+    #[error(
+        "has an unknown unit: use none, `m`, `k`, `M`, `G`, `T`, `P`, `E`, or `Ki`, `Mi`, `Gi`, `Ti`, `Pi`, `Ei`"
+    )]
+    UnknownUnit,
+    /// Less than nothing.
+    #[error("is negative")]
+    Negative,
+    /// Beyond 2^63 - 1, where Kubernetes stops counting.
+    #[error("is too large")]
+    TooLarge,
+}
+
+/// What a suffix multiplies by: 2 to the first times 10 to the second power.
+struct Scale {
+    binary: u32,
+    decimal: i32,
+}
+
+impl Amount {
+    /// Reads a quantity that is not negative, ignoring white space around it.
+    pub fn parse(text: &str) -> Result<Self, QuantityError> {
+        let text = text.trim();
+        if text.is_empty() {
+            return Err(QuantityError::Empty);
+        }
+        let negative = text.starts_with('-');
+        let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
+        let number_end = unsigned
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(unsigned.len());
+        let (number, suffix) = unsigned.split_at(number_end);
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) {
+            return Err(QuantityError::NotANumber);
+        }
+        let nano = in_billionths(whole, fraction.trim_end_matches('0'), &scale(suffix)?)?;
+        if negative && nano != 0 {
+            return Err(QuantityError::Negative);
+        }
+        Ok(Self {
+            text: text.to_owned(),
+            nano,
+        })
+    }
+
+    /// The text as it was written, without white space around it.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The object Kubernetes takes.
+    pub fn to_quantity(&self) -> Quantity {
+        Quantity(self.text.clone())
+    }
+}
+
+fn scale(suffix: &str) -> Result<Scale, QuantityError> {
+    let (binary, decimal) = match suffix {
+        "n" => (0, -9),
+        "u" => (0, -6),
+        "m" => (0, -3),
+        "" => (0, 0),
+        "k" => (0, 3),
+        "M" => (0, 6),
+        "G" => (0, 9),
+        "T" => (0, 12),
+        "P" => (0, 15),
+        "E" => (0, 18),
+        "Ki" => (10, 0),
+        "Mi" => (20, 0),
+        "Gi" => (30, 0),
+        "Ti" => (40, 0),
+        "Pi" => (50, 0),
+        "Ei" => (60, 0),
+        _ => (0, exponent(suffix)?),
+    };
+    Ok(Scale { binary, decimal })
+}
+
+/// The number after `e` or `E`.
+fn exponent(suffix: &str) -> Result<i32, QuantityError> {
+    let digits = suffix
+        .strip_prefix(['e', 'E'])
+        .ok_or(QuantityError::UnknownUnit)?;
+    let unsigned = digits.strip_prefix(['+', '-']).unwrap_or(digits);
+    if unsigned.is_empty() || !unsigned.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(QuantityError::UnknownUnit);
+    }
+    // Far beyond what any quantity can hold, and far from overflowing the sums below.
+    digits
+        .parse()
+        .ok()
+        .filter(|exponent: &i32| exponent.abs() <= 100)
+        .ok_or(QuantityError::TooLarge)
+}
+
+/// Rounds up, as Kubernetes does with anything finer than a billionth.
+fn in_billionths(whole: &str, fraction: &str, scale: &Scale) -> Result<i128, QuantityError> {
+    const LARGEST: i128 = (i64::MAX as i128) * 1_000_000_000;
+    let digits = format!("{whole}{fraction}");
+    let digits = digits.trim_start_matches('0');
+    if digits.is_empty() {
+        return Ok(0);
+    }
+    let value: i128 = digits.parse().map_err(|_| QuantityError::TooLarge)?;
+    let value = value
+        .checked_mul(1 << scale.binary)
+        .ok_or(QuantityError::TooLarge)?;
+    let places = i32::try_from(fraction.len()).map_err(|_| QuantityError::TooLarge)?;
+    let power = 9 + scale.decimal - places;
+    let factor = 10_i128.checked_pow(power.unsigned_abs());
+    let nano = match (power >= 0, factor) {
+        (true, Some(factor)) => value.checked_mul(factor).ok_or(QuantityError::TooLarge)?,
+        (true, None) => return Err(QuantityError::TooLarge),
+        (false, Some(factor)) => value / factor + i128::from(value % factor != 0),
+        (false, None) => 1,
+    };
+    if nano > LARGEST {
+        return Err(QuantityError::TooLarge);
+    }
+    Ok(nano)
+}
+
+impl PartialEq for Amount {
+    fn eq(&self, other: &Self) -> bool {
+        self.nano == other.nano
+    }
+}
+
+impl Eq for Amount {}
+
+impl PartialOrd for Amount {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Amount {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.nano.cmp(&other.nano)
+    }
+}
+
+impl fmt::Debug for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Amount").field(&self.text).finish()
+    }
+}
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Amount {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Quantity::deserialize(deserializer)?.0;
+        Self::parse(&text)
+            .map_err(|error| serde::de::Error::custom(format!("quantity `{text}` {error}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    fn nano(text: &str) -> i128 {
+        Amount::parse(text).unwrap().nano
+    }
+
+    #[rstest]
+    #[case("1", 1_000_000_000)]
+    #[case("+1", 1_000_000_000)]
+    #[case(" 250m ", 250_000_000)]
+    #[case("0.5", 500_000_000)]
+    #[case(".5", 500_000_000)]
+    #[case("1.", 1_000_000_000)]
+    #[case("1.50", 1_500_000_000)]
+    #[case("2Gi", 2_147_483_648_000_000_000)]
+    #[case("1e3", 1_000_000_000_000)]
+    #[case("1E-3", 1_000_000)]
+    #[case("1E", 1_000_000_000_000_000_000_000_000_000)]
+    #[case("5n", 5)]
+    #[case("0.1n", 1)]
+    #[case("1e-100", 1)]
+    #[case("0", 0)]
+    #[case("-0", 0)]
+    #[case("0Ki", 0)]
+    fn quantities_have_the_value_kubernetes_gives_them(#[case] text: &str, #[case] expected: i128) {
+        assert_eq!(nano(text), expected, "{text}");
+    }
+
+    #[rstest]
+    #[case("", QuantityError::Empty)]
+    #[case("  ", QuantityError::Empty)]
+    #[case(".", QuantityError::NotANumber)]
+    #[case("Gi", QuantityError::NotANumber)]
+    #[case("1.2.3", QuantityError::NotANumber)]
+    #[case("one", QuantityError::NotANumber)]
+    #[case("1 Gi", QuantityError::UnknownUnit)]
+    #[case("1K", QuantityError::UnknownUnit)]
+    #[case("1gb", QuantityError::UnknownUnit)]
+    #[case("1GiB", QuantityError::UnknownUnit)]
+    #[case("1e", QuantityError::UnknownUnit)]
+    #[case("1e+", QuantityError::UnknownUnit)]
+    #[case("1e1.5", QuantityError::UnknownUnit)]
+    #[case("1,5", QuantityError::UnknownUnit)]
+    #[case("-1", QuantityError::Negative)]
+    #[case("1e99", QuantityError::TooLarge)]
+    #[case("1e99999999999", QuantityError::TooLarge)]
+    #[case("16Ei", QuantityError::TooLarge)]
+    #[case("99999999999999999999999999999999999999999", QuantityError::TooLarge)]
+    fn anything_else_is_refused_with_the_reason(
+        #[case] text: &str,
+        #[case] expected: QuantityError,
+    ) {
+        assert_eq!(Amount::parse(text).unwrap_err(), expected, "{text}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_input_makes_the_parser_panic(text in "\\PC{0,24}") {
+            let _ = Amount::parse(&text);
+        }
+
+        #[test]
+        fn nothing_looks_like_a_quantity_and_panics(text in "[-+]{0,2}[0-9.]{0,45}[eEinumkKMGTP]{0,3}[-+]?[0-9]{0,12}") {
+            let _ = Amount::parse(&text);
+        }
+
+        #[test]
+        fn values_agree_with_plain_arithmetic(
+            number in 0_i128..1_000_000,
+            (unit, factor) in prop::sample::select(vec![
+                ("n", 1_i128), ("u", 1_000), ("m", 1_000_000), ("", 1_000_000_000), ("k", 1_000_000_000_000),
+                ("M", 1_000_000_000_000_000), ("Ki", 1_024_000_000_000), ("Mi", 1_048_576_000_000_000),
+                ("e3", 1_000_000_000_000), ("E-3", 1_000_000),
+            ]),
+        ) {
+            prop_assert_eq!(nano(&format!("{number}{unit}")), number * factor);
+        }
+
+        #[test]
+        fn order_is_the_order_of_values(a in 0_u32..1500, b in 0_u32..1000) {
+            let amount = |text: String| Amount::parse(&text).unwrap();
+            let (milli_a, milli_b) = (amount(format!("{a}m")), amount(format!("0.{b:03}")));
+            prop_assert_eq!(milli_a.cmp(&milli_b), a.cmp(&b));
+        }
+    }
+}

@@ -1,0 +1,653 @@
+//! Whole manifests, as snapshots and by hand where it matters.
+
+use proptest::prelude::*;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::deployment::PluginCache;
+use super::job_data::Mode;
+use super::overlay::Overlay;
+use super::pod_security::{Level, violations};
+use super::policy::Policy;
+use super::*;
+
+fn job(step_type: &str, variables: &[(&str, &str)]) -> JobData {
+    serde_json::from_value(json!({
+        "type": step_type,
+        "organizationId": "0b1f6c1e-9d51-4c1f-8b1e-0d6a5f6f2a10",
+        "workspaceId": "7c0f2b44-52f3-4a0e-9a5d-3a1d8e7c9b21",
+        "jobId": "412",
+        "stepId": "5a5e1f0b-9c3f-4a55-9f0e-3d0f3b8f0101",
+        "terraformVersion": "1.9.8",
+        "source": "https://git.example.test/acme/network.git",
+        "branch": "main",
+        "folder": "/",
+        "vcsType": "PUBLIC",
+        "environmentVariables": variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), json!(value)))
+            .collect::<serde_json::Map<String, Value>>(),
+    }))
+    .unwrap()
+}
+
+/// Every variable of contract 3.3.
+const ALL_OPTIONS: &[(&str, &str)] = &[
+    (env::EPHEMERAL_SWITCH, "1"),
+    (
+        env::EPHEMERAL_NODE_SELECTOR,
+        "kubernetes.io/os=linux;pool=terraform;",
+    ),
+    (
+        env::EPHEMERAL_TOLERATIONS,
+        "dedicated=terraform:Equal:NoSchedule;spot:Exists:NoExecute:60",
+    ),
+    (env::EPHEMERAL_SERVICE_ACCOUNT, "terraform-runner"),
+    (env::EPHEMERAL_ANNOTATIONS, "acme.example/owner=platform"),
+    (
+        env::EPHEMERAL_POD_ANNOTATIONS,
+        "sidecar.example/inject=false",
+    ),
+    (
+        env::EPHEMERAL_LABELS,
+        "team=platform;terrakube.io/organization=forged",
+    ),
+    (env::EPHEMERAL_CONFIG_MAP, "terraform-cli-config"),
+    (env::EPHEMERAL_CONFIG_MAP_PATH, "/etc/terraform-cli"),
+    (
+        env::EPHEMERAL_ENV_CONFIG_MAPS,
+        "executor-config, extra-config",
+    ),
+    (
+        env::EPHEMERAL_POD_SECURITY,
+        "fsGroup=2000;runAsNonRoot=true;runAsUser=1001",
+    ),
+    (env::EPHEMERAL_SECURITY, "allowPrivilegeEscalation=false"),
+    (env::EPHEMERAL_CPU_REQUEST, "300m"),
+    (env::EPHEMERAL_CPU_LIMIT, "1"),
+    (env::EPHEMERAL_MEMORY_REQUEST, "256Mi"),
+    (env::EPHEMERAL_MEMORY_LIMIT, "1Gi"),
+    (env::EPHEMERAL_STORAGE_REQUEST, "1Gi"),
+    (env::EPHEMERAL_STORAGE_LIMIT, "3Gi"),
+    (env::EPHEMERAL_ENV, "TerrakubeRedisSSL=false;GREETING=a=b"),
+    (env::PLUGIN_CACHE_DIR, "/var/cache/tf"),
+    (env::PLUGIN_CACHE_CLAIM, "plugin-cache"),
+];
+
+/// The pod's spec as JSON, from a workspace's variables.
+fn pod(deployment: &Deployment, variables: &[(&str, &str)]) -> Value {
+    let manifest = build(&job("terraformPlan", variables), deployment).unwrap();
+    manifest.to_list()["items"][0]["spec"]["template"]["spec"].clone()
+}
+
+fn executor(pod: &Value) -> &Value {
+    let containers = pod["containers"].as_array().unwrap();
+    containers.iter().find(|c| c["name"] == "executor").unwrap()
+}
+
+/// The value of an environment variable, or where it comes from.
+fn env_of<'a>(pod: &'a Value, name: &str) -> Option<&'a Value> {
+    let variables = executor(pod)["env"].as_array().unwrap();
+    let mut found = variables.iter().filter(|v| v["name"] == name);
+    let variable = found.next()?;
+    assert!(found.next().is_none(), "{name} is set twice");
+    Some(variable.get("value").unwrap_or(&variable["valueFrom"]))
+}
+
+fn errors(deployment: &Deployment, variables: &[(&str, &str)]) -> Vec<String> {
+    let errors = build(&job("terraformPlan", variables), deployment).unwrap_err();
+    errors.problems().iter().map(ToString::to_string).collect()
+}
+
+fn deployment_with(variables: &[(&str, &str)]) -> Deployment {
+    let variables = variables
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect();
+    let (defaults, problems) = overrides::read(&variables, Names::DEPLOYMENT, Fault::Deployment);
+    assert_eq!(problems, []);
+    Deployment {
+        defaults,
+        ..Deployment::default()
+    }
+}
+
+/// The list without the encoded document, which is long and tested elsewhere.
+fn shown(manifest: &Manifest) -> Value {
+    let mut list = manifest.to_list();
+    if let Some(data) = list.pointer_mut("/items/1/data/job-data") {
+        *data = json!("[job data]");
+    }
+    if let Some(value) = list.pointer_mut("/items/0/spec/template/spec/containers/0/env/1/value") {
+        *value = json!("[job data]");
+    }
+    list
+}
+
+#[test]
+fn a_plan_has_the_defaults() {
+    let manifest = build(&job("terraformPlan", &[]), &Deployment::default()).unwrap();
+    insta::assert_yaml_snapshot!(shown(&manifest));
+}
+
+#[test]
+fn an_apply_has_more_time_to_stop() {
+    let manifest = build(&job("terraformApply", &[]), &Deployment::default()).unwrap();
+    insta::assert_yaml_snapshot!(shown(&manifest));
+}
+
+#[test]
+fn every_variable_has_its_place() {
+    let manifest = build(&job("terraformPlan", ALL_OPTIONS), &Deployment::default()).unwrap();
+    insta::assert_yaml_snapshot!(shown(&manifest));
+}
+
+#[test]
+fn env_mode_makes_one_object_with_rights_on_jobs_alone() {
+    let deployment = Deployment {
+        job_data_mode: Mode::Env,
+        ..Deployment::default()
+    };
+    let job = job("terraformPlan", &[]);
+    let manifest = build(&job, &deployment).unwrap();
+    assert_eq!(manifest.secret, None);
+    let spec = manifest.job.spec.clone().unwrap();
+    assert_eq!(spec.backoff_limit, Some(0));
+    assert_eq!(spec.pod_failure_policy, None);
+    let list = manifest.to_list();
+    let pod = &list["items"][0]["spec"]["template"]["spec"];
+    assert_eq!(
+        env_of(pod, env::JOB_DATA).unwrap(),
+        &json!(job_contract::encoding::encode(&job)),
+        "as the stock launcher writes it"
+    );
+    insta::assert_yaml_snapshot!(shown(&manifest));
+}
+
+#[rstest]
+#[case("terraformPlan", 60)]
+#[case("terraformPlanDestroy", 60)]
+#[case("customScripts", 60)]
+#[case("approval", 60)]
+#[case("terraformApply", 300)]
+#[case("terraformDestroy", 300)]
+fn the_executor_is_told_the_grace_period_its_pod_has(
+    #[case] step_type: &str,
+    #[case] seconds: i64,
+) {
+    let manifest = build(&job(step_type, &[]), &Deployment::default()).unwrap();
+    let pod = manifest.to_list()["items"][0]["spec"]["template"]["spec"].clone();
+    assert_eq!(pod["terminationGracePeriodSeconds"], seconds);
+    assert_eq!(
+        env_of(&pod, env::GRACE_PERIOD_SECONDS).unwrap(),
+        &json!(seconds.to_string())
+    );
+}
+
+#[test]
+fn every_pod_is_restricted_and_asks_for_resources() {
+    for variables in [&[][..], ALL_OPTIONS] {
+        let manifest = build(&job("terraformPlan", variables), &Deployment::default()).unwrap();
+        let spec = manifest.job.spec.unwrap().template.spec.unwrap();
+        assert_eq!(violations(&spec, Level::Restricted), [""; 0]);
+    }
+    let pod = pod(&Deployment::default(), &[]);
+    assert_eq!(pod["automountServiceAccountToken"], false);
+    assert_eq!(pod["enableServiceLinks"], false);
+    assert_eq!(pod["restartPolicy"], "Never");
+    assert_eq!(
+        pod["securityContext"],
+        json!({
+            "fsGroup": 1000, "fsGroupChangePolicy": "OnRootMismatch", "runAsGroup": 1000,
+            "runAsNonRoot": true, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"},
+        })
+    );
+    assert_eq!(
+        executor(&pod)["securityContext"],
+        json!({
+            "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}, "privileged": false,
+            "readOnlyRootFilesystem": true,
+        })
+    );
+    assert_eq!(
+        executor(&pod)["resources"],
+        json!({
+            "requests": {"cpu": "250m", "memory": "512Mi", "ephemeral-storage": "2Gi"},
+            "limits": {"memory": "2Gi"},
+        })
+    );
+}
+
+#[test]
+fn only_a_step_that_never_began_is_started_again() {
+    let manifest = build(&job("terraformApply", &[]), &Deployment::default()).unwrap();
+    let spec = manifest.job.spec.unwrap();
+    assert_eq!(spec.backoff_limit, Some(2));
+    assert_eq!(spec.suspend, Some(true));
+    let rules = spec.pod_failure_policy.unwrap().rules;
+    let exit_codes = rules[0].on_exit_codes.clone().unwrap();
+    assert_eq!(rules[0].action, "FailJob");
+    assert_eq!(exit_codes.operator, "NotIn");
+    assert_eq!(exit_codes.values, [75]);
+    assert_eq!(exit_codes.container_name.as_deref(), Some("executor"));
+    assert_eq!(rules[1].action, "Ignore");
+    assert_eq!(
+        rules[1].on_pod_conditions.clone().unwrap()[0].type_,
+        "DisruptionTarget"
+    );
+}
+
+#[test]
+fn the_secret_holds_the_document_and_shares_the_jobs_name() {
+    let job = job("terraformPlan", &[]);
+    let manifest = build(&job, &Deployment::default()).unwrap();
+    let secret = manifest.secret.unwrap();
+    let data = &secret.data.unwrap()["job-data"].0;
+    assert_eq!(job_contract::encoding::decode(data).unwrap(), job);
+    assert_eq!(secret.metadata.name, manifest.job.metadata.name);
+    assert_eq!(secret.metadata.namespace, manifest.job.metadata.namespace);
+    assert_eq!(secret.immutable, Some(true));
+}
+
+#[test]
+fn a_document_too_large_for_the_environment_is_mounted() {
+    let large = "x".repeat(150_000);
+    let pod = pod(&Deployment::default(), &[("LARGE", &large)]);
+    assert_eq!(env_of(&pod, env::JOB_DATA), None);
+    assert_eq!(
+        env_of(&pod, env::JOB_DATA_FILE).unwrap(),
+        "/run/mayfly/job-data"
+    );
+    let mounts = executor(&pod)["volumeMounts"].as_array().unwrap();
+    assert!(
+        mounts.contains(&json!({"name": "job-data", "mountPath": "/run/mayfly", "readOnly": true}))
+    );
+    let volume = pod["volumes"].as_array().unwrap().last().unwrap();
+    assert_eq!(
+        volume["secret"]["secretName"],
+        "job-412-5a5e1f0b-9c3f-4a55-9f0e-3d0f3b8f0101"
+    );
+    assert_eq!(volume["secret"]["defaultMode"], 0o440);
+}
+
+#[test]
+fn a_workspaces_selector_replaces_the_deployments_and_a_blank_one_clears_it() {
+    let deployment = deployment_with(&[(env::EPHEMERAL_NODE_SELECTOR, "pool=default;disk=ssd")]);
+    assert_eq!(
+        pod(&deployment, &[])["nodeSelector"],
+        json!({"pool": "default", "disk": "ssd"})
+    );
+    let own = [(env::EPHEMERAL_NODE_SELECTOR, "pool=own")];
+    assert_eq!(
+        pod(&deployment, &own)["nodeSelector"],
+        json!({"pool": "own"})
+    );
+    for blank in ["", "  ", ";"] {
+        let own = [(env::EPHEMERAL_NODE_SELECTOR, blank)];
+        assert_eq!(
+            pod(&deployment, &own)["nodeSelector"],
+            Value::Null,
+            "{blank:?}"
+        );
+    }
+}
+
+#[test]
+fn the_workspace_comes_before_the_deployment_for_every_variable() {
+    let defaults: Vec<(&str, &str)> = [
+        (env::EPHEMERAL_TOLERATIONS, "other"),
+        (env::EPHEMERAL_SERVICE_ACCOUNT, "other"),
+        (env::EPHEMERAL_ANNOTATIONS, "acme.example/owner=other"),
+        (
+            env::EPHEMERAL_POD_ANNOTATIONS,
+            "sidecar.example/inject=other",
+        ),
+        (env::EPHEMERAL_LABELS, "team=other"),
+        (env::EPHEMERAL_NODE_SELECTOR, "other=x"),
+        (env::EPHEMERAL_CONFIG_MAP, "other"),
+        (env::EPHEMERAL_CONFIG_MAP_PATH, "/other"),
+        (env::EPHEMERAL_ENV_CONFIG_MAPS, "other"),
+        (env::EPHEMERAL_POD_SECURITY, "fsGroup=9;runAsUser=9"),
+        (env::EPHEMERAL_SECURITY, "allowPrivilegeEscalation=true"),
+        (env::EPHEMERAL_CPU_REQUEST, "9"),
+        (env::EPHEMERAL_CPU_LIMIT, "9"),
+        (env::EPHEMERAL_MEMORY_REQUEST, "9Gi"),
+        (env::EPHEMERAL_MEMORY_LIMIT, "9Gi"),
+        (env::EPHEMERAL_STORAGE_REQUEST, "9Gi"),
+        (env::EPHEMERAL_STORAGE_LIMIT, "9Gi"),
+        (env::EPHEMERAL_ENV, "GREETING=other;TerrakubeRedisSSL=other"),
+        (env::DEPLOYMENT_PLUGIN_CACHE_DIR, "/other-cache"),
+        (env::DEPLOYMENT_PLUGIN_CACHE_CLAIM, "other"),
+    ]
+    .into();
+    let job = job("terraformPlan", ALL_OPTIONS);
+    let with_defaults = build(&job, &deployment_with(&defaults)).unwrap().to_list();
+    let without = build(&job, &Deployment::default()).unwrap().to_list();
+    let (mut with_defaults, mut without) = (with_defaults, without);
+    for list in [&mut with_defaults, &mut without] {
+        let variables = list
+            .pointer_mut("/items/0/spec/template/spec/containers/0/env")
+            .unwrap();
+        variables
+            .as_array_mut()
+            .unwrap()
+            .sort_by_key(|v| v["name"].to_string());
+    }
+    assert_eq!(with_defaults, without);
+}
+
+#[test]
+fn the_deployment_counts_where_the_workspace_is_silent() {
+    let deployment = deployment_with(&[
+        (env::EPHEMERAL_SERVICE_ACCOUNT, "runner"),
+        (env::EPHEMERAL_ENV, "HTTPS_PROXY=http://proxy"),
+        (env::EPHEMERAL_LABELS, "team=platform;stage=dev"),
+        (env::DEPLOYMENT_PLUGIN_CACHE_DIR, "/cache"),
+    ]);
+    let variables = [
+        (env::EPHEMERAL_SERVICE_ACCOUNT, " "),
+        (env::EPHEMERAL_ENV, "A=b"),
+        (env::EPHEMERAL_LABELS, "stage=prod"),
+    ];
+    let pod = pod(&deployment, &variables);
+    assert_eq!(pod["serviceAccountName"], "runner");
+    assert_eq!(env_of(&pod, "HTTPS_PROXY").unwrap(), "http://proxy");
+    assert_eq!(env_of(&pod, "A").unwrap(), "b");
+    assert_eq!(env_of(&pod, "TF_PLUGIN_CACHE_DIR").unwrap(), "/cache");
+    let manifest = build(&job("terraformPlan", &variables), &deployment).unwrap();
+    let labels = manifest.job.metadata.labels.unwrap();
+    assert_eq!(
+        (labels["team"].as_str(), labels["stage"].as_str()),
+        ("platform", "prod")
+    );
+}
+
+#[test]
+fn the_lower_level_gives_way_when_a_request_and_a_limit_meet() {
+    let lifted = pod(
+        &Deployment::default(),
+        &[(env::EPHEMERAL_MEMORY_REQUEST, "4Gi")],
+    );
+    assert_eq!(executor(&lifted)["resources"]["limits"]["memory"], "4Gi");
+    let lowered = pod(
+        &Deployment::default(),
+        &[(env::EPHEMERAL_MEMORY_LIMIT, "256Mi")],
+    );
+    assert_eq!(
+        executor(&lowered)["resources"]["requests"]["memory"],
+        "256Mi"
+    );
+}
+
+#[test]
+fn a_workspace_cannot_read_the_platforms_secrets_through_its_own_variables() {
+    let variables = [(
+        env::EPHEMERAL_ENV,
+        "TF_VAR_x=$(InternalSecret);COST=5$;TWO=$$",
+    )];
+    let pod = pod(&Deployment::default(), &variables);
+    assert_eq!(env_of(&pod, "TF_VAR_x").unwrap(), "$$(InternalSecret)");
+    assert_eq!(env_of(&pod, "COST").unwrap(), "5$$");
+    assert_eq!(env_of(&pod, "TWO").unwrap(), "$$$$");
+    let cache = [(env::PLUGIN_CACHE_DIR, "/cache/$(InternalSecret)")];
+    let pod = self::pod(&Deployment::default(), &cache);
+    assert_eq!(
+        env_of(&pod, "TF_PLUGIN_CACHE_DIR").unwrap(),
+        "/cache/$$(InternalSecret)"
+    );
+}
+
+#[rstest]
+#[case(env::EPHEMERAL_NODE_SELECTOR, "=x")]
+#[case(env::EPHEMERAL_NODE_SELECTOR, "a=b c")]
+#[case(env::EPHEMERAL_TOLERATIONS, "key=v:Exists")]
+#[case(env::EPHEMERAL_SERVICE_ACCOUNT, "Not A Name")]
+#[case(env::EPHEMERAL_ANNOTATIONS, "=x")]
+#[case(env::EPHEMERAL_ANNOTATIONS, "mayfly.dev/x=y")]
+#[case(env::EPHEMERAL_POD_ANNOTATIONS, "a/b/c=x")]
+#[case(env::EPHEMERAL_LABELS, "a=b=c")]
+#[case(env::EPHEMERAL_LABELS, "mayfly.dev/job-id=1")]
+#[case(env::EPHEMERAL_LABELS, "terrakube.io/other=1")]
+#[case(env::EPHEMERAL_LABELS, "app.kubernetes.io/managed-by=me")]
+#[case(env::EPHEMERAL_CONFIG_MAP, "a_b")]
+#[case(env::EPHEMERAL_CONFIG_MAP_PATH, "relative")]
+#[case(env::EPHEMERAL_ENV_CONFIG_MAPS, "ok,NOT")]
+#[case(env::EPHEMERAL_POD_SECURITY, "fsGroup=many")]
+#[case(env::EPHEMERAL_POD_SECURITY, "fsGroup=-1")]
+#[case(env::EPHEMERAL_POD_SECURITY, "runAsNonRoot=yes")]
+#[case(env::EPHEMERAL_POD_SECURITY, "hostUsers=true")]
+#[case(env::EPHEMERAL_SECURITY, "capabilities=ALL")]
+#[case(env::EPHEMERAL_SECURITY, "allowPrivilegeEscalation=")]
+#[case(env::EPHEMERAL_CPU_REQUEST, "lots")]
+#[case(env::EPHEMERAL_CPU_LIMIT, "-1")]
+#[case(env::EPHEMERAL_MEMORY_REQUEST, "1GiB")]
+#[case(env::EPHEMERAL_MEMORY_LIMIT, "1 Gi")]
+#[case(env::EPHEMERAL_STORAGE_REQUEST, "1e")]
+#[case(env::EPHEMERAL_STORAGE_LIMIT, "99999999999999999999999999")]
+#[case(env::EPHEMERAL_ENV, "EphemeralJobData=x")]
+#[case(env::EPHEMERAL_ENV, "EphemeralFlagBatch=false")]
+#[case(env::EPHEMERAL_ENV, "1A=x")]
+#[case(env::EPHEMERAL_ENV, "=hunter2")]
+#[case(env::EPHEMERAL_IMAGE, "NOT AN IMAGE")]
+#[case(env::PLUGIN_CACHE_DIR, "/proc")]
+#[case(env::PLUGIN_CACHE_CLAIM, "-")]
+fn a_wrong_setting_is_refused_by_its_name(#[case] variable: &str, #[case] value: &str) {
+    let errors = errors(&Deployment::default(), &[(variable, value)]);
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert!(
+        errors[0].starts_with(&format!("`{variable}` ")),
+        "{errors:?}"
+    );
+    assert!(!errors[0].contains("hunter2"), "{errors:?}");
+}
+
+#[test]
+fn every_problem_is_reported_at_once() {
+    let variables = [
+        (env::EPHEMERAL_CPU_REQUEST, "lots"),
+        (env::EPHEMERAL_TOLERATIONS, ":;a:b"),
+        (env::EPHEMERAL_SECURITY, "privileged=true"),
+        (env::EPHEMERAL_MEMORY_REQUEST, "2Gi"),
+        (env::EPHEMERAL_MEMORY_LIMIT, "1Gi"),
+    ];
+    let errors = build(&job("terraformPlan", &variables), &Deployment::default()).unwrap_err();
+    assert_eq!(errors.problems().len(), 5, "{errors}");
+    assert_eq!(errors.exit(), job_contract::Exit::BadJobData);
+}
+
+#[test]
+fn ids_that_cannot_be_labels_are_refused() {
+    let mut job = job("terraformPlan", &[]);
+    job.workspace_id = "w".repeat(64);
+    job.job_id = "-5".to_owned();
+    let errors = build(&job, &Deployment::default()).unwrap_err().to_string();
+    assert!(
+        errors.contains("`workspaceId`") && errors.contains("`jobId`"),
+        "{errors}"
+    );
+    job.step_type = Some("dance".to_owned());
+    assert!(build(&job, &Deployment::default()).is_err());
+}
+
+#[test]
+fn the_claim_a_cache_implies_is_subject_to_the_policy_too() {
+    let policy: Policy = serde_saphyr::from_str("persistentVolumeClaims: [other]").unwrap();
+    let mut deployment = Deployment {
+        policy,
+        ..Deployment::default()
+    };
+    let variables = [(env::PLUGIN_CACHE_DIR, "/cache")];
+    let errors = errors(&deployment, &variables);
+    assert!(errors[0].contains("terrakube-plugin-pvc"), "{errors:?}");
+    deployment.plugin_cache = PluginCache::EmptyDir;
+    let pod = pod(&deployment, &variables);
+    let volume = pod["volumes"].as_array().unwrap().last().unwrap();
+    assert_eq!(volume, &json!({"name": "tf-plugin-volume", "emptyDir": {}}));
+}
+
+#[test]
+fn an_image_of_the_workspace_needs_a_policy_and_follows_the_registry() {
+    let policy: Policy = serde_saphyr::from_str("imageRegistries: [ghcr.io]").unwrap();
+    let deployment = Deployment {
+        policy,
+        image_registry: Some("mirror:5000/all".to_owned()),
+        ..Deployment::default()
+    };
+    let variables = [(env::EPHEMERAL_IMAGE, "ghcr.io/acme/executor:1")];
+    assert_eq!(
+        executor(&pod(&deployment, &variables))["image"],
+        "mirror:5000/all/acme/executor:1"
+    );
+    let variables = [(env::EPHEMERAL_IMAGE, "quay.io/acme/executor:1")];
+    assert_eq!(errors(&deployment, &variables).len(), 1);
+}
+
+const OVERLAY: &str = r"
+metadata:
+  labels: {cost-centre: '42'}
+  annotations: {karpenter.sh/do-not-disrupt: 'false'}
+spec:
+  priorityClassName: batch
+  terminationGracePeriodSeconds: 120
+  nodeSelector: {pool: overlay}
+  affinity:
+    nodeAffinity:
+      requiredDuringSchedulingIgnoredDuringExecution:
+        nodeSelectorTerms: [{matchExpressions: [{key: arch, operator: In, values: [arm64]}]}]
+  topologySpreadConstraints: [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: ScheduleAnyway}]
+  initContainers: [{name: ca, image: 'ca:1', restartPolicy: Always}]
+  containers:
+  - name: executor
+    env:
+    - {name: HTTPS_PROXY, value: 'http://proxy:3128'}
+    - {name: TMPDIR, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+    envFrom: [{configMapRef: {name: extra}}]
+    resources: {limits: {memory: 3Gi, example.com/fpga: 1}}
+    volumeMounts: [{name: ca, mountPath: /opt/ca, readOnly: true}]
+  volumes:
+  - {name: ca, configMap: {name: company-ca}}
+  - {name: work, ephemeral: {volumeClaimTemplate: {spec: {accessModes: [ReadWriteOnce]}}}}
+";
+
+fn with_overlay(text: &str) -> Deployment {
+    Deployment {
+        overlay: Some(Overlay::parse(text).unwrap()),
+        ..Deployment::default()
+    }
+}
+
+#[test]
+fn an_overlay_is_laid_over_by_name() {
+    let deployment = with_overlay(OVERLAY);
+    let manifest = build(&job("terraformApply", &[]), &deployment).unwrap();
+    insta::assert_yaml_snapshot!(shown(&manifest));
+    let pod = pod(
+        &deployment,
+        &[
+            (env::EPHEMERAL_NODE_SELECTOR, "pool=own"),
+            (env::EPHEMERAL_MEMORY_LIMIT, "1Gi"),
+        ],
+    );
+    assert_eq!(
+        pod["nodeSelector"],
+        json!({"pool": "own"}),
+        "the workspace comes last"
+    );
+    assert_eq!(
+        executor(&pod)["resources"]["limits"],
+        json!({"memory": "1Gi", "example.com/fpga": "1"})
+    );
+    assert_eq!(env_of(&pod, env::GRACE_PERIOD_SECONDS).unwrap(), "120");
+    assert!(
+        executor(&pod)["envFrom"]
+            .to_string()
+            .contains("terrakube-executor-secrets")
+    );
+}
+
+#[test]
+fn defaults_give_way_to_an_overlays_amounts_too() {
+    let overlay = "spec: {containers: [{name: executor, resources: {limits: {memory: 256Mi}}}]}";
+    let pod = pod(&with_overlay(overlay), &[]);
+    assert_eq!(executor(&pod)["resources"]["requests"]["memory"], "256Mi");
+    assert_eq!(executor(&pod)["resources"]["limits"]["memory"], "256Mi");
+}
+
+#[rstest]
+#[case("spec: {hostNetwork: true}", "hostNetwork")]
+#[case("spec: {securityContext: {runAsNonRoot: false}}", "runAsNonRoot")]
+#[case(
+    "spec: {containers: [{name: executor, securityContext: {privileged: true}}]}",
+    "privileged"
+)]
+#[case(
+    "spec: {containers: [{name: helper, securityContext: {runAsUser: 0}}]}",
+    "`helper`"
+)]
+#[case("spec: {volumes: [{name: v, hostPath: {path: /}}]}", "`v`")]
+#[case("spec: {terminationGracePeriodSeconds: 5}", "grace")]
+fn an_overlay_cannot_go_below_the_policy(#[case] overlay: &str, #[case] named: &str) {
+    let deployment = with_overlay(overlay);
+    let errors = build(&job("terraformPlan", &[]), &deployment).unwrap_err();
+    assert!(errors.to_string().contains(named), "{errors}");
+    assert!(
+        errors.to_string().contains(env::POD_TEMPLATE_FILE),
+        "{errors}"
+    );
+    assert_eq!(errors.exit(), job_contract::Exit::BadConfiguration);
+}
+
+#[rstest]
+#[case(env::PLUGIN_CACHE_DIR, "/opt/ca")]
+#[case(env::PLUGIN_CACHE_DIR, "/opt/ca/inner")]
+#[case(env::PLUGIN_CACHE_DIR, "/opt")]
+fn a_workspace_cannot_mount_over_what_the_operator_mounted(
+    #[case] variable: &str,
+    #[case] path: &str,
+) {
+    let errors = errors(&with_overlay(OVERLAY), &[(variable, path)]);
+    assert!(errors[0].contains("/opt/ca"), "{errors:?}");
+}
+
+#[test]
+fn the_same_input_gives_the_same_bytes() {
+    let bytes = |job: &JobData| {
+        let manifest = build(job, &with_overlay(OVERLAY)).unwrap();
+        serde_json::to_vec(&manifest.to_list()).unwrap()
+    };
+    let mut reversed = ALL_OPTIONS.to_vec();
+    reversed.reverse();
+    assert_eq!(
+        bytes(&job("terraformPlan", ALL_OPTIONS)),
+        bytes(&job("terraformPlan", &reversed))
+    );
+}
+
+#[test]
+fn a_manifest_does_not_show_its_data() {
+    let manifest = build(
+        &job("terraformPlan", &[("TOKEN", "hunter2")]),
+        &Deployment::default(),
+    )
+    .unwrap();
+    let encoded = job_contract::encoding::encode(&job("terraformPlan", &[("TOKEN", "hunter2")]));
+    assert!(!format!("{manifest:?}").contains(&encoded));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Whatever a workspace writes, the result is an object or a list of problems.
+    #[test]
+    fn no_variable_makes_the_builder_panic(
+        index in 1..ALL_OPTIONS.len(),
+        value in "[a-zA-Z0-9=:;,./$_ -]{0,24}",
+    ) {
+        let name = ALL_OPTIONS[index].0;
+        let result = build(&job("terraformPlan", &[(name, &value)]), &Deployment::default());
+        if let Ok(manifest) = result {
+            let spec = manifest.job.spec.unwrap().template.spec.unwrap();
+            prop_assert_eq!(violations(&spec, Level::Restricted), [""; 0]);
+        }
+    }
+}
