@@ -3,10 +3,12 @@
 
 pub mod cli;
 pub mod cluster;
+pub mod commands;
 pub mod config;
 pub mod manifest;
 pub mod render;
 pub mod run;
+mod table;
 pub mod verdict;
 
 use std::ffi::OsString;
@@ -30,6 +32,12 @@ fn dispatch(command: Command) -> ExitCode {
     match command {
         Command::Run(args) => ExitCode::from(run::run(&args)),
         Command::Render(args) => ExitCode::from(render::run(&args).code()),
+        Command::Launch(args) => ExitCode::from(commands::launch(&args).code()),
+        Command::List(args) => ExitCode::from(commands::list(&args).code()),
+        Command::Logs(args) => ExitCode::from(commands::logs(&args).code()),
+        Command::Explain(args) => ExitCode::from(commands::explain(&args).code()),
+        Command::Cancel(args) => ExitCode::from(commands::cancel(&args).code()),
+        Command::Check(args) => ExitCode::from(commands::check(&args).code()),
         Command::Completions { shell } => completions(shell),
         Command::Executor => executor::main_from_env(),
     }
