@@ -88,3 +88,163 @@ fn carry_out(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use axum::http::{Request, Response};
+    use kube::Client;
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use tower::service_fn;
+
+    use super::output::captured::output;
+    use super::*;
+    use crate::cluster::Cluster;
+
+    fn job(name: &str, step: &str) -> Value {
+        json!({
+            "apiVersion": "batch/v1", "kind": "Job",
+            "metadata": {
+                "name": name, "namespace": "runs", "uid": name,
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+                "labels": {
+                    "app.kubernetes.io/managed-by": "mayfly", "mayfly.dev/job-id": "42",
+                    "mayfly.dev/step-id": step, "mayfly.dev/step-type": "plan",
+                },
+            },
+            "spec": {"suspend": false, "template": {"spec": {"containers": []}}},
+            "status": {"startTime": "2026-01-01T00:00:01Z"},
+        })
+    }
+
+    /// A namespace with one running run and the finished steps of another job.
+    fn answer(method: &str, path: &str) -> (u16, Value) {
+        let list = |items: Value| json!({"metadata": {}, "items": items});
+        let pod = json!({
+            "metadata": {
+                "name": "pod-1", "namespace": "runs",
+                "labels": {"batch.kubernetes.io/job-name": "job-42-a"},
+                "ownerReferences": [
+                    {"apiVersion": "batch/v1", "kind": "Job", "name": "job-42-a", "uid": "job-42-a"},
+                ],
+            },
+            "spec": {"nodeName": "node-1", "containers": [{"name": "executor"}]},
+            "status": {"phase": "Running", "containerStatuses": [{
+                "name": "executor", "image": "i", "imageID": "i", "ready": true, "restartCount": 0,
+                "state": {"running": {"startedAt": "2026-01-01T00:00:03Z"}},
+            }]},
+        });
+        match (method, path) {
+            ("GET", "/apis/batch/v1/namespaces/runs/jobs") => (
+                200,
+                list(json!([job("job-42-a", "a"), job("job-42-b", "b")])),
+            ),
+            ("GET", "/api/v1/namespaces/runs/pods") => (200, list(json!([pod]))),
+            ("GET", "/api/v1/namespaces/runs/events") => (200, list(json!([]))),
+            (_, "/apis/batch/v1/namespaces/runs/jobs/job-42-a") => (200, job("job-42-a", "a")),
+            _ => (
+                403,
+                json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                    "code": 403, "reason": "Forbidden", "message": format!("{method} {path} is forbidden")}),
+            ),
+        }
+    }
+
+    fn cluster(namespace: &str) -> Cluster {
+        let service = service_fn(async |request: Request<Body>| {
+            let (code, body) = answer(request.method().as_str(), request.uri().path());
+            let body = Body::from(serde_json::to_vec(&body).unwrap());
+            Ok::<_, std::io::Error>(Response::builder().status(code).body(body).unwrap())
+        });
+        Cluster::from_client(Client::new(service, namespace.to_owned()), namespace)
+    }
+
+    fn cancel_args(run: &str) -> CancelArgs {
+        CancelArgs {
+            run: run.into(),
+            grace: Duration::ZERO,
+            cluster: ClusterArgs {
+                namespace: "runs".into(),
+                access: AccessArgs::default(),
+            },
+            show: ShowArgs::default(),
+        }
+    }
+
+    #[tokio::test]
+    async fn runs_are_listed_as_a_table_and_as_json() {
+        let (mut out, shown, _) = output(false);
+        list::list(&cluster("runs"), &mut out).await.unwrap();
+        let table = shown.text();
+        assert_eq!(table.lines().count(), 3, "{table}");
+        assert!(
+            table.contains("running") && table.contains("node-1"),
+            "{table}"
+        );
+
+        let (mut out, shown, _) = output(true);
+        list::list(&cluster("runs"), &mut out).await.unwrap();
+        let answer: Value = serde_json::from_str(&shown.text()).unwrap();
+        assert_eq!(answer["namespace"], "runs");
+        let run = &answer["runs"][0];
+        for (field, value) in [
+            ("jobId", "42"),
+            ("stepId", "a"),
+            ("name", "job-42-a"),
+            ("stepType", "plan"),
+            ("state", "running"),
+            ("node", "node-1"),
+            ("started", "2026-01-01T00:00:03Z"),
+        ] {
+            assert_eq!(run[field], value, "{field} in {run}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_run_is_explained_by_its_job_and_step() {
+        let (mut out, shown, _) = output(true);
+        explain::explain("42/a", &cluster("runs"), &mut out)
+            .await
+            .unwrap();
+        let answer: Value = serde_json::from_str(&shown.text()).unwrap();
+        assert_eq!(
+            (&answer["running"], &answer["name"]),
+            (&json!(true), &json!("job-42-a"))
+        );
+        assert_eq!(answer["timeline"][0]["what"], "accepted");
+    }
+
+    #[tokio::test]
+    async fn cancelling_says_what_it_did_and_asks_when_several_are_meant() {
+        let (mut out, shown, _) = output(false);
+        cancel::cancel(&cancel_args("job-42-a"), &cluster("runs"), &mut out)
+            .await
+            .unwrap();
+        assert!(
+            shown
+                .text()
+                .starts_with("job-42-a: its executor is being stopped."),
+            "{}",
+            shown.text()
+        );
+        let error = cancel::cancel(&cancel_args("42"), &cluster("runs"), &mut out)
+            .await
+            .unwrap_err();
+        assert!(matches!(error, CommandError::Ambiguous { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_refusal_names_what_was_refused_and_where_to_look() {
+        let (mut out, _, said) = output(false);
+        let error = list::list(&cluster("other"), &mut out).await.unwrap_err();
+        assert_eq!(error.exit(), Exit::BadConfiguration);
+        out.fail(&error);
+        let said = said.text();
+        assert!(
+            said.contains("is forbidden") && said.contains("api-launcher check"),
+            "{said}"
+        );
+    }
+}

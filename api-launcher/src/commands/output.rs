@@ -16,7 +16,7 @@ use crate::run::view::{Paint, Terminal};
 pub struct ShowArgs {
     /// Tables for people, or JSON for programs (docs/commands.md)
     #[arg(
-        short,
+        short = 'o',
         long = "output",
         value_enum,
         value_name = "FORMAT",
