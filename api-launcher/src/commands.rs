@@ -29,7 +29,10 @@ use self::problem::CommandError;
 
 /// `api-launcher launch`.
 pub fn launch(args: &LaunchArgs) -> Exit {
-    carry_out(&args.show, async |out| launch::launch(args, out).await)
+    carry_out(&args.show, async |out| {
+        // Large, because building a manifest and talking to the cluster are both in it.
+        Box::pin(launch::launch(args, out)).await
+    })
 }
 
 /// `api-launcher list`.
@@ -101,7 +104,7 @@ mod tests {
 
     use super::output::captured::output;
     use super::*;
-    use crate::cluster::Cluster;
+    use crate::cluster::{Cluster, RunKey};
 
     fn job(name: &str, step: &str) -> Value {
         json!({
@@ -119,7 +122,38 @@ mod tests {
         })
     }
 
-    /// A namespace with one running run and the finished steps of another job.
+    const LOG: &str = "2026-01-01T00:00:04Z Error: no such thing\n";
+
+    fn ended_job() -> Value {
+        let mut job = job("job-9-z", "z");
+        job["status"]["conditions"] = json!([{
+            "type": "Failed", "status": "True", "reason": "PodFailurePolicy",
+            "lastTransitionTime": "2026-01-01T00:00:09Z",
+        }]);
+        job
+    }
+
+    fn ended_pod() -> Value {
+        json!({
+            "metadata": {
+                "name": "pod-9", "namespace": "runs",
+                "labels": {"batch.kubernetes.io/job-name": "job-9-z"},
+                "ownerReferences": [
+                    {"apiVersion": "batch/v1", "kind": "Job", "name": "job-9-z", "uid": "job-9-z"},
+                ],
+            },
+            "spec": {"containers": [{"name": "executor"}]},
+            "status": {"phase": "Failed", "containerStatuses": [{
+                "name": "executor", "image": "i", "imageID": "i", "ready": false, "restartCount": 0,
+                "state": {"terminated": {
+                    "exitCode": 1, "startedAt": "2026-01-01T00:00:03Z", "finishedAt": "2026-01-01T00:00:08Z",
+                    "message": r#"{"jobId":"9","stepId":"z","outcome":1,"error":"the plan failed","phases":[]}"#,
+                }},
+            }]},
+        })
+    }
+
+    /// A namespace with two steps of a job, one of them running, and a failed run.
     fn answer(method: &str, path: &str) -> (u16, Value) {
         let list = |items: Value| json!({"metadata": {}, "items": items});
         let pod = json!({
@@ -141,8 +175,9 @@ mod tests {
                 200,
                 list(json!([job("job-42-a", "a"), job("job-42-b", "b")])),
             ),
-            ("GET", "/api/v1/namespaces/runs/pods") => (200, list(json!([pod]))),
+            ("GET", "/api/v1/namespaces/runs/pods") => (200, list(json!([pod, ended_pod()]))),
             ("GET", "/api/v1/namespaces/runs/events") => (200, list(json!([]))),
+            ("GET", "/apis/batch/v1/namespaces/runs/jobs/job-9-z") => (200, ended_job()),
             (_, "/apis/batch/v1/namespaces/runs/jobs/job-42-a") => (200, job("job-42-a", "a")),
             _ => (
                 403,
@@ -155,7 +190,12 @@ mod tests {
     fn cluster(namespace: &str) -> Cluster {
         let service = service_fn(async |request: Request<Body>| {
             let (code, body) = answer(request.method().as_str(), request.uri().path());
-            let body = Body::from(serde_json::to_vec(&body).unwrap());
+            let body = match request.uri().path() {
+                "/api/v1/namespaces/runs/pods/pod-9/log" => LOG.into(),
+                _ => serde_json::to_vec(&body).unwrap(),
+            };
+            let code = if body == LOG.as_bytes() { 200 } else { code };
+            let body = Body::from(body);
             Ok::<_, std::io::Error>(Response::builder().status(code).body(body).unwrap())
         });
         Cluster::from_client(Client::new(service, namespace.to_owned()), namespace)
@@ -233,6 +273,22 @@ mod tests {
             .await
             .unwrap_err();
         assert!(matches!(error, CommandError::Ambiguous { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_run_is_stayed_with_to_its_end_and_its_outcome_is_passed_on() {
+        let key = RunKey {
+            job_id: "9".into(),
+            step_id: "z".into(),
+            name: "job-9-z".into(),
+        };
+        let (mut out, shown, said) = output(false);
+        let exit = launch::stay(&cluster("runs"), &key, true, &mut out)
+            .await
+            .unwrap();
+        assert_eq!(exit, Exit::StepFailed);
+        assert_eq!(shown.text(), "Error: no such thing\n");
+        assert!(said.text().contains("the plan failed"), "{}", said.text());
     }
 
     #[tokio::test]

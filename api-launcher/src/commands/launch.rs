@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use futures_util::{Stream, StreamExt as _};
+use futures_util::{StreamExt as _, stream};
 use job_contract::Exit;
 use serde_json::json;
 
@@ -15,7 +15,7 @@ use crate::cluster::{Cluster, ClusterError, LogLine, Objects, RunKey, Submitted}
 use crate::config::DeploymentArgs;
 use crate::manifest;
 use crate::run::document;
-use crate::verdict::{Verdict, Wait};
+use crate::verdict::{Verdict, VerdictKind, Wait};
 
 /// How often a run is looked at.
 const LOOK: Duration = Duration::from_secs(1);
@@ -91,47 +91,43 @@ fn left_behind(key: &RunKey) -> String {
 }
 
 /// Stays with the run until it is over.
-async fn stay(
+pub(super) async fn stay(
     cluster: &Cluster,
     key: &RunKey,
     follow: bool,
     out: &mut Output,
 ) -> Result<Exit, CommandError> {
-    let mut lines = std::pin::pin!(follow.then(|| cluster.logs(&key.name, true)).map_or_else(
-        || futures_util::stream::empty().boxed(),
-        futures_util::StreamExt::boxed
-    ));
+    let log = follow.then(|| cluster.logs(&key.name, true));
+    let mut lines = stream::iter(log).flatten().boxed().fuse();
     let mut told: Option<String> = None;
     let mut ticks = tokio::time::interval(LOOK);
-    let verdict = loop {
+    let standing = loop {
         tokio::select! {
-            Some(line) = lines.next() => show(&line?, out)?,
+            Some(line) = lines.next() => show(line, out)?,
             _ = ticks.tick() => match look(cluster, key).await? {
                 Standing::Waiting(wait) => tell(wait, &mut told, out)?,
                 Standing::Running => {}
-                Standing::Ended(verdict) => break verdict,
+                end => break end,
             },
         }
     };
-    drain(&mut lines, out).await?;
-    conclude(&verdict, out)
-}
-
-/// What was said before the end belongs before the verdict.
-async fn drain(
-    lines: &mut (impl Stream<Item = Result<LogLine, ClusterError>> + Unpin),
-    out: &mut Output,
-) -> Result<(), CommandError> {
-    while let Some(line) = lines.next().await {
-        show(&line?, out)?;
+    let Standing::Ended(verdict) = standing else {
+        return gone(out);
+    };
+    // What was said before the end belongs before the verdict. A run that was only given up may go on talking.
+    while verdict.job_over
+        && let Some(line) = lines.next().await
+    {
+        show(line, out)?;
     }
-    Ok(())
+    conclude(&verdict, out)
 }
 
 enum Standing {
     Waiting(Wait),
     Running,
     Ended(Box<Verdict>),
+    Gone,
 }
 
 async fn look(cluster: &Cluster, key: &RunKey) -> Result<Standing, CommandError> {
@@ -139,6 +135,7 @@ async fn look(cluster: &Cluster, key: &RunKey) -> Result<Standing, CommandError>
         Ok(explanation) => explanation,
         // The run goes on without us; so does the next look.
         Err(error) if error.is_transient() => return Ok(Standing::Running),
+        Err(ClusterError::NoSuchRun(_)) => return Ok(Standing::Gone),
         Err(error) => return Err(error.into()),
     };
     Ok(match (explanation.verdict, explanation.wait) {
@@ -161,7 +158,15 @@ fn tell(wait: Wait, told: &mut Option<String>, out: &mut Output) -> Result<(), C
     Ok(())
 }
 
-fn show(line: &LogLine, out: &mut Output) -> Result<(), CommandError> {
+/// A log that cannot be read does not end the run, nor the wait for it.
+fn show(line: Result<LogLine, ClusterError>, out: &mut Output) -> Result<(), CommandError> {
+    let line = match line {
+        Ok(line) => line,
+        Err(error) => {
+            out.note(&format!("warning: {error}"));
+            return Ok(());
+        }
+    };
     if out.json {
         return out.print_json_line(&json!({"type": "log", "at": line.at, "text": line.text}));
     }
@@ -169,6 +174,16 @@ fn show(line: &LogLine, out: &mut Output) -> Result<(), CommandError> {
         out.print(&(text + "\n"));
     }
     Ok(())
+}
+
+/// The Job was deleted: nobody can say any more how the run ended.
+fn gone(out: &mut Output) -> Result<Exit, CommandError> {
+    if out.json {
+        out.print_json_line(&json!({"type": "gone"}))?;
+    } else {
+        out.note("The run's Job is gone: it was cancelled, or deleted by somebody else.");
+    }
+    Ok(VerdictKind::Deleted.outcome())
 }
 
 fn conclude(verdict: &Verdict, out: &mut Output) -> Result<Exit, CommandError> {
