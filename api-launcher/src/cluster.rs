@@ -141,6 +141,9 @@ impl Default for Patience {
     }
 }
 
+/// So many Jobs are remembered to have their Secret.
+const REMEMBERED: usize = 20_000;
+
 /// One namespace of a cluster, in which runs are Jobs.
 #[derive(Clone)]
 pub struct Cluster {
@@ -211,6 +214,10 @@ impl Cluster {
 
     fn note_stored(&self, uid: &str) {
         let mut stored = self.stored.lock().expect("no holder of this lock panics");
+        // Only saves a look. A replica that never releases must not remember for ever.
+        if stored.len() >= REMEMBERED {
+            stored.clear();
+        }
         stored.insert(uid.to_owned());
     }
 

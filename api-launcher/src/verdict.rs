@@ -276,7 +276,7 @@ pub fn wants_events(observation: &Observation) -> bool {
             !matches!(wait.reason, WaitReason::Queued | WaitReason::Stopping)
         }
         Observation::Running => false,
-        Observation::Ended(verdict) => !verdict.spoke(),
+        Observation::Ended(verdict) => !verdict.spoke() && verdict.kind != VerdictKind::Completed,
     }
 }
 

@@ -76,3 +76,46 @@ impl Cluster {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::stand_in::{Server, inline, objects};
+    use super::*;
+
+    #[tokio::test]
+    async fn a_run_that_waits_for_its_turn_is_gone_with_its_job_data() {
+        let server = Server::start();
+        let cluster = server.cluster().with_max_in_flight(1);
+        cluster.submit(&objects("1", "a")).await.unwrap();
+        let cancelled = cluster.cancel("job-1-a", Duration::from_mins(1)).await;
+        assert_eq!(cancelled.unwrap(), Cancelled::BeforeStart);
+        assert_eq!((server.count("jobs"), server.count("secrets")), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_run_that_is_over_is_left_as_it_is() {
+        let server = Server::start();
+        let cluster = server.cluster();
+        cluster.submit(&inline("1", "a")).await.unwrap();
+        server.put(
+            "jobs",
+            json!({"metadata": {"name": "job-1-a"},
+                "status": {"conditions": [{"type": "Complete", "status": "True"}]}}),
+        );
+        let cancelled = cluster.cancel("job-1-a", Duration::ZERO).await.unwrap();
+        assert_eq!(cancelled, Cancelled::AlreadyOver);
+        assert_eq!(server.count("jobs"), 1);
+    }
+
+    #[tokio::test]
+    async fn what_is_not_there_cannot_be_cancelled() {
+        let error = Server::start()
+            .cluster()
+            .cancel("job-1-a", Duration::ZERO)
+            .await
+            .unwrap_err();
+        assert!(matches!(error, ClusterError::NoSuchRun(name) if name == "job-1-a"));
+    }
+}

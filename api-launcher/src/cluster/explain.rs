@@ -170,7 +170,7 @@ impl Line {
         let after = self
             .last
             .map_or(0, |last| at.duration_since(last).as_millis().max(0));
-        self.last = Some(at);
+        self.last = self.last.max(Some(at));
         self.moments.push(Moment {
             what: what.to_owned(),
             at,
@@ -185,5 +185,48 @@ impl Line {
         if let Some(moment) = self.moments.last_mut().filter(|moment| moment.what == what) {
             moment.detail = Some(detail);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_timeline_goes_from_accepted_to_reported_with_the_phases_in_their_place() {
+        let job: Job = serde_json::from_value(json!({"metadata": {"name": "job-1-a",
+            "creationTimestamp": "2026-01-01T00:00:00Z", "annotations": {
+                "mayfly.dev/released-at": "2026-01-01T00:00:02.5Z",
+                "mayfly.dev/reported-at": "2026-01-01T00:00:20Z"}}}))
+        .unwrap();
+        let report = r#"{"jobId":"1","outcome":1,"phases":[
+            {"phase":"init","durationMs":3000,"ok":true},{"phase":"plan","durationMs":1500,"ok":false}]}"#;
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p"},
+            "spec": {"nodeName": "node-1", "containers": []},
+            "status": {"conditions": [
+                {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:02Z"}],
+                "containerStatuses": [{"name": "executor", "image": "", "imageID": "", "ready": false,
+                    "restartCount": 0, "state": {"terminated": {"exitCode": 1, "message": report,
+                        "startedAt": "2026-01-01T00:00:05Z", "finishedAt": "2026-01-01T00:00:10Z"}}}]}}))
+        .unwrap();
+        let moments: Vec<(String, i64, bool)> = timeline(&job, &[pod], &[])
+            .into_iter()
+            .map(|moment| (moment.what, moment.milliseconds, moment.failed))
+            .collect();
+        let expected = [
+            ("accepted", 0, false),
+            ("released", 2500, false),
+            // Whole seconds: before the release, by the look of it.
+            ("scheduled", 0, false),
+            ("started", 2500, false),
+            ("init", 3000, false),
+            ("plan", 1500, true),
+            ("ended", 5000, false),
+            ("reported", 10_000, false),
+        ];
+        let expected = expected.map(|(what, ms, failed)| (what.to_owned(), ms, failed));
+        assert_eq!(moments, expected);
     }
 }

@@ -234,7 +234,7 @@ fn taken(mut lease: Lease, settings: &LeaseSettings, now: Timestamp) -> Lease {
     }
     let before = lease.spec.take().unwrap_or_default();
     let transitions = before.lease_transitions.unwrap_or(0);
-    let first = before.acquire_time.is_none();
+    let first = before.holder_identity.is_none();
     lease.spec = Some(LeaseSpec {
         holder_identity: Some(settings.identity.clone()),
         lease_duration_seconds: Some(
@@ -258,6 +258,7 @@ fn taken(mut lease: Lease, settings: &LeaseSettings, now: Timestamp) -> Lease {
 
 #[cfg(test)]
 mod tests {
+    use super::super::stand_in::Server;
     use super::*;
 
     fn settings(identity: &str) -> LeaseSettings {
@@ -282,5 +283,103 @@ mod tests {
         assert_eq!(stolen.lease_transitions, Some(1));
         assert_eq!(stolen.acquire_time, Some(MicroTime(at(30))));
         assert_eq!(stolen.holder_identity.as_deref(), Some("b"));
+    }
+
+    async fn until(what: &str, mut done: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !done() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{what}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// A replica that leads until it is told to stop.
+    fn replica(
+        server: &std::sync::Arc<Server>,
+        identity: &'static str,
+        at_work: &std::sync::Arc<std::sync::Mutex<Vec<&'static str>>>,
+    ) -> (
+        tokio::sync::oneshot::Sender<()>,
+        tokio::task::JoinHandle<()>,
+    ) {
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let (cluster, at_work) = (server.cluster(), std::sync::Arc::clone(at_work));
+        let settings = LeaseSettings {
+            duration: Duration::from_secs(1),
+            renew: Duration::from_millis(30),
+            ..settings(identity)
+        };
+        let task = tokio::spawn(async move {
+            let stop = async {
+                // A dropped sender stops as well.
+                let _ = stopped.await;
+            };
+            cluster
+                .lead(&settings, stop, || {
+                    at_work.lock().unwrap().push(identity);
+                    std::future::pending()
+                })
+                .await;
+        });
+        (stop, task)
+    }
+
+    #[tokio::test]
+    async fn one_replica_leads_and_another_takes_over_at_once_when_it_stops() {
+        let server = Server::start();
+        let at_work = std::sync::Arc::default();
+        let (stop_a, a) = replica(&server, "a", &at_work);
+        until("a leads", || *at_work.lock().unwrap() == ["a"]).await;
+        let (stop_b, b) = replica(&server, "b", &at_work);
+        let seen = server.requests().len();
+        until("both have looked", || server.requests().len() > seen + 6).await;
+        assert_eq!(*at_work.lock().unwrap(), ["a"]);
+        stop_a.send(()).unwrap();
+        a.await.unwrap();
+        until("b leads", || *at_work.lock().unwrap() == ["a", "b"]).await;
+        drop(stop_b);
+        b.await.unwrap();
+        let lease = server.object("leases", "launcher-leader").unwrap();
+        assert_eq!(lease["spec"]["holderIdentity"], "");
+    }
+
+    #[tokio::test]
+    async fn a_holder_that_went_silent_is_succeeded_whatever_its_clock_said() {
+        let server = Server::start();
+        // Renewed, by a clock that is far ahead.
+        server.put(
+            "leases",
+            serde_json::json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+                "metadata": {"name": "launcher-leader", "namespace": "mayfly"},
+                "spec": {"holderIdentity": "gone", "leaseDurationSeconds": 1, "leaseTransitions": 3,
+                    "renewTime": "2099-01-01T00:00:00.000000Z"}}),
+        );
+        let at_work = std::sync::Arc::default();
+        let begun = Instant::now();
+        let (stop, task) = replica(&server, "a", &at_work);
+        until("a leads", || *at_work.lock().unwrap() == ["a"]).await;
+        assert!(begun.elapsed() >= Duration::from_secs(1));
+        let lease = server.object("leases", "launcher-leader").unwrap();
+        assert_eq!(lease["spec"]["leaseTransitions"], 4);
+        drop(stop);
+        task.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_holder_whose_lease_was_taken_stops_its_work() {
+        let server = Server::start();
+        let at_work = std::sync::Arc::default();
+        let (stop, task) = replica(&server, "a", &at_work);
+        until("a leads", || *at_work.lock().unwrap() == ["a"]).await;
+        server.put(
+            "leases",
+            serde_json::json!({"metadata": {"name": "launcher-leader"}, "spec": {"holderIdentity": "b"}}),
+        );
+        // It works again only after b was silent for a whole duration.
+        let begun = Instant::now();
+        until("a leads again", || *at_work.lock().unwrap() == ["a", "a"]).await;
+        assert!(begun.elapsed() >= Duration::from_secs(1));
+        drop(stop);
+        task.await.unwrap();
     }
 }

@@ -20,7 +20,7 @@ pub struct Held<'a> {
 }
 
 /// Names to release now, in order, when `in_flight` runs are released and not over. A limit of 0 is none.
-pub fn next<'a>(mut held: Vec<Held<'a>>, in_flight: usize, limit: usize) -> Vec<&'a str> {
+pub fn next(mut held: Vec<Held<'_>>, in_flight: usize, limit: usize) -> Vec<&str> {
     held.sort();
     let slots = if limit == 0 {
         held.len()

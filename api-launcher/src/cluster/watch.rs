@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::api::core::v1::{Event, Pod, PodTemplateSpec};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{DeleteParams, ListParams, Preconditions};
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -48,6 +48,8 @@ pub trait RunObserver: Send + Sync + 'static {
 
     /// A run ended and its executor did not say how: tell the platform, unless it knows already. `true` when
     /// that is done; otherwise this is called again later.
+    ///
+    /// A verdict may be `Completed`: an executor of another make ends with 0 only after it has reported.
     fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, bool>;
 }
 
@@ -60,7 +62,8 @@ pub struct WatchSettings {
 
 /// What a request of the watcher came to.
 enum Note {
-    Events(String, String, Vec<Event>),
+    /// Events, and after the end of a run its pods as they are now.
+    Told(String, String, Vec<Event>, Vec<Pod>),
     Settled(String, String, Option<Settled>),
     Reported(String, String, bool),
     GoneReported(String, bool),
@@ -108,7 +111,7 @@ impl Cluster {
         let jobs = events_of(watcher(self.jobs(), watch_config()).modify(|job| {
             job.metadata.managed_fields = None;
             if let Some(spec) = &mut job.spec {
-                spec.template = Default::default();
+                spec.template = PodTemplateSpec::default();
             }
         }));
         let pods = events_of(watcher(self.pods(), watch_config()).modify(|pod| {
@@ -127,10 +130,11 @@ impl Cluster {
             removing: HashSet::new(),
             orphans: HashMap::new(),
             listed: false,
+            pods_listed: false,
             notes,
             slots: Arc::new(Semaphore::new(AT_ONCE)),
         };
-        state.follow(jobs, pods, inbox).await;
+        Box::pin(state.follow(jobs, pods, inbox)).await;
     }
 }
 
@@ -170,6 +174,8 @@ struct Watch {
     orphans: HashMap<String, (RunKey, Verdict)>,
     /// The first list of Jobs is complete: before, nothing is known about slots.
     listed: bool,
+    /// The first list of pods is complete: before, no run can be judged.
+    pods_listed: bool,
     notes: mpsc::UnboundedSender<Note>,
     slots: Arc<Semaphore>,
 }
@@ -196,11 +202,7 @@ impl Watch {
             };
             tokio::select! {
                 Some(event) = jobs.next() => self.on_job_event(event),
-                Some(event) = pods.next() => {
-                    for job in self.pods.apply(event) {
-                        self.look(&job);
-                    }
-                }
+                Some(event) = pods.next() => self.on_pod_event(event),
                 Some(note) = inbox.recv() => self.on_note(note),
                 () = alarm => self.on_alarm(),
                 () = gathering => {
@@ -262,7 +264,21 @@ impl Watch {
                 Change::Gone(name) => self.on_gone(&name),
             }
         }
-        self.listed |= done;
+        if done && !self.listed {
+            self.listed = true;
+            self.look_at_all();
+        }
+    }
+
+    fn on_pod_event(&mut self, event: watcher::Event<Pod>) {
+        let done = matches!(event, watcher::Event::InitDone);
+        for job in self.pods.apply(event) {
+            self.look(&job);
+        }
+        if done && !self.pods_listed {
+            self.pods_listed = true;
+            self.look_at_all();
+        }
     }
 
     fn on_job(&mut self, job: &Job) {
@@ -307,6 +323,9 @@ impl Watch {
 
     /// Looks at a run, tells what is new, and does what its standing asks for.
     fn look(&mut self, name: &str) {
+        if !self.listed || !self.pods_listed {
+            return;
+        }
         let Some(entry) = self.runs.get(name) else {
             return;
         };
@@ -323,10 +342,11 @@ impl Watch {
         let Some(entry) = self.runs.get_mut(name) else {
             return;
         };
-        if !is_same(entry.told.as_ref(), &observation) {
-            self.observer.on_observation(&entry.key, &observation);
-            entry.told = Some(observation.clone());
+        // Whether it has to wait for its turn is known when the queue was looked at.
+        if entry.standing == Standing::Held && !matches!(observation, Observation::Ended(_)) {
+            return;
         }
+        entry.tell(&observation, &*self.observer);
         match observation {
             Observation::Waiting(wait) => {
                 if let Some(until) = wait.until {
@@ -373,6 +393,7 @@ impl Watch {
         let pause = EVENTS_AGAIN.saturating_mul(1 << entry.events_asked.min(5));
         entry.events_asked += 1;
         entry.events_due = Some(Instant::now() + pause);
+        let job: Job = entry.job.open();
         let (uid, name) = (entry.uid.clone(), name.to_owned());
         if !over {
             self.wake(&name, pause);
@@ -381,8 +402,14 @@ impl Watch {
         subjects.extend(pods.iter().filter_map(|pod| pod.metadata.uid.clone()));
         let cluster = self.cluster.clone();
         self.spawn(async move {
+            // The two watches are not in step: the Job may be seen to be over before the end of its pod is.
+            let pods = if over {
+                cluster.pods_of(&job).await.unwrap_or_default()
+            } else {
+                Vec::new()
+            };
             let events = cluster.events_about(&subjects).await.unwrap_or_default();
-            Note::Events(name, uid, events)
+            Note::Told(name, uid, events, pods)
         });
         hold
     }
@@ -432,7 +459,10 @@ impl Watch {
 
     fn on_note(&mut self, note: Note) {
         match note {
-            Note::Events(name, uid, events) => {
+            Note::Told(name, uid, events, pods) => {
+                for pod in pods {
+                    self.pods.apply(watcher::Event::Apply(pod));
+                }
                 if let Some(entry) = self.runs.get_mut(&name).filter(|entry| entry.uid == uid) {
                     entry.asking = None;
                     entry.events = events.iter().map(Packed::of).collect();
@@ -509,10 +539,15 @@ impl Watch {
                 Standing::Queued | Standing::Over => {}
             }
         }
+        let waiting: Vec<String> = held.iter().map(|held| held.name.to_owned()).collect();
         let names: Vec<String> = next(held, in_flight, limit)
             .into_iter()
             .map(str::to_owned)
             .collect();
+        let chosen: HashSet<&String> = names.iter().collect();
+        for name in waiting.iter().filter(|name| !chosen.contains(name)) {
+            self.tell_queued(name);
+        }
         for (name, pause) in later {
             if !self.due.iter().any(|(_, due)| *due == name) {
                 self.wake(&name, pause);
@@ -521,6 +556,19 @@ impl Watch {
         for name in names {
             self.settle(name);
         }
+    }
+
+    fn tell_queued(&mut self, name: &str) {
+        let Some(entry) = self.runs.get_mut(name) else {
+            return;
+        };
+        if entry.told.is_some() {
+            return;
+        }
+        let job: Job = entry.job.open();
+        let now = Timestamp::now();
+        let observation = verdict::observe(&job, &[], &[], now, &self.settings.timeouts);
+        entry.tell(&observation, &*self.observer);
     }
 
     fn settle(&mut self, name: String) {
@@ -619,6 +667,14 @@ impl Entry {
         self
     }
 
+    /// Tells the observer, if it is news.
+    fn tell(&mut self, observation: &Observation, observer: &dyn RunObserver) {
+        if !is_same(self.told.as_ref(), observation) {
+            observer.on_observation(&self.key, observation);
+            self.told = Some(observation.clone());
+        }
+    }
+
     /// From when on the watcher may bring this Job to its release.
     fn settle_due(&self, limit: usize) -> Instant {
         let turn = if limit == 0 {
@@ -714,3 +770,6 @@ impl Cluster {
             .map(drop)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -181,8 +181,8 @@ fn deleted(job: &Job, end: Option<PodEnd>) -> PodEnd {
     };
     let (evidence, report) = end.map_or((Vec::new(), None), |end| (end.evidence, end.report));
     PodEnd {
-        report,
         evidence,
+        report,
         ..PodEnd::silent(VerdictKind::Deleted, sentence, started)
     }
 }

@@ -496,6 +496,21 @@ fn a_slow_pull_that_fails_late_has_its_grace_from_the_failure() {
 }
 
 #[test]
+fn a_back_off_repeats_the_cause_and_is_no_news() {
+    let cause = "failed to resolve reference \"registry.example/executor:1\": not found";
+    let said = |reason: &str, message: &str| {
+        let pod = waiting_container(reason, message);
+        wait(see(&job(json!({})), &[pod], &[], 10)).sentence
+    };
+    let back_off =
+        format!("Back-off pulling image \"registry.example/executor:1\": ErrImagePull: {cause}");
+    assert_eq!(
+        said("ErrImagePull", cause),
+        said("ImagePullBackOff", &back_off)
+    );
+}
+
+#[test]
 fn a_pod_that_never_starts_its_executor_is_given_up_with_the_volume_that_is_missing() {
     let pod = waiting_container("ContainerCreating", "");
     let mount = event(

@@ -339,11 +339,14 @@ fn stuck_container(
 
 /// The most telling words for a container that cannot start: a back-off only says that it has failed before.
 fn cause(state: &ContainerStateWaiting, complaint: Option<&Event>) -> String {
-    let said = state.message.as_deref().map(str::trim);
-    let complained = complaint.and_then(|event| event.message.as_deref());
-    let backing_off = said.is_none_or(|said| {
-        said.starts_with("Back-off") && !said.contains("ErrImagePull") || said.is_empty()
+    // Between attempts the kubelet repeats the cause behind its back-off; said alike, it is no change.
+    let said = state.message.as_deref().map(|said| {
+        said.rsplit_once("ErrImagePull: ")
+            .map_or(said, |(_, cause)| cause)
+            .trim()
     });
+    let complained = complaint.and_then(|event| event.message.as_deref());
+    let backing_off = said.is_none_or(|said| said.starts_with("Back-off") || said.is_empty());
     match (said, complained) {
         (_, Some(words)) if backing_off && words != "Error: ImagePullBackOff" => words.trim(),
         (Some(words), _) if !words.is_empty() => words,

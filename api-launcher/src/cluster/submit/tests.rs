@@ -1,1 +1,284 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use axum::body::Body as AnyBody;
+use axum::http::{Response, StatusCode};
+use rstest::rstest;
+use serde_json::json;
+
+use super::super::stand_in::{Crash, Server, inline, objects, refusal};
+use super::*;
+
+/// One Job, released, with a Secret that it owns.
+fn assert_whole(server: &Server, name: &str) {
+    let job = server.object("jobs", name).expect("the Job is there");
+    assert_eq!(job["spec"]["suspend"], json!(false), "released");
+    assert_eq!(server.count("jobs"), 1);
+    let secret = server.object("secrets", name).expect("its Secret is there");
+    let owner = &secret["metadata"]["ownerReferences"][0];
+    assert_eq!(owner["uid"], job["metadata"]["uid"]);
+    assert_eq!(owner["kind"], json!("Job"));
+    assert_ne!(owner["blockOwnerDeletion"], json!(true));
+    assert_eq!(server.count("secrets"), 1);
+}
+
+#[tokio::test]
+async fn a_run_is_a_suspended_job_an_owned_secret_and_a_release() {
+    let server = Server::start();
+    let submitted = server.cluster().submit(&objects("1", "a")).await.unwrap();
+    assert_eq!(submitted, Submitted::Created);
+    assert_eq!(
+        server.requests(),
+        ["post jobs", "post secrets", "patch jobs"]
+    );
+    assert_whole(&server, "job-1-a");
+}
+
+#[tokio::test]
+async fn without_a_secret_one_request_makes_a_run() {
+    let server = Server::start();
+    server.cluster().submit(&inline("1", "a")).await.unwrap();
+    assert_eq!(server.requests(), ["post jobs"]);
+    assert_eq!(
+        server.object("jobs", "job-1-a").unwrap()["spec"]["suspend"],
+        json!(false)
+    );
+}
+
+#[rstest]
+#[tokio::test]
+async fn whatever_call_a_crash_falls_on_the_next_delivery_completes_the_run(
+    #[values(0, 1, 2, 3)] calls: usize,
+    #[values(true, false)] carried_out: bool,
+) {
+    let server = Server::start();
+    let crash = if carried_out {
+        Crash::Within(calls)
+    } else {
+        Crash::Before(calls)
+    };
+    let crashed = server.crashing(crash).submit(&objects("1", "a")).await;
+    assert!(crashed.is_err() || (calls == 3 && !carried_out));
+    let expected = if server.count("jobs") == 0 {
+        Submitted::Created
+    } else {
+        Submitted::AlreadyThere
+    };
+    let again = server.cluster().submit(&objects("1", "a")).await.unwrap();
+    assert_eq!(again, expected);
+    assert_whole(&server, "job-1-a");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twenty_deliveries_to_two_replicas_make_one_job() {
+    let server = Server::start();
+    let created = Arc::new(AtomicUsize::new(0));
+    let deliveries: Vec<_> = (0..20)
+        .map(|_| {
+            let (cluster, created) = (server.cluster(), Arc::clone(&created));
+            tokio::spawn(async move {
+                if cluster.submit(&objects("1", "a")).await.unwrap() == Submitted::Created {
+                    created.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+        })
+        .collect();
+    for delivery in deliveries {
+        delivery.await.unwrap();
+    }
+    assert_eq!(created.load(Ordering::SeqCst), 1);
+    assert_whole(&server, "job-1-a");
+}
+
+#[tokio::test]
+async fn a_finished_run_is_not_run_again() {
+    let server = Server::start();
+    server.cluster().submit(&objects("1", "a")).await.unwrap();
+    server.put(
+        "jobs",
+        json!({"metadata": {"name": "job-1-a"},
+        "status": {"conditions": [{"type": "Complete", "status": "True"}]}}),
+    );
+    let before = server.requests().len();
+    assert_eq!(
+        server.cluster().submit(&objects("1", "a")).await.unwrap(),
+        Submitted::AlreadyThere
+    );
+    assert_eq!(server.requests()[before..], ["post jobs", "get jobs"]);
+}
+
+#[tokio::test]
+async fn a_job_that_an_operator_suspended_is_left_alone() {
+    let server = Server::start();
+    server.cluster().submit(&objects("1", "a")).await.unwrap();
+    server.put(
+        "jobs",
+        json!({"metadata": {"name": "job-1-a"}, "spec": {"suspend": true}}),
+    );
+    server.cluster().submit(&objects("1", "a")).await.unwrap();
+    assert_eq!(
+        server.object("jobs", "job-1-a").unwrap()["spec"]["suspend"],
+        json!(true)
+    );
+}
+
+#[tokio::test]
+async fn job_data_left_by_a_deleted_job_is_replaced() {
+    let server = Server::start();
+    let mut left = serde_json::to_value(objects("1", "a").secret.unwrap()).unwrap();
+    left["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "batch/v1", "kind": "Job", "name": "job-1-a", "uid": "older"}]);
+    server.put("secrets", left);
+    server.cluster().submit(&objects("1", "a")).await.unwrap();
+    assert_whole(&server, "job-1-a");
+}
+
+#[rstest]
+#[case("jobs", "batch/v1", "Job")]
+#[case("secrets", "v1", "Secret")]
+#[tokio::test]
+async fn what_belongs_to_others_is_neither_taken_nor_removed(
+    #[case] kind: &str,
+    #[case] version: &str,
+    #[case] type_: &str,
+) {
+    let server = Server::start();
+    server.put(
+        kind,
+        json!({"apiVersion": version, "kind": type_, "metadata": {"name": "job-1-a"},
+        "spec": {"template": {}}}),
+    );
+    let error = server
+        .cluster()
+        .submit(&objects("1", "a"))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, ClusterError::NameTaken { .. }), "{error}");
+    assert!(!error.is_transient());
+    assert!(server.object(kind, "job-1-a").is_some());
+}
+
+#[tokio::test]
+async fn with_a_limit_the_release_is_left_to_the_watcher() {
+    let server = Server::start();
+    let cluster = server.cluster().with_max_in_flight(1);
+    cluster.submit(&objects("1", "a")).await.unwrap();
+    assert_eq!(server.requests(), ["post jobs", "post secrets"]);
+    assert_eq!(
+        cluster.settle("job-1-a", false).await.unwrap(),
+        Settled::Released
+    );
+    assert_whole(&server, "job-1-a");
+}
+
+#[tokio::test]
+async fn a_job_without_job_data_is_removed_only_when_nobody_is_about_to_store_it() {
+    let server = Server::start();
+    let _ = server
+        .crashing(Crash::Before(1))
+        .submit(&objects("1", "a"))
+        .await;
+    let cluster = server.cluster();
+    assert_eq!(
+        cluster.settle("job-1-a", false).await.unwrap(),
+        Settled::Incomplete
+    );
+    assert_eq!(
+        cluster.settle("job-1-a", true).await.unwrap(),
+        Settled::Removed
+    );
+    assert_eq!((server.count("jobs"), server.count("secrets")), (0, 0));
+    assert_eq!(
+        cluster.submit(&objects("1", "a")).await.unwrap(),
+        Submitted::Created
+    );
+}
+
+#[tokio::test]
+async fn a_delivery_that_comes_between_the_look_and_the_removal_keeps_its_run() {
+    let server = Server::start();
+    let _ = server
+        .crashing(Crash::Before(1))
+        .submit(&objects("1", "a"))
+        .await;
+    let inner = Arc::clone(&server);
+    // While the reconciler deletes, the late delivery stores its Secret and writes to the Job.
+    let reconciler = server.faulty(move |line, _| {
+        if line.starts_with("DELETE") && inner.count("secrets") == 0 {
+            let uid = inner.object("jobs", "job-1-a").unwrap()["metadata"]["uid"].clone();
+            let mut secret = serde_json::to_value(objects("1", "a").secret.unwrap()).unwrap();
+            secret["metadata"]["ownerReferences"] =
+                json!([{"apiVersion": "batch/v1", "kind": "Job", "name": "job-1-a", "uid": uid}]);
+            inner.put("secrets", secret);
+            inner.put(
+                "jobs",
+                json!({"metadata": {"name": "job-1-a",
+                "annotations": {"mayfly.dev/stored-at": "2026-01-01T00:00:00Z"}}}),
+            );
+        }
+        None
+    });
+    assert_eq!(
+        reconciler.settle("job-1-a", true).await.unwrap(),
+        Settled::Incomplete
+    );
+    assert_eq!(
+        reconciler.settle("job-1-a", true).await.unwrap(),
+        Settled::Released
+    );
+    assert_whole(&server, "job-1-a");
+}
+
+fn busy(code: StatusCode, retry_after: Option<&str>) -> Response<AnyBody> {
+    let mut response = Response::builder().status(code);
+    if let Some(seconds) = retry_after {
+        response = response.header("Retry-After", seconds);
+    }
+    response
+        .body(AnyBody::from("Too many requests, please try again later."))
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_busy_api_server_is_asked_again_within_one_call() {
+    let server = Server::start();
+    let cluster = server
+        .faulty(|_, number| (number % 2 == 1).then(|| busy(StatusCode::SERVICE_UNAVAILABLE, None)));
+    cluster.submit(&objects("1", "a")).await.unwrap();
+    assert_whole(&server, "job-1-a");
+}
+
+#[tokio::test]
+async fn a_long_retry_after_is_left_to_the_caller() {
+    let server = Server::start();
+    let cluster = server.faulty(|_, _| Some(busy(StatusCode::TOO_MANY_REQUESTS, Some("7"))));
+    let error = cluster.submit(&objects("1", "a")).await.unwrap_err();
+    assert!(error.is_transient());
+    assert_eq!(error.retry_after(), Some(Duration::from_secs(7)));
+}
+
+#[rstest]
+#[case::quota(
+    403,
+    "Forbidden",
+    "jobs is forbidden: exceeded quota: jobs, used: 1",
+    true
+)]
+#[case::rights(403, "Forbidden", "jobs.batch is forbidden: User cannot create", false)]
+#[case::invalid(422, "Invalid", "spec.template: Required value", false)]
+#[case::no_namespace(404, "NotFound", "namespaces \"runs\" not found", false)]
+#[case::broken(500, "InternalError", "etcdserver: leader changed", true)]
+#[tokio::test]
+async fn refusals_are_classified_and_keep_the_words_of_the_api_server(
+    #[case] code: u16,
+    #[case] reason: &'static str,
+    #[case] message: &'static str,
+    #[case] transient: bool,
+) {
+    let server = Server::start();
+    let code = StatusCode::from_u16(code).unwrap();
+    let cluster = server.faulty(move |_, _| Some(refusal(code, reason, message)));
+    let error = cluster.submit(&objects("1", "a")).await.unwrap_err();
+    assert_eq!(error.is_transient(), transient);
+    assert!(error.to_string().contains(message), "{error}");
+}

@@ -1,0 +1,360 @@
+use std::sync::Mutex;
+
+use serde_json::{Value, json};
+
+use super::super::stand_in::{Crash, Server, inline, objects};
+use super::*;
+use crate::verdict::{VerdictKind, WaitReason};
+
+#[derive(Default)]
+struct Notebook {
+    said: Mutex<Vec<(String, Observation)>>,
+    ended: Mutex<Vec<(String, VerdictKind)>>,
+    /// Reports that fail before one succeeds.
+    deaf: Mutex<usize>,
+}
+
+impl RunObserver for Notebook {
+    fn on_observation(&self, run: &RunKey, observation: &Observation) {
+        let mut said = self.said.lock().unwrap();
+        said.push((run.to_string(), observation.clone()));
+    }
+
+    fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, bool> {
+        let mut deaf = self.deaf.lock().unwrap();
+        if *deaf > 0 {
+            *deaf -= 1;
+            return futures_util::future::ready(false).boxed();
+        }
+        let mut ended = self.ended.lock().unwrap();
+        ended.push((run.to_string(), verdict.kind));
+        futures_util::future::ready(true).boxed()
+    }
+}
+
+impl Notebook {
+    fn ended(&self) -> Vec<(String, VerdictKind)> {
+        self.ended.lock().unwrap().clone()
+    }
+
+    fn waits(&self) -> Vec<String> {
+        let said = self.said.lock().unwrap();
+        said.iter()
+            .filter_map(|(_, observation)| match observation {
+                Observation::Waiting(wait) if wait.reason.is_news() => Some(wait.sentence.clone()),
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+struct Watching {
+    notebook: Arc<Notebook>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn watching(cluster: Cluster, settings: WatchSettings) -> Watching {
+    let notebook = Arc::new(Notebook::default());
+    let observer: Arc<dyn RunObserver> = Arc::clone(&notebook) as _;
+    let task = tokio::spawn(async move { cluster.watch(settings, observer).await });
+    Watching { notebook, task }
+}
+
+async fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < Duration::from_secs(15), "{what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn suspended(server: &Server, name: &str) -> bool {
+    server.object("jobs", name).unwrap()["spec"]["suspend"] == json!(true)
+}
+
+fn annotation_of(server: &Server, name: &str, annotation: &str) -> Value {
+    server.object("jobs", name).unwrap()["metadata"]["annotations"][annotation].clone()
+}
+
+fn over(server: &Server, name: &str, type_: &str) {
+    server.put(
+        "jobs",
+        json!({"metadata": {"name": name}, "status": {"conditions": [
+        {"type": type_, "status": "True", "lastTransitionTime": Timestamp::now().to_string()}]}}),
+    );
+}
+
+fn pod(server: &Server, job: &str, status: Value) {
+    server.put("pods", pod_of(server, job, status));
+}
+
+/// The pod of a run, as the Job controller and the kubelet would have it.
+fn pod_of(server: &Server, job: &str, status: Value) -> Value {
+    let uid = server.object("jobs", job).unwrap()["metadata"]["uid"].clone();
+    let now = Timestamp::now().to_string();
+    let mut status = status;
+    status["conditions"] =
+        json!([{"type": "PodScheduled", "status": "True", "lastTransitionTime": now}]);
+    json!({"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": format!("{job}-x"), "namespace": "runs",
+            "labels": {"batch.kubernetes.io/job-name": job, "app.kubernetes.io/managed-by": "mayfly"},
+            "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": uid}]},
+        "spec": {"nodeName": "node-1", "containers": [{"name": "executor",
+            "resources": {"limits": {"memory": "1Gi"}}}]},
+        "status": status})
+}
+
+fn container(state: &Value) -> Value {
+    json!({"phase": "Pending", "containerStatuses": [{"name": "executor", "image": "registry.example/e:1",
+        "imageID": "", "ready": false, "restartCount": 0, "state": state}]})
+}
+
+#[tokio::test]
+async fn runs_are_released_oldest_first_within_the_limit() {
+    let server = Server::start();
+    let cluster = server.cluster().with_max_in_flight(1);
+    for (step, created) in [("c", 3), ("a", 1), ("b", 2)] {
+        let mut objects = inline("1", step);
+        let at = Timestamp::from_second(1_767_225_600 + created).unwrap();
+        objects.job.metadata.creation_timestamp = Some(at.into());
+        cluster.submit(&objects).await.unwrap();
+    }
+    let watching = watching(cluster, WatchSettings::default());
+    until("the oldest is released", || !suspended(&server, "job-1-a")).await;
+    let told = || {
+        let said = watching.notebook.said.lock().unwrap();
+        said.iter()
+            .filter(|(_, said)| {
+                matches!(said, Observation::Waiting(wait) if wait.reason == WaitReason::Queued)
+            })
+            .map(|(run, _)| run.clone())
+            .collect::<Vec<_>>()
+    };
+    until("the others are told", || told().len() == 2).await;
+    assert!(
+        !told().contains(&"1/a".to_owned()),
+        "it had its turn at once"
+    );
+    assert!(suspended(&server, "job-1-b") && suspended(&server, "job-1-c"));
+    over(&server, "job-1-a", "Complete");
+    until("the next is released", || !suspended(&server, "job-1-b")).await;
+    assert!(suspended(&server, "job-1-c"));
+}
+
+#[tokio::test]
+async fn a_run_whose_launcher_died_before_its_release_is_released() {
+    let server = Server::start();
+    let _ = server
+        .crashing(Crash::Before(2))
+        .submit(&objects("1", "a"))
+        .await;
+    assert!(suspended(&server, "job-1-a"));
+    let _watching = watching(server.cluster(), WatchSettings::default());
+    until("it is released", || !suspended(&server, "job-1-a")).await;
+}
+
+#[tokio::test]
+async fn a_run_that_ended_without_a_word_is_reported_once_across_restarts() {
+    let server = Server::start();
+    server.cluster().submit(&objects("1", "a")).await.unwrap();
+    let first = watching(server.cluster(), WatchSettings::default());
+    pod(
+        &server,
+        "job-1-a",
+        json!({"phase": "Failed", "containerStatuses": [{"name": "executor", "image": "",
+        "imageID": "", "ready": false, "restartCount": 0,
+        "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]}),
+    );
+    over(&server, "job-1-a", "Failed");
+    until("it is reported", || !first.notebook.ended().is_empty()).await;
+    assert_eq!(
+        first.notebook.ended(),
+        [("1/a".to_owned(), VerdictKind::OomKilled)]
+    );
+    until("it is noted", || {
+        annotation_of(&server, "job-1-a", "mayfly.dev/reported-at").is_string()
+    })
+    .await;
+    drop(first);
+
+    let second = watching(server.cluster(), WatchSettings::default());
+    until("the second watcher knows it", || {
+        !second.notebook.said.lock().unwrap().is_empty()
+    })
+    .await;
+    let said = second.notebook.said.lock().unwrap()[0].1.clone();
+    assert!(matches!(said, Observation::Ended(verdict) if verdict.kind == VerdictKind::OomKilled));
+    assert!(second.notebook.ended().is_empty());
+}
+
+#[tokio::test]
+async fn a_report_that_failed_is_made_again() {
+    let server = Server::start();
+    server.cluster().submit(&inline("1", "a")).await.unwrap();
+    let watching = watching(server.cluster(), WatchSettings::default());
+    *watching.notebook.deaf.lock().unwrap() = 1;
+    until("it is watched", || {
+        !watching.notebook.said.lock().unwrap().is_empty()
+    })
+    .await;
+    over(&server, "job-1-a", "Failed");
+    until("it is reported", || !watching.notebook.ended().is_empty()).await;
+    assert_eq!(watching.notebook.ended()[0].1, VerdictKind::Lost);
+}
+
+#[tokio::test]
+async fn a_job_that_is_seen_to_be_over_before_its_pod_is_has_the_pods_verdict() {
+    let server = Server::start();
+    server.cluster().submit(&inline("1", "a")).await.unwrap();
+    let watching = watching(server.cluster(), WatchSettings::default());
+    until("it is watched", || {
+        !watching.notebook.said.lock().unwrap().is_empty()
+    })
+    .await;
+    let dead = container(&json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}}));
+    let dead = pod_of(&server, "job-1-a", dead);
+    server.put_unheard("pods", dead);
+    over(&server, "job-1-a", "Failed");
+    until("it is reported", || !watching.notebook.ended().is_empty()).await;
+    assert_eq!(watching.notebook.ended()[0].1, VerdictKind::OomKilled);
+}
+
+#[tokio::test]
+async fn a_run_that_spoke_for_itself_is_not_reported() {
+    let server = Server::start();
+    server.cluster().submit(&inline("1", "a")).await.unwrap();
+    pod(
+        &server,
+        "job-1-a",
+        json!({"phase": "Failed", "containerStatuses": [{"name": "executor", "image": "",
+        "imageID": "", "ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": 1,
+            "message": "{\"jobId\":\"1\",\"stepId\":\"a\",\"outcome\":1}"}}}]}),
+    );
+    over(&server, "job-1-a", "Failed");
+    let watching = watching(server.cluster(), WatchSettings::default());
+    let spoken = |(_, said): &(String, Observation)| matches!(said, Observation::Ended(verdict) if verdict.kind == VerdictKind::StepFailed);
+    until("it is observed", || {
+        watching.notebook.said.lock().unwrap().iter().any(spoken)
+    })
+    .await;
+    assert!(watching.notebook.ended().is_empty());
+    assert!(!server.requests().contains(&"get events".to_owned()));
+}
+
+#[tokio::test]
+async fn the_reason_of_a_wait_is_told_once_a_change() {
+    let server = Server::start();
+    server.cluster().submit(&inline("1", "a")).await.unwrap();
+    let watching = watching(server.cluster(), WatchSettings::default());
+    let waiting = |reason: &str, message: &str| {
+        container(&json!({"waiting": {"reason": reason, "message": message}}))
+    };
+    pod(&server, "job-1-a", waiting("ErrImagePull", "no such host"));
+    until("the reason is told", || {
+        watching.notebook.waits().len() == 1
+    })
+    .await;
+    pod(&server, "job-1-a", waiting("ErrImagePull", "no such host"));
+    pod(
+        &server,
+        "job-1-a",
+        waiting("CreateContainerConfigError", "secret \"x\" not found"),
+    );
+    until("the change is told", || {
+        watching.notebook.waits().len() == 2
+    })
+    .await;
+    let waits = watching.notebook.waits();
+    assert!(waits[0].contains("no such host") && waits[1].contains("secret \"x\""));
+}
+
+#[tokio::test]
+async fn a_hopeless_run_is_stopped_reported_and_kept_with_its_verdict() {
+    let server = Server::start();
+    server.cluster().submit(&inline("1", "a")).await.unwrap();
+    let watching = watching(server.cluster(), WatchSettings::default());
+    pod(
+        &server,
+        "job-1-a",
+        container(&json!({"waiting": {"reason": "InvalidImageName", "message": "A B"}})),
+    );
+    until("it is reported", || !watching.notebook.ended().is_empty()).await;
+    assert_eq!(watching.notebook.ended()[0].1, VerdictKind::ImageNotPulled);
+    let job = server.object("jobs", "job-1-a").unwrap();
+    assert_eq!(job["spec"]["activeDeadlineSeconds"], 1);
+    server.remove("pods", "job-1-a-x");
+    over(&server, "job-1-a", "Failed");
+    let explained = server.cluster().explain("job-1-a").await.unwrap();
+    assert_eq!(explained.verdict.unwrap().kind, VerdictKind::ImageNotPulled);
+    assert_eq!(watching.notebook.ended().len(), 1);
+}
+
+#[tokio::test]
+async fn a_job_that_somebody_deleted_is_reported_as_deleted() {
+    let server = Server::start();
+    server.cluster().submit(&inline("1", "a")).await.unwrap();
+    let watching = watching(server.cluster(), WatchSettings::default());
+    until("it is watched", || {
+        !watching.notebook.said.lock().unwrap().is_empty()
+    })
+    .await;
+    server.remove("jobs", "job-1-a");
+    until("it is reported", || !watching.notebook.ended().is_empty()).await;
+    assert_eq!(watching.notebook.ended()[0].1, VerdictKind::Deleted);
+}
+
+#[tokio::test]
+async fn history_keeps_the_newest_that_were_reported() {
+    let server = Server::start();
+    for step in ["a", "b"] {
+        server.cluster().submit(&inline("1", step)).await.unwrap();
+        let at = format!("2026-01-01T00:00:0{}Z", if step == "a" { 1 } else { 2 });
+        server.put("jobs", json!({"metadata": {"name": format!("job-1-{step}"),
+            "annotations": {"mayfly.dev/reported-at": at}},
+            "status": {"conditions": [{"type": "Failed", "status": "True", "lastTransitionTime": at}]}}));
+    }
+    let settings = WatchSettings {
+        history: HistoryLimits {
+            failed: Some(1),
+            successful: None,
+        },
+        ..WatchSettings::default()
+    };
+    let _watching = watching(server.cluster(), settings);
+    until("the older is removed", || server.count("jobs") == 1).await;
+    assert!(server.object("jobs", "job-1-b").is_some());
+}
+
+#[test]
+fn ten_thousand_runs_fit_in_memory() {
+    let mut feed = JobFeed::default();
+    let mut pods = Pods::default();
+    let job: Job = serde_json::from_value(
+        json!({"metadata": {"name": "job-1-a", "uid": "u", "managedFields": [],
+        "labels": {"mayfly.dev/job-id": "1", "mayfly.dev/step-id": "a"}},
+        "spec": {"template": {"spec": {"containers": [{"name": "executor", "env": [
+            {"name": "EphemeralJobData", "value": "x".repeat(90_000)}]}]}}}}),
+    )
+    .unwrap();
+    let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p",
+        "labels": {"batch.kubernetes.io/job-name": "job-1-a"}},
+        "spec": {"containers": [{"name": "executor", "env": [
+            {"name": "EphemeralJobData", "value": "x".repeat(90_000)}]}]}}))
+    .unwrap();
+    let changes = feed.changes(watcher::Event::Apply(job.clone()));
+    assert_eq!(changes.len(), 1);
+    pods.apply(watcher::Event::Apply(pod));
+    let kept = serde_json::to_vec(&trimmed_job(&job)).unwrap().len()
+        + serde_json::to_vec(&pods.of("job-1-a", "u")).unwrap().len();
+    assert!(
+        kept + size_of::<Entry>() < 3000,
+        "{kept} + {}",
+        size_of::<Entry>()
+    );
+}
