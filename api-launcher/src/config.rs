@@ -19,7 +19,7 @@ use crate::manifest::pairs::{parse_list, parse_pairs};
 use crate::manifest::policy::Policy;
 use crate::manifest::problem::{Fault, Problems, quote};
 use crate::manifest::quantity::Amount;
-use crate::manifest::{check, image};
+use crate::manifest::{self, check, image};
 
 pub use crate::manifest::Deployment;
 /// A setting that cannot be used: the variable, and the rule it breaks.
@@ -32,8 +32,9 @@ pub struct DeploymentArgs {
     /// Namespace of Jobs [default: terrakube].
     #[arg(long, env = env::NAMESPACE)]
     pub namespace: Option<String>,
-    #[doc = concat!("Image of the executor [default: mayfly-executor:", env!("CARGO_PKG_VERSION"), "].")]
-    #[arg(long, env = env::IMAGE)]
+    #[arg(long, env = env::IMAGE, help = concat!(
+        "Image of the executor [default: mayfly-executor:", env!("CARGO_PKG_VERSION"), "]"
+    ))]
     pub image: Option<String>,
     /// Registry, or registry and path, that images are pulled from instead of their own.
     #[arg(long, env = env::IMAGE_REGISTRY)]
@@ -47,7 +48,7 @@ pub struct DeploymentArgs {
     /// Comma list of Secrets that become the executor's environment [default: terrakube-executor-secrets].
     #[arg(long, env = env::ENV_SECRETS)]
     pub env_secrets: Option<String>,
-    /// Comma list of ConfigMaps that become the executor's environment.
+    /// Comma list of config maps that become the executor's environment.
     #[arg(long, env = env::ENV_CONFIG_MAPS)]
     pub env_config_maps: Option<String>,
     /// Annotations of every pod, as a JSON object or as `key=value;key=value`.
@@ -123,7 +124,7 @@ pub struct DefaultsArgs {
     /// Pairs, of Jobs and pods.
     #[arg(long, env = env::EPHEMERAL_LABELS)]
     pub labels: Option<String>,
-    /// `ConfigMap` to mount.
+    /// Config map to mount.
     #[arg(long, env = env::EPHEMERAL_CONFIG_MAP)]
     pub config_map: Option<String>,
     /// Where to mount it [default: /data].
@@ -241,6 +242,10 @@ impl DeploymentArgs {
         deployment.defaults = defaults.over(below);
         let mut problems = found.into_vec();
         problems.extend(unreadable);
+        if problems.is_empty() {
+            // What only shows when the settings meet, in every run alike.
+            problems.extend(manifest::trial(&deployment));
+        }
         if problems.is_empty() {
             Ok(deployment)
         } else {

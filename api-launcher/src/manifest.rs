@@ -35,7 +35,7 @@ pub use self::deployment::Deployment;
 pub use self::problem::{Fault, ManifestErrors, Problem};
 
 use self::deployment::MIN_GRACE_SECONDS;
-use self::job_data::Transport;
+use self::job_data::{Mode, Transport};
 use self::overrides::{Names, Overrides};
 use self::problem::Problems;
 
@@ -129,6 +129,22 @@ pub fn build(job: &JobData, deployment: &Deployment) -> Result<Manifest, Manifes
             status: None,
         },
     })
+}
+
+/// What would be wrong with every run of this deployment: what only shows when its settings meet.
+pub fn trial(deployment: &Deployment) -> Vec<Problem> {
+    let job = JobData {
+        step_type: Some(StepType::Apply.name().to_owned()),
+        organization_id: "organization".to_owned(),
+        workspace_id: "workspace".to_owned(),
+        job_id: "1".to_owned(),
+        step_id: "step".to_owned(),
+        ..JobData::default()
+    };
+    match build(&job, deployment) {
+        Ok(_) => Vec::new(),
+        Err(errors) => errors.problems().to_vec(),
+    }
 }
 
 /// The ids become labels, so they must be more than path segments.
@@ -256,7 +272,7 @@ fn job_spec(deployment: &Deployment, template: PodTemplateSpec) -> JobSpec {
         backoff_limit: Some(backoff_limit),
         completions: Some(1),
         parallelism: Some(1),
-        pod_failure_policy: (backoff_limit > 0).then(failure_policy),
+        pod_failure_policy: (backoff_limit > 0).then(|| failure_policy(deployment.job_data_mode)),
         // Never two pods of one run at once.
         pod_replacement_policy: Some("Failed".to_owned()),
         suspend: Some(true),
@@ -268,8 +284,13 @@ fn job_spec(deployment: &Deployment, template: PodTemplateSpec) -> JobSpec {
 
 /// An executor that ended has the last word, and only its own "nothing was started" is tried again. A pod that
 /// was disrupted before its executor could say anything is replaced without counting: should it have started
-/// the step after all, its claim stops the next one.
-fn failure_policy() -> PodFailurePolicy {
+/// the step after all, its claim stops the next one. Env mode is for executors that make no claims: there, a
+/// disruption ends the Job.
+fn failure_policy(mode: Mode) -> PodFailurePolicy {
+    let when_disrupted = match mode {
+        Mode::Secret => "Ignore",
+        Mode::Env => "FailJob",
+    };
     let again = i32::from(job_contract::Exit::Infrastructure.code());
     PodFailurePolicy {
         rules: vec![
@@ -283,7 +304,7 @@ fn failure_policy() -> PodFailurePolicy {
                 on_pod_conditions: None,
             },
             PodFailurePolicyRule {
-                action: "Ignore".to_owned(),
+                action: when_disrupted.to_owned(),
                 on_exit_codes: None,
                 on_pod_conditions: Some(vec![PodFailurePolicyOnPodConditionsPattern {
                     status: "True".to_owned(),

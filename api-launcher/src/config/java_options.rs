@@ -17,15 +17,12 @@ pub(super) fn node_selector(options: &str) -> BTreeMap<String, String> {
             let rest = NODE_SELECTOR
                 .iter()
                 .find_map(|n| property.strip_prefix(n))?;
-            let (key, value) = match rest.strip_prefix('[') {
-                Some(bracketed) => {
-                    let (key, rest) = bracketed.split_once(']')?;
-                    (key, rest.strip_prefix('=').unwrap_or_default())
-                }
-                None => {
-                    let plain = rest.strip_prefix('.')?;
-                    plain.split_once('=').unwrap_or((plain, ""))
-                }
+            let (key, value) = if let Some(bracketed) = rest.strip_prefix('[') {
+                let (key, rest) = bracketed.split_once(']')?;
+                (key, rest.strip_prefix('=').unwrap_or_default())
+            } else {
+                let plain = rest.strip_prefix('.')?;
+                plain.split_once('=').unwrap_or((plain, ""))
             };
             let key = key.trim().trim_matches(['\'', '"']);
             Some((key.to_owned(), value.trim().to_owned()))

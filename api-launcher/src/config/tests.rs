@@ -231,7 +231,48 @@ fn broken_files_are_named_by_their_variable() {
 }
 
 #[test]
+fn settings_that_no_run_could_live_with_are_found_at_once() {
+    let (_folder, template) = file("spec: {hostNetwork: true, terminationGracePeriodSeconds: 5}\n");
+    let problems = problems(&["--pod-template-file", &template]);
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    let problems = self::problems(&["--pod-security-context", "runAsUser=0"]);
+    assert!(
+        problems[0].contains(env::EPHEMERAL_POD_SECURITY),
+        "{problems:?}"
+    );
+}
+
+#[test]
 fn environment_of_executors_is_not_shown() {
     let args = args(&["--executor-env", "TOKEN=hunter2"]);
     assert!(!format!("{args:?}").contains("hunter2"));
+}
+
+#[test]
+fn the_examples_of_the_manual_are_read() {
+    let manual = include_str!("../../../docs/kubernetes-manifest.md");
+    let examples: Vec<&str> = manual
+        .split("```yaml\n")
+        .skip(1)
+        .filter_map(|rest| rest.split("```").next())
+        .collect();
+    let [template, policy] = examples[..] else {
+        panic!("the manual has one template and one policy: {examples:?}");
+    };
+    let ((_a, template), (_b, policy)) = (file(template), file(policy));
+    resolve(&["--pod-template-file", &template, "--policy-file", &policy]);
+}
+
+#[test]
+fn the_manual_names_every_variable() {
+    let manual = include_str!("../../../docs/kubernetes-manifest.md");
+    let grouped = ["EPHEMERAL_CPU", "EPHEMERAL_MEMORY", "EPHEMERAL_STORAGE"];
+    for argument in Cli::command().get_arguments() {
+        let Some(name) = argument.get_env().and_then(|name| name.to_str()) else {
+            continue;
+        };
+        if !grouped.iter().any(|prefix| name.starts_with(prefix)) {
+            assert!(manual.contains(&format!("`{name}`")), "{name}");
+        }
+    }
 }

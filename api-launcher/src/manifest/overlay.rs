@@ -15,8 +15,15 @@ use super::pod::{self, CONTAINER, JOB_DATA_VOLUME, RUN_DIR};
 use super::quantity::Amount;
 
 /// A pod template that has been checked.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct Overlay(PodTemplateSpec);
+
+/// Its environment may hold secrets.
+impl std::fmt::Debug for Overlay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Overlay").finish_non_exhaustive()
+    }
+}
 
 /// Why a document cannot be laid over a pod template; a phrase that follows the name of the setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -4,6 +4,7 @@
 //! workspace may ask for is the policy's business, which of the two counts is [`Overrides::over`]'s.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use job_contract::env;
 use k8s_openapi::api::core::v1::Toleration;
@@ -26,8 +27,11 @@ pub const RESERVED_ENV: &[&str] = &[
     env::TERMINATION_LOG,
 ];
 
+/// Largest annotations of one object, all together, less room for those of others.
+const MAX_ANNOTATION_BYTES: usize = 256 * 1024 - 4096;
+
 /// Settings of one level; `None` and absence mean "not said".
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Default, PartialEq)]
 pub struct Overrides {
     /// Replaces the level below, also when it is empty.
     pub node_selector: Option<BTreeMap<String, String>>,
@@ -90,6 +94,18 @@ pub struct Resources {
     pub cpu: Span,
     pub memory: Span,
     pub ephemeral_storage: Span,
+}
+
+/// Values of the environment may be secret; the rest is in the objects anyway.
+impl fmt::Debug for Overrides {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Overrides")
+            .field("node_selector", &self.node_selector)
+            .field("service_account", &self.service_account)
+            .field("resources", &self.resources)
+            .field("env", &self.env.keys())
+            .finish_non_exhaustive()
+    }
 }
 
 /// Which variables hold the settings that have other names on the launcher than on a workspace.
@@ -208,6 +224,14 @@ impl<'a> Reader<'a> {
     }
 
     fn annotations(&mut self, name: &str) -> BTreeMap<String, String> {
+        let bytes: usize = self.text(name).map_or(0, str::len);
+        if bytes > MAX_ANNOTATION_BYTES {
+            self.problems.add(
+                name,
+                format!("has {bytes} bytes, and annotations may have {MAX_ANNOTATION_BYTES}"),
+            );
+            return BTreeMap::new();
+        }
         self.checked_pairs(name, |key, _| {
             check::qualified_name(&key.to_ascii_lowercase())?;
             if labels::is_reserved(key) {

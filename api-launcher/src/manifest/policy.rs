@@ -91,6 +91,19 @@ pub struct Ceilings {
     pub ephemeral_storage: Option<Amount>,
 }
 
+/// Settings of the executor that decide what it trusts and where it sends the platform's credentials: who sets
+/// them could have those.
+const PLATFORM_ENVIRONMENT: &[&str] = &[
+    "!AwsEndpoint",
+    "!AzBuilderApiUrl",
+    "!InternalSecret",
+    "!LD_*",
+    "!MAYFLY_*",
+    "!TerrakubeRedisClusterNodes",
+    "!TerrakubeRedisHostname",
+    "!TerrakubeRedisSentinelNodes",
+];
+
 /// As open as the stock launcher, except where that would hand a workspace the platform: no image of its own
 /// choice, nothing below the restricted Pod Security Standard, no toleration of every taint, and no environment
 /// that steers the executor itself.
@@ -105,7 +118,11 @@ impl Default for Policy {
             toleration_keys: Patterns::new(["*", "!:Exists"]),
             label_keys: any(),
             annotation_keys: any(),
-            environment: Patterns::new(["*", "!MAYFLY_*", "!LD_*", "!InternalSecret"]),
+            environment: Patterns::new(
+                ["*"]
+                    .into_iter()
+                    .chain(PLATFORM_ENVIRONMENT.iter().copied()),
+            ),
             image_registries: Patterns::new([]),
             security_context_keys: any(),
             pod_security: Level::Restricted,
@@ -476,7 +493,7 @@ mod tests {
     #[rstest]
     #[case(env::EPHEMERAL_SERVICE_ACCOUNT, "any")]
     #[case(env::EPHEMERAL_TOLERATIONS, "anything:Exists")]
-    #[case(env::EPHEMERAL_ENV, "AzBuilderApiUrl=x;TF_LOG=debug")]
+    #[case(env::EPHEMERAL_ENV, "TerrakubeRedisSSL=false;TF_LOG=debug")]
     #[case(env::EPHEMERAL_CPU_LIMIT, "512")]
     #[case(env::EPHEMERAL_POD_SECURITY, "runAsUser=5000;runAsNonRoot=true")]
     #[case(
@@ -493,6 +510,7 @@ mod tests {
     #[case(env::EPHEMERAL_ENV, "MAYFLY_LOG_FILE=x", "environment")]
     #[case(env::EPHEMERAL_ENV, "LD_PRELOAD=x", "environment")]
     #[case(env::EPHEMERAL_ENV, "InternalSecret=x", "environment")]
+    #[case(env::EPHEMERAL_ENV, "AzBuilderApiUrl=https://elsewhere", "environment")]
     #[case(
         env::EPHEMERAL_POD_SECURITY,
         "runAsNonRoot=false",

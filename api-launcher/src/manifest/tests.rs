@@ -5,7 +5,6 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::deployment::PluginCache;
-use super::job_data::Mode;
 use super::overlay::Overlay;
 use super::pod_security::{Level, violations};
 use super::policy::Policy;
@@ -238,6 +237,32 @@ fn only_a_step_that_never_began_is_started_again() {
 }
 
 #[test]
+fn a_disruption_ends_the_job_of_an_executor_that_may_not_know_claims() {
+    let deployment = Deployment {
+        job_data_mode: Mode::Env,
+        backoff_limit: Some(2),
+        ..Deployment::default()
+    };
+    let manifest = build(&job("terraformApply", &[]), &deployment).unwrap();
+    let rules = manifest.job.spec.unwrap().pod_failure_policy.unwrap().rules;
+    assert!(
+        rules.iter().all(|rule| rule.action == "FailJob"),
+        "{rules:?}"
+    );
+}
+
+#[test]
+fn settings_are_shown_without_the_values_of_environment() {
+    let mut deployment = deployment_with(&[(env::EPHEMERAL_ENV, "TOKEN=hunter2")]);
+    deployment.overlay = with_overlay(&OVERLAY.replace("proxy:3128", "hunter2")).overlay;
+    let shown = format!("{deployment:?}");
+    assert!(
+        shown.contains("TOKEN") && !shown.contains("hunter2"),
+        "{shown}"
+    );
+}
+
+#[test]
 fn the_secret_holds_the_document_and_shares_the_jobs_name() {
     let job = job("terraformPlan", &[]);
     let manifest = build(&job, &Deployment::default()).unwrap();
@@ -439,6 +464,20 @@ fn a_wrong_setting_is_refused_by_its_name(#[case] variable: &str, #[case] value:
         "{errors:?}"
     );
     assert!(!errors[0].contains("hunter2"), "{errors:?}");
+}
+
+#[test]
+fn annotations_larger_than_an_object_may_carry_are_refused() {
+    let large = format!("a={}", "x".repeat(256 * 1024));
+    let errors = errors(
+        &Deployment::default(),
+        &[(env::EPHEMERAL_POD_ANNOTATIONS, &large)],
+    );
+    assert!(
+        errors[0].contains(env::EPHEMERAL_POD_ANNOTATIONS),
+        "{errors:?}"
+    );
+    assert!(errors[0].len() < 200, "{errors:?}");
 }
 
 #[test]

@@ -5,10 +5,11 @@
 use k8s_openapi::api::core::v1::Toleration;
 
 use super::check;
+use super::problem::quote;
 
 /// Why an element is no toleration; a phrase that follows the name of the variable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("has an element `{element}` that {rule}")]
+#[error("has an element {element} that {rule}")]
 pub struct TolerationError {
     element: String,
     rule: &'static str,
@@ -23,7 +24,7 @@ pub fn parse_tolerations(text: &str) -> Result<Vec<Toleration>, Vec<TolerationEr
             Ok(toleration) if tolerations.contains(&toleration) => {}
             Ok(toleration) => tolerations.push(toleration),
             Err(rule) => errors.push(TolerationError {
-                element: element.to_owned(),
+                element: quote(element),
                 rule,
             }),
         }
@@ -51,7 +52,7 @@ fn parse_element(element: &str) -> Result<Toleration, &'static str> {
         ("", Some("Exists")) => {}
         ("", _) => return Err("names no taint"),
         (key, _) => {
-            check::qualified_name(key).map_err(|_| "does not name a taint by a valid label key")?
+            check::qualified_name(key).map_err(|_| "does not name a taint by a valid label key")?;
         }
     }
     let operator = operator.unwrap_or(if value.is_some() { "Equal" } else { "Exists" });
