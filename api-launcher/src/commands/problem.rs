@@ -44,6 +44,8 @@ pub(super) enum CommandError {
 impl CommandError {
     pub(super) fn exit(&self) -> Exit {
         match self {
+            // Only ever about a file or a context that was named.
+            Self::Connect(ConnectError::Kubeconfig(_)) => Exit::BadConfiguration,
             Self::Connect(_) | Self::Runtime(_) => Exit::Infrastructure,
             Self::Cluster(error) if error.is_transient() => Exit::Infrastructure,
             Self::Cluster(_)
@@ -67,6 +69,9 @@ impl CommandError {
 
     pub(super) fn hint(&self) -> Option<&'static str> {
         match self {
+            Self::Connect(ConnectError::Kubeconfig(_)) => {
+                Some("`kubectl config get-contexts` shows what the kubeconfig has")
+            }
             Self::Connect(_) | Self::Cluster(ClusterError::NoAnswer { .. }) => Some(REACH),
             Self::Cluster(ClusterError::Refused {
                 code: 401 | 403, ..
@@ -86,7 +91,7 @@ fn chain(error: &dyn Error) -> String {
     while let Some(error) = source {
         let part = error.to_string();
         // Libraries repeat their sources in their messages.
-        if !text.ends_with(&part) {
+        if !text.contains(&part) {
             text += ": ";
             text += &part;
         }
