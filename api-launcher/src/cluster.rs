@@ -32,7 +32,7 @@ use kube::{Api, Client};
 use serde::Serialize;
 
 pub use cancel::Cancelled;
-pub use connect::ConnectError;
+pub use connect::{Access, ConnectError};
 pub use error::ClusterError;
 pub use logs::LogLine;
 pub use submit::Submitted;

@@ -52,6 +52,12 @@ pub struct RunView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     pub created: Option<Timestamp>,
+    /// When the executor started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started: Option<Timestamp>,
+    /// When the run was over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<Timestamp>,
 }
 
 impl Cluster {
@@ -183,5 +189,9 @@ fn view(key: RunKey, job: &Job, pods: &[Pod], now: Timestamp) -> RunView {
         pod: pod.and_then(|pod| pod.metadata.name.clone()),
         node: pod.and_then(|pod| pod.spec.as_ref()?.node_name.clone()),
         created: job.metadata.creation_timestamp.as_ref().map(|time| time.0),
+        started: pod.and_then(verdict::executor_started),
+        ended: verdict::terminal(job)
+            .and_then(|condition| condition.last_transition_time.as_ref())
+            .map(|time| time.0),
     }
 }
