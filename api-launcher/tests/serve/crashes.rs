@@ -112,6 +112,7 @@ async fn an_executor_that_is_killed_fails_its_step() {
     let job = place.script(1, &format!("echo so far; {}", barrier.wait()));
     launcher.post(&job).await;
     barrier.reached();
+    place.wait_for_log(1, "so far");
     killpg(place.executor(1), Signal::SIGKILL).unwrap();
     launcher.wait_for_end(1, "step");
     assert_eq!(place.record(1).status, JobStatus::Failed);

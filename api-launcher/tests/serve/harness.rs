@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use control_plane::StepRef;
@@ -157,6 +157,22 @@ impl Place {
         let path = format!("launcher/queue/runs/{job}_step/pid");
         let text = fs::read_to_string(self.data().join(path)).unwrap();
         Pid::from_raw(text.trim().parse().unwrap())
+    }
+
+    /// Waits until the executor of a job has printed something: its output is a file, which announces nothing.
+    pub(crate) fn wait_for_log(&self, job: usize, text: &str) {
+        let path = self
+            .data()
+            .join(format!("launcher/queue/runs/{job}_step/log"));
+        let deadline = Instant::now() + PATIENCE;
+        while !fs::read_to_string(&path).is_ok_and(|log| log.contains(text)) {
+            assert!(
+                Instant::now() < deadline,
+                "`{text}` never appeared in {}",
+                path.display()
+            );
+            std::thread::yield_now();
+        }
     }
 
     /// What is left of accepted runs: documents and folders.
