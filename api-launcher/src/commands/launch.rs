@@ -11,7 +11,7 @@ use serde_json::json;
 use super::output::Output;
 use super::problem::CommandError;
 use super::{AccessArgs, ShowArgs, logs};
-use crate::cluster::{Cluster, ClusterError, LogLine, Objects, RunKey, Submitted};
+use crate::cluster::{Cluster, ClusterError, LogLine, RunKey, Submitted};
 use crate::config::DeploymentArgs;
 use crate::manifest;
 use crate::run::document;
@@ -49,13 +49,9 @@ pub(super) async fn launch(args: &LaunchArgs, out: &mut Output) -> Result<Exit, 
         .map_err(CommandError::Configuration)?;
     let job = document::read(&args.file)?;
     let manifest = manifest::build(&job, &deployment).map_err(CommandError::Manifest)?;
-    let objects = Objects {
-        job: manifest.job,
-        secret: manifest.secret,
-    };
-    let key = RunKey::of(&objects.job.metadata).ok_or(ClusterError::Incomplete("labels"))?;
+    let key = RunKey::of(&manifest.job.metadata).ok_or(ClusterError::Incomplete("labels"))?;
     let cluster = args.access.connect(&deployment.namespace).await?;
-    let submitted = cluster.submit(&objects).await?;
+    let submitted = cluster.submit(&manifest).await?;
     announce(&key, submitted, out)?;
     if !args.follow && !args.wait {
         return Ok(Exit::Done);

@@ -17,7 +17,7 @@ use super::desk::Desk;
 use super::{Accepted, Readiness, Refused};
 use crate::cluster::lease::LeaseSettings;
 use crate::cluster::watch::WatchSettings;
-use crate::cluster::{Cluster, ClusterError, Objects, Submitted};
+use crate::cluster::{Cluster, ClusterError, Submitted};
 use crate::config::Deployment;
 use crate::manifest;
 use crate::shutdown::Shutdown;
@@ -81,10 +81,6 @@ impl KubernetesTarget {
     pub(super) async fn accept(&self, job: &JobData) -> Result<Accepted, Refused> {
         let manifest = manifest::build(job, &self.deployment)
             .map_err(|errors| Refused::Invalid(errors.to_string()))?;
-        let objects = Objects {
-            job: manifest.job,
-            secret: manifest.secret,
-        };
         if let Some(desk) = &self.desk {
             desk.queue(job)
                 .map_err(|error| Refused::Unavailable(error.to_string()))?;
@@ -92,7 +88,7 @@ impl KubernetesTarget {
         let cluster = self.cluster.clone();
         // The sender may hang up; what was begun is finished all the same. Releasing is not waited for: the run
         // is safe in the cluster by then, and the watcher releases what is left over.
-        let submitted = tokio::spawn(async move { cluster.accept(&objects).await });
+        let submitted = tokio::spawn(async move { cluster.accept(&manifest).await });
         match submitted.await {
             Ok(Ok(Submitted::Created)) => Ok(Accepted::New),
             Ok(Ok(Submitted::AlreadyThere)) => Ok(Accepted::Duplicate),
