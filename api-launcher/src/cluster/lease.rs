@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::PostParams;
+use tracing::warn;
 
 use super::{Cluster, ClusterError};
 
@@ -44,6 +45,14 @@ impl LeaseSettings {
     }
 }
 
+/// What became of the wish for the Lease.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Acquired {
+    Held,
+    /// The launcher's Role knows no Leases, as the one of Terrakube's documentation.
+    NotAllowed,
+}
+
 /// What was last seen of the Lease, and since when it stands like that.
 struct Observed {
     version: Option<String>,
@@ -64,9 +73,19 @@ impl Cluster {
         let mut stop = std::pin::pin!(stop);
         let mut observed = None;
         loop {
-            tokio::select! {
+            let acquired = tokio::select! {
                 () = &mut stop => return,
-                () = self.acquire(settings, &mut observed) => {}
+                acquired = self.acquire(settings, &mut observed) => acquired,
+            };
+            if acquired == Acquired::NotAllowed {
+                warn!(
+                    "no right to hold a Lease: watching without one, which only a single replica may do"
+                );
+                tokio::select! {
+                    () = &mut stop => {}
+                    () = work() => {}
+                }
+                return;
             }
             let stopped = tokio::select! {
                 () = &mut stop => true,
@@ -86,10 +105,23 @@ impl Cluster {
         Api::namespaced(self.client.clone(), &settings.namespace)
     }
 
-    async fn acquire(&self, settings: &LeaseSettings, observed: &mut Option<Observed>) {
+    async fn acquire(&self, settings: &LeaseSettings, observed: &mut Option<Observed>) -> Acquired {
+        let mut said = String::new();
         loop {
-            if let Ok(true) = self.try_acquire(settings, observed).await {
-                return;
+            match self.try_acquire(settings, observed).await {
+                Ok(true) => return Acquired::Held,
+                Ok(false) => {}
+                Err(error) if error.is_forbidden() => return Acquired::NotAllowed,
+                Err(error) => {
+                    let cause = error.to_string();
+                    if cause != said {
+                        warn!(
+                            lease = settings.name,
+                            cause, "the Lease cannot be had; trying again"
+                        );
+                        said = cause;
+                    }
+                }
             }
             tokio::time::sleep(settings.renew).await;
         }
