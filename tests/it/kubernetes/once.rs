@@ -1,0 +1,56 @@
+//! Exactly one Job for each run, whoever delivers how often, and whatever dies.
+
+use integration_tests::{Repository, job};
+
+use super::{Place, many, post_all};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn concurrent_duplicates_at_two_replicas_make_one_job() {
+    let place = Place::without_pods().await;
+    let plan = job::plan(&Repository::fixture());
+    let replicas = [place.serve(), place.serve()];
+    let posts = (0..20).map(|number| (replicas[number % 2].door(), plan.clone()));
+    let answers = post_all(posts.collect()).await;
+    assert_eq!(answers, vec![Some(202); 20]);
+    place.assert_exactly_one_each(&[plan]).await;
+    assert_eq!(place.jobs_created(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_killed_in_a_burst_leaves_exactly_one_job_each() {
+    let place = Place::without_pods().await;
+    let jobs = many(&job::plan(&Repository::fixture()), 60);
+    let (doomed, other) = (place.serve(), place.serve());
+    let posts = jobs.iter().map(|job| (doomed.door(), job.clone()));
+    let burst = tokio::spawn(post_all(posts.collect()));
+    place
+        .until("the burst is under way", |state| {
+            (!state.secrets.is_empty()).then_some(())
+        })
+        .await;
+    doomed.crash();
+    let answers = burst.await.unwrap();
+    // What was accepted before the crash is in the cluster, whatever the platform does next.
+    let state = place.state().await;
+    for (job, answer) in jobs.iter().zip(&answers) {
+        let there = state.job(&super::name(job)).is_some();
+        assert!(
+            there || *answer != Some(202),
+            "{} is lost",
+            super::name(job)
+        );
+    }
+    assert!(
+        answers.contains(&None),
+        "the crash came after the burst: {answers:?}"
+    );
+
+    let restarted = place.serve();
+    let doors = [restarted.door(), other.door()];
+    let posts = jobs.iter().enumerate();
+    let posts = posts.map(|(number, job)| (doors[number % 2].clone(), job.clone()));
+    let answers = post_all(posts.collect()).await;
+    assert_eq!(answers, vec![Some(202); 60]);
+    place.assert_exactly_one_each(&jobs).await;
+    assert_eq!(place.jobs_created(), 60, "no Job was made twice");
+}
