@@ -4,6 +4,7 @@ use std::ffi::OsString;
 
 use clap::{Parser, Subcommand};
 
+use crate::commands::{CancelArgs, CheckArgs, ExplainArgs, LaunchArgs, ListArgs, LogsArgs};
 use crate::render::RenderArgs;
 use crate::run::args::RunArgs;
 use crate::serve::config::ServeArgs;
@@ -26,6 +27,19 @@ pub enum Command {
     /// Print the Kubernetes objects a job document would become
     #[command(after_help = RENDER_NOTES)]
     Render(Box<RenderArgs>),
+    /// Launch a job document as a run in the cluster
+    #[command(after_help = LAUNCH_NOTES)]
+    Launch(Box<LaunchArgs>),
+    /// List the runs in the cluster
+    List(ListArgs),
+    /// Show the log of a run
+    Logs(LogsArgs),
+    /// Say how a run stands or why it ended, and where its time went
+    Explain(ExplainArgs),
+    /// End a run
+    Cancel(CancelArgs),
+    /// Check whether runs would start in the cluster, and say what is missing
+    Check(Box<CheckArgs>),
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  \
         api-launcher completions bash > ~/.local/share/bash-completion/completions/api-launcher")]
@@ -45,6 +59,13 @@ Secret exists. The job data in it is encoded, not encrypted: treat the output as
 
 Example:
   api-launcher render -f job.json | kubectl apply --dry-run=server -f -";
+
+const LAUNCH_NOTES: &str = "\
+With --follow or --wait the exit code is the run's outcome; otherwise 0 means that the run is safe in the cluster.
+Ctrl-C stops following, not the run. Launching the same job and step again makes no second run.
+
+Example:
+  api-launcher launch -f job.json --follow";
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -101,6 +122,9 @@ mod tests {
     #[case("run --output yaml")]
     #[case("render")]
     #[case("render -f a -o xml")]
+    #[case("launch")]
+    #[case("cancel 42 --grace soon")]
+    #[case("logs")]
     #[case("launch-all")]
     fn contradictions_are_refused(#[case] line: &str) {
         assert!(parse_words(line).is_err(), "{line}");
@@ -114,6 +138,12 @@ mod tests {
     #[case("render -f - -o json --job-data-mode env")]
     #[case("render --file job.json")]
     #[case("completions zsh")]
+    #[case("launch -f job.json --follow --namespace runs")]
+    #[case("list -n runs -o json --context prod")]
+    #[case("logs 42/plan -f --raw")]
+    #[case("explain job-42-plan --kubeconfig file")]
+    #[case("cancel 42 --grace 2m")]
+    #[case("check --election-namespace mayfly")]
     #[case("executor")]
     #[case("serve")]
     #[case("serve --allow-unauthenticated --listen 127.0.0.1:0 --target process --concurrency 4")]

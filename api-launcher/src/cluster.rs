@@ -32,30 +32,18 @@ use kube::{Api, Client};
 use serde::Serialize;
 
 pub use cancel::Cancelled;
-pub use connect::ConnectError;
+pub use connect::{Access, ConnectError};
 pub use error::ClusterError;
 pub use logs::LogLine;
 pub use submit::Submitted;
 pub use view::{RunState, RunView};
 
-/// Names on the Jobs and pods of runs.
+/// Names on the Jobs and pods of runs, as the watcher reads them.
 pub mod labels {
-    /// Tells ours from the Jobs of others.
-    pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-    /// Value of [`MANAGED_BY`].
-    pub const MAYFLY: &str = "mayfly";
+    pub use crate::manifest::labels::{JOB_ID, ORGANIZATION, STEP_ID, STEP_TYPE, WORKSPACE};
+
     /// Selects every object of every run.
     pub const SELECTOR: &str = "app.kubernetes.io/managed-by=mayfly";
-    /// Job of the platform.
-    pub const JOB_ID: &str = "mayfly.dev/job-id";
-    /// Step of the platform.
-    pub const STEP_ID: &str = "mayfly.dev/step-id";
-    /// Type of the step.
-    pub const STEP_TYPE: &str = "mayfly.dev/step-type";
-    /// Organization of the platform.
-    pub const ORGANIZATION: &str = "terrakube.io/organization";
-    /// Workspace of the platform.
-    pub const WORKSPACE: &str = "terrakube.io/workspace";
     /// Set by the Job controller on its pods.
     pub const JOB_NAME: &str = "batch.kubernetes.io/job-name";
     /// With this label the queue of the cluster releases the Job, not the launcher.
@@ -74,14 +62,6 @@ pub mod annotations {
     pub const VERDICT: &str = "mayfly.dev/verdict";
     /// The platform was told how the run ended.
     pub const REPORTED_AT: &str = "mayfly.dev/reported-at";
-}
-
-/// The objects of one run, complete, with namespace. The Job says `suspend: true`.
-#[derive(Clone, Debug)]
-pub struct Objects {
-    pub job: Job,
-    /// The job data, unless it travels in the environment.
-    pub secret: Option<Secret>,
 }
 
 /// A run: one step of one job.

@@ -1,6 +1,7 @@
 //! What becomes of a dispatch: where it goes (`route`), and where it runs. A target holds it durably before it
 //! says so, and holds it once however often it comes.
 
+pub(crate) mod desk;
 pub(crate) mod kubernetes;
 pub(crate) mod process;
 pub(crate) mod route;
@@ -75,7 +76,7 @@ impl Target {
     /// Does what the target has to do beside accepting, until the launcher stops.
     pub(crate) async fn work(&self) {
         match self {
-            Self::Kubernetes(_) => {}
+            Self::Kubernetes(target) => target.work().await,
             Self::Process(target) => target.work().await,
         }
     }

@@ -4,6 +4,7 @@
 
 pub mod cli;
 pub mod cluster;
+pub mod commands;
 pub mod config;
 mod dispatch;
 mod http;
@@ -13,6 +14,7 @@ pub mod render;
 pub mod run;
 pub mod serve;
 mod shutdown;
+mod table;
 mod telemetry;
 pub mod verdict;
 
@@ -38,6 +40,12 @@ fn dispatch(command: Command) -> ExitCode {
         Command::Run(args) => ExitCode::from(run::run(&args)),
         Command::Serve(args) => ExitCode::from(serve::serve(&args)),
         Command::Render(args) => ExitCode::from(render::run(&args).code()),
+        Command::Launch(args) => ExitCode::from(commands::launch(&args).code()),
+        Command::List(args) => ExitCode::from(commands::list(&args).code()),
+        Command::Logs(args) => ExitCode::from(commands::logs(&args).code()),
+        Command::Explain(args) => ExitCode::from(commands::explain(&args).code()),
+        Command::Cancel(args) => ExitCode::from(commands::cancel(&args).code()),
+        Command::Check(args) => ExitCode::from(commands::check(&args).code()),
         Command::Completions { shell } => completions(shell),
         Command::Executor => executor::main_from_env(),
     }

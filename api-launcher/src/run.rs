@@ -17,7 +17,7 @@ mod job;
 mod prompt;
 mod session;
 mod signals;
-mod view;
+pub(crate) mod view;
 
 use std::path::Path;
 use std::time::Instant;

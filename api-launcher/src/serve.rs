@@ -138,9 +138,13 @@ async fn open(
     shutdown: &Shutdown,
 ) -> Result<Target, ServeError> {
     Ok(match settings {
-        TargetSettings::Kubernetes(deployment) => {
+        TargetSettings::Kubernetes {
+            deployment,
+            data_dir,
+        } => {
             let cluster = Cluster::connect(Some(deployment.namespace.clone())).await?;
-            Target::Kubernetes(Box::new(KubernetesTarget::new(cluster, *deployment)))
+            let target = KubernetesTarget::new(cluster, *deployment, data_dir, shutdown.clone());
+            Target::Kubernetes(Box::new(target))
         }
         TargetSettings::Process(settings) => Target::Process(ProcessTarget::open(
             settings,

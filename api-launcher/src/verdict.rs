@@ -19,7 +19,8 @@ use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) use facts::{
-    EXECUTOR, condition_time, executor_state, final_report, is_suspended, newest, seen, terminal,
+    EXECUTOR, condition_time, executor_started, executor_state, final_report, is_suspended, newest,
+    seen, terminal,
 };
 
 /// How long each kind of waiting may last (field.md E2 has the reasons).
@@ -107,6 +108,7 @@ impl WaitReason {
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Verdict {
     pub kind: VerdictKind,
     /// The cause, in one sentence.

@@ -1,9 +1,12 @@
 //! Getting a client: configuration as `kubectl` finds it, and answers that keep what the server asked for.
 
+use std::path::PathBuf;
+
 use axum::body::Body as AnyBody;
 use axum::http::header::RETRY_AFTER;
 use axum::http::{Request, Response, StatusCode};
 use kube::client::{Body, ClientBuilder};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::Status;
 use kube::core::response::StatusDetails;
 use kube::{Client, Config};
@@ -19,20 +22,64 @@ const REFUSAL_BYTES: usize = 64 * 1024;
 pub enum ConnectError {
     #[error("could not find out how to reach the cluster")]
     Configuration(#[source] Box<kube::config::InferConfigError>),
+    #[error("could not use the kubeconfig")]
+    Kubeconfig(#[source] Box<KubeconfigError>),
     #[error("could not set up the connection to the cluster")]
     Client(#[source] Box<kube::Error>),
+}
+
+/// Which cluster is meant, where somebody says so.
+#[derive(Clone, Debug, Default)]
+pub struct Access {
+    /// Namespace of the runs; falls back to the one of the configuration.
+    pub namespace: Option<String>,
+    /// A context other than the current one.
+    pub context: Option<String>,
+    /// A file other than those `kubectl` would look for.
+    pub kubeconfig: Option<PathBuf>,
+}
+
+impl Access {
+    async fn config(&self) -> Result<Config, ConnectError> {
+        if self.context.is_none() && self.kubeconfig.is_none() {
+            return Config::infer()
+                .await
+                .map_err(|source| ConnectError::Configuration(Box::new(source)));
+        }
+        let options = KubeConfigOptions {
+            context: self.context.clone(),
+            ..KubeConfigOptions::default()
+        };
+        let config = match &self.kubeconfig {
+            Some(path) => match Kubeconfig::read_from(path) {
+                Ok(file) => Config::from_custom_kubeconfig(file, &options).await,
+                Err(error) => Err(error),
+            },
+            None => Config::from_kubeconfig(&options).await,
+        };
+        config.map_err(|source| ConnectError::Kubeconfig(Box::new(source)))
+    }
 }
 
 impl Cluster {
     /// Connects as `kubectl` would: `KUBECONFIG`, else the service account of the pod this runs in. `namespace`
     /// falls back to the one of that configuration.
     pub async fn connect(namespace: Option<String>) -> Result<Self, ConnectError> {
-        let mut config = Config::infer()
-            .await
-            .map_err(|source| ConnectError::Configuration(Box::new(source)))?;
+        Self::connect_with(Access {
+            namespace,
+            ..Access::default()
+        })
+        .await
+    }
+
+    /// Connects to the cluster that is meant.
+    pub async fn connect_with(access: Access) -> Result<Self, ConnectError> {
+        let mut config = access.config().await?;
         // Retries are bounded and classified here, not hidden in the stack.
         config.default_retry = false;
-        let namespace = namespace.unwrap_or_else(|| config.default_namespace.clone());
+        let namespace = access
+            .namespace
+            .unwrap_or_else(|| config.default_namespace.clone());
         let client = ClientBuilder::try_from(config)
             .map_err(|source| ConnectError::Client(Box::new(source)))?
             .build();

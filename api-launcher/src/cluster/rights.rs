@@ -114,7 +114,119 @@ pub const RIGHTS: &[Right] = &[
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
     use super::*;
+
+    const LAUNCHER: &str = include_str!("../../../rbac/launcher.yaml");
+    const EXECUTOR: &str = include_str!("../../../rbac/executor.yaml");
+    const SEED: &str = include_str!("../../../rbac/seed.yaml");
+
+    fn documents(yaml: &str) -> Vec<Value> {
+        serde_saphyr::from_multiple(yaml).unwrap()
+    }
+
+    fn texts(value: &Value) -> impl Iterator<Item = &str> {
+        value
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|v| v.as_str().unwrap())
+    }
+
+    /// Every `verb resource.group` that a Role grants.
+    fn granted(documents: &[Value], role: &str) -> BTreeSet<String> {
+        let role = documents
+            .iter()
+            .find(|d| d["kind"] == "Role" && d["metadata"]["name"] == role)
+            .unwrap();
+        let mut granted = BTreeSet::new();
+        for rule in role["rules"].as_array().unwrap() {
+            for group in texts(&rule["apiGroups"]) {
+                for resource in texts(&rule["resources"]) {
+                    for verb in texts(&rule["verbs"]) {
+                        let right = format!("{verb} {resource}.{group}");
+                        assert!(granted.insert(right.clone()), "{right} is granted twice");
+                    }
+                }
+            }
+        }
+        granted
+    }
+
+    fn used(place: Place) -> BTreeSet<String> {
+        RIGHTS
+            .iter()
+            .filter(|right| right.place == place)
+            .map(|right| {
+                let slash = if right.subresource.is_empty() {
+                    ""
+                } else {
+                    "/"
+                };
+                format!(
+                    "{} {}{slash}{}.{}",
+                    right.verb, right.resource, right.subresource, right.group
+                )
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_manifests_grant_what_is_used_and_nothing_else() {
+        let documents = documents(LAUNCHER);
+        assert_eq!(granted(&documents, "mayfly-launcher"), used(Place::Runs));
+        assert_eq!(
+            granted(&documents, "mayfly-launcher-election"),
+            used(Place::Launcher)
+        );
+        let roles = documents.iter().filter(|d| d["kind"] == "Role");
+        assert_eq!(roles.count(), 2);
+        assert!(documents.iter().all(|d| d["kind"] != "ClusterRole"));
+    }
+
+    #[test]
+    fn every_role_is_bound_to_the_account_beside_it() {
+        for documents in [documents(LAUNCHER), documents(SEED)] {
+            let account = documents
+                .iter()
+                .find(|d| d["kind"] == "ServiceAccount")
+                .unwrap();
+            for role in documents.iter().filter(|d| d["kind"] == "Role") {
+                let binding = documents
+                    .iter()
+                    .find(|d| d["roleRef"]["name"] == role["metadata"]["name"])
+                    .unwrap();
+                let subject = &binding["subjects"][0];
+                assert_eq!(subject["name"], account["metadata"]["name"]);
+                assert_eq!(subject["namespace"], account["metadata"]["namespace"]);
+            }
+        }
+    }
+
+    #[test]
+    fn the_executor_has_an_account_without_rights_or_token() {
+        let documents = documents(EXECUTOR);
+        assert_eq!(documents.len(), 1);
+        assert_eq!(documents[0]["kind"], "ServiceAccount");
+        assert_eq!(documents[0]["automountServiceAccountToken"], false);
+    }
+
+    #[test]
+    fn the_rights_of_the_documentation_are_on_jobs_alone_and_enough_to_start_runs() {
+        let seed = granted(&documents(SEED), "terrakube-api-role");
+        let verbs = [
+            "get", "list", "watch", "create", "update", "patch", "delete",
+        ];
+        let expected = verbs.iter().map(|verb| format!("{verb} jobs.batch"));
+        assert_eq!(seed, expected.collect());
+        let on_jobs = used(Place::Runs)
+            .into_iter()
+            .filter(|right| right.ends_with("jobs.batch"));
+        assert!(on_jobs.collect::<BTreeSet<_>>().is_subset(&seed));
+    }
 
     #[test]
     fn no_right_stands_twice() {

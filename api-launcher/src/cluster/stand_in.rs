@@ -15,7 +15,8 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tower::{BoxError, service_fn};
 
-use super::{Cluster, Objects, Patience};
+use super::{Cluster, Patience};
+use crate::manifest::Manifest;
 
 /// Answers a request in the server's place, by method and path.
 type Fault = Box<dyn Fn(&str, usize) -> Option<Response<AnyBody>> + Send + Sync>;
@@ -340,7 +341,7 @@ pub(super) fn refusal(code: StatusCode, reason: &str, message: &str) -> Response
 }
 
 /// The objects of a run, with its job data in a Secret.
-pub(super) fn objects(job_id: &str, step_id: &str) -> Objects {
+pub(super) fn objects(job_id: &str, step_id: &str) -> Manifest {
     let name = format!("job-{job_id}-{step_id}");
     let labels = json!({"app.kubernetes.io/managed-by": "mayfly", "mayfly.dev/job-id": job_id,
         "mayfly.dev/step-id": step_id});
@@ -350,14 +351,14 @@ pub(super) fn objects(job_id: &str, step_id: &str) -> Objects {
             {"name": "EphemeralJobData", "valueFrom": {"secretKeyRef": {"name": name, "key": "job-data"}}}]}]}}}});
     let secret = json!({"apiVersion": "v1", "kind": "Secret",
         "metadata": {"name": name, "namespace": "runs", "labels": labels}, "data": {"job-data": "e30="}});
-    Objects {
+    Manifest {
         job: serde_json::from_value(job).unwrap(),
         secret: Some(serde_json::from_value(secret).unwrap()),
     }
 }
 
 /// The same with the job data in the environment.
-pub(super) fn inline(job_id: &str, step_id: &str) -> Objects {
+pub(super) fn inline(job_id: &str, step_id: &str) -> Manifest {
     let mut objects = objects(job_id, step_id);
     objects.secret = None;
     let spec = objects.job.spec.as_mut().unwrap();

@@ -13,7 +13,8 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-use super::{Cluster, ClusterError, Objects, annotation, annotations, label, labels};
+use super::{Cluster, ClusterError, annotation, annotations, label, labels};
+use crate::manifest::Manifest;
 use crate::verdict::{is_suspended, terminal};
 
 /// Name under which writes appear in managed fields.
@@ -59,7 +60,7 @@ struct Held {
 impl Cluster {
     /// Makes sure that the run's Job exists, has its Secret, and is released (with a limit on runs in flight: will
     /// be released by the watcher).
-    pub async fn submit(&self, objects: &Objects) -> Result<Submitted, ClusterError> {
+    pub async fn submit(&self, objects: &Manifest) -> Result<Submitted, ClusterError> {
         let name = name_of(&objects.job.metadata)?;
         for _ in 0..ROUNDS {
             let accepted = self.store(objects).await?;
@@ -78,7 +79,7 @@ impl Cluster {
 
     /// As [`Cluster::submit`], but answers as soon as the run is safe in the cluster and releases it in the
     /// background. Should that fail, the watcher releases it.
-    pub async fn accept(&self, objects: &Objects) -> Result<Submitted, ClusterError> {
+    pub async fn accept(&self, objects: &Manifest) -> Result<Submitted, ClusterError> {
         let name = name_of(&objects.job.metadata)?.to_owned();
         let accepted = self.store(objects).await?;
         if accepted.to_release {
@@ -110,7 +111,7 @@ impl Cluster {
     }
 
     /// The Job with its Secret, durable.
-    async fn store(&self, objects: &Objects) -> Result<Accepted, ClusterError> {
+    async fn store(&self, objects: &Manifest) -> Result<Accepted, ClusterError> {
         let name = name_of(&objects.job.metadata)?;
         for _ in 0..ROUNDS {
             let begun = Instant::now();
@@ -138,7 +139,7 @@ impl Cluster {
         Err(unsettled())
     }
 
-    fn accepted(&self, submitted: Submitted, objects: &Objects, uid: String) -> Accepted {
+    fn accepted(&self, submitted: Submitted, objects: &Manifest, uid: String) -> Accepted {
         self.note_stored(&uid);
         let to_release = self.max_in_flight == 0
             && is_suspended(&objects.job)
@@ -152,11 +153,11 @@ impl Cluster {
     }
 
     /// A Job without a Secret has nothing to wait for when there is no limit: one request makes it.
-    fn is_released_at_once(&self, objects: &Objects) -> bool {
+    fn is_released_at_once(&self, objects: &Manifest) -> bool {
         objects.secret.is_none() && self.max_in_flight == 0 && !is_queued_by_cluster(&objects.job)
     }
 
-    async fn create_job(&self, objects: &Objects) -> Result<Job, ClusterError> {
+    async fn create_job(&self, objects: &Manifest) -> Result<Job, ClusterError> {
         let jobs = self.jobs();
         let mut job = objects.job.clone();
         if self.is_released_at_once(objects)
@@ -172,7 +173,7 @@ impl Cluster {
     /// Continues what an earlier delivery began. `None`: the Job is gone or going, start anew.
     async fn continue_job(
         &self,
-        objects: &Objects,
+        objects: &Manifest,
         name: &str,
     ) -> Result<Option<Accepted>, ClusterError> {
         let job = match self.job(name).await {

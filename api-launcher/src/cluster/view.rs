@@ -52,6 +52,12 @@ pub struct RunView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     pub created: Option<Timestamp>,
+    /// When the executor started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started: Option<Timestamp>,
+    /// When the run was over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<Timestamp>,
 }
 
 impl Cluster {
@@ -114,12 +120,16 @@ impl Cluster {
         }
     }
 
+    /// With the Role of Terrakube's documentation only Jobs are readable: what the pods would say is left out.
     async fn all_pods(&self) -> Result<Vec<Pod>, ClusterError> {
         let api = self.pods();
         let mut params = ListParams::default().labels(labels::SELECTOR).limit(PAGE);
         let mut all = Vec::new();
         loop {
-            let page = self.ask("list the pods", || api.list(&params)).await?;
+            let page = match self.ask("list the pods", || api.list(&params)).await {
+                Err(error) if error.is_forbidden() => return Ok(Vec::new()),
+                page => page?,
+            };
             all.extend(page.items);
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params = params.continue_token(&token),
@@ -133,10 +143,13 @@ impl Cluster {
         let api = self.pods();
         let name = job.metadata.name.as_deref().unwrap_or_default();
         let params = ListParams::default().labels(&format!("{}={name}", labels::JOB_NAME));
-        let mut pods = self
+        let found = self
             .ask("list the pods of the run", || api.list(&params))
-            .await?
-            .items;
+            .await;
+        let mut pods = match found {
+            Err(error) if error.is_forbidden() => return Ok(Vec::new()),
+            pods => pods?.items,
+        };
         pods.retain(|pod| {
             let mut owners = pod.metadata.owner_references.iter().flatten();
             owners.any(|owner| Some(&owner.uid) == job.metadata.uid.as_ref())
@@ -183,5 +196,9 @@ fn view(key: RunKey, job: &Job, pods: &[Pod], now: Timestamp) -> RunView {
         pod: pod.and_then(|pod| pod.metadata.name.clone()),
         node: pod.and_then(|pod| pod.spec.as_ref()?.node_name.clone()),
         created: job.metadata.creation_timestamp.as_ref().map(|time| time.0),
+        started: pod.and_then(verdict::executor_started),
+        ended: verdict::terminal(job)
+            .and_then(|condition| condition.last_transition_time.as_ref())
+            .map(|time| time.0),
     }
 }

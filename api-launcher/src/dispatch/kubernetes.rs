@@ -1,18 +1,31 @@
-//! The Kubernetes target: a dispatch becomes one Job. The cluster alone remembers it; nothing is kept here.
+//! The Kubernetes target: a dispatch becomes one Job, and one replica watches what becomes of it. The cluster
+//! alone remembers runs; nothing is kept here.
 
+mod observer;
+
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use job_contract::JobData;
+use control_plane::local::LocalPlatform;
+use job_contract::{JobData, env};
 use tokio::sync::Mutex;
 use tracing::warn;
 
+use self::observer::Observer;
+use super::desk::Desk;
 use super::{Accepted, Readiness, Refused};
-use crate::cluster::{Cluster, ClusterError, Objects, Submitted};
+use crate::cluster::lease::LeaseSettings;
+use crate::cluster::watch::WatchSettings;
+use crate::cluster::{Cluster, ClusterError, Submitted};
 use crate::config::Deployment;
 use crate::manifest;
+use crate::shutdown::Shutdown;
 
 /// How long an answer about the cluster is good: the question is open to everybody, and must stay cheap.
 const FRESH: Duration = Duration::from_secs(5);
+/// The Lease of the replica that watches.
+const LEASE: &str = "mayfly-launcher";
 /// Probes give up after a second or a few.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -21,29 +34,61 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) struct KubernetesTarget {
     cluster: Cluster,
     deployment: Deployment,
+    /// The platform the launcher reports to, where one is configured.
+    desk: Option<Desk>,
+    shutdown: Shutdown,
     last: Mutex<Option<(Instant, Readiness)>>,
 }
 
 impl KubernetesTarget {
-    pub(crate) fn new(cluster: Cluster, deployment: Deployment) -> Self {
+    /// `data_dir` holds the records of the local platform; without one, verdicts are only logged.
+    pub(crate) fn new(
+        cluster: Cluster,
+        deployment: Deployment,
+        data_dir: Option<PathBuf>,
+        shutdown: Shutdown,
+    ) -> Self {
         Self {
             cluster,
             deployment,
+            desk: data_dir.map(|data| Desk {
+                platform: LocalPlatform::new(&data),
+                data,
+            }),
+            shutdown,
             last: Mutex::new(None),
         }
+    }
+
+    /// Watches the runs while this replica holds the Lease, and stops what the platform has cancelled.
+    pub(super) async fn work(&self) {
+        let namespace = self.deployment.namespace.clone();
+        let lease = LeaseSettings::new(namespace, LEASE, identity());
+        let observer = Arc::new(Observer::new(self.desk.clone()));
+        let stop = self.shutdown.graceful.cancelled();
+        self.cluster
+            .lead(&lease, stop, || async {
+                tokio::join!(
+                    self.cluster
+                        .watch(WatchSettings::default(), Arc::clone(&observer) as _),
+                    observer.stop_cancelled(&self.cluster),
+                );
+            })
+            .await;
     }
 
     /// Makes the run's Job and lets it run. A second delivery meets the first in the cluster.
     pub(super) async fn accept(&self, job: &JobData) -> Result<Accepted, Refused> {
         let manifest = manifest::build(job, &self.deployment)
             .map_err(|errors| Refused::Invalid(errors.to_string()))?;
-        let objects = Objects {
-            job: manifest.job,
-            secret: manifest.secret,
-        };
+        if let Some(desk) = &self.desk {
+            desk.queue(job)
+                .map_err(|error| Refused::Unavailable(error.to_string()))?;
+        }
         let cluster = self.cluster.clone();
-        // The sender may hang up; what was begun is finished all the same.
-        let submitted = tokio::spawn(async move { cluster.submit(&objects).await });
+        // The sender may hang up; what was begun is finished all the same. Releasing is not waited for: the run
+        // is safe in the cluster by then, and the watcher releases what is left over.
+        let submitted = tokio::spawn(async move { cluster.accept(&manifest).await });
         match submitted.await {
             Ok(Ok(Submitted::Created)) => Ok(Accepted::New),
             Ok(Ok(Submitted::AlreadyThere)) => Ok(Accepted::Duplicate),
@@ -69,6 +114,20 @@ impl KubernetesTarget {
         *last = Some((Instant::now(), readiness.clone()));
         readiness
     }
+}
+
+/// Who holds the Lease: the pod, or the host and process where there is none.
+fn identity() -> String {
+    std::env::var(env::POD_NAME).unwrap_or_else(|_| {
+        let host = nix::unistd::gethostname()
+            .ok()
+            .and_then(|name| name.into_string().ok());
+        format!(
+            "{}-{}",
+            host.as_deref().unwrap_or("launcher"),
+            std::process::id()
+        )
+    })
 }
 
 /// What stands in the way of every run is worth a retry; what stands in the way of this one is not.
@@ -135,7 +194,9 @@ mod tests {
         };
         let cluster =
             Cluster::from_client(Client::new(service, "runs"), "runs").with_patience(patience);
-        (KubernetesTarget::new(cluster, Deployment::default()), asked)
+        let target =
+            KubernetesTarget::new(cluster, Deployment::default(), None, Shutdown::default());
+        (target, asked)
     }
 
     fn answer(

@@ -6,7 +6,6 @@ mod executor;
 mod index;
 mod queue;
 mod run;
-mod settle;
 
 use std::io;
 use std::path::PathBuf;
@@ -22,7 +21,7 @@ use tracing::{error, info};
 
 use self::index::{Index, Turn};
 use self::queue::{Queue, RunKey, Stamp};
-use self::settle::Desk;
+use super::desk::Desk;
 use super::{Accepted, Readiness, Refused};
 use crate::metrics::{Load, Metrics};
 use crate::run::data::{DataDir, DataError, attempt_lock};

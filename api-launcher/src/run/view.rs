@@ -9,6 +9,8 @@ use std::io::{self, IsTerminal as _};
 use std::time::SystemTime;
 
 use self::sink::Sink;
+pub(crate) use self::summary::duration;
+pub(crate) use self::text::Paint;
 use self::text::Text;
 use super::args::{Format, OutputArgs, When};
 use super::event::{Event, Line};
@@ -149,7 +151,7 @@ fn without_escapes(event: Event) -> Event {
 }
 
 /// A line without colours, cursor movement and carriage returns.
-fn plain(line: &str) -> String {
+pub(crate) fn plain(line: &str) -> String {
     if line.bytes().any(|byte| byte < b' ' && byte != b'\t') {
         console::strip_ansi_codes(line)
             .chars()

@@ -153,7 +153,11 @@ impl From<&ConfigProblem> for Problem {
 /// Where accepted steps run.
 #[derive(Debug)]
 pub(crate) enum TargetSettings {
-    Kubernetes(Box<Deployment>),
+    Kubernetes {
+        deployment: Box<Deployment>,
+        /// Records of the local platform, where verdicts are reported to.
+        data_dir: Option<PathBuf>,
+    },
     Process(ProcessSettings),
 }
 
@@ -319,7 +323,10 @@ impl ServeArgs {
 
     fn resolve_deployment(&self, reader: &mut Reader) -> Option<TargetSettings> {
         match self.deployment.resolve() {
-            Ok(deployment) => Some(TargetSettings::Kubernetes(Box::new(deployment))),
+            Ok(deployment) => Some(TargetSettings::Kubernetes {
+                deployment: Box::new(deployment),
+                data_dir: self.process.data_dir.clone(),
+            }),
             Err(problems) => {
                 reader.problems.extend(problems.iter().map(Problem::from));
                 None

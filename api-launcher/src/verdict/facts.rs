@@ -140,6 +140,14 @@ pub(super) fn has_started(pod: &Pod) -> bool {
         || executor_end(pod).is_some_and(ran)
 }
 
+/// When the executor's container started.
+pub(crate) fn executor_started(pod: &Pod) -> Option<Timestamp> {
+    let state = executor_state(pod)?;
+    let running = state.running.as_ref().map(|running| &running.started_at);
+    let ended = state.terminated.as_ref().map(|end| &end.started_at);
+    Some(running.or(ended)?.as_ref()?.0)
+}
+
 /// The report the executor left as its termination message.
 pub(crate) fn final_report(pod: &Pod) -> Option<FinalReport> {
     let message = executor_end(pod)?.message.as_deref()?;

@@ -13,8 +13,8 @@ use tracing::{error, info, warn};
 
 use super::executor::{Executor, RunFolder, StartError};
 use super::queue::RunKey;
-use super::settle::{SettleError, Stand};
 use super::{Inner, Place, RunsOnStop, blocking, now};
+use crate::dispatch::desk::{SettleError, Stand};
 use crate::run::{artifacts, data, executor};
 
 /// How often the platform is asked whether the job was cancelled.

@@ -227,7 +227,7 @@ pub(super) fn step_word(step_type: &str) -> &'static str {
 }
 
 /// `0.24s`, `12.3s`, `2m 5s`.
-pub(super) fn duration(ms: u64) -> String {
+pub(crate) fn duration(ms: u64) -> String {
     let seconds = ms / 1000;
     match seconds {
         0..10 => format!("{seconds}.{:02}s", ms % 1000 / 10),

@@ -27,28 +27,28 @@ pub(super) struct Text {
 
 /// Styles, or nothing.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Paint {
-    pub(super) on: bool,
+pub(crate) struct Paint {
+    pub(crate) on: bool,
 }
 
 impl Paint {
-    pub(super) fn bold(self, text: &str) -> String {
+    pub(crate) fn bold(self, text: &str) -> String {
         self.style(text, console::Style::bold)
     }
 
-    pub(super) fn dim(self, text: &str) -> String {
+    pub(crate) fn dim(self, text: &str) -> String {
         self.style(text, console::Style::dim)
     }
 
-    pub(super) fn green(self, text: &str) -> String {
+    pub(crate) fn green(self, text: &str) -> String {
         self.style(text, console::Style::green)
     }
 
-    pub(super) fn yellow(self, text: &str) -> String {
+    pub(crate) fn yellow(self, text: &str) -> String {
         self.style(text, console::Style::yellow)
     }
 
-    pub(super) fn red(self, text: &str) -> String {
+    pub(crate) fn red(self, text: &str) -> String {
         self.style(text, console::Style::red)
     }
 

@@ -15,7 +15,7 @@ use job_contract::{JobData, StepType};
 
 /// Why a run could not be settled.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum SettleError {
+pub(in crate::dispatch) enum SettleError {
     #[error(transparent)]
     Platform(#[from] PlatformError),
     #[error("could not store the step's output `{}`", path.display())]
@@ -28,30 +28,30 @@ pub(super) enum SettleError {
 
 /// Where a step stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Stand {
-    pub(super) job: JobStatus,
-    pub(super) step: StepStatus,
+pub(in crate::dispatch) struct Stand {
+    pub(in crate::dispatch) job: JobStatus,
+    pub(in crate::dispatch) step: StepStatus,
 }
 
 impl Stand {
     /// Whether the step has an outcome.
-    pub(super) const fn is_settled(&self) -> bool {
+    pub(in crate::dispatch) const fn is_settled(&self) -> bool {
         !matches!(self.step, StepStatus::Pending | StepStatus::Running)
     }
 }
 
 /// The local platform, in the launcher's words.
 #[derive(Clone, Debug)]
-pub(super) struct Desk {
-    pub(super) platform: LocalPlatform,
-    pub(super) data: PathBuf,
+pub(in crate::dispatch) struct Desk {
+    pub(in crate::dispatch) platform: LocalPlatform,
+    pub(in crate::dispatch) data: PathBuf,
 }
 
 impl Desk {
     /// Queues the step as the platform does after a dispatch. A step that has begun, and a job that is
     /// cancelled, rejected or failed, stay as they are.
-    pub(super) fn queue(&self, job: &JobData) -> Result<(), SettleError> {
-        self.platform.update_job(&step_ref(job), |record| {
+    pub(in crate::dispatch) fn queue(&self, job: &JobData) -> Result<(), SettleError> {
+        self.platform.update_job(&StepRef::of(job), |record| {
             match record.step(&job.step_id) {
                 Some(step) if step.status != StepStatus::Pending => return,
                 Some(_) => {}
@@ -71,7 +71,7 @@ impl Desk {
     }
 
     /// Where the step stands now. A step nobody has queued is pending.
-    pub(super) fn stand(&self, job: &JobData) -> Result<Stand, SettleError> {
+    pub(in crate::dispatch) fn stand(&self, job: &JobData) -> Result<Stand, SettleError> {
         let record = self.platform.job(&job.job_id)?;
         Ok(record.map_or(
             Stand {
@@ -88,13 +88,13 @@ impl Desk {
     }
 
     /// Whether an executor has taken the step.
-    pub(super) fn is_claimed(&self, job: &JobData) -> Result<bool, SettleError> {
-        Ok(self.platform.claimed_by(&step_ref(job))?.is_some())
+    pub(in crate::dispatch) fn is_claimed(&self, job: &JobData) -> Result<bool, SettleError> {
+        Ok(self.platform.claimed_by(&StepRef::of(job))?.is_some())
     }
 
     /// Ends a step that never ran because its job was over.
-    pub(super) fn skip(&self, job: &JobData) -> Result<(), SettleError> {
-        self.platform.update_job(&step_ref(job), |record| {
+    pub(in crate::dispatch) fn skip(&self, job: &JobData) -> Result<(), SettleError> {
+        self.platform.update_job(&StepRef::of(job), |record| {
             let status = if record.status == JobStatus::Cancelled {
                 StepStatus::Cancelled
             } else {
@@ -110,14 +110,14 @@ impl Desk {
 
     /// Fails step and job on behalf of an executor that did not. The step's output is what it had printed,
     /// from `log`, and the reason.
-    pub(super) async fn fail(
+    pub(in crate::dispatch) async fn fail(
         &self,
         job: &JobData,
         reason: &str,
         log: &Path,
     ) -> Result<(), SettleError> {
         let output = self.write_output(job, reason, log)?;
-        let step = step_ref(job);
+        let step = StepRef::of(job);
         let commit_id = self
             .platform
             .job(&job.job_id)?
@@ -139,6 +139,27 @@ impl Desk {
         Ok(platform.report_outcome(&step, &outcome).await?)
     }
 
+    /// The step of a job on record, with as much of its document as the platform knows.
+    pub(in crate::dispatch) fn known(
+        &self,
+        job_id: &str,
+        step_id: &str,
+    ) -> Result<Option<JobData>, SettleError> {
+        Ok(self.platform.job(job_id)?.map(|record| JobData {
+            job_id: job_id.to_owned(),
+            step_id: step_id.to_owned(),
+            step_type: record.step(step_id).map(|step| step.step_type.clone()),
+            organization_id: record.organization_id,
+            workspace_id: record.workspace_id,
+            ..JobData::default()
+        }))
+    }
+
+    /// Adds a line to the output of a step whose executor does not write it yet.
+    pub(in crate::dispatch) fn note(&self, job: &JobData, line: &str) -> Result<(), SettleError> {
+        self.write_output(job, line, Path::new("")).map(drop)
+    }
+
     fn write_output(&self, job: &JobData, reason: &str, log: &Path) -> Result<String, SettleError> {
         let key = ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id);
         let path = self.data.join(key.area.local_folder()).join(&key.path);
@@ -147,7 +168,7 @@ impl Desk {
             fs::create_dir_all(folder)?;
             if path.exists() {
                 let mut output = OpenOptions::new().append(true).open(&path)?;
-                return writeln!(output, "\n{reason}");
+                return writeln!(output, "{reason}");
             }
             let mut output = tempfile::NamedTempFile::new_in(folder)?;
             if let Ok(mut log) = File::open(log) {
@@ -163,16 +184,5 @@ impl Desk {
             source,
         })?;
         Ok(path.display().to_string())
-    }
-}
-
-/// Which step a document speaks of.
-fn step_ref(job: &JobData) -> StepRef {
-    StepRef {
-        organization_id: job.organization_id.clone(),
-        workspace_id: job.workspace_id.clone(),
-        job_id: job.job_id.clone(),
-        step_id: job.step_id.clone(),
-        step_type: job.step_type.clone().unwrap_or_default(),
     }
 }

@@ -1,0 +1,179 @@
+//! `check`: whether a run would start here, before one has to find out.
+
+use std::collections::BTreeSet;
+
+use clap::Args;
+use job_contract::Exit;
+use serde_json::json;
+
+use super::output::Output;
+use super::problem::CommandError;
+use super::{AccessArgs, ShowArgs};
+use crate::cluster::Patience;
+use crate::cluster::check::{CheckOutcome, CheckResult, Expectations};
+use crate::config::{Deployment, DeploymentArgs};
+use crate::manifest::job_data::Mode;
+use crate::run::view::Paint;
+use crate::table::{Cell, Table, Tone};
+
+/// What is checked: the configuration `serve` and `launch` would use.
+#[derive(Args, Debug)]
+pub struct CheckArgs {
+    /// Namespace of the launcher, when several replicas elect one to watch: checks the rights on leases too
+    #[arg(long, value_name = "NAME")]
+    pub election_namespace: Option<String>,
+    #[command(flatten)]
+    pub access: AccessArgs,
+    #[command(flatten)]
+    pub show: ShowArgs,
+    #[command(flatten)]
+    pub deployment: DeploymentArgs,
+}
+
+pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, CommandError> {
+    let deployment = args
+        .deployment
+        .resolve()
+        .map_err(CommandError::Configuration)?;
+    let cluster = args.access.connect(&deployment.namespace).await?;
+    // An answer is worth more here than patience.
+    let cluster = cluster.with_patience(Patience {
+        attempts: 1,
+        ..Patience::default()
+    });
+    let results = cluster
+        .check(&expectations(
+            &deployment,
+            args.election_namespace.as_deref(),
+        ))
+        .await;
+    let exit = verdict(&results);
+    if out.json {
+        let ok = exit == Exit::Done;
+        out.print_json(&json!({"namespace": deployment.namespace, "ok": ok, "checks": results}))?;
+    } else {
+        let text = render(&results, out.paint);
+        out.print(&text);
+    }
+    Ok(exit)
+}
+
+fn expectations(deployment: &Deployment, election_namespace: Option<&str>) -> Expectations {
+    let names = |lists: &[&[String]]| -> BTreeSet<String> {
+        lists.iter().flat_map(|list| list.iter().cloned()).collect()
+    };
+    let mut config_maps = names(&[&deployment.env_config_maps]);
+    config_maps.extend(deployment.defaults.config_map.clone());
+    Expectations {
+        job_data_in_secret: deployment.job_data_mode == Mode::Secret,
+        election_namespace: election_namespace.map(str::to_owned),
+        secrets: names(&[&deployment.env_secrets, &deployment.image_pull_secrets]),
+        config_maps,
+        image: deployment.image.clone(),
+    }
+}
+
+/// A cluster that told nothing at all could not be reached, which may pass; anything else has to be mended.
+fn verdict(results: &[CheckResult]) -> Exit {
+    let any = |outcome| results.iter().any(|result| result.outcome == outcome);
+    let told = results
+        .iter()
+        .filter(|result| result.subject.starts_with("right to "))
+        .any(|result| result.outcome != CheckOutcome::Unknown);
+    if !told {
+        Exit::Infrastructure
+    } else if any(CheckOutcome::Failed) {
+        Exit::BadConfiguration
+    } else {
+        Exit::Done
+    }
+}
+
+fn render(results: &[CheckResult], paint: Paint) -> String {
+    let mut table = Table::default();
+    for result in results {
+        let (mark, tone) = match result.outcome {
+            CheckOutcome::Ok => ("\u{2713}", Tone::Good),
+            CheckOutcome::Failed => ("\u{2717}", Tone::Bad),
+            CheckOutcome::Unknown => ("?", Tone::Warning),
+        };
+        table.row(vec![
+            Cell::new(mark).tone(tone),
+            Cell::new(&result.subject),
+            Cell::new(&result.finding),
+        ]);
+        if let Some(fix) = &result.fix {
+            let fix = format!("fix: {fix}");
+            table.row(vec![Cell::new(""), Cell::new(""), Cell::new(&fix)]);
+        }
+    }
+    let count = |outcome| {
+        results
+            .iter()
+            .filter(|result| result.outcome == outcome)
+            .count()
+    };
+    let summary = match (count(CheckOutcome::Failed), count(CheckOutcome::Unknown)) {
+        (0, 0) => "Everything is in place.".to_owned(),
+        (0, unknown) => format!("Nothing is missing; {unknown} could not be told."),
+        (failed, 0) => format!("{failed} to be mended."),
+        (failed, unknown) => format!("{failed} to be mended, {unknown} could not be told."),
+    };
+    format!("{}\n{}\n", table.render(paint), paint.bold(&summary))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn result(subject: &str, outcome: CheckOutcome, fix: Option<&str>) -> CheckResult {
+        CheckResult {
+            subject: subject.into(),
+            outcome,
+            finding: "what was found".into(),
+            fix: fix.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn what_is_missing_comes_with_its_fix() {
+        let results = [
+            result("namespace runs", CheckOutcome::Ok, None),
+            result(
+                "right to create jobs.batch",
+                CheckOutcome::Failed,
+                Some("grant it"),
+            ),
+            result("ConfigMap ca", CheckOutcome::Unknown, None),
+        ];
+        insta::assert_snapshot!(render(&results, Paint { on: false }));
+        assert_eq!(verdict(&results), Exit::BadConfiguration);
+    }
+
+    #[test]
+    fn a_silent_cluster_is_no_fault_of_the_configuration() {
+        let right = |outcome| result("right to create jobs.batch", outcome, None);
+        let lost = result("namespace runs", CheckOutcome::Failed, Some("look"));
+        assert_eq!(
+            verdict(&[lost, right(CheckOutcome::Unknown)]),
+            Exit::Infrastructure
+        );
+        assert_eq!(verdict(&[right(CheckOutcome::Ok)]), Exit::Done);
+    }
+
+    #[test]
+    fn everything_the_pods_will_name_is_looked_for() {
+        let deployment = Deployment {
+            image_pull_secrets: vec!["pull".into()],
+            env_config_maps: vec!["ca".into()],
+            ..Deployment::default()
+        };
+        let expected = expectations(&deployment, None);
+        assert!(expected.job_data_in_secret);
+        assert!(
+            expected.secrets.contains("pull")
+                && expected.secrets.contains("terrakube-executor-secrets")
+        );
+        assert!(expected.config_maps.contains("ca"));
+    }
+}

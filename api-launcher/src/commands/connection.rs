@@ -1,0 +1,50 @@
+//! Which cluster and namespace a command is about.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use job_contract::env;
+
+use super::problem::CommandError;
+use crate::cluster::{Access, Cluster};
+use crate::manifest::deployment::DEFAULT_NAMESPACE;
+
+/// How the cluster is reached.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Cluster")]
+pub struct AccessArgs {
+    /// Context of the kubeconfig
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+    /// Kubeconfig to use instead of KUBECONFIG and ~/.kube/config
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+}
+
+impl AccessArgs {
+    pub(super) async fn connect(&self, namespace: &str) -> Result<Cluster, CommandError> {
+        let access = Access {
+            namespace: Some(namespace.to_owned()),
+            context: self.context.clone(),
+            kubeconfig: self.kubeconfig.clone(),
+        };
+        Ok(Cluster::connect_with(access).await?)
+    }
+}
+
+/// The cluster and the namespace of the runs.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Cluster")]
+pub struct ClusterArgs {
+    /// Namespace of the runs
+    #[arg(short, long, env = env::NAMESPACE, value_name = "NAME", default_value = DEFAULT_NAMESPACE)]
+    pub namespace: String,
+    #[command(flatten)]
+    pub access: AccessArgs,
+}
+
+impl ClusterArgs {
+    pub(super) async fn connect(&self) -> Result<Cluster, CommandError> {
+        self.access.connect(&self.namespace).await
+    }
+}

@@ -1,0 +1,158 @@
+//! Where the commands write: tables or JSON on standard output, notes and errors on standard error.
+
+use std::fmt;
+use std::io::{self, IsTerminal as _, Write};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::problem::CommandError;
+use crate::run::args::{Format, OutputArgs, When};
+use crate::run::view::{Paint, Terminal};
+
+/// How answers are shown.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Display")]
+pub struct ShowArgs {
+    /// Tables for people, or JSON for programs (docs/commands.md)
+    #[arg(
+        short = 'o',
+        long = "output",
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t
+    )]
+    pub format: Format,
+    /// When to use colours; `NO_COLOR`, CLICOLOR and `CLICOLOR_FORCE` are honoured
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
+    pub color: When,
+}
+
+/// The two streams.
+pub(super) struct Output {
+    out: Box<dyn Write>,
+    err: Box<dyn Write>,
+    open: bool,
+    pub(super) json: bool,
+    pub(super) paint: Paint,
+    /// Columns of the terminal; `None` where there is none.
+    pub(super) width: Option<usize>,
+}
+
+impl fmt::Debug for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Output")
+            .field("json", &self.json)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Output {
+    pub(super) fn new(show: &ShowArgs) -> Self {
+        let terminal = Terminal::detect(&OutputArgs {
+            format: show.format,
+            color: show.color,
+            verbose: false,
+        });
+        Self {
+            out: Box::new(io::stdout()),
+            err: Box::new(io::stderr()),
+            open: true,
+            json: show.format == Format::Json,
+            paint: Paint { on: terminal.color },
+            width: io::stdout()
+                .is_terminal()
+                .then(|| usize::from(console::Term::stdout().size().1)),
+        }
+    }
+
+    /// Whether anybody still reads standard output.
+    pub(super) const fn is_open(&self) -> bool {
+        self.open
+    }
+
+    pub(super) fn print(&mut self, text: &str) {
+        if !self.open {
+            return;
+        }
+        let written = self.out.write_all(text.as_bytes());
+        if let Err(error) = written.and_then(|()| self.out.flush()) {
+            self.open = false;
+            if error.kind() != io::ErrorKind::BrokenPipe {
+                self.note(&format!("warning: could not write output: {error}"));
+            }
+        }
+    }
+
+    /// The whole answer of a command, for programs.
+    pub(super) fn print_json<T: Serialize>(&mut self, value: &T) -> Result<(), CommandError> {
+        let text = serde_json::to_string_pretty(value).map_err(CommandError::Json)?;
+        self.print(&(text + "\n"));
+        Ok(())
+    }
+
+    /// One of several answers, on a line of its own.
+    pub(super) fn print_json_line<T: Serialize>(&mut self, value: &T) -> Result<(), CommandError> {
+        let text = serde_json::to_string(value).map_err(CommandError::Json)?;
+        self.print(&(text + "\n"));
+        Ok(())
+    }
+
+    /// Something for the person at the terminal, not for a pipe.
+    pub(super) fn note(&mut self, text: &str) {
+        // If that is gone too, the exit code still tells.
+        let _ = writeln!(self.err, "{text}");
+    }
+
+    pub(super) fn fail(&mut self, error: &CommandError) {
+        let paint = Paint {
+            on: self.paint.on && io::stderr().is_terminal(),
+        };
+        for line in error.lines() {
+            self.note(&format!("{} {line}", paint.red("error:")));
+        }
+        if let Some(hint) = error.hint() {
+            self.note(&format!("{} {hint}", paint.dim("hint:")));
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod captured {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    /// What was written, for tests.
+    #[derive(Clone, Debug, Default)]
+    pub(in crate::commands) struct Captured(Arc<Mutex<Vec<u8>>>);
+
+    impl Captured {
+        pub(in crate::commands) fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
+
+    impl Write for Captured {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// An output, and what is written to its two streams.
+    pub(in crate::commands) fn output(json: bool) -> (Output, Captured, Captured) {
+        let (out, err) = (Captured::default(), Captured::default());
+        let output = Output {
+            out: Box::new(out.clone()),
+            err: Box::new(err.clone()),
+            open: true,
+            json,
+            paint: Paint { on: false },
+            width: None,
+        };
+        (output, out, err)
+    }
+}

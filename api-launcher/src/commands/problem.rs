@@ -1,0 +1,101 @@
+//! Why a command could not do what it was asked, and what to do about it.
+
+use std::error::Error;
+use std::io;
+
+use job_contract::Exit;
+
+use crate::cluster::{ClusterError, ConnectError};
+use crate::config::ConfigProblem;
+use crate::manifest::ManifestErrors;
+use crate::run::document::DocumentError;
+
+const REACH: &str = "is the API server reachable? Set KUBECONFIG or pass --kubeconfig and --context; in a pod, the service \
+    account must have its token mounted";
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CommandError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    #[error(
+        "no run `{word}` in the namespace `{namespace}`: looked for a job id, `job/step`, and the name of a Job"
+    )]
+    NotFound { word: String, namespace: String },
+    #[error("`{word}` may mean any of {}: {}", candidates.len(), candidates.join(", "))]
+    Ambiguous {
+        word: String,
+        /// Names of Jobs.
+        candidates: Vec<String>,
+    },
+    #[error("the configuration cannot be used")]
+    Configuration(Vec<ConfigProblem>),
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    #[error("the job document cannot be launched")]
+    Manifest(ManifestErrors),
+    #[error("could not write the answer as JSON")]
+    Json(#[source] serde_json::Error),
+    #[error("could not start")]
+    Runtime(#[source] io::Error),
+}
+
+impl CommandError {
+    pub(super) fn exit(&self) -> Exit {
+        match self {
+            // Only ever about a file or a context that was named.
+            Self::Connect(ConnectError::Kubeconfig(_)) => Exit::BadConfiguration,
+            Self::Connect(_) | Self::Runtime(_) => Exit::Infrastructure,
+            Self::Cluster(error) if error.is_transient() => Exit::Infrastructure,
+            Self::Cluster(_)
+            | Self::NotFound { .. }
+            | Self::Ambiguous { .. }
+            | Self::Configuration(_) => Exit::BadConfiguration,
+            Self::Document(error) => error.exit(),
+            Self::Manifest(errors) => errors.exit(),
+            Self::Json(_) => Exit::Defect,
+        }
+    }
+
+    /// Everything there is to say, a line each.
+    pub(super) fn lines(&self) -> Vec<String> {
+        match self {
+            Self::Configuration(problems) => problems.iter().map(ToString::to_string).collect(),
+            Self::Manifest(errors) => errors.problems().iter().map(ToString::to_string).collect(),
+            _ => vec![chain(self)],
+        }
+    }
+
+    pub(super) fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Connect(ConnectError::Kubeconfig(_)) => {
+                Some("`kubectl config get-contexts` shows what the kubeconfig has")
+            }
+            Self::Connect(_) | Self::Cluster(ClusterError::NoAnswer { .. }) => Some(REACH),
+            Self::Cluster(ClusterError::Refused {
+                code: 401 | 403, ..
+            }) => Some("`api-launcher check` lists every right the launcher needs"),
+            Self::NotFound { .. } => {
+                Some("`api-launcher list` shows the runs; --namespace looks elsewhere")
+            }
+            Self::Ambiguous { .. } => Some("name one of these Jobs, or `job/step`"),
+            _ => None,
+        }
+    }
+}
+
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let part = error.to_string();
+        // Libraries repeat their sources in their messages.
+        if !text.contains(&part) {
+            text += ": ";
+            text += &part;
+        }
+        source = error.source();
+    }
+    text
+}
