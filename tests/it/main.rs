@@ -10,6 +10,7 @@
 mod apply;
 mod docs;
 mod failure;
+mod kubernetes;
 mod launcher;
 mod log;
 mod outcome;

@@ -92,15 +92,24 @@ impl Running {
 
     /// Waits until the stream holds this text.
     pub fn wait_for(&self, stream: Stream, needle: &str) {
-        let collector = match stream {
-            Stream::Stdout => &self.stdout,
-            Stream::Stderr => &self.stderr,
-        };
         assert!(
-            collector.wait_for(needle),
+            self.collector(stream).wait_for(needle),
             "{stream:?} never showed {needle:?}\n{}",
             self.so_far()
         );
+    }
+
+    /// Waits for a whole line with this text, and returns it.
+    pub fn line_with(&self, stream: Stream, needle: &str) -> String {
+        let line = self.collector(stream).line_with(needle);
+        line.unwrap_or_else(|| panic!("{stream:?} never showed {needle:?}\n{}", self.so_far()))
+    }
+
+    fn collector(&self, stream: Stream) -> &Collector {
+        match stream {
+            Stream::Stdout => &self.stdout,
+            Stream::Stderr => &self.stderr,
+        }
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -244,15 +253,32 @@ impl Collector {
 
     fn wait_for(&self, needle: &str) -> bool {
         let needle = needle.as_bytes();
-        let found =
-            |state: &Collected| state.bytes.windows(needle.len()).any(|part| part == needle);
+        self.find(|bytes| {
+            let mut parts = bytes.windows(needle.len());
+            parts.any(|part| part == needle).then_some(())
+        })
+        .is_some()
+    }
+
+    fn line_with(&self, needle: &str) -> Option<String> {
+        self.find(|bytes| {
+            let text = String::from_utf8_lossy(bytes);
+            let mut lines = text.split_inclusive('\n');
+            let line = lines.find(|line| line.ends_with('\n') && line.contains(needle))?;
+            Some(line.trim_end().to_owned())
+        })
+    }
+
+    /// What `look` finds in the output, once it is there.
+    fn find<T>(&self, look: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
         let state = self.shared.state.lock().unwrap();
+        let missing = |state: &mut Collected| !state.ended && look(&state.bytes).is_none();
         let (state, _) = self
             .shared
             .changed
-            .wait_timeout_while(state, DEADLINE, |state| !state.ended && !found(state))
+            .wait_timeout_while(state, DEADLINE, missing)
             .unwrap();
-        found(&state)
+        look(&state.bytes)
     }
 
     fn finish(&mut self) -> String {

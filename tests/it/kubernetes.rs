@@ -1,0 +1,276 @@
+//! The launcher serves, a cluster runs: dispatches over HTTP become Jobs, whose pods are the real executor.
+
+mod endings;
+mod faults;
+mod once;
+mod rights;
+mod runs;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base64::Engine as _;
+use integration_tests::process::Stream;
+use integration_tests::{Running, Site};
+use job_contract::{JobData, env};
+use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use serde_json::{Value, json};
+use test_cluster::{Builder, Cluster, State};
+
+use crate::site;
+
+/// Namespace of the runs.
+const RUNS: &str = "runs";
+/// Who the launcher is in the cluster.
+const LAUNCHER: &str = "launcher";
+const IMAGE: &str = "registry.example.test/mayfly-executor:1";
+const SECRET: [u8; 64] = [0xfb; 64];
+/// Generous: a busy machine is slow, and nothing waits this long unless it is broken.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A cluster, and a data directory its pods and the test share.
+struct Place {
+    cluster: Cluster,
+    site: Site,
+}
+
+impl Place {
+    /// A cluster whose pods run.
+    async fn new() -> Self {
+        Self::of(Cluster::builder()).await
+    }
+
+    /// A cluster whose pods stay pending.
+    async fn without_pods() -> Self {
+        Self::of(Cluster::builder().without_kubelet()).await
+    }
+
+    async fn of(parts: Builder) -> Self {
+        // The client of this test; an earlier one stays.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let cluster = parts.start().await.unwrap();
+        cluster.namespace(RUNS).await.unwrap();
+        let place = Self {
+            cluster,
+            site: site(),
+        };
+        place.image_that_first("");
+        place
+    }
+
+    /// The executor's image, with words of a shell before the executor.
+    fn image_that_first(&self, words: &str) {
+        self.cluster.image(IMAGE, &self.program_that_first(words));
+    }
+
+    fn program_that_first(&self, words: &str) -> PathBuf {
+        let path = self.site.scratch("image");
+        // In a script, since the pod has its own `/tmp`, and a path in a variable would be one of the pod.
+        let script = format!(
+            "#!/bin/sh\nexport {}='{}' {}=installed\n{words}\nexec '{}'\n",
+            env::DATA_DIR,
+            self.site.data_dir().display(),
+            env::TOOL_SELECTION,
+            env!("CARGO_BIN_EXE_executor_under_test"),
+        );
+        // Renamed over the old one, which may be running.
+        let new = self.site.scratch("image.new");
+        fs::write(&new, script).unwrap();
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::rename(new, &path).unwrap();
+        path
+    }
+
+    fn serve(&self) -> Launcher {
+        self.serve_with(&[])
+    }
+
+    /// A launcher that listens on a free port.
+    fn serve_with(&self, settings: &[(&str, &str)]) -> Launcher {
+        let kubeconfig = self.cluster.kubeconfig_file(LAUNCHER, RUNS).unwrap();
+        let secret = base64::engine::general_purpose::STANDARD.encode(SECRET);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
+        command
+            .args(["serve", "--target", "kubernetes"])
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap())
+            .env("HOME", self.site.scratch("home"))
+            .env("KUBECONFIG", kubeconfig)
+            .env(env::INTERNAL_SECRET, secret)
+            .env(env::LISTEN, "127.0.0.1:0")
+            .env(env::LOG_FORMAT, "json")
+            .env("ExecutorEphemeralNamespace", RUNS)
+            .env("ExecutorEphemeralImage", IMAGE)
+            .env("ExecutorEphemeralSecret", "")
+            .envs(settings.iter().copied());
+        Launcher::start(&mut command)
+    }
+
+    async fn state(&self) -> State {
+        self.cluster.state(RUNS).await.unwrap()
+    }
+
+    /// What `look` finds in the namespace of the runs, at the latest when patience ends.
+    async fn until<T>(&self, what: &str, look: impl FnMut(&State) -> Option<T>) -> T {
+        let found = self.cluster.wait_for(RUNS, PATIENCE, look).await;
+        found.unwrap_or_else(|state| {
+            let all = json!([state.jobs, state.pods, state.events]);
+            panic!("{what}: not in time, but {all:#}")
+        })
+    }
+
+    async fn until_over(&self, job: &JobData, condition: &str) {
+        let name = name(job);
+        let is_over = |state: &State| state.has_condition(&name, condition).then_some(());
+        self.until(&format!("{name} is {condition}"), is_over).await;
+    }
+
+    /// Fails unless there is one released Job for each run, with its own Secret, and nothing else.
+    async fn assert_exactly_one_each(&self, jobs: &[JobData]) {
+        let mut expected: Vec<String> = jobs.iter().map(name).collect();
+        expected.sort();
+        let released = |state: &State| {
+            let mut held = state.jobs.iter().filter(|job| suspended(job));
+            (state.jobs.len() >= expected.len() && held.next().is_none()).then_some(())
+        };
+        self.until("every Job is released", released).await;
+        let state = self.state().await;
+        let mut jobs: Vec<_> = state.jobs.iter().map(|job| &job.metadata).collect();
+        let mut secrets: Vec<_> = state
+            .secrets
+            .iter()
+            .map(|secret| &secret.metadata)
+            .collect();
+        jobs.sort_by_key(|meta| meta.name.clone());
+        secrets.sort_by_key(|meta| meta.name.clone());
+        let names = |metas: &[&k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta]| {
+            let names = metas.iter().map(|meta| meta.name.clone().unwrap());
+            names.collect::<Vec<String>>()
+        };
+        assert_eq!(names(&jobs), expected);
+        assert_eq!(names(&secrets), expected);
+        for (job, secret) in jobs.iter().zip(&secrets) {
+            let owners = secret.owner_references.as_deref().unwrap_or_default();
+            let uids: Vec<&str> = owners.iter().map(|owner| owner.uid.as_str()).collect();
+            assert_eq!(uids, [job.uid.as_deref().unwrap()], "{:?}", secret.name);
+        }
+    }
+
+    /// How many Jobs the API server has made for the launcher.
+    fn jobs_created(&self) -> usize {
+        let requests = self.cluster.recorded().of(LAUNCHER);
+        let made = |request: &&test_cluster::Request| {
+            request.verb == "create" && request.resource == "jobs" && request.status == 201
+        };
+        requests.requests().iter().filter(made).count()
+    }
+}
+
+fn suspended(job: &k8s_openapi::api::batch::v1::Job) -> bool {
+    job.spec.as_ref().and_then(|spec| spec.suspend) == Some(true)
+}
+
+/// The name of a run's Job, as the contract writes it.
+fn name(job: &JobData) -> String {
+    format!("job-{}-{}", job.job_id, job.step_id)
+}
+
+/// Many jobs of one step.
+fn many(job: &JobData, count: usize) -> Vec<JobData> {
+    let numbered =
+        |number: usize| integration_tests::job::in_job(job, &(1000 + number).to_string());
+    (0..count).map(numbered).collect()
+}
+
+/// A token as the platform makes it.
+fn token() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let claims = json!({
+        "iss": "TERRAKUBE_INTERNAL",
+        "aud": ["TERRAKUBE_INTERNAL"],
+        "iat": now.as_secs(),
+        "exp": now.as_secs() + 300,
+    });
+    let key = EncodingKey::from_secret(&SECRET);
+    jsonwebtoken::encode(&Header::new(Algorithm::HS512), &claims, &key).unwrap()
+}
+
+/// A launcher that serves; killed when dropped.
+struct Launcher {
+    running: Running,
+    door: Door,
+}
+
+/// Where a launcher takes dispatches. Outlives it, as the platform's knowledge of the address does.
+#[derive(Clone)]
+struct Door {
+    address: String,
+    client: reqwest::Client,
+}
+
+impl Launcher {
+    fn start(command: &mut Command) -> Self {
+        let running = Running::start(command);
+        let line = running.line_with(Stream::Stderr, "\"listening\"");
+        let line: Value = serde_json::from_str(&line).unwrap();
+        let door = Door {
+            address: line["address"].as_str().unwrap().to_owned(),
+            client: reqwest::Client::builder()
+                .no_proxy()
+                .timeout(PATIENCE)
+                .build()
+                .unwrap(),
+        };
+        Self { running, door }
+    }
+
+    fn door(&self) -> Door {
+        self.door.clone()
+    }
+
+    /// Posts a dispatch that must be accepted.
+    async fn accept(&self, job: &JobData) {
+        assert_eq!(self.door.post(job).await.unwrap(), 202, "{}", name(job));
+    }
+
+    /// Kills it as a crash would.
+    fn crash(self) {
+        self.running.signal(nix::sys::signal::Signal::SIGKILL);
+        self.running.wait();
+    }
+}
+
+impl Door {
+    /// The status of the answer, if there is one.
+    async fn post(&self, job: &JobData) -> Result<u16, reqwest::Error> {
+        let url = format!("http://{}/api/v1/terraform-rs", self.address);
+        let request = self
+            .client
+            .post(url)
+            .bearer_auth(token())
+            .header("content-type", "application/json")
+            .body(serde_json::to_string(job).unwrap());
+        Ok(request.send().await?.status().as_u16())
+    }
+
+    async fn get(&self, path: &str) -> u16 {
+        let url = format!("http://{}{path}", self.address);
+        self.client.get(url).send().await.unwrap().status().as_u16()
+    }
+}
+
+/// Posts every job to a door at the same time.
+async fn post_all(posts: Vec<(Door, JobData)>) -> Vec<Option<u16>> {
+    let tasks: Vec<_> = posts
+        .into_iter()
+        .map(|(door, job)| tokio::spawn(async move { door.post(&job).await.ok() }))
+        .collect();
+    let mut answers = Vec::new();
+    for task in tasks {
+        answers.push(task.await.unwrap());
+    }
+    answers
+}

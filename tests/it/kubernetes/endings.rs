@@ -1,0 +1,203 @@
+//! Runs that wait, are killed or are disrupted: what is said about them, and what Kubernetes does with them.
+
+use std::fs;
+
+use api_launcher::cluster::Cluster;
+use api_launcher::verdict::{VerdictKind, WaitReason};
+use integration_tests::{Repository, job};
+use job_contract::job::StepType;
+use job_contract::{JobData, env};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::Api;
+use kube::api::PostParams;
+use test_cluster::{ADMIN, State};
+
+use super::{LAUNCHER, Launcher, PATIENCE, Place, RUNS, name};
+
+impl Place {
+    /// What a launcher would say of runs.
+    fn library(&self) -> Cluster {
+        Cluster::from_client(self.cluster.client(LAUNCHER).unwrap(), RUNS)
+    }
+
+    /// Returns when this is what the run waits for.
+    async fn until_waiting(&self, job: &JobData, reason: WaitReason, words: &str) {
+        let library = self.library();
+        let look = async {
+            loop {
+                let explanation = library.explain(&name(job)).await.unwrap();
+                if let Some(wait) = explanation.wait
+                    && wait.reason == reason
+                    && wait.sentence.contains(words)
+                {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        let waited = tokio::time::timeout(PATIENCE, look).await;
+        if waited.is_err() {
+            let explanation = library.explain(&name(job)).await;
+            panic!("not {reason:?} with {words:?}, but {explanation:#?}");
+        }
+    }
+
+    async fn verdict(&self, job: &JobData) -> VerdictKind {
+        let explanation = self.library().explain(&name(job)).await.unwrap();
+        let verdict = explanation.verdict.expect("the run is over");
+        assert!(!verdict.sentence.is_empty() && !verdict.evidence.is_empty());
+        verdict.kind
+    }
+
+    /// A launcher that reports to the platform whose records the executors write.
+    fn serve_reporting(&self) -> Launcher {
+        let data = self.site.data_dir();
+        self.serve_with(&[(env::DATA_DIR, data.to_str().unwrap())])
+    }
+
+    /// Returns when the platform knows that the step failed, and why.
+    async fn until_reported(&self, job: &JobData, words: &str) {
+        let failed = |_: &State| {
+            let (_, step) = self.site.statuses(job);
+            let told = || self.site.step_output(job).contains(words);
+            (step == "failed" && told()).then_some(())
+        };
+        self.until("the platform is told", failed).await;
+    }
+
+    /// The pod of a run that is being worked in once `is_there`.
+    async fn pod_at_work(&self, job: &JobData, is_there: impl Fn() -> bool) -> Pod {
+        let name = name(job);
+        let at_work = |state: &State| {
+            let pod = (*state.pods_of(&name).first()?).clone();
+            let phase = pod.status.as_ref()?.phase.as_deref()?;
+            (phase == "Running" && is_there()).then_some(pod)
+        };
+        self.until("the pod is at work", at_work).await
+    }
+
+    async fn config_map(&self, name: &str) {
+        let mut map = ConfigMap::default();
+        map.metadata.name = Some(name.to_owned());
+        let maps = Api::<ConfigMap>::namespaced(self.cluster.client(ADMIN).unwrap(), RUNS);
+        maps.create(&PostParams::default(), &map).await.unwrap();
+    }
+}
+
+/// An apply that notes in a file that it began, and then takes very long.
+fn endless(place: &Place) -> (Repository, JobData) {
+    let ledger = place.site.scratch("ledger");
+    let module = format!(
+        "resource \"terraform_data\" \"a\" {{\n  provisioner \"local-exec\" {{\n    command = \"echo begun >> {}; sleep 600\"\n  }}\n}}\n",
+        ledger.display()
+    );
+    let repository = Repository::module(&module);
+    let apply = job::step(StepType::Apply, &repository);
+    place.site.queue(&[&apply]);
+    (repository, apply)
+}
+
+fn begun(place: &Place) -> usize {
+    let ledger = fs::read_to_string(place.site.scratch("ledger")).unwrap_or_default();
+    ledger.lines().count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_run_waits_for_is_said_and_it_goes_on_once_that_is_there() {
+    let (place, repository) = (Place::new().await, Repository::fixture());
+    let settings = [
+        ("ExecutorEphemeralImage", "registry.example.test/missing:1"),
+        ("ExecutorEphemeralConfigMap", "settings"),
+    ];
+    let launcher = place.serve_with(&settings);
+    let mut plan = job::plan(&repository);
+    let selector = "EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS".to_owned();
+    plan.environment_variables
+        .insert(selector, "disk=ssd".to_owned());
+    place.site.queue(&[&plan]);
+    launcher.accept(&plan).await;
+
+    place.until_waiting(&plan, WaitReason::Node, "node").await;
+    place.cluster.nodes().set(test_cluster::Node {
+        name: "node-2".to_owned(),
+        labels: [("disk".to_owned(), "ssd".to_owned())].into(),
+        taints: Vec::new(),
+    });
+    place
+        .until_waiting(&plan, WaitReason::Image, "missing:1")
+        .await;
+    place.cluster.image(
+        "registry.example.test/missing:1",
+        &place.program_that_first(""),
+    );
+    place
+        .until_waiting(&plan, WaitReason::Config, "settings")
+        .await;
+    place.config_map("settings").await;
+    place.until_over(&plan, "Complete").await;
+    assert_eq!(place.verdict(&plan).await, VerdictKind::Completed);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_apply_killed_for_its_memory_ends_and_is_not_run_again() {
+    let place = Place::new().await;
+    let (_repository, apply) = endless(&place);
+    let launcher = place.serve_reporting();
+    launcher.accept(&apply).await;
+    let pod = place.pod_at_work(&apply, || begun(&place) == 1).await;
+    assert!(place.cluster.oom_kill(&pod));
+    place.until_over(&apply, "Failed").await;
+    assert_eq!(place.verdict(&apply).await, VerdictKind::OomKilled);
+    place.until_reported(&apply, "memory").await;
+    assert_eq!(begun(&place), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_apply_evicted_at_work_is_not_run_again() {
+    let place = Place::new().await;
+    let (_repository, apply) = endless(&place);
+    let launcher = place.serve_reporting();
+    launcher.accept(&apply).await;
+    let pod = place.pod_at_work(&apply, || begun(&place) == 1).await;
+    assert!(place.cluster.evict(&pod));
+    place.until_over(&apply, "Failed").await;
+    assert_eq!(place.verdict(&apply).await, VerdictKind::Evicted);
+    place.until_reported(&apply, "evicted").await;
+    assert_eq!(begun(&place), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_evicted_before_its_image_was_there_is_replaced() {
+    let (place, repository) = (Place::new().await, Repository::fixture());
+    let other = "registry.example.test/late:1";
+    let launcher = place.serve_with(&[("ExecutorEphemeralImage", other)]);
+    let plan = job::plan(&repository);
+    place.site.queue(&[&plan]);
+    launcher.accept(&plan).await;
+    place
+        .until_waiting(&plan, WaitReason::Image, "late:1")
+        .await;
+    let pod = place.state().await.pods[0].clone();
+    assert!(place.cluster.evict(&pod));
+    place.cluster.image(other, &place.program_that_first(""));
+    place.until_over(&plan, "Complete").await;
+    assert_eq!(place.state().await.pods_of(&name(&plan)).len(), 2);
+    assert_eq!(place.verdict(&plan).await, VerdictKind::Completed);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_executor_that_started_nothing_is_tried_again() {
+    let (place, repository) = (Place::new().await, Repository::fixture());
+    let tried = place.site.scratch("tried");
+    let tried = tried.display();
+    place.image_that_first(&format!(
+        "if ! test -e '{tried}'; then : > '{tried}'; exit 75; fi"
+    ));
+    let plan = job::plan(&repository);
+    place.site.queue(&[&plan]);
+    let launcher = place.serve();
+    launcher.accept(&plan).await;
+    place.until_over(&plan, "Complete").await;
+    assert_eq!(place.state().await.pods_of(&name(&plan)).len(), 2);
+    assert_eq!(place.verdict(&plan).await, VerdictKind::Completed);
+}
