@@ -39,11 +39,18 @@ pub(super) fn released(job: &Job) -> Option<Timestamp> {
     status.start_time.as_ref().map(|time| time.0)
 }
 
-/// The pod that speaks for the Job: the one made last.
+/// The pod that speaks for the Job: the one made last. Creation is told in whole seconds; within one, a pod that
+/// has failed came before its replacement, which is made only then (`podReplacementPolicy: Failed`).
 pub(crate) fn newest(pods: &[Pod]) -> Option<&Pod> {
     pods.iter().max_by_key(|pod| {
+        let status = pod.status.as_ref();
+        let failed = status.and_then(|status| status.phase.as_deref()) == Some("Failed");
         (
             pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
+            !failed,
+            status
+                .and_then(|status| status.start_time.as_ref())
+                .map(|time| time.0),
             pod.metadata.name.as_deref(),
         )
     })

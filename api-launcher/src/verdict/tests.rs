@@ -322,6 +322,18 @@ fn the_last_pod_decides_and_earlier_ones_are_told() {
 }
 
 #[test]
+fn a_pod_that_failed_is_older_than_its_replacement_of_the_same_second() {
+    let failed = pod(ended_container(75, "Error", ""));
+    let mut replacement = pod(ended_container(0, "Completed", r#"{"outcome":0}"#));
+    // Names are random, so the order must not hang on them.
+    replacement.metadata.name = Some("a".into());
+    for pods in [[failed.clone(), replacement.clone()], [replacement, failed]] {
+        let verdict = end(see(&over("Complete", ""), &pods, &[], 100));
+        assert_eq!(verdict.kind, VerdictKind::Completed);
+    }
+}
+
+#[test]
 fn a_failing_init_container_is_named_and_a_native_side_car_ignored() {
     let status = |name: &str, code: i32| {
         json!({"name": name, "image": "", "imageID": "", "ready": false,
