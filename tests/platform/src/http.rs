@@ -166,7 +166,10 @@ fn enter(shared: &Shared, call: &Call) -> usize {
         job,
         during_dispatch,
     });
-    ledger.requests.len() - 1
+    let at = ledger.requests.len() - 1;
+    drop(ledger);
+    shared.requests_changed();
+    at
 }
 
 /// Notes the answer of a request.
@@ -181,8 +184,7 @@ fn conclude(shared: &Shared, at: usize, answer: Answer, lost: bool) -> Response<
     if !lost {
         shared.ledger().requests[at].status = response.status().as_u16();
     }
-    // For those who wait for requests.
-    shared.write(|_| ());
+    shared.requests_changed();
     response
 }
 

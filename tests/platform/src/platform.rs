@@ -224,6 +224,11 @@ impl Shared {
         result
     }
 
+    /// Tells those who wait for requests.
+    pub(crate) fn requests_changed(&self) {
+        self.changed.send_replace(());
+    }
+
     pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
         lock(&self.ledger)
     }
