@@ -20,7 +20,7 @@ pub enum Effect {
 #[derive(Debug, Clone)]
 pub struct Fault {
     pub method: &'static str,
-    /// What the path contains; empty is any.
+    /// What the path contains, or what it ends with where this ends with `$`; empty is any.
     pub path: String,
     pub effect: Effect,
     /// How many requests are hit.
@@ -47,6 +47,15 @@ impl Fault {
     }
 }
 
+impl Fault {
+    fn is_about(&self, path: &str) -> bool {
+        match self.path.strip_suffix('$') {
+            Some(end) => path.ends_with(end),
+            None => path.contains(&self.path),
+        }
+    }
+}
+
 /// The faults ordered and not used up.
 #[derive(Debug, Default)]
 pub(crate) struct Faults(Mutex<Vec<Fault>>);
@@ -62,7 +71,7 @@ impl Faults {
 
     pub(crate) fn take(&self, method: &str, path: &str) -> Option<Effect> {
         let mut faults = self.lock();
-        let hit = |fault: &&mut Fault| fault.method == method && path.contains(&fault.path);
+        let hit = |fault: &&mut Fault| fault.method == method && fault.is_about(path);
         let fault = faults.iter_mut().find(hit)?;
         fault.times -= 1;
         let effect = fault.effect;

@@ -75,7 +75,7 @@ impl fmt::Debug for Outputs {
 #[derive(Debug, Clone)]
 pub struct Builder {
     redis: Option<String>,
-    pub(crate) outputs: Option<Outputs>,
+    outputs: Option<Outputs>,
     pub(crate) native: Option<Native>,
     secret: Vec<u8>,
     pub(crate) retry: Duration,
@@ -175,6 +175,7 @@ impl Builder {
             executor_url: Mutex::default(),
             url: Mutex::default(),
             updates,
+            outputs: Mutex::new(self.outputs.clone()),
             settings: self,
         });
         let start = runtime.spawn(Server::start(Arc::clone(&shared)));
@@ -208,6 +209,7 @@ pub(crate) struct Shared {
     rows: Mutex<BTreeMap<u32, Arc<tokio::sync::Mutex<()>>>>,
     ledger: Mutex<Ledger>,
     executor_url: Mutex<String>,
+    outputs: Mutex<Option<Outputs>>,
     url: Mutex<String>,
     updates: UnboundedSender<u32>,
 }
@@ -250,6 +252,10 @@ impl Shared {
     pub(crate) fn fire(&self, job: u32) {
         // There is nobody to look once the platform stops.
         let _ = self.updates.send(job);
+    }
+
+    pub(crate) fn outputs(&self) -> Option<Outputs> {
+        lock(&self.outputs).clone()
     }
 
     pub(crate) fn executor_url(&self) -> String {
@@ -313,6 +319,11 @@ impl Platform {
     /// The executor of all who name none, complete with its path.
     pub fn dispatch_to(&self, url: &str) {
         url.clone_into(&mut lock(&self.shared.executor_url));
+    }
+
+    /// From now on, step outputs are found there.
+    pub fn read_outputs(&self, outputs: Outputs) {
+        *lock(&self.shared.outputs) = Some(outputs);
     }
 
     /// Changes records as an administrator may.
@@ -518,7 +529,7 @@ impl Platform {
 
     /// The stored output of a step.
     pub fn step_output(&self, job: u32, step: &str) -> Option<String> {
-        let outputs = self.shared.settings.outputs.as_ref()?;
+        let outputs = self.shared.outputs()?;
         let found = outputs.find(&self.organization(), job, step)?;
         Some(String::from_utf8_lossy(&found).into_owned())
     }

@@ -160,7 +160,7 @@ pub(super) async fn output(shared: &Shared, organization: &str, id: &str, step: 
         lines.join("\n")
     };
     let stored = || {
-        let outputs = shared.settings.outputs.as_ref()?;
+        let outputs = shared.outputs()?;
         outputs.find(organization, job.id, step)
     };
     let body = if live.is_empty() {
