@@ -4,5 +4,6 @@
 pub mod local;
 pub mod logs;
 pub mod platform;
+pub mod terrakube;
 
 pub use platform::{Platform, PlatformError, StepRef};
