@@ -220,6 +220,7 @@ mod tests {
     fn standing(terraform_plan: Option<String>, planned: bool) -> Standing {
         Standing {
             status: JobStatus::Queue,
+            step: None,
             template_steps: 2,
             terraform_plan,
             planned,

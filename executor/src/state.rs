@@ -3,7 +3,9 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
+use control_plane::Patience;
 use control_plane::platform::History;
 use job_contract::keys::ObjectKey;
 use md5::{Digest as _, Md5};
@@ -17,6 +19,8 @@ use crate::run::{Run, StageError};
 use crate::terraform::Terraform;
 use crate::terraform::state::RawState;
 
+/// How long a platform that does not answer is told of a state: as long as of the outcome that follows.
+const HISTORY_PATIENCE: Duration = Duration::from_mins(10);
 /// The tool's last resort when it could not store the state.
 const ERRORED_STATE: &str = "errored.tfstate";
 
@@ -64,7 +68,10 @@ pub async fn publish(
             .map(|state| state.lineage.clone())
             .unwrap_or_default(),
     };
-    run.platform.record_history(&run.step, &history).await?;
+    let patience = Patience::lasting(HISTORY_PATIENCE);
+    run.platform
+        .record_history(&run.step, &history, &patience)
+        .await?;
     Ok(Some(Published {
         raw: parsed,
         json: serde_json::from_slice(&text).ok(),

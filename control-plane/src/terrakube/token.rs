@@ -138,8 +138,11 @@ mod tests {
     /// What the stock executor signs with that secret at that moment, valid for a minute.
     const TOKEN: &str = "eyJ0eXAiOiJKV1QiLCJhbGciOiJIUzI1NiJ9.eyJpc3MiOiJUZXJyYWt1YmVJbnRlcm5hbCIsInN1YiI6IlRlcnJha3ViZUludGVybmFsIChUT0tFTikiLCJhdWQiOiJUZXJyYWt1YmVJbnRlcm5hbCIsImVtYWlsIjoibm8tcmVwbHlAdGVycmFrdWJlLmlvIiwiZW1haWxfdmVyaWZpZWQiOnRydWUsIm5hbWUiOiJUZXJyYWt1YmVJbnRlcm5hbCBDbGllbnQiLCJpYXQiOjE3NjcyMjU2MDAsImV4cCI6MTc2NzIyNTY2MH0.UpBfXtjUA3-PS6f9PVLXOmcK1qBrKtfX0BKLNQrBsBE";
 
+    /// Seconds since the epoch.
+    const ISSUED: u64 = 1_767_225_600;
+
     fn issued() -> SystemTime {
-        UNIX_EPOCH + Duration::from_secs(1_767_225_600)
+        UNIX_EPOCH + Duration::from_secs(ISSUED)
     }
 
     #[rstest]
