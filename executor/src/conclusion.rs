@@ -8,7 +8,7 @@ use control_plane::platform::{Outcome, PlanReference};
 use control_plane::{Platform, StepRef};
 use job_contract::keys::ObjectKey;
 use job_contract::progress::Phase;
-use job_contract::report::{ChangeCounts, FinalReport, ToolRecord};
+use job_contract::report::{ChangeCounts, FinalReport, StopReason, ToolRecord};
 use job_contract::settlement::{self, Ending};
 use job_contract::{Exit, JobData, StepType};
 use tracing::error;
@@ -32,6 +32,8 @@ pub(crate) struct Verdict {
     pub(crate) tool: Option<ToolRecord>,
     pub(crate) error: Option<String>,
     pub(crate) hint: Option<String>,
+    /// Why it was stopped before it was done.
+    pub(crate) stopped: Option<StopReason>,
     /// Whether the platform is told. A step that is somebody else's, or over, is not ours to report.
     pub(crate) reported: bool,
 }
@@ -48,6 +50,7 @@ impl Verdict {
             tool: None,
             error: Some(error.story()),
             hint: error.hint(),
+            stopped: None,
             reported: true,
         }
     }
@@ -172,6 +175,7 @@ pub(crate) async fn conclude(run: Run<'_>, identity: FinalReport, mut verdict: V
         outcome: verdict.exit.code(),
         error: verdict.error,
         hint: verdict.hint,
+        stopped: verdict.stopped,
         tool: verdict.tool,
         commit_id: Some(verdict.commit_id).filter(|commit| !commit.is_empty()),
         changes: verdict.changes,

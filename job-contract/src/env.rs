@@ -11,6 +11,38 @@ pub const JOB_DATA_FILE: &str = "EphemeralJobDataFile";
 
 /// Where plans, state and step output are stored. Contract 6.
 pub const STATE_TYPE: &str = "TerraformStateType";
+/// Storage account of the Azure store. Contract 6.5, like the next settings.
+pub const AZURE_ACCOUNT: &str = "AzureTerraformStateStorageAccountName";
+/// Resource group of the account, for the backend.
+pub const AZURE_RESOURCE_GROUP: &str = "AzureTerraformStateResourceGroup";
+/// Container of backend states; everything else lies in containers with fixed names.
+pub const AZURE_CONTAINER: &str = "AzureTerraformStateStorageContainerName";
+/// Key of the account.
+pub const AZURE_ACCESS_KEY: &str = "AzureTerraformStateStorageAccessKey";
+/// Access key id of the S3 store.
+pub const AWS_ACCESS_KEY: &str = "AwsTerraformStateAccessKey";
+/// Its secret.
+pub const AWS_SECRET_KEY: &str = "AwsTerraformStateSecretKey";
+/// Bucket of the S3 store.
+pub const AWS_BUCKET: &str = "AwsTerraformStateBucketName";
+/// Region of the bucket.
+pub const AWS_REGION: &str = "AwsTerraformStateRegion";
+/// Address of another S3 service; empty for AWS.
+pub const AWS_ENDPOINT: &str = "AwsEndpoint";
+/// `true` writes the keys into the backend file, `false` leaves the tool to find its own.
+pub const AWS_INCLUDE_BACKEND_KEYS: &str = "AwsIncludeBackendKeys";
+/// `true` takes credentials from the surroundings of the process instead of keys.
+pub const AWS_ENABLE_ROLE_AUTH: &str = "AwsEnableRoleAuth";
+/// `true` locks states with objects in the bucket.
+pub const AWS_USE_LOCKFILE: &str = "AwsUseLockfile";
+/// `outside` or `file`: how the tool's backend gets the store's credentials.
+pub const BACKEND_CREDENTIALS: &str = "MAYFLY_BACKEND_CREDENTIALS";
+/// Service account of the GCS store, base64 of its JSON key.
+pub const GCP_CREDENTIALS: &str = "GcpTerraformStateCredentials";
+/// Bucket of the GCS store.
+pub const GCP_BUCKET: &str = "GcpTerraformStateBucketName";
+/// Project of the bucket; its name identifies it without.
+pub const GCP_PROJECT: &str = "GcpTerraformStateProjectId";
 /// `true` suppresses every status report. Contract 5.3.
 pub const DISABLE_ACKNOWLEDGE: &str = "ExecutorFlagDisableAcknowledge";
 /// `false` turns the colours of the tool's output off. Contract 4.5.
@@ -89,6 +121,14 @@ pub const ARCHIVE_MAX_ENTRIES: &str = "MAYFLY_ARCHIVE_MAX_ENTRIES";
 pub const OUTCOME_EXIT_CODE: &str = "MAYFLY_OUTCOME_EXIT_CODE";
 /// Seconds between the first SIGTERM and the SIGKILL that follows it; the pod's grace period.
 pub const GRACE_PERIOD_SECONDS: &str = "MAYFLY_GRACE_PERIOD_SECONDS";
+/// Minutes a run may take, counted from the executor's start.
+pub const MAX_DURATION_MINUTES: &str = "ExecutorJobMaxDurationMinutes";
+/// The same in seconds; wins, and 0 means no limit. The launcher sets it ahead of the Job's own deadline.
+pub const DEADLINE_SECONDS: &str = "MAYFLY_DEADLINE_SECONDS";
+/// Seconds a run may be silent before it is stopped; 0 means no limit.
+pub const SILENCE_SECONDS: &str = "MAYFLY_SILENCE_SECONDS";
+/// Share of the memory limit, in hundredths, at which the tool is interrupted; 0 means never.
+pub const MEMORY_STOP_PERCENT: &str = "MAYFLY_MEMORY_STOP_PERCENT";
 /// Where the final report is written; Kubernetes shows it as the container's termination message.
 pub const TERMINATION_LOG: &str = "MAYFLY_TERMINATION_LOG";
 /// Extra names, comma-separated, that tools and scripts inherit from the executor's environment.
