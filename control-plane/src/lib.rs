@@ -2,10 +2,14 @@
 //! context, state history and the run's log. Knows neither Kubernetes nor how Terraform is run.
 
 pub mod context;
+pub mod heartbeat;
+pub mod java;
+pub mod live;
 pub mod local;
 pub mod logs;
 pub mod patience;
 pub mod platform;
+pub mod redis;
 pub mod setting;
 pub mod terrakube;
 

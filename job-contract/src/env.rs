@@ -11,6 +11,38 @@ pub const JOB_DATA_FILE: &str = "EphemeralJobDataFile";
 
 /// Where plans, state and step output are stored. Contract 6.
 pub const STATE_TYPE: &str = "TerraformStateType";
+/// Storage account of the Azure store. Contract 6.5, like the next settings.
+pub const AZURE_ACCOUNT: &str = "AzureTerraformStateStorageAccountName";
+/// Resource group of the account, for the backend.
+pub const AZURE_RESOURCE_GROUP: &str = "AzureTerraformStateResourceGroup";
+/// Container of backend states; everything else lies in containers with fixed names.
+pub const AZURE_CONTAINER: &str = "AzureTerraformStateStorageContainerName";
+/// Key of the account.
+pub const AZURE_ACCESS_KEY: &str = "AzureTerraformStateStorageAccessKey";
+/// Access key id of the S3 store.
+pub const AWS_ACCESS_KEY: &str = "AwsTerraformStateAccessKey";
+/// Its secret.
+pub const AWS_SECRET_KEY: &str = "AwsTerraformStateSecretKey";
+/// Bucket of the S3 store.
+pub const AWS_BUCKET: &str = "AwsTerraformStateBucketName";
+/// Region of the bucket.
+pub const AWS_REGION: &str = "AwsTerraformStateRegion";
+/// Address of another S3 service; empty for AWS.
+pub const AWS_ENDPOINT: &str = "AwsEndpoint";
+/// `true` writes the keys into the backend file, `false` leaves the tool to find its own.
+pub const AWS_INCLUDE_BACKEND_KEYS: &str = "AwsIncludeBackendKeys";
+/// `true` takes credentials from the surroundings of the process instead of keys.
+pub const AWS_ENABLE_ROLE_AUTH: &str = "AwsEnableRoleAuth";
+/// `true` locks states with objects in the bucket.
+pub const AWS_USE_LOCKFILE: &str = "AwsUseLockfile";
+/// `outside` or `file`: how the tool's backend gets the store's credentials.
+pub const BACKEND_CREDENTIALS: &str = "MAYFLY_BACKEND_CREDENTIALS";
+/// Service account of the GCS store, base64 of its JSON key.
+pub const GCP_CREDENTIALS: &str = "GcpTerraformStateCredentials";
+/// Bucket of the GCS store.
+pub const GCP_BUCKET: &str = "GcpTerraformStateBucketName";
+/// Project of the bucket; its name identifies it without.
+pub const GCP_PROJECT: &str = "GcpTerraformStateProjectId";
 /// `true` suppresses every status report. Contract 5.3.
 pub const DISABLE_ACKNOWLEDGE: &str = "ExecutorFlagDisableAcknowledge";
 /// `false` turns the colours of the tool's output off. Contract 4.5.
@@ -31,6 +63,39 @@ pub const REGISTRY_DOMAIN: &str = "TerrakubeRegistryDomain";
 pub const TOOLS_REPOSITORY: &str = "TerrakubeToolsRepository";
 /// See [`TOOLS_REPOSITORY`].
 pub const TOOLS_BRANCH: &str = "TerrakubeToolsBranch";
+
+/// `true` sends the log through the platform's API instead of Redis. Contract 7.7.
+pub const LOG_VIA_API: &str = "LogViaApi";
+/// Host of Redis; without it, and without nodes of a cluster or sentinels, there is no Redis. Contract 7.2.
+pub const REDIS_HOSTNAME: &str = "TerrakubeRedisHostname";
+/// Port of Redis.
+pub const REDIS_PORT: &str = "TerrakubeRedisPort";
+/// User of Redis, where it has users.
+pub const REDIS_USERNAME: &str = "TerrakubeRedisUsername";
+/// Password of Redis. Never reaches a tool or a script.
+pub const REDIS_PASSWORD: &str = "TerrakubeRedisPassword";
+/// `true` speaks TLS to Redis.
+pub const REDIS_SSL: &str = "TerrakubeRedisSSL";
+/// Java's trust store for Redis. A PEM file is taken, a keystore refused with what to do instead.
+pub const REDIS_TRUSTSTORE_PATH: &str = "TerrakubeRedisTruststorePath";
+/// Password of the trust store; PEM files have none.
+pub const REDIS_TRUSTSTORE_PASSWORD: &str = "TerrakubeRedisTruststorePassword";
+/// Milliseconds one command may take.
+pub const REDIS_TIMEOUT: &str = "TerrakubeRedisTimeout";
+/// Comma list of `host:port`: nodes of a cluster. Wins over sentinels and over one host.
+pub const REDIS_CLUSTER_NODES: &str = "TerrakubeRedisClusterNodes";
+/// How often a command may be sent on from one node of a cluster to another.
+pub const REDIS_CLUSTER_MAX_REDIRECTS: &str = "TerrakubeRedisClusterMaxRedirects";
+/// Name under which sentinels watch Redis.
+pub const REDIS_SENTINEL_MASTER: &str = "TerrakubeRedisSentinelMaster";
+/// Comma list of `host:port`: sentinels. Wins over one host.
+pub const REDIS_SENTINEL_NODES: &str = "TerrakubeRedisSentinelNodes";
+/// User for the sentinels, and for Redis where it has none of its own.
+pub const REDIS_SENTINEL_USERNAME: &str = "TerrakubeRedisSentinelUsername";
+/// See [`REDIS_SENTINEL_USERNAME`].
+pub const REDIS_SENTINEL_PASSWORD: &str = "TerrakubeRedisSentinelPassword";
+/// PEM file of the authorities Redis' certificate may come from; without it, the system's.
+pub const REDIS_CA_FILE: &str = "MAYFLY_REDIS_CA_FILE";
 
 /// Root of the local file store, the local platform's records and the tool cache.
 pub const DATA_DIR: &str = "MAYFLY_DATA_DIR";
