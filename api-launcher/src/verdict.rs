@@ -19,8 +19,8 @@ use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) use facts::{
-    EXECUTOR, condition_time, executor_started, executor_state, final_report, is_suspended, newest,
-    seen, terminal,
+    EXECUTOR, condition_time, executor_started, executor_state, failure_of_pod, final_report,
+    is_suspended, newest, seen, terminal,
 };
 
 /// How long each kind of waiting may last (field.md E2 has the reasons).
@@ -145,9 +145,11 @@ fn exit_of_code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Exit, D::E
 }
 
 impl Verdict {
-    /// Whether the executor said itself how the run ended, so that nobody has to say it in its place.
-    pub const fn spoke(&self) -> bool {
-        self.report.is_some()
+    /// Whether the executor told the platform itself how the run ended, so that nobody has to in its place.
+    pub fn spoke(&self) -> bool {
+        self.report
+            .as_ref()
+            .is_some_and(|report| !report.unreported)
     }
 }
 

@@ -13,11 +13,13 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Pod, PodTemplateSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{DeleteParams, ListParams, Preconditions};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use serde_json::json;
 use tokio::sync::{Semaphore, mpsc};
+use tracing::debug;
 
 use super::cache::{Change, JobFeed, Packed, Pods, trimmed_job};
 use super::history::{EndedRun, HistoryLimits, surplus};
@@ -398,8 +400,7 @@ impl Watch {
         if !over {
             self.wake(&name, pause);
         }
-        let mut subjects = vec![uid.clone()];
-        subjects.extend(pods.iter().filter_map(|pod| pod.metadata.uid.clone()));
+        let known: Vec<Pod> = pods.to_vec();
         let cluster = self.cluster.clone();
         self.spawn(async move {
             // The two watches are not in step: the Job may be seen to be over before the end of its pod is.
@@ -408,7 +409,7 @@ impl Watch {
             } else {
                 Vec::new()
             };
-            let events = cluster.events_about(&subjects).await.unwrap_or_default();
+            let events = cluster.events_of(&job, &known).await.unwrap_or_default();
             Note::Told(name, uid, events, pods)
         });
         hold
@@ -430,15 +431,23 @@ impl Watch {
         let Some(entry) = self.runs.get_mut(name) else {
             return;
         };
-        if verdict.spoke() {
-            entry.reported = true;
-        }
         if entry.reported || entry.reporting {
             return;
         }
-        entry.reporting = true;
         let (cluster, observer) = (self.cluster.clone(), Arc::clone(&self.observer));
         let (key, uid, name) = (entry.key.clone(), entry.uid.clone(), name.to_owned());
+        if verdict.spoke() {
+            entry.reported = true;
+            // With a pod that is going its words go too, and nobody could be told any more.
+            if self.pods.are_going(&name, &uid) {
+                self.spawn(async move {
+                    cluster.note_verdict(&key, &uid, &verdict).await;
+                    Note::Reported(name, uid, true)
+                });
+            }
+            return;
+        }
+        entry.reporting = true;
         self.spawn(async move {
             let done = cluster.conclude(&key, &uid, &verdict, &*observer).await;
             Note::Reported(name, uid, done)
@@ -708,14 +717,28 @@ fn is_same(told: Option<&Observation>, now: &Observation) -> bool {
 }
 
 impl Cluster {
-    /// Events about objects, by UID.
-    pub(super) async fn events_about(&self, uids: &[String]) -> Result<Vec<Event>, ClusterError> {
+    /// Events about a run's Job and its pods. A pod that is gone is known by its name, where the Job still tells it.
+    pub(super) async fn events_of(
+        &self,
+        job: &Job,
+        pods: &[Pod],
+    ) -> Result<Vec<Event>, ClusterError> {
+        let of = |meta: &ObjectMeta| {
+            meta.uid
+                .as_ref()
+                .map(|uid| format!("involvedObject.uid={uid}"))
+        };
+        let mut subjects: Vec<String> = of(&job.metadata).into_iter().collect();
+        subjects.extend(pods.iter().filter_map(|pod| of(&pod.metadata)));
+        if pods.is_empty()
+            && let Some((name, _)) = verdict::failure_of_pod(job)
+        {
+            subjects.push(format!("involvedObject.name={name}"));
+        }
         let events = self.events();
         let mut found = Vec::new();
-        for uid in uids {
-            let params = ListParams::default()
-                .fields(&format!("involvedObject.uid={uid}"))
-                .match_any();
+        for subject in subjects {
+            let params = ListParams::default().fields(&subject).match_any();
             found.extend(
                 self.ask("list the events of the run", || events.list(&params))
                     .await?
@@ -749,14 +772,23 @@ impl Cluster {
         if !observer.on_ended(key, verdict).await {
             return false;
         }
+        self.note_verdict(key, uid, verdict).await;
+        true
+    }
+
+    /// Writes the verdict onto the Job, and that the platform knows it. Should this be lost, a later watcher finds
+    /// the same again, and the platform knows already.
+    async fn note_verdict(&self, key: &RunKey, uid: &str, verdict: &Verdict) {
+        let text = serde_json::to_string(verdict).unwrap_or_default();
         let now = Timestamp::now().to_string();
         let patch = json!({"metadata": {"uid": uid, "annotations": {
             annotations::VERDICT: text, annotations::REPORTED_AT: now}}});
-        // Should this be lost, a later watcher reports again, and the platform knows already.
-        let _ = self
+        let noted = self
             .patch_job("note the report of the run", &key.name, &patch)
             .await;
-        true
+        if let Err(error) = noted {
+            debug!(run = %key, %error, "the verdict could not be written onto the Job");
+        }
     }
 
     async fn remove_ended(&self, name: &str, uid: &str) -> Result<(), ClusterError> {

@@ -12,6 +12,9 @@ use super::{
     Evidence, Observation, Timeouts, Verdict, VerdictKind, Wait, WaitReason, ending, facts,
 };
 
+/// SIGKILL, as an exit code.
+const KILLED: i32 = 137;
+
 pub(super) fn unfinished(
     job: &Job,
     pods: &[Pod],
@@ -26,14 +29,20 @@ pub(super) fn unfinished(
     if facts::executor_state(pod).is_some_and(|state| state.running.is_some()) {
         return Observation::Running;
     }
-    if job.metadata.deletion_timestamp.is_some() || pod.metadata.deletion_timestamp.is_some() {
+    let disrupted = facts::is_disrupted(pod);
+    if job.metadata.deletion_timestamp.is_some()
+        || (pod.metadata.deletion_timestamp.is_some() && !disrupted)
+    {
         return stopping(job, &clock);
     }
     match facts::phase(pod) {
+        "Pending" | "Running" if disrupted && pod.metadata.deletion_timestamp.is_some() => {
+            failed_pod(job, pod, &clock)
+        }
         "Pending" => pending(pod, events, &clock),
         // The executor has ended; the Job's own word on it is still to come.
         "Succeeded" | "Running" => Observation::Running,
-        "Failed" => failed_pod(pod, &clock),
+        "Failed" => failed_pod(job, pod, &clock),
         _ => Observation::Running,
     }
 }
@@ -130,6 +139,11 @@ fn without_pod(job: &Job, events: &[Event], clock: &Clock<'_>) -> Observation {
     if let Some(Refusal::Quota(text)) = refusal {
         let sentence = format!("waiting for room in the namespace's quota: {text}");
         return waiting(WaitReason::Quota, sentence, since, None);
+    }
+    // Its pod is gone, which is no reason to wait less than for the first.
+    if facts::had_pod(job, events) && refusal.is_none() {
+        let sentence = "the pod of this run is gone; Kubernetes makes another, or ends the Job";
+        return waiting(WaitReason::AnotherPod, sentence, since, None);
     }
     let until = Some(after(since, limits.no_pod));
     if !clock.expired(since, limits.no_pod) {
@@ -427,14 +441,27 @@ fn pulling(events: &[Event]) -> Option<&str> {
 }
 
 /// The pod failed, the Job has not: either its condition is about to follow, or another pod is.
-fn failed_pod(pod: &Pod, clock: &Clock<'_>) -> Observation {
+fn failed_pod(job: &Job, pod: &Pod, clock: &Clock<'_>) -> Observation {
     let end = ending::of_pod(pod);
+    let killed = facts::executor_end(pod).is_none_or(|end| end.exit_code == KILLED);
+    let cut_off = killed && facts::is_disrupted(pod);
+    if end.kind == VerdictKind::Infrastructure || !end.started || cut_off {
+        return replaced(job, pod, clock);
+    }
+    Observation::Running
+}
+
+/// A pod that is not the last: the Job controller makes another, where it may.
+fn replaced(job: &Job, pod: &Pod, clock: &Clock<'_>) -> Observation {
+    if !facts::may_try_again(job) {
+        return Observation::Running;
+    }
     let since = facts::executor_end(pod)
         .and_then(|end| end.finished_at.as_ref())
         .map_or(clock.now, |time| time.0);
-    if end.kind == VerdictKind::Infrastructure || !end.started {
-        let sentence = format!("{}; Kubernetes makes another attempt", end.sentence);
-        return waiting(WaitReason::AnotherPod, sentence, since, None);
-    }
-    Observation::Running
+    let sentence = format!(
+        "{}; Kubernetes makes another attempt",
+        ending::of_pod(pod).sentence
+    );
+    waiting(WaitReason::AnotherPod, sentence, since, None)
 }
