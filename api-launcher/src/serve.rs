@@ -140,10 +140,12 @@ async fn open(
     Ok(match settings {
         TargetSettings::Kubernetes {
             deployment,
+            watching,
             data_dir,
         } => {
             let cluster = Cluster::connect(Some(deployment.namespace.clone())).await?;
-            let target = KubernetesTarget::new(cluster, *deployment, data_dir, shutdown.clone());
+            let target =
+                KubernetesTarget::new(cluster, *deployment, *watching, data_dir, shutdown.clone());
             Target::Kubernetes(Box::new(target))
         }
         TargetSettings::Process(settings) => Target::Process(ProcessTarget::open(

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 use super::{Cluster, ClusterError, annotation, annotations, label, labels};
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, names};
 use crate::verdict::{is_suspended, terminal};
 
 /// Name under which writes appear in managed fields.
@@ -108,6 +108,16 @@ impl Cluster {
                 error
             }
         })
+    }
+
+    /// Whether the run of this step has a Job.
+    pub async fn has_run(&self, job_id: &str, step_id: &str) -> Result<bool, ClusterError> {
+        match self.job(&names::job_name(job_id, step_id)).await {
+            Ok(job) => Ok(label(&job.metadata, labels::JOB_ID) == Some(job_id)
+                && label(&job.metadata, labels::STEP_ID) == Some(step_id)),
+            Err(ClusterError::NoSuchRun(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// The Job with its Secret, durable.

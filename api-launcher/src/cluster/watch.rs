@@ -23,7 +23,7 @@ use tracing::debug;
 
 use super::cache::{Change, JobFeed, Packed, Pods, trimmed_job};
 use super::history::{EndedRun, HistoryLimits, surplus};
-use super::reconcile::{HOPELESS_AFTER, Held, LOOK_AGAIN, SUBMITTERS_TURN, next};
+use super::reconcile::{Held, LOOK_AGAIN, SUBMITTERS_TURN, next};
 use super::submit::{Settled, is_queued_by_cluster};
 use super::{Cluster, ClusterError, RunKey, annotation, annotations, labels};
 use crate::verdict::{self, Observation, Timeouts, Verdict, is_suspended, terminal};
@@ -38,8 +38,6 @@ const AT_ONCE: usize = 16;
 const EVENTS_AFTER: SignedDuration = SignedDuration::from_secs(5);
 /// Events of a run that still waits are asked for again after this long, then twice as long.
 const EVENTS_AGAIN: Duration = Duration::from_secs(10);
-/// A report that failed is tried again after this long.
-const REPORT_AGAIN: Duration = Duration::from_secs(5);
 /// Objects in one page of a list.
 const PAGE: u32 = 500;
 
@@ -56,10 +54,25 @@ pub trait RunObserver: Send + Sync + 'static {
 }
 
 /// How the watcher behaves.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct WatchSettings {
     pub timeouts: Timeouts,
     pub history: HistoryLimits,
+    /// A Job whose job data is missing for so long after it was first seen has lost its submitter.
+    pub hopeless_after: Duration,
+    /// A report that failed is tried again after this long.
+    pub report_again: Duration,
+}
+
+impl Default for WatchSettings {
+    fn default() -> Self {
+        Self {
+            timeouts: Timeouts::default(),
+            history: HistoryLimits::default(),
+            hopeless_after: Duration::from_mins(1),
+            report_again: Duration::from_secs(5),
+        }
+    }
 }
 
 /// What a request of the watcher came to.
@@ -483,7 +496,7 @@ impl Watch {
                     entry.reporting = false;
                     entry.reported = done;
                     if !done {
-                        self.wake(&name, REPORT_AGAIN);
+                        self.wake(&name, self.settings.report_again);
                     }
                 }
             }
@@ -491,7 +504,7 @@ impl Watch {
                 if done {
                     self.orphans.remove(&uid);
                 } else {
-                    self.wake("", REPORT_AGAIN);
+                    self.wake("", self.settings.report_again);
                 }
             }
             Note::Settled(name, uid, settled) => self.on_settled(&name, &uid, settled),
@@ -584,7 +597,7 @@ impl Watch {
         let Some(entry) = self.runs.get(&name) else {
             return;
         };
-        let hopeless = entry.first_seen.elapsed() >= HOPELESS_AFTER;
+        let hopeless = entry.first_seen.elapsed() >= self.settings.hopeless_after;
         let uid = entry.uid.clone();
         self.settling.insert(uid.clone());
         let cluster = self.cluster.clone();
