@@ -19,7 +19,7 @@ use kube::api::{DeleteParams, ListParams, Preconditions};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use serde_json::json;
 use tokio::sync::{Semaphore, mpsc};
-use tracing::debug;
+use tracing::{debug, info};
 
 use super::cache::{Change, JobFeed, Packed, Pods, trimmed_job};
 use super::history::{EndedRun, HistoryLimits, surplus};
@@ -692,6 +692,17 @@ impl Entry {
     /// Tells the observer, if it is news.
     fn tell(&mut self, observation: &Observation, observer: &dyn RunObserver) {
         if !is_same(self.told.as_ref(), observation) {
+            if let Observation::Ended(verdict) = observation {
+                info!(
+                    job = self.key.name,
+                    job_id = self.key.job_id,
+                    step_id = self.key.step_id,
+                    verdict = verdict.kind.name(),
+                    exit = verdict.outcome.code(),
+                    spoke = verdict.spoke(),
+                    "a run has ended"
+                );
+            }
             observer.on_observation(&self.key, observation);
             self.told = Some(observation.clone());
         }
