@@ -36,6 +36,8 @@ pub struct Timeouts {
     pub container_error: Duration,
     /// From a node for the pod to the executor's start: pulls, volumes, init containers.
     pub start: Duration,
+    /// From the executor's end to the end of what somebody put beside it.
+    pub linger: Duration,
 }
 
 impl Default for Timeouts {
@@ -46,6 +48,7 @@ impl Default for Timeouts {
             unschedulable: Duration::from_mins(15),
             container_error: Duration::from_secs(30),
             start: Duration::from_mins(5),
+            linger: Duration::from_mins(1),
         }
     }
 }

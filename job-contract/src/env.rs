@@ -105,6 +105,8 @@ pub const UNSCHEDULABLE_SECONDS: &str = "MAYFLY_UNSCHEDULABLE_SECONDS";
 pub const CONTAINER_ERROR_SECONDS: &str = "MAYFLY_CONTAINER_ERROR_SECONDS";
 /// Seconds from a node to the executor's start after which a run is given up.
 pub const START_SECONDS: &str = "MAYFLY_START_SECONDS";
+/// Seconds a container beside the executor may outlive it.
+pub const LINGER_SECONDS: &str = "MAYFLY_LINGER_SECONDS";
 /// Seconds after which a Job that never got its job data is removed.
 pub const INCOMPLETE_SECONDS: &str = "MAYFLY_INCOMPLETE_SECONDS";
 /// Seconds after which a verdict that could not be reported is reported again.

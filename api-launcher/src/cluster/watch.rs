@@ -449,7 +449,7 @@ impl Watch {
         }
         let (cluster, observer) = (self.cluster.clone(), Arc::clone(&self.observer));
         let (key, uid, name) = (entry.key.clone(), entry.uid.clone(), name.to_owned());
-        if verdict.spoke() {
+        if verdict.spoke() && verdict.job_over {
             entry.reported = true;
             // With a pod that is going its words go too, and nobody could be told any more.
             if self.pods.are_going(&name, &uid) {
@@ -793,7 +793,7 @@ impl Cluster {
                 _ => {}
             }
         }
-        if !observer.on_ended(key, verdict).await {
+        if !verdict.spoke() && !observer.on_ended(key, verdict).await {
             return false;
         }
         self.note_verdict(key, uid, verdict).await;

@@ -56,6 +56,16 @@ pub(super) fn gone(job: &Job, pods: &[Pod], events: &[Event]) -> Verdict {
     verdict(end, pods, events)
 }
 
+/// The verdict of an executor that has ended in a pod that goes on, and has to be stopped.
+pub(super) fn cut_short(pods: &[Pod], events: &[Event], why: &str) -> Verdict {
+    let mut end = speaker(pods).map_or_else(no_pod_complete, of_pod);
+    end.evidence.push(Evidence::new("pod", why));
+    Verdict {
+        job_over: false,
+        ..verdict(end, pods, events)
+    }
+}
+
 fn verdict(mut end: PodEnd, pods: &[Pod], events: &[Event]) -> Verdict {
     if end.report.is_none() {
         end.evidence.extend(facts::warnings(events));

@@ -195,6 +195,21 @@ pub(super) fn began_nothing(pod: &Pod) -> bool {
     executor_end(pod).is_some_and(|end| end.exit_code == nothing)
 }
 
+/// The containers beside the executor that still run, by name; native side-cars, which the kubelet ends, are not
+/// among them.
+pub(super) fn others_running(pod: &Pod) -> String {
+    let statuses = pod.status.iter();
+    let others = statuses
+        .flat_map(|status| status.container_statuses.iter().flatten())
+        .filter(|status| status.name != EXECUTOR)
+        .filter(|status| {
+            let state = status.state.as_ref();
+            state.is_some_and(|state| state.running.is_some())
+        })
+        .map(|status| format!("container `{}`", status.name));
+    others.collect::<Vec<_>>().join(" and ")
+}
+
 /// When the executor's container started.
 pub(crate) fn executor_started(pod: &Pod) -> Option<Timestamp> {
     let state = executor_state(pod)?;

@@ -439,6 +439,37 @@ fn a_failed_job_tells_of_a_pod_that_is_gone() {
 }
 
 #[test]
+fn what_outlives_the_executor_is_stopped_after_its_grace_and_the_verdict_is_the_executors() {
+    let mut patch = ended_container(0, "Completed", r#"{"outcome":0}"#);
+    merge(&mut patch, json!({"status": {"phase": "Running"}}));
+    let beside = json!({"name": "mesh", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+        "state": {"running": {"startedAt": time(5)}}});
+    let mut alone = pod(patch.clone());
+    patch["status"]["containerStatuses"]
+        .as_array_mut()
+        .unwrap()
+        .push(beside.clone());
+    let with_mesh = pod(patch);
+    let job = job(json!({}));
+    let wait = wait(see(&job, std::slice::from_ref(&with_mesh), &[], 60));
+    assert_eq!(wait.reason, WaitReason::Stopping);
+    assert_eq!(
+        wait.until,
+        Some(at(110)),
+        "a minute after the executor's end"
+    );
+    let verdict = end(see(&job, &[with_mesh], &[], 110));
+    assert_eq!(verdict.kind, VerdictKind::Completed);
+    assert!(verdict.spoke() && !verdict.job_over, "it has to be stopped");
+    let mut evidence = verdict.evidence.iter();
+    assert!(evidence.any(|fact| fact.text.contains("`mesh`")));
+    // A native side-car is the kubelet's to end.
+    let beside = serde_json::from_value(json!([beside])).unwrap();
+    alone.status.as_mut().unwrap().init_container_statuses = beside;
+    assert_eq!(see(&job, &[alone], &[], 1000), Observation::Running);
+}
+
+#[test]
 fn a_pod_that_failed_is_older_than_its_replacement_of_the_same_second() {
     let failed = pod(ended_container(75, "Error", ""));
     let mut replacement = pod(ended_container(0, "Completed", r#"{"outcome":0}"#));

@@ -41,7 +41,8 @@ pub(super) fn unfinished(
         }
         "Pending" => pending(pod, events, &clock),
         // The executor has ended; the Job's own word on it is still to come.
-        "Succeeded" | "Running" => Observation::Running,
+        "Running" => lingering(pod, pods, events, &clock),
+        "Succeeded" => Observation::Running,
         "Failed" => failed_pod(job, pod, &clock),
         _ => Observation::Running,
     }
@@ -438,6 +439,25 @@ fn pulling(events: &[Event]) -> Option<&str> {
         return None;
     }
     begun.message.as_deref()
+}
+
+/// The executor has ended, and a container that something put beside it has not, as service meshes do: the Job would
+/// go on until its deadline. What the pod template brings is a native side-car, which ends with the executor.
+fn lingering(pod: &Pod, pods: &[Pod], events: &[Event], clock: &Clock<'_>) -> Observation {
+    let Some(ended) = facts::executor_end(pod).and_then(|end| end.finished_at.as_ref()) else {
+        return Observation::Running;
+    };
+    let others = facts::others_running(pod);
+    if others.is_empty() {
+        return Observation::Running;
+    }
+    let sentence = format!("the executor has ended, but {others} has not");
+    let limit = clock.timeouts.linger;
+    if !clock.expired(ended.0, limit) {
+        let until = Some(after(ended.0, limit));
+        return waiting(WaitReason::Stopping, sentence, ended.0, until);
+    }
+    Observation::Ended(Box::new(ending::cut_short(pods, events, &sentence)))
 }
 
 /// The pod failed, the Job has not: either its condition is about to follow, or another pod is.

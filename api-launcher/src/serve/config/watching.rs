@@ -51,6 +51,10 @@ pub struct WatchArgs {
     #[arg(long, value_name = "SECONDS", env = env::START_SECONDS)]
     pub start_seconds: Option<String>,
 
+    /// A container beside the executor that outlives it for this time is ended with its Job [default: 60]
+    #[arg(long, value_name = "SECONDS", env = env::LINGER_SECONDS)]
+    pub linger_seconds: Option<String>,
+
     /// A Job whose job data never came is removed after this time [default: 60]
     #[arg(long, value_name = "SECONDS", env = env::INCOMPLETE_SECONDS)]
     pub incomplete_seconds: Option<String>,
@@ -151,6 +155,7 @@ impl WatchArgs {
                 usual.container_error,
             ),
             start: seconds(env::START_SECONDS, &self.start_seconds, usual.start),
+            linger: seconds(env::LINGER_SECONDS, &self.linger_seconds, usual.linger),
         };
         let hopeless_after = seconds(
             env::INCOMPLETE_SECONDS,
@@ -277,6 +282,7 @@ mod tests {
             unschedulable_seconds: text("3"),
             container_error_seconds: text("4"),
             start_seconds: text("5"),
+            linger_seconds: text("7"),
             incomplete_seconds: text("90"),
             report_retry_seconds: text("6"),
             kube_requests_per_second: text("2.5"),
@@ -294,11 +300,12 @@ mod tests {
             timeouts.unschedulable,
             timeouts.container_error,
             timeouts.start,
+            timeouts.linger,
             watching.watch.report_again,
             watching.watch.hopeless_after,
         ]
         .map(|time| time.as_secs());
-        assert_eq!(seconds, [1, 2, 3, 4, 5, 6, 90]);
+        assert_eq!(seconds, [1, 2, 3, 4, 5, 7, 6, 90]);
         let history = watching.watch.history;
         assert_eq!((history.successful, history.failed), (Some(0), Some(50)));
         assert_eq!(watching.rate, RateLimit::new(2.5, Some(5)));
