@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueHint};
+use executor::config::LogFormat;
 use job_contract::env;
 use tracing_subscriber::EnvFilter;
 use url::Url;
@@ -20,7 +21,6 @@ use crate::dispatch::route::{Fallback, Flag, Routing};
 use crate::http::InternalSecret;
 use crate::run::data::DataDir;
 use crate::run::executor::Program;
-use crate::telemetry::LogFormat;
 
 pub use self::watching::WatchArgs;
 pub(crate) use self::watching::Watching;
