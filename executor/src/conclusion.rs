@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use artifact_store::Store;
 use control_plane::local::LocalPlatform;
 use control_plane::platform::{Outcome, PlanReference};
 use control_plane::{Patience, Platform, StepRef};
@@ -14,7 +15,6 @@ use job_contract::{Exit, JobData, StepType};
 use tracing::error;
 
 use crate::Ended;
-use crate::artifacts::Store;
 use crate::config::Config;
 use crate::fault::chain;
 use crate::run::{Run, StageError};
@@ -227,7 +227,7 @@ impl Reporter<'_> {
             return Ok(());
         }
         // The outcome matters more than the log: it is reported even when the log could not be stored.
-        let output = self.store.put_file(&output_key(self.job), log);
+        let output = self.store.put_file(&output_key(self.job), log).await;
         if !verdict.reported {
             return output.map(drop).map_err(StageError::from);
         }

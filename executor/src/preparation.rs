@@ -181,7 +181,8 @@ async fn reviewed_plan(
         &run.store,
         run.layout.private(),
         run.job.tool(),
-    )?)
+    )
+    .await?)
 }
 
 async fn resolve_tool(run: &Run<'_>, range: &str) -> Result<ResolvedTool, StageError> {
