@@ -13,8 +13,8 @@ use job_contract::Exit;
 use redis::{Cmd, ErrorKind, FromRedisValue, Pipeline, ServerErrorKind, Value};
 use tokio::sync::Mutex;
 
-pub use self::args::{RedisArgs, RedisConfig, RedisProblem};
 use self::args::{Node, Topology};
+pub use self::args::{RedisArgs, RedisConfig, RedisProblem};
 use self::connection::{Connections, Lease};
 
 /// Why Redis did not do what it was asked for.
@@ -100,9 +100,12 @@ impl RedisError {
     }
 }
 
-/// One entry of a stream: names and values in order.
+/// Name and value.
+pub type Field = (Vec<u8>, Vec<u8>);
+
+/// One entry of a stream: its fields in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry(pub Vec<(Vec<u8>, Vec<u8>)>);
+pub struct Entry(pub Vec<Field>);
 
 /// An entry with the id the server gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -246,7 +249,12 @@ impl Redis {
             .arg("$")
             .arg("MKSTREAM");
         let created: Result<Value, _> = self
-            .run("create a group of readers", Some(stream), &command, Repeat::Yes)
+            .run(
+                "create a group of readers",
+                Some(stream),
+                &command,
+                Repeat::Yes,
+            )
             .await;
         match created {
             Err(RedisError::Command { source, .. }) if source.code() == Some("BUSYGROUP") => Ok(()),
@@ -283,7 +291,7 @@ impl Redis {
     }
 
     async fn entries(&self, stream: &[u8], command: &Cmd) -> Result<Vec<StoredEntry>, RedisError> {
-        let entries: Vec<(String, Vec<(Vec<u8>, Vec<u8>)>)> = self
+        let entries: Vec<(String, Vec<Field>)> = self
             .run("read a stream", Some(stream), command, Repeat::Yes)
             .await?;
         Ok(entries
@@ -303,7 +311,8 @@ impl Redis {
             .arg(value)
             .arg("EX")
             .arg(expiry.as_secs().max(1));
-        self.run("set a key", Some(key), &command, Repeat::Yes).await
+        self.run("set a key", Some(key), &command, Repeat::Yes)
+            .await
     }
 
     /// Sets a key that is not there, for all callers at once: one of them takes it. Whoever asks again with the
@@ -341,7 +350,8 @@ impl Redis {
     pub async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, RedisError> {
         let mut command = redis::cmd("GET");
         command.arg(key);
-        self.run("get a key", Some(key), &command, Repeat::Yes).await
+        self.run("get a key", Some(key), &command, Repeat::Yes)
+            .await
     }
 
     /// Removes a key, if it is there.
@@ -525,7 +535,11 @@ impl Redirect {
             host => host.to_owned(),
         };
         Some(Self {
-            slot: if moved { Some(slot.parse().ok()?) } else { None },
+            slot: if moved {
+                Some(slot.parse().ok()?)
+            } else {
+                None
+            },
             node: Node {
                 host,
                 port: port.parse().ok()?,

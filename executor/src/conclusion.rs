@@ -3,18 +3,18 @@
 use std::path::Path;
 use std::time::Duration;
 
+use artifact_store::Store;
 use control_plane::local::LocalPlatform;
 use control_plane::platform::{Outcome, PlanReference};
-use control_plane::{Platform, StepRef};
+use control_plane::{Patience, Platform, StepRef};
 use job_contract::keys::ObjectKey;
 use job_contract::progress::Phase;
-use job_contract::report::{ChangeCounts, FinalReport, ToolRecord};
+use job_contract::report::{ChangeCounts, FinalReport, StopReason, ToolRecord};
 use job_contract::settlement::{self, Ending};
 use job_contract::{Exit, JobData, StepType};
 use tracing::error;
 
 use crate::Ended;
-use crate::artifacts::Store;
 use crate::config::Config;
 use crate::fault::chain;
 use crate::run::{Run, StageError};
@@ -32,7 +32,9 @@ pub(crate) struct Verdict {
     pub(crate) tool: Option<ToolRecord>,
     pub(crate) error: Option<String>,
     pub(crate) hint: Option<String>,
-    /// Whether the platform is told. A step that is somebody else's, or over, is not ours to report.
+    /// Why it was stopped before it was done.
+    pub(crate) stopped: Option<StopReason>,
+    /// Whether the platform is told. A step that is somebody else's, over, or to be tried again is not reported.
     pub(crate) reported: bool,
 }
 
@@ -48,6 +50,7 @@ impl Verdict {
             tool: None,
             error: Some(error.story()),
             hint: error.hint(),
+            stopped: None,
             reported: true,
         }
     }
@@ -65,6 +68,8 @@ impl Verdict {
 
 /// How long sinks may take to receive the rest of the log.
 const LOG_FLUSH: Duration = Duration::from_mins(1);
+/// How long the outcome is reported to a platform that does not answer.
+const REPORT_PATIENCE: Duration = Duration::from_mins(10);
 
 /// A report that so far says only whose it is.
 pub(crate) fn identity(job: &JobData) -> FinalReport {
@@ -89,8 +94,10 @@ pub(crate) async fn refuse(
         hint = verdict.hint,
         "the step cannot run"
     );
+    let again = verdict.exit == Exit::Infrastructure && config.run.outcome_exit_code;
+    let told = is_addressable(job) && !config.run.disable_acknowledge && !again;
     let reported = match config.folders(std::env::var_os("HOME")) {
-        Ok(folders) if is_addressable(job) && !config.run.disable_acknowledge => {
+        Ok(folders) if told => {
             let outcome = Outcome {
                 settlement: settlement::settle(
                     StepType::Approval,
@@ -100,11 +107,15 @@ pub(crate) async fn refuse(
                     1,
                 ),
                 output: None,
+                note: verdict.error.clone(),
                 plan: PlanReference::Keep,
                 commit_id: String::new(),
             };
             let platform = Platform::Local(LocalPlatform::new(&folders.data));
-            let told = platform.report_outcome(&StepRef::of(job), &outcome).await;
+            let patience = Patience::lasting(REPORT_PATIENCE);
+            let told = platform
+                .report_outcome(&StepRef::of(job), &outcome, &patience)
+                .await;
             told.inspect_err(|error| {
                 error!(error = chain(error), "the failure could not be reported");
             })
@@ -114,6 +125,7 @@ pub(crate) async fn refuse(
     };
     let report = FinalReport {
         outcome: verdict.exit.code(),
+        unreported: !reported,
         error: verdict.error,
         hint: verdict.hint,
         ..identity
@@ -168,10 +180,14 @@ pub(crate) async fn conclude(run: Run<'_>, identity: FinalReport, mut verdict: V
             "the workspace could not be removed"
         );
     }
+    // A claimed step is told to nobody: its holder reports it. A job that is over has been told.
+    let reported = told.is_ok() && (verdict.reported || verdict.exit == Exit::Done);
     let report = FinalReport {
         outcome: verdict.exit.code(),
+        unreported: !reported,
         error: verdict.error,
         hint: verdict.hint,
+        stopped: verdict.stopped,
         tool: verdict.tool,
         commit_id: Some(verdict.commit_id).filter(|commit| !commit.is_empty()),
         changes: verdict.changes,
@@ -184,11 +200,7 @@ pub(crate) async fn conclude(run: Run<'_>, identity: FinalReport, mut verdict: V
             .unwrap_or_default(),
         ..identity
     };
-    // A claimed step is told to nobody: its holder reports it.
-    Ended {
-        report,
-        reported: told.is_ok() && verdict.exit != Exit::Claimed,
-    }
+    Ended { report, reported }
 }
 
 /// Under a stop order the process has little time left; the report matters more than the last lines.
@@ -210,14 +222,23 @@ struct Reporter<'r> {
 
 impl Reporter<'_> {
     async fn report(&self, verdict: &Verdict, log: &Path) -> Result<(), StageError> {
-        if !verdict.reported {
+        // The log of a step another pod holds is that pod's to store.
+        if !verdict.reported && verdict.exit != Exit::Infrastructure {
             return Ok(());
         }
         // The outcome matters more than the log: it is reported even when the log could not be stored.
-        let output = self.store.put_file(&output_key(self.job), log);
+        let output = self.store.put_file(&output_key(self.job), log).await;
+        if !verdict.reported {
+            return output.map(drop).map_err(StageError::from);
+        }
         if !self.config.run.disable_acknowledge {
-            let outcome = self.outcome(verdict, output.as_ref().ok()).await?;
-            self.platform.report_outcome(self.step, &outcome).await?;
+            let patience = Patience::lasting(REPORT_PATIENCE);
+            let outcome = self
+                .outcome(verdict, output.as_ref().ok(), &patience)
+                .await?;
+            self.platform
+                .report_outcome(self.step, &outcome, &patience)
+                .await?;
         }
         output?;
         Ok(())
@@ -227,17 +248,19 @@ impl Reporter<'_> {
         &self,
         verdict: &Verdict,
         output: Option<&String>,
+        patience: &Patience,
     ) -> Result<Outcome, StageError> {
-        let template_steps = self.platform.standing(self.step).await?.template_steps;
+        let standing = self.platform.standing(self.step, patience).await?;
         Ok(Outcome {
             settlement: settlement::settle(
                 self.job.step_type()?,
                 verdict.ending,
                 verdict.after_ok,
                 self.job.ignore_error,
-                template_steps,
+                standing.template_steps,
             ),
             output: output.cloned(),
+            note: verdict.error.clone(),
             plan: verdict.plan.clone(),
             commit_id: verdict.commit_id.clone(),
         })

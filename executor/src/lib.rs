@@ -14,12 +14,13 @@ use job_contract::Exit;
 use job_contract::report::FinalReport;
 use tracing::{debug, error, info};
 
-pub mod artifacts;
 pub mod banner;
+pub mod cgroup;
 pub mod child_env;
 mod conclusion;
 pub mod config;
 pub mod fault;
+mod guard;
 pub mod harden;
 pub mod job;
 pub mod operation;
@@ -67,6 +68,7 @@ fn usage_exit(usage: &clap::Error) -> ExitCode {
     }
     let report = FinalReport {
         outcome: Exit::BadConfiguration.code(),
+        unreported: true,
         error: usage
             .to_string()
             .lines()
@@ -144,6 +146,7 @@ async fn run_step(config: &Config) -> Ended {
             );
             let report = FinalReport {
                 outcome: Exit::BadJobData.code(),
+                unreported: true,
                 error: Some(text),
                 hint: Some(failure.hint().to_owned()),
                 ..FinalReport::default()
@@ -159,6 +162,7 @@ async fn run_step(config: &Config) -> Ended {
         error!(error = %failure, "cannot listen for signals: a stop order would not be heard");
         let report = FinalReport {
             outcome: Exit::Infrastructure.code(),
+            unreported: true,
             error: Some(failure.to_string()),
             ..conclusion::identity(&job)
         };

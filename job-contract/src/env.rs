@@ -11,6 +11,38 @@ pub const JOB_DATA_FILE: &str = "EphemeralJobDataFile";
 
 /// Where plans, state and step output are stored. Contract 6.
 pub const STATE_TYPE: &str = "TerraformStateType";
+/// Storage account of the Azure store. Contract 6.5, like the next settings.
+pub const AZURE_ACCOUNT: &str = "AzureTerraformStateStorageAccountName";
+/// Resource group of the account, for the backend.
+pub const AZURE_RESOURCE_GROUP: &str = "AzureTerraformStateResourceGroup";
+/// Container of backend states; everything else lies in containers with fixed names.
+pub const AZURE_CONTAINER: &str = "AzureTerraformStateStorageContainerName";
+/// Key of the account.
+pub const AZURE_ACCESS_KEY: &str = "AzureTerraformStateStorageAccessKey";
+/// Access key id of the S3 store.
+pub const AWS_ACCESS_KEY: &str = "AwsTerraformStateAccessKey";
+/// Its secret.
+pub const AWS_SECRET_KEY: &str = "AwsTerraformStateSecretKey";
+/// Bucket of the S3 store.
+pub const AWS_BUCKET: &str = "AwsTerraformStateBucketName";
+/// Region of the bucket.
+pub const AWS_REGION: &str = "AwsTerraformStateRegion";
+/// Address of another S3 service; empty for AWS.
+pub const AWS_ENDPOINT: &str = "AwsEndpoint";
+/// `true` writes the keys into the backend file, `false` leaves the tool to find its own.
+pub const AWS_INCLUDE_BACKEND_KEYS: &str = "AwsIncludeBackendKeys";
+/// `true` takes credentials from the surroundings of the process instead of keys.
+pub const AWS_ENABLE_ROLE_AUTH: &str = "AwsEnableRoleAuth";
+/// `true` locks states with objects in the bucket.
+pub const AWS_USE_LOCKFILE: &str = "AwsUseLockfile";
+/// `outside` or `file`: how the tool's backend gets the store's credentials.
+pub const BACKEND_CREDENTIALS: &str = "MAYFLY_BACKEND_CREDENTIALS";
+/// Service account of the GCS store, base64 of its JSON key.
+pub const GCP_CREDENTIALS: &str = "GcpTerraformStateCredentials";
+/// Bucket of the GCS store.
+pub const GCP_BUCKET: &str = "GcpTerraformStateBucketName";
+/// Project of the bucket; its name identifies it without.
+pub const GCP_PROJECT: &str = "GcpTerraformStateProjectId";
 /// `true` suppresses every status report. Contract 5.3.
 pub const DISABLE_ACKNOWLEDGE: &str = "ExecutorFlagDisableAcknowledge";
 /// `false` turns the colours of the tool's output off. Contract 4.5.
@@ -23,6 +55,10 @@ pub const API_URL: &str = "AzBuilderApiUrl";
 pub const PUBLIC_API_URL: &str = "TerrakubeApiUrl";
 /// Shared secret of the platform. Never reaches a tool or a script.
 pub const INTERNAL_SECRET: &str = "InternalSecret";
+/// `false` for a platform that checks no tokens. Contract 10.1.
+pub const ENABLE_SECURITY: &str = "TerrakubeEnableSecurity";
+/// Host, and port where it has one, of the platform's module registry. Contract 8.7.
+pub const REGISTRY_DOMAIN: &str = "TerrakubeRegistryDomain";
 /// Extension repository cloned for scripts, and its branch. Contract 4.4.
 pub const TOOLS_REPOSITORY: &str = "TerrakubeToolsRepository";
 /// See [`TOOLS_REPOSITORY`].
@@ -89,6 +125,14 @@ pub const ARCHIVE_MAX_ENTRIES: &str = "MAYFLY_ARCHIVE_MAX_ENTRIES";
 pub const OUTCOME_EXIT_CODE: &str = "MAYFLY_OUTCOME_EXIT_CODE";
 /// Seconds between the first SIGTERM and the SIGKILL that follows it; the pod's grace period.
 pub const GRACE_PERIOD_SECONDS: &str = "MAYFLY_GRACE_PERIOD_SECONDS";
+/// Minutes a run may take, counted from the executor's start.
+pub const MAX_DURATION_MINUTES: &str = "ExecutorJobMaxDurationMinutes";
+/// The same in seconds; wins, and 0 means no limit. The launcher sets it ahead of the Job's own deadline.
+pub const DEADLINE_SECONDS: &str = "MAYFLY_DEADLINE_SECONDS";
+/// Seconds a run may be silent before it is stopped; 0 means no limit.
+pub const SILENCE_SECONDS: &str = "MAYFLY_SILENCE_SECONDS";
+/// Share of the memory limit, in hundredths, at which the tool is interrupted; 0 means never.
+pub const MEMORY_STOP_PERCENT: &str = "MAYFLY_MEMORY_STOP_PERCENT";
 /// Where the final report is written; Kubernetes shows it as the container's termination message.
 pub const TERMINATION_LOG: &str = "MAYFLY_TERMINATION_LOG";
 /// Extra names, comma-separated, that tools and scripts inherit from the executor's environment.
@@ -99,6 +143,12 @@ pub const LOG_FILE: &str = "MAYFLY_LOG_FILE";
 pub const LOG_FORMAT: &str = "MAYFLY_LOG_FORMAT";
 /// Filter of the program's own diagnostics, in `tracing` directives.
 pub const LOG_FILTER: &str = "MAYFLY_LOG";
+/// How many seconds an executor waits for the platform to record the dispatch it was started by.
+pub const DISPATCH_WAIT_SECONDS: &str = "MAYFLY_DISPATCH_WAIT_SECONDS";
+/// How often, in seconds, an executor asks whether its job was cancelled; up to twice that long between two questions.
+pub const STATUS_POLL_SECONDS: &str = "MAYFLY_STATUS_POLL_SECONDS";
+/// How many seconds a final report is tried while the platform does not answer.
+pub const REPORT_PATIENCE_SECONDS: &str = "MAYFLY_REPORT_PATIENCE_SECONDS";
 /// Identity of the pod that runs the executor, from the downward API; written into the claim.
 pub const POD_NAME: &str = "MAYFLY_POD_NAME";
 /// See [`POD_NAME`].
@@ -122,6 +172,36 @@ pub const PERSISTENT_EXECUTOR_URL: &str = "MAYFLY_PERSISTENT_EXECUTOR_URL";
 pub const SHUTDOWN_SECONDS: &str = "MAYFLY_SHUTDOWN_SECONDS";
 /// What a stopping launcher does with executors on its machine: `interrupt` or `leave`.
 pub const RUNS_ON_STOP: &str = "MAYFLY_RUNS_ON_STOP";
+/// How many Jobs are released and not over at a time; 0 means no limit.
+pub const MAX_JOBS_IN_FLIGHT: &str = "MAYFLY_MAX_JOBS_IN_FLIGHT";
+/// How many Jobs that completed are kept beside their time to live.
+pub const HISTORY_SUCCEEDED: &str = "MAYFLY_HISTORY_SUCCEEDED";
+/// How many Jobs that failed are kept beside their time to live.
+pub const HISTORY_FAILED: &str = "MAYFLY_HISTORY_FAILED";
+/// Seconds without a pod after which a released run says that it waits for one.
+pub const NO_POD_EXPLAIN_SECONDS: &str = "MAYFLY_NO_POD_EXPLAIN_SECONDS";
+/// Seconds without a pod after which a released run is given up.
+pub const NO_POD_SECONDS: &str = "MAYFLY_NO_POD_SECONDS";
+/// Seconds without a node after which a run is given up.
+pub const UNSCHEDULABLE_SECONDS: &str = "MAYFLY_UNSCHEDULABLE_SECONDS";
+/// Seconds without image or configuration after which a run is given up.
+pub const CONTAINER_ERROR_SECONDS: &str = "MAYFLY_CONTAINER_ERROR_SECONDS";
+/// Seconds from a node to the executor's start after which a run is given up.
+pub const START_SECONDS: &str = "MAYFLY_START_SECONDS";
+/// Seconds a container beside the executor may outlive it.
+pub const LINGER_SECONDS: &str = "MAYFLY_LINGER_SECONDS";
+/// Seconds after which a Job that never got its job data is removed.
+pub const INCOMPLETE_SECONDS: &str = "MAYFLY_INCOMPLETE_SECONDS";
+/// Seconds after which a verdict that could not be reported is reported again.
+pub const REPORT_RETRY_SECONDS: &str = "MAYFLY_REPORT_RETRY_SECONDS";
+/// Requests a second to the Kubernetes API; unset leaves it to the API server.
+pub const KUBE_REQUESTS_PER_SECOND: &str = "MAYFLY_KUBE_REQUESTS_PER_SECOND";
+/// Requests that may be made at once before that rate counts.
+pub const KUBE_BURST: &str = "MAYFLY_KUBE_BURST";
+/// Name of the Lease of the replica that watches.
+pub const LEASE_NAME: &str = "MAYFLY_LEASE_NAME";
+/// Namespace of that Lease.
+pub const LEASE_NAMESPACE: &str = "MAYFLY_LEASE_NAMESPACE";
 
 // Settings of a run's Job, as workspace variables (contract 3.3); the launcher takes the same names as defaults.
 

@@ -81,7 +81,8 @@ struct Document<'a> {
 struct Line<'a> {
     job_id: u32,
     step_id: &'a str,
-    line_number: u64,
+    #[serde(rename = "lineNumber")]
+    number: u64,
     output: std::borrow::Cow<'a, str>,
 }
 
@@ -124,7 +125,7 @@ impl ApiSink {
         if !self.is_set_up {
             let path = format!("logs/{}/setup-consumer-groups", self.log.job_id);
             let request = client.post(self.address(&path));
-            accepted(&self.send(request).await?)?;
+            accepted(self.send(request).await?)?;
             self.is_set_up = true;
         }
         let text = self.some_of(batch.text);
@@ -134,7 +135,7 @@ impl ApiSink {
         if answer == StatusCode::PAYLOAD_TOO_LARGE && text.len() > 1 {
             self.most_bytes = text.len() / 2;
         }
-        accepted(&answer)?;
+        accepted(answer)?;
         Ok(text.len())
     }
 
@@ -158,10 +159,10 @@ impl ApiSink {
         let document = Document {
             data: (first_line..)
                 .zip(lines)
-                .map(|(line_number, line)| Line {
+                .map(|(number, line)| Line {
                     job_id: self.log.job_id,
                     step_id: &self.log.step_id,
-                    line_number,
+                    number,
                     output: String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(line)),
                 })
                 .collect(),
@@ -208,7 +209,7 @@ impl Driver {
     }
 }
 
-fn accepted(status: &StatusCode) -> io::Result<()> {
+fn accepted(status: StatusCode) -> io::Result<()> {
     if status.is_success() {
         return Ok(());
     }

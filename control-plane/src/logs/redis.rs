@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 
 use super::sink::{Batch, SinkError};
 use crate::java;
-use crate::redis::{Entry, Redis, RedisError, Retention, StoredEntry};
+use crate::redis::{Entry, Field, Redis, RedisError, Retention, StoredEntry};
 
 /// Readers the platform makes; none of its programs reads through them, but they make the stream.
 const GROUPS: [&str; 2] = ["CLI", "UI"];
@@ -56,7 +56,7 @@ enum State {
 type Position = Option<String>;
 
 impl RedisSink {
-    pub(super) fn new(log: RedisLog) -> Self {
+    pub(super) fn new(log: &RedisLog) -> Self {
         Self {
             redis: log.redis.separate(),
             stream: Stream::new(&log.job_id, &log.step_id),
@@ -95,10 +95,7 @@ impl RedisSink {
                 }
             },
         };
-        let lines: Vec<&[u8]> = batch
-            .text
-            .split_inclusive(|byte| *byte == b'\n')
-            .collect();
+        let lines: Vec<&[u8]> = batch.text.split_inclusive(|byte| *byte == b'\n').collect();
         let there = usize::try_from(there).unwrap_or(usize::MAX);
         if there > 0 {
             self.state = State::Known(position);
@@ -112,7 +109,11 @@ impl RedisSink {
             entries: self.max_lines,
             expiry: None,
         };
-        match self.redis.append(&self.stream.key, &entries, retention).await {
+        match self
+            .redis
+            .append(&self.stream.key, &entries, retention)
+            .await
+        {
             Ok(ids) => {
                 self.state = State::Known(ids.into_iter().next_back().or(position));
                 Ok(batch.text.len())
@@ -166,9 +167,6 @@ struct Stream {
     job_id: Field,
     step_id: Field,
 }
-
-/// Name and value, serialised.
-type Field = (Vec<u8>, Vec<u8>);
 
 impl Stream {
     fn new(job_id: &str, step_id: &str) -> Self {

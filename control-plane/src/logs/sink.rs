@@ -59,7 +59,7 @@ impl Sink {
         Ok(match config {
             SinkConfig::Stdout => Self::Stdout(StdoutSink::new()?),
             SinkConfig::File(path) => Self::File(FileSink::new(path)),
-            SinkConfig::Redis(log) => Self::Redis(RedisSink::new(log)),
+            SinkConfig::Redis(log) => Self::Redis(RedisSink::new(&log)),
             SinkConfig::Api(log) => Self::Api(ApiSink::new(log)),
         })
     }

@@ -196,8 +196,14 @@ impl Credentials {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Topology {
     Standalone(Node),
-    Sentinel { master: String, sentinels: Vec<Node> },
-    Cluster { seeds: Vec<Node>, redirects: u32 },
+    Sentinel {
+        master: String,
+        sentinels: Vec<Node>,
+    },
+    Cluster {
+        seeds: Vec<Node>,
+        redirects: u32,
+    },
 }
 
 /// Where Redis is and how it is spoken to.
@@ -356,14 +362,10 @@ impl RedisArgs {
     }
 
     fn timeout(&self, problems: &mut Vec<RedisProblem>) -> Duration {
-        number(
-            env::REDIS_TIMEOUT,
-            self.redis_timeout.as_deref(),
-            problems,
-        )
-        .filter(|milliseconds| *milliseconds > 0)
-        .map_or(TIMEOUT, Duration::from_millis)
-        .min(LONGEST_TIMEOUT)
+        number(env::REDIS_TIMEOUT, self.redis_timeout.as_deref(), problems)
+            .filter(|milliseconds| *milliseconds > 0)
+            .map_or(TIMEOUT, Duration::from_millis)
+            .min(LONGEST_TIMEOUT)
     }
 }
 
@@ -388,7 +390,10 @@ fn number<T: std::str::FromStr>(
     let value = given(value)?;
     let number = value.parse().ok();
     if number.is_none() {
-        problems.push(invalid(variable, format!("`{value}` is no number it takes")));
+        problems.push(invalid(
+            variable,
+            format!("`{value}` is no number it takes"),
+        ));
     }
     number
 }
@@ -400,7 +405,11 @@ fn nodes(
 ) -> Option<Vec<Node>> {
     let value = given(value)?;
     let mut nodes = Vec::new();
-    for text in value.split(',').map(str::trim).filter(|text| !text.is_empty()) {
+    for text in value
+        .split(',')
+        .map(str::trim)
+        .filter(|text| !text.is_empty())
+    {
         match Node::parse(text) {
             Some(node) => nodes.push(node),
             None => problems.push(invalid(variable, format!("`{text}` is not `host:port`"))),
@@ -428,10 +437,6 @@ mod tests {
 
     use super::*;
 
-    fn owned(text: &str) -> Option<String> {
-        Some(text.to_owned())
-    }
-
     fn node(host: &str, port: u16) -> Node {
         Node {
             host: host.to_owned(),
@@ -443,13 +448,13 @@ mod tests {
     fn nothing_set_or_only_blanks_is_no_redis() {
         assert!(RedisArgs::default().resolve().unwrap().is_none());
         let blank = RedisArgs {
-            redis_hostname: owned(""),
-            redis_port: owned(""),
-            redis_ssl: owned(""),
-            redis_cluster_nodes: owned(" "),
-            redis_cluster_max_redirects: owned("0"),
-            redis_sentinel_master: owned(""),
-            redis_sentinel_nodes: owned(""),
+            redis_hostname: Some(String::new()),
+            redis_port: Some(String::new()),
+            redis_ssl: Some(String::new()),
+            redis_cluster_nodes: Some(" ".into()),
+            redis_cluster_max_redirects: Some("0".into()),
+            redis_sentinel_master: Some(String::new()),
+            redis_sentinel_nodes: Some(String::new()),
             redis_truststore_path: Some(PathBuf::new()),
             ..RedisArgs::default()
         };
@@ -459,11 +464,11 @@ mod tests {
     #[test]
     fn a_cluster_wins_over_sentinels_and_these_over_a_host() {
         let mut args = RedisArgs {
-            redis_hostname: owned("one"),
-            redis_sentinel_master: owned("mymaster"),
-            redis_sentinel_nodes: owned("s1:26379, s2:26380"),
-            redis_cluster_nodes: owned("c1:7000,c2"),
-            redis_cluster_max_redirects: owned("3"),
+            redis_hostname: Some("one".into()),
+            redis_sentinel_master: Some("mymaster".into()),
+            redis_sentinel_nodes: Some("s1:26379, s2:26380".into()),
+            redis_cluster_nodes: Some("c1:7000,c2".into()),
+            redis_cluster_max_redirects: Some("3".into()),
             ..RedisArgs::default()
         };
         assert_eq!(
@@ -492,9 +497,9 @@ mod tests {
     fn credentials_of_sentinels_open_redis_when_it_has_none() {
         use secrecy::ExposeSecret as _;
         let args = RedisArgs {
-            redis_sentinel_master: owned("m"),
-            redis_sentinel_nodes: owned("s"),
-            redis_sentinel_username: owned("user"),
+            redis_sentinel_master: Some("m".into()),
+            redis_sentinel_nodes: Some("s".into()),
+            redis_sentinel_username: Some("user".into()),
             redis_sentinel_password: Some("pass".into()),
             ..RedisArgs::default()
         };
@@ -512,12 +517,12 @@ mod tests {
     #[test]
     fn all_problems_are_told_at_once_by_their_variables() {
         let args = RedisArgs {
-            redis_hostname: owned("redis"),
-            redis_port: owned("65536"),
-            redis_ssl: owned("yes"),
-            redis_timeout: owned("10s"),
-            redis_sentinel_nodes: owned("a:b"),
-            redis_sentinel_master: owned("m"),
+            redis_hostname: Some("redis".into()),
+            redis_port: Some("65536".into()),
+            redis_ssl: Some("yes".into()),
+            redis_timeout: Some("10s".into()),
+            redis_sentinel_nodes: Some("a:b".into()),
+            redis_sentinel_master: Some("m".into()),
             ..RedisArgs::default()
         };
         let problems: Vec<String> = args
@@ -544,8 +549,8 @@ mod tests {
         let keystore = folder.path().join("truststore.jks");
         fs::write(&keystore, b"\xfe\xed\xfe\xed\0\0\0\x02").unwrap();
         let mut args = RedisArgs {
-            redis_hostname: owned("redis"),
-            redis_ssl: owned("true"),
+            redis_hostname: Some("redis".into()),
+            redis_ssl: Some("true".into()),
             redis_truststore_path: Some(keystore.clone()),
             redis_truststore_password: Some("changeit".into()),
             ..RedisArgs::default()
@@ -556,16 +561,32 @@ mod tests {
         assert!(!message.contains("changeit"));
 
         // Without TLS nobody looks at it.
-        args.redis_ssl = owned("false");
+        args.redis_ssl = Some("false".into());
         assert!(args.resolve().unwrap().unwrap().tls.is_none());
         // A bundle of ours wins over it, and so does a bundle in its place.
-        args.redis_ssl = owned("TRUE");
+        args.redis_ssl = Some("TRUE".into());
         let bundle = folder.path().join("ca.pem");
         fs::write(&bundle, "# ours\n-----BEGIN CERTIFICATE-----\n").unwrap();
         args.redis_ca_file = Some(bundle.clone());
-        assert!(args.resolve().unwrap().unwrap().tls.unwrap().authorities.is_some());
+        assert!(
+            args.resolve()
+                .unwrap()
+                .unwrap()
+                .tls
+                .unwrap()
+                .authorities
+                .is_some()
+        );
         (args.redis_ca_file, args.redis_truststore_path) = (None, Some(bundle));
-        assert!(args.resolve().unwrap().unwrap().tls.unwrap().authorities.is_some());
+        assert!(
+            args.resolve()
+                .unwrap()
+                .unwrap()
+                .tls
+                .unwrap()
+                .authorities
+                .is_some()
+        );
         (args.redis_ca_file, args.redis_truststore_path) = (Some(keystore), None);
         let message = args.resolve().unwrap_err()[0].to_string();
         assert!(message.contains("no certificate in PEM form"), "{message}");
@@ -586,7 +607,7 @@ mod tests {
     #[test]
     fn no_password_is_ever_shown() {
         let args = RedisArgs {
-            redis_hostname: owned("redis"),
+            redis_hostname: Some("redis".into()),
             redis_password: Some("hunter22".into()),
             redis_sentinel_password: Some("hunter22".into()),
             ..RedisArgs::default()

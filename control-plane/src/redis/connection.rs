@@ -118,23 +118,23 @@ impl Connections {
     }
 
     async fn open(&mut self, config: &RedisConfig, node: &Node) -> Result<Lease, RedisError> {
-        let open = match self.open.get(node) {
-            Some(open) => open.clone(),
-            None => {
-                let connection = connect(config, node, &config.credentials)
+        let open = if let Some(open) = self.open.get(node) {
+            open.clone()
+        } else {
+            let connection =
+                connect(config, node, &config.credentials)
                     .await
                     .map_err(|source| RedisError::Connect {
                         node: node.to_string(),
                         source,
                     })?;
-                self.generation += 1;
-                let open = Open {
-                    connection,
-                    generation: self.generation,
-                };
-                self.open.insert(node.clone(), open.clone());
-                open
-            }
+            self.generation += 1;
+            let open = Open {
+                connection,
+                generation: self.generation,
+            };
+            self.open.insert(node.clone(), open.clone());
+            open
         };
         Ok(Lease {
             connection: open.connection,

@@ -2,7 +2,7 @@
 //! Each has a folder and ports of its own and is stopped by its process.
 
 use std::fs;
-use std::io::{self, BufRead as _, BufReader, Read as _};
+use std::io::{self, BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -182,7 +182,14 @@ impl RedisServer {
             .arg(folder);
         let port = self.port.to_string();
         if self.options.tls {
-            command.args(["--port", "0", "--tls-port", &port, "--tls-auth-clients", "no"]);
+            command.args([
+                "--port",
+                "0",
+                "--tls-port",
+                &port,
+                "--tls-auth-clients",
+                "no",
+            ]);
             for (name, file) in [
                 ("--tls-cert-file", "server.pem"),
                 ("--tls-key-file", "server.key"),
@@ -287,7 +294,11 @@ impl RedisCluster {
             .set("cluster-node-timeout", "2000");
         let mut nodes = Vec::new();
         for slots in [0..=5460, 5461..=10_922, 10_923..=16_383] {
-            let node = RedisServer::with(options.clone().set("cluster-port", &free_port()?.to_string()))?;
+            let node = RedisServer::with(
+                options
+                    .clone()
+                    .set("cluster-port", &free_port()?.to_string()),
+            )?;
             let mut client = node.connect().map_err(io::Error::other)?;
             redis::cmd("CLUSTER")
                 .arg("ADDSLOTSRANGE")
@@ -345,7 +356,9 @@ impl RedisCluster {
                     break;
                 }
                 if std::time::Instant::now() > deadline {
-                    return Err(io::Error::other(format!("the cluster does not form: {info}")));
+                    return Err(io::Error::other(format!(
+                        "the cluster does not form: {info}"
+                    )));
                 }
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -402,7 +415,7 @@ fn wait_for_line(output: ChildStdout, ready: &'static str) -> io::Result<()> {
             }
         }
         // A pipe that nobody reads would stop it one day.
-        drop(output.read_to_end(&mut Vec::new()));
+        drop(io::copy(&mut output, &mut io::sink()));
     });
     told.recv_timeout(PATIENCE)
         .unwrap_or_else(|_| Err(io::Error::other("the server does not become ready")))
