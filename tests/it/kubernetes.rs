@@ -238,7 +238,7 @@ impl Launcher {
     }
 
     /// Kills it as a crash would.
-    fn crash(self) {
+    pub(crate) fn crash(self) {
         self.running.signal(nix::sys::signal::Signal::SIGKILL);
         self.running.wait();
     }

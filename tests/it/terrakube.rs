@@ -2,6 +2,7 @@
 //! here, and ends as they see it.
 
 mod away;
+mod beats;
 mod cancel;
 mod content;
 mod endings;

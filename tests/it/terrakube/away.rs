@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use integration_tests::Running;
 use test_peers::redis::{Options, RedisServer};
-use test_platform::{Actor, Effect, Fault, Flow, Platform, Status};
+use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
 
 use super::{Gate, Ground, Stage};
 use crate::site;
@@ -52,7 +52,8 @@ async fn an_apply_that_ends_while_the_platform_is_away_is_delivered_once_it_is_b
         (failed.count() >= 4).then_some(())
     };
     platform.until_asked("it is tried again", attempts).await;
-    assert!(platform.heartbeat(job).await.is_some());
+    let alive = |records: &Records| (records.job(job).spared >= 2).then_some(());
+    platform.until("the sweep finds it alive", alive).await;
     platform.clear_faults();
     platform.until_job(job, Status::Completed).await;
     assert_eq!(platform.records().histories.len(), 1);

@@ -1,6 +1,8 @@
 //! Each half with the other half as the platform ships it: our executor in the Jobs the platform makes itself, and
 //! an executor with the manners of the stock one in the Jobs our launcher makes.
 
+use std::sync::Arc;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use integration_tests::Repository;
@@ -11,7 +13,7 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use test_cluster::ADMIN;
-use test_platform::{Flow, Native, NewJob, Outputs, Platform, Status, Variable, Workspace};
+use test_platform::{Flow, Ledger, Native, NewJob, Outputs, Platform, Status, Variable, Workspace};
 
 use super::{Gate, Ground, SETTINGS, Stage, default_template};
 use crate::kubernetes::{IMAGE, Place, RUNS};
@@ -52,9 +54,21 @@ fn manifest(data: &Value, milliseconds: u128) -> Value {
 
 /// A platform that makes Jobs itself in this cluster.
 async fn native(place: Place) -> Stage {
+    native_that_first(place, || async {}).await
+}
+
+/// The same, whose dispatch takes as long as `wait` once the Job is there.
+async fn native_that_first<F>(
+    place: Place,
+    wait: impl Fn() -> F + Clone + Send + Sync + 'static,
+) -> Stage
+where
+    F: Future<Output = ()> + Send + 'static,
+{
     let client = place.cluster.client(ADMIN).unwrap();
     let create = move |data: Value| {
         let jobs = Api::<Job>::namespaced(client.clone(), RUNS);
+        let wait = wait.clone();
         async move {
             let now = std::time::SystemTime::now()
                 .duration_since(std::time::UNIX_EPOCH)
@@ -68,6 +82,7 @@ async fn native(place: Place) -> Stage {
                     &Patch::Apply(&manifest),
                 )
                 .await;
+            wait().await;
             applied.map(|_| ()).map_err(|error| error.to_string())
         }
     };
@@ -152,6 +167,33 @@ async fn a_pod_that_is_told_to_end_publishes_its_state_and_reports_before_it_doe
     );
     // What replaces the pod finds the job over, and lets it be.
     stage.until_pods_ended(1).await;
+    stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_executor_that_is_there_before_its_dispatch_is_on_record_waits_for_it() {
+    let recorded = Arc::new(tokio::sync::Semaphore::new(0));
+    let wait = Arc::clone(&recorded);
+    let until_recorded = move || {
+        let wait = Arc::clone(&wait);
+        async move { wait.acquire().await.unwrap().forget() }
+    };
+    let stage = native_that_first(Place::new().await, until_recorded).await;
+    let job = stage.start(&Repository::fixture(), Flow::only("terraformPlan"));
+    let asked = |ledger: &Ledger| {
+        let early = ledger
+            .requests
+            .iter()
+            .filter(|request| request.during_dispatch);
+        (early.filter(|request| request.status == 200).count() >= 2).then_some(())
+    };
+    stage
+        .platform
+        .until_asked("the executor looks twice", asked)
+        .await;
+    recorded.add_permits(1);
+    stage.platform.until_job(job, Status::Completed).await;
+    // Neither a status nor a line came before.
     stage.platform.assert_kept().await;
 }
 

@@ -25,6 +25,8 @@ use crate::{scheduler, sweep};
 /// No test waits longer for one thing; generous, because a machine may be busy with other tests.
 const DEADLINE: Duration = Duration::from_secs(90);
 
+const POLL: Duration = Duration::from_millis(20);
+
 /// Why a platform did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -83,6 +85,8 @@ pub struct Builder {
     pub(crate) sweep: Duration,
     pub(crate) grace: Duration,
     pub(crate) token_lifetime: Duration,
+    /// How soon after its job a heartbeat is to be gone.
+    silent_within: Duration,
     pub(crate) tofu_index: Value,
     first_job: u32,
 }
@@ -99,6 +103,7 @@ impl Default for Builder {
             sweep: Duration::from_millis(200),
             grace: Duration::from_mins(1),
             token_lifetime: Duration::from_mins(15),
+            silent_within: Duration::from_secs(20),
             tofu_index: Value::Array(Vec::new()),
             first_job: 412,
         }
@@ -145,6 +150,12 @@ impl Builder {
     /// How long a job may go without a heartbeat after its last change.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
+        self
+    }
+
+    /// How soon after its job a heartbeat is to be gone.
+    pub fn silent_within(mut self, limit: Duration) -> Self {
+        self.silent_within = limit;
         self
     }
 
@@ -486,7 +497,7 @@ impl Platform {
                 .iter()
                 .any(|entry| entry.output.contains(needle))
             {
-                tokio::time::sleep(Duration::from_millis(20)).await;
+                tokio::time::sleep(POLL).await;
             }
         };
         if tokio::time::timeout(DEADLINE, wait).await.is_err() {
@@ -548,11 +559,22 @@ impl Platform {
             .read(|records| records.jobs.values().cloned().collect());
         for job in jobs {
             let mut findings = self.leftovers(job.id).await;
-            if job.status.is_terminal() && self.heartbeat(job.id).await.is_some() {
+            if job.status.is_terminal() && !self.falls_silent(job.id).await {
                 findings.push((Rule::HeartbeatLeft, format!("job {}", job.id)));
             }
             self.shared.found(findings);
         }
+    }
+
+    /// Whether the job has no heartbeat any more. Who reported its end needs a moment to end itself.
+    async fn falls_silent(&self, job: u32) -> bool {
+        let wait = async {
+            while self.heartbeat(job).await.is_some() {
+                tokio::time::sleep(POLL).await;
+            }
+        };
+        let limit = self.shared.settings.silent_within;
+        tokio::time::timeout(limit, wait).await.is_ok()
     }
 
     async fn leftovers(&self, job: u32) -> Vec<(Rule, String)> {

@@ -208,6 +208,8 @@ pub struct Job {
     pub dispatched: Option<String>,
     /// How often a step of this job was posted, answered or not.
     pub posts: u32,
+    /// How often the sweep would have failed it, had it had no heartbeat.
+    pub spared: u32,
     /// The rejection was handed over.
     pub(crate) rejection_sent: bool,
     /// When the record last changed.
@@ -336,6 +338,7 @@ impl Records {
             wedged: false,
             dispatched: None,
             posts: 0,
+            spared: 0,
             rejection_sent: false,
             updated: Instant::now(),
         };

@@ -17,9 +17,11 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     loop {
         ticks.tick().await;
         for job in overdue(&shared) {
-            // A Redis that does not answer says nothing about anybody.
-            if matches!(shared.streams.heartbeat(job).await, Ok(None)) {
-                fail(&shared, job).await;
+            match shared.streams.heartbeat(job).await {
+                Ok(None) => fail(&shared, job).await,
+                Ok(Some(_)) => shared.write(|records| records.job_mut(job).spared += 1),
+                // A Redis that does not answer says nothing about anybody.
+                Err(_) => {}
             }
         }
     }

@@ -173,6 +173,7 @@ fn judge_job(before: &Job, after: &Job, status: Option<Status>) -> Findings {
     let mut found = |rule, why: String| findings.push((rule, why));
     let unchanged = Job {
         updated: before.updated,
+        spared: before.spared,
         ..after.clone()
     } == *before;
     if unchanged {

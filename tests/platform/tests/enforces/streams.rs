@@ -7,7 +7,8 @@ async fn a_job_without_a_heartbeat_as_java_writes_it_fails() {
     let redis = RedisServer::start().unwrap();
     let builder = Platform::builder()
         .redis(&format!("redis://{}", redis.address()))
-        .grace(Duration::from_millis(500));
+        .grace(Duration::from_millis(500))
+        .silent_within(Duration::from_millis(100));
     let scene = Scene::of(builder).await;
     let mut client = redis.connect().unwrap();
     let mut beat = |key: &[u8]| {
@@ -33,6 +34,12 @@ async fn a_job_without_a_heartbeat_as_java_writes_it_fails() {
         plain
     );
     scene.platform.until_job(plain, Status::Failed).await;
+    scene
+        .platform
+        .until("the other was looked at", |records| {
+            (records.job(alive).spared > 0).then_some(())
+        })
+        .await;
     assert_eq!(scene.platform.job(alive).status, Status::Queue);
     assert!(scene.platform.heartbeat(alive).await.is_some());
     scene.platform.look_back().await;
