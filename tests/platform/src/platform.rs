@@ -13,7 +13,7 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use crate::dispatch::Native;
+use crate::dispatch::{self, Native};
 use crate::faults::{Fault, Faults};
 use crate::ledger::{Actor, Ledger, Rule};
 use crate::records::{Job, NewJob, Records, Status, Workspace};
@@ -400,6 +400,15 @@ impl Platform {
     /// A job as it is now.
     pub fn job(&self, job: u32) -> Job {
         self.shared.read(|records| records.job(job).clone())
+    }
+
+    /// The document of the step that was dispatched last.
+    pub fn job_data(&self, job: u32) -> Value {
+        self.shared.read(|records| {
+            let job = records.job(job);
+            let step = job.dispatched_step().expect("a step was dispatched");
+            dispatch::job_data(records, job, step, &step.flow.commands)
+        })
     }
 
     /// All records as they are now.
