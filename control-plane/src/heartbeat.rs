@@ -72,6 +72,13 @@ impl Heartbeat {
     }
 }
 
+impl Heartbeat {
+    /// Ends it and lets its key expire: somebody else may beat for the same job.
+    pub fn leave(mut self) {
+        let _ = self.0.send_end(AtTheEnd::LetExpire);
+    }
+}
+
 impl Drop for Heartbeat {
     fn drop(&mut self) {
         if let Some(gone) = self.0.send_end(AtTheEnd::Remove) {
