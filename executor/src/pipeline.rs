@@ -17,7 +17,7 @@ use crate::operation::{self, Operated, Prepared, scripts_in};
 use crate::preparation::{self, Readiness};
 use crate::run::{Run, StageError};
 use crate::scripts::{self, Moment};
-use crate::stop::Stop;
+use crate::stop::{Cause, Order, Stop};
 use crate::tool::ResolvedTool;
 use crate::workspace::Workspace;
 
@@ -46,8 +46,43 @@ async fn execute(run: &Run<'_>) -> Verdict {
         Ok(Readiness::NotOurs(verdict)) => *verdict,
         Err(failure) => {
             tell(run, &failure).await;
-            stopped_or(run, Verdict::failed(&failure))
+            before_claim(run, &failure)
         }
+    }
+}
+
+/// Nothing has been changed yet. What only failed around the step, or was stopped, is for another executor to do:
+/// a report would end the job and leave nothing to try again. Under a launcher that does not read exit codes only
+/// a stopped executor is silent; its pod is replaced by any.
+fn before_claim(run: &Run<'_>, failure: &StageError) -> Verdict {
+    let verdict = Verdict::failed(failure);
+    if verdict.exit != Exit::Infrastructure {
+        return verdict;
+    }
+    match run.stop.given() {
+        Some(Order {
+            cause: Cause::Signal(signal),
+            ..
+        }) => Verdict {
+            error: Some(format!(
+                "stopped by signal {signal} before anything was started"
+            )),
+            hint: None,
+            reported: false,
+            ..verdict
+        },
+        // Another executor would fare no better.
+        Some(order) => Verdict {
+            exit: order.cause.exit(),
+            error: Some(order.cause.to_string()),
+            hint: order.cause.hint().map(str::to_owned),
+            stopped: Some(order.cause.reason()),
+            ..verdict
+        },
+        None => Verdict {
+            reported: !run.config.run.outcome_exit_code,
+            ..verdict
+        },
     }
 }
 
@@ -152,7 +187,7 @@ async fn script_step(run: &Run<'_>, workspace: &Workspace, tool: Option<&Resolve
 /// A step that failed under a stop order failed because of it. One that was done anyway is done.
 fn stopped_or(run: &Run<'_>, verdict: Verdict) -> Verdict {
     match run.stop.given() {
-        Some(order) if matches!(verdict.exit, Exit::StepFailed | Exit::Infrastructure) => Verdict {
+        Some(order) if verdict.exit == Exit::StepFailed => Verdict {
             exit: order.cause.exit(),
             error: Some(order.cause.to_string()),
             hint: order.cause.hint().map(str::to_owned),
