@@ -231,17 +231,36 @@ pub enum Problem {
     },
 }
 
-fn spelling(meant: Option<StoreKind>) -> String {
-    match meant {
-        Some(kind) => format!("which is spelt `{}`", kind.name()),
-        None => {
-            let names: Vec<_> = StoreKind::ALL
-                .iter()
-                .map(|kind| format!("`{}`", kind.name()))
-                .collect();
-            format!("which is none of {}", names.join(", "))
+impl Problem {
+    /// The setting it is about.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::UnknownKind { .. } => env::STATE_TYPE,
+            Self::Missing { name }
+            | Self::NotABoolean { name }
+            | Self::Malformed { name, .. } => name,
         }
     }
+}
+
+impl StoreConfigError {
+    /// What to do about it.
+    pub fn hint(&self) -> String {
+        let names: Vec<_> = self
+            .problems
+            .iter()
+            .map(|problem| format!("`{}`", problem.name()))
+            .collect();
+        format!("set in the environment: {}", names.join(", "))
+    }
+}
+
+fn spelling(meant: Option<StoreKind>) -> String {
+    if let Some(kind) = meant {
+        return format!("which is spelt `{}`", kind.name());
+    }
+    let names = StoreKind::ALL.map(|kind| format!("`{}`", kind.name()));
+    format!("which is none of {}", names.join(", "))
 }
 
 impl StoreArgs {

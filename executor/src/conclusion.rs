@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::time::Duration;
 
+use artifact_store::Store;
 use control_plane::local::LocalPlatform;
 use control_plane::platform::{Outcome, PlanReference};
-use control_plane::{Platform, StepRef};
+use control_plane::{Patience, Platform, StepRef};
 use job_contract::keys::ObjectKey;
 use job_contract::progress::Phase;
 use job_contract::report::{ChangeCounts, FinalReport, StopReason, ToolRecord};
@@ -14,7 +15,6 @@ use job_contract::{Exit, JobData, StepType};
 use tracing::error;
 
 use crate::Ended;
-use crate::artifacts::Store;
 use crate::config::Config;
 use crate::fault::chain;
 use crate::run::{Run, StageError};
@@ -68,6 +68,8 @@ impl Verdict {
 
 /// How long sinks may take to receive the rest of the log.
 const LOG_FLUSH: Duration = Duration::from_mins(1);
+/// How long the outcome is reported to a platform that does not answer.
+const REPORT_PATIENCE: Duration = Duration::from_mins(10);
 
 /// A report that so far says only whose it is.
 pub(crate) fn identity(job: &JobData) -> FinalReport {
@@ -105,11 +107,15 @@ pub(crate) async fn refuse(
                     1,
                 ),
                 output: None,
+                note: verdict.error.clone(),
                 plan: PlanReference::Keep,
                 commit_id: String::new(),
             };
             let platform = Platform::Local(LocalPlatform::new(&folders.data));
-            let told = platform.report_outcome(&StepRef::of(job), &outcome).await;
+            let patience = Patience::lasting(REPORT_PATIENCE);
+            let told = platform
+                .report_outcome(&StepRef::of(job), &outcome, &patience)
+                .await;
             told.inspect_err(|error| {
                 error!(error = chain(error), "the failure could not be reported");
             })
@@ -221,13 +227,18 @@ impl Reporter<'_> {
             return Ok(());
         }
         // The outcome matters more than the log: it is reported even when the log could not be stored.
-        let output = self.store.put_file(&output_key(self.job), log);
+        let output = self.store.put_file(&output_key(self.job), log).await;
         if !verdict.reported {
             return output.map(drop).map_err(StageError::from);
         }
         if !self.config.run.disable_acknowledge {
-            let outcome = self.outcome(verdict, output.as_ref().ok()).await?;
-            self.platform.report_outcome(self.step, &outcome).await?;
+            let patience = Patience::lasting(REPORT_PATIENCE);
+            let outcome = self
+                .outcome(verdict, output.as_ref().ok(), &patience)
+                .await?;
+            self.platform
+                .report_outcome(self.step, &outcome, &patience)
+                .await?;
         }
         output?;
         Ok(())
@@ -237,17 +248,19 @@ impl Reporter<'_> {
         &self,
         verdict: &Verdict,
         output: Option<&String>,
+        patience: &Patience,
     ) -> Result<Outcome, StageError> {
-        let template_steps = self.platform.standing(self.step).await?.template_steps;
+        let standing = self.platform.standing(self.step, patience).await?;
         Ok(Outcome {
             settlement: settlement::settle(
                 self.job.step_type()?,
                 verdict.ending,
                 verdict.after_ok,
                 self.job.ignore_error,
-                template_steps,
+                standing.template_steps,
             ),
             output: output.cloned(),
+            note: verdict.error.clone(),
             plan: verdict.plan.clone(),
             commit_id: verdict.commit_id.clone(),
         })

@@ -4,12 +4,14 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use artifact_store::{Store, StoreArgs, StoreConfigError};
 use clap::error::{ContextKind, ContextValue};
 use clap::{Args, CommandFactory as _, Parser, ValueEnum};
 use job_contract::env;
 use reqwest::Url;
 
 use crate::guard::Limits;
+use crate::run::StageError;
 use crate::tool::{Selection, SignaturePolicy};
 use crate::workspace::ArchiveLimits;
 
@@ -63,20 +65,11 @@ impl std::fmt::Debug for JobConfig {
     }
 }
 
-/// Which artifact store is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum StateType {
-    /// Files below the data directory.
-    #[value(name = "LocalTerraformStateImpl")]
-    Local,
-}
-
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Storage")]
 pub struct StoreConfig {
-    /// Where plans, state and logs are kept.
-    #[arg(long, env = env::STATE_TYPE, default_value = "LocalTerraformStateImpl")]
-    pub state_type: StateType,
+    #[command(flatten)]
+    pub artifacts: StoreArgs,
     /// Root of the local store, the local platform's records and the tool cache
     /// [default: `$HOME/.terraform-spring-boot`].
     #[arg(long, env = env::DATA_DIR)]
@@ -229,6 +222,9 @@ pub enum ConfigError {
     /// Neither the data directory nor a home to put it in.
     #[error("neither `{}` nor `HOME` is set", env::DATA_DIR)]
     NoDataDir,
+    /// The store's settings do not fit together.
+    #[error(transparent)]
+    Store(#[from] StoreConfigError),
     /// A URL that is none.
     #[error("`{name}` is not a URL")]
     BadUrl { name: &'static str },
@@ -264,6 +260,14 @@ pub struct Folders {
     pub data: PathBuf,
     pub work: PathBuf,
     pub tool_cache: PathBuf,
+}
+
+impl StoreConfig {
+    /// The store these settings describe; all that is wrong with them is told at once.
+    pub fn open(&self, folders: &Folders) -> Result<Store, StageError> {
+        let settings = self.artifacts.resolve(&folders.data);
+        Ok(Store::open(&settings.map_err(ConfigError::from)?)?)
+    }
 }
 
 impl Config {

@@ -14,7 +14,6 @@ use job_contract::Exit;
 use job_contract::report::FinalReport;
 use tracing::{debug, error, info};
 
-pub mod artifacts;
 pub mod banner;
 pub mod cgroup;
 pub mod child_env;

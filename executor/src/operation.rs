@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use artifact_store::{BackendSettings, Digest, private_folder};
 use job_contract::keys::{ObjectKey, PLAN_FILE};
 use job_contract::progress::Phase;
 use job_contract::report::ChangeCounts;
@@ -13,7 +14,6 @@ use job_contract::{StepType, progress};
 use serde_json::{Map, Value, json};
 use tracing::warn;
 
-use crate::artifacts::Digest;
 use crate::child_env::ChildEnv;
 use crate::fault::{caught, chain};
 use crate::plan::{PlanRecord, ReviewedPlan};
@@ -21,9 +21,10 @@ use crate::process::{Capture, Completion, Ended};
 use crate::run::{Run, StageError};
 use crate::scripts::{self, Moment, Scripts};
 use crate::state::{self, Published};
+use crate::terraform::backend::{self, BackendAccess};
 use crate::terraform::structured::Structured;
 use crate::terraform::variables::Declarations;
-use crate::terraform::{Terraform, ToLog, backend};
+use crate::terraform::{Terraform, ToLog};
 use crate::tool::ResolvedTool;
 use crate::workspace::Workspace;
 
@@ -131,7 +132,8 @@ impl<'r, 'c> Operation<'r, 'c> {
         {
             return Ok(false);
         }
-        self.write_backend()?;
+        let access = self.write_backend(env)?;
+        access.offer(env)?;
         self.terraform.variables = self.write_variables().await?;
         let run = self.run;
         let init = run
@@ -141,22 +143,30 @@ impl<'r, 'c> Operation<'r, 'c> {
         if !init {
             return Ok(false);
         }
-        self.scripts(Phase::Before, Moment::Before, env).await
+        let before = self.scripts(Phase::Before, Moment::Before, env).await;
+        access.offer(env)?;
+        before
     }
 
-    fn write_backend(&self) -> Result<(), StageError> {
-        let run = self.run;
-        let state = run
+    fn write_backend(&self, env: &ChildEnv) -> Result<BackendAccess, StageError> {
+        let (run, prepared) = (self.run, self.prepared);
+        let settings = run
             .store
-            .backend_state(&run.job.organization_id, &run.job.workspace_id);
-        let dir = &self.prepared.working_dir;
-        let fail = |source| StageError::WorkingDir {
-            path: dir.display().to_string(),
-            source,
-        };
-        crate::artifacts::private_folder(state.parent().expect("a state file has a folder"))
-            .map_err(fail)?;
-        backend::write_local(dir, &state).map(drop).map_err(fail)
+            .backend(&run.job.organization_id, &run.job.workspace_id);
+        if let BackendSettings::Local { path } = &settings {
+            let folder = path.parent().expect("a state file has a folder");
+            private_folder(folder).map_err(|source| StageError::WorkingDir {
+                path: folder.display().to_string(),
+                source,
+            })?;
+        }
+        Ok(backend::write(
+            &settings,
+            &prepared.tool.version,
+            &prepared.working_dir,
+            run.layout.private(),
+            env,
+        )?)
     }
 
     /// Scripts before init may still write configuration, so the declarations are read only now.
@@ -242,7 +252,7 @@ impl<'r, 'c> Operation<'r, 'c> {
         self.note_unusual_end(done).await;
         let mut stored = None;
         if ending != Ending::Failure {
-            stored = Some(run.phase(Phase::Store, async { self.store_plan() }).await?);
+            stored = Some(run.phase(Phase::Store, self.store_plan()).await?);
             run.phase(Phase::Show, self.show_plan(env, &mut structured))
                 .await?;
         }
@@ -267,7 +277,7 @@ impl<'r, 'c> Operation<'r, 'c> {
     }
 
     /// The plan is stored before any script that follows could touch it: what was planned is what is kept.
-    fn store_plan(&self) -> Result<PlanRecord, StageError> {
+    async fn store_plan(&self) -> Result<PlanRecord, StageError> {
         let (run, job) = (self.run, &self.run.job);
         let file = self.prepared.working_dir.join(PLAN_FILE);
         let digest = Digest::of(&file).map_err(|source| StageError::WorkingDir {
@@ -281,7 +291,7 @@ impl<'r, 'c> Operation<'r, 'c> {
             &job.step_id,
         );
         Ok(PlanRecord {
-            reference: run.store.put_file(&key, &file)?,
+            reference: run.store.put_file(&key, &file).await?,
             sha256: digest.sha256,
             size_bytes: digest.size_bytes,
             tool: self.prepared.tool.tool,

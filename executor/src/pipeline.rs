@@ -17,7 +17,7 @@ use crate::operation::{self, Operated, Prepared, scripts_in};
 use crate::preparation::{self, Readiness};
 use crate::run::{Run, StageError};
 use crate::scripts::{self, Moment};
-use crate::stop::{Cause, Order, Stop};
+use crate::stop::{Cause, Stop};
 use crate::tool::ResolvedTool;
 use crate::workspace::Workspace;
 
@@ -51,19 +51,16 @@ async fn execute(run: &Run<'_>) -> Verdict {
     }
 }
 
-/// Nothing has been changed yet. What only failed around the step, or was stopped, is for another executor to do:
-/// a report would end the job and leave nothing to try again. Under a launcher that does not read exit codes only
-/// a stopped executor is silent; its pod is replaced by any.
+/// Nothing has been changed yet. What only failed around the step, or was stopped by a signal, is for another executor
+/// to do: a report would end the job and leave nothing to try again. Under a launcher that does not read exit codes
+/// only a stopped executor is silent; its pod is replaced by any.
 fn before_claim(run: &Run<'_>, failure: &StageError) -> Verdict {
     let verdict = Verdict::failed(failure);
     if verdict.exit != Exit::Infrastructure {
         return verdict;
     }
-    match run.stop.given() {
-        Some(Order {
-            cause: Cause::Signal(signal),
-            ..
-        }) => Verdict {
+    match run.stop.given().map(|order| order.cause) {
+        Some(Cause::Signal(signal)) => Verdict {
             error: Some(format!(
                 "stopped by signal {signal} before anything was started"
             )),
@@ -71,12 +68,13 @@ fn before_claim(run: &Run<'_>, failure: &StageError) -> Verdict {
             reported: false,
             ..verdict
         },
-        // Another executor would fare no better.
-        Some(order) => Verdict {
-            exit: order.cause.exit(),
-            error: Some(order.cause.to_string()),
-            hint: order.cause.hint().map(str::to_owned),
-            stopped: Some(order.cause.reason()),
+        // The platform has ended the step itself.
+        Some(cause @ Cause::Cancelled) => Verdict::not_ours(Exit::Done, cause.to_string()),
+        Some(cause) => Verdict {
+            exit: cause.exit(),
+            error: Some(cause.to_string()),
+            hint: cause.hint().map(str::to_owned),
+            stopped: Some(cause.reason()),
             ..verdict
         },
         None => Verdict {

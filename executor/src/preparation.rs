@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::time::SystemTime;
 
-use control_plane::platform::{Claim, Holder, Standing};
+use control_plane::platform::{Admission, Claim, Holder, Standing, Start};
 use job_contract::progress::Phase;
 use job_contract::status::JobStatus;
 use job_contract::{Exit, StepType};
@@ -28,18 +28,23 @@ pub(crate) enum Readiness {
 
 /// Everything that may be repeated freely, and the claim that ends it.
 pub(crate) async fn prepare(run: &Run<'_>) -> Result<Readiness, StageError> {
-    let standing = run.platform.standing(&run.step).await?;
-    // A rejected job still runs the scripts of its rejection, which arrive as an approval step (contract 2.5).
-    let rejected = standing.status == JobStatus::Rejected && run.step_type != StepType::Approval;
-    if standing.status.is_over() || rejected {
-        let text = format!("the job is already {}: nothing is run", standing.status);
-        warn!("{text}");
-        run.log.writer().line(&text).await;
-        return Ok(Readiness::NotOurs(Box::new(Verdict::not_ours(
-            Exit::Done,
-            text,
-        ))));
-    }
+    let standing = match unless_stopped(run, async { Ok(run.platform.admission(&run.step).await?) })
+        .await?
+    {
+        Admission::Granted(standing) => standing,
+        Admission::Over(status) => {
+            let verdict = job_is_over(run, &status).await;
+            return Ok(Readiness::NotOurs(Box::new(verdict)));
+        }
+        Admission::NotDispatched(status) => {
+            let text = format!(
+                "the platform has not recorded the dispatch, the job is {status}: it will dispatch the step again"
+            );
+            warn!("{text}");
+            let verdict = Verdict::not_ours(Exit::Done, text);
+            return Ok(Readiness::NotOurs(Box::new(verdict)));
+        }
+    };
     scripts::check(&run.job, &run.env.path())?;
     if !run.job.policy_list.is_empty() {
         warn!(
@@ -87,6 +92,14 @@ pub(crate) async fn prepare(run: &Run<'_>) -> Result<Readiness, StageError> {
             None => Readiness::Scripts(Box::new(workspace), tool),
         })
     }
+}
+
+/// A job that ended meanwhile is not run.
+async fn job_is_over(run: &Run<'_>, status: &JobStatus) -> Verdict {
+    let text = format!("the job is already {status}: nothing is run");
+    warn!("{text}");
+    run.log.writer().line(&text).await;
+    Verdict::not_ours(Exit::Done, text)
 }
 
 /// Gives up work that may be repeated when a stop order comes: nothing has been changed yet.
@@ -168,7 +181,8 @@ async fn reviewed_plan(
         &run.store,
         run.layout.private(),
         run.job.tool(),
-    )?)
+    )
+    .await?)
 }
 
 async fn resolve_tool(run: &Run<'_>, range: &str) -> Result<ResolvedTool, StageError> {
@@ -233,12 +247,14 @@ async fn claim(run: &Run<'_>, workspace: &Workspace) -> Result<Option<Verdict>, 
             .platform
             .report_running(&run.step, &workspace.commit_id, &output)
             .await;
-        // The step is claimed: giving up now would leave it to nobody. The final report says it all anyway.
-        if let Err(error) = told {
-            warn!(
+        match told {
+            Ok(Start::Told) => {}
+            Ok(Start::Over(status)) => return Ok(Some(job_is_over(run, &status).await)),
+            // The step is claimed: giving up now would leave it to nobody. The final report says it all anyway.
+            Err(error) => warn!(
                 error = chain(&error),
                 "the step could not be reported as running"
-            );
+            ),
         }
     }
     Ok(None)

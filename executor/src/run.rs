@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use artifact_store::{Store, StoreError, private_folder};
 use control_plane::local::LocalPlatform;
 use control_plane::logs::{LogConfig, LogError, Redactor, RunLog, SinkConfig, secrets_of};
 use control_plane::{Platform, StepRef};
@@ -13,8 +14,8 @@ use job_contract::job::JobDataError;
 use job_contract::progress::Phase;
 use job_contract::report::PhaseTiming;
 use job_contract::{Exit, JobData, StepType};
+use secrecy::ExposeSecret as _;
 
-use crate::artifacts::{ArtifactError, Store, private_folder};
 use crate::banner::Palette;
 use crate::child_env::{ChildEnv, ChildEnvError};
 use crate::config::{Config, ConfigError, Folders};
@@ -24,6 +25,7 @@ use crate::process::ProcessError;
 use crate::scripts::ScriptError;
 use crate::stop::{Budget, Stop};
 use crate::telemetry;
+use crate::terraform::backend::BackendError;
 use crate::terraform::variables::VariablesError;
 use crate::tool::ToolError;
 use crate::workspace::{Layout, WorkspaceError};
@@ -78,7 +80,9 @@ pub enum StageError {
     #[error(transparent)]
     Process(#[from] ProcessError),
     #[error(transparent)]
-    Artifact(#[from] ArtifactError),
+    Artifact(#[from] StoreError),
+    #[error(transparent)]
+    Backend(#[from] BackendError),
     #[error("could not write into the working directory `{path}`")]
     WorkingDir {
         path: String,
@@ -97,6 +101,10 @@ impl StageError {
         match self {
             Self::Workspace(error) => error.fault(),
             Self::Tool(error) => error.fault(),
+            // Not the plan's fault, nor that of whoever reviewed it.
+            Self::Plan(PlanError::Unavailable(StoreError::Unavailable { .. })) => {
+                Fault::Infrastructure
+            }
             Self::JobData(_) | Self::ChildEnv(_) | Self::Variables(_) | Self::Plan(_) => {
                 Fault::User
             }
@@ -115,6 +123,7 @@ impl StageError {
             | Self::Script(_)
             | Self::Process(_)
             | Self::Artifact(_)
+            | Self::Backend(_)
             | Self::WorkingDir { .. } => Fault::Infrastructure,
         }
     }
@@ -124,7 +133,7 @@ impl StageError {
         match self {
             Self::Config(_) => Exit::BadConfiguration,
             // The document is sound; what it refers to says no.
-            Self::Plan(_) => Exit::StepFailed,
+            Self::Plan(_) if self.fault() == Fault::User => Exit::StepFailed,
             _ => self.fault().exit(),
         }
     }
@@ -134,16 +143,17 @@ impl StageError {
         match self {
             Self::Workspace(error) => error.hint(),
             Self::Tool(error) => error.hint(),
+            Self::Plan(PlanError::Unavailable(error)) if error.hint().is_some() => error.hint(),
             Self::Plan(_) => Some("plan again, review the new plan and apply that".to_owned()),
             Self::Script(ScriptError::NoGroovy { .. }) => {
                 Some("use an executor image with Groovy, or rewrite the script in Bash".to_owned())
             }
-            Self::WorkDir { .. }
-            | Self::Artifact(ArtifactError::Store { .. })
-            | Self::WorkingDir { .. } => Some(
+            Self::Artifact(error) => error.hint(),
+            Self::WorkDir { .. } | Self::Backend(_) | Self::WorkingDir { .. } => Some(
                 "check that the disk is not full and the folder belongs to the executor's user"
                     .to_owned(),
             ),
+            Self::Config(ConfigError::Store(error)) => Some(error.hint()),
             Self::Config(_) => Some("run `executor --help` for the settings".to_owned()),
             _ => None,
         }
@@ -161,6 +171,7 @@ impl<'c> Run<'c> {
         job.validate()?;
         let step_type = job.step_type()?;
         let folders = config.folders(std::env::var_os("HOME"))?;
+        let store = config.store.open(&folders)?;
         let mut env = ChildEnv::new(std::env::vars_os(), &config.run.env_forward, &job)?;
         if env.get("HOME").is_none() {
             env.set("HOME", &folders.home.to_string_lossy())?;
@@ -170,7 +181,7 @@ impl<'c> Run<'c> {
             source,
         })?;
         let layout = Layout::create(&folders.work)?;
-        let log = open_log(config, &job, &layout)?;
+        let log = open_log(config, &job, &layout, &store)?;
         let grace = config
             .run
             .grace_period_seconds
@@ -178,7 +189,7 @@ impl<'c> Run<'c> {
         Ok(Self {
             step: StepRef::of(&job),
             platform: Platform::Local(LocalPlatform::new(&folders.data)),
-            store: Store::local(&folders.data),
+            store,
             budget: Budget::of(grace),
             clock: Clock::default(),
             job,
@@ -209,12 +220,20 @@ impl<'c> Run<'c> {
     }
 }
 
-fn open_log(config: &Config, job: &JobData, layout: &Layout) -> Result<RunLog, StageError> {
+fn open_log(
+    config: &Config,
+    job: &JobData,
+    layout: &Layout,
+    store: &Store,
+) -> Result<RunLog, StageError> {
+    let mut secrets = secrets_of(job);
+    let own = store.secrets();
+    secrets.extend(own.iter().map(|secret| secret.expose_secret().to_owned()));
     let mut sinks = vec![SinkConfig::Stdout];
     sinks.extend(config.run.log_file.clone().map(SinkConfig::File));
     Ok(RunLog::start(
         LogConfig::new(layout.spool()),
-        Redactor::new(secrets_of(job)),
+        Redactor::new(secrets),
         sinks,
     )?)
 }

@@ -55,6 +55,10 @@ pub const API_URL: &str = "AzBuilderApiUrl";
 pub const PUBLIC_API_URL: &str = "TerrakubeApiUrl";
 /// Shared secret of the platform. Never reaches a tool or a script.
 pub const INTERNAL_SECRET: &str = "InternalSecret";
+/// `false` for a platform that checks no tokens. Contract 10.1.
+pub const ENABLE_SECURITY: &str = "TerrakubeEnableSecurity";
+/// Host, and port where it has one, of the platform's module registry. Contract 8.7.
+pub const REGISTRY_DOMAIN: &str = "TerrakubeRegistryDomain";
 /// Extension repository cloned for scripts, and its branch. Contract 4.4.
 pub const TOOLS_REPOSITORY: &str = "TerrakubeToolsRepository";
 /// See [`TOOLS_REPOSITORY`].
@@ -139,6 +143,12 @@ pub const LOG_FILE: &str = "MAYFLY_LOG_FILE";
 pub const LOG_FORMAT: &str = "MAYFLY_LOG_FORMAT";
 /// Filter of the program's own diagnostics, in `tracing` directives.
 pub const LOG_FILTER: &str = "MAYFLY_LOG";
+/// How many seconds an executor waits for the platform to record the dispatch it was started by.
+pub const DISPATCH_WAIT_SECONDS: &str = "MAYFLY_DISPATCH_WAIT_SECONDS";
+/// How often, in seconds, an executor asks whether its job was cancelled; up to twice that long between two questions.
+pub const STATUS_POLL_SECONDS: &str = "MAYFLY_STATUS_POLL_SECONDS";
+/// How many seconds a final report is tried while the platform does not answer.
+pub const REPORT_PATIENCE_SECONDS: &str = "MAYFLY_REPORT_PATIENCE_SECONDS";
 /// Identity of the pod that runs the executor, from the downward API; written into the claim.
 pub const POD_NAME: &str = "MAYFLY_POD_NAME";
 /// See [`POD_NAME`].

@@ -4,14 +4,18 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use control_plane::local::{LocalPlatform, StepRecord};
 use control_plane::platform::{Outcome, PlanReference};
-use control_plane::{Platform, PlatformError, StepRef};
+use control_plane::{Patience, Platform, PlatformError, StepRef};
 use job_contract::keys::ObjectKey;
 use job_contract::settlement::{self, Ending};
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{JobData, StepType};
+
+/// How long the platform is tried; a report that is given up comes again with the next look at the run.
+const REPORT_PATIENCE: Duration = Duration::from_mins(1);
 
 /// Why a run could not be settled.
 #[derive(Debug, thiserror::Error)]
@@ -132,11 +136,13 @@ impl Desk {
                 1,
             ),
             output: Some(output),
+            note: Some(reason.to_owned()),
             plan: PlanReference::Keep,
             commit_id,
         };
         let platform = Platform::Local(self.platform.clone());
-        Ok(platform.report_outcome(&step, &outcome).await?)
+        let patience = Patience::lasting(REPORT_PATIENCE);
+        Ok(platform.report_outcome(&step, &outcome, &patience).await?)
     }
 
     /// Fails a step that waits on record and will never run.
