@@ -45,7 +45,7 @@ use self::spool::{Command, Spool};
 
 pub use self::api::{ApiLog, Bearer};
 pub use self::redact::{MASK, Redactor};
-pub use self::redis::RedisLog;
+pub use self::redis::{JobStream, RedisLog};
 pub use self::secrets::{secrets_in, secrets_of};
 pub use self::sink::SinkConfig;
 

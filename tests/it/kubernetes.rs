@@ -24,28 +24,28 @@ use test_cluster::{Builder, Cluster, State};
 use crate::site;
 
 /// Namespace of the runs.
-const RUNS: &str = "runs";
+pub(crate) const RUNS: &str = "runs";
 /// Who the launcher is in the cluster.
-const LAUNCHER: &str = "launcher";
-const IMAGE: &str = "registry.example.test/mayfly-executor:1";
+pub(crate) const LAUNCHER: &str = "launcher";
+pub(crate) const IMAGE: &str = "registry.example.test/mayfly-executor:1";
 const SECRET: [u8; 64] = [0xfb; 64];
 /// Generous: a busy machine is slow, and nothing waits this long unless it is broken.
-const PATIENCE: Duration = Duration::from_secs(90);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A cluster, and a data directory its pods and the test share.
-struct Place {
-    cluster: Cluster,
-    site: Site,
+pub(crate) struct Place {
+    pub(crate) cluster: Cluster,
+    pub(crate) site: Site,
 }
 
 impl Place {
     /// A cluster whose pods run.
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         Self::of(Cluster::builder()).await
     }
 
     /// A cluster whose pods stay pending.
-    async fn without_pods() -> Self {
+    pub(crate) async fn without_pods() -> Self {
         Self::of(Cluster::builder().without_kubelet()).await
     }
 
@@ -63,11 +63,11 @@ impl Place {
     }
 
     /// The executor's image, with words of a shell before the executor.
-    fn image_that_first(&self, words: &str) {
+    pub(crate) fn image_that_first(&self, words: &str) {
         self.cluster.image(IMAGE, &self.program_that_first(words));
     }
 
-    fn program_that_first(&self, words: &str) -> PathBuf {
+    pub(crate) fn program_that_first(&self, words: &str) -> PathBuf {
         let path = self.site.scratch("image");
         // In a script, since the pod has its own `/tmp`, and a path in a variable would be one of the pod.
         let script = format!(
@@ -90,7 +90,7 @@ impl Place {
     }
 
     /// A launcher that listens on a free port.
-    fn serve_with(&self, settings: &[(&str, &str)]) -> Launcher {
+    pub(crate) fn serve_with(&self, settings: &[(&str, &str)]) -> Launcher {
         let kubeconfig = self.cluster.kubeconfig_file(LAUNCHER, RUNS).unwrap();
         let secret = base64::engine::general_purpose::STANDARD.encode(SECRET);
         let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
@@ -110,12 +110,12 @@ impl Place {
         Launcher::start(&mut command)
     }
 
-    async fn state(&self) -> State {
+    pub(crate) async fn state(&self) -> State {
         self.cluster.state(RUNS).await.unwrap()
     }
 
     /// What `look` finds in the namespace of the runs, at the latest when patience ends.
-    async fn until<T>(&self, what: &str, look: impl FnMut(&State) -> Option<T>) -> T {
+    pub(crate) async fn until<T>(&self, what: &str, look: impl FnMut(&State) -> Option<T>) -> T {
         let found = self.cluster.wait_for(RUNS, PATIENCE, look).await;
         found.unwrap_or_else(|state| {
             let all = json!([state.jobs, state.pods, state.events]);
@@ -200,20 +200,20 @@ fn token() -> String {
 }
 
 /// A launcher that serves; killed when dropped.
-struct Launcher {
-    running: Running,
+pub(crate) struct Launcher {
+    pub(crate) running: Running,
     door: Door,
 }
 
 /// Where a launcher takes dispatches. Outlives it, as the platform's knowledge of the address does.
 #[derive(Clone)]
-struct Door {
-    address: String,
+pub(crate) struct Door {
+    pub(crate) address: String,
     client: reqwest::Client,
 }
 
 impl Launcher {
-    fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let running = Running::start(command);
         let line = running.line_with(Stream::Stderr, "\"listening\"");
         let line: Value = serde_json::from_str(&line).unwrap();
@@ -228,7 +228,7 @@ impl Launcher {
         Self { running, door }
     }
 
-    fn door(&self) -> Door {
+    pub(crate) fn door(&self) -> Door {
         self.door.clone()
     }
 
@@ -238,7 +238,7 @@ impl Launcher {
     }
 
     /// Kills it as a crash would.
-    fn crash(self) {
+    pub(crate) fn crash(self) {
         self.running.signal(nix::sys::signal::Signal::SIGKILL);
         self.running.wait();
     }
