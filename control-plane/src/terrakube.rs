@@ -25,6 +25,7 @@ use self::client::{Call, Client, JSON_API, Pace};
 use self::document::{Change, HISTORY_REFERENCE_WIDTH, JobDocument, fitting};
 use crate::patience::Patience;
 use crate::platform::{History, StepRef};
+use crate::redis::Redis;
 
 pub use args::{TerrakubeArgs, TerrakubeConfig};
 pub use error::TerrakubeError;
@@ -42,20 +43,27 @@ struct Inner {
     config: TerrakubeConfig,
     client: Client,
     pace: Pace,
+    /// Where claims are atomic.
+    redis: Option<Redis>,
     /// Merging is reading and writing: our own merges must not overtake one another.
     merging: tokio::sync::Mutex<()>,
 }
 
 impl Terrakube {
-    /// The platform at those addresses. Nothing is sent yet.
-    pub fn new(config: TerrakubeConfig) -> Result<Self, TerrakubeError> {
-        Self::with_pace(config, Pace::default())
+    /// The platform at those addresses, and the Redis that belongs to it. Nothing is sent yet.
+    pub fn new(config: TerrakubeConfig, redis: Option<Redis>) -> Result<Self, TerrakubeError> {
+        Self::with_pace(config, redis, Pace::default())
     }
 
-    fn with_pace(config: TerrakubeConfig, pace: Pace) -> Result<Self, TerrakubeError> {
+    fn with_pace(
+        config: TerrakubeConfig,
+        redis: Option<Redis>,
+        pace: Pace,
+    ) -> Result<Self, TerrakubeError> {
         Ok(Self(Arc::new(Inner {
             client: Client::new(config.tokens.clone(), pace)?,
             config,
+            redis,
             pace,
             merging: tokio::sync::Mutex::default(),
         })))

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use artifact_store::{Store, StoreError, private_folder};
-use control_plane::local::LocalPlatform;
 use control_plane::logs::{LogConfig, LogError, Redactor, RunLog, SinkConfig, secrets_of};
-use control_plane::{Platform, StepRef};
+use control_plane::platform::Standing;
+use control_plane::{Patience, StepRef};
 use job_contract::job::JobDataError;
 use job_contract::progress::Phase;
 use job_contract::report::PhaseTiming;
@@ -20,6 +20,8 @@ use crate::banner::Palette;
 use crate::child_env::{ChildEnv, ChildEnvError};
 use crate::config::{Config, ConfigError, Folders};
 use crate::fault::{Fault, chain};
+use crate::job::JobError;
+use crate::link::Link;
 use crate::plan::PlanError;
 use crate::process::ProcessError;
 use crate::scripts::ScriptError;
@@ -40,12 +42,14 @@ pub struct Run<'c> {
     pub folders: Folders,
     pub layout: Layout,
     pub log: RunLog,
-    pub platform: Platform,
+    pub link: Link,
     pub store: Store,
     pub env: ChildEnv,
     pub stop: Stop,
     pub budget: Budget,
     pub clock: Clock,
+    /// What the platform said when it let the step run.
+    pub standing: OnceLock<Standing>,
 }
 
 /// Why a step did not do what it was asked to.
@@ -55,6 +59,8 @@ pub enum StageError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     JobData(#[from] JobDataError),
+    #[error(transparent)]
+    Job(#[from] JobError),
     #[error(transparent)]
     ChildEnv(#[from] ChildEnvError),
     #[error("could not make the work folder `{path}`")]
@@ -105,9 +111,11 @@ impl StageError {
             Self::Plan(PlanError::Unavailable(StoreError::Unavailable { .. })) => {
                 Fault::Infrastructure
             }
-            Self::JobData(_) | Self::ChildEnv(_) | Self::Variables(_) | Self::Plan(_) => {
-                Fault::User
-            }
+            Self::JobData(_)
+            | Self::Job(_)
+            | Self::ChildEnv(_)
+            | Self::Variables(_)
+            | Self::Plan(_) => Fault::User,
             Self::Script(
                 ScriptError::UnknownRuntime { .. }
                 | ScriptError::NoGroovy { .. }
@@ -132,6 +140,7 @@ impl StageError {
     pub fn exit(&self) -> Exit {
         match self {
             Self::Config(_) => Exit::BadConfiguration,
+            Self::Platform(error) => error.exit(),
             // The document is sound; what it refers to says no.
             Self::Plan(_) if self.fault() == Fault::User => Exit::StepFailed,
             _ => self.fault().exit(),
@@ -143,6 +152,8 @@ impl StageError {
         match self {
             Self::Workspace(error) => error.hint(),
             Self::Tool(error) => error.hint(),
+            Self::Platform(error) => error.hint(),
+            Self::Job(error) => Some(error.hint().to_owned()),
             Self::Plan(PlanError::Unavailable(error)) if error.hint().is_some() => error.hint(),
             Self::Plan(_) => Some("plan again, review the new plan and apply that".to_owned()),
             Self::Script(ScriptError::NoGroovy { .. }) => {
@@ -167,7 +178,12 @@ impl StageError {
 
 impl<'c> Run<'c> {
     /// Opens everything a run needs; nothing has been fetched or asked yet.
-    pub fn open(config: &'c Config, job: JobData, stop: Stop) -> Result<Self, StageError> {
+    pub fn open(
+        config: &'c Config,
+        link: Link,
+        job: JobData,
+        stop: Stop,
+    ) -> Result<Self, StageError> {
         job.validate()?;
         let step_type = job.step_type()?;
         let folders = config.folders(std::env::var_os("HOME"))?;
@@ -188,7 +204,8 @@ impl<'c> Run<'c> {
             .map_or(Budget::default_grace(step_type), Duration::from_secs);
         Ok(Self {
             step: StepRef::of(&job),
-            platform: Platform::Local(LocalPlatform::new(&folders.data)),
+            link,
+            standing: OnceLock::new(),
             store,
             budget: Budget::of(grace),
             clock: Clock::default(),
@@ -201,6 +218,11 @@ impl<'c> Run<'c> {
             env,
             stop,
         })
+    }
+
+    /// How long the platform is told what became of the run.
+    pub fn patience(&self) -> Patience {
+        self.link.patience(&self.stop, self.budget)
     }
 
     /// Colours of what Mayfly itself writes.
@@ -227,8 +249,13 @@ fn open_log(
     store: &Store,
 ) -> Result<RunLog, StageError> {
     let mut secrets = secrets_of(job);
-    let own = store.secrets();
-    secrets.extend(own.iter().map(|secret| secret.expose_secret().to_owned()));
+    let own = store
+        .secrets()
+        .into_iter()
+        .chain(config.platform.internal_secret.clone())
+        .chain(config.redis.redis_password.clone())
+        .chain(config.redis.redis_sentinel_password.clone());
+    secrets.extend(own.map(|secret| secret.expose_secret().to_owned()));
     let mut sinks = vec![SinkConfig::Stdout];
     sinks.extend(config.run.log_file.clone().map(SinkConfig::File));
     Ok(RunLog::start(

@@ -2,11 +2,9 @@
 //! raw form, a history record, and the outputs. State never goes to the log.
 
 use std::path::Path;
-use std::time::Duration;
 
 use artifact_store::{BackendSettings, hex};
 use bytes::Bytes;
-use control_plane::Patience;
 use control_plane::platform::History;
 use job_contract::keys::ObjectKey;
 use md5::{Digest as _, Md5};
@@ -19,8 +17,6 @@ use crate::run::{Run, StageError};
 use crate::terraform::Terraform;
 use crate::terraform::state::RawState;
 
-/// How long a platform that does not answer is told of a state: as long as of the outcome that follows.
-const HISTORY_PATIENCE: Duration = Duration::from_mins(10);
 /// The tool's last resort when it could not store the state.
 const ERRORED_STATE: &str = "errored.tfstate";
 
@@ -58,9 +54,9 @@ pub async fn publish(
     };
     let key = ObjectKey::state_json(&job.organization_id, &job.workspace_id, &name);
     let text = Bytes::from(text);
-    let output = run.store.put(&key, text.clone()).await?;
+    let stored = run.store.put(&key, text.clone()).await?;
     let history = History {
-        output,
+        output: run.link.platform.state_output(&run.step, &name, stored),
         job_reference: job.job_id.clone(),
         serial: parsed.as_ref().map_or(0, |state| state.serial),
         md5: hex(&Md5::digest(&raw)),
@@ -69,9 +65,9 @@ pub async fn publish(
             .map(|state| state.lineage.clone())
             .unwrap_or_default(),
     };
-    let patience = Patience::lasting(HISTORY_PATIENCE);
-    run.platform
-        .record_history(&run.step, &history, &patience)
+    run.link
+        .platform
+        .record_history(&run.step, &history, &run.patience())
         .await?;
     Ok(Some(Published {
         raw: parsed,

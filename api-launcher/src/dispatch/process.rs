@@ -13,7 +13,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
-use control_plane::local::LocalPlatform;
 use job_contract::JobData;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
@@ -22,7 +21,7 @@ use tracing::{error, info};
 use self::index::{Index, Turn};
 use self::queue::{Queue, RunKey, Stamp};
 use super::desk::Desk;
-use super::{Accepted, Readiness, Refused};
+use super::{Accepted, Answered, Readiness, Refused};
 use crate::metrics::{Load, Metrics};
 use crate::run::data::{DataDir, DataError, attempt_lock};
 use crate::run::executor::Program;
@@ -74,6 +73,8 @@ pub(crate) struct ProcessTarget {
 struct Inner {
     queue: Queue,
     desk: Desk,
+    /// Where executors keep what they make.
+    data: PathBuf,
     program: Program,
     concurrency: usize,
     on_stop: RunsOnStop,
@@ -113,10 +114,8 @@ impl ProcessTarget {
         }
         Ok(Self {
             inner: Arc::new(Inner {
-                desk: Desk {
-                    platform: LocalPlatform::new(data.path()),
-                    data: data.path().to_owned(),
-                },
+                desk: Desk::local(data.path()),
+                data: data.path().to_owned(),
                 queue,
                 program: settings.program,
                 concurrency: settings.concurrency,
@@ -131,7 +130,13 @@ impl ProcessTarget {
     }
 
     /// Keeps the document, once. A second delivery waits for the first and is told that it came before.
-    pub(super) async fn accept(&self, job: &JobData, raw: Bytes) -> Result<Accepted, Refused> {
+    pub(super) async fn accept(
+        &self,
+        job: &JobData,
+        raw: Bytes,
+        answered: Answered,
+    ) -> Result<Accepted, Refused> {
+        let mut answered = Some(answered);
         let key = RunKey::of(job)
             .ok_or_else(|| Refused::Unavailable("the job has no number".to_owned()))?;
         loop {
@@ -145,6 +150,7 @@ impl ProcessTarget {
                 Turn::Write(at, begin) => {
                     let (tell, told) = oneshot::channel();
                     let inner = Arc::clone(&self.inner);
+                    let answered = answered.take();
                     // The sender may hang up; what was begun is finished all the same.
                     tokio::spawn(async move {
                         let kept = inner.keep(&key, at, raw).await;
@@ -152,6 +158,9 @@ impl ProcessTarget {
                         let kept_ok = kept.is_ok();
                         let _ = tell.send(kept);
                         if kept_ok {
+                            if let Some(answered) = answered {
+                                answered.wait().await;
+                            }
                             inner.admit(at, key).await;
                         }
                     });

@@ -144,7 +144,7 @@ pub(super) fn client(config: TerrakubeConfig) -> Terrakube {
         longest_pause: Duration::from_millis(5),
         dispatch_poll: Duration::from_millis(1),
     };
-    Terrakube::with_pace(config, pace).unwrap()
+    Terrakube::with_pace(config, None, pace).unwrap()
 }
 
 pub(super) fn step(id: &str, step_type: &str) -> StepRef {
