@@ -76,12 +76,10 @@ impl Heartbeat {
             let _ = timeout(FAREWELL, gone).await;
         }
     }
-}
 
-impl Heartbeat {
     /// Ends it and lets its key expire: somebody else may beat for the same job.
     pub fn leave(mut self) {
-        let _ = self.0.send_end(AtTheEnd::LetExpire);
+        let _ = self.heartbeats.send_end(AtTheEnd::LetExpire);
     }
 }
 
