@@ -118,11 +118,9 @@ impl PlatformSettings {
     /// Nothing is asked of anybody yet.
     pub(crate) fn open(self) -> Result<Desk, PlatformSetupError> {
         let outputs = self.outputs.as_ref().map(Store::open).transpose()?;
-        Ok(Desk::terrakube(
-            Terrakube::new(self.terrakube)?,
-            outputs,
-            self.redis.map(Redis::new),
-        )?)
+        let redis = self.redis.map(Redis::new);
+        let terrakube = Terrakube::new(self.terrakube, redis.clone())?;
+        Ok(Desk::terrakube(terrakube, outputs, redis)?)
     }
 }
 
