@@ -7,7 +7,7 @@ pub(crate) mod process;
 pub(crate) mod route;
 
 use axum::body::Bytes;
-use job_contract::JobData;
+use job_contract::{JobData, StepType};
 use tokio::sync::oneshot;
 
 use self::kubernetes::KubernetesTarget;
@@ -28,6 +28,15 @@ pub(crate) enum Target {
 pub(crate) struct Answering(
     #[expect(dead_code, reason = "being dropped is what it is for")] oneshot::Sender<()>,
 );
+
+/// Whether a step is done by saying so: it has no scripts, and there is nothing else in it.
+fn has_nothing_to_run(job: &JobData) -> bool {
+    let idle = matches!(
+        job.step_type(),
+        Ok(StepType::Approval | StepType::CustomScripts)
+    );
+    idle && job.command_list.is_empty()
+}
 
 /// Whether the answer to a dispatch is on its way. Before that nothing may be asked of the platform about its job: it
 /// holds the job's row while the request is open (contract 2.5).

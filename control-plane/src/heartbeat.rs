@@ -76,9 +76,7 @@ impl Heartbeat {
             let _ = timeout(FAREWELL, gone).await;
         }
     }
-}
 
-impl Heartbeat {
     /// Ends it and lets its key expire: somebody else may beat for the same job.
     pub fn leave(mut self) {
         let _ = self.heartbeats.send_end(AtTheEnd::LetExpire);

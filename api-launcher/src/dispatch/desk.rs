@@ -187,6 +187,11 @@ impl Desk {
         }))
     }
 
+    /// Whether the platform has still to record the dispatch, or has taken it back.
+    pub(in crate::dispatch) const fn awaits_dispatch(&self, stand: &Stand) -> bool {
+        self.is_remote() && !stand.job.is_over() && !is_dispatched(&stand.job)
+    }
+
     /// Speaks for an executor that did not: fails the step, unless it has an outcome or its job is over.
     pub(in crate::dispatch) async fn settle(
         &self,
@@ -200,7 +205,7 @@ impl Desk {
         if stand.job.is_over() {
             return self.skip(step);
         }
-        if self.is_remote() && !is_dispatched(&stand.job) {
+        if self.awaits_dispatch(&stand) {
             return Err(DeskError::NotDispatched(stand.job));
         }
         self.fail(step, reason, None).await

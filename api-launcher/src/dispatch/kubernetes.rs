@@ -6,14 +6,14 @@ mod observer;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use job_contract::{JobData, StepType, env};
+use job_contract::{JobData, env};
 use tokio::sync::Mutex;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use self::observer::Observer;
 use super::desk::{Desk, story};
-use super::{Accepted, Answered, Readiness, Refused};
+use super::{Accepted, Answered, Readiness, Refused, has_nothing_to_run};
 use crate::cluster::lease::LeaseSettings;
 use crate::cluster::{Cluster, ClusterError, Submitted, labels};
 use crate::config::Deployment;
@@ -107,7 +107,9 @@ impl KubernetesTarget {
             return self.submit(manifest).await;
         };
         let accepted = match manifest {
-            Ok(manifest) if desk.is_remote() && has_nothing_to_run(&job, &manifest) => {
+            Ok(manifest)
+                if desk.is_remote() && has_nothing_to_run(&job) && is_released_by_us(&manifest) =>
+            {
                 self.hold(manifest).await
             }
             manifest => self.submit(manifest).await.map(|accepted| (accepted, None)),
@@ -257,19 +259,14 @@ impl KubernetesTarget {
 /// What came of building the objects of a run.
 type Built = Result<Manifest, ManifestErrors>;
 
-/// Whether the step is done by saying so. What a queue of the cluster releases is not held by the launcher.
-fn has_nothing_to_run(job: &JobData, manifest: &Manifest) -> bool {
-    let queued = manifest
+/// What a queue of the cluster releases is not held by the launcher.
+fn is_released_by_us(manifest: &Manifest) -> bool {
+    !manifest
         .job
         .metadata
         .labels
         .as_ref()
-        .is_some_and(|names| names.contains_key(labels::KUEUE_QUEUE));
-    let idle = matches!(
-        job.step_type(),
-        Ok(StepType::Approval | StepType::CustomScripts)
-    );
-    idle && job.command_list.is_empty() && !queued
+        .is_some_and(|names| names.contains_key(labels::KUEUE_QUEUE))
 }
 
 async fn tell_refused(desk: &Desk, job: &JobData, reason: &str) {

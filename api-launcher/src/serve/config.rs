@@ -321,8 +321,7 @@ impl ServeArgs {
         let target = match target {
             TargetName::Kubernetes => self.resolve_deployment(&mut reader),
             TargetName::Process => self
-                .process
-                .resolve(&mut reader)
+                .resolve_process(&mut reader)
                 .map(TargetSettings::Process),
         };
         let routing = self.routing.resolve(&mut reader);
@@ -336,6 +335,16 @@ impl ServeArgs {
             }),
             _ => Err(reader.problems),
         }
+    }
+
+    fn resolve_process(&self, reader: &mut Reader) -> Option<ProcessSettings> {
+        let settings = self.process.resolve(reader);
+        let data_dir = settings.as_ref().map(|settings| settings.data.path());
+        let platform = self.platform.resolve(reader, data_dir);
+        Some(ProcessSettings {
+            platform: platform.map(Box::new),
+            ..settings?
+        })
     }
 
     fn resolve_deployment(&self, reader: &mut Reader) -> Option<TargetSettings> {
@@ -430,6 +439,7 @@ impl ProcessArgs {
                 .or_else(|| std::thread::available_parallelism().ok())
                 .map_or(1, NonZeroUsize::get),
             on_stop,
+            platform: None,
         })
     }
 }

@@ -15,6 +15,7 @@ use super::executor::{Executor, RunFolder, StartError};
 use super::queue::RunKey;
 use super::{Inner, Place, RunsOnStop, blocking, now};
 use crate::dispatch::desk::{DeskError, Stand, story};
+use crate::dispatch::has_nothing_to_run;
 use crate::run::{artifacts, data, executor};
 
 /// How often the platform is asked whether the job was cancelled.
@@ -68,6 +69,7 @@ pub(super) async fn carry_out(place: Place, key: RunKey) {
 }
 
 async fn finish(inner: &Inner, key: &RunKey) {
+    inner.beats().remove(key);
     let (queue, name) = (inner.queue.clone(), key.clone());
     if let Err(failure) = blocking(move || queue.finish(&name, now())).await {
         error!(run = %key, error = story(&failure), "a finished run could not be put away");
@@ -90,6 +92,10 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
     let folder = RunFolder::new(inner.queue.run_folder(key));
     let step = StepRef::of(&job);
     inner.desk.queue(&job)?;
+    if inner.desk.is_remote() && has_nothing_to_run(&job) {
+        inner.desk.complete(&job).await?;
+        return Ok(Some(inner.desk.stand(&step).await?));
+    }
     let mut running = match before(inner, &folder, &step).await? {
         Before::Over(stand) => {
             if !stand.is_settled() {
@@ -154,7 +160,7 @@ fn start(
         }
         _ => {}
     }
-    let executor = folder.start(&inner.program, &inner.data, job)?;
+    let executor = folder.start(&inner.program, &inner.data, inner.desk.is_remote(), job)?;
     info!(
         run = %key,
         step_type = job.step_type,
@@ -196,7 +202,8 @@ async fn follow(
                 executor.kill();
                 asked = Some(Instant::now());
             }
-            _ = poll.tick(), if asked.is_none() => {
+            // Under Terrakube the executor asks for itself.
+            _ = poll.tick(), if asked.is_none() && !inner.desk.is_remote() => {
                 let stand = inner.desk.stand(step).await;
                 if stand.is_ok_and(|stand| stand.job == JobStatus::Cancelled) {
                     info!(run = %key, "the job was cancelled: asked the executor to stop");
@@ -224,6 +231,10 @@ async fn settle(
     let stand = inner.desk.stand(step).await?;
     if stand.is_settled() {
         return Ok(stand);
+    }
+    // It repeats a dispatch it did not record, and this one is then tried again.
+    if inner.desk.awaits_dispatch(&stand) {
+        return Err(DeskError::NotDispatched(stand.job).into());
     }
     let judged = status.map(|status| {
         executor::judge(executor::Ended {

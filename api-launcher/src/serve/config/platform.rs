@@ -119,8 +119,8 @@ impl PlatformSettings {
     pub(crate) fn open(self) -> Result<Desk, PlatformSetupError> {
         let outputs = self.outputs.as_ref().map(Store::open).transpose()?;
         let redis = self.redis.map(Redis::new);
-        let platform = Terrakube::new(self.terrakube, redis.clone())?;
-        Ok(Desk::terrakube(platform, outputs, redis)?)
+        let terrakube = Terrakube::new(self.terrakube, redis.clone())?;
+        Ok(Desk::terrakube(terrakube, outputs, redis)?)
     }
 }
 
