@@ -122,7 +122,7 @@ async fn a_dispatch_that_was_not_answered_in_time_is_not_run_twice_when_it_is_re
     let faults = stage.place().cluster.faults();
     faults.next_of(LAUNCHER, 1, "create", "secrets", Fault::Hang);
     let _launcher = stage.serve();
-    let job = stage.start(&Repository::fixture(), Flow::plan_apply());
+    let job = stage.start(Repository::fixture(), Flow::plan_apply());
     let job = stage.platform.until_job(job, Status::Completed).await;
     assert!(job.posts > 2, "every dispatch was answered in time");
     let cluster = stage.place().state().await;

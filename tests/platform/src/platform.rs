@@ -27,6 +27,9 @@ const DEADLINE: Duration = Duration::from_secs(90);
 
 const POLL: Duration = Duration::from_millis(20);
 
+/// A key that lasts 45 seconds and is written every 15 never has less left; a moment for a busy machine.
+const LIVING: Duration = Duration::from_secs(28);
+
 /// Why a platform did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -103,7 +106,7 @@ impl Default for Builder {
             sweep: Duration::from_millis(200),
             grace: Duration::from_mins(1),
             token_lifetime: Duration::from_mins(15),
-            silent_within: Duration::from_secs(20),
+            silent_within: Duration::from_secs(30),
             tofu_index: Value::Array(Vec::new()),
             first_job: 412,
         }
@@ -497,24 +500,22 @@ impl Platform {
         found.await.0
     }
 
-    /// Waits until the job's stream holds this text.
+    /// Waits until the job's stream holds this text; fails at once when the job is over without it.
     pub async fn until_streamed(&self, job: u32, needle: &str) {
         let wait = async {
-            while !self
-                .streamed(job)
-                .await
-                .iter()
-                .any(|entry| entry.output.contains(needle))
-            {
+            loop {
+                let over = self.job(job).status.is_terminal();
+                let lines = self.streamed(job).await;
+                if lines.iter().any(|entry| entry.output.contains(needle)) {
+                    return;
+                }
+                assert!(!over, "{needle:?} is not in {lines:#?}\n{}", self.report());
                 tokio::time::sleep(POLL).await;
             }
         };
         if tokio::time::timeout(DEADLINE, wait).await.is_err() {
             let lines = self.streamed(job).await;
-            panic!(
-                "the stream never showed {needle:?}: {lines:#?}\n{}",
-                self.report()
-            );
+            panic!("{needle:?}: not in time in {lines:#?}\n{}", self.report());
         }
     }
 
@@ -575,10 +576,11 @@ impl Platform {
         }
     }
 
-    /// Whether the job has no heartbeat any more. Who reported its end needs a moment to end itself.
+    /// Whether nobody beats for the job any more. Who reported its end needs a moment to end itself; a key that is
+    /// left to expire and not written again is as good as gone.
     async fn falls_silent(&self, job: u32) -> bool {
         let wait = async {
-            while self.heartbeat(job).await.is_some() {
+            while self.heartbeat(job).await.is_some_and(|left| left > LIVING) {
                 tokio::time::sleep(POLL).await;
             }
         };
