@@ -172,10 +172,10 @@ pub(crate) async fn conclude(run: Run<'_>, identity: FinalReport, mut verdict: V
         );
     }
     // A claimed step is told to nobody: its holder reports it. A job that is over has been told.
-    let reported = told.is_ok() && (verdict.reported || verdict.exit == Exit::Done);
+    let known = told.is_ok() && (verdict.reported || verdict.exit == Exit::Done);
     let report = FinalReport {
         outcome: verdict.exit.code(),
-        unreported: !reported,
+        unreported: !known,
         error: verdict.error,
         hint: verdict.hint,
         tool: verdict.tool,
@@ -190,7 +190,10 @@ pub(crate) async fn conclude(run: Run<'_>, identity: FinalReport, mut verdict: V
             .unwrap_or_default(),
         ..identity
     };
-    Ended { report, reported }
+    Ended {
+        report,
+        reported: known,
+    }
 }
 
 /// Under a stop order the process has little time left; the report matters more than the last lines.
