@@ -6,6 +6,7 @@ mod faults;
 mod once;
 mod rights;
 mod runs;
+mod settings;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

@@ -140,6 +140,23 @@ impl Desk {
         })
     }
 
+    /// Where the step stands in the records of this machine. A platform elsewhere is not asked while it waits for the
+    /// answer to its dispatch.
+    pub(in crate::dispatch) fn on_record(
+        &self,
+        step: &StepRef,
+    ) -> Result<Option<Stand>, DeskError> {
+        let Platform::Local(local) = &self.platform else {
+            return Ok(None);
+        };
+        Ok(local.job(&step.job_id)?.map(|record| Stand {
+            step: record
+                .step(&step.step_id)
+                .map_or(StepStatus::Pending, |known| known.status),
+            job: record.status,
+        }))
+    }
+
     /// Whether an executor has taken the step.
     pub(in crate::dispatch) async fn is_claimed(&self, step: &StepRef) -> Result<bool, DeskError> {
         match &self.platform {
@@ -426,6 +443,14 @@ impl Desk {
                 );
                 Vec::new()
             }
+        }
+    }
+
+    /// Changes the record of a job on this machine.
+    #[cfg(test)]
+    pub(in crate::dispatch) fn edit(&self, step: &StepRef, change: impl FnOnce(&mut JobRecord)) {
+        if let Platform::Local(local) = &self.platform {
+            local.update_job(step, change).unwrap();
         }
     }
 

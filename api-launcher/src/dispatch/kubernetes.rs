@@ -6,6 +6,8 @@ mod observer;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use control_plane::StepRef;
+use job_contract::status::JobStatus;
 use job_contract::{JobData, env};
 use tokio::sync::Mutex;
 use tokio_util::task::TaskTracker;
@@ -107,6 +109,14 @@ impl KubernetesTarget {
         let Some(desk) = &self.desk else {
             return self.submit(manifest).await;
         };
+        if has_outcome(desk, &job) {
+            info!(
+                job_id = job.job_id,
+                step_id = job.step_id,
+                "a dispatch of a step that is over: nothing is run"
+            );
+            return Ok(Accepted::Duplicate);
+        }
         let accepted = match manifest {
             Ok(manifest)
                 if desk.is_remote() && has_nothing_to_run(&job) && is_released_by_us(&manifest) =>
@@ -293,6 +303,26 @@ fn accepted(
     }
 }
 
+/// Whether the records of this machine know how the step ended: a delivery that was late, of a run whose Job is gone by
+/// now. What is dispatched because its job was rejected belongs to a step that is over, and is run all the same.
+fn has_outcome(desk: &Desk, job: &JobData) -> bool {
+    match desk.on_record(&StepRef::of(job)) {
+        Ok(stand) => {
+            stand.is_some_and(|stand| stand.is_settled() && stand.job != JobStatus::Rejected)
+        }
+        Err(error) => {
+            // The claim keeps a step from being done twice.
+            warn!(
+                error = story(&error),
+                job_id = job.job_id,
+                step_id = job.step_id,
+                "the platform could not be asked whether the step is over"
+            );
+            false
+        }
+    }
+}
+
 /// Who holds the Lease: the pod, or the host and process where there is none.
 fn identity() -> String {
     std::env::var(env::POD_NAME).unwrap_or_else(|_| {
@@ -336,13 +366,11 @@ mod tests {
     use std::sync::{Arc, Mutex as Record};
 
     use axum::http::{Method, Request, Response, StatusCode};
-    use job_contract::status::{JobStatus, StepStatus};
+    use job_contract::status::StepStatus;
     use kube::Client;
     use kube::client::Body;
     use serde_json::{Value, json};
     use tower::service_fn;
-
-    use control_plane::StepRef;
 
     use super::*;
     use crate::cluster::Patience;
@@ -477,6 +505,27 @@ mod tests {
             Err(Refused::Invalid(_))
         ));
         assert_eq!(desk.record("412"), None);
+    }
+
+    #[tokio::test]
+    async fn a_step_that_is_over_gets_no_second_job_unless_its_job_was_rejected() {
+        let folder = tempfile::tempdir().unwrap();
+        let desk = on_record(folder.path());
+        let step = StepRef::of(&job());
+        let put = |status: JobStatus| {
+            let change = |record: &mut control_plane::local::JobRecord| {
+                record.status = status;
+                record.steps[0].status = StepStatus::Completed;
+            };
+            desk.edit(&step, change);
+        };
+        put(JobStatus::Completed);
+        let (mut target, asked) = target(None);
+        target.desk = Some(desk.clone());
+        assert_eq!(accept(&target, job()).await, Ok(Accepted::Duplicate));
+        assert!(asked.lock().unwrap().is_empty(), "no Job is made");
+        put(JobStatus::Rejected);
+        assert_eq!(accept(&target, job()).await, Ok(Accepted::New));
     }
 
     #[tokio::test]

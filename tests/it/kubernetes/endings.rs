@@ -42,6 +42,11 @@ impl Place {
         }
     }
 
+    pub(super) async fn until_waiting_for_its_turn(&self, job: &JobData) {
+        self.until_waiting(job, WaitReason::Queued, "its turn")
+            .await;
+    }
+
     async fn verdict(&self, job: &JobData) -> VerdictKind {
         let explanation = self.library().explain(&name(job)).await.unwrap();
         let verdict = explanation.verdict.expect("the run is over");
@@ -56,7 +61,7 @@ impl Place {
     }
 
     /// Returns when the platform knows that the step failed, and why.
-    async fn until_reported(&self, job: &JobData, words: &str) {
+    pub(super) async fn until_reported(&self, job: &JobData, words: &str) {
         let failed = |_: &State| {
             let (_, step) = self.site.statuses(job);
             let told = || self.site.step_output(job).contains(words);

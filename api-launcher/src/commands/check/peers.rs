@@ -4,6 +4,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use clap::Args;
+use control_plane::redis::{Redis, RedisArgs, RedisProblem};
 use job_contract::env;
 
 use crate::cluster::check::CheckResult;
@@ -17,14 +18,48 @@ pub struct PeerArgs {
     /// Base URL of the platform's API, to ask whether it can be reached from here
     #[arg(long, value_name = "URL", env = env::API_URL)]
     pub api_url: Option<String>,
+
+    #[command(flatten)]
+    pub redis: RedisArgs,
 }
 
 /// Every peer that is configured.
 pub(super) async fn check(args: &PeerArgs) -> Vec<CheckResult> {
+    let mut results = Vec::new();
     let url = args.api_url.as_deref().map(str::trim);
-    match url.filter(|url| !url.is_empty()) {
-        Some(url) => vec![platform(url).await],
-        None => Vec::new(),
+    if let Some(url) = url.filter(|url| !url.is_empty()) {
+        results.push(platform(url).await);
+    }
+    match args.redis.resolve() {
+        Ok(None) => {}
+        Ok(Some(config)) => results.push(redis(&Redis::new(config)).await),
+        Err(problems) => results.extend(problems.iter().map(unusable)),
+    }
+    results
+}
+
+fn unusable(problem: &RedisProblem) -> CheckResult {
+    let finding = match problem.source() {
+        Some(cause) => format!("{problem}: {cause}"),
+        None => problem.to_string(),
+    };
+    CheckResult::failed("Redis", finding, "correct the variable that is named")
+}
+
+/// A connection, with login and TLS as they are configured, and one question.
+async fn redis(redis: &Redis) -> CheckResult {
+    let subject = format!("Redis {}", redis.address());
+    match redis.ping().await {
+        Ok(()) => CheckResult::ok(subject, "answers"),
+        Err(error) => CheckResult::failed(
+            subject,
+            error.chain(),
+            format!(
+                "check {}, {}, password and TLS, and let launcher and runs reach it",
+                env::REDIS_HOSTNAME,
+                env::REDIS_PORT
+            ),
+        ),
     }
 }
 
@@ -73,6 +108,7 @@ mod tests {
     use axum::http::StatusCode;
     use axum::routing::get;
     use rstest::rstest;
+    use test_peers::redis::{Options, RedisServer};
 
     use super::*;
     use crate::cluster::check::CheckOutcome;
@@ -89,6 +125,7 @@ mod tests {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let args = PeerArgs {
             api_url: Some(url.to_owned()),
+            ..PeerArgs::default()
         };
         check(&args).await.remove(0)
     }
@@ -116,6 +153,49 @@ mod tests {
                 "{shown}"
             );
         }
+    }
+
+    async fn redis_at(port: u16, password: &str) -> CheckResult {
+        let args = PeerArgs {
+            redis: RedisArgs {
+                redis_hostname: Some("127.0.0.1".to_owned()),
+                redis_port: Some(port.to_string()),
+                redis_password: Some(password.to_owned().into()),
+                ..RedisArgs::default()
+            },
+            ..PeerArgs::default()
+        };
+        check(&args).await.remove(0)
+    }
+
+    #[tokio::test]
+    async fn a_redis_that_lets_us_in_is_there_and_another_comes_with_a_fix() {
+        let server = RedisServer::with(Options::default().password("hunter2")).unwrap();
+        let result = redis_at(server.port(), "hunter2").await;
+        assert_eq!(result.outcome, CheckOutcome::Ok, "{result:?}");
+        let result = redis_at(server.port(), "hunter3").await;
+        assert_eq!(result.outcome, CheckOutcome::Failed);
+        assert!(!format!("{result:?}").contains("hunter"), "{result:?}");
+        let port = server.port();
+        drop(server);
+        let result = redis_at(port, "hunter2").await;
+        assert_eq!(result.outcome, CheckOutcome::Failed);
+        assert!(result.fix.unwrap().contains(env::REDIS_HOSTNAME));
+    }
+
+    #[tokio::test]
+    async fn a_setting_of_redis_that_cannot_be_used_is_named() {
+        let args = PeerArgs {
+            redis: RedisArgs {
+                redis_hostname: Some("redis".to_owned()),
+                redis_port: Some("many".to_owned()),
+                ..RedisArgs::default()
+            },
+            ..PeerArgs::default()
+        };
+        let results = check(&args).await;
+        assert_eq!(results.len(), 1);
+        assert!(results[0].finding.contains(env::REDIS_PORT), "{results:?}");
     }
 
     #[tokio::test]
