@@ -56,6 +56,7 @@ fn sources() -> Vec<(PathBuf, String)> {
         "job-contract/src",
         "tests/it",
         "tests/peers/src",
+        "tests/platform/src",
         "tests/src",
         "xtask/src",
     ];

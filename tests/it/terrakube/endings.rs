@@ -72,6 +72,20 @@ async fn a_pod_that_is_killed_for_its_memory_fails_the_step_and_is_not_replaced(
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_says_nothing_until_its_deadline_fails_the_step_with_its_length() {
+    let stage = Stage::in_cluster().await;
+    stage.place().image_that_first("exec sleep 600");
+    let _launcher = stage.serve_with(&[
+        // The shortest there may be.
+        (env::ACTIVE_DEADLINE_SECONDS, "31"),
+        (env::TERMINATION_GRACE_PERIOD_SECONDS, "30"),
+        (env::APPLY_GRACE_PERIOD_SECONDS, "30"),
+    ]);
+    let job = stage.start(Repository::fixture(), Flow::plan_apply());
+    stage.until_told(job, "deadline").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_setting_of_the_workspace_that_cannot_be_used_fails_the_step_with_its_name() {
     let stage = Stage::in_cluster().await;
     let _launcher = stage.serve();
