@@ -111,6 +111,7 @@ pub fn build(job: &JobData, deployment: &Deployment) -> Result<Manifest, Manifes
         transport: &transport,
         name: &name,
         labels: &labels,
+        deadline_seconds: deployment.active_deadline_seconds,
         grace_seconds: deployment.grace_for(step_type),
     });
     check_template(&template, deployment)?;

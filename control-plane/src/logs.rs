@@ -179,6 +179,8 @@ struct Shared {
     /// The queue itself has no bound, so that a writer that is dropped can still send its last line.
     room: Arc<Semaphore>,
     written: AtomicU64,
+    /// Writes, of whatever size.
+    heard: AtomicU64,
     max_line_bytes: usize,
 }
 
@@ -225,6 +227,7 @@ impl RunLog {
                 commands,
                 room,
                 written: AtomicU64::new(0),
+                heard: AtomicU64::new(0),
                 max_line_bytes,
             }),
             spool_path,
@@ -252,6 +255,13 @@ impl RunLog {
     /// The redactor as it is now, for what leaves the run by other ways than the log.
     pub fn redactor(&self) -> Arc<Redactor> {
         self.shared.redactor()
+    }
+
+    /// Whether something is heard of the run: a number that grows with every write.
+    pub fn pulse(&self) -> Pulse {
+        Pulse {
+            shared: Arc::clone(&self.shared),
+        }
     }
 
     /// The redacted log on disk. It is complete after [`RunLog::finish`].
@@ -289,6 +299,19 @@ impl RunLog {
             },
             sinks,
         }
+    }
+}
+
+/// Counts what is written to a log, for whoever waits for a sign of life.
+#[derive(Clone, Debug)]
+pub struct Pulse {
+    shared: Arc<Shared>,
+}
+
+impl Pulse {
+    /// Writes so far.
+    pub fn count(&self) -> u64 {
+        self.shared.heard.load(Ordering::Relaxed)
     }
 }
 
@@ -408,6 +431,7 @@ impl LogWriter {
     /// # Caveats
     /// When the future is dropped before it is done, it is not known how much of the chunk was written.
     pub async fn write(&mut self, chunk: &[u8]) {
+        self.shared.heard.fetch_add(1, Ordering::Relaxed);
         for piece in chunk.chunks(CHUNK_BYTES) {
             let Some(granted) = self.shared.grant(piece.len()).await else {
                 return;

@@ -10,7 +10,7 @@ use control_plane::platform::{Outcome, PlanReference};
 use control_plane::{Platform, StepRef};
 use job_contract::keys::ObjectKey;
 use job_contract::progress::Phase;
-use job_contract::report::{ChangeCounts, FinalReport, ToolRecord};
+use job_contract::report::{ChangeCounts, FinalReport, StopReason, ToolRecord};
 use job_contract::settlement::{self, Ending};
 use job_contract::{Exit, JobData, StepType};
 use tracing::error;
@@ -34,6 +34,8 @@ pub(crate) struct Verdict {
     pub(crate) tool: Option<ToolRecord>,
     pub(crate) error: Option<String>,
     pub(crate) hint: Option<String>,
+    /// Why it was stopped before it was done.
+    pub(crate) stopped: Option<StopReason>,
     /// Whether the platform is told. A step that is somebody else's, over, or to be tried again is not reported.
     pub(crate) reported: bool,
 }
@@ -50,6 +52,7 @@ impl Verdict {
             tool: None,
             error: Some(error.story()),
             hint: error.hint(),
+            stopped: None,
             reported: true,
         }
     }
@@ -180,6 +183,7 @@ pub(crate) async fn conclude(run: Run<'_>, identity: FinalReport, mut verdict: V
         unreported: !known,
         error: verdict.error,
         hint: verdict.hint,
+        stopped: verdict.stopped,
         tool: verdict.tool,
         commit_id: Some(verdict.commit_id).filter(|commit| !commit.is_empty()),
         changes: verdict.changes,

@@ -2,12 +2,14 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Args, CommandFactory as _, Parser, ValueEnum};
 use job_contract::env;
 use reqwest::Url;
 
+use crate::guard::Limits;
 use crate::tool::{Selection, SignaturePolicy};
 use crate::workspace::ArchiveLimits;
 
@@ -156,6 +158,19 @@ pub struct RunConfig {
     /// [default: 300 for apply and destroy, 60 otherwise].
     #[arg(long, env = env::GRACE_PERIOD_SECONDS)]
     pub grace_period_seconds: Option<u64>,
+    /// Minutes the run may take before it is stopped and what there is is stored.
+    #[arg(long, env = env::MAX_DURATION_MINUTES, default_value_t = 360)]
+    pub max_duration_minutes: u64,
+    /// The same in seconds; wins, and 0 means no limit.
+    #[arg(long, env = env::DEADLINE_SECONDS)]
+    pub deadline_seconds: Option<u64>,
+    /// Seconds without a line in the log before the run is stopped; 0 means no limit.
+    #[arg(long, env = env::SILENCE_SECONDS, default_value_t = 0)]
+    pub silence_seconds: u64,
+    /// Percentage of the memory limit at which the tool is interrupted so that state can be stored; 0 means never.
+    #[arg(long, env = env::MEMORY_STOP_PERCENT, default_value_t = 80,
+          value_parser = clap::value_parser!(u64).range(0..=100))]
+    pub memory_stop_percent: u64,
     /// Where the final report is written.
     #[arg(long, env = env::TERMINATION_LOG, default_value = TERMINATION_LOG_PATH)]
     pub termination_log: PathBuf,
@@ -171,6 +186,21 @@ pub struct RunConfig {
     /// UID of the pod, written into the claim.
     #[arg(long, env = env::POD_UID)]
     pub pod_uid: Option<String>,
+}
+
+impl RunConfig {
+    /// What the run's guard watches.
+    pub(crate) fn limits(&self) -> Limits {
+        let seconds = |seconds| (seconds > 0).then(|| Duration::from_secs(seconds));
+        Limits {
+            deadline: seconds(
+                self.deadline_seconds
+                    .unwrap_or_else(|| self.max_duration_minutes.saturating_mul(60)),
+            ),
+            silence: seconds(self.silence_seconds),
+            memory_percent: Some(self.memory_stop_percent).filter(|percent| *percent > 0),
+        }
+    }
 }
 
 /// Format of the executor's own diagnostics.

@@ -16,10 +16,12 @@ use tracing::{debug, error, info};
 
 pub mod artifacts;
 pub mod banner;
+pub mod cgroup;
 pub mod child_env;
 mod conclusion;
 pub mod config;
 pub mod fault;
+mod guard;
 pub mod harden;
 pub mod job;
 pub mod operation;

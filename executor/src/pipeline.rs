@@ -12,11 +12,12 @@ use crate::Ended;
 use crate::conclusion::{self, Verdict};
 use crate::config::Config;
 use crate::fault::caught;
+use crate::guard::{self, Watched};
 use crate::operation::{self, Operated, Prepared, scripts_in};
 use crate::preparation::{self, Readiness};
 use crate::run::{Run, StageError};
 use crate::scripts::{self, Moment};
-use crate::stop::Stop;
+use crate::stop::{Cause, Stop};
 use crate::tool::ResolvedTool;
 use crate::workspace::Workspace;
 
@@ -27,9 +28,11 @@ pub async fn run(config: &Config, job: JobData, stop: Stop) -> Ended {
         Ok(run) => run,
         Err(failure) => return conclusion::refuse(config, &job, identity, &failure).await,
     };
+    let guard = tokio::spawn(guard::watch(Watched::of(&run)));
     let verdict = caught(Box::pin(execute(&run)))
         .await
         .unwrap_or_else(|_| Verdict::failed(&StageError::Panicked));
+    guard.abort();
     conclusion::conclude(run, identity, verdict).await
 }
 
@@ -56,14 +59,22 @@ fn before_claim(run: &Run<'_>, failure: &StageError) -> Verdict {
     if verdict.exit != Exit::Infrastructure {
         return verdict;
     }
-    match run.stop.given() {
-        Some(order) => Verdict {
+    match run.stop.given().map(|order| order.cause) {
+        Some(Cause::Signal(signal)) => Verdict {
             error: Some(format!(
-                "stopped by signal {} before anything was started",
-                order.signal
+                "stopped by signal {signal} before anything was started"
             )),
             hint: None,
             reported: false,
+            ..verdict
+        },
+        // The platform has ended the step itself.
+        Some(cause @ Cause::Cancelled) => Verdict::not_ours(Exit::Done, cause.to_string()),
+        Some(cause) => Verdict {
+            exit: cause.exit(),
+            error: Some(cause.to_string()),
+            hint: cause.hint().map(str::to_owned),
+            stopped: Some(cause.reason()),
             ..verdict
         },
         None => Verdict {
@@ -117,6 +128,7 @@ async fn operate(run: &Run<'_>, prepared: Prepared) -> Verdict {
         }),
         hint: operated.error.as_ref().and_then(StageError::hint),
         error: operated.error.as_ref().map(StageError::story),
+        stopped: None,
         reported: true,
     };
     stopped_or(run, verdict)
@@ -174,12 +186,10 @@ async fn script_step(run: &Run<'_>, workspace: &Workspace, tool: Option<&Resolve
 fn stopped_or(run: &Run<'_>, verdict: Verdict) -> Verdict {
     match run.stop.given() {
         Some(order) if verdict.exit == Exit::StepFailed => Verdict {
-            exit: Exit::Signal(order.signal),
-            error: Some(format!(
-                "stopped by signal {} before it was done",
-                order.signal
-            )),
-            hint: None,
+            exit: order.cause.exit(),
+            error: Some(order.cause.to_string()),
+            hint: order.cause.hint().map(str::to_owned),
+            stopped: Some(order.cause.reason()),
             ..verdict
         },
         _ => verdict,

@@ -333,6 +333,7 @@ pub fn is_executable(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stop::Cause;
     use nix::unistd::Pid;
     use tokio::time::timeout;
 
@@ -362,7 +363,7 @@ mod tests {
         async fn consume(&mut self, chunk: &[u8]) {
             self.2.consume(chunk).await;
             if String::from_utf8_lossy(&self.2.bytes).contains(self.1) {
-                self.0.order(15);
+                self.0.order(Cause::Signal(15));
             }
         }
     }
@@ -500,7 +501,7 @@ mod tests {
     #[tokio::test]
     async fn what_saves_results_is_not_interrupted_but_has_an_end() {
         let stop = Stop::default();
-        stop.order(15);
+        stop.order(Cause::Signal(15));
         let limit = Limit {
             stop,
             interrupt: None,

@@ -1,10 +1,12 @@
-//! The order to stop: given once, by a signal, and heard by everything that waits.
+//! The order to stop: given once, whatever the reason, and heard by everything that waits.
 
+use std::fmt;
 use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use job_contract::StepType;
+use job_contract::report::StopReason;
+use job_contract::{Exit, StepType};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -17,18 +19,94 @@ pub struct Stop {
     order: Arc<OnceLock<Order>>,
 }
 
-/// Who ordered it, and when.
+/// Why it was given, and when.
 #[derive(Clone, Copy, Debug)]
 pub struct Order {
-    pub signal: u8,
+    pub cause: Cause,
     pub at: Instant,
 }
 
+/// Why a run is stopped before it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The pod ends: a node is drained, the Job is deleted or past its deadline.
+    Signal(u8),
+    /// The platform's job is over.
+    Cancelled,
+    /// The run's own time is up.
+    Deadline(Duration),
+    /// Nothing was written to the log for so long.
+    Silence(Duration),
+    /// Memory is about to run out; in bytes.
+    Memory { used: u64, limit: u64 },
+}
+
+impl Cause {
+    /// The exit code of a step that failed because of it.
+    pub const fn exit(self) -> Exit {
+        match self {
+            Self::Signal(signal) => Exit::Signal(signal),
+            _ => Exit::StepFailed,
+        }
+    }
+
+    /// As the final report names it.
+    pub const fn reason(self) -> StopReason {
+        match self {
+            Self::Signal(_) => StopReason::Signal,
+            Self::Cancelled => StopReason::Cancelled,
+            Self::Deadline(_) => StopReason::Deadline,
+            Self::Silence(_) => StopReason::Silence,
+            Self::Memory { .. } => StopReason::Memory,
+        }
+    }
+
+    /// What whoever owns the run can do about it.
+    pub const fn hint(self) -> Option<&'static str> {
+        match self {
+            Self::Signal(_) | Self::Cancelled => None,
+            Self::Deadline(_) => Some("raise the deadline of runs, or split the workspace"),
+            Self::Silence(_) => {
+                Some("find out what the tool waits for, or raise the limit on silence")
+            }
+            Self::Memory { .. } => Some(
+                "raise EPHEMERAL_MEMORY_LIMIT for the workspace, or lower the tool's parallelism",
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MIB: u64 = 1024 * 1024;
+        match self {
+            Self::Signal(signal) => write!(f, "stopped by signal {signal} before it was done"),
+            Self::Cancelled => f.write_str("stopped because the job is cancelled"),
+            Self::Deadline(limit) => write!(
+                f,
+                "stopped because it was not done within {}",
+                humantime::format_duration(*limit)
+            ),
+            Self::Silence(limit) => write!(
+                f,
+                "stopped because nothing was heard of it for {}",
+                humantime::format_duration(*limit)
+            ),
+            Self::Memory { used, limit } => write!(
+                f,
+                "stopped because {} of {} MiB of memory were in use",
+                used / MIB,
+                limit / MIB
+            ),
+        }
+    }
+}
+
 impl Stop {
-    /// Gives the order on behalf of a signal. Later orders change nothing.
-    pub fn order(&self, signal: u8) {
+    /// Gives the order. Later ones change nothing.
+    pub fn order(&self, cause: Cause) {
         let _ = self.order.set(Order {
-            signal,
+            cause,
             at: Instant::now(),
         });
         self.token.cancel();
@@ -97,7 +175,7 @@ pub fn listen(stop: &Stop) -> io::Result<()> {
                         "asked to stop: interrupting what runs, then storing what there is"
                     );
                 }
-                stop.order(number);
+                stop.order(Cause::Signal(number));
             }
         });
     }
@@ -128,8 +206,8 @@ mod tests {
     async fn the_first_order_counts() {
         let stop = Stop::default();
         assert!(stop.given().is_none());
-        stop.order(15);
-        stop.order(2);
-        assert_eq!(stop.ordered().await.signal, 15);
+        stop.order(Cause::Signal(15));
+        stop.order(Cause::Cancelled);
+        assert_eq!(stop.ordered().await.cause, Cause::Signal(15));
     }
 }

@@ -89,6 +89,14 @@ pub const ARCHIVE_MAX_ENTRIES: &str = "MAYFLY_ARCHIVE_MAX_ENTRIES";
 pub const OUTCOME_EXIT_CODE: &str = "MAYFLY_OUTCOME_EXIT_CODE";
 /// Seconds between the first SIGTERM and the SIGKILL that follows it; the pod's grace period.
 pub const GRACE_PERIOD_SECONDS: &str = "MAYFLY_GRACE_PERIOD_SECONDS";
+/// Minutes a run may take, counted from the executor's start.
+pub const MAX_DURATION_MINUTES: &str = "ExecutorJobMaxDurationMinutes";
+/// The same in seconds; wins, and 0 means no limit. The launcher sets it ahead of the Job's own deadline.
+pub const DEADLINE_SECONDS: &str = "MAYFLY_DEADLINE_SECONDS";
+/// Seconds a run may be silent before it is stopped; 0 means no limit.
+pub const SILENCE_SECONDS: &str = "MAYFLY_SILENCE_SECONDS";
+/// Share of the memory limit, in hundredths, at which the tool is interrupted; 0 means never.
+pub const MEMORY_STOP_PERCENT: &str = "MAYFLY_MEMORY_STOP_PERCENT";
 /// Where the final report is written; Kubernetes shows it as the container's termination message.
 pub const TERMINATION_LOG: &str = "MAYFLY_TERMINATION_LOG";
 /// Extra names, comma-separated, that tools and scripts inherit from the executor's environment.

@@ -28,6 +28,9 @@ pub struct FinalReport {
     /// What to do about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
+    /// Why the step was stopped before it was done, if it was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stopped: Option<StopReason>,
     /// The tool that ran.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool: Option<ToolRecord>,
@@ -82,6 +85,22 @@ impl FinalReport {
         }
         message
     }
+}
+
+/// Why an executor stopped a step before it was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum StopReason {
+    /// A signal told the executor to end.
+    Signal,
+    /// The platform's job was cancelled.
+    Cancelled,
+    /// The run's own time was up.
+    Deadline,
+    /// Nothing was written to the log for too long.
+    Silence,
+    /// Memory was about to run out.
+    Memory,
 }
 
 /// The tool that ran a step.

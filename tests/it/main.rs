@@ -12,6 +12,7 @@ mod docs;
 mod failure;
 mod kubernetes;
 mod launcher;
+mod limits;
 mod log;
 mod outcome;
 mod plan;

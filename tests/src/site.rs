@@ -249,6 +249,13 @@ impl ExecutorRun<'_> {
         self
     }
 
+    /// Starts the executor by a program, whose last argument its path becomes.
+    #[must_use]
+    pub fn wrapped_in(mut self, words: &[&str]) -> Self {
+        self.wrapper = words.iter().map(OsString::from).collect();
+        self
+    }
+
     pub fn start(self) -> RunningExecutor {
         let mut words = self.wrapper.iter().map(OsString::as_os_str);
         let mut command = Command::new(words.next().unwrap_or(self.executor.as_os_str()));

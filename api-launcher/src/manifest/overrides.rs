@@ -20,6 +20,7 @@ pub const RESERVED_ENV: &[&str] = &[
     env::BATCH,
     env::JOB_DATA,
     env::JOB_DATA_FILE,
+    env::DEADLINE_SECONDS,
     env::GRACE_PERIOD_SECONDS,
     env::OUTCOME_EXIT_CODE,
     env::POD_NAME,

@@ -55,6 +55,7 @@ pub(super) struct Ingredients<'a> {
     /// Name of the Job and of the Secret.
     pub name: &'a str,
     pub labels: &'a BTreeMap<String, String>,
+    pub deadline_seconds: i64,
     pub grace_seconds: i64,
 }
 
@@ -317,6 +318,13 @@ fn replace<T>(field: &mut Option<T>, value: Option<T>) {
 }
 
 /// What needs both levels at once, and what nobody may change.
+/// The executor's own deadline, in seconds: so far ahead of the Job's that it can stop, save and report before the
+/// Job ends it. The Job's counts from before the pod was placed, hence a minute more than the grace period.
+fn own_deadline(job_seconds: i64, grace_seconds: i64) -> i64 {
+    let spare = (job_seconds - grace_seconds).max(1);
+    (spare - (spare / 4).min(60)).max(1)
+}
+
 fn finish(template: &mut PodTemplateSpec, from: &Ingredients<'_>) {
     let metadata = template.metadata.get_or_insert_default();
     metadata
@@ -335,6 +343,11 @@ fn finish(template: &mut PodTemplateSpec, from: &Ingredients<'_>) {
         set_env(
             variables,
             literal(env::GRACE_PERIOD_SECONDS, &grace.to_string()),
+        );
+        let deadline = own_deadline(from.deadline_seconds, grace);
+        set_env(
+            variables,
+            literal(env::DEADLINE_SECONDS, &deadline.to_string()),
         );
         if let Some(path) = &from.merged.plugin_cache_dir {
             // Also when only the deployment asks for it: then the job data does not tell the tool.

@@ -49,7 +49,7 @@ const MACHINE: [&str; 22] = [
 ];
 
 /// Settings of the executor that its deployment decides; here the caller's environment is the deployment.
-const DEPLOYMENT: [&str; 15] = [
+const DEPLOYMENT: [&str; 17] = [
     env::TERRAFORM_RELEASES_URL,
     env::TOFU_RELEASES_URL,
     env::RELEASE_MIRROR_URL,
@@ -62,6 +62,8 @@ const DEPLOYMENT: [&str; 15] = [
     env::ARCHIVE_MAX_BYTES,
     env::ARCHIVE_MAX_ENTRIES,
     env::GRACE_PERIOD_SECONDS,
+    env::SILENCE_SECONDS,
+    env::MEMORY_STOP_PERCENT,
     env::LOG_FILE,
     env::LOG_FILTER,
     env::ENV_FORWARD,
@@ -98,6 +100,13 @@ pub(crate) fn build(
     set(env::OUTCOME_EXIT_CODE, &flag(true));
     set(env::LOG_FORMAT, OsStr::new("json"));
     set(env::TOOL_SELECTION, OsStr::new("installed"));
+    // Whoever started it watches it.
+    set(
+        env::DEADLINE_SECONDS,
+        own(env::DEADLINE_SECONDS)
+            .as_deref()
+            .unwrap_or(OsStr::new("0")),
+    );
     set(env::COLOR_OUTPUT, &flag(setup.color));
 
     let encoded = encoding::encode(job);
@@ -168,6 +177,7 @@ mod tests {
             ("MAYFLY_OUTCOME_EXIT_CODE", "true"),
             ("MAYFLY_LOG_FORMAT", "json"),
             ("MAYFLY_TOOL_SELECTION", "installed"),
+            ("MAYFLY_DEADLINE_SECONDS", "0"),
             ("TerrakubeEnableColorOutput", "false"),
             ("PATH", "/bin"),
             ("https_proxy", "http://proxy"),

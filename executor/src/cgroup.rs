@@ -1,0 +1,232 @@
+//! How much memory the executor's control group may use, and uses: versions 1 and 2.
+//!
+//! The kernel kills when a group cannot be brought below its limit by dropping page cache, so page cache that can
+//! be dropped is not counted; files in memory (`tmpfs`) cannot be dropped and are.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Bytes in use, of the bytes that may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    pub used: u64,
+    pub limit: u64,
+}
+
+impl Usage {
+    /// Whether at least so many hundredths are in use.
+    pub fn reaches(&self, percent: u64) -> bool {
+        u128::from(self.used) * 100 >= u128::from(self.limit) * u128::from(percent)
+    }
+}
+
+/// The control group whose limit is the tightest for this process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryGroup {
+    folder: PathBuf,
+    version: Version,
+    limit: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    V1,
+    V2,
+}
+
+impl Version {
+    const fn limit_file(self) -> &'static str {
+        match self {
+            Self::V1 => "memory.limit_in_bytes",
+            Self::V2 => "memory.max",
+        }
+    }
+
+    const fn usage_file(self) -> &'static str {
+        match self {
+            Self::V1 => "memory.usage_in_bytes",
+            Self::V2 => "memory.current",
+        }
+    }
+
+    /// Names in `memory.stat`: page cache, and what of it are files in memory. Version 1 counts descendants
+    /// under other names.
+    const fn cache_names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::V1 => ("total_cache", "total_shmem"),
+            Self::V2 => ("file", "shmem"),
+        }
+    }
+}
+
+/// Version 1 says "no limit" with the largest whole number of pages.
+const NO_LIMIT_V1: u64 = i64::MAX as u64 & !0xFFFF;
+
+impl MemoryGroup {
+    /// The group of this process; `None` where no group has a limit, or none can be seen.
+    pub fn of_this_process() -> Option<Self> {
+        let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
+        Self::find(Path::new("/sys/fs/cgroup"), &membership)
+    }
+
+    /// The limit, in bytes.
+    pub const fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// What is in use now.
+    pub fn usage(&self) -> io::Result<Usage> {
+        let current = number(&self.folder.join(self.version.usage_file()))?;
+        let stat = fs::read_to_string(self.folder.join("memory.stat"))?;
+        let (cache, shared) = self.version.cache_names();
+        let droppable = stat_value(&stat, cache).saturating_sub(stat_value(&stat, shared));
+        Ok(Usage {
+            used: current.saturating_sub(droppable),
+            limit: self.limit,
+        })
+    }
+
+    /// `membership` is `/proc/<pid>/cgroup`: `id:controllers:path` lines, version 2 with id 0 and no controllers.
+    fn find(root: &Path, membership: &str) -> Option<Self> {
+        let groups = membership.lines().filter_map(|line| {
+            let mut parts = line.splitn(3, ':');
+            let (id, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+            if id == "0" && controllers.is_empty() {
+                return Some((root.to_owned(), Version::V2, path));
+            }
+            let memory = controllers.split(',').any(|name| name == "memory");
+            memory.then(|| (root.join("memory"), Version::V1, path))
+        });
+        groups
+            .flat_map(|(mount, version, path)| levels(&mount, path, version))
+            .min_by_key(|group| group.limit)
+    }
+}
+
+/// The group and those it lies in, as far as they can be seen and have a limit. A container sees its own group
+/// as the root of the mount, while version 1 names it by its path on the node: a path that is not there is its
+/// visible ancestors'.
+fn levels(mount: &Path, path: &str, version: Version) -> Vec<MemoryGroup> {
+    let below = Path::new(path.trim_start_matches('/'));
+    below
+        .ancestors()
+        .map(|level| mount.join(level))
+        .filter_map(|folder| {
+            let limit = number(&folder.join(version.limit_file())).ok()?;
+            (limit < NO_LIMIT_V1 && limit > 0).then_some(MemoryGroup {
+                folder,
+                version,
+                limit,
+            })
+        })
+        .collect()
+}
+
+/// A file that holds one number. `max` is none.
+fn number(path: &Path) -> io::Result<u64> {
+    let text = fs::read_to_string(path)?;
+    text.trim()
+        .parse()
+        .map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+}
+
+fn stat_value(stat: &str, name: &str) -> u64 {
+    stat.lines()
+        .filter_map(|line| line.split_once(' '))
+        .find(|(key, _)| *key == name)
+        .and_then(|(_, value)| value.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tempfile::TempDir;
+
+    const MIB: u64 = 1024 * 1024;
+
+    fn tree(files: &[(&str, &str)]) -> TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (name, content) in files {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn version_2_leaves_out_page_cache_but_not_files_in_memory() {
+        let root = tree(&[
+            ("memory.max", "104857600\n"),
+            ("memory.current", "94371840\n"),
+            (
+                "memory.stat",
+                "anon 20971520\nfile 73400320\nkernel 0\nshmem 10485760\ninactive_file 52428800\n",
+            ),
+        ]);
+        let group = MemoryGroup::find(root.path(), "0::/\n").unwrap();
+        let usage = group.usage().unwrap();
+        assert_eq!(
+            usage,
+            Usage {
+                used: 30 * MIB,
+                limit: 100 * MIB
+            }
+        );
+        assert!(usage.reaches(30) && !usage.reaches(31));
+    }
+
+    #[test]
+    fn version_1_counts_what_lies_in_the_group_too() {
+        let root = tree(&[
+            ("memory/a/memory.limit_in_bytes", "104857600\n"),
+            ("memory/a/memory.usage_in_bytes", "52428800\n"),
+            (
+                "memory/a/memory.stat",
+                "cache 0\ntotal_cache 20971520\ntotal_shmem 5242880\n",
+            ),
+            ("memory/memory.limit_in_bytes", "9223372036854771712\n"),
+        ]);
+        let membership = "5:cpu,cpuacct:/a\n4:memory:/a\n0::/\n";
+        let usage = MemoryGroup::find(root.path(), membership)
+            .unwrap()
+            .usage()
+            .unwrap();
+        assert_eq!(usage.used, 35 * MIB);
+    }
+
+    #[test]
+    fn the_tightest_limit_above_the_process_counts() {
+        let root = tree(&[
+            ("pod/memory.max", "1000"),
+            ("pod/app/memory.max", "max"),
+            ("pod/app/deep/memory.max", "2000"),
+        ]);
+        let group = MemoryGroup::find(root.path(), "0::/pod/app/deep\n").unwrap();
+        assert_eq!(group.limit(), 1000);
+        assert_eq!(group.folder, root.path().join("pod"));
+    }
+
+    #[test]
+    fn a_container_finds_its_group_at_the_root_though_it_is_named_by_the_node() {
+        let root = tree(&[("memory/memory.limit_in_bytes", "1000")]);
+        let membership = "4:memory:/kubepods/pod1/c1\n";
+        assert_eq!(
+            MemoryGroup::find(root.path(), membership).unwrap().limit(),
+            1000
+        );
+    }
+
+    #[test]
+    fn without_a_limit_there_is_nothing_to_watch() {
+        let root = tree(&[
+            ("memory.max", "max"),
+            ("memory/memory.limit_in_bytes", "9223372036854771712"),
+        ]);
+        assert_eq!(MemoryGroup::find(root.path(), "4:memory:/\n0::/\n"), None);
+        assert_eq!(MemoryGroup::find(root.path(), "nonsense"), None);
+        assert_eq!(MemoryGroup::find(Path::new("/nonexistent"), "0::/"), None);
+    }
+}

@@ -1,0 +1,137 @@
+//! Watches over a run from beside: its time, its silence and its memory. Whichever runs out gives the stop order,
+//! early enough that what there is can be saved.
+
+use std::future::pending;
+use std::time::Duration;
+
+use control_plane::logs::{LogWriter, Pulse};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tracing::warn;
+
+use crate::cgroup::MemoryGroup;
+use crate::run::Run;
+use crate::stop::{Cause, Stop};
+
+/// Neither version of control groups tells when a share of the limit is reached, so somebody has to look. A
+/// provider allocates some hundred MiB a second at most.
+const MEMORY_EVERY: Duration = Duration::from_millis(250);
+/// The warning comes at this share of the share at which the tool is interrupted, in hundredths.
+const WARN_PERCENT: u64 = 90;
+
+/// What may run out; `None` is not watched.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Limits {
+    /// Wall-clock time of the run.
+    pub(crate) deadline: Option<Duration>,
+    /// Time without anything written to the log.
+    pub(crate) silence: Option<Duration>,
+    /// Share of the memory limit at which the tool is interrupted, in hundredths.
+    pub(crate) memory_percent: Option<u64>,
+}
+
+/// A run, as far as its guard knows it.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    limits: Limits,
+    memory: Option<MemoryGroup>,
+    pulse: Pulse,
+    log: LogWriter,
+    stop: Stop,
+}
+
+impl Watched {
+    pub(crate) fn of(run: &Run<'_>) -> Self {
+        let limits = run.config.run.limits();
+        Self {
+            limits,
+            memory: limits
+                .memory_percent
+                .and_then(|_| MemoryGroup::of_this_process()),
+            pulse: run.log.pulse(),
+            log: run.log.writer(),
+            stop: run.stop.clone(),
+        }
+    }
+}
+
+/// Watches until something runs out, then gives the stop order and says so in the run's log.
+pub(crate) async fn watch(run: Watched) {
+    let cause = tokio::select! {
+        cause = deadline(run.limits.deadline) => cause,
+        cause = silence(&run) => cause,
+        cause = memory(&run) => cause,
+        _ = run.stop.ordered() => return,
+    };
+    warn!(reason = %cause, "interrupting what runs, then storing what there is");
+    run.stop.order(cause);
+    run.log.line(&format!("mayfly: {cause}")).await;
+}
+
+async fn deadline(limit: Option<Duration>) -> Cause {
+    match limit.and_then(|limit| Some((limit, Instant::now().checked_add(limit)?))) {
+        Some((limit, end)) => {
+            sleep_until(end).await;
+            Cause::Deadline(limit)
+        }
+        None => pending().await,
+    }
+}
+
+async fn silence(run: &Watched) -> Cause {
+    let Some(limit) = run.limits.silence else {
+        return pending().await;
+    };
+    let mut heard = run.pulse.count();
+    let mut since = Instant::now();
+    // A tenth late at most.
+    let mut ticks = interval((limit / 10).max(Duration::from_millis(10)));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let count = run.pulse.count();
+        if count != heard {
+            (heard, since) = (count, Instant::now());
+        } else if since.elapsed() >= limit {
+            return Cause::Silence(limit);
+        }
+    }
+}
+
+async fn memory(run: &Watched) -> Cause {
+    let (Some(group), Some(stop_at)) = (&run.memory, run.limits.memory_percent) else {
+        return pending().await;
+    };
+    let warn_at = stop_at * WARN_PERCENT / 100;
+    let mut warned = false;
+    let mut ticks = interval(MEMORY_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let usage = match group.usage() {
+            Ok(usage) => usage,
+            Err(error) => {
+                warn!(%error, "memory in use cannot be read: it is not watched any more");
+                return pending().await;
+            }
+        };
+        if usage.reaches(stop_at) {
+            return Cause::Memory {
+                used: usage.used,
+                limit: usage.limit,
+            };
+        }
+        if usage.reaches(warn_at) && !warned {
+            warned = true;
+            let text = format!(
+                "mayfly: {} of {} MiB of memory are in use; at {stop_at} % the tool is interrupted",
+                usage.used >> 20,
+                usage.limit >> 20,
+            );
+            warn!("{text}");
+            run.log.line(&text).await;
+        } else if !usage.reaches(warn_at * WARN_PERCENT / 100) {
+            // Well below again: the next rise is news.
+            warned = false;
+        }
+    }
+}

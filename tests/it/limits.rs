@@ -1,0 +1,167 @@
+//! Time, silence and memory that run out: the tool is interrupted in time and what there is is kept.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use integration_tests::{FakeTool, Repository, job};
+use job_contract::keys::local_backend_state;
+use job_contract::report::StopReason;
+use job_contract::{StepType, env};
+
+use crate::site;
+
+/// An apply that makes something, runs `then` and ends when it is interrupted.
+fn stuck(site: &integration_tests::Site, then: &str) -> FakeTool {
+    let state = site
+        .data_dir()
+        .join(local_backend_state(job::ORGANIZATION, job::WORKSPACE));
+    FakeTool::new().on(
+        "apply",
+        &format!(
+            r#"trap 'echo INT >> "$tool/signals"; echo interrupted; exit 1' INT
+mkdir -p "$(dirname {0})"; echo '{{"version":4,"serial":1,"lineage":"x"}}' > {0}
+echo made; {then}
+sleep 1000 & while :; do wait; done"#,
+            state.display()
+        ),
+    )
+}
+
+fn interrupted_for(reason: StopReason, setting: (&str, &str), words: &str) {
+    let (site, repository) = (site(), Repository::fixture());
+    let tool = stuck(&site, "true");
+    let apply = job::step(StepType::Apply, &repository);
+    site.queue(&[&apply]);
+    let outcome = site
+        .executor(&apply)
+        .env("PATH", tool.path())
+        .env(setting.0, setting.1)
+        .run()
+        .expect_code(1);
+
+    assert_eq!(outcome.report().stopped, Some(reason), "{outcome}");
+    assert!(outcome.log().contains(words), "{outcome}");
+    let error = outcome.report().error.as_deref().unwrap();
+    assert!(error.contains(words), "{error}");
+    assert!(outcome.report().hint.is_some(), "{outcome}");
+    assert_eq!(
+        fs::read_to_string(tool.file("signals")).unwrap(),
+        "INT\n",
+        "one interrupt and no more"
+    );
+    assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
+    assert_eq!(
+        site.record(&apply).history.len(),
+        1,
+        "state was not kept\n{outcome}"
+    );
+    assert!(
+        site.step_output(&apply).contains("interrupted"),
+        "{outcome}"
+    );
+    assert!(outcome.left_behind.is_empty(), "{outcome}");
+}
+
+#[test]
+fn a_run_that_is_not_done_by_its_deadline_is_interrupted_and_its_state_kept() {
+    interrupted_for(
+        StopReason::Deadline,
+        (env::DEADLINE_SECONDS, "8"),
+        "it was not done within 8s",
+    );
+}
+
+#[test]
+fn a_run_that_falls_silent_is_interrupted_and_its_state_kept() {
+    interrupted_for(
+        StopReason::Silence,
+        (env::SILENCE_SECONDS, "8"),
+        "nothing was heard of it for 8s",
+    );
+}
+
+/// A control group with a memory limit, for one process tree.
+struct MemoryGroup(PathBuf);
+
+impl MemoryGroup {
+    const MIB: u64 = 160;
+
+    /// `None` where this user may not make one.
+    fn new() -> Option<Self> {
+        let root = Path::new("/sys/fs/cgroup");
+        let name = format!("mayfly-test-{}", std::process::id());
+        let (folder, limit) = if root.join("cgroup.controllers").exists() {
+            (root.join(name), "memory.max")
+        } else {
+            (root.join("memory").join(name), "memory.limit_in_bytes")
+        };
+        fs::create_dir(&folder).ok()?;
+        let group = Self(folder);
+        fs::OpenOptions::new()
+            .write(true)
+            .open(group.0.join(limit))
+            .and_then(|mut file| write!(file, "{}", Self::MIB << 20))
+            .ok()?;
+        Some(group)
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        // Its processes have ended, or the test failed anyway.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_tool_that_fills_its_memory_is_interrupted_before_the_kernel_kills_it() {
+    let Some(group) = MemoryGroup::new() else {
+        let _ = writeln!(
+            std::io::stderr(),
+            "not tested: this user may not make a memory control group"
+        );
+        return;
+    };
+    let (site, repository) = (site(), Repository::fixture());
+    // In steps, as a provider does; 10 MiB are a string of so many letters.
+    let tool = stuck(
+        &site,
+        r#"grown=(); ten=$(head -c 10485760 /dev/zero | tr '\0' x)
+for i in {1..12}; do grown+=("$ten"); echo "grown to ${i}0 MiB"; sleep 0.3; done"#,
+    );
+    let apply = job::step(StepType::Apply, &repository);
+    site.queue(&[&apply]);
+    let enter = format!(
+        "echo $$ > '{}/cgroup.procs' && exec \"$@\"",
+        group.0.display()
+    );
+    let outcome = site
+        .executor(&apply)
+        .env("PATH", tool.path())
+        .wrapped_in(&["sh", "-c", &enter, "sh"])
+        .run()
+        .expect_code(1);
+
+    assert_eq!(
+        outcome.report().stopped,
+        Some(StopReason::Memory),
+        "{outcome}"
+    );
+    let log = outcome.log();
+    let warned = log
+        .find("at 80 % the tool is interrupted")
+        .expect("a warning");
+    let stopped = log.find("of memory were in use").expect("the reason");
+    assert!(warned < stopped, "{outcome}");
+    assert!(
+        log.contains(&format!("of {} MiB", MemoryGroup::MIB)),
+        "{outcome}"
+    );
+    assert_eq!(
+        site.record(&apply).history.len(),
+        1,
+        "state was not kept\n{outcome}"
+    );
+    assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
+}
