@@ -1,26 +1,23 @@
-//! What clients may expect of an API server. Always asked of the in-process server, and of a real one as well when
-//! `KUBECONFIG` or `KUBEBUILDER_ASSETS` names it, so that the one in this process cannot drift into leniency.
+//! What clients may expect of an API server. Always asked of the in-process server, and of every real one that
+//! `KUBEBUILDER_ASSETS` or `KUBECONFIG` names, so that the one in this process cannot drift into leniency.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{AsyncBufReadExt as _, StreamExt as _};
 use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
-use test_cluster::{ADMIN, Cluster, Fault, RealServer};
+use test_cluster::{ADMIN, Cluster, Fault, Rule, Target};
 
 /// A server under test, with a namespace of its own.
+#[derive(Clone)]
 struct Subject {
+    cluster: Arc<Cluster>,
     client: Client,
     namespace: String,
-    _server: Option<Server>,
-}
-
-enum Server {
-    InProcess { _cluster: Cluster },
-    Real { _server: RealServer },
 }
 
 /// An answer as it came: code and body.
@@ -28,34 +25,25 @@ type Answer = (u16, Value);
 
 impl Subject {
     async fn all() -> Vec<Self> {
-        let cluster = Cluster::builder().api_server_only().start().await.unwrap();
-        let client = cluster.client(ADMIN).unwrap();
-        let mut all = vec![Self::new(client, Some(Server::InProcess { _cluster: cluster })).await];
-        if std::env::var_os("KUBECONFIG").is_some() {
-            all.push(Self::new(Client::try_default().await.unwrap(), None).await);
-        }
-        if let Some(server) = RealServer::from_environment().await.unwrap() {
-            let client = server.client().unwrap();
-            all.push(Self::new(client, Some(Server::Real { _server: server })).await);
+        let mut all = Vec::new();
+        for target in Target::all() {
+            let parts = Cluster::builder().api_server_only().on(target);
+            let cluster = Arc::new(parts.start().await.unwrap());
+            all.push(Self {
+                client: cluster.client(ADMIN).unwrap(),
+                namespace: cluster.fresh_namespace("honest").await.unwrap(),
+                cluster,
+            });
         }
         all
     }
 
-    async fn new(client: Client, server: Option<Server>) -> Self {
-        let namespace = format!("honest-{}", uuid::Uuid::new_v4().simple());
-        let subject = Self {
-            client,
-            namespace: namespace.clone(),
-            _server: server,
-        };
-        let (code, body) = subject
-            .post(
-                "/api/v1/namespaces",
-                &json!({"metadata": {"name": namespace}}),
-            )
-            .await;
-        assert_eq!(code, 201, "{body}");
-        subject
+    /// The same server, asked by somebody else.
+    fn asked_by(&self, identity: &str) -> Self {
+        Self {
+            client: self.cluster.client(identity).unwrap(),
+            ..self.clone()
+        }
     }
 
     fn path(&self, resource: &str) -> String {
@@ -595,20 +583,20 @@ async fn a_watch_tells_what_enters_and_leaves_a_selector() {
 
 #[tokio::test]
 async fn a_watch_from_a_forgotten_version_has_expired() {
-    let cluster = Cluster::builder().api_server_only().start().await.unwrap();
-    let subject = Subject::new(cluster.client(ADMIN).unwrap(), None).await;
-    subject
-        .create("configmaps", &json!({"metadata": {"name": "a"}}))
-        .await;
-    cluster.compact();
-    subject
-        .create("configmaps", &json!({"metadata": {"name": "b"}}))
-        .await;
-    let events = subject.watch("configmaps", "resourceVersion=1", 1).await;
-    assert_eq!(
-        (&events[0]["type"], &events[0]["object"]["code"]),
-        (&json!("ERROR"), &json!(410))
-    );
+    for subject in Subject::all().await {
+        subject
+            .create("configmaps", &json!({"metadata": {"name": "a"}}))
+            .await;
+        subject.cluster.compact();
+        subject
+            .create("configmaps", &json!({"metadata": {"name": "b"}}))
+            .await;
+        let events = subject.watch("configmaps", "resourceVersion=1", 1).await;
+        assert_eq!(
+            (&events[0]["type"], &events[0]["object"]["code"]),
+            (&json!("ERROR"), &json!(410))
+        );
+    }
 }
 
 #[tokio::test]
@@ -675,108 +663,110 @@ async fn kubectl_finds_its_way() {
     let Ok(kubectl) = which::which("kubectl") else {
         return;
     };
-    let cluster = Cluster::builder().api_server_only().start().await.unwrap();
-    let subject = Subject::new(cluster.client(ADMIN).unwrap(), None).await;
-    subject.create("jobs", &job("a")).await;
-    let config = cluster.kubeconfig_file(ADMIN, &subject.namespace).unwrap();
-    let run = |args: &[&str]| {
-        let output = std::process::Command::new(&kubectl)
-            .env("KUBECONFIG", &config)
-            .env("HOME", config.parent().unwrap())
-            .args(args)
-            .output()
-            .unwrap();
-        format!(
-            "{}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        )
-    };
-    assert_eq!(run(&["get", "jobs", "-o", "name"]).trim(), "job.batch/a");
-    assert_eq!(
-        run(&["delete", "job", "a", "--wait=false"]).trim(),
-        "job.batch \"a\" deleted"
-    );
-    assert!(run(&["get", "jobs"]).starts_with("No resources found"));
+    for subject in Subject::all().await {
+        subject.create("jobs", &job("a")).await;
+        let config = subject.cluster.kubeconfig_file(ADMIN, &subject.namespace);
+        let config = config.unwrap();
+        let run = |args: &[&str]| {
+            let output = std::process::Command::new(&kubectl)
+                .env("KUBECONFIG", &config)
+                .env("HOME", config.parent().unwrap())
+                .args(args)
+                .output()
+                .unwrap();
+            format!(
+                "{}{}",
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            )
+        };
+        assert_eq!(run(&["get", "jobs", "-o", "name"]).trim(), "job.batch/a");
+        assert_eq!(
+            run(&["delete", "job", "a", "--wait=false"]).trim(),
+            "job.batch \"a\" deleted"
+        );
+        assert!(run(&["get", "jobs"]).starts_with("No resources found"));
+    }
 }
 
 #[tokio::test]
 async fn an_identity_may_do_what_it_was_granted_and_nothing_else() {
-    let cluster = Cluster::builder().api_server_only().start().await.unwrap();
-    let subject = Subject::new(cluster.client(ADMIN).unwrap(), None).await;
-    let strings = |list: &[&str]| {
-        list.iter()
-            .map(|text| (*text).to_owned())
-            .collect::<Vec<_>>()
-    };
-    let rule = test_cluster::Rule {
-        api_groups: strings(&["batch"]),
-        resources: strings(&["jobs"]),
-        verbs: strings(&["create", "get"]),
-        ..Default::default()
-    };
-    cluster.grant("launcher", &subject.namespace, std::slice::from_ref(&rule));
-    let namespace = subject.namespace.clone();
-    let launcher = Subject {
-        client: cluster.client("launcher").unwrap(),
-        namespace,
-        _server: None,
-    };
-    assert_eq!(launcher.create("jobs", &job("a")).await.0, 201);
-    let (code, status) = launcher.delete("jobs/a", &json!({})).await;
-    assert_eq!((code, &status["reason"]), (403, &json!("Forbidden")));
-    let expected = format!(
-        "jobs.batch \"a\" is forbidden: User \"launcher\" cannot delete resource \"jobs\" in API group \"batch\" in \
-         the namespace \"{}\"",
-        launcher.namespace
-    );
-    assert_eq!(status["message"], json!(expected));
-    for (verb, allowed) in [("get", true), ("list", false)] {
-        let asked = json!({"namespace": launcher.namespace, "verb": verb, "group": "batch", "resource": "jobs"});
-        let review = json!({"spec": {"resourceAttributes": asked}});
-        let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-        assert_eq!(
-            launcher.post(path, &review).await.1["status"]["allowed"],
-            json!(allowed)
+    for subject in Subject::all().await {
+        let strings = |list: &[&str]| {
+            list.iter()
+                .map(|text| (*text).to_owned())
+                .collect::<Vec<_>>()
+        };
+        let rule = Rule {
+            api_groups: strings(&["batch"]),
+            resources: strings(&["jobs"]),
+            verbs: strings(&["create", "get"]),
+            ..Default::default()
+        };
+        let (cluster, namespace) = (&subject.cluster, &subject.namespace);
+        let rules = std::slice::from_ref(&rule);
+        cluster.grant("launcher", namespace, rules).await.unwrap();
+        let launcher = subject.asked_by("launcher");
+        assert_eq!(launcher.create("jobs", &job("a")).await.0, 201);
+        let (code, status) = launcher.delete("jobs/a", &json!({})).await;
+        assert_eq!((code, &status["reason"]), (403, &json!("Forbidden")));
+        let expected = format!(
+            "jobs.batch \"a\" is forbidden: User \"launcher\" cannot delete resource \"jobs\" in API group \"batch\" \
+             in the namespace \"{namespace}\"",
         );
+        assert_eq!(status["message"], json!(expected));
+        for (verb, allowed) in [("get", true), ("list", false)] {
+            let asked =
+                json!({"namespace": namespace, "verb": verb, "group": "batch", "resource": "jobs"});
+            let review = json!({"spec": {"resourceAttributes": asked}});
+            let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+            assert_eq!(
+                launcher.post(path, &review).await.1["status"]["allowed"],
+                json!(allowed)
+            );
+        }
+        let recorded = cluster.recorded().of("launcher");
+        assert_eq!(recorded.denied().len(), 1);
+        assert_eq!(recorded.unused(rules), ["get jobs.batch"]);
+        cluster.revoke("launcher").await.unwrap();
+        assert_eq!(launcher.get("jobs/a").await.0, 403);
+        assert_eq!(subject.get("jobs/a").await.0, 200);
     }
-    let recorded = cluster.recorded().of("launcher");
-    assert_eq!(recorded.denied().len(), 1);
-    assert_eq!(recorded.unused(&[rule]), ["get jobs.batch"]);
 }
 
 #[tokio::test]
 async fn ordered_faults_happen_once_each() {
-    let cluster = Cluster::builder().api_server_only().start().await.unwrap();
-    let subject = Subject::new(cluster.client(ADMIN).unwrap(), None).await;
-    let faults = cluster.faults();
-    // The client itself comes again after such an answer.
-    faults.next(1, "list", "jobs", Fault::TooManyRequests(1));
-    assert_eq!(subject.get("jobs").await.0, 200);
-    let recorded = cluster.recorded();
-    let lists = recorded
-        .requests()
-        .iter()
-        .filter(|request| request.right() == "list jobs.batch");
-    assert_eq!(
-        lists.map(|request| request.status).collect::<Vec<_>>(),
-        [429, 200]
-    );
-    faults.next(1, "create", "jobs", Fault::QuotaExceeded);
-    let (code, status) = subject.create("jobs", &job("a")).await;
-    assert_eq!(code, 403);
-    assert!(
-        status["message"]
-            .as_str()
-            .unwrap()
-            .contains("exceeded quota")
-    );
-    for (fault, stored) in [(Fault::DropBefore, 404), (Fault::DropAfter, 200)] {
-        faults.next(1, "create", "jobs", fault);
-        let request = axum::http::Request::post(subject.path("jobs"))
-            .body(Body::from(job("a").to_string().into_bytes()));
-        assert!(subject.client.send(request.unwrap()).await.is_err());
-        assert_eq!(subject.get("jobs/a").await.0, stored);
+    for subject in Subject::all().await {
+        let faults = subject.cluster.faults();
+        // The client itself comes again after such an answer.
+        faults.next(1, "list", "jobs", Fault::TooManyRequests(1));
+        assert_eq!(subject.get("jobs").await.0, 200);
+        let recorded = subject.cluster.recorded();
+        let lists = recorded
+            .requests()
+            .iter()
+            .filter(|request| request.right() == "list jobs.batch");
+        assert_eq!(
+            lists.map(|request| request.status).collect::<Vec<_>>(),
+            [429, 200]
+        );
+        faults.next(1, "create", "jobs", Fault::QuotaExceeded);
+        let (code, status) = subject.create("jobs", &job("a")).await;
+        assert_eq!(code, 403);
+        assert!(
+            status["message"]
+                .as_str()
+                .unwrap()
+                .contains("exceeded quota")
+        );
+        assert!(subject.cluster.recorded().denied().is_empty());
+        for (fault, stored) in [(Fault::DropBefore, 404), (Fault::DropAfter, 200)] {
+            faults.next(1, "create", "jobs", fault);
+            let request = axum::http::Request::post(subject.path("jobs"))
+                .body(Body::from(job("a").to_string().into_bytes()));
+            assert!(subject.client.send(request.unwrap()).await.is_err());
+            assert_eq!(subject.get("jobs/a").await.0, stored);
+        }
+        assert_eq!(subject.create("jobs", &job("a")).await.0, 409);
     }
-    assert_eq!(subject.create("jobs", &job("a")).await.0, 409);
 }

@@ -77,7 +77,12 @@ fn namespace_ready(state: &State, request: &ApiRequest, name: &str) -> Result<()
         let why = format!(
             "unable to create new content in namespace {namespace} because it is being terminated"
         );
-        return Err(ApiError::refused(request.resource, name, &why));
+        return Err(ApiError::refused(
+            request.resource.group,
+            request.resource.plural,
+            name,
+            &why,
+        ));
     }
     Ok(())
 }
@@ -101,7 +106,8 @@ fn admit_pod(state: &State, request: &ApiRequest, pod: &mut Value) -> Result<(),
             request.namespace
         );
         return Err(ApiError::refused(
-            request.resource,
+            request.resource.group,
+            request.resource.plural,
             pod["metadata"]["name"].as_str().unwrap_or(""),
             &why,
         ));

@@ -12,9 +12,9 @@ use axum::http::{Response, header};
 use futures_util::stream;
 use serde_json::Value;
 
-use super::request::ApiRequest;
-use super::status::ApiError;
-use super::validation::items;
+use crate::api_server::request::Query;
+use crate::api_server::status::ApiError;
+use crate::api_server::validation::items;
 
 const POLL: Duration = Duration::from_millis(20);
 
@@ -54,22 +54,21 @@ impl Logs {
     }
 }
 
-fn container_of(request: &ApiRequest, pod: &Value) -> Result<String, ApiError> {
+fn container_of(query: &Query, pod: &Value) -> Result<String, ApiError> {
     let names: Vec<&str> = ["containers", "initContainers"]
         .iter()
         .flat_map(|list| items(&pod["spec"][*list]))
         .filter_map(|container| container["name"].as_str())
         .collect();
-    match (request.query.get("container"), names.as_slice()) {
+    let pod = pod["metadata"]["name"].as_str().unwrap_or("");
+    match (query.get("container"), names.as_slice()) {
         ("", [only]) => Ok((*only).to_owned()),
         ("", names) => Err(ApiError::bad_request(format!(
-            "a container name must be specified for pod {}, choose one of: {names:?}",
-            request.name
+            "a container name must be specified for pod {pod}, choose one of: {names:?}"
         ))),
         (wanted, names) if names.contains(&wanted) => Ok(wanted.to_owned()),
         (wanted, _) => Err(ApiError::bad_request(format!(
-            "container {wanted} is not valid for pod {}",
-            request.name
+            "container {wanted} is not valid for pod {pod}"
         ))),
     }
 }
@@ -111,25 +110,23 @@ fn read_from(path: &Path, offset: u64) -> Vec<u8> {
 /// Answers `pods/log`.
 pub(crate) fn answer(
     logs: &Arc<Logs>,
-    request: &ApiRequest,
+    query: &Query,
     pod: &Value,
 ) -> Result<Response<Body>, ApiError> {
-    let container = container_of(request, pod)?;
+    let container = container_of(query, pod)?;
     let uid = pod["metadata"]["uid"].as_str().unwrap_or("").to_owned();
     if logs.find(&uid, &container).is_none() {
         return Err(ApiError::bad_request(format!(
             "container \"{container}\" in pod \"{}\" is waiting to start: {}",
-            request.name,
+            pod["metadata"]["name"].as_str().unwrap_or(""),
             waiting_reason(pod, &container)
         )));
     }
-    let follow = request.query.flag("follow");
-    let lines = request
-        .query
+    let follow = query.flag("follow");
+    let lines = query
         .number("tailLines")?
         .and_then(|lines| usize::try_from(lines).ok());
-    let limit = request
-        .query
+    let limit = query
         .number("limitBytes")?
         .and_then(|bytes| usize::try_from(bytes).ok());
     let start = (Arc::clone(logs), 0_u64, lines, false);
