@@ -161,10 +161,10 @@ impl Upstream {
             rules: rules.to_vec(),
         };
         let (role, binding) = (role(&granted), binding(&granted, identity));
-        let roles = Api::<Role>::namespaced(self.client.clone(), namespace);
-        let bindings = Api::<RoleBinding>::namespaced(self.client.clone(), namespace);
-        roles.create(&PostParams::default(), &role).await?;
-        bindings.create(&PostParams::default(), &binding).await?;
+        let role_api = Api::<Role>::namespaced(self.client.clone(), namespace);
+        let binding_api = Api::<RoleBinding>::namespaced(self.client.clone(), namespace);
+        role_api.create(&PostParams::default(), &role).await?;
+        binding_api.create(&PostParams::default(), &binding).await?;
         self.until(identity, &granted, true).await?;
         let mut grants = self.grants.lock().unwrap_or_else(PoisonError::into_inner);
         grants.entry(identity.to_owned()).or_default().push(granted);
