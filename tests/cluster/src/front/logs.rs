@@ -1,8 +1,9 @@
-//! `pods/log`: what containers wrote, from the files the pod runner fills.
+//! `pods/log`: what containers wrote, from the files the pod runner fills. As a container runtime does, it keeps the time
+//! with each line.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::io::{Read as _, Seek as _, SeekFrom};
+use std::io::{self, BufRead as _, BufReader, Read, Seek as _, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::{Response, header};
 use futures_util::stream;
+use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::api_server::request::Query;
@@ -96,6 +98,95 @@ fn tail(text: &[u8], lines: usize) -> &[u8] {
     if lines == 0 { &[] } else { text }
 }
 
+/// How much of a text is lines that have ended.
+fn whole_lines(text: &[u8]) -> usize {
+    let last = text.iter().rposition(|byte| *byte == b'\n');
+    last.map_or(0, |at| at + 1)
+}
+
+/// Writes what comes, each line with the time at which it began to be read.
+pub(crate) fn stamp(from: impl Read, mut to: impl Write) -> io::Result<()> {
+    let mut from = BufReader::new(from);
+    loop {
+        let mut line = Vec::new();
+        if from.read_until(b'\n', &mut line)? == 0 {
+            return Ok(());
+        }
+        let mut stamped = format!("{:.9} ", Timestamp::now()).into_bytes();
+        stamped.append(&mut line);
+        to.write_all(&stamped)?;
+    }
+}
+
+/// A stamped line's time and text.
+fn parts(line: &[u8]) -> (&[u8], &[u8]) {
+    let at = line.iter().position(|byte| *byte == b' ');
+    at.map_or((&[], line), |at| (&line[..at], &line[at + 1..]))
+}
+
+/// What a stamped file holds, without the times.
+pub(crate) fn plain_text(path: &Path) -> Vec<u8> {
+    let text = read_from(path, 0);
+    let lines = text.split_inclusive(|byte| *byte == b'\n');
+    lines.flat_map(|line| parts(line).1).copied().collect()
+}
+
+/// The form in which a log is asked for.
+#[derive(Debug)]
+struct Form {
+    timestamps: bool,
+    since: Option<Timestamp>,
+    /// Of what is there when the log is first looked at.
+    lines: Option<usize>,
+    /// Bytes still to be shown.
+    left: Option<usize>,
+}
+
+impl Form {
+    fn of(query: &Query) -> Result<Self, ApiError> {
+        let number = |key| -> Result<Option<usize>, ApiError> {
+            let number = query.number(key)?;
+            Ok(number.and_then(|number| usize::try_from(number).ok()))
+        };
+        let since = match query.get("sinceTime") {
+            "" => None,
+            time => Some(time.parse::<Timestamp>().map_err(|_| {
+                ApiError::bad_request(format!("invalid value for `sinceTime`: \"{time}\""))
+            })?),
+        };
+        Ok(Self {
+            timestamps: query.flag("timestamps"),
+            // Servers know whole seconds only.
+            since: since.and_then(|since| Timestamp::from_second(since.as_second()).ok()),
+            lines: number("tailLines")?,
+            left: number("limitBytes")?,
+        })
+    }
+
+    fn is_old(&self, stamp: &[u8]) -> bool {
+        let at = std::str::from_utf8(stamp).ok();
+        let at = at.and_then(|at| at.parse::<Timestamp>().ok());
+        at.is_some_and(|at| self.since.is_some_and(|since| at < since))
+    }
+
+    /// What of these stamped lines is to be shown.
+    fn shown(&mut self, text: &[u8]) -> Vec<u8> {
+        let text = self.lines.take().map_or(text, |lines| tail(text, lines));
+        let mut shown = Vec::new();
+        for line in text.split_inclusive(|byte| *byte == b'\n') {
+            let (stamp, rest) = parts(line);
+            if !self.is_old(stamp) {
+                shown.extend_from_slice(if self.timestamps { line } else { rest });
+            }
+        }
+        if let Some(left) = &mut self.left {
+            shown.truncate(*left);
+            *left -= shown.len();
+        }
+        shown
+    }
+}
+
 fn read_from(path: &Path, offset: u64) -> Vec<u8> {
     let mut text = Vec::new();
     if let Ok(mut file) = std::fs::File::open(path)
@@ -123,14 +214,9 @@ pub(crate) fn answer(
         )));
     }
     let follow = query.flag("follow");
-    let lines = query
-        .number("tailLines")?
-        .and_then(|lines| usize::try_from(lines).ok());
-    let limit = query
-        .number("limitBytes")?
-        .and_then(|bytes| usize::try_from(bytes).ok());
-    let start = (Arc::clone(logs), 0_u64, lines, false);
-    let chunks = stream::unfold(start, move |(logs, mut offset, mut lines, done)| {
+    let form = Form::of(query)?;
+    let start = (Arc::clone(logs), 0_u64, form, false);
+    let chunks = stream::unfold(start, move |(logs, mut offset, mut form, done)| {
         let (uid, container) = (uid.clone(), container.clone());
         async move {
             if done {
@@ -138,16 +224,16 @@ pub(crate) fn answer(
             }
             loop {
                 let log = logs.find(&uid, &container)?;
-                let text = read_from(&log.path, offset);
+                let mut text = read_from(&log.path, offset);
+                if !log.complete {
+                    text.truncate(whole_lines(&text));
+                }
                 offset += text.len() as u64;
-                let shown = lines
-                    .take()
-                    .map_or(text.as_slice(), |lines| tail(&text, lines));
-                let shown = &shown[..shown.len().min(limit.unwrap_or(usize::MAX))];
-                let done = !follow || log.complete;
+                let shown = form.shown(&text);
+                let done = !follow || log.complete || form.left == Some(0);
                 if !shown.is_empty() || done {
-                    let chunk = Bytes::copy_from_slice(shown);
-                    return Some((Ok::<_, Infallible>(chunk), (logs, offset, None, done)));
+                    let chunk = Bytes::from(shown);
+                    return Some((Ok::<_, Infallible>(chunk), (logs, offset, form, done)));
                 }
                 tokio::time::sleep(POLL).await;
             }
@@ -163,7 +249,12 @@ pub(crate) fn answer(
 
 #[cfg(test)]
 mod tests {
-    use super::tail;
+    use super::{Form, Query, stamp, tail};
+
+    fn shown(query: &str, text: &[u8]) -> String {
+        let shown = Form::of(&Query::parse(query)).unwrap().shown(text);
+        String::from_utf8(shown).unwrap()
+    }
 
     #[test]
     fn the_tail_is_whole_lines() {
@@ -171,5 +262,25 @@ mod tests {
         assert_eq!(tail(b"a\nb\nc\n", 9), b"a\nb\nc\n");
         assert_eq!(tail(b"a\nb", 1), b"b");
         assert_eq!(tail(b"a\n", 0), b"");
+    }
+
+    #[test]
+    fn a_line_is_shown_with_its_time_or_without_and_from_a_time_on() {
+        let text = b"2026-01-01T00:00:01.900000000Z one\n2026-01-01T00:00:02.100000000Z two";
+        assert_eq!(shown("", text), "one\ntwo");
+        let stamped = shown("timestamps=true&tailLines=1", text);
+        assert_eq!(stamped, "2026-01-01T00:00:02.100000000Z two");
+        // Rounded down to its second.
+        assert_eq!(shown("sinceTime=2026-01-01T00:00:02.5Z", text), "two");
+        assert_eq!(shown("limitBytes=2", text), "on");
+        assert!(Form::of(&Query::parse("sinceTime=soon")).is_err());
+    }
+
+    #[test]
+    fn every_line_is_stamped_even_the_last_one_that_does_not_end() {
+        let mut stamped = Vec::new();
+        stamp(&b"a b\n\nc"[..], &mut stamped).unwrap();
+        assert_eq!(shown("", &stamped), "a b\n\nc");
+        assert!(shown("sinceTime=2999-01-01T00:00:00Z", &stamped).is_empty());
     }
 }
