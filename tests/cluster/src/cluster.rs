@@ -13,6 +13,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config, ResourceExt};
 use serde_json::json;
 use tempfile::TempDir;
+use tokio::runtime::{Handle, Runtime};
 use tokio_util::sync::CancellationToken;
 
 use crate::api_server::authorizer::{ADMIN, Rule};
@@ -153,10 +154,42 @@ impl Builder {
     }
 }
 
+/// A runtime that may end within another one.
+#[derive(Debug)]
+struct Background {
+    handle: Handle,
+    runtime: Option<Runtime>,
+}
+
+impl Background {
+    fn start() -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()?;
+        Ok(Self {
+            handle: runtime.handle().clone(),
+            runtime: Some(runtime),
+        })
+    }
+
+    fn end(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
 /// A cluster; everything of it ends when it is dropped.
 #[derive(Debug)]
 pub struct Cluster {
-    runtime: Option<tokio::runtime::Runtime>,
+    runtime: Background,
     front: Arc<Front>,
     runner: Arc<Runner>,
     stop: CancellationToken,
@@ -164,7 +197,7 @@ pub struct Cluster {
     target: Target,
     /// Namespaces to delete at the end, where they would stay.
     namespaces: Mutex<Vec<String>>,
-    _server: Option<RealServer>,
+    server: Option<tokio::sync::Mutex<RealServer>>,
 }
 
 /// What is behind the front, and how long it lives.
@@ -201,10 +234,7 @@ impl Cluster {
     }
 
     async fn with(parts: Builder) -> Result<Self, StartError> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()?;
+        let runtime = Background::start()?;
         let dir = tempfile::tempdir()?;
         let stop = CancellationToken::new();
         let target = parts
@@ -212,7 +242,7 @@ impl Cluster {
             .clone()
             .unwrap_or_else(|| Target::preferred(parts.shared));
         let (of, until) = (target.clone(), stop.clone());
-        let start = runtime.spawn(async move {
+        let start = runtime.handle.spawn(async move {
             let (backend, server) = backend(&of, until.clone()).await?;
             let front = Front::start(backend, of == Target::Shared, until).await?;
             Ok::<_, StartError>((front, server))
@@ -220,18 +250,17 @@ impl Cluster {
         let (front, server) = start.await.map_err(io::Error::other)??;
         let runner = Arc::new(Runner::new(dir.path(), Some(Arc::clone(&front.logs))));
         let cluster = Self {
-            runtime: Some(runtime),
+            runtime,
             front,
             runner,
             stop,
             dir,
             target,
             namespaces: Mutex::default(),
-            _server: server,
+            server: server.map(tokio::sync::Mutex::new),
         };
-        if cluster.target != Target::Shared
-            && let Some(runtime) = &cluster.runtime
-        {
+        if cluster.target != Target::Shared {
+            let runtime = &cluster.runtime.handle;
             let _inside = runtime.enter();
             let client = cluster.client(crate::CONTROLLERS)?;
             if parts.controllers {
@@ -317,12 +346,16 @@ impl Cluster {
         &self.runner.nodes
     }
 
-    /// Forgets the history of changes: watches from before get `410 Gone`. A real server does so when it starts, and
-    /// otherwise when it likes.
-    pub fn compact(&self) {
+    /// Forgets the history of changes: watches from before get `410 Gone`. A real server does so by starting anew, and
+    /// one that others use has forgotten its first versions long ago.
+    pub async fn compact(&self) -> Result<(), StartError> {
         if let Backend::InProcess(server) = &self.front.backend {
             server.compact();
         }
+        if let Some(server) = &self.server {
+            server.lock().await.restart().await?;
+        }
+        Ok(())
     }
 
     /// Runs `program` for containers of this image.
@@ -519,23 +552,18 @@ impl Cluster {
         &self,
         work: impl Future<Output = Result<T, kube::Error>> + Send + 'static,
     ) -> Result<T, kube::Error> {
-        match &self.runtime {
-            Some(runtime) => runtime
-                .spawn(work)
-                .await
-                .map_err(|error| kube::Error::Service(Box::new(error)))?,
-            None => work.await,
-        }
+        let done = self.runtime.handle.spawn(work).await;
+        done.map_err(|error| kube::Error::Service(Box::new(error)))?
     }
 
     /// Has the namespaces of a cluster deleted that goes on without us.
     fn tidy(&self) {
         let names = std::mem::take(&mut *self.to_tidy());
-        let (Some(runtime), Backend::Real(upstream)) = (&self.runtime, &self.front.backend) else {
+        let Backend::Real(upstream) = &self.front.backend else {
             return;
         };
         let (client, (done, asked)) = (upstream.client(), mpsc::channel());
-        runtime.spawn(async move {
+        self.runtime.handle.spawn(async move {
             let api = Api::<Namespace>::all(client);
             for name in names {
                 // What cannot be deleted now is for whoever owns the cluster.
@@ -553,9 +581,7 @@ impl Drop for Cluster {
             self.tidy();
         }
         self.stop.cancel();
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
+        self.runtime.end();
         self.runner.groups.end_all();
     }
 }

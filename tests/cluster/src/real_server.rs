@@ -47,7 +47,10 @@ pub enum RealServerError {
 /// A running API server.
 #[derive(Debug)]
 pub struct RealServer {
-    children: Vec<Child>,
+    etcd: Option<Child>,
+    api_server: Option<Child>,
+    /// Program and flags, to start it once more.
+    api_server_command: (PathBuf, Vec<(&'static str, String)>),
     url: String,
     token: String,
     /// Signed by itself, for this run.
@@ -83,7 +86,9 @@ impl RealServer {
         let signed = rcgen::generate_simple_self_signed(names)?;
         let [etcd, peer, port] = free_ports()?;
         let mut server = Self {
-            children: Vec::new(),
+            etcd: None,
+            api_server: None,
+            api_server_command: (assets.join("kube-apiserver"), Vec::new()),
             url: format!("https://127.0.0.1:{port}"),
             token: uuid::Uuid::new_v4().simple().to_string(),
             certificate: signed.cert,
@@ -94,7 +99,7 @@ impl RealServer {
             format!("http://127.0.0.1:{peer}"),
         );
         let data = server.file("etcd");
-        server.spawn(
+        let etcd = server.spawn(
             &assets.join("etcd"),
             &[
                 ("data-dir", data.display().to_string()),
@@ -107,10 +112,24 @@ impl RealServer {
                 ("unsafe-no-fsync", "true".to_owned()),
             ],
         )?;
-        let flags = server.api_server_flags(&client_url, port, &signed.signing_key)?;
-        server.spawn(&assets.join("kube-apiserver"), &flags)?;
-        server.ready().await?;
+        server.etcd = Some(etcd);
+        server.api_server_command.1 =
+            server.api_server_flags(&client_url, port, &signed.signing_key)?;
+        server.start_api_server().await?;
         Ok(server)
+    }
+
+    async fn start_api_server(&mut self) -> Result<(), RealServerError> {
+        let (program, flags) = &self.api_server_command;
+        self.api_server = Some(self.spawn(program, flags)?);
+        self.ready().await
+    }
+
+    /// Ends the API server and starts it once more, on the same port and with what is stored. It then knows no version
+    /// from before.
+    pub(crate) async fn restart(&mut self) -> Result<(), RealServerError> {
+        end(&mut self.api_server);
+        self.start_api_server().await
     }
 
     fn api_server_flags(
@@ -124,7 +143,9 @@ impl RealServer {
             fs::write(&path, text)?;
             Ok(path.display().to_string())
         };
-        let account = write("account.key", &KeyPair::generate()?.serialize_pem())?;
+        let account = KeyPair::generate()?;
+        let account_public = write("account.pub", &account.public_key_pem())?;
+        let account = write("account.key", &account.serialize_pem())?;
         let user = format!("{},admin,admin,system:masters\n", self.token);
         Ok(vec![
             ("etcd-servers", etcd.to_owned()),
@@ -139,7 +160,7 @@ impl RealServer {
             ("token-auth-file", write("tokens.csv", &user)?),
             ("authorization-mode", "RBAC".to_owned()),
             ("service-account-issuer", "https://127.0.0.1/".to_owned()),
-            ("service-account-key-file", account.clone()),
+            ("service-account-key-file", account_public),
             ("service-account-signing-key-file", account),
             ("service-cluster-ip-range", "10.0.0.0/24".to_owned()),
         ])
@@ -149,10 +170,10 @@ impl RealServer {
         self.dir.path().join(name)
     }
 
-    fn spawn(&mut self, program: &Path, flags: &[(&str, String)]) -> io::Result<()> {
+    fn spawn(&self, program: &Path, flags: &[(&str, String)]) -> io::Result<Child> {
         let name = program.file_name().unwrap_or_default().to_string_lossy();
         let log = fs::File::create(self.file(&format!("{name}.log")))?;
-        let child = Command::new(program)
+        Command::new(program)
             .args(
                 flags
                     .iter()
@@ -161,9 +182,7 @@ impl RealServer {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
-            .spawn()?;
-        self.children.push(child);
-        Ok(())
+            .spawn()
     }
 
     /// How the one who may do everything gets in.
@@ -206,7 +225,7 @@ impl RealServer {
                 return Ok(());
             }
             let mut ended = false;
-            for child in &mut self.children {
+            for child in [&mut self.etcd, &mut self.api_server].into_iter().flatten() {
                 ended |= child.try_wait()?.is_some();
             }
             if ended || Instant::now() > until {
@@ -229,11 +248,16 @@ impl RealServer {
 
 impl Drop for RealServer {
     fn drop(&mut self) {
-        for child in self.children.iter_mut().rev() {
-            // One that has ended already needs no end.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        end(&mut self.api_server);
+        end(&mut self.etcd);
+    }
+}
+
+fn end(child: &mut Option<Child>) {
+    if let Some(mut child) = child.take() {
+        // One that has ended already needs no end.
+        let _ = child.kill();
+        let _ = child.wait();
     }
 }
 

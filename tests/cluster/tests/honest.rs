@@ -587,7 +587,7 @@ async fn a_watch_from_a_forgotten_version_has_expired() {
         subject
             .create("configmaps", &json!({"metadata": {"name": "a"}}))
             .await;
-        subject.cluster.compact();
+        subject.cluster.compact().await.unwrap();
         subject
             .create("configmaps", &json!({"metadata": {"name": "b"}}))
             .await;

@@ -23,8 +23,8 @@ use crate::api_server::authorizer::{Action, Rule, sentence};
 use crate::api_server::request::Target;
 use crate::api_server::status::ApiError;
 
-/// As much as a real server takes of a body.
-const BODY: usize = 3 * 1024 * 1024 + 1;
+/// More than a real server takes of a body, so that it is the one who says so.
+const BODY: usize = 64 * 1024 * 1024;
 /// The server's RBAC follows Roles by a watch of its own.
 const EFFECT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(20);
