@@ -413,6 +413,83 @@ async fn of_a_job_only_what_may_change_changes() {
 }
 
 #[tokio::test]
+async fn of_a_job_only_what_fits_together_is_told() {
+    let condition = |kind: &str| json!({"type": kind, "status": "True"});
+    let (began, ended) = ("2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z");
+    let failed = json!([condition("FailureTarget"), condition("Failed")]);
+    let complete = json!([condition("SuccessCriteriaMet"), condition("Complete")]);
+    let cases = [
+        (json!({"active": -1}), "status.active"),
+        (json!({"active": 1, "ready": 2}), "status.ready"),
+        (
+            json!({"conditions": [condition("Failed")], "startTime": began}),
+            "status.conditions",
+        ),
+        (
+            json!({"conditions": [condition("Complete")], "startTime": began, "completionTime": ended}),
+            "status.conditions",
+        ),
+        (json!({"conditions": failed}), "status.startTime"),
+        (
+            json!({"conditions": failed, "startTime": began, "active": 1}),
+            "status.active",
+        ),
+        (
+            json!({"conditions": failed, "startTime": began, "terminating": 1}),
+            "status.terminating",
+        ),
+        (
+            json!({"conditions": failed, "startTime": began, "uncountedTerminatedPods": {"failed": ["a"]}}),
+            "status.uncountedTerminatedPods",
+        ),
+        (
+            json!({"conditions": complete, "startTime": began}),
+            "status.completionTime",
+        ),
+        (
+            json!({"conditions": complete, "startTime": ended, "completionTime": began}),
+            "status.completionTime",
+        ),
+        (
+            json!({"startTime": began, "completionTime": ended}),
+            "status.completionTime",
+        ),
+    ];
+    for subject in Subject::all().await {
+        let running = with(job("a"), "/spec/suspend", json!(false));
+        subject.create("jobs", &running).await;
+        for (status, field) in &cases {
+            let told = json!({"status": status});
+            let answer = subject.merge("jobs/a/status", &told).await;
+            assert_eq!(
+                (answer.0, fields(&answer).contains(field)),
+                (422, true),
+                "{field}: {}",
+                answer.1
+            );
+        }
+        let over = json!({"status": {"conditions": failed, "startTime": began, "failed": 1}});
+        let (code, told) = subject.merge("jobs/a/status", &over).await;
+        assert_eq!(code, 200, "{told}");
+        for (status, field) in [
+            (json!({"conditions": []}), "status.conditions"),
+            (json!({"startTime": ended}), "status.startTime"),
+            (json!({"failed": 0}), "status.failed"),
+        ] {
+            let answer = subject
+                .merge("jobs/a/status", &json!({"status": status}))
+                .await;
+            assert_eq!(
+                (answer.0, fields(&answer).contains(&field)),
+                (422, true),
+                "{}",
+                answer.1
+            );
+        }
+    }
+}
+
+#[tokio::test]
 async fn each_patch_language_has_its_content_type() {
     for subject in Subject::all().await {
         subject
