@@ -222,10 +222,9 @@ impl Drop for Place {
 /// The rules of all Roles in a manifest.
 fn rules(manifest: &str) -> Vec<Rule> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(manifest).unwrap();
-    let roles = documents
+    let rules: Vec<Rule> = documents
         .iter()
-        .filter(|document| document["kind"] == "Role");
-    let rules: Vec<Rule> = roles
+        .filter(|document| document["kind"] == "Role")
         .flat_map(|role| serde_json::from_value::<Vec<Rule>>(role["rules"].clone()).unwrap())
         .collect();
     assert!(!rules.is_empty(), "no Role in {manifest}");

@@ -125,8 +125,9 @@ impl Front {
             tokio::spawn(async move {
                 let stop = front.stop.clone();
                 let service = hyper::service::service_fn(move |request| {
-                    let front = Arc::clone(&front);
-                    async move { front.serve(request).await }
+                    // What has come is finished and recorded, even when its client does not live to see it.
+                    let served = tokio::spawn(Arc::clone(&front).serve(request));
+                    async move { served.await.map_err(|_| Dropped)? }
                 });
                 let io = hyper_util::rt::TokioIo::new(stream);
                 let serving =

@@ -60,8 +60,8 @@ async fn everything_the_launcher_does_uses_each_right_and_no_other() {
     launcher.accept(&plan).await;
     launcher.accept(&plan).await;
     place.until_over(&plan, "Complete").await;
-    let launched = place.succeeds(&["launch", "--follow", "-f", &place.document(&other)]);
-    assert!(launched.stdout.contains("Plan:"), "{launched:?}");
+    let run = place.succeeds(&["launch", "--follow", "-f", &place.document(&other)]);
+    assert!(run.stdout.contains("Plan:"), "{run:?}");
     place.succeeds(&["launch", "--wait", "-f", &place.document(&other)]);
     let listed = place.succeeds(&["list"]).stdout;
     assert!(listed.contains("11") && listed.contains("12"), "{listed}");
