@@ -705,6 +705,212 @@ async fn deletion_waits_for_finalizers_and_heeds_preconditions() {
     }
 }
 
+fn pod(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {"restartPolicy": "Never", "containers": [{"name": "executor", "image": "example.com/executor:1"}]},
+    })
+}
+
+#[tokio::test]
+async fn a_pod_is_admitted_bound_once_and_gone_when_its_node_says_so() {
+    for subject in Subject::all().await {
+        // Elsewhere the cluster's own scheduler and kubelets would be faster.
+        if *subject.cluster.target() == Target::Shared {
+            continue;
+        }
+        let nobody = with(pod("a"), "/spec/serviceAccountName", json!("none"));
+        let (code, refused) = subject.create("pods", &nobody).await;
+        let why = "pods \"a\" is forbidden: error looking up service account";
+        let message = refused["message"].as_str().unwrap();
+        assert_eq!((code, message.starts_with(why)), (403, true), "{message}");
+
+        let (code, created) = subject.create("pods", &pod("a")).await;
+        assert_eq!(code, 201, "{created}");
+        assert_eq!(created["spec"]["serviceAccountName"], "default");
+        assert_eq!(
+            (
+                &created["spec"]["priority"],
+                &created["spec"]["preemptionPolicy"]
+            ),
+            (&json!(0), &json!("PreemptLowerPriority"))
+        );
+        let tolerations = created["spec"]["tolerations"].as_array().unwrap();
+        let keys: Vec<&str> = tolerations
+            .iter()
+            .filter_map(|toleration| toleration["key"].as_str())
+            .collect();
+        assert_eq!(
+            keys,
+            [
+                "node.kubernetes.io/not-ready",
+                "node.kubernetes.io/unreachable"
+            ]
+        );
+        assert_eq!(
+            (&created["status"]["phase"], &created["status"]["qosClass"]),
+            (&json!("Pending"), &json!("BestEffort"))
+        );
+        // Nothing but a few fields may change.
+        let image = json!([{"name": "other", "image": "example.com/executor:1"}]);
+        let patch = json!({"spec": {"containers": image}});
+        assert_eq!(subject.merge("pods/a", &patch).await.0, 422);
+
+        // Without a node it goes at once.
+        assert_eq!(subject.delete("pods/a", &json!({})).await.0, 200);
+        assert_eq!(subject.get("pods/a").await.0, 404);
+
+        let limits = json!({"requests": {"cpu": "100m"}, "limits": {"memory": "1Gi"}});
+        let burstable = with(pod("a"), "/spec/containers/0/resources", limits);
+        let (_, created) = subject.create("pods", &burstable).await;
+        assert_eq!(created["status"]["qosClass"], "Burstable");
+        assert_eq!(
+            created["spec"]["containers"][0]["resources"]["requests"]["memory"],
+            "1Gi"
+        );
+        let binding = json!({
+            "apiVersion": "v1", "kind": "Binding", "metadata": {"name": "a"},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": "node-1"},
+        });
+        assert_eq!(subject.create("pods/a/binding", &binding).await.0, 201);
+        let (code, status) = subject.create("pods/a/binding", &binding).await;
+        assert_eq!((code, &status["reason"]), (409, &json!("Conflict")));
+        let (_, bound) = subject.get("pods/a").await;
+        assert_eq!(bound["spec"]["nodeName"], "node-1");
+        let scheduled = &bound["status"]["conditions"][0];
+        assert_eq!(
+            (&scheduled["type"], &scheduled["status"]),
+            (&json!("PodScheduled"), &json!("True"))
+        );
+
+        let (code, going) = subject.delete("pods/a", &json!({})).await;
+        assert_eq!(code, 200);
+        assert_eq!(going["metadata"]["deletionGracePeriodSeconds"], 30);
+        assert!(going["metadata"]["deletionTimestamp"].is_string());
+        assert_eq!(subject.get("pods/a").await.0, 200);
+        let now = json!({"gracePeriodSeconds": 0});
+        assert_eq!(subject.delete("pods/a", &now).await.0, 200);
+        assert_eq!(subject.get("pods/a").await.0, 404);
+    }
+}
+
+#[tokio::test]
+async fn owners_stay_for_their_dependents_where_that_is_asked() {
+    for subject in Subject::all().await {
+        if *subject.cluster.target() == Target::Shared {
+            continue;
+        }
+        for (policy, finalizer) in [("Foreground", "foregroundDeletion"), ("Orphan", "orphan")] {
+            let name = policy.to_lowercase();
+            let path = format!("jobs/{name}");
+            subject.create("jobs", &job(&name)).await;
+            let options = json!({"propagationPolicy": policy});
+            let (code, going) = subject.delete(&path, &options).await;
+            assert_eq!(
+                (code, &going["metadata"]["finalizers"]),
+                (200, &json!([finalizer])),
+                "{going}"
+            );
+            let uid = &going["metadata"]["uid"];
+            let collected = json!({"metadata": {"uid": uid, "finalizers": []}});
+            assert_eq!(subject.merge(&path, &collected).await.0, 200);
+            assert_eq!(subject.get(&path).await.0, 404);
+        }
+        let unknown = json!({"propagationPolicy": "Sideways"});
+        subject.create("jobs", &job("a")).await;
+        assert_eq!(subject.delete("jobs/a", &unknown).await.0, 422);
+    }
+}
+
+#[tokio::test]
+async fn a_lease_is_renewed_only_by_who_knows_it() {
+    for subject in Subject::all().await {
+        let lease = json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "a"},
+            "spec": {"holderIdentity": "one", "leaseDurationSeconds": 15, "renewTime": "2026-01-01T00:00:00.000000Z"},
+        });
+        let (code, first) = subject.create("leases", &lease).await;
+        assert_eq!((code, &first["spec"]), (201, &lease["spec"]));
+        let path = subject.path("leases/a");
+        let put = |body: Value| {
+            let (subject, path) = (&subject, &path);
+            async move {
+                let answer = subject.send("PUT", path, "application/json", Some(&body));
+                answer.await
+            }
+        };
+        let renewed = with(first.clone(), "/spec/holderIdentity", json!("two"));
+        assert_eq!(put(renewed.clone()).await.0, 200);
+        assert_eq!(put(renewed).await.0, 409);
+        let blind = with(lease.clone(), "/spec/holderIdentity", json!("three"));
+        let answer = put(blind).await;
+        assert_eq!(
+            (answer.0, fields(&answer)),
+            (422, vec!["metadata.resourceVersion"])
+        );
+        let never = with(first, "/spec/leaseDurationSeconds", json!(0));
+        let never = with(never, "/metadata/resourceVersion", json!(""));
+        assert_eq!(put(never).await.0, 422);
+    }
+}
+
+#[tokio::test]
+async fn an_object_is_shown_in_the_form_that_is_asked_for() {
+    for subject in Subject::all().await {
+        let secret =
+            json!({"metadata": {"generateName": "a-"}, "stringData": {"a": "b"}, "unknown": 1});
+        let (code, created) = subject.create("secrets", &secret).await;
+        assert_eq!((code, &created["unknown"]), (201, &Value::Null));
+        let name = created["metadata"]["name"].as_str().unwrap();
+        assert_eq!((name.len(), &name[..2]), (7, "a-"));
+        let (code, _) = subject
+            .create("secrets?dryRun=All", &json!({"metadata": {"name": "b"}}))
+            .await;
+        assert_eq!((code, subject.get("secrets/b").await.0), (201, 404));
+        for (path, kind) in [
+            (format!("secrets/{name}"), "PartialObjectMetadata"),
+            ("secrets".to_owned(), "PartialObjectMetadataList"),
+        ] {
+            let accept = format!("application/json;as={kind};g=meta.k8s.io;v=v1");
+            let request = axum::http::Request::get(subject.path(&path)).header("accept", accept);
+            let request = request.body(Body::empty()).unwrap();
+            let response = subject.client.send(request).await.unwrap();
+            let bytes = response.into_body().collect_bytes().await.unwrap();
+            let shown: Value = serde_json::from_slice(&bytes).unwrap();
+            assert_eq!(shown["kind"], kind, "{shown}");
+            assert!(!shown.to_string().contains("Yg=="), "{shown}");
+        }
+        let path = subject.path("secrets");
+        let (code, status) = subject
+            .send(
+                "GET",
+                &format!("{path}?watch=true&resourceVersionMatch=Exact"),
+                "",
+                None,
+            )
+            .await;
+        assert_eq!(
+            (code, &status["reason"]),
+            (422, &json!("Invalid")),
+            "{status}"
+        );
+        let (code, status) = subject
+            .send("GET", "/apis/batch/v1/nonsense", "", None)
+            .await;
+        assert_eq!(
+            (code, &status["reason"]),
+            (404, &json!("NotFound")),
+            "{status}"
+        );
+        let (code, status) = subject.send("PATCH", &path, "", None).await;
+        assert_eq!(
+            (code, &status["reason"]),
+            (405, &json!("MethodNotAllowed")),
+            "{status}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn a_secret_has_a_size_and_may_be_immutable() {
     for subject in Subject::all().await {

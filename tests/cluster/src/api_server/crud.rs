@@ -132,6 +132,7 @@ fn admit_pod(state: &State, request: &ApiRequest, pod: &mut Value) -> Result<(),
     pod["spec"]["tolerations"] = all.into();
     if pod["spec"]["priority"].is_null() {
         pod["spec"]["priority"] = 0.into();
+        pod["spec"]["preemptionPolicy"] = "PreemptLowerPriority".into();
     }
     Ok(())
 }
@@ -176,7 +177,9 @@ fn stamp(request: &ApiRequest, object: &mut Value) -> Result<(), ApiError> {
     }
     if request.resource.has_status() {
         object["status"] = match request.resource.kind {
-            "Pod" => json!({"phase": "Pending", "qosClass": "BestEffort"}),
+            "Pod" => {
+                json!({"phase": "Pending", "qosClass": defaulting::qos_class(&object["spec"])})
+            }
             "PersistentVolumeClaim" => json!({"phase": "Bound"}),
             "Namespace" => json!({"phase": "Active"}),
             _ => json!({}),
