@@ -12,12 +12,12 @@ use kube::Api;
 use kube::api::PostParams;
 use test_cluster::{ADMIN, State};
 
-use super::{LAUNCHER, Launcher, PATIENCE, Place, RUNS, name};
+use super::{LAUNCHER, Launcher, PATIENCE, Place, name};
 
 impl Place {
     /// What a launcher would say of runs.
     pub(super) fn library(&self) -> Cluster {
-        Cluster::from_client(self.cluster.client(LAUNCHER).unwrap(), RUNS)
+        Cluster::from_client(self.cluster.client(LAUNCHER).unwrap(), &self.runs)
     }
 
     /// Returns when this is what the run waits for.
@@ -84,7 +84,8 @@ impl Place {
     async fn config_map(&self, name: &str) {
         let mut map = ConfigMap::default();
         map.metadata.name = Some(name.to_owned());
-        let maps = Api::<ConfigMap>::namespaced(self.cluster.client(ADMIN).unwrap(), RUNS);
+        let client = self.cluster.client(ADMIN).unwrap();
+        let maps = Api::<ConfigMap>::namespaced(client, &self.runs);
         maps.create(&PostParams::default(), &map).await.unwrap();
     }
 }
