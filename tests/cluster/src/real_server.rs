@@ -12,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kube::{Client, Config};
+use serde_json::json;
 use tempfile::TempDir;
 
 const START: Duration = Duration::from_mins(1);
@@ -142,6 +143,20 @@ impl RealServer {
         config.accept_invalid_certs = true;
         config.auth_info.token = Some(TOKEN.to_owned().into());
         Client::try_from(config)
+    }
+
+    /// A kubeconfig of the one who may do everything, for programs; `namespace` is the one of its context.
+    pub fn kubeconfig_file(&self, namespace: &str) -> io::Result<PathBuf> {
+        let path = self.file(&format!("kubeconfig-{namespace}"));
+        let server = format!("https://127.0.0.1:{}", self.port);
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "clusters": [{"name": "test", "cluster": {"server": server, "insecure-skip-tls-verify": true}}],
+            "users": [{"name": "admin", "user": {"token": TOKEN}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin", "namespace": namespace}}],
+        });
+        fs::write(&path, config.to_string())?;
+        Ok(path)
     }
 
     async fn ready(&self) -> Result<(), RealServerError> {
