@@ -66,7 +66,7 @@ pub(super) fn watching(runs: usize) -> Result<Vec<Measurement>> {
         let bytes = taken[figure].as_f64().context("a figure is missing")?;
         anyhow::Ok(bytes / MEGABYTE)
     };
-    let told = |figure: &str| list(&taken[figure], |sample| sample.as_f64());
+    let told = |figure: &str| list(&taken[figure], Value::as_f64);
     let (verdicts, reasons) = (told("verdicts")?, told("reasons")?);
     let server = server(&taken)?;
     let seconds = |samples: &[f64]| format!("{} s; median of {runs}", spread(samples));
