@@ -283,35 +283,47 @@ fn job_spec(deployment: &Deployment, template: PodTemplateSpec) -> JobSpec {
 }
 
 /// An executor that ended has the last word, and only its own "nothing was started" is tried again. A pod that
-/// was disrupted before its executor could say anything is replaced without counting: should it have started
-/// the step after all, its claim stops the next one. Env mode is for executors that make no claims: there, a
-/// disruption ends the Job.
+/// was disrupted before its executor could say so, even killed, is replaced without counting: should it have
+/// started the step after all, its claim stops the next one. Killed for any other reason, as for its memory, it
+/// would only be killed again. Env mode is for executors that make no claims: there, a disruption ends the Job.
 fn failure_policy(mode: Mode) -> PodFailurePolicy {
-    let when_disrupted = match mode {
-        Mode::Secret => "Ignore",
-        Mode::Env => "FailJob",
-    };
     let again = i32::from(job_contract::Exit::Infrastructure.code());
-    PodFailurePolicy {
-        rules: vec![
-            PodFailurePolicyRule {
-                action: "FailJob".to_owned(),
-                on_exit_codes: Some(PodFailurePolicyOnExitCodesRequirement {
-                    container_name: Some(pod::CONTAINER.to_owned()),
-                    operator: "NotIn".to_owned(),
-                    values: vec![again],
-                }),
-                on_pod_conditions: None,
-            },
-            PodFailurePolicyRule {
-                action: when_disrupted.to_owned(),
-                on_exit_codes: None,
-                on_pod_conditions: Some(vec![PodFailurePolicyOnPodConditionsPattern {
-                    status: "True".to_owned(),
-                    type_: "DisruptionTarget".to_owned(),
-                }]),
-            },
+    let killed = i32::from(job_contract::Exit::Signal(9).code());
+    let rules = match mode {
+        Mode::Secret => vec![
+            on_exit_codes("NotIn", vec![again, killed]),
+            when_disrupted("Ignore"),
+            on_exit_codes("In", vec![killed]),
         ],
+        Mode::Env => vec![
+            on_exit_codes("NotIn", vec![again]),
+            when_disrupted("FailJob"),
+        ],
+    };
+    PodFailurePolicy { rules }
+}
+
+/// The Job fails when the executor ended with such a code.
+fn on_exit_codes(operator: &str, values: Vec<i32>) -> PodFailurePolicyRule {
+    PodFailurePolicyRule {
+        action: "FailJob".to_owned(),
+        on_exit_codes: Some(PodFailurePolicyOnExitCodesRequirement {
+            container_name: Some(pod::CONTAINER.to_owned()),
+            operator: operator.to_owned(),
+            values,
+        }),
+        on_pod_conditions: None,
+    }
+}
+
+fn when_disrupted(action: &str) -> PodFailurePolicyRule {
+    PodFailurePolicyRule {
+        action: action.to_owned(),
+        on_exit_codes: None,
+        on_pod_conditions: Some(vec![PodFailurePolicyOnPodConditionsPattern {
+            status: "True".to_owned(),
+            type_: "DisruptionTarget".to_owned(),
+        }]),
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct Verdict {
     pub(crate) tool: Option<ToolRecord>,
     pub(crate) error: Option<String>,
     pub(crate) hint: Option<String>,
-    /// Whether the platform is told. A step that is somebody else's, or over, is not ours to report.
+    /// Whether the platform is told. A step that is somebody else's, over, or to be tried again is not reported.
     pub(crate) reported: bool,
 }
 
@@ -89,8 +89,10 @@ pub(crate) async fn refuse(
         hint = verdict.hint,
         "the step cannot run"
     );
+    let again = verdict.exit == Exit::Infrastructure && config.run.outcome_exit_code;
+    let told = is_addressable(job) && !config.run.disable_acknowledge && !again;
     let reported = match config.folders(std::env::var_os("HOME")) {
-        Ok(folders) if is_addressable(job) && !config.run.disable_acknowledge => {
+        Ok(folders) if told => {
             let outcome = Outcome {
                 settlement: settlement::settle(
                     StepType::Approval,
@@ -114,6 +116,7 @@ pub(crate) async fn refuse(
     };
     let report = FinalReport {
         outcome: verdict.exit.code(),
+        unreported: !reported,
         error: verdict.error,
         hint: verdict.hint,
         ..identity
@@ -168,8 +171,11 @@ pub(crate) async fn conclude(run: Run<'_>, identity: FinalReport, mut verdict: V
             "the workspace could not be removed"
         );
     }
+    // A claimed step is told to nobody: its holder reports it. A job that is over has been told.
+    let reported = told.is_ok() && (verdict.reported || verdict.exit == Exit::Done);
     let report = FinalReport {
         outcome: verdict.exit.code(),
+        unreported: !reported,
         error: verdict.error,
         hint: verdict.hint,
         tool: verdict.tool,
@@ -184,11 +190,7 @@ pub(crate) async fn conclude(run: Run<'_>, identity: FinalReport, mut verdict: V
             .unwrap_or_default(),
         ..identity
     };
-    // A claimed step is told to nobody: its holder reports it.
-    Ended {
-        report,
-        reported: told.is_ok() && verdict.exit != Exit::Claimed,
-    }
+    Ended { report, reported }
 }
 
 /// Under a stop order the process has little time left; the report matters more than the last lines.
@@ -210,11 +212,15 @@ struct Reporter<'r> {
 
 impl Reporter<'_> {
     async fn report(&self, verdict: &Verdict, log: &Path) -> Result<(), StageError> {
-        if !verdict.reported {
+        // The log of a step another pod holds is that pod's to store.
+        if !verdict.reported && verdict.exit != Exit::Infrastructure {
             return Ok(());
         }
         // The outcome matters more than the log: it is reported even when the log could not be stored.
         let output = self.store.put_file(&output_key(self.job), log);
+        if !verdict.reported {
+            return output.map(drop).map_err(StageError::from);
+        }
         if !self.config.run.disable_acknowledge {
             let outcome = self.outcome(verdict, output.as_ref().ok()).await?;
             self.platform.report_outcome(self.step, &outcome).await?;

@@ -1,5 +1,6 @@
 //! The launcher serves, a cluster runs: dispatches over HTTP become Jobs, whose pods are the real executor.
 
+mod disruptions;
 mod endings;
 mod faults;
 mod once;

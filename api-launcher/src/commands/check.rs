@@ -20,7 +20,7 @@ use crate::table::{Cell, Table, Tone};
 #[derive(Args, Debug)]
 pub struct CheckArgs {
     /// Namespace of the launcher, when several replicas elect one to watch: checks the rights on leases too
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", env = job_contract::env::LEASE_NAMESPACE)]
     pub election_namespace: Option<String>,
     #[command(flatten)]
     pub access: AccessArgs,

@@ -37,6 +37,12 @@ pub enum OverlayError {
     /// Something only the launcher decides.
     #[error("sets {0}, which is the launcher's own")]
     Reserved(String),
+    /// A container the pod would wait for.
+    #[error(
+        "has the container `{0}` beside the executor, which would keep the run alive after it has ended; \
+         as a side-car it belongs in `initContainers`, with `restartPolicy: Always`"
+    )]
+    SideCar(String),
     /// A quantity that is none.
     #[error("has the quantity `{0}`, which cannot be read")]
     Quantity(String),
@@ -60,6 +66,7 @@ impl Overlay {
         let mut errors = Vec::new();
         unknown_fields(&document, &understood, "", &mut errors);
         reserved_fields(&template, &mut errors);
+        side_cars(&template, &mut errors);
         if errors.is_empty() {
             Ok(Self(template))
         } else {
@@ -167,6 +174,16 @@ fn unknown_fields(
         }
         _ => {}
     }
+}
+
+fn side_cars(template: &PodTemplateSpec, errors: &mut Vec<OverlayError>) {
+    let containers = template.spec.iter().flat_map(|spec| &spec.containers);
+    let others = containers.filter(|container| container.name != CONTAINER);
+    errors.extend(
+        others
+            .filter(|container| !container.name.is_empty())
+            .map(|container| OverlayError::SideCar(container.name.clone())),
+    );
 }
 
 fn reserved_fields(template: &PodTemplateSpec, errors: &mut Vec<OverlayError>) {

@@ -16,7 +16,7 @@ use super::{LAUNCHER, Launcher, PATIENCE, Place, RUNS, name};
 
 impl Place {
     /// What a launcher would say of runs.
-    fn library(&self) -> Cluster {
+    pub(super) fn library(&self) -> Cluster {
         Cluster::from_client(self.cluster.client(LAUNCHER).unwrap(), RUNS)
     }
 
@@ -50,7 +50,7 @@ impl Place {
     }
 
     /// A launcher that reports to the platform whose records the executors write.
-    fn serve_reporting(&self) -> Launcher {
+    pub(super) fn serve_reporting(&self) -> Launcher {
         let data = self.site.data_dir();
         self.serve_with(&[(env::DATA_DIR, data.to_str().unwrap())])
     }
@@ -85,7 +85,7 @@ impl Place {
 }
 
 /// An apply that notes in a file that it began, and then takes very long.
-fn endless(place: &Place) -> (Repository, JobData) {
+pub(super) fn endless(place: &Place) -> (Repository, JobData) {
     let ledger = place.site.scratch("ledger");
     let module = format!(
         "resource \"terraform_data\" \"a\" {{\n  provisioner \"local-exec\" {{\n    command = \"echo begun >> {}; sleep 600\"\n  }}\n}}\n",
@@ -97,7 +97,7 @@ fn endless(place: &Place) -> (Repository, JobData) {
     (repository, apply)
 }
 
-fn begun(place: &Place) -> usize {
+pub(super) fn begun(place: &Place) -> usize {
     let ledger = fs::read_to_string(place.site.scratch("ledger")).unwrap_or_default();
     ledger.lines().count()
 }
