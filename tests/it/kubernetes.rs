@@ -1,11 +1,13 @@
 //! The launcher serves, a cluster runs: dispatches over HTTP become Jobs, whose pods are the real executor.
 
+mod commands;
 mod disruptions;
 mod endings;
 mod faults;
 mod once;
 mod rights;
 mod runs;
+mod verdicts;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

@@ -21,7 +21,7 @@ impl Place {
     }
 
     /// Returns when this is what the run waits for.
-    async fn until_waiting(&self, job: &JobData, reason: WaitReason, words: &str) {
+    pub(super) async fn until_waiting(&self, job: &JobData, reason: WaitReason, words: &str) {
         let library = self.library();
         let look = async {
             loop {
@@ -42,7 +42,7 @@ impl Place {
         }
     }
 
-    async fn verdict(&self, job: &JobData) -> VerdictKind {
+    pub(super) async fn verdict(&self, job: &JobData) -> VerdictKind {
         let explanation = self.library().explain(&name(job)).await.unwrap();
         let verdict = explanation.verdict.expect("the run is over");
         assert!(!verdict.sentence.is_empty() && !verdict.evidence.is_empty());
@@ -56,7 +56,7 @@ impl Place {
     }
 
     /// Returns when the platform knows that the step failed, and why.
-    async fn until_reported(&self, job: &JobData, words: &str) {
+    pub(super) async fn until_reported(&self, job: &JobData, words: &str) {
         let failed = |_: &State| {
             let (_, step) = self.site.statuses(job);
             let told = || self.site.step_output(job).contains(words);
@@ -66,7 +66,7 @@ impl Place {
     }
 
     /// The pod of a run that is being worked in once `is_there`.
-    async fn pod_at_work(&self, job: &JobData, is_there: impl Fn() -> bool) -> Pod {
+    pub(super) async fn pod_at_work(&self, job: &JobData, is_there: impl Fn() -> bool) -> Pod {
         let name = name(job);
         let at_work = |state: &State| {
             let pod = (*state.pods_of(&name).first()?).clone();
@@ -76,7 +76,7 @@ impl Place {
         self.until("the pod is at work", at_work).await
     }
 
-    async fn config_map(&self, name: &str) {
+    pub(super) async fn config_map(&self, name: &str) {
         let mut map = ConfigMap::default();
         map.metadata.name = Some(name.to_owned());
         let maps = Api::<ConfigMap>::namespaced(self.cluster.client(ADMIN).unwrap(), RUNS);

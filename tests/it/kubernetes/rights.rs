@@ -6,7 +6,7 @@ use test_cluster::{Request, Rule};
 
 use super::{LAUNCHER, Place, RUNS};
 
-fn rule(right: &Right) -> Rule {
+pub(super) fn rule(right: &Right) -> Rule {
     let resource = match right.subresource {
         "" => right.resource.to_owned(),
         below => format!("{}/{below}", right.resource),
