@@ -17,6 +17,7 @@ pub mod pod_security;
 pub mod policy;
 pub mod problem;
 pub mod quantity;
+pub mod references;
 pub mod tolerations;
 
 use std::collections::BTreeMap;
@@ -38,6 +39,7 @@ use self::deployment::MIN_GRACE_SECONDS;
 use self::job_data::{Mode, Transport};
 use self::overrides::{Names, Overrides};
 use self::problem::Problems;
+use self::references::References;
 
 /// The objects of one run, complete but for what only the cluster knows: the Secret's owner is the Job's UID.
 #[derive(Clone, PartialEq)]
@@ -133,6 +135,21 @@ pub fn build(job: &JobData, deployment: &Deployment) -> Result<Manifest, Manifes
 
 /// What would be wrong with every run of this deployment: what only shows when its settings meet.
 pub fn trial(deployment: &Deployment) -> Vec<Problem> {
+    match any_run(deployment) {
+        Ok(_) => Vec::new(),
+        Err(errors) => errors.problems().to_vec(),
+    }
+}
+
+/// What runs of this deployment refer to, as long as their workspaces ask for nothing more.
+pub fn references(deployment: &Deployment) -> Result<References, ManifestErrors> {
+    let manifest = any_run(deployment)?;
+    let name = manifest.job.metadata.name.unwrap_or_default();
+    let spec = manifest.job.spec.and_then(|spec| spec.template.spec);
+    Ok(References::of(&spec.unwrap_or_default(), &name))
+}
+
+fn any_run(deployment: &Deployment) -> Result<Manifest, ManifestErrors> {
     let job = JobData {
         step_type: Some(StepType::Apply.name().to_owned()),
         organization_id: "organization".to_owned(),
@@ -141,10 +158,7 @@ pub fn trial(deployment: &Deployment) -> Vec<Problem> {
         step_id: "step".to_owned(),
         ..JobData::default()
     };
-    match build(&job, deployment) {
-        Ok(_) => Vec::new(),
-        Err(errors) => errors.problems().to_vec(),
-    }
+    build(&job, deployment)
 }
 
 /// The ids become labels, so they must be more than path segments.

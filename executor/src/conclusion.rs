@@ -1,5 +1,7 @@
 //! The tail of every run: the log delivered and stored, the outcome reported, nothing left behind.
 
+use std::fs::File;
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
@@ -172,10 +174,10 @@ pub(crate) async fn conclude(run: Run<'_>, identity: FinalReport, mut verdict: V
         );
     }
     // A claimed step is told to nobody: its holder reports it. A job that is over has been told.
-    let reported = told.is_ok() && (verdict.reported || verdict.exit == Exit::Done);
+    let known = told.is_ok() && (verdict.reported || verdict.exit == Exit::Done);
     let report = FinalReport {
         outcome: verdict.exit.code(),
-        unreported: !reported,
+        unreported: !known,
         error: verdict.error,
         hint: verdict.hint,
         tool: verdict.tool,
@@ -190,7 +192,10 @@ pub(crate) async fn conclude(run: Run<'_>, identity: FinalReport, mut verdict: V
             .unwrap_or_default(),
         ..identity
     };
-    Ended { report, reported }
+    Ended {
+        report,
+        reported: known,
+    }
 }
 
 /// Under a stop order the process has little time left; the report matters more than the last lines.
@@ -217,9 +222,9 @@ impl Reporter<'_> {
             return Ok(());
         }
         // The outcome matters more than the log: it is reported even when the log could not be stored.
-        let output = self.store.put_file(&output_key(self.job), log);
+        let output = self.store_log(log);
         if !verdict.reported {
-            return output.map(drop).map_err(StageError::from);
+            return output.map(drop);
         }
         if !self.config.run.disable_acknowledge {
             let outcome = self.outcome(verdict, output.as_ref().ok()).await?;
@@ -227,6 +232,29 @@ impl Reporter<'_> {
         }
         output?;
         Ok(())
+    }
+
+    /// Stores the log behind what stands there already: why the step waited, and what an attempt before this one
+    /// said.
+    fn store_log(&self, log: &Path) -> Result<String, StageError> {
+        let key = output_key(self.job);
+        let Some(before) = self.store.read(&key)? else {
+            return Ok(self.store.put_file(&key, log)?);
+        };
+        let whole = log.with_extension("whole");
+        let write = || {
+            let mut file = File::create_new(&whole)?;
+            file.write_all(&before)?;
+            if !before.ends_with(b"\n") {
+                file.write_all(b"\n")?;
+            }
+            io::copy(&mut File::open(log)?, &mut file)
+        };
+        write().map_err(|source| StageError::WorkDir {
+            path: whole.display().to_string(),
+            source,
+        })?;
+        Ok(self.store.put_file(&key, &whole)?)
     }
 
     async fn outcome(

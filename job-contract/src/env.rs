@@ -28,6 +28,39 @@ pub const TOOLS_REPOSITORY: &str = "TerrakubeToolsRepository";
 /// See [`TOOLS_REPOSITORY`].
 pub const TOOLS_BRANCH: &str = "TerrakubeToolsBranch";
 
+/// `true` sends the log through the platform's API instead of Redis. Contract 7.7.
+pub const LOG_VIA_API: &str = "LogViaApi";
+/// Host of Redis; without it, and without nodes of a cluster or sentinels, there is no Redis. Contract 7.2.
+pub const REDIS_HOSTNAME: &str = "TerrakubeRedisHostname";
+/// Port of Redis.
+pub const REDIS_PORT: &str = "TerrakubeRedisPort";
+/// User of Redis, where it has users.
+pub const REDIS_USERNAME: &str = "TerrakubeRedisUsername";
+/// Password of Redis. Never reaches a tool or a script.
+pub const REDIS_PASSWORD: &str = "TerrakubeRedisPassword";
+/// `true` speaks TLS to Redis.
+pub const REDIS_SSL: &str = "TerrakubeRedisSSL";
+/// Java's trust store for Redis. A PEM file is taken, a keystore refused with what to do instead.
+pub const REDIS_TRUSTSTORE_PATH: &str = "TerrakubeRedisTruststorePath";
+/// Password of the trust store; PEM files have none.
+pub const REDIS_TRUSTSTORE_PASSWORD: &str = "TerrakubeRedisTruststorePassword";
+/// Milliseconds one command may take.
+pub const REDIS_TIMEOUT: &str = "TerrakubeRedisTimeout";
+/// Comma list of `host:port`: nodes of a cluster. Wins over sentinels and over one host.
+pub const REDIS_CLUSTER_NODES: &str = "TerrakubeRedisClusterNodes";
+/// How often a command may be sent on from one node of a cluster to another.
+pub const REDIS_CLUSTER_MAX_REDIRECTS: &str = "TerrakubeRedisClusterMaxRedirects";
+/// Name under which sentinels watch Redis.
+pub const REDIS_SENTINEL_MASTER: &str = "TerrakubeRedisSentinelMaster";
+/// Comma list of `host:port`: sentinels. Wins over one host.
+pub const REDIS_SENTINEL_NODES: &str = "TerrakubeRedisSentinelNodes";
+/// User for the sentinels, and for Redis where it has none of its own.
+pub const REDIS_SENTINEL_USERNAME: &str = "TerrakubeRedisSentinelUsername";
+/// See [`REDIS_SENTINEL_USERNAME`].
+pub const REDIS_SENTINEL_PASSWORD: &str = "TerrakubeRedisSentinelPassword";
+/// PEM file of the authorities Redis' certificate may come from; without it, the system's.
+pub const REDIS_CA_FILE: &str = "MAYFLY_REDIS_CA_FILE";
+
 /// Root of the local file store, the local platform's records and the tool cache.
 pub const DATA_DIR: &str = "MAYFLY_DATA_DIR";
 /// Executor binary `api-launcher run` starts instead of the one it contains.

@@ -7,6 +7,7 @@ mod faults;
 mod once;
 mod rights;
 mod runs;
+mod settings;
 mod verdicts;
 
 use std::fs;

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use control_plane::local::LocalPlatform;
+use job_contract::status::JobStatus;
 use job_contract::{JobData, env};
 use tokio::sync::Mutex;
-use tracing::warn;
+use tracing::{info, warn};
 
 use self::observer::Observer;
 use super::desk::Desk;
@@ -89,10 +90,18 @@ impl KubernetesTarget {
     /// The desk hears of it afterwards: a record that says `queue` has a Job behind it, wherever a crash falls. One
     /// between the two is made up for by the delivery that follows, since this one was not answered.
     pub(super) async fn accept(&self, job: &JobData) -> Result<Accepted, Refused> {
-        let accepted = self.submit(job).await;
         let Some(desk) = &self.desk else {
-            return accepted;
+            return self.submit(job).await;
         };
+        if has_outcome(desk, job) {
+            info!(
+                job_id = job.job_id,
+                step_id = job.step_id,
+                "a dispatch of a step that is over: nothing is run"
+            );
+            return Ok(Accepted::Duplicate);
+        }
+        let accepted = self.submit(job).await;
         match &accepted {
             Ok(_) => desk
                 .queue(job)
@@ -103,7 +112,8 @@ impl KubernetesTarget {
         accepted
     }
 
-    /// A job that waits on record for a run that cannot be is failed there, with the reason in its output.
+    /// A job that waits on record for a run that cannot be is failed there, with the reason in its output. That is for
+    /// the records of this machine: Terrakube does so itself when it reads the answer, and is not to be told before.
     async fn tell_refused(&self, desk: &Desk, job: &JobData, reason: &str) {
         // An earlier delivery may have been accepted, before a setting changed.
         let there = self.cluster.has_run(&job.job_id, &job.step_id).await;
@@ -150,6 +160,20 @@ impl KubernetesTarget {
     }
 }
 
+/// Whether the platform knows how the step ended: a delivery that was late, of a run whose Job is gone by now. What
+/// is dispatched because its job was rejected belongs to a step that is over, and is run all the same.
+fn has_outcome(desk: &Desk, job: &JobData) -> bool {
+    match desk.stand(job) {
+        Ok(stand) => stand.is_settled() && stand.job != JobStatus::Rejected,
+        Err(error) => {
+            // The claim keeps a step from being done twice.
+            warn!(%error, job_id = job.job_id, step_id = job.step_id,
+                  "the platform could not be asked whether the step is over");
+            false
+        }
+    }
+}
+
 /// Who holds the Lease: the pod, or the host and process where there is none.
 fn identity() -> String {
     std::env::var(env::POD_NAME).unwrap_or_else(|_| {
@@ -193,7 +217,7 @@ mod tests {
     use std::sync::{Arc, Mutex as Record};
 
     use axum::http::{Method, Request, Response, StatusCode};
-    use job_contract::status::{JobStatus, StepStatus};
+    use job_contract::status::StepStatus;
     use kube::Client;
     use kube::client::Body;
     use serde_json::{Value, json};
@@ -330,6 +354,27 @@ mod tests {
             Err(Refused::Invalid(_))
         ));
         assert_eq!(desk.platform.job("412").unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn a_step_that_is_over_gets_no_second_job_unless_its_job_was_rejected() {
+        let folder = tempfile::tempdir().unwrap();
+        let desk = on_record(folder.path());
+        let step = control_plane::StepRef::of(&job());
+        let put = |status: JobStatus| {
+            let change = |record: &mut control_plane::local::JobRecord| {
+                record.status = status;
+                record.steps[0].status = StepStatus::Completed;
+            };
+            desk.platform.update_job(&step, change).unwrap();
+        };
+        put(JobStatus::Completed);
+        let (mut target, asked) = target(None);
+        target.desk = Some(desk.clone());
+        assert_eq!(target.accept(&job()).await, Ok(Accepted::Duplicate));
+        assert!(asked.lock().unwrap().is_empty(), "no Job is made");
+        put(JobStatus::Rejected);
+        assert_eq!(target.accept(&job()).await, Ok(Accepted::New));
     }
 
     #[tokio::test]

@@ -281,7 +281,7 @@ mod tests {
     #[case("spec: {nodeSelektor: {a: b}}", "`spec.nodeSelektor`")]
     #[case("kind: PodTemplate", "`kind`")]
     #[case(
-        "spec: {containers: [{name: a, imagee: x}]}",
+        "spec: {containers: [{name: executor, imagee: x}]}",
         "`spec.containers[0].imagee`"
     )]
     #[case("spec: {restartPolicy: Always}", "restartPolicy")]
@@ -295,6 +295,10 @@ mod tests {
         "/run/mayfly/y"
     )]
     #[case("metadata: {labels: {mayfly.dev/job-id: x}}", "mayfly.dev/job-id")]
+    #[case(
+        "spec: {containers: [{name: executor}, {name: mesh, image: x}]}",
+        "`mesh` beside the executor"
+    )]
     #[case(
         "spec: {containers: [{name: executor, resources: {limits: {cpu: many}}}]}",
         "many"

@@ -626,7 +626,7 @@ fn defaults_give_way_to_an_overlays_amounts_too() {
     "privileged"
 )]
 #[case(
-    "spec: {containers: [{name: helper, securityContext: {runAsUser: 0}}]}",
+    "spec: {initContainers: [{name: helper, securityContext: {runAsUser: 0}}]}",
     "`helper`"
 )]
 #[case("spec: {volumes: [{name: v, hostPath: {path: /}}]}", "`v`")]

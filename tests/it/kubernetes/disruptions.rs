@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use api_launcher::verdict::VerdictKind;
 use integration_tests::{Repository, job};
-use job_contract::StepType;
+use job_contract::{StepType, env};
 use k8s_openapi::api::core::v1::Pod;
 
 use super::{Place, name};
@@ -54,6 +54,37 @@ async fn a_run_preempted_before_its_claim_is_run_by_another_pod() {
     );
     let explanation = place.library().explain(&name(&apply)).await.unwrap();
     assert_eq!(explanation.verdict.unwrap().kind, VerdictKind::Completed);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_run_waited_for_stays_in_its_log() {
+    let (place, repository) = (Place::new().await, Repository::fixture());
+    let image = "registry.example.test/late:1";
+    let data = place.site.data_dir();
+    let settings = [
+        ("ExecutorEphemeralImage", image),
+        (env::DATA_DIR, data.to_str().unwrap()),
+    ];
+    let launcher = place.serve_with(&settings);
+    let plan = job::plan(&repository);
+    place.site.queue(&[&plan]);
+    launcher.accept(&plan).await;
+    let said = |text: &str| text.contains("late:1");
+    place
+        .until("the reason is in the log", |_| {
+            let output = place.site.output_if_any(&plan)?;
+            said(&output).then_some(())
+        })
+        .await;
+    place.cluster.image(image, &place.program_that_first(""));
+    place.until_over(&plan, "Complete").await;
+    let stored = place.site.step_output(&plan);
+    let (head, rest) = stored.split_once('\n').unwrap();
+    assert!(said(head), "{stored}");
+    assert!(
+        rest.contains("Terraform") || rest.contains("OpenTofu"),
+        "{stored}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -42,6 +42,11 @@ impl Place {
         }
     }
 
+    pub(super) async fn until_waiting_for_its_turn(&self, job: &JobData) {
+        self.until_waiting(job, WaitReason::Queued, "its turn")
+            .await;
+    }
+
     pub(super) async fn verdict(&self, job: &JobData) -> VerdictKind {
         let explanation = self.library().explain(&name(job)).await.unwrap();
         let verdict = explanation.verdict.expect("the run is over");

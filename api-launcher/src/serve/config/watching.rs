@@ -254,6 +254,7 @@ fn name(
 mod tests {
     use super::*;
 
+    #[expect(clippy::unnecessary_wraps, reason = "as clap hands values over")]
     fn text(text: &str) -> Option<String> {
         Some(text.to_owned())
     }
