@@ -2,6 +2,7 @@
 //!
 //! In every journey the launcher has the rights of `rbac/launcher.yaml` and no others, and is refused nothing.
 
+mod commands;
 mod disruptions;
 mod endings;
 mod faults;
@@ -9,6 +10,7 @@ mod once;
 mod rights;
 mod runs;
 mod settings;
+mod verdicts;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -146,6 +148,13 @@ impl Place {
             .env("ExecutorEphemeralImage", IMAGE)
             .env("ExecutorEphemeralSecret", "");
         command
+    }
+
+    /// The document of a step, as a file.
+    fn document(&self, job: &JobData) -> String {
+        let path = self.site.scratch(&format!("{}.json", name(job)));
+        fs::write(&path, serde_json::to_vec(job).unwrap()).unwrap();
+        path.display().to_string()
     }
 
     async fn state(&self) -> State {

@@ -21,7 +21,7 @@ impl Place {
     }
 
     /// Returns when this is what the run waits for.
-    async fn until_waiting(&self, job: &JobData, reason: WaitReason, words: &str) {
+    pub(super) async fn until_waiting(&self, job: &JobData, reason: WaitReason, words: &str) {
         let library = self.library();
         let look = async {
             loop {
@@ -47,7 +47,7 @@ impl Place {
             .await;
     }
 
-    async fn verdict(&self, job: &JobData) -> VerdictKind {
+    pub(super) async fn verdict(&self, job: &JobData) -> VerdictKind {
         let explanation = self.library().explain(&name(job)).await.unwrap();
         let verdict = explanation.verdict.expect("the run is over");
         assert!(!verdict.sentence.is_empty() && !verdict.evidence.is_empty());
@@ -71,7 +71,7 @@ impl Place {
     }
 
     /// The pod of a run that is being worked in once `is_there`.
-    async fn pod_at_work(&self, job: &JobData, is_there: impl Fn() -> bool) -> Pod {
+    pub(super) async fn pod_at_work(&self, job: &JobData, is_there: impl Fn() -> bool) -> Pod {
         let name = name(job);
         let at_work = |state: &State| {
             let pod = (*state.pods_of(&name).first()?).clone();
@@ -81,7 +81,7 @@ impl Place {
         self.until("the pod is at work", at_work).await
     }
 
-    async fn config_map(&self, name: &str) {
+    pub(super) async fn config_map(&self, name: &str) {
         let mut map = ConfigMap::default();
         map.metadata.name = Some(name.to_owned());
         let client = self.cluster.client(ADMIN).unwrap();

@@ -1,7 +1,5 @@
 //! The launcher asks the cluster for what `rbac/` grants it, for all of that, and for nothing else.
 
-use std::fs;
-
 use integration_tests::process::Stream;
 use integration_tests::{Finished, Repository, Running, job};
 use job_contract::{JobData, env};
@@ -21,13 +19,6 @@ impl Place {
         let done = Running::start(&mut self.command(args)).wait();
         assert!(done.status.success(), "{args:?}: {done:?}");
         done
-    }
-
-    /// A job document as a file.
-    fn document(&self, job: &JobData) -> String {
-        let path = self.site.scratch(&format!("{}.json", name(job)));
-        fs::write(&path, serde_json::to_string(job).unwrap()).unwrap();
-        path.display().to_string()
     }
 
     /// Deletes the Job of a run as `kubectl delete job --cascade=orphan` does.

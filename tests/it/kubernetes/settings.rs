@@ -10,7 +10,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use test_cluster::ADMIN;
 
-use super::{Place, RUNS, name};
+use super::{Place, name};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_more_jobs_are_released_than_may_be_in_flight_and_the_lease_is_the_one_named() {
@@ -42,7 +42,7 @@ async fn no_more_jobs_are_released_than_may_be_in_flight_and_the_lease_is_the_on
     place.until("the first is at work", at_work).await;
     launcher.accept(&second).await;
     place.until_waiting_for_its_turn(&second).await;
-    let leases = Api::<Lease>::namespaced(place.cluster.client(ADMIN).unwrap(), RUNS);
+    let leases = Api::<Lease>::namespaced(place.cluster.client(ADMIN).unwrap(), &place.runs);
     leases.get("of-these-runs").await.unwrap();
 
     fs::write(&gate, "").unwrap();
