@@ -12,6 +12,7 @@ mod error;
 pub mod explain;
 pub mod history;
 pub mod lease;
+pub mod limit;
 mod logs;
 mod reach;
 pub mod reconcile;
@@ -30,6 +31,8 @@ use k8s_openapi::api::core::v1::{Event, Pod, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, Client};
 use serde::Serialize;
+
+use self::limit::RateLimit;
 
 pub use cancel::Cancelled;
 pub use connect::{Access, ConnectError};
@@ -129,6 +132,8 @@ const REMEMBERED: usize = 20_000;
 #[derive(Clone)]
 pub struct Cluster {
     client: Client,
+    /// For what must not wait behind the rest.
+    urgent: Client,
     namespace: String,
     max_in_flight: usize,
     patience: Patience,
@@ -149,8 +154,10 @@ impl Cluster {
     /// A cluster behind a client that exists already.
     pub fn from_client(client: Client, namespace: impl Into<String>) -> Self {
         let namespace = namespace.into();
+        let client = connect::keeping_retry_after(client, &namespace);
         Self {
-            client: connect::keeping_retry_after(client, &namespace),
+            urgent: client.clone(),
+            client,
             namespace,
             max_in_flight: 0,
             patience: Patience::default(),
@@ -162,6 +169,13 @@ impl Cluster {
     #[must_use]
     pub fn with_max_in_flight(mut self, limit: usize) -> Self {
         self.max_in_flight = limit;
+        self
+    }
+
+    /// At most so many requests, Leases excepted: a Lease that is renewed too late is lost.
+    #[must_use]
+    pub fn with_rate_limit(mut self, limit: RateLimit) -> Self {
+        self.client = connect::limited(self.urgent.clone(), &self.namespace, limit);
         self
     }
 

@@ -16,7 +16,7 @@ mod timeline;
 use job_contract::Exit;
 
 pub use self::cancel::CancelArgs;
-pub use self::check::CheckArgs;
+pub use self::check::{CheckArgs, PeerArgs};
 pub use self::connection::{AccessArgs, ClusterArgs};
 pub use self::explain::ExplainArgs;
 pub use self::launch::LaunchArgs;

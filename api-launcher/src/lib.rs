@@ -15,7 +15,6 @@ pub mod run;
 pub mod serve;
 mod shutdown;
 mod table;
-mod telemetry;
 pub mod verdict;
 
 use std::ffi::OsString;
@@ -29,6 +28,7 @@ use crate::cli::{Args, Command};
 
 /// Parses the command line, does what it asks, and says how it ended.
 pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    executor::telemetry::name_panics("the launcher");
     match cli::parse(args) {
         Ok(Args { command }) => dispatch(command),
         Err(error) => usage(&error),

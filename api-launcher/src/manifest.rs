@@ -17,6 +17,7 @@ pub mod pod_security;
 pub mod policy;
 pub mod problem;
 pub mod quantity;
+pub mod references;
 pub mod tolerations;
 
 use std::collections::BTreeMap;
@@ -38,6 +39,7 @@ use self::deployment::MIN_GRACE_SECONDS;
 use self::job_data::{Mode, Transport};
 use self::overrides::{Names, Overrides};
 use self::problem::Problems;
+use self::references::References;
 
 /// The objects of one run, complete but for what only the cluster knows: the Secret's owner is the Job's UID.
 #[derive(Clone, PartialEq)]
@@ -133,6 +135,21 @@ pub fn build(job: &JobData, deployment: &Deployment) -> Result<Manifest, Manifes
 
 /// What would be wrong with every run of this deployment: what only shows when its settings meet.
 pub fn trial(deployment: &Deployment) -> Vec<Problem> {
+    match any_run(deployment) {
+        Ok(_) => Vec::new(),
+        Err(errors) => errors.problems().to_vec(),
+    }
+}
+
+/// What runs of this deployment refer to, as long as their workspaces ask for nothing more.
+pub fn references(deployment: &Deployment) -> Result<References, ManifestErrors> {
+    let manifest = any_run(deployment)?;
+    let name = manifest.job.metadata.name.unwrap_or_default();
+    let spec = manifest.job.spec.and_then(|spec| spec.template.spec);
+    Ok(References::of(&spec.unwrap_or_default(), &name))
+}
+
+fn any_run(deployment: &Deployment) -> Result<Manifest, ManifestErrors> {
     let job = JobData {
         step_type: Some(StepType::Apply.name().to_owned()),
         organization_id: "organization".to_owned(),
@@ -141,10 +158,7 @@ pub fn trial(deployment: &Deployment) -> Vec<Problem> {
         step_id: "step".to_owned(),
         ..JobData::default()
     };
-    match build(&job, deployment) {
-        Ok(_) => Vec::new(),
-        Err(errors) => errors.problems().to_vec(),
-    }
+    build(&job, deployment)
 }
 
 /// The ids become labels, so they must be more than path segments.
@@ -283,35 +297,47 @@ fn job_spec(deployment: &Deployment, template: PodTemplateSpec) -> JobSpec {
 }
 
 /// An executor that ended has the last word, and only its own "nothing was started" is tried again. A pod that
-/// was disrupted before its executor could say anything is replaced without counting: should it have started
-/// the step after all, its claim stops the next one. Env mode is for executors that make no claims: there, a
-/// disruption ends the Job.
+/// was disrupted before its executor could say so, even killed, is replaced without counting: should it have
+/// started the step after all, its claim stops the next one. Killed for any other reason, as for its memory, it
+/// would only be killed again. Env mode is for executors that make no claims: there, a disruption ends the Job.
 fn failure_policy(mode: Mode) -> PodFailurePolicy {
-    let when_disrupted = match mode {
-        Mode::Secret => "Ignore",
-        Mode::Env => "FailJob",
-    };
     let again = i32::from(job_contract::Exit::Infrastructure.code());
-    PodFailurePolicy {
-        rules: vec![
-            PodFailurePolicyRule {
-                action: "FailJob".to_owned(),
-                on_exit_codes: Some(PodFailurePolicyOnExitCodesRequirement {
-                    container_name: Some(pod::CONTAINER.to_owned()),
-                    operator: "NotIn".to_owned(),
-                    values: vec![again],
-                }),
-                on_pod_conditions: None,
-            },
-            PodFailurePolicyRule {
-                action: when_disrupted.to_owned(),
-                on_exit_codes: None,
-                on_pod_conditions: Some(vec![PodFailurePolicyOnPodConditionsPattern {
-                    status: "True".to_owned(),
-                    type_: "DisruptionTarget".to_owned(),
-                }]),
-            },
+    let killed = i32::from(job_contract::Exit::Signal(9).code());
+    let rules = match mode {
+        Mode::Secret => vec![
+            on_exit_codes("NotIn", vec![again, killed]),
+            when_disrupted("Ignore"),
+            on_exit_codes("In", vec![killed]),
         ],
+        Mode::Env => vec![
+            on_exit_codes("NotIn", vec![again]),
+            when_disrupted("FailJob"),
+        ],
+    };
+    PodFailurePolicy { rules }
+}
+
+/// The Job fails when the executor ended with such a code.
+fn on_exit_codes(operator: &str, values: Vec<i32>) -> PodFailurePolicyRule {
+    PodFailurePolicyRule {
+        action: "FailJob".to_owned(),
+        on_exit_codes: Some(PodFailurePolicyOnExitCodesRequirement {
+            container_name: Some(pod::CONTAINER.to_owned()),
+            operator: operator.to_owned(),
+            values,
+        }),
+        on_pod_conditions: None,
+    }
+}
+
+fn when_disrupted(action: &str) -> PodFailurePolicyRule {
+    PodFailurePolicyRule {
+        action: action.to_owned(),
+        on_exit_codes: None,
+        on_pod_conditions: Some(vec![PodFailurePolicyOnPodConditionsPattern {
+            status: "True".to_owned(),
+            type_: "DisruptionTarget".to_owned(),
+        }]),
     }
 }
 

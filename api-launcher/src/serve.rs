@@ -19,7 +19,6 @@ use crate::dispatch::process::{OpenError, ProcessTarget};
 use crate::http::{self, AppState, Gate};
 use crate::metrics::Metrics;
 use crate::shutdown::Shutdown;
-use crate::telemetry;
 
 /// Why the service ended before it was told to.
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +55,7 @@ pub fn serve(args: &ServeArgs) -> u8 {
             return refuse(&problems);
         }
     };
-    telemetry::install(format, filter);
+    executor::telemetry::subscribe(format, filter);
     // The secret stays in this process's memory and environment, out of reach of what runs beside it.
     executor::harden::process();
     match run(settings) {
@@ -140,10 +139,12 @@ async fn open(
     Ok(match settings {
         TargetSettings::Kubernetes {
             deployment,
+            watching,
             data_dir,
         } => {
             let cluster = Cluster::connect(Some(deployment.namespace.clone())).await?;
-            let target = KubernetesTarget::new(cluster, *deployment, data_dir, shutdown.clone());
+            let target =
+                KubernetesTarget::new(cluster, *deployment, *watching, data_dir, shutdown.clone());
             Target::Kubernetes(Box::new(target))
         }
         TargetSettings::Process(settings) => Target::Process(ProcessTarget::open(

@@ -19,8 +19,8 @@ use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) use facts::{
-    EXECUTOR, condition_time, executor_started, executor_state, final_report, is_suspended, newest,
-    seen, terminal,
+    EXECUTOR, condition_time, executor_started, executor_state, failure_of_pod, final_report,
+    is_suspended, newest, seen, terminal,
 };
 
 /// How long each kind of waiting may last (field.md E2 has the reasons).
@@ -36,6 +36,8 @@ pub struct Timeouts {
     pub container_error: Duration,
     /// From a node for the pod to the executor's start: pulls, volumes, init containers.
     pub start: Duration,
+    /// From the executor's end to the end of what somebody put beside it.
+    pub linger: Duration,
 }
 
 impl Default for Timeouts {
@@ -46,6 +48,7 @@ impl Default for Timeouts {
             unschedulable: Duration::from_mins(15),
             container_error: Duration::from_secs(30),
             start: Duration::from_mins(5),
+            linger: Duration::from_mins(1),
         }
     }
 }
@@ -145,9 +148,11 @@ fn exit_of_code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Exit, D::E
 }
 
 impl Verdict {
-    /// Whether the executor said itself how the run ended, so that nobody has to say it in its place.
-    pub const fn spoke(&self) -> bool {
-        self.report.is_some()
+    /// Whether the executor told the platform itself how the run ended, so that nobody has to in its place.
+    pub fn spoke(&self) -> bool {
+        self.report
+            .as_ref()
+            .is_some_and(|report| !report.unreported)
     }
 }
 

@@ -10,12 +10,14 @@
 //!
 //! Nothing here knows what is written, or why.
 
+mod api;
 mod delivery;
 mod encodings;
 mod feed;
 mod file;
 mod lines;
 mod redact;
+mod redis;
 mod secrets;
 mod sink;
 mod spool;
@@ -40,7 +42,9 @@ use self::lines::{LineBuffer, count_lines};
 use self::sink::Sink;
 use self::spool::{Command, Spool};
 
+pub use self::api::{ApiLog, Bearer};
 pub use self::redact::{MASK, Redactor};
+pub use self::redis::RedisLog;
 pub use self::secrets::{secrets_in, secrets_of};
 pub use self::sink::SinkConfig;
 
@@ -140,7 +144,7 @@ pub struct SpoolSummary {
 /// What became of a log at one sink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SinkSummary {
-    /// `stdout`, or a path.
+    /// `stdout`, a path, or where the platform keeps it.
     pub name: String,
     /// Lines that arrived completely.
     pub delivered: u64,

@@ -63,6 +63,16 @@ impl Store {
         })
     }
 
+    /// An object's content, if there is one.
+    pub fn read(&self, key: &ObjectKey) -> Result<Option<Vec<u8>>, ArtifactError> {
+        let path = self.path(key);
+        match fs::read(&path) {
+            Ok(content) => Ok(Some(content)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(ArtifactError::Fetch { path, source }),
+        }
+    }
+
     /// Copies the object behind a reference into a new file and returns its size and digest.
     pub fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, ArtifactError> {
         let path = self.resolve(reference)?;

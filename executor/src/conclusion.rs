@@ -1,5 +1,7 @@
 //! The tail of every run: the log delivered and stored, the outcome reported, nothing left behind.
 
+use std::fs::File;
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
@@ -32,7 +34,7 @@ pub(crate) struct Verdict {
     pub(crate) tool: Option<ToolRecord>,
     pub(crate) error: Option<String>,
     pub(crate) hint: Option<String>,
-    /// Whether the platform is told. A step that is somebody else's, or over, is not ours to report.
+    /// Whether the platform is told. A step that is somebody else's, over, or to be tried again is not reported.
     pub(crate) reported: bool,
 }
 
@@ -89,8 +91,10 @@ pub(crate) async fn refuse(
         hint = verdict.hint,
         "the step cannot run"
     );
+    let again = verdict.exit == Exit::Infrastructure && config.run.outcome_exit_code;
+    let told = is_addressable(job) && !config.run.disable_acknowledge && !again;
     let reported = match config.folders(std::env::var_os("HOME")) {
-        Ok(folders) if is_addressable(job) && !config.run.disable_acknowledge => {
+        Ok(folders) if told => {
             let outcome = Outcome {
                 settlement: settlement::settle(
                     StepType::Approval,
@@ -114,6 +118,7 @@ pub(crate) async fn refuse(
     };
     let report = FinalReport {
         outcome: verdict.exit.code(),
+        unreported: !reported,
         error: verdict.error,
         hint: verdict.hint,
         ..identity
@@ -168,8 +173,11 @@ pub(crate) async fn conclude(run: Run<'_>, identity: FinalReport, mut verdict: V
             "the workspace could not be removed"
         );
     }
+    // A claimed step is told to nobody: its holder reports it. A job that is over has been told.
+    let known = told.is_ok() && (verdict.reported || verdict.exit == Exit::Done);
     let report = FinalReport {
         outcome: verdict.exit.code(),
+        unreported: !known,
         error: verdict.error,
         hint: verdict.hint,
         tool: verdict.tool,
@@ -184,10 +192,9 @@ pub(crate) async fn conclude(run: Run<'_>, identity: FinalReport, mut verdict: V
             .unwrap_or_default(),
         ..identity
     };
-    // A claimed step is told to nobody: its holder reports it.
     Ended {
         report,
-        reported: told.is_ok() && verdict.exit != Exit::Claimed,
+        reported: known,
     }
 }
 
@@ -210,17 +217,44 @@ struct Reporter<'r> {
 
 impl Reporter<'_> {
     async fn report(&self, verdict: &Verdict, log: &Path) -> Result<(), StageError> {
-        if !verdict.reported {
+        // The log of a step another pod holds is that pod's to store.
+        if !verdict.reported && verdict.exit != Exit::Infrastructure {
             return Ok(());
         }
         // The outcome matters more than the log: it is reported even when the log could not be stored.
-        let output = self.store.put_file(&output_key(self.job), log);
+        let output = self.store_log(log);
+        if !verdict.reported {
+            return output.map(drop);
+        }
         if !self.config.run.disable_acknowledge {
             let outcome = self.outcome(verdict, output.as_ref().ok()).await?;
             self.platform.report_outcome(self.step, &outcome).await?;
         }
         output?;
         Ok(())
+    }
+
+    /// Stores the log behind what stands there already: why the step waited, and what an attempt before this one
+    /// said.
+    fn store_log(&self, log: &Path) -> Result<String, StageError> {
+        let key = output_key(self.job);
+        let Some(before) = self.store.read(&key)? else {
+            return Ok(self.store.put_file(&key, log)?);
+        };
+        let whole = log.with_extension("whole");
+        let write = || {
+            let mut file = File::create_new(&whole)?;
+            file.write_all(&before)?;
+            if !before.ends_with(b"\n") {
+                file.write_all(b"\n")?;
+            }
+            io::copy(&mut File::open(log)?, &mut file)
+        };
+        write().map_err(|source| StageError::WorkDir {
+            path: whole.display().to_string(),
+            source,
+        })?;
+        Ok(self.store.put_file(&key, &whole)?)
     }
 
     async fn outcome(

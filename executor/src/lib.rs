@@ -67,6 +67,7 @@ fn usage_exit(usage: &clap::Error) -> ExitCode {
     }
     let report = FinalReport {
         outcome: Exit::BadConfiguration.code(),
+        unreported: true,
         error: usage
             .to_string()
             .lines()
@@ -144,6 +145,7 @@ async fn run_step(config: &Config) -> Ended {
             );
             let report = FinalReport {
                 outcome: Exit::BadJobData.code(),
+                unreported: true,
                 error: Some(text),
                 hint: Some(failure.hint().to_owned()),
                 ..FinalReport::default()
@@ -159,6 +161,7 @@ async fn run_step(config: &Config) -> Ended {
         error!(error = %failure, "cannot listen for signals: a stop order would not be heard");
         let report = FinalReport {
             outcome: Exit::Infrastructure.code(),
+            unreported: true,
             error: Some(failure.to_string()),
             ..conclusion::identity(&job)
         };

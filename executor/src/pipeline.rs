@@ -43,8 +43,33 @@ async fn execute(run: &Run<'_>) -> Verdict {
         Ok(Readiness::NotOurs(verdict)) => *verdict,
         Err(failure) => {
             tell(run, &failure).await;
-            stopped_or(run, Verdict::failed(&failure))
+            before_claim(run, &failure)
         }
+    }
+}
+
+/// Nothing has been changed yet. What only failed around the step, or was stopped, is for another executor to do:
+/// a report would end the job and leave nothing to try again. Under a launcher that does not read exit codes only
+/// a stopped executor is silent; its pod is replaced by any.
+fn before_claim(run: &Run<'_>, failure: &StageError) -> Verdict {
+    let verdict = Verdict::failed(failure);
+    if verdict.exit != Exit::Infrastructure {
+        return verdict;
+    }
+    match run.stop.given() {
+        Some(order) => Verdict {
+            error: Some(format!(
+                "stopped by signal {} before anything was started",
+                order.signal
+            )),
+            hint: None,
+            reported: false,
+            ..verdict
+        },
+        None => Verdict {
+            reported: !run.config.run.outcome_exit_code,
+            ..verdict
+        },
     }
 }
 
@@ -148,7 +173,7 @@ async fn script_step(run: &Run<'_>, workspace: &Workspace, tool: Option<&Resolve
 /// A step that failed under a stop order failed because of it. One that was done anyway is done.
 fn stopped_or(run: &Run<'_>, verdict: Verdict) -> Verdict {
     match run.stop.given() {
-        Some(order) if matches!(verdict.exit, Exit::StepFailed | Exit::Infrastructure) => Verdict {
+        Some(order) if verdict.exit == Exit::StepFailed => Verdict {
             exit: Exit::Signal(order.signal),
             error: Some(format!(
                 "stopped by signal {} before it was done",

@@ -1,29 +1,38 @@
-//! The executor's own diagnostics, on stderr. The run's log is another stream and never mixed with it.
+//! Diagnostics of both programs, on stderr. The run's log is another stream and never mixed with them.
 
-use std::io::{self, IsTerminal as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::panic;
 
 use job_contract::progress::{self, Phase, Progress};
-use tracing::{error, info};
+use tracing::{dispatcher, error, info};
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{LogFormat, TelemetryConfig};
 
-/// Installs the subscriber and a panic hook that names the place and keeps the message to itself: a panic
-/// message can quote data.
+impl LogFormat {
+    /// What suits where stderr goes.
+    pub fn detect() -> Self {
+        if io::stderr().is_terminal() {
+            Self::Text
+        } else {
+            Self::Json
+        }
+    }
+}
+
+/// Sets the executor's diagnostics up.
 pub fn install(config: &TelemetryConfig) -> Result<(), tracing_subscriber::filter::ParseError> {
     let filter = EnvFilter::try_new(&config.log_filter)?;
-    let format = config.log_format.unwrap_or_else(|| {
-        if io::stderr().is_terminal() {
-            LogFormat::Text
-        } else {
-            LogFormat::Json
-        }
-    });
+    subscribe(config.log_format.unwrap_or_else(LogFormat::detect), filter);
+    name_panics("the executor");
+    Ok(())
+}
+
+/// Installs the subscriber. A second installation, as in a test, leaves the first in force.
+pub fn subscribe(format: LogFormat, filter: EnvFilter) {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr);
-    // A second installation, as in a test, leaves the first in force.
     let _ = match format {
         LogFormat::Json => builder
             .json()
@@ -36,14 +45,26 @@ pub fn install(config: &TelemetryConfig) -> Result<(), tracing_subscriber::filte
             .with_ansi(io::stderr().is_terminal())
             .try_init(),
     };
-    panic::set_hook(Box::new(|panic| {
+}
+
+/// From here on a panic of the program tells its place and keeps its message to itself: that can quote data.
+pub fn name_panics(program: &'static str) {
+    panic::set_hook(Box::new(move |panic| {
         let place = panic.location().map(ToString::to_string);
-        error!(
-            place = place.as_deref(),
-            "a defect of the executor: please report it with this place"
-        );
+        let place = place.as_deref().unwrap_or("an unknown place");
+        if dispatcher::has_been_set() {
+            error!(
+                place,
+                "a defect of {program}: please report it with this place"
+            );
+        } else {
+            // With stderr gone there is nobody left to tell.
+            let _ = writeln!(
+                io::stderr(),
+                "error: a defect of {program} at {place}: please report it with this place"
+            );
+        }
     }));
-    Ok(())
 }
 
 /// Announces that a phase begins.
@@ -67,4 +88,46 @@ pub fn phase_finished(phase: Phase, duration_ms: u64, ok: bool) {
         "{phase} {}",
         if ok { "finished" } else { "failed" }
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_panic_tells_its_place_and_not_its_message() {
+        let written = Written::default();
+        let sink = written.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || sink.clone())
+            .finish();
+        let usual = panic::take_hook();
+        tracing::subscriber::with_default(subscriber, || {
+            name_panics("the program");
+            let caught = panic::catch_unwind(|| panic!("the token is hunter2"));
+            assert!(caught.is_err());
+        });
+        panic::set_hook(usual);
+        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        assert!(text.contains("a defect of the program"), "{text}");
+        assert!(
+            text.contains("telemetry.rs:") && !text.contains("hunter2"),
+            "{text}"
+        );
+    }
 }

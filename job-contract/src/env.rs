@@ -28,6 +28,39 @@ pub const TOOLS_REPOSITORY: &str = "TerrakubeToolsRepository";
 /// See [`TOOLS_REPOSITORY`].
 pub const TOOLS_BRANCH: &str = "TerrakubeToolsBranch";
 
+/// `true` sends the log through the platform's API instead of Redis. Contract 7.7.
+pub const LOG_VIA_API: &str = "LogViaApi";
+/// Host of Redis; without it, and without nodes of a cluster or sentinels, there is no Redis. Contract 7.2.
+pub const REDIS_HOSTNAME: &str = "TerrakubeRedisHostname";
+/// Port of Redis.
+pub const REDIS_PORT: &str = "TerrakubeRedisPort";
+/// User of Redis, where it has users.
+pub const REDIS_USERNAME: &str = "TerrakubeRedisUsername";
+/// Password of Redis. Never reaches a tool or a script.
+pub const REDIS_PASSWORD: &str = "TerrakubeRedisPassword";
+/// `true` speaks TLS to Redis.
+pub const REDIS_SSL: &str = "TerrakubeRedisSSL";
+/// Java's trust store for Redis. A PEM file is taken, a keystore refused with what to do instead.
+pub const REDIS_TRUSTSTORE_PATH: &str = "TerrakubeRedisTruststorePath";
+/// Password of the trust store; PEM files have none.
+pub const REDIS_TRUSTSTORE_PASSWORD: &str = "TerrakubeRedisTruststorePassword";
+/// Milliseconds one command may take.
+pub const REDIS_TIMEOUT: &str = "TerrakubeRedisTimeout";
+/// Comma list of `host:port`: nodes of a cluster. Wins over sentinels and over one host.
+pub const REDIS_CLUSTER_NODES: &str = "TerrakubeRedisClusterNodes";
+/// How often a command may be sent on from one node of a cluster to another.
+pub const REDIS_CLUSTER_MAX_REDIRECTS: &str = "TerrakubeRedisClusterMaxRedirects";
+/// Name under which sentinels watch Redis.
+pub const REDIS_SENTINEL_MASTER: &str = "TerrakubeRedisSentinelMaster";
+/// Comma list of `host:port`: sentinels. Wins over one host.
+pub const REDIS_SENTINEL_NODES: &str = "TerrakubeRedisSentinelNodes";
+/// User for the sentinels, and for Redis where it has none of its own.
+pub const REDIS_SENTINEL_USERNAME: &str = "TerrakubeRedisSentinelUsername";
+/// See [`REDIS_SENTINEL_USERNAME`].
+pub const REDIS_SENTINEL_PASSWORD: &str = "TerrakubeRedisSentinelPassword";
+/// PEM file of the authorities Redis' certificate may come from; without it, the system's.
+pub const REDIS_CA_FILE: &str = "MAYFLY_REDIS_CA_FILE";
+
 /// Root of the local file store, the local platform's records and the tool cache.
 pub const DATA_DIR: &str = "MAYFLY_DATA_DIR";
 /// Executor binary `api-launcher run` starts instead of the one it contains.
@@ -89,6 +122,36 @@ pub const PERSISTENT_EXECUTOR_URL: &str = "MAYFLY_PERSISTENT_EXECUTOR_URL";
 pub const SHUTDOWN_SECONDS: &str = "MAYFLY_SHUTDOWN_SECONDS";
 /// What a stopping launcher does with executors on its machine: `interrupt` or `leave`.
 pub const RUNS_ON_STOP: &str = "MAYFLY_RUNS_ON_STOP";
+/// How many Jobs are released and not over at a time; 0 means no limit.
+pub const MAX_JOBS_IN_FLIGHT: &str = "MAYFLY_MAX_JOBS_IN_FLIGHT";
+/// How many Jobs that completed are kept beside their time to live.
+pub const HISTORY_SUCCEEDED: &str = "MAYFLY_HISTORY_SUCCEEDED";
+/// How many Jobs that failed are kept beside their time to live.
+pub const HISTORY_FAILED: &str = "MAYFLY_HISTORY_FAILED";
+/// Seconds without a pod after which a released run says that it waits for one.
+pub const NO_POD_EXPLAIN_SECONDS: &str = "MAYFLY_NO_POD_EXPLAIN_SECONDS";
+/// Seconds without a pod after which a released run is given up.
+pub const NO_POD_SECONDS: &str = "MAYFLY_NO_POD_SECONDS";
+/// Seconds without a node after which a run is given up.
+pub const UNSCHEDULABLE_SECONDS: &str = "MAYFLY_UNSCHEDULABLE_SECONDS";
+/// Seconds without image or configuration after which a run is given up.
+pub const CONTAINER_ERROR_SECONDS: &str = "MAYFLY_CONTAINER_ERROR_SECONDS";
+/// Seconds from a node to the executor's start after which a run is given up.
+pub const START_SECONDS: &str = "MAYFLY_START_SECONDS";
+/// Seconds a container beside the executor may outlive it.
+pub const LINGER_SECONDS: &str = "MAYFLY_LINGER_SECONDS";
+/// Seconds after which a Job that never got its job data is removed.
+pub const INCOMPLETE_SECONDS: &str = "MAYFLY_INCOMPLETE_SECONDS";
+/// Seconds after which a verdict that could not be reported is reported again.
+pub const REPORT_RETRY_SECONDS: &str = "MAYFLY_REPORT_RETRY_SECONDS";
+/// Requests a second to the Kubernetes API; unset leaves it to the API server.
+pub const KUBE_REQUESTS_PER_SECOND: &str = "MAYFLY_KUBE_REQUESTS_PER_SECOND";
+/// Requests that may be made at once before that rate counts.
+pub const KUBE_BURST: &str = "MAYFLY_KUBE_BURST";
+/// Name of the Lease of the replica that watches.
+pub const LEASE_NAME: &str = "MAYFLY_LEASE_NAME";
+/// Namespace of that Lease.
+pub const LEASE_NAMESPACE: &str = "MAYFLY_LEASE_NAMESPACE";
 
 // Settings of a run's Job, as workspace variables (contract 3.3); the launcher takes the same names as defaults.
 

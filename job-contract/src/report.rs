@@ -42,6 +42,9 @@ pub struct FinalReport {
     /// Lines of the run's log that never reached every sink; 0 unless something was lost.
     #[serde(skip_serializing_if = "is_zero")]
     pub lost_log_lines: u64,
+    /// The platform was not told: whoever reads this has to, unless the step is tried again.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub unreported: bool,
 }
 
 #[expect(

@@ -150,9 +150,10 @@ fn a_folder_that_leaves_the_tree_through_a_link_is_refused() {
 fn a_source_that_cannot_be_fetched_fails_before_the_claim() {
     let repository = Repository::fixture();
     // Nobody listens on the discard port of this machine.
-    for (source, code) in [
-        ("file:///not/there.git", 65),
-        ("http://127.0.0.1:9/not/there.git", 75),
+    // What may pass is not reported: a report would end the job, and another executor is to try again.
+    for (source, code, statuses) in [
+        ("file:///not/there.git", 65, ("failed", "failed")),
+        ("http://127.0.0.1:9/not/there.git", 75, ("queue", "pending")),
     ] {
         let site = site();
         let plan = JobData {
@@ -166,8 +167,28 @@ fn a_source_that_cannot_be_fetched_fails_before_the_claim() {
             !site.data_dir().join("platform/claims").exists(),
             "{outcome}"
         );
-        assert_eq!(site.statuses(&plan), ("failed".into(), "failed".into()));
+        let (job, step) = site.statuses(&plan);
+        assert_eq!((job.as_str(), step.as_str()), statuses);
+        assert_eq!(outcome.report().unreported, code == 75);
+        assert!(site.step_output(&plan).contains(source), "{outcome}");
     }
+}
+
+#[test]
+fn what_may_pass_is_reported_where_nobody_reads_exit_codes() {
+    let (site, repository) = (site(), Repository::fixture());
+    let plan = JobData {
+        source: Some("http://127.0.0.1:9/not/there.git".into()),
+        ..job::plan(&repository)
+    };
+    site.queue(&[&plan]);
+    let outcome = site
+        .executor(&plan)
+        .without(env::OUTCOME_EXIT_CODE)
+        .run()
+        .expect_code(0);
+    assert_eq!(site.statuses(&plan), ("failed".into(), "failed".into()));
+    assert!(!outcome.report().unreported, "{outcome}");
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! The run's log: complete, in order, whatever its size and shape.
 
+use std::fs;
+
 use integration_tests::{FakeTool, Repository, job};
+use job_contract::keys::ObjectKey;
 
 use crate::site;
 
@@ -25,6 +28,24 @@ fn a_hundred_thousand_lines_arrive_complete_and_in_order() {
         }
     }
     assert_eq!(outcome.report().lost_log_lines, 0);
+}
+
+#[test]
+fn what_was_written_before_the_executor_came_stays_at_the_head() {
+    let (site, repository) = (site(), Repository::fixture());
+    let job = job::scripts(&repository, vec![job::bash(1, "echo from the script")]);
+    let key = ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id);
+    let path = site
+        .data_dir()
+        .join(key.area.local_folder())
+        .join(&key.path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, "waiting for a node").unwrap();
+    site.queue(&[&job]);
+    site.run(&job).expect_code(0);
+    let stored = site.step_output(&job);
+    assert!(stored.starts_with("waiting for a node\n"), "{stored}");
+    assert!(stored.contains("from the script"), "{stored}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Being told to stop: the tool is interrupted once, state is stored, the outcome is reported.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
 use integration_tests::process::{Stream, comes_to_an_end};
@@ -133,6 +134,44 @@ fn a_signal_during_a_script_ends_the_run_before_the_tool() {
     let outcome = run.wait().expect_code(143);
     assert!(!tool.was_called("apply"), "{outcome}");
     assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
+}
+
+#[test]
+fn an_executor_stopped_before_its_claim_leaves_the_step_to_the_next() {
+    let (site, repository) = (site(), Repository::fixture());
+    let bin = site.scratch("bin");
+    fs::create_dir(&bin).unwrap();
+    let (git, gate) = (bin.join("git"), site.scratch("gate"));
+    assert!(
+        Command::new("mkfifo")
+            .arg(&gate)
+            .status()
+            .unwrap()
+            .success()
+    );
+    // The first fetch says that it has begun, and never ends.
+    let script = format!(
+        "#!/bin/sh\nif mkdir '{0}/tried' 2>/dev/null; then echo begun > '{1}'; exec sleep 1000; fi\nPATH=\"${{PATH#*:}}\" exec git \"$@\"\n",
+        bin.display(),
+        gate.display(),
+    );
+    fs::write(&git, script).unwrap();
+    fs::set_permissions(&git, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let plan = job::plan(&repository);
+    site.queue(&[&plan, &job::apply_after(&plan)]);
+
+    let run = site.executor(&plan).env("PATH", &path).start();
+    assert_eq!(fs::read_to_string(&gate).unwrap(), "begun\n");
+    run.running.signal(Signal::SIGTERM);
+    let outcome = run.wait().expect_code(75);
+
+    assert_eq!(site.statuses(&plan), ("queue".into(), "pending".into()));
+    assert!(outcome.report().unreported, "{outcome}");
+    assert!(outcome.error().contains("signal 15"), "{outcome}");
+    assert!(!site.data_dir().join("platform/claims").exists());
+    site.executor(&plan).env("PATH", &path).run().expect_code(0);
+    assert_eq!(site.statuses(&plan), ("pending".into(), "completed".into()));
 }
 
 #[test]

@@ -119,6 +119,12 @@ impl Site {
     }
 
     /// The stored log of a step.
+    pub fn output_if_any(&self, job: &JobData) -> Option<String> {
+        let key = ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id);
+        fs::read_to_string(self.object(&key)).ok()
+    }
+
+    /// The log of a step at rest, which must be there.
     pub fn step_output(&self, job: &JobData) -> String {
         let key = ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id);
         let path = self.object(&key);

@@ -56,6 +56,18 @@ const NEEDS: &[Need] = &[
         present: || is_installed("sshd"),
     },
     Need {
+        program: "redis-server",
+        packages: &["redis-server"],
+        elsewhere: "your package manager, or redis.io (5 or newer, with TLS)",
+        present: || works("redis-server", &["--version"]),
+    },
+    Need {
+        program: "redis-sentinel",
+        packages: &["redis-sentinel"],
+        elsewhere: "part of a full Redis installation",
+        present: || works("redis-sentinel", &["--version"]),
+    },
+    Need {
         program: "setpriv",
         packages: &["util-linux"],
         elsewhere: "your package manager (util-linux)",

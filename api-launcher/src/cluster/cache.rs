@@ -152,6 +152,13 @@ impl Pods {
             .collect()
     }
 
+    /// Whether the pods of a Job are being deleted, or are gone.
+    pub(super) fn are_going(&self, job: &str, uid: &str) -> bool {
+        let pods = self.of(job, uid);
+        pods.iter()
+            .all(|pod| pod.metadata.deletion_timestamp.is_some())
+    }
+
     pub(super) fn forget(&mut self, job: &str) {
         self.of_job.remove(job);
     }
@@ -220,6 +227,7 @@ pub(super) fn trimmed_job(job: &Job) -> Job {
         spec: job.spec.as_ref().map(|spec| JobSpec {
             suspend: spec.suspend,
             active_deadline_seconds: spec.active_deadline_seconds,
+            backoff_limit: spec.backoff_limit,
             ..JobSpec::default()
         }),
         status: job.status.clone(),

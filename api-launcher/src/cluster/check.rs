@@ -5,13 +5,19 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
-use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret, ServiceAccount};
+use k8s_openapi::api::node::v1::RuntimeClass;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::Api;
 use kube::api::{ListParams, PostParams};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::rights::{Need, Place, RIGHTS, Right};
 use super::{Cluster, ClusterError};
+use crate::manifest::image;
+use crate::manifest::references::References;
 
 /// What the deployment asks of the cluster.
 #[derive(Clone, Debug, Default)]
@@ -20,12 +26,8 @@ pub struct Expectations {
     pub job_data_in_secret: bool,
     /// Namespace of the launcher, when several replicas elect a watcher.
     pub election_namespace: Option<String>,
-    /// Secrets that pods of runs name: environment, volumes, image pulls.
-    pub secrets: BTreeSet<String>,
-    /// Config maps likewise.
-    pub config_maps: BTreeSet<String>,
-    /// Image of the executor.
-    pub image: String,
+    /// What pods of runs refer to.
+    pub references: References,
 }
 
 /// How one check came out.
@@ -52,7 +54,7 @@ pub struct CheckResult {
 }
 
 impl CheckResult {
-    fn ok(subject: impl Into<String>, finding: impl Into<String>) -> Self {
+    pub(crate) fn ok(subject: impl Into<String>, finding: impl Into<String>) -> Self {
         Self {
             subject: subject.into(),
             outcome: CheckOutcome::Ok,
@@ -61,7 +63,7 @@ impl CheckResult {
         }
     }
 
-    fn failed(
+    pub(crate) fn failed(
         subject: impl Into<String>,
         finding: impl Into<String>,
         fix: impl Into<String>,
@@ -97,13 +99,48 @@ impl Cluster {
             };
             results.push(self.check_right(right, namespace).await);
         }
-        for name in &expected.secrets {
+        let refers = &expected.references;
+        for name in &refers.secrets {
             results.push(self.check_secret(name).await);
         }
-        for name in &expected.config_maps {
-            results.push(self.check_config_map(name).await);
-        }
-        results.push(check_image(&expected.image));
+        let ours = || Some(self.namespace.as_str());
+        let client = || self.client.clone();
+        let maps: Api<ConfigMap> = Api::namespaced(client(), &self.namespace);
+        let accounts: Api<ServiceAccount> = Api::namespaced(client(), &self.namespace);
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(client(), &self.namespace);
+        let priorities: Api<PriorityClass> = Api::all(client());
+        let runtimes: Api<RuntimeClass> = Api::all(client());
+        let map = Kind::of("", "configmaps", "ConfigMap", ours());
+        let account = Kind::of("", "serviceaccounts", "ServiceAccount", ours());
+        let claim = Kind::of(
+            "",
+            "persistentvolumeclaims",
+            "PersistentVolumeClaim",
+            ours(),
+        );
+        let priority = Kind::of(
+            "scheduling.k8s.io",
+            "priorityclasses",
+            "PriorityClass",
+            None,
+        );
+        let runtime = Kind::of("node.k8s.io", "runtimeclasses", "RuntimeClass", None);
+        self.check_all(&map, &maps, &refers.config_maps, &mut results)
+            .await;
+        self.check_all(&account, &accounts, &refers.service_accounts, &mut results)
+            .await;
+        self.check_all(&claim, &claims, &refers.claims, &mut results)
+            .await;
+        self.check_all(
+            &priority,
+            &priorities,
+            &refers.priority_classes,
+            &mut results,
+        )
+        .await;
+        self.check_all(&runtime, &runtimes, &refers.runtime_classes, &mut results)
+            .await;
+        results.extend(refers.images.iter().map(|image| check_image(image)));
         results
     }
 
@@ -111,22 +148,37 @@ impl Cluster {
         let jobs = self.jobs();
         let params = ListParams::default().limit(1);
         let subject = format!("namespace {}", self.namespace);
+        let fix = format!(
+            "create the namespace `{}` and bind the launcher's Role in it",
+            self.namespace
+        );
         match self.ask("read the namespace", || jobs.list(&params)).await {
+            // A list of nothing is also the answer for a namespace that does not exist.
+            Ok(_) if self.is_missing().await => CheckResult::failed(subject, "not there", fix),
             Ok(_) => CheckResult::ok(subject, "readable"),
             Err(error @ ClusterError::NoAnswer { .. }) => CheckResult::failed(
                 subject,
                 error.to_string(),
                 "check KUBECONFIG, or the API server's address and the network policies of the launcher",
             ),
-            Err(error) => CheckResult::failed(
-                subject,
-                error.to_string(),
-                format!(
-                    "create the namespace `{}` and bind the launcher's Role in it",
-                    self.namespace
-                ),
-            ),
+            Err(error) => CheckResult::failed(subject, error.to_string(), fix),
         }
+    }
+
+    /// Whether creating a Job fails for want of the namespace. Nothing is created.
+    async fn is_missing(&self) -> bool {
+        let jobs = self.jobs();
+        let params = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        // Whether the namespace is there is asked before whether the Job is any good.
+        let mut job = Job::default();
+        job.metadata.name = Some("mayfly-check".to_owned());
+        let tried = self
+            .ask("try the namespace", || jobs.create(&params, &job))
+            .await;
+        tried.is_err_and(|error| error.is_not_found())
     }
 
     async fn check_right(&self, right: &Right, namespace: &str) -> CheckResult {
@@ -176,40 +228,90 @@ impl Cluster {
             .ask("look for the Secret", || api.get_metadata_opt(name))
             .await
             .map(|found| found.is_some());
-        self.presence("Secret", name, found)
+        presence("Secret", name, Some(&self.namespace), found)
     }
 
-    async fn check_config_map(&self, name: &str) -> CheckResult {
+    /// Objects of a kind runs do not read, so that the launcher's Role need not let it either.
+    async fn check_all<K>(
+        &self,
+        kind: &Kind<'_>,
+        api: &Api<K>,
+        names: &BTreeSet<String>,
+        results: &mut Vec<CheckResult>,
+    ) where
+        K: Clone + std::fmt::Debug + DeserializeOwned,
+    {
+        if names.is_empty() {
+            return;
+        }
         // Asked first, so that a right that is not needed is not tried either.
         let reading = Right {
             verb: "get",
-            group: "",
-            resource: "configmaps",
+            group: kind.group,
+            resource: kind.resource,
             ..RIGHTS[0]
         };
-        if self.check_right(&reading, &self.namespace).await.outcome != CheckOutcome::Ok {
-            return untold("ConfigMap", name);
+        let namespace = kind.namespace.unwrap_or_default();
+        let may = self.check_right(&reading, namespace).await.outcome == CheckOutcome::Ok;
+        for name in names {
+            if !may {
+                results.push(untold(kind.name, name));
+                continue;
+            }
+            let found = self
+                .ask("look for what runs refer to", || api.get_metadata_opt(name))
+                .await
+                .map(|found| found.is_some());
+            results.push(presence(kind.name, name, kind.namespace, found));
         }
-        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
-        let found = self
-            .ask("look for the config map", || api.get_metadata_opt(name))
-            .await
-            .map(|found| found.is_some());
-        self.presence("ConfigMap", name, found)
     }
+}
 
-    fn presence(&self, kind: &str, name: &str, found: Result<bool, ClusterError>) -> CheckResult {
-        let subject = format!("{kind} {name}");
-        match found {
-            Ok(true) => CheckResult::ok(subject, "there"),
-            Ok(false) => CheckResult::failed(
-                subject,
-                format!("not in the namespace `{}`", self.namespace),
-                format!("create the {kind} `{name}` there, or take it out of the configuration"),
-            ),
-            Err(error) if error.is_forbidden() => untold(kind, name),
-            Err(error) => CheckResult::unknown(subject, &error),
+/// A kind of object, as rights name it.
+struct Kind<'a> {
+    group: &'static str,
+    resource: &'static str,
+    name: &'static str,
+    /// `None`: of the whole cluster.
+    namespace: Option<&'a str>,
+}
+
+impl<'a> Kind<'a> {
+    const fn of(
+        group: &'static str,
+        resource: &'static str,
+        name: &'static str,
+        namespace: Option<&'a str>,
+    ) -> Self {
+        Self {
+            group,
+            resource,
+            name,
+            namespace,
         }
+    }
+}
+
+fn presence(
+    kind: &str,
+    name: &str,
+    namespace: Option<&str>,
+    found: Result<bool, ClusterError>,
+) -> CheckResult {
+    let subject = format!("{kind} {name}");
+    let place = namespace.map_or_else(
+        || "the cluster".to_owned(),
+        |namespace| format!("the namespace `{namespace}`"),
+    );
+    match found {
+        Ok(true) => CheckResult::ok(subject, "there"),
+        Ok(false) => CheckResult::failed(
+            subject,
+            format!("not in {place}"),
+            format!("create the {kind} `{name}` there, or take it out of the configuration"),
+        ),
+        Err(error) if error.is_forbidden() => untold(kind, name),
+        Err(error) => CheckResult::unknown(subject, &error),
     }
 }
 
@@ -236,88 +338,12 @@ fn what(right: &Right) -> String {
 /// The shape of an image reference, as container runtimes read it.
 fn check_image(image: &str) -> CheckResult {
     let subject = format!("image {image}");
-    match image_fault(image) {
-        Some(fault) => CheckResult::failed(
+    match image::check(image) {
+        Err(fault) => CheckResult::failed(
             subject,
             fault,
-            "set ExecutorEphemeralImage to `registry/repository:tag` or `…@sha256:digest`",
+            "set ExecutorEphemeralImage, or the image in the pod template, to `registry/repository:tag` or `…@sha256:digest`",
         ),
-        None => CheckResult::ok(subject, "well-formed"),
-    }
-}
-
-fn image_fault(image: &str) -> Option<String> {
-    let (rest, digest) = match image.split_once('@') {
-        Some((rest, digest)) => (rest, Some(digest)),
-        None => (image, None),
-    };
-    if let Some(digest) = digest {
-        let hex = digest.strip_prefix("sha256:").unwrap_or_default();
-        if hex.len() != 64 || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Some(format!("`{digest}` is no sha256 digest"));
-        }
-    }
-    let slash = rest.rfind('/').map_or(0, |at| at + 1);
-    let (name, tag) = match rest[slash..].rfind(':') {
-        Some(at) => (&rest[..slash + at], Some(&rest[slash + at + 1..])),
-        None => (rest, None),
-    };
-    if let Some(tag) = tag {
-        let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
-        let first = tag.bytes().next();
-        if tag.len() > 128
-            || !first.is_some_and(|b| b.is_ascii_alphanumeric() || b == b'_')
-            || !tag.bytes().all(fits)
-        {
-            return Some(format!("`{tag}` is no tag"));
-        }
-    }
-    let (host, path) = match name.split_once('/') {
-        Some((host, path)) if host.contains(['.', ':']) || host == "localhost" => (host, path),
-        _ => ("", name),
-    };
-    let in_host =
-        |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b':' | b'[' | b']');
-    let in_path = |b: u8| {
-        b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'_' | b'-' | b'/')
-    };
-    if !host.bytes().all(in_host) {
-        return Some(format!("`{host}` is no registry"));
-    }
-    if path.is_empty() || !path.bytes().all(in_path) || path.split('/').any(str::is_empty) {
-        return Some(format!(
-            "`{path}` is no repository: lower-case letters, digits and `._-/` are allowed"
-        ));
-    }
-    None
-}
-
-#[cfg(test)]
-mod tests {
-    use rstest::rstest;
-
-    use super::*;
-
-    #[rstest]
-    #[case("executor")]
-    #[case("azbuilder/executor:2.33.0")]
-    #[case("localhost:5000/a/b_c:x")]
-    #[case("registry.example:443/mayfly/executor")]
-    #[case("a@sha256:0000000000000000000000000000000000000000000000000000000000000000")]
-    fn an_image_reference_is_accepted(#[case] image: &str) {
-        assert_eq!(image_fault(image), None);
-    }
-
-    #[rstest]
-    #[case("")]
-    #[case("Executor:1")]
-    #[case("a b")]
-    #[case("registry.example/")]
-    #[case("executor:")]
-    #[case("executor:-x")]
-    #[case("executor@sha256:12")]
-    #[case("https://registry.example/executor")]
-    fn what_no_runtime_would_pull_is_found(#[case] image: &str) {
-        assert!(image_fault(image).is_some(), "{image}");
+        Ok(()) => CheckResult::ok(subject, "well-formed"),
     }
 }

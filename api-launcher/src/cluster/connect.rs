@@ -1,6 +1,7 @@
 //! Getting a client: configuration as `kubectl` finds it, and answers that keep what the server asked for.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use axum::body::Body as AnyBody;
 use axum::http::header::RETRY_AFTER;
@@ -13,6 +14,7 @@ use kube::{Client, Config};
 use tower::{BoxError, service_fn};
 
 use super::Cluster;
+use super::limit::{Limiter, RateLimit};
 
 /// Bodies of refusals are short; more is not read.
 const REFUSAL_BYTES: usize = 64 * 1024;
@@ -94,6 +96,19 @@ pub(super) fn keeping_retry_after(client: Client, namespace: &str) -> Client {
         async move {
             let response = client.send(request).await?;
             keep_retry_after(response).await
+        }
+    });
+    Client::new(service, namespace)
+}
+
+/// A client whose requests wait for their turn.
+pub(super) fn limited(client: Client, namespace: &str, limit: RateLimit) -> Client {
+    let limiter = Arc::new(Limiter::new(limit));
+    let service = service_fn(move |request: Request<Body>| {
+        let (client, limiter) = (client.clone(), Arc::clone(&limiter));
+        async move {
+            limiter.turn().await;
+            client.send(request).await
         }
     });
     Client::new(service, namespace)

@@ -1,8 +1,9 @@
 //! What the API server's refusals mean, and how often to ask again.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::core::Status;
+use tracing::debug;
 
 use super::{Cluster, Patience};
 
@@ -163,11 +164,19 @@ impl Cluster {
     {
         let mut attempt = 1;
         loop {
-            let error = match request().await {
-                Ok(answer) => return Ok(answer),
+            let begun = Instant::now();
+            let answer = request().await;
+            let milliseconds = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+            let error = match answer {
+                Ok(answer) => {
+                    debug!(action, attempt, milliseconds, "asked the cluster");
+                    return Ok(answer);
+                }
                 Err(error) => ClusterError::from_kube(action, error),
             };
-            match self.patience.pause(attempt, &error) {
+            let pause = self.patience.pause(attempt, &error);
+            debug!(action, attempt, milliseconds, %error, ?pause, "the cluster refused");
+            match pause {
                 Some(pause) => tokio::time::sleep(pause).await,
                 None => return Err(error),
             }

@@ -53,10 +53,8 @@ impl Cluster {
         let key =
             RunKey::of(&job.metadata).ok_or_else(|| ClusterError::NoSuchRun(name.to_owned()))?;
         let pods = self.pods_of(&job).await?;
-        let mut subjects: Vec<String> = job.metadata.uid.iter().cloned().collect();
-        subjects.extend(pods.iter().filter_map(|pod| pod.metadata.uid.clone()));
         // Events tell more but are kept for an hour only, and may be forbidden.
-        let events = self.events_about(&subjects).await.unwrap_or_default();
+        let events = self.events_of(&job, &pods).await.unwrap_or_default();
         Ok(explanation(key, &job, &pods, &events, Timestamp::now()))
     }
 }

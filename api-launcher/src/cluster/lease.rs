@@ -102,7 +102,7 @@ impl Cluster {
     }
 
     fn leases(&self, settings: &LeaseSettings) -> Api<Lease> {
-        Api::namespaced(self.client.clone(), &settings.namespace)
+        Api::namespaced(self.urgent.clone(), &settings.namespace)
     }
 
     async fn acquire(&self, settings: &LeaseSettings, observed: &mut Option<Observed>) -> Acquired {

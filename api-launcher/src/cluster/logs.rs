@@ -1,19 +1,18 @@
 //! The log of a run as its pod has it, to the end, across rotations and lost connections.
 
-use std::time::Duration;
+use std::fmt;
 
-use futures_util::{AsyncBufReadExt as _, Stream, StreamExt as _, stream};
+use futures_util::{AsyncBufReadExt as _, FutureExt as _, Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::LogParams;
+use kube::runtime::{WatchStreamExt as _, watcher};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-use super::{Cluster, ClusterError};
+use super::{Cluster, ClusterError, labels};
 use crate::verdict::{EXECUTOR, executor_state, newest, terminal};
 
-/// How often a run that has no log yet is looked at.
-const LOOK: Duration = Duration::from_millis(500);
 /// Lines on their way to a reader that is slower than the cluster.
 const AHEAD: usize = 256;
 
@@ -133,6 +132,7 @@ impl Cluster {
         lines: &mpsc::Sender<Result<LogLine, ClusterError>>,
     ) -> Result<(), ClusterError> {
         let uid = self.job(name).await?.metadata.uid;
+        let mut changes = std::pin::pin!(self.changes_of(name));
         let mut shown: Option<(String, Place)> = None;
         loop {
             // In this order: a pod that is read after its Job was seen to be over has nothing more to say.
@@ -158,8 +158,21 @@ impl Cluster {
             if over || !follow {
                 return Ok(());
             }
-            tokio::time::sleep(LOOK).await;
+            changes.next().await;
+            // What has happened meanwhile is seen in one look.
+            while changes.next().now_or_never().flatten().is_some() {}
         }
+    }
+
+    /// Says that the Job or one of its pods is there, has changed, or has gone. A watch that breaks is taken up again,
+    /// with growing pauses; that it broke is worth a look too, since the look tells what is wrong.
+    fn changes_of(&self, name: &str) -> impl Stream<Item = ()> + Send + use<> {
+        let job = watcher::Config::default().fields(&format!("metadata.name={name}"));
+        let pods = watcher::Config::default().labels(&format!("{}={name}", labels::JOB_NAME));
+        stream::select(
+            touches(watcher(self.jobs(), job)),
+            touches(watcher(self.pods(), pods)),
+        )
     }
 
     async fn read(
@@ -206,6 +219,18 @@ fn has_log(pod: &Pod) -> bool {
 
 fn has_ended(pod: &Pod) -> bool {
     executor_state(pod).is_some_and(|state| state.terminated.is_some())
+}
+
+fn touches<K>(
+    events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send,
+) -> impl Stream<Item = ()> + Send
+where
+    K: Clone + fmt::Debug + Send + Sync,
+{
+    events.default_backoff().filter_map(|event| {
+        let nothing = matches!(event, Ok(watcher::Event::Init | watcher::Event::InitDone));
+        futures_util::future::ready((!nothing).then_some(()))
+    })
 }
 
 #[cfg(test)]

@@ -6,8 +6,6 @@ use k8s_openapi::jiff::Timestamp;
 
 /// With no limit whoever submitted a Job releases it. Only after this long the watcher does it in its place.
 pub(super) const SUBMITTERS_TURN: Duration = Duration::from_secs(2);
-/// A Job whose job data is missing for so long after it was first seen has lost its submitter.
-pub(super) const HOPELESS_AFTER: Duration = Duration::from_mins(1);
 /// A Job whose job data was missing is looked at again after this long.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(5);
 

@@ -12,9 +12,10 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
+use tracing::info;
 
 use super::{Cluster, ClusterError, annotation, annotations, label, labels};
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, names};
 use crate::verdict::{is_suspended, terminal};
 
 /// Name under which writes appear in managed fields.
@@ -110,6 +111,16 @@ impl Cluster {
         })
     }
 
+    /// Whether the run of this step has a Job.
+    pub async fn has_run(&self, job_id: &str, step_id: &str) -> Result<bool, ClusterError> {
+        match self.job(&names::job_name(job_id, step_id)).await {
+            Ok(job) => Ok(label(&job.metadata, labels::JOB_ID) == Some(job_id)
+                && label(&job.metadata, labels::STEP_ID) == Some(step_id)),
+            Err(ClusterError::NoSuchRun(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// The Job with its Secret, durable.
     async fn store(&self, objects: &Manifest) -> Result<Accepted, ClusterError> {
         let name = name_of(&objects.job.metadata)?;
@@ -140,6 +151,7 @@ impl Cluster {
     }
 
     fn accepted(&self, submitted: Submitted, objects: &Manifest, uid: String) -> Accepted {
+        told(&objects.job, "created");
         self.note_stored(&uid);
         let to_release = self.max_in_flight == 0
             && is_suspended(&objects.job)
@@ -302,6 +314,7 @@ impl Cluster {
         });
         let job = self.patch_job("release the run", name, &patch).await?;
         self.forget_stored(uid);
+        told(&job, "released");
         // Released into its own deletion: as good as not there.
         if job.metadata.deletion_timestamp.is_some() {
             return Err(unsettled());
@@ -380,6 +393,20 @@ impl Cluster {
             Err(error) => Err(error),
         }
     }
+}
+
+/// A line about a run, by which its lines are found.
+fn told(job: &Job, what: &'static str) {
+    let meta = &job.metadata;
+    let text = |name| label(meta, name).unwrap_or_default();
+    info!(
+        job = meta.name,
+        job_id = text(labels::JOB_ID),
+        step_id = text(labels::STEP_ID),
+        organization_id = text(labels::ORGANIZATION),
+        workspace_id = text(labels::WORKSPACE),
+        "{what} the Job of a run"
+    );
 }
 
 /// What became of a suspended Job.

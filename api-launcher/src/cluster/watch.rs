@@ -13,15 +13,17 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Pod, PodTemplateSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{DeleteParams, ListParams, Preconditions};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use serde_json::json;
 use tokio::sync::{Semaphore, mpsc};
+use tracing::{debug, info};
 
 use super::cache::{Change, JobFeed, Packed, Pods, trimmed_job};
 use super::history::{EndedRun, HistoryLimits, surplus};
-use super::reconcile::{HOPELESS_AFTER, Held, LOOK_AGAIN, SUBMITTERS_TURN, next};
+use super::reconcile::{Held, LOOK_AGAIN, SUBMITTERS_TURN, next};
 use super::submit::{Settled, is_queued_by_cluster};
 use super::{Cluster, ClusterError, RunKey, annotation, annotations, labels};
 use crate::verdict::{self, Observation, Timeouts, Verdict, is_suspended, terminal};
@@ -36,8 +38,6 @@ const AT_ONCE: usize = 16;
 const EVENTS_AFTER: SignedDuration = SignedDuration::from_secs(5);
 /// Events of a run that still waits are asked for again after this long, then twice as long.
 const EVENTS_AGAIN: Duration = Duration::from_secs(10);
-/// A report that failed is tried again after this long.
-const REPORT_AGAIN: Duration = Duration::from_secs(5);
 /// Objects in one page of a list.
 const PAGE: u32 = 500;
 
@@ -54,10 +54,25 @@ pub trait RunObserver: Send + Sync + 'static {
 }
 
 /// How the watcher behaves.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct WatchSettings {
     pub timeouts: Timeouts,
     pub history: HistoryLimits,
+    /// A Job whose job data is missing for so long after it was first seen has lost its submitter.
+    pub hopeless_after: Duration,
+    /// A report that failed is tried again after this long.
+    pub report_again: Duration,
+}
+
+impl Default for WatchSettings {
+    fn default() -> Self {
+        Self {
+            timeouts: Timeouts::default(),
+            history: HistoryLimits::default(),
+            hopeless_after: Duration::from_mins(1),
+            report_again: Duration::from_secs(5),
+        }
+    }
 }
 
 /// What a request of the watcher came to.
@@ -398,8 +413,7 @@ impl Watch {
         if !over {
             self.wake(&name, pause);
         }
-        let mut subjects = vec![uid.clone()];
-        subjects.extend(pods.iter().filter_map(|pod| pod.metadata.uid.clone()));
+        let known: Vec<Pod> = pods.to_vec();
         let cluster = self.cluster.clone();
         self.spawn(async move {
             // The two watches are not in step: the Job may be seen to be over before the end of its pod is.
@@ -408,7 +422,7 @@ impl Watch {
             } else {
                 Vec::new()
             };
-            let events = cluster.events_about(&subjects).await.unwrap_or_default();
+            let events = cluster.events_of(&job, &known).await.unwrap_or_default();
             Note::Told(name, uid, events, pods)
         });
         hold
@@ -430,15 +444,23 @@ impl Watch {
         let Some(entry) = self.runs.get_mut(name) else {
             return;
         };
-        if verdict.spoke() {
-            entry.reported = true;
-        }
         if entry.reported || entry.reporting {
             return;
         }
-        entry.reporting = true;
         let (cluster, observer) = (self.cluster.clone(), Arc::clone(&self.observer));
         let (key, uid, name) = (entry.key.clone(), entry.uid.clone(), name.to_owned());
+        if verdict.spoke() && verdict.job_over {
+            entry.reported = true;
+            // With a pod that is going its words go too, and nobody could be told any more.
+            if self.pods.are_going(&name, &uid) {
+                self.spawn(async move {
+                    cluster.note_verdict(&key, &uid, &verdict).await;
+                    Note::Reported(name, uid, true)
+                });
+            }
+            return;
+        }
+        entry.reporting = true;
         self.spawn(async move {
             let done = cluster.conclude(&key, &uid, &verdict, &*observer).await;
             Note::Reported(name, uid, done)
@@ -474,7 +496,7 @@ impl Watch {
                     entry.reporting = false;
                     entry.reported = done;
                     if !done {
-                        self.wake(&name, REPORT_AGAIN);
+                        self.wake(&name, self.settings.report_again);
                     }
                 }
             }
@@ -482,7 +504,7 @@ impl Watch {
                 if done {
                     self.orphans.remove(&uid);
                 } else {
-                    self.wake("", REPORT_AGAIN);
+                    self.wake("", self.settings.report_again);
                 }
             }
             Note::Settled(name, uid, settled) => self.on_settled(&name, &uid, settled),
@@ -575,7 +597,7 @@ impl Watch {
         let Some(entry) = self.runs.get(&name) else {
             return;
         };
-        let hopeless = entry.first_seen.elapsed() >= HOPELESS_AFTER;
+        let hopeless = entry.first_seen.elapsed() >= self.settings.hopeless_after;
         let uid = entry.uid.clone();
         self.settling.insert(uid.clone());
         let cluster = self.cluster.clone();
@@ -670,6 +692,17 @@ impl Entry {
     /// Tells the observer, if it is news.
     fn tell(&mut self, observation: &Observation, observer: &dyn RunObserver) {
         if !is_same(self.told.as_ref(), observation) {
+            if let Observation::Ended(verdict) = observation {
+                info!(
+                    job = self.key.name,
+                    job_id = self.key.job_id,
+                    step_id = self.key.step_id,
+                    verdict = verdict.kind.name(),
+                    exit = verdict.outcome.code(),
+                    spoke = verdict.spoke(),
+                    "a run has ended"
+                );
+            }
             observer.on_observation(&self.key, observation);
             self.told = Some(observation.clone());
         }
@@ -708,14 +741,28 @@ fn is_same(told: Option<&Observation>, now: &Observation) -> bool {
 }
 
 impl Cluster {
-    /// Events about objects, by UID.
-    pub(super) async fn events_about(&self, uids: &[String]) -> Result<Vec<Event>, ClusterError> {
+    /// Events about a run's Job and its pods. A pod that is gone is known by its name, where the Job still tells it.
+    pub(super) async fn events_of(
+        &self,
+        job: &Job,
+        pods: &[Pod],
+    ) -> Result<Vec<Event>, ClusterError> {
+        let of = |meta: &ObjectMeta| {
+            meta.uid
+                .as_ref()
+                .map(|uid| format!("involvedObject.uid={uid}"))
+        };
+        let mut subjects: Vec<String> = of(&job.metadata).into_iter().collect();
+        subjects.extend(pods.iter().filter_map(|pod| of(&pod.metadata)));
+        if pods.is_empty()
+            && let Some((name, _)) = verdict::failure_of_pod(job)
+        {
+            subjects.push(format!("involvedObject.name={name}"));
+        }
         let events = self.events();
         let mut found = Vec::new();
-        for uid in uids {
-            let params = ListParams::default()
-                .fields(&format!("involvedObject.uid={uid}"))
-                .match_any();
+        for subject in subjects {
+            let params = ListParams::default().fields(&subject).match_any();
             found.extend(
                 self.ask("list the events of the run", || events.list(&params))
                     .await?
@@ -746,17 +793,26 @@ impl Cluster {
                 _ => {}
             }
         }
-        if !observer.on_ended(key, verdict).await {
+        if !verdict.spoke() && !observer.on_ended(key, verdict).await {
             return false;
         }
+        self.note_verdict(key, uid, verdict).await;
+        true
+    }
+
+    /// Writes the verdict onto the Job, and that the platform knows it. Should this be lost, a later watcher finds
+    /// the same again, and the platform knows already.
+    async fn note_verdict(&self, key: &RunKey, uid: &str, verdict: &Verdict) {
+        let text = serde_json::to_string(verdict).unwrap_or_default();
         let now = Timestamp::now().to_string();
         let patch = json!({"metadata": {"uid": uid, "annotations": {
             annotations::VERDICT: text, annotations::REPORTED_AT: now}}});
-        // Should this be lost, a later watcher reports again, and the platform knows already.
-        let _ = self
+        let noted = self
             .patch_job("note the report of the run", &key.name, &patch)
             .await;
-        true
+        if let Err(error) = noted {
+            debug!(run = %key, %error, "the verdict could not be written onto the Job");
+        }
     }
 
     async fn remove_ended(&self, name: &str, uid: &str) -> Result<(), ClusterError> {

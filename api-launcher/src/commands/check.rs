@@ -1,11 +1,12 @@
 //! `check`: whether a run would start here, before one has to find out.
 
-use std::collections::BTreeSet;
+mod peers;
 
 use clap::Args;
 use job_contract::Exit;
 use serde_json::json;
 
+pub use self::peers::PeerArgs;
 use super::output::Output;
 use super::problem::CommandError;
 use super::{AccessArgs, ShowArgs};
@@ -13,6 +14,7 @@ use crate::cluster::Patience;
 use crate::cluster::check::{CheckOutcome, CheckResult, Expectations};
 use crate::config::{Deployment, DeploymentArgs};
 use crate::manifest::job_data::Mode;
+use crate::manifest::{self, ManifestErrors};
 use crate::run::view::Paint;
 use crate::table::{Cell, Table, Tone};
 
@@ -20,8 +22,10 @@ use crate::table::{Cell, Table, Tone};
 #[derive(Args, Debug)]
 pub struct CheckArgs {
     /// Namespace of the launcher, when several replicas elect one to watch: checks the rights on leases too
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", env = job_contract::env::LEASE_NAMESPACE)]
     pub election_namespace: Option<String>,
+    #[command(flatten)]
+    pub peers: PeerArgs,
     #[command(flatten)]
     pub access: AccessArgs,
     #[command(flatten)]
@@ -41,12 +45,10 @@ pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, Co
         attempts: 1,
         ..Patience::default()
     });
-    let results = cluster
-        .check(&expectations(
-            &deployment,
-            args.election_namespace.as_deref(),
-        ))
-        .await;
+    let election_namespace = args.election_namespace.as_deref();
+    let expected = expectations(&deployment, election_namespace).map_err(CommandError::Manifest)?;
+    let mut results = cluster.check(&expected).await;
+    results.extend(peers::check(&args.peers).await);
     let exit = verdict(&results);
     if out.json {
         let ok = exit == Exit::Done;
@@ -58,19 +60,15 @@ pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, Co
     Ok(exit)
 }
 
-fn expectations(deployment: &Deployment, election_namespace: Option<&str>) -> Expectations {
-    let names = |lists: &[&[String]]| -> BTreeSet<String> {
-        lists.iter().flat_map(|list| list.iter().cloned()).collect()
-    };
-    let mut config_maps = names(&[&deployment.env_config_maps]);
-    config_maps.extend(deployment.defaults.config_map.clone());
-    Expectations {
+fn expectations(
+    deployment: &Deployment,
+    election_namespace: Option<&str>,
+) -> Result<Expectations, ManifestErrors> {
+    Ok(Expectations {
         job_data_in_secret: deployment.job_data_mode == Mode::Secret,
         election_namespace: election_namespace.map(str::to_owned),
-        secrets: names(&[&deployment.env_secrets, &deployment.image_pull_secrets]),
-        config_maps,
-        image: deployment.image.clone(),
-    }
+        references: manifest::references(deployment)?,
+    })
 }
 
 /// A cluster that told nothing at all could not be reached, which may pass; anything else has to be mended.
@@ -125,6 +123,7 @@ fn render(results: &[CheckResult], paint: Paint) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::manifest::overlay::Overlay;
 
     fn result(subject: &str, outcome: CheckOutcome, fix: Option<&str>) -> CheckResult {
         CheckResult {
@@ -166,14 +165,24 @@ mod tests {
         let deployment = Deployment {
             image_pull_secrets: vec!["pull".into()],
             env_config_maps: vec!["ca".into()],
+            overlay: Some(
+                Overlay::parse(
+                    "spec: {volumes: [{name: tls, secret: {secretName: tls}}], serviceAccountName: runner}",
+                )
+                .unwrap(),
+            ),
+            priority_class: Some("batch".into()),
             ..Deployment::default()
         };
-        let expected = expectations(&deployment, None);
+        let expected = expectations(&deployment, None).unwrap();
         assert!(expected.job_data_in_secret);
-        assert!(
-            expected.secrets.contains("pull")
-                && expected.secrets.contains("terrakube-executor-secrets")
-        );
-        assert!(expected.config_maps.contains("ca"));
+        let names = expected.references;
+        for secret in ["pull", "terrakube-executor-secrets", "tls"] {
+            assert!(names.secrets.contains(secret), "{secret}: {names:?}");
+        }
+        assert_eq!(names.secrets.len(), 3, "its own is made with it");
+        assert!(names.config_maps.contains("ca"));
+        assert!(names.service_accounts.contains("runner"));
+        assert!(names.priority_classes.contains("batch"));
     }
 }

@@ -139,6 +139,23 @@ impl Desk {
         Ok(platform.report_outcome(&step, &outcome).await?)
     }
 
+    /// Fails a step that waits on record and will never run.
+    pub(in crate::dispatch) async fn refuse(
+        &self,
+        job: &JobData,
+        reason: &str,
+    ) -> Result<(), SettleError> {
+        let waits = self.platform.job(&job.job_id)?.is_some_and(|record| {
+            let step = record.step(&job.step_id).map(|step| step.status);
+            !record.status.is_over() && step == Some(StepStatus::Pending)
+        });
+        if waits {
+            let reason = format!("The run was refused: {reason}");
+            self.fail(job, &reason, Path::new("")).await?;
+        }
+        Ok(())
+    }
+
     /// The step of a job on record, with as much of its document as the platform knows.
     pub(in crate::dispatch) fn known(
         &self,

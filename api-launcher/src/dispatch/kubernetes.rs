@@ -8,24 +8,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use control_plane::local::LocalPlatform;
+use job_contract::status::JobStatus;
 use job_contract::{JobData, env};
 use tokio::sync::Mutex;
-use tracing::warn;
+use tracing::{info, warn};
 
 use self::observer::Observer;
 use super::desk::Desk;
 use super::{Accepted, Readiness, Refused};
 use crate::cluster::lease::LeaseSettings;
-use crate::cluster::watch::WatchSettings;
 use crate::cluster::{Cluster, ClusterError, Submitted};
 use crate::config::Deployment;
 use crate::manifest;
+use crate::serve::config::Watching;
 use crate::shutdown::Shutdown;
 
 /// How long an answer about the cluster is good: the question is open to everybody, and must stay cheap.
 const FRESH: Duration = Duration::from_secs(5);
-/// The Lease of the replica that watches.
-const LEASE: &str = "mayfly-launcher";
 /// Probes give up after a second or a few.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -34,6 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) struct KubernetesTarget {
     cluster: Cluster,
     deployment: Deployment,
+    watching: Watching,
     /// The platform the launcher reports to, where one is configured.
     desk: Option<Desk>,
     shutdown: Shutdown,
@@ -45,12 +45,19 @@ impl KubernetesTarget {
     pub(crate) fn new(
         cluster: Cluster,
         deployment: Deployment,
+        watching: Watching,
         data_dir: Option<PathBuf>,
         shutdown: Shutdown,
     ) -> Self {
+        let cluster = cluster.with_max_in_flight(watching.max_in_flight);
+        let cluster = match watching.rate {
+            Some(rate) => cluster.with_rate_limit(rate),
+            None => cluster,
+        };
         Self {
             cluster,
             deployment,
+            watching,
             desk: data_dir.map(|data| Desk {
                 platform: LocalPlatform::new(&data),
                 data,
@@ -62,15 +69,16 @@ impl KubernetesTarget {
 
     /// Watches the runs while this replica holds the Lease, and stops what the platform has cancelled.
     pub(super) async fn work(&self) {
-        let namespace = self.deployment.namespace.clone();
-        let lease = LeaseSettings::new(namespace, LEASE, identity());
+        let namespace = self.watching.lease_namespace.as_ref();
+        let namespace = namespace.unwrap_or(&self.deployment.namespace);
+        let lease = LeaseSettings::new(namespace, &self.watching.lease_name, identity());
         let observer = Arc::new(Observer::new(self.desk.clone()));
         let stop = self.shutdown.graceful.cancelled();
         self.cluster
             .lead(&lease, stop, || async {
                 tokio::join!(
                     self.cluster
-                        .watch(WatchSettings::default(), Arc::clone(&observer) as _),
+                        .watch(self.watching.watch.clone(), Arc::clone(&observer) as _),
                     observer.stop_cancelled(&self.cluster),
                 );
             })
@@ -78,13 +86,49 @@ impl KubernetesTarget {
     }
 
     /// Makes the run's Job and lets it run. A second delivery meets the first in the cluster.
+    ///
+    /// The desk hears of it afterwards: a record that says `queue` has a Job behind it, wherever a crash falls. One
+    /// between the two is made up for by the delivery that follows, since this one was not answered.
     pub(super) async fn accept(&self, job: &JobData) -> Result<Accepted, Refused> {
+        let Some(desk) = &self.desk else {
+            return self.submit(job).await;
+        };
+        if has_outcome(desk, job) {
+            info!(
+                job_id = job.job_id,
+                step_id = job.step_id,
+                "a dispatch of a step that is over: nothing is run"
+            );
+            return Ok(Accepted::Duplicate);
+        }
+        let accepted = self.submit(job).await;
+        match &accepted {
+            Ok(_) => desk
+                .queue(job)
+                .map_err(|error| Refused::Unavailable(error.to_string()))?,
+            Err(Refused::Invalid(reason)) => self.tell_refused(desk, job, reason).await,
+            Err(_) => {}
+        }
+        accepted
+    }
+
+    /// A job that waits on record for a run that cannot be is failed there, with the reason in its output. That is for
+    /// the records of this machine: Terrakube does so itself when it reads the answer, and is not to be told before.
+    async fn tell_refused(&self, desk: &Desk, job: &JobData, reason: &str) {
+        // An earlier delivery may have been accepted, before a setting changed.
+        let there = self.cluster.has_run(&job.job_id, &job.step_id).await;
+        if !matches!(there, Ok(false)) {
+            return;
+        }
+        if let Err(error) = desk.refuse(job, reason).await {
+            warn!(%error, job_id = job.job_id, step_id = job.step_id,
+                  "the reason of a refusal could not be put on record");
+        }
+    }
+
+    async fn submit(&self, job: &JobData) -> Result<Accepted, Refused> {
         let manifest = manifest::build(job, &self.deployment)
             .map_err(|errors| Refused::Invalid(errors.to_string()))?;
-        if let Some(desk) = &self.desk {
-            desk.queue(job)
-                .map_err(|error| Refused::Unavailable(error.to_string()))?;
-        }
         let cluster = self.cluster.clone();
         // The sender may hang up; what was begun is finished all the same. Releasing is not waited for: the run
         // is safe in the cluster by then, and the watcher releases what is left over.
@@ -113,6 +157,20 @@ impl KubernetesTarget {
         };
         *last = Some((Instant::now(), readiness.clone()));
         readiness
+    }
+}
+
+/// Whether the platform knows how the step ended: a delivery that was late, of a run whose Job is gone by now. What
+/// is dispatched because its job was rejected belongs to a step that is over, and is run all the same.
+fn has_outcome(desk: &Desk, job: &JobData) -> bool {
+    match desk.stand(job) {
+        Ok(stand) => stand.is_settled() && stand.job != JobStatus::Rejected,
+        Err(error) => {
+            // The claim keeps a step from being done twice.
+            warn!(%error, job_id = job.job_id, step_id = job.step_id,
+                  "the platform could not be asked whether the step is over");
+            false
+        }
     }
 }
 
@@ -159,6 +217,7 @@ mod tests {
     use std::sync::{Arc, Mutex as Record};
 
     use axum::http::{Method, Request, Response, StatusCode};
+    use job_contract::status::StepStatus;
     use kube::Client;
     use kube::client::Body;
     use serde_json::{Value, json};
@@ -194,8 +253,13 @@ mod tests {
         };
         let cluster =
             Cluster::from_client(Client::new(service, "runs"), "runs").with_patience(patience);
-        let target =
-            KubernetesTarget::new(cluster, Deployment::default(), None, Shutdown::default());
+        let target = KubernetesTarget::new(
+            cluster,
+            Deployment::default(),
+            Watching::default(),
+            None,
+            Shutdown::default(),
+        );
         (target, asked)
     }
 
@@ -228,6 +292,105 @@ mod tests {
         let mut response = Response::new(Body::from(value.to_string().into_bytes()));
         *response.status_mut() = StatusCode::from_u16(code).unwrap();
         response
+    }
+
+    /// A record of a job that waits, as the platform makes it before it dispatches.
+    fn on_record(data: &std::path::Path) -> Desk {
+        let desk = Desk {
+            platform: LocalPlatform::new(data),
+            data: data.to_owned(),
+        };
+        desk.queue(&job()).unwrap();
+        desk
+    }
+
+    fn with_desk(refusal: Option<(u16, &'static str)>, desk: &Desk) -> KubernetesTarget {
+        let (mut target, _) = target(refusal);
+        target.desk = Some(desk.clone());
+        target
+    }
+
+    #[tokio::test]
+    async fn a_refused_run_does_not_wait_on_record_and_says_why() {
+        let folder = tempfile::tempdir().unwrap();
+        let desk = on_record(folder.path());
+        let mut wrong = job();
+        wrong
+            .environment_variables
+            .insert("EPHEMERAL_CPU_REQUEST".into(), "a lot".into());
+        let target = with_desk(None, &desk);
+        assert!(matches!(
+            target.accept(&wrong).await,
+            Err(Refused::Invalid(_))
+        ));
+        let stand = desk.stand(&job()).unwrap();
+        assert_eq!(
+            (stand.job, stand.step),
+            (JobStatus::Failed, StepStatus::Failed)
+        );
+        let record = desk.platform.job("412").unwrap().unwrap();
+        let output = record.step("step").unwrap().output.clone().unwrap();
+        let output = std::fs::read_to_string(output).unwrap();
+        assert!(output.contains("EPHEMERAL_CPU_REQUEST"), "{output}");
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_accepted_yet_leaves_no_record() {
+        let folder = tempfile::tempdir().unwrap();
+        let desk = Desk {
+            platform: LocalPlatform::new(folder.path()),
+            data: folder.path().to_owned(),
+        };
+        let target = with_desk(Some((503, "overloaded")), &desk);
+        assert!(matches!(
+            target.accept(&job()).await,
+            Err(Refused::Unavailable(_))
+        ));
+        assert_eq!(desk.platform.job("412").unwrap(), None);
+        // Nobody waits for a job the platform has never put on record.
+        let target = with_desk(Some((422, "spec is invalid")), &desk);
+        assert!(matches!(
+            target.accept(&job()).await,
+            Err(Refused::Invalid(_))
+        ));
+        assert_eq!(desk.platform.job("412").unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn a_step_that_is_over_gets_no_second_job_unless_its_job_was_rejected() {
+        let folder = tempfile::tempdir().unwrap();
+        let desk = on_record(folder.path());
+        let step = control_plane::StepRef::of(&job());
+        let put = |status: JobStatus| {
+            let change = |record: &mut control_plane::local::JobRecord| {
+                record.status = status;
+                record.steps[0].status = StepStatus::Completed;
+            };
+            desk.platform.update_job(&step, change).unwrap();
+        };
+        put(JobStatus::Completed);
+        let (mut target, asked) = target(None);
+        target.desk = Some(desk.clone());
+        assert_eq!(target.accept(&job()).await, Ok(Accepted::Duplicate));
+        assert!(asked.lock().unwrap().is_empty(), "no Job is made");
+        put(JobStatus::Rejected);
+        assert_eq!(target.accept(&job()).await, Ok(Accepted::New));
+    }
+
+    #[tokio::test]
+    async fn an_accepted_run_is_on_record_as_queued() {
+        let folder = tempfile::tempdir().unwrap();
+        let desk = Desk {
+            platform: LocalPlatform::new(folder.path()),
+            data: folder.path().to_owned(),
+        };
+        let target = with_desk(None, &desk);
+        assert_eq!(target.accept(&job()).await, Ok(Accepted::New));
+        let stand = desk.stand(&job()).unwrap();
+        assert_eq!(
+            (stand.job, stand.step),
+            (JobStatus::Queue, StepStatus::Pending)
+        );
     }
 
     fn job() -> JobData {

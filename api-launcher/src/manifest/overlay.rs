@@ -37,6 +37,12 @@ pub enum OverlayError {
     /// Something only the launcher decides.
     #[error("sets {0}, which is the launcher's own")]
     Reserved(String),
+    /// A container the pod would wait for.
+    #[error(
+        "has the container `{0}` beside the executor, which would keep the run alive after it has ended; \
+         as a side-car it belongs in `initContainers`, with `restartPolicy: Always`"
+    )]
+    SideCar(String),
     /// A quantity that is none.
     #[error("has the quantity `{0}`, which cannot be read")]
     Quantity(String),
@@ -60,6 +66,7 @@ impl Overlay {
         let mut errors = Vec::new();
         unknown_fields(&document, &understood, "", &mut errors);
         reserved_fields(&template, &mut errors);
+        side_cars(&template, &mut errors);
         if errors.is_empty() {
             Ok(Self(template))
         } else {
@@ -169,6 +176,16 @@ fn unknown_fields(
     }
 }
 
+fn side_cars(template: &PodTemplateSpec, errors: &mut Vec<OverlayError>) {
+    let containers = template.spec.iter().flat_map(|spec| &spec.containers);
+    let others = containers.filter(|container| container.name != CONTAINER);
+    errors.extend(
+        others
+            .filter(|container| !container.name.is_empty())
+            .map(|container| OverlayError::SideCar(container.name.clone())),
+    );
+}
+
 fn reserved_fields(template: &PodTemplateSpec, errors: &mut Vec<OverlayError>) {
     let mut reserved = |what: String| errors.push(OverlayError::Reserved(what));
     let metadata = template.metadata.clone().unwrap_or_default();
@@ -264,7 +281,7 @@ mod tests {
     #[case("spec: {nodeSelektor: {a: b}}", "`spec.nodeSelektor`")]
     #[case("kind: PodTemplate", "`kind`")]
     #[case(
-        "spec: {containers: [{name: a, imagee: x}]}",
+        "spec: {containers: [{name: executor, imagee: x}]}",
         "`spec.containers[0].imagee`"
     )]
     #[case("spec: {restartPolicy: Always}", "restartPolicy")]
@@ -278,6 +295,10 @@ mod tests {
         "/run/mayfly/y"
     )]
     #[case("metadata: {labels: {mayfly.dev/job-id: x}}", "mayfly.dev/job-id")]
+    #[case(
+        "spec: {containers: [{name: executor}, {name: mesh, image: x}]}",
+        "`mesh` beside the executor"
+    )]
     #[case(
         "spec: {containers: [{name: executor, resources: {limits: {cpu: many}}}]}",
         "many"

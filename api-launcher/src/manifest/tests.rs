@@ -227,12 +227,18 @@ fn only_a_step_that_never_began_is_started_again() {
     let exit_codes = rules[0].on_exit_codes.clone().unwrap();
     assert_eq!(rules[0].action, "FailJob");
     assert_eq!(exit_codes.operator, "NotIn");
-    assert_eq!(exit_codes.values, [75]);
+    assert_eq!(exit_codes.values, [75, 137]);
     assert_eq!(exit_codes.container_name.as_deref(), Some("executor"));
     assert_eq!(rules[1].action, "Ignore");
     assert_eq!(
         rules[1].on_pod_conditions.clone().unwrap()[0].type_,
         "DisruptionTarget"
+    );
+    // Killed, and not by a disruption: it would only be killed again.
+    let killed = rules[2].on_exit_codes.clone().unwrap();
+    assert_eq!(
+        (rules[2].action.as_str(), killed.values),
+        ("FailJob", vec![137])
     );
 }
 
@@ -620,7 +626,7 @@ fn defaults_give_way_to_an_overlays_amounts_too() {
     "privileged"
 )]
 #[case(
-    "spec: {containers: [{name: helper, securityContext: {runAsUser: 0}}]}",
+    "spec: {initContainers: [{name: helper, securityContext: {runAsUser: 0}}]}",
     "`helper`"
 )]
 #[case("spec: {volumes: [{name: v, hostPath: {path: /}}]}", "`v`")]

@@ -1,6 +1,8 @@
 //! The options of `api-launcher serve` and what they come to. All problems are found before any is reported,
 //! each named by its variable.
 
+mod watching;
+
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -8,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueHint};
+use executor::config::LogFormat;
 use job_contract::env;
 use tracing_subscriber::EnvFilter;
 use url::Url;
@@ -18,7 +21,9 @@ use crate::dispatch::route::{Fallback, Flag, Routing};
 use crate::http::InternalSecret;
 use crate::run::data::DataDir;
 use crate::run::executor::Program;
-use crate::telemetry::LogFormat;
+
+pub use self::watching::WatchArgs;
+pub(crate) use self::watching::Watching;
 
 /// Port of a stock executor.
 const PORT: u16 = 8090;
@@ -62,6 +67,9 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     pub telemetry: TelemetryArgs,
+
+    #[command(flatten)]
+    pub watching: WatchArgs,
 
     #[command(flatten)]
     pub deployment: DeploymentArgs,
@@ -155,6 +163,7 @@ impl From<&ConfigProblem> for Problem {
 pub(crate) enum TargetSettings {
     Kubernetes {
         deployment: Box<Deployment>,
+        watching: Box<Watching>,
         /// Records of the local platform, where verdicts are reported to.
         data_dir: Option<PathBuf>,
     },
@@ -322,9 +331,11 @@ impl ServeArgs {
     }
 
     fn resolve_deployment(&self, reader: &mut Reader) -> Option<TargetSettings> {
+        let watching = self.watching.resolve(reader);
         match self.deployment.resolve() {
             Ok(deployment) => Some(TargetSettings::Kubernetes {
                 deployment: Box::new(deployment),
+                watching: Box::new(watching),
                 data_dir: self.process.data_dir.clone(),
             }),
             Err(problems) => {

@@ -26,13 +26,18 @@ pub(super) fn ended(job: &Job, pods: &[Pod], events: &[Event]) -> Verdict {
     let condition = facts::terminal(job);
     let complete = condition.is_some_and(|condition| condition.type_ == "Complete");
     let reason = condition.and_then(|condition| condition.reason.as_deref());
-    let mut end = match facts::newest(pods) {
+    let mut end = match speaker(pods) {
         Some(pod) => of_pod(pod),
         None if complete => no_pod_complete(),
-        None => no_pod_failed(events),
+        None => no_pod_failed(job, events),
     };
     let silent = end.report.is_none() || matches!(end.kind, VerdictKind::Signalled);
-    if reason == Some("DeadlineExceeded") && silent {
+    // A pod that was never let in is the cause; the deadline only ended the wait for it.
+    let refused = matches!(
+        end.kind,
+        VerdictKind::QuotaExceeded | VerdictKind::AdmissionRefused
+    );
+    if reason == Some("DeadlineExceeded") && silent && !refused {
         end = deadline(job, end);
     }
     if let Some(condition) = condition.filter(|_| !complete) {
@@ -49,19 +54,28 @@ pub(super) fn gone(job: &Job, pods: &[Pod], events: &[Event]) -> Verdict {
     if facts::terminal(job).is_some() {
         return ended(job, pods, events);
     }
-    let end = facts::newest(pods).map(of_pod);
-    let end = match end {
+    let end = match speaker(pods).map(of_pod) {
         Some(end) if end.report.is_some() && end.kind != VerdictKind::Signalled => end,
         other => deleted(job, other),
     };
     verdict(end, pods, events)
 }
 
+/// The verdict of an executor that has ended in a pod that goes on, and has to be stopped.
+pub(super) fn cut_short(pods: &[Pod], events: &[Event], why: &str) -> Verdict {
+    let mut end = speaker(pods).map_or_else(no_pod_complete, of_pod);
+    end.evidence.push(Evidence::new("pod", why));
+    Verdict {
+        job_over: false,
+        ..verdict(end, pods, events)
+    }
+}
+
 fn verdict(mut end: PodEnd, pods: &[Pod], events: &[Event]) -> Verdict {
     if end.report.is_none() {
         end.evidence.extend(facts::warnings(events));
     }
-    end.evidence.extend(earlier(pods));
+    end.evidence.extend(others(pods));
     let advice = end
         .advice
         .or_else(|| advice(end.kind, end.started).map(str::to_owned));
@@ -77,16 +91,38 @@ fn verdict(mut end: PodEnd, pods: &[Pod], events: &[Event]) -> Verdict {
     }
 }
 
-/// What became of the pods before the last one.
-fn earlier(pods: &[Pod]) -> Vec<Evidence> {
-    let Some(last) = facts::newest(pods) else {
+/// The pod whose end is the run's: the last one, unless it only found that another had begun the step.
+fn speaker(pods: &[Pod]) -> Option<&Pod> {
+    let newest = facts::newest(pods)?;
+    if of_pod(newest).kind != VerdictKind::Claimed {
+        return Some(newest);
+    }
+    let before: Vec<&Pod> = pods
+        .iter()
+        .filter(|pod| pod.metadata.uid != newest.metadata.uid)
+        .filter(|pod| {
+            let end = of_pod(pod);
+            end.started && end.kind != VerdictKind::Claimed
+        })
+        .collect();
+    Some(facts::newest_of(before).unwrap_or(newest))
+}
+
+/// What became of the other pods.
+fn others(pods: &[Pod]) -> Vec<Evidence> {
+    let (Some(speaker), Some(newest)) = (speaker(pods), facts::newest(pods)) else {
         return Vec::new();
     };
     pods.iter()
-        .filter(|pod| pod.metadata.uid != last.metadata.uid)
+        .filter(|pod| pod.metadata.uid != speaker.metadata.uid)
         .map(|pod| {
-            let end = of_pod(pod);
-            Evidence::new(format!("earlier pod {}", facts::name(pod)), end.sentence)
+            let which = if pod.metadata.uid == newest.metadata.uid {
+                "later"
+            } else {
+                "earlier"
+            };
+            let source = format!("{which} pod {}", facts::name(pod));
+            Evidence::new(source, of_pod(pod).sentence)
         })
         .collect()
 }
@@ -110,7 +146,7 @@ fn no_pod_complete() -> PodEnd {
     PodEnd::silent(VerdictKind::Completed, sentence, true)
 }
 
-fn no_pod_failed(events: &[Event]) -> PodEnd {
+fn no_pod_failed(job: &Job, events: &[Event]) -> PodEnd {
     let refusal = facts::last_event(events, &["FailedCreate"])
         .and_then(|event| event.message.as_deref())
         .map(refused);
@@ -124,6 +160,35 @@ fn no_pod_failed(events: &[Event]) -> PodEnd {
             VerdictKind::AdmissionRefused,
             format!("the API server refused the pod of this run: {text}"),
             false,
+        ),
+        None => last_words(job, events),
+    }
+}
+
+/// What the cluster still tells of a pod that is gone: events about it, and the Job's reason to fail.
+fn last_words(job: &Job, events: &[Event]) -> PodEnd {
+    let words = |reasons| facts::last_event(events, reasons)?.message.as_deref();
+    if let Some(words) = words(&["Preempted"]) {
+        let sentence = "the pod had to make room for one of higher priority".to_owned();
+        let mut end = PodEnd::silent(VerdictKind::Preempted, sentence, true);
+        end.evidence
+            .push(Evidence::new("event Preempted", words.trim()));
+        return end;
+    }
+    if let Some(words) = words(&["Evicted"]) {
+        let sentence = format!("the pod was evicted: {}", words.trim());
+        return PodEnd::silent(VerdictKind::Evicted, sentence, true);
+    }
+    if let Some(words) = words(&["TaintManagerEviction", "NodeNotReady"]) {
+        let sentence = format!("the pod was removed from its node: {}", words.trim());
+        return PodEnd::silent(VerdictKind::NodeLost, sentence, true);
+    }
+    match facts::failure_of_pod(job) {
+        Some((_, Some(code))) => by_exit_code(code, true),
+        Some((_, None)) => PodEnd::silent(
+            VerdictKind::Evicted,
+            "the cluster removed the pod for reasons of its own".to_owned(),
+            true,
         ),
         None => PodEnd::silent(
             VerdictKind::Lost,
@@ -189,7 +254,7 @@ fn deleted(job: &Job, end: Option<PodEnd>) -> PodEnd {
 
 /// How a pod ended, by the most specific source there is.
 pub(super) fn of_pod(pod: &Pod) -> PodEnd {
-    let started = facts::has_started(pod);
+    let started = facts::has_started(pod) && !facts::began_nothing(pod);
     let mut end = spoken(pod)
         .or_else(|| by_pod_reason(pod, started))
         .or_else(|| by_disruption(pod, started))
@@ -197,8 +262,10 @@ pub(super) fn of_pod(pod: &Pod) -> PodEnd {
         .or_else(|| by_executor(pod, started))
         .unwrap_or_else(|| vanished(pod, started));
     // An executor that was told to stop says so, but not why: that the pod knows.
-    if end.kind == VerdictKind::Signalled
-        && let Some(cause) = by_pod_reason(pod, true).or_else(|| by_disruption(pod, true))
+    if matches!(
+        end.kind,
+        VerdictKind::Signalled | VerdictKind::Infrastructure
+    ) && let Some(cause) = by_pod_reason(pod, true).or_else(|| by_disruption(pod, true))
     {
         end.kind = cause.kind;
         end.evidence.push(Evidence::new("executor", end.sentence));
@@ -228,7 +295,8 @@ fn spoken(pod: &Pod) -> Option<PodEnd> {
     Some(PodEnd {
         kind,
         sentence,
-        started: true,
+        // Its process had, but nothing of the step.
+        started: exit != Exit::Infrastructure,
         evidence: Vec::new(),
         advice: report.hint.clone(),
         outcome: exit,

@@ -25,6 +25,39 @@ pub(crate) fn terminal(job: &Job) -> Option<&JobCondition> {
         .find(|c| matches!(c.type_.as_str(), "Complete" | "Failed") && c.status == "True")
 }
 
+/// The pod whose failure failed the Job, and its executor's exit code, in the words of the Job's condition:
+/// `Container executor for pod runs/x failed with exit code 143 matching FailJob rule at index 0`, or
+/// `Pod runs/x has condition DisruptionTarget matching ...`.
+pub(crate) fn failure_of_pod(job: &Job) -> Option<(&str, Option<i32>)> {
+    let message = terminal(job)?.message.as_deref()?;
+    let (name, rest) = ["for pod ", "Pod "].into_iter().find_map(|before| {
+        let (_, rest) = message.split_once(before)?;
+        let (pod, rest) = rest.split_once(' ')?;
+        Some((pod.split_once('/')?.1, rest))
+    })?;
+    let code = rest
+        .strip_prefix("failed with exit code ")
+        .and_then(|rest| rest.split(' ').next()?.parse().ok());
+    Some((name, code))
+}
+
+/// Whether the Job has had a pod, as far as the Job and events about it tell.
+pub(super) fn had_pod(job: &Job, events: &[Event]) -> bool {
+    let counted = job.status.as_ref().is_some_and(|status| {
+        let ended = status.uncounted_terminated_pods.as_ref();
+        status.failed.unwrap_or(0) > 0
+            || status.succeeded.unwrap_or(0) > 0
+            || ended.is_some_and(|ended| ended.failed.is_some() || ended.succeeded.is_some())
+    });
+    counted || last_event(events, &["SuccessfulCreate"]).is_some()
+}
+
+/// Whether the Job controller may put another pod in the place of a failed one.
+pub(super) fn may_try_again(job: &Job) -> bool {
+    let limit = job.spec.as_ref().and_then(|spec| spec.backoff_limit);
+    limit != Some(0)
+}
+
 pub(crate) fn is_suspended(job: &Job) -> bool {
     job.spec.as_ref().and_then(|spec| spec.suspend) == Some(true)
 }
@@ -42,7 +75,11 @@ pub(super) fn released(job: &Job) -> Option<Timestamp> {
 /// The pod that speaks for the Job: the one made last. Creation is told in whole seconds; within one, a pod that
 /// has failed came before its replacement, which is made only then (`podReplacementPolicy: Failed`).
 pub(crate) fn newest(pods: &[Pod]) -> Option<&Pod> {
-    pods.iter().max_by_key(|pod| {
+    newest_of(pods)
+}
+
+pub(super) fn newest_of<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> Option<&'a Pod> {
+    pods.into_iter().max_by_key(|pod| {
         let status = pod.status.as_ref();
         let failed = status.and_then(|status| status.phase.as_deref()) == Some("Failed");
         (
@@ -78,6 +115,11 @@ pub(super) fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodConditio
         .as_ref()?
         .iter()
         .find(|condition| condition.type_ == type_)
+}
+
+/// Whether the cluster itself, not the executor, ended or is about to end the pod.
+pub(super) fn is_disrupted(pod: &Pod) -> bool {
+    condition(pod, "DisruptionTarget").is_some_and(|condition| condition.status == "True")
 }
 
 /// When a condition of the pod became true.
@@ -145,6 +187,27 @@ pub(super) fn has_started(pod: &Pod) -> bool {
     };
     executor_state(pod).is_some_and(|state| state.running.is_some())
         || executor_end(pod).is_some_and(ran)
+}
+
+/// Whether the executor ended before it took the step.
+pub(super) fn began_nothing(pod: &Pod) -> bool {
+    let nothing = i32::from(job_contract::Exit::Infrastructure.code());
+    executor_end(pod).is_some_and(|end| end.exit_code == nothing)
+}
+
+/// The containers beside the executor that still run, by name; native side-cars, which the kubelet ends, are not
+/// among them.
+pub(super) fn others_running(pod: &Pod) -> String {
+    let statuses = pod.status.iter();
+    let others = statuses
+        .flat_map(|status| status.container_statuses.iter().flatten())
+        .filter(|status| status.name != EXECUTOR)
+        .filter(|status| {
+            let state = status.state.as_ref();
+            state.is_some_and(|state| state.running.is_some())
+        })
+        .map(|status| format!("container `{}`", status.name));
+    others.collect::<Vec<_>>().join(" and ")
 }
 
 /// When the executor's container started.

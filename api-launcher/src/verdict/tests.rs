@@ -321,6 +321,154 @@ fn the_last_pod_decides_and_earlier_ones_are_told() {
     );
 }
 
+fn created(mut pod: Pod, uid: &str, seconds: i64) -> Pod {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    pod.metadata.uid = Some(uid.into());
+    pod.metadata.name = Some(format!("job-412-7-{uid}"));
+    pod.metadata.creation_timestamp = Some(Time(at(seconds)));
+    pod
+}
+
+fn disrupted(code: i32, message: &str) -> Pod {
+    let mut ended = ended_container(code, "Error", message);
+    merge(
+        &mut ended,
+        json!({"status": {"conditions": [
+        {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]}}),
+    );
+    pod(ended)
+}
+
+#[test]
+fn a_pod_that_finds_the_step_begun_leaves_the_verdict_to_the_one_that_began_it() {
+    let claimed = r#"{"outcome":76,"error":"taken","unreported":true}"#;
+    let first = disrupted(137, "");
+    let second = created(pod(ended_container(76, "Error", claimed)), "p2", 70);
+    let verdict = end(see(&failed(), &[second.clone(), first], &[], 100));
+    assert_eq!(
+        (verdict.kind, verdict.started),
+        (VerdictKind::Evicted, true)
+    );
+    assert!(!verdict.spoke(), "the platform was told by neither");
+    let mut evidence = verdict.evidence.iter();
+    assert!(evidence.any(|fact| fact.source == "later pod job-412-7-p2"));
+    // Without the first, its end is not known, but the platform has to be told all the same.
+    let verdict = end(see(&failed(), &[second], &[], 100));
+    assert_eq!(verdict.kind, VerdictKind::Claimed);
+    assert!(!verdict.spoke());
+}
+
+#[test]
+fn a_disrupted_pod_that_had_begun_nothing_says_why_it_ended() {
+    let stopped = r#"{"outcome":75,"error":"stopped by signal 15","unreported":true}"#;
+    let verdict = end(see(&failed(), &[disrupted(75, stopped)], &[], 60));
+    assert_eq!(
+        (verdict.kind, verdict.started),
+        (VerdictKind::Evicted, false)
+    );
+    assert_eq!(verdict.outcome, Exit::Infrastructure);
+    assert!(!verdict.spoke());
+}
+
+#[rstest]
+#[case(75, 2, true)]
+#[case(137, 2, true)]
+// It has stopped in order, and told the platform.
+#[case(143, 2, false)]
+#[case(137, 0, false)]
+fn a_disrupted_pod_is_followed_by_another_while_that_is_safe(
+    #[case] code: i32,
+    #[case] backoff_limit: i32,
+    #[case] again: bool,
+) {
+    let job = job(json!({"spec": {"backoffLimit": backoff_limit}}));
+    for going in [false, true] {
+        let mut pod = disrupted(code, "");
+        if going {
+            pod.metadata.deletion_timestamp = pod.metadata.creation_timestamp.clone();
+        }
+        let seen = see(&job, &[pod], &[], 60);
+        let waits =
+            matches!(&seen, Observation::Waiting(wait) if wait.reason == WaitReason::AnotherPod);
+        assert_eq!(waits, again, "{code} {going}: {seen:?}");
+    }
+}
+
+#[test]
+fn a_run_whose_pod_is_gone_is_not_given_up_as_one_that_never_had_any() {
+    let failed = job(json!({"status": {"failed": 1}}));
+    assert_eq!(
+        wait(see(&failed, &[], &[], 9000)).reason,
+        WaitReason::AnotherPod
+    );
+    let made = event("SuccessfulCreate", "Created pod: job-412-7-x9k2p", 2);
+    let uncounted = job(json!({}));
+    assert_eq!(
+        wait(see(&uncounted, &[], &[made], 9000)).until,
+        None,
+        "Kubernetes is about to replace it"
+    );
+}
+
+#[test]
+fn a_failed_job_tells_of_a_pod_that_is_gone() {
+    let failed = |message: &str| {
+        job(json!({"status": {"conditions": [
+            {"type": "Failed", "status": "True", "reason": "PodFailurePolicy", "message": message}]}}))
+    };
+    let by_code = failed(
+        "Container executor for pod runs/job-412-7-x9k2p failed with exit code 143 matching FailJob rule at index 0",
+    );
+    let kind = |events: &[Event]| end(see(&by_code, &[], events, 60)).kind;
+    assert_eq!(kind(&[]), VerdictKind::Signalled);
+    let preempted = event("Preempted", "Preempted by a pod on node node-3", 50);
+    assert_eq!(kind(&[preempted]), VerdictKind::Preempted);
+    let evicted = event("Evicted", "The node was low on resource: memory.", 50);
+    assert_eq!(kind(&[evicted]), VerdictKind::Evicted);
+    let by_condition = failed(
+        "Pod runs/job-412-7-x9k2p has condition DisruptionTarget matching FailJob rule at index 1",
+    );
+    assert_eq!(
+        end(see(&by_condition, &[], &[], 60)).kind,
+        VerdictKind::Evicted
+    );
+    assert_eq!(
+        failure_of_pod(&by_condition),
+        Some(("job-412-7-x9k2p", None))
+    );
+}
+
+#[test]
+fn what_outlives_the_executor_is_stopped_after_its_grace_and_the_verdict_is_the_executors() {
+    let mut patch = ended_container(0, "Completed", r#"{"outcome":0}"#);
+    merge(&mut patch, json!({"status": {"phase": "Running"}}));
+    let beside = json!({"name": "mesh", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+        "state": {"running": {"startedAt": time(5)}}});
+    let mut alone = pod(patch.clone());
+    patch["status"]["containerStatuses"]
+        .as_array_mut()
+        .unwrap()
+        .push(beside.clone());
+    let with_mesh = pod(patch);
+    let job = job(json!({}));
+    let wait = wait(see(&job, std::slice::from_ref(&with_mesh), &[], 60));
+    assert_eq!(wait.reason, WaitReason::Stopping);
+    assert_eq!(
+        wait.until,
+        Some(at(110)),
+        "a minute after the executor's end"
+    );
+    let verdict = end(see(&job, &[with_mesh], &[], 110));
+    assert_eq!(verdict.kind, VerdictKind::Completed);
+    assert!(verdict.spoke() && !verdict.job_over, "it has to be stopped");
+    let mut evidence = verdict.evidence.iter();
+    assert!(evidence.any(|fact| fact.text.contains("`mesh`")));
+    // A native side-car is the kubelet's to end.
+    let beside = serde_json::from_value(json!([beside])).unwrap();
+    alone.status.as_mut().unwrap().init_container_statuses = beside;
+    assert_eq!(see(&job, &[alone], &[], 1000), Observation::Running);
+}
+
 #[test]
 fn a_pod_that_failed_is_older_than_its_replacement_of_the_same_second() {
     let failed = pod(ended_container(75, "Error", ""));
@@ -391,11 +539,13 @@ fn quota_is_waited_for_in_the_words_of_the_api_server() {
         &[event("FailedCreate", words, 1)],
         30_000,
     ));
+    assert_eq!(verdict.kind, VerdictKind::QuotaExceeded);
+    assert!(verdict.sentence.contains("exceeded quota"));
     assert!(
         verdict
             .evidence
             .iter()
-            .any(|fact| fact.text.contains("exceeded quota"))
+            .any(|fact| fact.text.contains("DeadlineExceeded"))
     );
     let verdict = end(see(
         &failed(),

@@ -12,6 +12,9 @@ use super::{
     Evidence, Observation, Timeouts, Verdict, VerdictKind, Wait, WaitReason, ending, facts,
 };
 
+/// SIGKILL, as an exit code.
+const KILLED: i32 = 137;
+
 pub(super) fn unfinished(
     job: &Job,
     pods: &[Pod],
@@ -26,14 +29,21 @@ pub(super) fn unfinished(
     if facts::executor_state(pod).is_some_and(|state| state.running.is_some()) {
         return Observation::Running;
     }
-    if job.metadata.deletion_timestamp.is_some() || pod.metadata.deletion_timestamp.is_some() {
+    let disrupted = facts::is_disrupted(pod);
+    if job.metadata.deletion_timestamp.is_some()
+        || (pod.metadata.deletion_timestamp.is_some() && !disrupted)
+    {
         return stopping(job, &clock);
     }
     match facts::phase(pod) {
+        "Pending" | "Running" if disrupted && pod.metadata.deletion_timestamp.is_some() => {
+            failed_pod(job, pod, &clock)
+        }
         "Pending" => pending(pod, events, &clock),
         // The executor has ended; the Job's own word on it is still to come.
-        "Succeeded" | "Running" => Observation::Running,
-        "Failed" => failed_pod(pod, &clock),
+        "Running" => lingering(pod, pods, events, &clock),
+        "Succeeded" => Observation::Running,
+        "Failed" => failed_pod(job, pod, &clock),
         _ => Observation::Running,
     }
 }
@@ -130,6 +140,11 @@ fn without_pod(job: &Job, events: &[Event], clock: &Clock<'_>) -> Observation {
     if let Some(Refusal::Quota(text)) = refusal {
         let sentence = format!("waiting for room in the namespace's quota: {text}");
         return waiting(WaitReason::Quota, sentence, since, None);
+    }
+    // Its pod is gone, which is no reason to wait less than for the first.
+    if facts::had_pod(job, events) && refusal.is_none() {
+        let sentence = "the pod of this run is gone; Kubernetes makes another, or ends the Job";
+        return waiting(WaitReason::AnotherPod, sentence, since, None);
     }
     let until = Some(after(since, limits.no_pod));
     if !clock.expired(since, limits.no_pod) {
@@ -426,15 +441,47 @@ fn pulling(events: &[Event]) -> Option<&str> {
     begun.message.as_deref()
 }
 
+/// The executor has ended, and a container that something put beside it has not, as service meshes do: the Job would
+/// go on until its deadline. What the pod template brings is a native side-car, which ends with the executor.
+fn lingering(pod: &Pod, pods: &[Pod], events: &[Event], clock: &Clock<'_>) -> Observation {
+    let Some(ended) = facts::executor_end(pod).and_then(|end| end.finished_at.as_ref()) else {
+        return Observation::Running;
+    };
+    let others = facts::others_running(pod);
+    if others.is_empty() {
+        return Observation::Running;
+    }
+    let sentence = format!("the executor has ended, but {others} has not");
+    let limit = clock.timeouts.linger;
+    if !clock.expired(ended.0, limit) {
+        let until = Some(after(ended.0, limit));
+        return waiting(WaitReason::Stopping, sentence, ended.0, until);
+    }
+    Observation::Ended(Box::new(ending::cut_short(pods, events, &sentence)))
+}
+
 /// The pod failed, the Job has not: either its condition is about to follow, or another pod is.
-fn failed_pod(pod: &Pod, clock: &Clock<'_>) -> Observation {
+fn failed_pod(job: &Job, pod: &Pod, clock: &Clock<'_>) -> Observation {
     let end = ending::of_pod(pod);
+    let killed = facts::executor_end(pod).is_none_or(|end| end.exit_code == KILLED);
+    let cut_off = killed && facts::is_disrupted(pod);
+    if end.kind == VerdictKind::Infrastructure || !end.started || cut_off {
+        return replaced(job, pod, clock);
+    }
+    Observation::Running
+}
+
+/// A pod that is not the last: the Job controller makes another, where it may.
+fn replaced(job: &Job, pod: &Pod, clock: &Clock<'_>) -> Observation {
+    if !facts::may_try_again(job) {
+        return Observation::Running;
+    }
     let since = facts::executor_end(pod)
         .and_then(|end| end.finished_at.as_ref())
         .map_or(clock.now, |time| time.0);
-    if end.kind == VerdictKind::Infrastructure || !end.started {
-        let sentence = format!("{}; Kubernetes makes another attempt", end.sentence);
-        return waiting(WaitReason::AnotherPod, sentence, since, None);
-    }
-    Observation::Running
+    let sentence = format!(
+        "{}; Kubernetes makes another attempt",
+        ending::of_pod(pod).sentence
+    );
+    waiting(WaitReason::AnotherPod, sentence, since, None)
 }

@@ -6,16 +6,22 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::api::{ApiLog, ApiSink};
 use super::file::FileSink;
+use super::redis::{RedisLog, RedisSink};
 use super::stdout::StdoutSink;
 
 /// Where a run's log goes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum SinkConfig {
     /// Standard output of this process.
     Stdout,
     /// A file, created 0600 and appended to.
     File(PathBuf),
+    /// The job's stream in Redis (contract 7.3).
+    Redis(RedisLog),
+    /// The platform's API, which adds to the same stream (contract 7.7).
+    Api(ApiLog),
 }
 
 /// Text on its way to a sink.
@@ -25,7 +31,6 @@ pub(super) struct Batch<'a> {
     pub(super) text: &'a [u8],
     /// Number of the first line in the run, from 1 on; the number of lost lines is skipped. A line keeps its
     /// number however often it is tried, so sinks that cannot know what arrived can tell repetitions.
-    #[expect(dead_code, reason = "standard output and files have no line numbers")]
     pub(super) first_line: u64,
 }
 
@@ -45,6 +50,8 @@ pub(super) enum SinkError {
 pub(super) enum Sink {
     Stdout(StdoutSink),
     File(FileSink),
+    Redis(RedisSink),
+    Api(ApiSink),
 }
 
 impl Sink {
@@ -52,6 +59,8 @@ impl Sink {
         Ok(match config {
             SinkConfig::Stdout => Self::Stdout(StdoutSink::new()?),
             SinkConfig::File(path) => Self::File(FileSink::new(path)),
+            SinkConfig::Redis(log) => Self::Redis(RedisSink::new(&log)),
+            SinkConfig::Api(log) => Self::Api(ApiSink::new(log)),
         })
     }
 
@@ -60,6 +69,8 @@ impl Sink {
         match self {
             Self::Stdout(_) => "stdout".to_owned(),
             Self::File(sink) => sink.path().display().to_string(),
+            Self::Redis(sink) => sink.name(),
+            Self::Api(sink) => sink.name(),
         }
     }
 
@@ -68,6 +79,8 @@ impl Sink {
         match self {
             Self::Stdout(sink) => sink.deliver(batch.text),
             Self::File(sink) => sink.deliver(batch.text),
+            Self::Redis(sink) => sink.deliver(batch),
+            Self::Api(sink) => sink.deliver(batch),
         }
     }
 }

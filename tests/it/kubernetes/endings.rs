@@ -16,12 +16,12 @@ use super::{LAUNCHER, Launcher, PATIENCE, Place, name};
 
 impl Place {
     /// What a launcher would say of runs.
-    fn library(&self) -> Cluster {
+    pub(super) fn library(&self) -> Cluster {
         Cluster::from_client(self.cluster.client(LAUNCHER).unwrap(), &self.runs)
     }
 
     /// Returns when this is what the run waits for.
-    async fn until_waiting(&self, job: &JobData, reason: WaitReason, words: &str) {
+    pub(super) async fn until_waiting(&self, job: &JobData, reason: WaitReason, words: &str) {
         let library = self.library();
         let look = async {
             loop {
@@ -42,7 +42,12 @@ impl Place {
         }
     }
 
-    async fn verdict(&self, job: &JobData) -> VerdictKind {
+    pub(super) async fn until_waiting_for_its_turn(&self, job: &JobData) {
+        self.until_waiting(job, WaitReason::Queued, "its turn")
+            .await;
+    }
+
+    pub(super) async fn verdict(&self, job: &JobData) -> VerdictKind {
         let explanation = self.library().explain(&name(job)).await.unwrap();
         let verdict = explanation.verdict.expect("the run is over");
         assert!(!verdict.sentence.is_empty() && !verdict.evidence.is_empty());
@@ -50,13 +55,13 @@ impl Place {
     }
 
     /// A launcher that reports to the platform whose records the executors write.
-    fn serve_reporting(&self) -> Launcher {
+    pub(super) fn serve_reporting(&self) -> Launcher {
         let data = self.site.data_dir();
         self.serve_with(&[(env::DATA_DIR, data.to_str().unwrap())])
     }
 
     /// Returns when the platform knows that the step failed, and why.
-    async fn until_reported(&self, job: &JobData, words: &str) {
+    pub(super) async fn until_reported(&self, job: &JobData, words: &str) {
         let failed = |_: &State| {
             let (_, step) = self.site.statuses(job);
             let told = || self.site.step_output(job).contains(words);
@@ -66,7 +71,7 @@ impl Place {
     }
 
     /// The pod of a run that is being worked in once `is_there`.
-    async fn pod_at_work(&self, job: &JobData, is_there: impl Fn() -> bool) -> Pod {
+    pub(super) async fn pod_at_work(&self, job: &JobData, is_there: impl Fn() -> bool) -> Pod {
         let name = name(job);
         let at_work = |state: &State| {
             let pod = (*state.pods_of(&name).first()?).clone();
@@ -76,7 +81,7 @@ impl Place {
         self.until("the pod is at work", at_work).await
     }
 
-    async fn config_map(&self, name: &str) {
+    pub(super) async fn config_map(&self, name: &str) {
         let mut map = ConfigMap::default();
         map.metadata.name = Some(name.to_owned());
         let client = self.cluster.client(ADMIN).unwrap();
@@ -86,7 +91,7 @@ impl Place {
 }
 
 /// An apply that notes in a file that it began, and then takes very long.
-fn endless(place: &Place) -> (Repository, JobData) {
+pub(super) fn endless(place: &Place) -> (Repository, JobData) {
     let ledger = place.site.scratch("ledger");
     let module = format!(
         "resource \"terraform_data\" \"a\" {{\n  provisioner \"local-exec\" {{\n    command = \"echo begun >> {}; sleep 600\"\n  }}\n}}\n",
@@ -98,7 +103,7 @@ fn endless(place: &Place) -> (Repository, JobData) {
     (repository, apply)
 }
 
-fn begun(place: &Place) -> usize {
+pub(super) fn begun(place: &Place) -> usize {
     let ledger = fs::read_to_string(place.site.scratch("ledger")).unwrap_or_default();
     ledger.lines().count()
 }

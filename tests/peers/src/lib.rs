@@ -2,4 +2,5 @@
 
 pub mod git_http;
 pub mod http;
+pub mod redis;
 pub mod sshd;

@@ -120,6 +120,7 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
     };
     match follow(inner, key, &job, &mut running).await? {
         Followed::Left => Ok(None),
+        Followed::Ended(status) if is_for_later(inner, status) => Ok(None),
         Followed::Ended(status) => settle(inner, &folder, &job, status).await.map(Some),
     }
 }
@@ -204,6 +205,12 @@ async fn follow(
             }
         }
     }
+}
+
+/// Whether an executor stopped before it had begun because the launcher stops: the next start runs the step.
+fn is_for_later(inner: &Inner, status: Option<ExitStatus>) -> bool {
+    let code = i32::from(Exit::Infrastructure.code());
+    inner.shutdown.graceful.is_cancelled() && status.and_then(|status| status.code()) == Some(code)
 }
 
 /// Speaks for an executor that has not spoken for itself.

@@ -1,0 +1,253 @@
+//! Signs of life in Redis, by which the platform knows that a job has not been lost (contract 2.6): from a thread of
+//! their own with a runtime of its own, which no run and no other task can starve (W-44). Redis may be away for as
+//! long as it likes; nobody waits for a heartbeat.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::mpsc as std_mpsc;
+use std::thread;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use job_contract::Exit;
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until, timeout};
+use tracing::{debug, info, warn};
+
+use crate::java;
+use crate::redis::{Redis, RedisError};
+
+/// How long a sign of life is valid. The platform's own programs use the same.
+pub const EXPIRY: Duration = Duration::from_secs(45);
+/// Leaves time for three attempts within [`EXPIRY`]; the contract asks for 15 s at most.
+const INTERVAL: Duration = Duration::from_secs(10);
+/// After a failure.
+const RETRY: Duration = Duration::from_secs(2);
+/// How long one attempt may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the end waits for the last key to be removed.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// How many commands are under way at a time.
+const AT_ONCE: usize = 64;
+
+/// Why there is no heartbeat.
+#[derive(Debug, thiserror::Error)]
+#[error("could not start the heartbeat's thread")]
+pub struct HeartbeatError {
+    #[source]
+    source: io::Error,
+}
+
+impl HeartbeatError {
+    /// Whose fault it is: the machine's.
+    pub const fn exit(&self) -> Exit {
+        Exit::Infrastructure
+    }
+}
+
+/// The key a job's sign of life stands in.
+pub fn key(job_id: &str) -> Vec<u8> {
+    java::encode(&format!("executor-job-heartbeat:{job_id}"))
+}
+
+/// The heartbeat of one job, for as long as this value lives.
+#[derive(Debug)]
+pub struct Heartbeat(Heartbeats);
+
+impl Heartbeat {
+    /// Begins to beat, at once.
+    pub fn start(redis: &Redis, job_id: &str) -> Result<Self, HeartbeatError> {
+        let heartbeats = Heartbeats::start(redis)?;
+        heartbeats.add(job_id);
+        Ok(Self(heartbeats))
+    }
+
+    /// Ends it and removes its key, unless Redis takes longer than two seconds. Dropping does the same, and blocks.
+    pub async fn stop(mut self) {
+        if let Some(gone) = self.0.send_end(AtTheEnd::Remove) {
+            // Late or never: the key expires by itself.
+            let _ = timeout(FAREWELL, gone).await;
+        }
+    }
+}
+
+impl Drop for Heartbeat {
+    fn drop(&mut self) {
+        if let Some(gone) = self.0.send_end(AtTheEnd::Remove) {
+            wait_blocking(gone);
+        }
+    }
+}
+
+/// Heartbeats of many jobs, from one thread.
+///
+/// Dropping it ends them all; their keys expire by themselves, because somebody else may beat for the same jobs.
+#[derive(Debug)]
+pub struct Heartbeats {
+    orders: UnboundedSender<Order>,
+    gone: Option<oneshot::Receiver<()>>,
+}
+
+#[derive(Debug)]
+enum Order {
+    Add(String),
+    Forget(String),
+    End(AtTheEnd),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AtTheEnd {
+    Remove,
+    LetExpire,
+}
+
+impl Heartbeats {
+    /// Starts the thread; nobody's heart beats yet.
+    pub fn start(redis: &Redis) -> Result<Self, HeartbeatError> {
+        let redis = redis.separate();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|source| HeartbeatError { source })?;
+        let (orders, receiver) = mpsc::unbounded_channel();
+        let (ended, gone) = oneshot::channel();
+        thread::Builder::new()
+            .name("heartbeat".to_owned())
+            .spawn(move || {
+                runtime.block_on(beat(&redis, receiver));
+                let _ = ended.send(());
+            })
+            .map_err(|source| HeartbeatError { source })?;
+        Ok(Self {
+            orders,
+            gone: Some(gone),
+        })
+    }
+
+    /// Begins to beat for a job, at once. Nothing changes when that is done already.
+    pub fn add(&self, job_id: &str) {
+        let _ = self.orders.send(Order::Add(job_id.to_owned()));
+    }
+
+    /// Beats for a job no more. Its key expires by itself: whoever runs the job may beat too.
+    pub fn forget(&self, job_id: &str) {
+        let _ = self.orders.send(Order::Forget(job_id.to_owned()));
+    }
+
+    fn send_end(&mut self, end: AtTheEnd) -> Option<oneshot::Receiver<()>> {
+        let gone = self.gone.take()?;
+        let _ = self.orders.send(Order::End(end));
+        Some(gone)
+    }
+}
+
+impl Drop for Heartbeats {
+    fn drop(&mut self) {
+        // The thread ends by itself; nothing is left to be waited for.
+        let _ = self.send_end(AtTheEnd::LetExpire);
+    }
+}
+
+/// In a destructor, which may run inside a runtime and must not depend on it.
+fn wait_blocking(gone: oneshot::Receiver<()>) {
+    let (tell, told) = std_mpsc::channel();
+    let waiter = thread::Builder::new().spawn(move || {
+        let _ = gone.blocking_recv();
+        let _ = tell.send(());
+    });
+    if waiter.is_ok() {
+        let _ = told.recv_timeout(FAREWELL);
+    }
+}
+
+async fn beat(redis: &Redis, mut orders: UnboundedReceiver<Order>) {
+    let mut jobs = BTreeSet::new();
+    let mut state = State::Fine;
+    let mut next = Instant::now();
+    loop {
+        let order = tokio::select! {
+            order = orders.recv() => Some(order.unwrap_or(Order::End(AtTheEnd::LetExpire))),
+            () = sleep_until(next), if !jobs.is_empty() => None,
+        };
+        match order {
+            Some(Order::Add(job)) => {
+                if jobs.is_empty() {
+                    next = Instant::now() + INTERVAL;
+                }
+                let is_new = jobs.insert(job.clone());
+                // While Redis is away, a new job waits for the next attempt, not everybody for the new job.
+                if is_new && (state == State::Failing || !beat_for(redis, &[job], &mut state).await)
+                {
+                    next = next.min(Instant::now() + RETRY);
+                }
+            }
+            Some(Order::Forget(job)) => {
+                jobs.remove(&job);
+            }
+            Some(Order::End(end)) => {
+                if end == AtTheEnd::Remove {
+                    remove(redis, &jobs).await;
+                }
+                return;
+            }
+            None => {
+                let started = Instant::now();
+                let all: Vec<_> = jobs.iter().cloned().collect();
+                next = if beat_for(redis, &all, &mut state).await {
+                    started + INTERVAL
+                } else {
+                    Instant::now() + RETRY
+                };
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Fine,
+    Failing,
+}
+
+/// Returns whether all have a sign of life now. Gives up at the first that cannot be written: what keeps it from
+/// Redis keeps the others too.
+async fn beat_for(redis: &Redis, jobs: &[String], state: &mut State) -> bool {
+    for some in jobs.chunks(AT_ONCE) {
+        let beats = some.iter().map(|job| beat_once(redis, job));
+        let failure = join_all(beats).await.into_iter().find_map(Result::err);
+        if let Some(failure) = failure {
+            if *state == State::Fine {
+                warn!(error = %failure, "heartbeats do not reach Redis, trying again");
+            } else {
+                debug!(error = %failure, "heartbeats do not reach Redis yet");
+            }
+            *state = State::Failing;
+            return false;
+        }
+    }
+    if *state == State::Failing && !jobs.is_empty() {
+        info!("heartbeats reach Redis again");
+        *state = State::Fine;
+    }
+    true
+}
+
+async fn beat_once(redis: &Redis, job_id: &str) -> Result<(), String> {
+    let value = java::encode("1");
+    let key = key(job_id);
+    match timeout(PATIENCE, redis.set(&key, &value, EXPIRY)).await {
+        Ok(result) => result.map_err(|error| error.chain()),
+        Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
+    }
+}
+
+async fn remove(redis: &Redis, jobs: &BTreeSet<String>) {
+    for job in jobs {
+        let removed: Result<(), RedisError> = redis.delete(&key(job)).await;
+        if let Err(error) = removed {
+            debug!(job, error = %error.chain(), "a heartbeat's key is left to expire");
+            return;
+        }
+    }
+}

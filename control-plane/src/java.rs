@@ -1,0 +1,254 @@
+//! Strings as Java serialises them: how the platform writes keys, fields and values in Redis (contract 7.2). Knows
+//! neither Redis nor what the strings mean.
+
+/// Magic and version of every serialised stream.
+const HEADER: [u8; 4] = [0xac, 0xed, 0x00, 0x05];
+/// A string whose length takes two bytes.
+const SHORT: u8 = 0x74;
+/// A string whose length takes eight bytes.
+const LONG: u8 = 0x7c;
+
+/// Why bytes are not one serialised string.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JavaStringError {
+    /// No serialised object at all.
+    #[error("does not begin like a serialised Java object")]
+    NotSerialised,
+    /// Another object than a string.
+    #[error("holds something else than a string (type code {code:#04x})")]
+    NotAString {
+        /// How Java names the kind of object.
+        code: u8,
+    },
+    /// Fewer or more bytes than it announces.
+    #[error("announces {announced} bytes and has {found}")]
+    Length {
+        /// Length in its head.
+        announced: u64,
+        /// Length of what follows.
+        found: usize,
+    },
+    /// Not the UTF-8 that Java writes.
+    #[error("is not modified UTF-8 at byte {at}")]
+    Malformed {
+        /// Where, from the beginning of the text.
+        at: usize,
+    },
+}
+
+/// Serialises `text`.
+pub fn encode(text: &str) -> Vec<u8> {
+    let length = modified_len(text);
+    let mut bytes = Vec::with_capacity(HEADER.len() + 9 + length);
+    bytes.extend_from_slice(&HEADER);
+    if let Ok(length) = u16::try_from(length) {
+        bytes.push(SHORT);
+        bytes.extend_from_slice(&length.to_be_bytes());
+    } else {
+        bytes.push(LONG);
+        bytes.extend_from_slice(&(length as u64).to_be_bytes());
+    }
+    if length == text.len() {
+        // Nothing in it that Java writes differently.
+        bytes.extend_from_slice(text.as_bytes());
+    } else {
+        push_modified(text, &mut bytes);
+    }
+    bytes
+}
+
+/// Reads a serialised string. Halves of surrogate pairs that stand alone, which Java has and Rust has not, become
+/// U+FFFD.
+pub fn decode(bytes: &[u8]) -> Result<String, JavaStringError> {
+    let body = bytes
+        .strip_prefix(&HEADER)
+        .ok_or(JavaStringError::NotSerialised)?;
+    let (announced, text) = match body.split_first() {
+        Some((&SHORT, rest)) => {
+            let (length, text) = rest
+                .split_first_chunk()
+                .ok_or(JavaStringError::NotSerialised)?;
+            (u64::from(u16::from_be_bytes(*length)), text)
+        }
+        Some((&LONG, rest)) => {
+            let (length, text) = rest
+                .split_first_chunk()
+                .ok_or(JavaStringError::NotSerialised)?;
+            (u64::from_be_bytes(*length), text)
+        }
+        Some((&code, _)) => return Err(JavaStringError::NotAString { code }),
+        None => return Err(JavaStringError::NotSerialised),
+    };
+    if announced != text.len() as u64 {
+        return Err(JavaStringError::Length {
+            announced,
+            found: text.len(),
+        });
+    }
+    let units = utf16_units(text)?;
+    Ok(char::decode_utf16(units)
+        .map(|unit| unit.unwrap_or(char::REPLACEMENT_CHARACTER))
+        .collect())
+}
+
+fn modified_len(text: &str) -> usize {
+    text.chars()
+        .map(|c| match c {
+            '\0' => 2,
+            c if c.len_utf16() == 2 => 6,
+            c => c.len_utf8(),
+        })
+        .sum()
+}
+
+/// U+0000 takes two bytes, so that none is zero, and what lies beyond 16 bits is written as two surrogates of three.
+fn push_modified(text: &str, bytes: &mut Vec<u8>) {
+    let mut buffer = [0; 4];
+    for c in text.chars() {
+        match c {
+            '\0' => bytes.extend_from_slice(&[0xc0, 0x80]),
+            c if c.len_utf16() == 2 => {
+                let mut units = [0; 2];
+                for unit in c.encode_utf16(&mut units) {
+                    let [high, low] = unit.to_be_bytes();
+                    bytes.push(0xe0 | high >> 4);
+                    bytes.push(0x80 | (high & 0x0f) << 2 | low >> 6);
+                    bytes.push(0x80 | low & 0x3f);
+                }
+            }
+            c => bytes.extend_from_slice(c.encode_utf8(&mut buffer).as_bytes()),
+        }
+    }
+}
+
+/// The 16-bit units of a text, read as leniently as Java reads them.
+fn utf16_units(text: &[u8]) -> Result<Vec<u16>, JavaStringError> {
+    let mut units = Vec::with_capacity(text.len());
+    let mut at = 0;
+    while let Some(&first) = text.get(at) {
+        let continuation = |offset: usize| {
+            text.get(at + offset)
+                .filter(|&&byte| byte & 0xc0 == 0x80)
+                .map(|&byte| u16::from(byte & 0x3f))
+                .ok_or(JavaStringError::Malformed { at })
+        };
+        let (unit, length) = match first {
+            0x00..=0x7f => (u16::from(first), 1),
+            0xc0..=0xdf => (u16::from(first & 0x1f) << 6 | continuation(1)?, 2),
+            0xe0..=0xef => (
+                u16::from(first & 0x0f) << 12 | continuation(1)? << 6 | continuation(2)?,
+                3,
+            ),
+            _ => return Err(JavaStringError::Malformed { at }),
+        };
+        units.push(unit);
+        at += length;
+    }
+    Ok(units)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+
+    fn hex(bytes: &[u8]) -> String {
+        use std::fmt::Write as _;
+        bytes.iter().fold(String::new(), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+    }
+
+    /// Produced by JDK 17.
+    #[rstest]
+    #[case("", "aced0005740000")]
+    #[case("1", "aced000574000131")]
+    #[case("42", "aced00057400023432")]
+    #[case("42-context", "aced000574000a34322d636f6e74657874")]
+    #[case(
+        "executor-job-heartbeat:42",
+        "aced00057400196578656375746f722d6a6f622d6865617274626561743a3432"
+    )]
+    #[case("jobId", "aced00057400056a6f624964")]
+    #[case("stepId", "aced0005740006737465704964")]
+    #[case("lineNumber", "aced000574000a6c696e654e756d626572")]
+    #[case("output", "aced00057400066f7574707574")]
+    #[case("é\0😀", "aced000574000ac3a9c080eda0bdedb880")]
+    fn strings_become_the_bytes_of_a_jdk(#[case] text: &str, #[case] expected: &str) {
+        let bytes = encode(text);
+        assert_eq!(hex(&bytes), expected);
+        assert_eq!(decode(&bytes).as_deref(), Ok(text));
+    }
+
+    #[test]
+    fn the_long_form_begins_above_65535_bytes() {
+        let short = encode(&"a".repeat(65_535));
+        assert_eq!(hex(&short[..7]), "aced000574ffff");
+        let long = encode(&"a".repeat(70_000));
+        assert_eq!(hex(&long[..13]), "aced00057c0000000000011170");
+        assert_eq!(long.len(), 70_013);
+        assert!(long[13..].iter().all(|byte| *byte == 0x61));
+        // Six bytes each, so the length of the encoded text decides, not that of the string.
+        let emoji = "😀".repeat(10_923);
+        assert_eq!(encode(&emoji)[4], LONG);
+        assert_eq!(decode(&encode(&emoji)), Ok(emoji));
+    }
+
+    #[rstest]
+    #[case(b"", JavaStringError::NotSerialised)]
+    #[case(b"plain text", JavaStringError::NotSerialised)]
+    #[case(b"\xac\xed\x00\x05", JavaStringError::NotSerialised)]
+    #[case(b"\xac\xed\x00\x05\x74\x00", JavaStringError::NotSerialised)]
+    #[case(b"\xac\xed\x00\x05\x73\x72", JavaStringError::NotAString { code: 0x73 })]
+    #[case(b"\xac\xed\x00\x05\x74\x00\x02a", JavaStringError::Length { announced: 2, found: 1 })]
+    #[case(b"\xac\xed\x00\x05\x74\x00\x01ab", JavaStringError::Length { announced: 1, found: 2 })]
+    #[case(
+        b"\xac\xed\x00\x05\x7c\xff\xff\xff\xff\xff\xff\xff\xff",
+        JavaStringError::Length { announced: u64::MAX, found: 0 }
+    )]
+    #[case(b"\xac\xed\x00\x05\x74\x00\x02a\x80", JavaStringError::Malformed { at: 1 })]
+    #[case(b"\xac\xed\x00\x05\x74\x00\x01\xc3", JavaStringError::Malformed { at: 0 })]
+    #[case(b"\xac\xed\x00\x05\x74\x00\x04\xf0\x9f\x98\x80", JavaStringError::Malformed { at: 0 })]
+    fn other_bytes_are_refused(#[case] bytes: &[u8], #[case] error: JavaStringError) {
+        assert_eq!(decode(bytes), Err(error));
+    }
+
+    #[test]
+    fn half_a_surrogate_pair_is_replaced() {
+        assert_eq!(
+            decode(b"\xac\xed\x00\x05\x74\x00\x04a\xed\xa0\xbd").as_deref(),
+            Ok("a\u{fffd}")
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn every_string_survives_the_round_trip(text in any::<String>()) {
+            prop_assert_eq!(decode(&encode(&text)), Ok(text));
+        }
+
+        #[test]
+        fn strings_of_unusual_characters_survive_too(text in "[\\x00\u{7f}\u{80}\u{7ff}\u{800}\u{ffff}\u{10000}\u{10ffff}]{0,200}") {
+            prop_assert_eq!(decode(&encode(&text)), Ok(text));
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(bytes in any::<Vec<u8>>(), serialised in any::<bool>()) {
+            let mut input = if serialised { HEADER.to_vec() } else { Vec::new() };
+            input.extend(bytes);
+            let _ = decode(&input);
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(text in prop::collection::vec(any::<u8>(), 0..300)) {
+            let mut input = HEADER.to_vec();
+            input.push(SHORT);
+            input.extend(u16::try_from(text.len()).unwrap().to_be_bytes());
+            input.extend(text);
+            let _ = decode(&input);
+        }
+    }
+}

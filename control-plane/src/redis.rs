@@ -1,0 +1,556 @@
+//! Redis as the platform uses it: streams, keys that expire, and messages. Connects when it is first needed and again
+//! after every loss; every call ends within a bounded time. Knows how Redis is set up (one host, sentinels, a
+//! cluster), not what is kept in it.
+
+mod args;
+mod connection;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use job_contract::Exit;
+use redis::{Cmd, ErrorKind, FromRedisValue, Pipeline, ServerErrorKind, Value};
+use tokio::sync::Mutex;
+
+use self::args::{Node, Topology};
+pub use self::args::{RedisArgs, RedisConfig, RedisProblem};
+use self::connection::{Connections, Lease};
+
+/// Why Redis did not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum RedisError {
+    /// No connection.
+    #[error("could not connect to Redis at `{node}`")]
+    Connect {
+        /// Host and port.
+        node: String,
+        #[source]
+        source: redis::RedisError,
+    },
+    /// No sentinel names a server.
+    #[error("no sentinel names the server of `{master}`")]
+    NoMaster {
+        /// Name it is watched by.
+        master: String,
+        /// What the last one answered, if any answered anything.
+        #[source]
+        source: Option<redis::RedisError>,
+    },
+    /// No answer in time. It may have been done.
+    #[error("Redis did not {action} within {} ms", limit.as_millis())]
+    Timeout {
+        /// What was asked for.
+        action: &'static str,
+        /// How long it had.
+        limit: Duration,
+    },
+    /// A refusal, or a connection lost while waiting for the answer: then it may have been done.
+    #[error("Redis could not {action}")]
+    Command {
+        /// What was asked for.
+        action: &'static str,
+        #[source]
+        source: redis::RedisError,
+    },
+    /// The nodes of a cluster send each other's commands around.
+    #[error("Redis could not {action}: more than {redirects} redirections")]
+    Redirects {
+        /// What was asked for.
+        action: &'static str,
+        /// How many were followed.
+        redirects: u32,
+    },
+}
+
+impl RedisError {
+    /// Whose fault it is: Redis', or of the network before it.
+    pub const fn exit(&self) -> Exit {
+        Exit::Infrastructure
+    }
+
+    /// The message with its causes, for places that have one line.
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        text
+    }
+
+    /// Whether the connection is of no use any more.
+    fn ends_connection(&self) -> bool {
+        match self {
+            Self::Timeout { .. } => true,
+            Self::Command { source, .. } => {
+                source.is_unrecoverable_error()
+                    || source.is_io_error()
+                    || matches!(
+                        source.kind(),
+                        // After a failover the old server only follows the new one.
+                        ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown)
+                    )
+                    || is_aborted_by(source, ServerErrorKind::ReadOnly)
+            }
+            Self::Connect { .. } | Self::NoMaster { .. } | Self::Redirects { .. } => false,
+        }
+    }
+}
+
+/// Name and value.
+pub type Field = (Vec<u8>, Vec<u8>);
+
+/// One entry of a stream: its fields in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry(pub Vec<Field>);
+
+/// An entry with the id the server gave it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredEntry {
+    /// Two numbers with a hyphen between them, growing.
+    pub id: String,
+    /// Names and values.
+    pub entry: Entry,
+}
+
+/// What becomes of a stream when entries are added to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retention {
+    /// About how many entries are kept, the newest ones.
+    pub entries: Option<u64>,
+    /// How long the stream outlives its last entry.
+    pub expiry: Option<Duration>,
+}
+
+/// Answer to an attempt to take a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It holds our value now.
+    Ours,
+    /// It holds this value.
+    Held(Vec<u8>),
+}
+
+/// Whether a command that may have been executed may be sent again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Repeat {
+    Yes,
+    No,
+}
+
+/// A Redis. Clones share their connections.
+///
+/// # Caveats
+/// A connection lives in the runtime that opened it. A runtime of one's own needs [`Redis::separate`].
+#[derive(Clone)]
+pub struct Redis {
+    config: Arc<RedisConfig>,
+    connections: Arc<Mutex<Connections>>,
+}
+
+impl fmt::Debug for Redis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Redis")
+            .field("topology", &self.config.topology)
+            .field("tls", &self.config.tls)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Redis {
+    /// Nothing is connected yet.
+    pub fn new(config: RedisConfig) -> Self {
+        Self::over(Arc::new(config))
+    }
+
+    fn over(config: Arc<RedisConfig>) -> Self {
+        Self {
+            config,
+            connections: Arc::default(),
+        }
+    }
+
+    /// The same Redis over connections of its own.
+    #[must_use]
+    pub fn separate(&self) -> Self {
+        Self::over(Arc::clone(&self.config))
+    }
+
+    /// How long a call takes at most.
+    pub fn timeout(&self) -> Duration {
+        self.config.timeout
+    }
+
+    /// For messages: hosts and ports.
+    pub fn address(&self) -> String {
+        let list = |nodes: &[Node]| {
+            let nodes: Vec<_> = nodes.iter().map(ToString::to_string).collect();
+            nodes.join(",")
+        };
+        match &self.config.topology {
+            Topology::Standalone(node) => node.to_string(),
+            Topology::Sentinel { master, sentinels } => format!("{master}@{}", list(sentinels)),
+            Topology::Cluster { seeds, .. } => list(seeds),
+        }
+    }
+
+    /// Whether it answers.
+    pub async fn ping(&self) -> Result<(), RedisError> {
+        let command = redis::cmd("PING");
+        self.run("answer a ping", None, &command, Repeat::Yes).await
+    }
+
+    /// Adds entries to the end of a stream, in order, all or none, and returns their ids.
+    ///
+    /// # Errors
+    /// After [`RedisError::Timeout`] and [`RedisError::Command`] it is not known whether they were added.
+    pub async fn append(
+        &self,
+        stream: &[u8],
+        entries: &[Entry],
+        retention: Retention,
+    ) -> Result<Vec<String>, RedisError> {
+        if entries.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut pipeline = redis::pipe();
+        pipeline.atomic();
+        for Entry(fields) in entries {
+            let command = pipeline.cmd("XADD").arg(stream);
+            if let Some(entries) = retention.entries {
+                command.arg("MAXLEN").arg("~").arg(entries);
+            }
+            command.arg("*");
+            for (name, value) in fields {
+                command.arg(name).arg(value);
+            }
+        }
+        if let Some(expiry) = retention.expiry {
+            pipeline
+                .cmd("EXPIRE")
+                .arg(stream)
+                .arg(expiry.as_secs().max(1))
+                .ignore();
+        }
+        self.run_all("append to a stream", stream, &pipeline).await
+    }
+
+    /// Makes a group of readers that begins behind the stream's last entry, and the stream if there is none. Nothing
+    /// happens when the group is there.
+    pub async fn create_group(&self, stream: &[u8], group: &str) -> Result<(), RedisError> {
+        let mut command = redis::cmd("XGROUP");
+        command
+            .arg("CREATE")
+            .arg(stream)
+            .arg(group)
+            .arg("$")
+            .arg("MKSTREAM");
+        let created: Result<Value, _> = self
+            .run(
+                "create a group of readers",
+                Some(stream),
+                &command,
+                Repeat::Yes,
+            )
+            .await;
+        match created {
+            Err(RedisError::Command { source, .. }) if source.code() == Some("BUSYGROUP") => Ok(()),
+            created => created.map(drop),
+        }
+    }
+
+    /// The id of a stream's last entry.
+    pub async fn last_id(&self, stream: &[u8]) -> Result<Option<String>, RedisError> {
+        let mut command = redis::cmd("XREVRANGE");
+        command.arg(stream).arg("+").arg("-").arg("COUNT").arg(1);
+        let entries = self.entries(stream, &command).await?;
+        Ok(entries.into_iter().next().map(|entry| entry.id))
+    }
+
+    /// The next entries of a stream behind the one with this id; from the beginning when there is no id.
+    pub async fn entries_after(
+        &self,
+        stream: &[u8],
+        id: Option<&str>,
+        count: usize,
+    ) -> Result<Vec<StoredEntry>, RedisError> {
+        let mut command = redis::cmd("XRANGE");
+        command
+            .arg(stream)
+            .arg(id.unwrap_or("-"))
+            .arg("+")
+            .arg("COUNT")
+            // Servers before 6.2 cannot be asked to leave the first one out.
+            .arg(count + usize::from(id.is_some()));
+        let mut entries = self.entries(stream, &command).await?;
+        entries.retain(|entry| Some(entry.id.as_str()) != id);
+        Ok(entries)
+    }
+
+    async fn entries(&self, stream: &[u8], command: &Cmd) -> Result<Vec<StoredEntry>, RedisError> {
+        let entries: Vec<(String, Vec<Field>)> = self
+            .run("read a stream", Some(stream), command, Repeat::Yes)
+            .await?;
+        Ok(entries
+            .into_iter()
+            .map(|(id, fields)| StoredEntry {
+                id,
+                entry: Entry(fields),
+            })
+            .collect())
+    }
+
+    /// Sets a key that expires.
+    pub async fn set(&self, key: &[u8], value: &[u8], expiry: Duration) -> Result<(), RedisError> {
+        let mut command = redis::cmd("SET");
+        command
+            .arg(key)
+            .arg(value)
+            .arg("EX")
+            .arg(expiry.as_secs().max(1));
+        self.run("set a key", Some(key), &command, Repeat::Yes)
+            .await
+    }
+
+    /// Sets a key that is not there, for all callers at once: one of them takes it. Whoever asks again with the
+    /// value it took the key with has it still.
+    pub async fn take(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        expiry: Duration,
+    ) -> Result<Taken, RedisError> {
+        let mut command = redis::cmd("SET");
+        command
+            .arg(key)
+            .arg(value)
+            .arg("NX")
+            .arg("EX")
+            .arg(expiry.as_secs().max(1));
+        loop {
+            let set: Option<Value> = self
+                .run("take a key", Some(key), &command, Repeat::Yes)
+                .await?;
+            if set.is_some() {
+                return Ok(Taken::Ours);
+            }
+            match self.get(key).await? {
+                Some(held) if held == value => return Ok(Taken::Ours),
+                Some(held) => return Ok(Taken::Held(held)),
+                // It expired between the two questions.
+                None => {}
+            }
+        }
+    }
+
+    /// What a key holds.
+    pub async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, RedisError> {
+        let mut command = redis::cmd("GET");
+        command.arg(key);
+        self.run("get a key", Some(key), &command, Repeat::Yes)
+            .await
+    }
+
+    /// Removes a key, if it is there.
+    pub async fn delete(&self, key: &[u8]) -> Result<(), RedisError> {
+        let mut command = redis::cmd("DEL");
+        command.arg(key);
+        self.run("delete a key", Some(key), &command, Repeat::Yes)
+            .await
+            .map(|_: u64| ())
+    }
+
+    /// Lets a key expire. Returns whether it is there.
+    pub async fn expire(&self, key: &[u8], expiry: Duration) -> Result<bool, RedisError> {
+        let mut command = redis::cmd("EXPIRE");
+        command.arg(key).arg(expiry.as_secs().max(1));
+        self.run("let a key expire", Some(key), &command, Repeat::Yes)
+            .await
+    }
+
+    /// Tells everybody who listens to a channel.
+    pub async fn publish(&self, channel: &str, message: &[u8]) -> Result<(), RedisError> {
+        let mut command = redis::cmd("PUBLISH");
+        command.arg(channel).arg(message);
+        self.run("publish a message", None, &command, Repeat::No)
+            .await
+            .map(|_: u64| ())
+    }
+
+    async fn run<T: FromRedisValue>(
+        &self,
+        action: &'static str,
+        key: Option<&[u8]>,
+        command: &Cmd,
+        repeat: Repeat,
+    ) -> Result<T, RedisError> {
+        let request = Request::One(command);
+        let value = self.within_time(action, key, request, repeat).await?;
+        redis::from_redis_value(value).map_err(|error| RedisError::Command {
+            action,
+            source: error.into(),
+        })
+    }
+
+    async fn run_all<T: FromRedisValue>(
+        &self,
+        action: &'static str,
+        key: &[u8],
+        pipeline: &Pipeline,
+    ) -> Result<T, RedisError> {
+        let request = Request::All(pipeline);
+        let value = self
+            .within_time(action, Some(key), request, Repeat::No)
+            .await?;
+        redis::from_redis_value(value).map_err(|error| RedisError::Command {
+            action,
+            source: error.into(),
+        })
+    }
+
+    async fn within_time(
+        &self,
+        action: &'static str,
+        key: Option<&[u8]>,
+        request: Request<'_>,
+        repeat: Repeat,
+    ) -> Result<Value, RedisError> {
+        let limit = self.config.timeout;
+        let mut used = None;
+        let attempts = async {
+            let first = self.attempt(action, key, request, &mut used).await;
+            match first {
+                // A connection that was idle for long is found lost only when it is used.
+                Err(RedisError::Command { source, .. })
+                    if repeat == Repeat::Yes && source.is_connection_dropped() =>
+                {
+                    self.attempt(action, key, request, &mut used).await
+                }
+                first => first,
+            }
+        };
+        let Ok(result) = tokio::time::timeout(limit, attempts).await else {
+            if let Some(lease) = &used {
+                self.connections.lock().await.discard(lease);
+            }
+            return Err(RedisError::Timeout { action, limit });
+        };
+        result
+    }
+
+    /// Sends the request to whoever serves the key, as far as nodes of a cluster point to each other.
+    async fn attempt(
+        &self,
+        action: &'static str,
+        key: Option<&[u8]>,
+        request: Request<'_>,
+        used: &mut Option<Lease>,
+    ) -> Result<Value, RedisError> {
+        let redirects = match self.config.topology {
+            Topology::Cluster { redirects, .. } => redirects,
+            Topology::Standalone(_) | Topology::Sentinel { .. } => 0,
+        };
+        let mut lease = self
+            .connections
+            .lock()
+            .await
+            .lease(&self.config, key)
+            .await?;
+        let mut asking = false;
+        for _ in 0..=redirects {
+            *used = Some(lease.clone());
+            let source = match request.send(&mut lease, asking).await {
+                Ok(value) => return Ok(value),
+                Err(source) => source,
+            };
+            let Some(redirect) = Redirect::of(&source, &lease.node).filter(|_| redirects > 0)
+            else {
+                let error = RedisError::Command { action, source };
+                if error.ends_connection() {
+                    self.connections.lock().await.discard(&lease);
+                }
+                return Err(error);
+            };
+            asking = redirect.slot.is_none();
+            lease = self
+                .connections
+                .lock()
+                .await
+                .follow(&self.config, redirect.slot, &redirect.node)
+                .await?;
+        }
+        Err(RedisError::Redirects { action, redirects })
+    }
+}
+
+/// What is sent at once.
+#[derive(Clone, Copy)]
+enum Request<'a> {
+    One(&'a Cmd),
+    All(&'a Pipeline),
+}
+
+impl Request<'_> {
+    async fn send(self, lease: &mut Lease, asking: bool) -> redis::RedisResult<Value> {
+        let connection = &mut lease.connection;
+        match self {
+            Self::One(command) if asking => {
+                let mut both = redis::pipe();
+                both.cmd("ASKING").ignore().add_command(command.clone());
+                let values: Vec<Value> = both.query_async(connection).await?;
+                Ok(values.into_iter().next().unwrap_or(Value::Nil))
+            }
+            Self::One(command) => command.query_async(connection).await,
+            // While its slot moves, a key takes no transactions; whoever sends one tries again later.
+            Self::All(pipeline) => pipeline.query_async(connection).await,
+        }
+    }
+}
+
+/// Where else a node of a cluster sends us. Nothing was executed.
+struct Redirect {
+    /// For good, or only this once.
+    slot: Option<u16>,
+    node: Node,
+}
+
+impl Redirect {
+    fn of(error: &redis::RedisError, asked: &Node) -> Option<Self> {
+        let errors = error.clone().into_server_errors()?;
+        let (_, error) = errors.first()?;
+        let moved = match error.kind()? {
+            ServerErrorKind::Moved => true,
+            ServerErrorKind::Ask => false,
+            _ => return None,
+        };
+        let (slot, address) = error.details()?.split_once(' ')?;
+        // The port is behind the last colon, also of an IPv6 address without brackets. A node that does not know
+        // its own name means the host it was asked at.
+        let (host, port) = address.trim().rsplit_once(':')?;
+        let host = match host.trim_matches(['[', ']']) {
+            "" => asked.host.clone(),
+            host => host.to_owned(),
+        };
+        Some(Self {
+            slot: if moved {
+                Some(slot.parse().ok()?)
+            } else {
+                None
+            },
+            node: Node {
+                host,
+                port: port.parse().ok()?,
+            },
+        })
+    }
+}
+
+fn is_aborted_by(error: &redis::RedisError, kind: ServerErrorKind) -> bool {
+    error
+        .clone()
+        .into_server_errors()
+        .is_some_and(|errors| errors.iter().any(|(_, error)| error.kind() == Some(kind)))
+}

@@ -1,0 +1,356 @@
+//! The run's log in Redis and through the platform's API.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use control_plane::java;
+use control_plane::logs::{
+    ApiLog, Bearer, LogConfig, LogWriter, Redactor, RedisLog, RunLog, SinkConfig,
+};
+use control_plane::redis::{Redis, RedisArgs};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use test_peers::http::{Request, Response, Server};
+use test_peers::redis::{Options, RedisServer};
+
+use crate::support::{LONG, args, eventually, redis, redis_at, stream};
+
+const STEP: &str = "5a5e1f0b-9c3f-4a55-9f0e-3d0f3b8f0101";
+
+fn redis_sink(redis: Redis) -> SinkConfig {
+    SinkConfig::Redis(RedisLog {
+        redis,
+        job_id: "412".to_owned(),
+        step_id: STEP.to_owned(),
+        max_lines: None,
+    })
+}
+
+fn start(folder: &TempDir, sink: SinkConfig) -> RunLog {
+    let redactor = Redactor::new(["hunter22"]);
+    RunLog::start(LogConfig::new(folder.path()), redactor, vec![sink]).unwrap()
+}
+
+async fn write_numbers(writer: &mut LogWriter, numbers: std::ops::Range<u32>) {
+    for number in numbers {
+        writer.write(format!("line {number}\n").as_bytes()).await;
+    }
+}
+
+/// Every line once, in order, under its own number.
+fn assert_whole(server: &RedisServer, lines: u32) {
+    let entries = stream(&mut server.connect().unwrap(), "412");
+    let seen: Vec<_> = entries
+        .iter()
+        .map(|entry| (entry.field("lineNumber"), entry.field("output")))
+        .collect();
+    let numbers: Vec<_> = (0..lines)
+        .map(|number| ((number + 1).to_string(), format!("line {number}")))
+        .collect();
+    for (seen, expected) in seen.iter().zip(&numbers) {
+        assert_eq!(*seen, (expected.0.as_str(), expected.1.as_str()));
+    }
+    assert_eq!(seen.len(), numbers.len());
+}
+
+#[tokio::test]
+async fn lines_stand_in_the_stream_as_the_platform_reads_them() {
+    let server = RedisServer::start().unwrap();
+    let folder = TempDir::new().unwrap();
+    let log = start(&folder, redis_sink(redis_at(&server)));
+    let emoji = "😀".repeat(20_000);
+    log.writer()
+        .line(&format!(
+            "Running Terraform PLAN\n\n\u{1b}[32;40;1mgrün\u{1b}[0m hunter22\n{emoji}"
+        ))
+        .await;
+    let summary = log.finish(LONG).await;
+    assert!(summary.is_complete(), "{summary:?}");
+    assert_eq!(summary.sinks[0].name, format!("redis {}", server.address()));
+
+    let mut client = server.connect().unwrap();
+    let entries = stream(&mut client, "412");
+    let names = ["jobId", "stepId", "lineNumber", "output"];
+    for (entry, number) in entries.iter().zip(["1", "2", "3", "4"]) {
+        let found: Vec<_> = entry.fields.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(found, names);
+        assert_eq!(entry.field("jobId"), "412");
+        assert_eq!(entry.field("stepId"), STEP);
+        assert_eq!(entry.field("lineNumber"), number);
+    }
+    let outputs: Vec<_> = entries.iter().map(|entry| entry.field("output")).collect();
+    assert_eq!(
+        outputs,
+        [
+            "Running Terraform PLAN",
+            "",
+            "\u{1b}[32;40;1mgrün\u{1b}[0m ***",
+            &emoji
+        ]
+    );
+
+    let groups: Vec<Vec<(String, redis::Value)>> = redis::cmd("XINFO")
+        .arg("GROUPS")
+        .arg(java::encode("412"))
+        .query(&mut client)
+        .unwrap();
+    let names: Vec<_> = groups.iter().map(|group| group[0].1.clone()).collect();
+    assert_eq!(
+        names,
+        ["CLI", "UI"].map(|name| redis::Value::BulkString(name.into()))
+    );
+}
+
+#[tokio::test]
+async fn a_second_step_goes_on_where_the_first_one_ended() {
+    let server = RedisServer::start().unwrap();
+    for number in 0..2 {
+        let folder = TempDir::new().unwrap();
+        let log = start(&folder, redis_sink(redis_at(&server)));
+        log.writer().line(&format!("step {number}")).await;
+        assert!(log.finish(LONG).await.is_complete());
+    }
+    let entries = stream(&mut server.connect().unwrap(), "412");
+    let seen: Vec<_> = entries
+        .iter()
+        .map(|entry| (entry.field("lineNumber"), entry.field("output")))
+        .collect();
+    assert_eq!(seen, [("1", "step 0"), ("1", "step 1")]);
+}
+
+#[tokio::test]
+async fn a_redis_killed_and_started_again_in_the_middle_loses_nothing_and_doubles_nothing() {
+    let mut server = RedisServer::with(Options::default().keeps()).unwrap();
+    let folder = TempDir::new().unwrap();
+    let log = start(&folder, redis_sink(redis_at(&server)));
+    let mut writer = log.writer();
+    for round in 0..4 {
+        write_numbers(&mut writer, round * 5000..(round + 1) * 5000).await;
+        // At some point of a delivery, not before it and not after it.
+        let mut client = server.connect().unwrap();
+        eventually("some lines arrive", || {
+            let entries: u32 = redis::cmd("XLEN")
+                .arg(java::encode("412"))
+                .query(&mut client)
+                .unwrap();
+            (entries > round * 5000).then_some(())
+        })
+        .await;
+        server.restart().unwrap();
+    }
+    writer.close().await;
+    let summary = log.finish(LONG).await;
+    assert!(summary.is_complete(), "{summary:?}");
+    assert_whole(&server, 20_000);
+}
+
+#[tokio::test]
+async fn lines_whose_answer_was_lost_are_not_sent_again() {
+    let server = RedisServer::start().unwrap();
+    let settings = RedisArgs {
+        redis_timeout: Some("300".to_owned()),
+        ..args(&server)
+    };
+    let folder = TempDir::new().unwrap();
+    let log = start(&folder, redis_sink(redis(&settings)));
+    let mut writer = log.writer();
+    write_numbers(&mut writer, 0..1).await;
+    let mut client = server.connect().unwrap();
+    eventually("the first line arrives", || {
+        (!stream(&mut client, "412").is_empty()).then_some(())
+    })
+    .await;
+    // What is sent now is executed later, when nobody waits for the answer any more.
+    server.freeze().unwrap();
+    write_numbers(&mut writer, 1..50).await;
+    writer.close().await;
+    let finish = tokio::spawn(log.finish(LONG));
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    server.thaw().unwrap();
+    let summary = finish.await.unwrap();
+    assert!(summary.is_complete(), "{summary:?}");
+    assert!(summary.sinks[0].last_error.is_some(), "an answer was lost");
+    assert_whole(&server, 50);
+}
+
+#[tokio::test]
+async fn a_redis_that_never_comes_costs_the_deadline_and_no_line_on_disk() {
+    let mut server = RedisServer::start().unwrap();
+    server.kill();
+    let folder = TempDir::new().unwrap();
+    let log = start(&folder, redis_sink(redis_at(&server)));
+    log.writer().line("one").await;
+    let summary = log.finish(Duration::from_millis(300)).await;
+    assert_eq!(summary.sinks[0].lost, 1);
+    assert!(
+        summary.sinks[0]
+            .last_error
+            .as_ref()
+            .unwrap()
+            .contains("could not connect")
+    );
+    assert_eq!(summary.spool.lines, 1);
+}
+
+#[tokio::test]
+async fn a_stream_the_platform_deletes_meanwhile_is_made_again() {
+    let server = RedisServer::start().unwrap();
+    let folder = TempDir::new().unwrap();
+    let log = start(&folder, redis_sink(redis_at(&server)));
+    let mut client = server.connect().unwrap();
+    log.writer().line("before").await;
+    eventually("it arrives", || {
+        (!stream(&mut client, "412").is_empty()).then_some(())
+    })
+    .await;
+    redis::cmd("DEL")
+        .arg(java::encode("412"))
+        .exec(&mut client)
+        .unwrap();
+    log.writer().line("after").await;
+    assert!(log.finish(LONG).await.is_complete());
+    let entries = stream(&mut client, "412");
+    assert_eq!(entries.len(), 1);
+    assert_eq!(entries[0].field("output"), "after");
+    assert_eq!(entries[0].field("lineNumber"), "2");
+}
+
+#[tokio::test]
+async fn a_limit_keeps_the_newest_lines() {
+    let server = RedisServer::start().unwrap();
+    let folder = TempDir::new().unwrap();
+    let sink = SinkConfig::Redis(RedisLog {
+        redis: redis_at(&server),
+        job_id: "412".to_owned(),
+        step_id: STEP.to_owned(),
+        max_lines: Some(1000),
+    });
+    let log = start(&folder, sink);
+    let mut writer = log.writer();
+    write_numbers(&mut writer, 0..5000).await;
+    writer.close().await;
+    assert!(log.finish(LONG).await.is_complete());
+    let entries = stream(&mut server.connect().unwrap(), "412");
+    assert!((1000..1300).contains(&entries.len()), "{}", entries.len());
+    assert_eq!(entries.last().unwrap().field("output"), "line 4999");
+}
+
+fn api_sink(server: &Server) -> SinkConfig {
+    // Each program does this first. A test before this one may have done it.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    SinkConfig::Api(ApiLog {
+        base: format!("{}/base/", server.url()).parse().unwrap(),
+        job_id: 412,
+        step_id: STEP.to_owned(),
+        bearer: Bearer::new(|| Some("minted".to_owned().into())),
+    })
+}
+
+/// The lines of all accepted requests.
+fn posted(requests: &[Request]) -> Vec<(u64, String)> {
+    requests
+        .iter()
+        .filter(|request| request.path == "/base/logs")
+        .flat_map(|request| {
+            let body: Value = serde_json::from_slice(&request.body).unwrap();
+            body["data"].as_array().unwrap().clone()
+        })
+        .map(|line| {
+            let output = line["output"].as_str().unwrap().to_owned();
+            (line["lineNumber"].as_u64().unwrap(), output)
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn the_api_gets_batches_with_its_media_type_and_a_token() {
+    let server = Server::start(|_| Response::new(200, "")).unwrap();
+    let folder = TempDir::new().unwrap();
+    let log = start(&folder, api_sink(&server));
+    log.writer().line("one hunter22\n\nthree").await;
+    let summary = log.finish(LONG).await;
+    assert!(summary.is_complete(), "{summary:?}");
+    assert_eq!(summary.sinks[0].name, format!("api {}", server.url()));
+
+    let requests = server.requests();
+    assert_eq!(requests[0].path, "/base/logs/412/setup-consumer-groups");
+    assert!(requests[0].body.is_empty());
+    for request in &requests {
+        assert_eq!(request.method, "POST");
+        assert_eq!(
+            request.header("content-type"),
+            Some("application/vnd.api+json")
+        );
+        assert_eq!(request.header("authorization"), Some("Bearer minted"));
+    }
+    let first: Value = serde_json::from_slice(&requests[1].body).unwrap();
+    assert_eq!(
+        first["data"][0],
+        json!({"jobId": 412, "stepId": STEP, "lineNumber": 1, "output": "one ***"})
+    );
+    let lines: Vec<_> = posted(&requests);
+    assert_eq!(
+        lines,
+        [
+            (1, "one ***".to_owned()),
+            (2, String::new()),
+            (3, "three".to_owned())
+        ]
+    );
+}
+
+#[tokio::test]
+async fn an_api_that_is_away_gets_everything_later_and_in_order() {
+    let away = Arc::new(AtomicU32::new(5));
+    let accepted = Arc::<Mutex<Vec<Request>>>::default();
+    let (answers, seen) = (Arc::clone(&away), Arc::clone(&accepted));
+    let server = Server::start(move |request| {
+        let left = answers.load(Ordering::SeqCst);
+        if left > 0 {
+            answers.store(left - 1, Ordering::SeqCst);
+            return Response::new(503, "");
+        }
+        seen.lock().unwrap().push(request.clone());
+        Response::new(200, "")
+    })
+    .unwrap();
+    let folder = TempDir::new().unwrap();
+    let log = start(&folder, api_sink(&server));
+    let mut writer = log.writer();
+    write_numbers(&mut writer, 0..5000).await;
+    writer.close().await;
+    let summary = log.finish(LONG).await;
+    assert!(summary.is_complete(), "{summary:?}");
+    let error = summary.sinks[0].last_error.as_ref().unwrap();
+    assert_eq!(error, "the API answers 503 Service Unavailable");
+    let lines = posted(&accepted.lock().unwrap());
+    assert_eq!(lines.len(), 5000);
+    for (index, (number, line)) in lines.iter().enumerate() {
+        assert_eq!(*number, index as u64 + 1);
+        assert_eq!(*line, format!("line {index}"));
+    }
+}
+
+#[tokio::test]
+async fn requests_shrink_until_the_api_takes_them() {
+    const MOST: usize = 10_000;
+    let accepted = Arc::<Mutex<Vec<Request>>>::default();
+    let seen = Arc::clone(&accepted);
+    let server = Server::start(move |request| {
+        if request.body.len() > MOST {
+            return Response::new(413, "");
+        }
+        seen.lock().unwrap().push(request.clone());
+        Response::new(200, "")
+    })
+    .unwrap();
+    let folder = TempDir::new().unwrap();
+    let log = start(&folder, api_sink(&server));
+    let mut writer = log.writer();
+    write_numbers(&mut writer, 0..1000).await;
+    writer.close().await;
+    let summary = log.finish(LONG).await;
+    assert!(summary.is_complete(), "{summary:?}");
+    assert_eq!(posted(&accepted.lock().unwrap()).len(), 1000);
+}
