@@ -1,7 +1,7 @@
 //! The launcher asks the cluster for what `rbac/` grants it, for all of that, and for nothing else.
 
 use integration_tests::process::Stream;
-use integration_tests::{Finished, Repository, Running, job};
+use integration_tests::{Repository, job};
 use job_contract::{JobData, env};
 use k8s_openapi::api::batch::v1::Job;
 use kube::Api;
@@ -14,13 +14,6 @@ use super::{Place, name, rights, rules};
 const SEED: &str = include_str!("../../../rbac/seed.yaml");
 
 impl Place {
-    /// Runs a command of the launcher that must succeed.
-    fn succeeds(&self, args: &[&str]) -> Finished {
-        let done = Running::start(&mut self.command(args)).wait();
-        assert!(done.status.success(), "{args:?}: {done:?}");
-        done
-    }
-
     /// Deletes the Job of a run as `kubectl delete job --cascade=orphan` does.
     async fn orphan(&self, job: &JobData) {
         let jobs = Api::<Job>::namespaced(self.cluster.client(ADMIN).unwrap(), &self.runs);
@@ -45,21 +38,21 @@ async fn everything_the_launcher_does_uses_each_right_and_no_other() {
     place.site.queue(&[&plan]);
     place.site.queue(&[&other]);
 
-    place.succeeds(&["check", "--election-namespace", &place.runs]);
+    place.told(&["check", "--election-namespace", &place.runs]);
     let launcher = place.serve();
     assert_eq!(launcher.door().get("/actuator/health/readiness").await, 200);
     launcher.accept(&plan).await;
     launcher.accept(&plan).await;
     place.until_over(&plan, "Complete").await;
-    let run = place.succeeds(&["launch", "--follow", "-f", &place.document(&other)]);
-    assert!(run.stdout.contains("Plan:"), "{run:?}");
-    place.succeeds(&["launch", "--wait", "-f", &place.document(&other)]);
-    let listed = place.succeeds(&["list"]).stdout;
-    assert!(listed.contains("11") && listed.contains("12"), "{listed}");
-    let log = place.succeeds(&["logs", "11"]).stdout;
+    let log = place.told(&["launch", "--follow", "-f", &place.document(&other)]);
     assert!(log.contains("Plan:"), "{log}");
-    place.succeeds(&["logs", "-f", "12"]);
-    place.succeeds(&["explain", "11"]);
+    place.told(&["launch", "--wait", "-f", &place.document(&other)]);
+    let listed = place.told(&["list"]);
+    assert!(listed.contains("11") && listed.contains("12"), "{listed}");
+    let log = place.told(&["logs", "11"]);
+    assert!(log.contains("Plan:"), "{log}");
+    place.told(&["logs", "-f", "12"]);
+    place.told(&["explain", "11"]);
 
     // Job data that an earlier Job left is in the way of the next one, whose run is then cancelled before it starts.
     let mut stuck = stuck;
@@ -69,7 +62,7 @@ async fn everything_the_launcher_does_uses_each_right_and_no_other() {
     launcher.accept(&stuck).await;
     place.orphan(&stuck).await;
     launcher.accept(&stuck).await;
-    place.succeeds(&["cancel", "13"]);
+    place.told(&["cancel", "13"]);
     let cancelled = |state: &State| state.job(&name(&stuck)).is_none().then_some(());
     place.until("the run is cancelled", cancelled).await;
 

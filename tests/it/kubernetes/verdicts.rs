@@ -128,7 +128,8 @@ async fn a_run_whose_job_data_was_deleted_ends_with_its_name() {
     let plan = on_ssd(job::plan(&Repository::fixture()));
     let plan = place.dispatch(&launcher, plan).await;
     place.until_waiting(&plan, WaitReason::Node, "node").await;
-    let secrets = Api::<Secret>::namespaced(place.cluster.client(ADMIN).unwrap(), &place.runs);
+    let client = place.cluster.client(ADMIN).unwrap();
+    let secrets = Api::<Secret>::namespaced(client, &place.runs);
     let params = DeleteParams::default();
     secrets.delete(&name(&plan), &params).await.unwrap();
     place.cluster.nodes().set(Node {
