@@ -43,7 +43,9 @@ pub use view::{RunState, RunView};
 
 /// Names on the Jobs and pods of runs, as the watcher reads them.
 pub mod labels {
-    pub use crate::manifest::labels::{JOB_ID, ORGANIZATION, STEP_ID, STEP_TYPE, WORKSPACE};
+    pub use crate::manifest::labels::{
+        JOB_ID, ORGANIZATION, STEP_ID, STEP_TYPE, WORKSPACE, step_type,
+    };
 
     /// Selects every object of every run.
     pub const SELECTOR: &str = "app.kubernetes.io/managed-by=mayfly";
@@ -63,6 +65,8 @@ pub mod annotations {
     pub const CANCELLED_AT: &str = "mayfly.dev/cancelled-at";
     /// The verdict on a run whose executor did not speak, as JSON.
     pub const VERDICT: &str = "mayfly.dev/verdict";
+    /// The step has nothing to run: whoever accepted it reports it done, and its Job is there in case that fails.
+    pub const NOTHING_TO_RUN: &str = "mayfly.dev/nothing-to-run";
     /// The platform was told how the run ended.
     pub const REPORTED_AT: &str = "mayfly.dev/reported-at";
 }
@@ -75,16 +79,33 @@ pub struct RunKey {
     pub step_id: String,
     /// Name of its Job.
     pub name: String,
+    /// Whose it is; empty where the Job does not say.
+    #[serde(skip)]
+    pub organization_id: String,
+    /// See [`RunKey::organization_id`].
+    #[serde(skip)]
+    pub workspace_id: String,
+    /// What its step does, as the platform writes it; empty where the Job does not say.
+    #[serde(skip)]
+    pub step_type: String,
 }
 
 impl RunKey {
     /// The run of a Job of ours.
     pub fn of(meta: &ObjectMeta) -> Option<Self> {
         let labels = meta.labels.as_ref()?;
+        let optional = |name| labels.get(name).cloned().unwrap_or_default();
         Some(Self {
             job_id: labels.get(labels::JOB_ID)?.clone(),
             step_id: labels.get(labels::STEP_ID)?.clone(),
             name: meta.name.clone()?,
+            organization_id: optional(labels::ORGANIZATION),
+            workspace_id: optional(labels::WORKSPACE),
+            step_type: labels
+                .get(labels::STEP_TYPE)
+                .and_then(|value| labels::step_type(value))
+                .map(|step_type| step_type.name().to_owned())
+                .unwrap_or_default(),
         })
     }
 

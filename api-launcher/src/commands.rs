@@ -281,6 +281,9 @@ mod tests {
             job_id: "9".into(),
             step_id: "z".into(),
             name: "job-9-z".into(),
+            organization_id: "org".into(),
+            workspace_id: "ws".into(),
+            step_type: "terraformPlan".into(),
         };
         let (mut out, shown, said) = output(false);
         let exit = launch::stay(&cluster("runs"), &key, true, &mut out)

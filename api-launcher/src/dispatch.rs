@@ -7,7 +7,8 @@ pub(crate) mod process;
 pub(crate) mod route;
 
 use axum::body::Bytes;
-use job_contract::JobData;
+use job_contract::{JobData, StepType};
+use tokio::sync::oneshot;
 
 use self::kubernetes::KubernetesTarget;
 use self::process::ProcessTarget;
@@ -20,6 +21,39 @@ pub(crate) enum Target {
     Kubernetes(Box<KubernetesTarget>),
     /// Executors on this machine.
     Process(ProcessTarget),
+}
+
+/// Tells, when it is dropped, that the answer to a dispatch is on its way.
+#[derive(Debug)]
+pub(crate) struct Answering(
+    #[expect(dead_code, reason = "being dropped is what it is for")] oneshot::Sender<()>,
+);
+
+/// Whether a step is done by saying so: it has no scripts, and there is nothing else in it.
+fn has_nothing_to_run(job: &JobData) -> bool {
+    let idle = matches!(
+        job.step_type(),
+        Ok(StepType::Approval | StepType::CustomScripts)
+    );
+    idle && job.command_list.is_empty()
+}
+
+/// Whether the answer to a dispatch is on its way. Before that nothing may be asked of the platform about its job: it
+/// holds the job's row while the request is open (contract 2.5).
+#[derive(Debug)]
+pub(crate) struct Answered(oneshot::Receiver<()>);
+
+/// The two ends of an answer.
+pub(crate) fn answer() -> (Answering, Answered) {
+    let (sender, receiver) = oneshot::channel();
+    (Answering(sender), Answered(receiver))
+}
+
+impl Answered {
+    pub(crate) async fn wait(self) {
+        // Nothing is ever sent; the sender goes with the answer.
+        let _ = self.0.await;
+    }
 }
 
 /// A dispatch that is safe with us.
@@ -50,11 +84,16 @@ pub(crate) enum Readiness {
 
 impl Target {
     /// Takes a valid job over; `raw` is the document as it came. What it returns holds even if the caller has
-    /// gone away meanwhile.
-    pub(crate) async fn accept(&self, job: JobData, raw: Bytes) -> Result<Accepted, Refused> {
+    /// gone away meanwhile. The platform hears of it once it is `answered`.
+    pub(crate) async fn accept(
+        &self,
+        job: JobData,
+        raw: Bytes,
+        answered: Answered,
+    ) -> Result<Accepted, Refused> {
         match self {
-            Self::Kubernetes(target) => target.accept(&job).await,
-            Self::Process(target) => target.accept(&job, raw).await,
+            Self::Kubernetes(target) => target.accept(job, answered).await,
+            Self::Process(target) => target.accept(&job, raw, answered).await,
         }
     }
 

@@ -11,9 +11,10 @@ use job_contract::{Exit, env};
 use tokio::net::TcpListener;
 use tracing::{error, info, warn};
 
-use self::config::{Problem, ServeArgs, Settings, TargetSettings};
+use self::config::{PlatformSetupError, Problem, ServeArgs, Settings, TargetSettings};
 use crate::cluster::{Cluster, ConnectError};
 use crate::dispatch::Target;
+use crate::dispatch::desk::Desk;
 use crate::dispatch::kubernetes::KubernetesTarget;
 use crate::dispatch::process::{OpenError, ProcessTarget};
 use crate::http::{self, AppState, Gate};
@@ -37,6 +38,8 @@ enum ServeError {
     Target(#[from] OpenError),
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Platform(#[from] PlatformSetupError),
 }
 
 /// Serves until a signal says otherwise, and returns the exit code.
@@ -140,11 +143,16 @@ async fn open(
         TargetSettings::Kubernetes {
             deployment,
             watching,
+            platform,
             data_dir,
         } => {
             let cluster = Cluster::connect(Some(deployment.namespace.clone())).await?;
+            let desk = match platform {
+                Some(platform) => Some(platform.open()?),
+                None => data_dir.as_deref().map(Desk::local),
+            };
             let target =
-                KubernetesTarget::new(cluster, *deployment, *watching, data_dir, shutdown.clone());
+                KubernetesTarget::new(cluster, *deployment, *watching, desk, shutdown.clone());
             Target::Kubernetes(Box::new(target))
         }
         TargetSettings::Process(settings) => Target::Process(ProcessTarget::open(

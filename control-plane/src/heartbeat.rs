@@ -2,7 +2,7 @@
 //! their own with a runtime of its own, which no run and no other task can starve (W-44). Redis may be away for as
 //! long as it likes; nobody waits for a heartbeat.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::mpsc as std_mpsc;
 use std::thread;
@@ -53,28 +53,39 @@ pub fn key(job_id: &str) -> Vec<u8> {
 
 /// The heartbeat of one job, for as long as this value lives.
 #[derive(Debug)]
-pub struct Heartbeat(Heartbeats);
+pub struct Heartbeat {
+    heartbeats: Heartbeats,
+    _beat: Beat,
+}
 
 impl Heartbeat {
     /// Begins to beat, at once.
     pub fn start(redis: &Redis, job_id: &str) -> Result<Self, HeartbeatError> {
         let heartbeats = Heartbeats::start(redis)?;
-        heartbeats.add(job_id);
-        Ok(Self(heartbeats))
+        let beat = heartbeats.beat(job_id);
+        Ok(Self {
+            heartbeats,
+            _beat: beat,
+        })
     }
 
     /// Ends it and removes its key, unless Redis takes longer than two seconds. Dropping does the same, and blocks.
     pub async fn stop(mut self) {
-        if let Some(gone) = self.0.send_end(AtTheEnd::Remove) {
+        if let Some(gone) = self.heartbeats.send_end(AtTheEnd::Remove) {
             // Late or never: the key expires by itself.
             let _ = timeout(FAREWELL, gone).await;
         }
+    }
+
+    /// Ends it and lets its key expire: somebody else may beat for the same job.
+    pub fn leave(mut self) {
+        let _ = self.heartbeats.send_end(AtTheEnd::LetExpire);
     }
 }
 
 impl Drop for Heartbeat {
     fn drop(&mut self) {
-        if let Some(gone) = self.0.send_end(AtTheEnd::Remove) {
+        if let Some(gone) = self.heartbeats.send_end(AtTheEnd::Remove) {
             wait_blocking(gone);
         }
     }
@@ -89,10 +100,24 @@ pub struct Heartbeats {
     gone: Option<oneshot::Receiver<()>>,
 }
 
+/// One reason to beat for a job. Dropping the last one of a job ends its heartbeat; the key expires by itself, because
+/// whoever runs the job may beat for it too.
+#[derive(Debug)]
+pub struct Beat {
+    job_id: String,
+    orders: UnboundedSender<Order>,
+}
+
+impl Drop for Beat {
+    fn drop(&mut self) {
+        let _ = self.orders.send(Order::Release(self.job_id.clone()));
+    }
+}
+
 #[derive(Debug)]
 enum Order {
-    Add(String),
-    Forget(String),
+    Hold(String),
+    Release(String),
     End(AtTheEnd),
 }
 
@@ -125,14 +150,13 @@ impl Heartbeats {
         })
     }
 
-    /// Begins to beat for a job, at once. Nothing changes when that is done already.
-    pub fn add(&self, job_id: &str) {
-        let _ = self.orders.send(Order::Add(job_id.to_owned()));
-    }
-
-    /// Beats for a job no more. Its key expires by itself: whoever runs the job may beat too.
-    pub fn forget(&self, job_id: &str) {
-        let _ = self.orders.send(Order::Forget(job_id.to_owned()));
+    /// Beats for a job, from now on and as long as what is returned lives.
+    pub fn beat(&self, job_id: &str) -> Beat {
+        let _ = self.orders.send(Order::Hold(job_id.to_owned()));
+        Beat {
+            job_id: job_id.to_owned(),
+            orders: self.orders.clone(),
+        }
     }
 
     fn send_end(&mut self, end: AtTheEnd) -> Option<oneshot::Receiver<()>> {
@@ -162,7 +186,8 @@ fn wait_blocking(gone: oneshot::Receiver<()>) {
 }
 
 async fn beat(redis: &Redis, mut orders: UnboundedReceiver<Order>) {
-    let mut jobs = BTreeSet::new();
+    // How many reasons there are for each.
+    let mut jobs: BTreeMap<String, usize> = BTreeMap::new();
     let mut state = State::Fine;
     let mut next = Instant::now();
     loop {
@@ -171,29 +196,36 @@ async fn beat(redis: &Redis, mut orders: UnboundedReceiver<Order>) {
             () = sleep_until(next), if !jobs.is_empty() => None,
         };
         match order {
-            Some(Order::Add(job)) => {
+            Some(Order::Hold(job)) => {
                 if jobs.is_empty() {
                     next = Instant::now() + INTERVAL;
                 }
-                let is_new = jobs.insert(job.clone());
+                let reasons = jobs.entry(job.clone()).or_default();
+                *reasons += 1;
+                let is_new = *reasons == 1;
                 // While Redis is away, a new job waits for the next attempt, not everybody for the new job.
                 if is_new && (state == State::Failing || !beat_for(redis, &[job], &mut state).await)
                 {
                     next = next.min(Instant::now() + RETRY);
                 }
             }
-            Some(Order::Forget(job)) => {
-                jobs.remove(&job);
+            Some(Order::Release(job)) => {
+                if let Some(reasons) = jobs.get_mut(&job) {
+                    *reasons -= 1;
+                    if *reasons == 0 {
+                        jobs.remove(&job);
+                    }
+                }
             }
             Some(Order::End(end)) => {
                 if end == AtTheEnd::Remove {
-                    remove(redis, &jobs).await;
+                    remove(redis, jobs.into_keys()).await;
                 }
                 return;
             }
             None => {
                 let started = Instant::now();
-                let all: Vec<_> = jobs.iter().cloned().collect();
+                let all: Vec<_> = jobs.keys().cloned().collect();
                 next = if beat_for(redis, &all, &mut state).await {
                     started + INTERVAL
                 } else {
@@ -242,9 +274,9 @@ async fn beat_once(redis: &Redis, job_id: &str) -> Result<(), String> {
     }
 }
 
-async fn remove(redis: &Redis, jobs: &BTreeSet<String>) {
+async fn remove(redis: &Redis, jobs: impl Iterator<Item = String>) {
     for job in jobs {
-        let removed: Result<(), RedisError> = redis.delete(&key(job)).await;
+        let removed: Result<(), RedisError> = redis.delete(&key(&job)).await;
         if let Err(error) = removed {
             debug!(job, error = %error.chain(), "a heartbeat's key is left to expire");
             return;

@@ -17,8 +17,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::context::merge;
 use crate::platform::{
-    Claim, History, Holder, Outcome, PlanReference, PlatformError, Standing, StepRef,
+    Claim, History, Holder, Outcome, PlanReference, PlatformError, Standing, Start, StepRef,
 };
 
 /// What the platform knows of one job.
@@ -158,6 +159,7 @@ impl LocalPlatform {
             )
         };
         Ok(Standing {
+            step: record.step(&step.step_id).map(|known| known.status),
             planned: record
                 .steps
                 .iter()
@@ -198,11 +200,7 @@ impl LocalPlatform {
                 .map_err(fail("write")),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let held = read_json(&path)?;
-                Ok(Claim::Held(held.unwrap_or_else(|| Holder {
-                    pod: "unknown".to_owned(),
-                    uid: "unknown".to_owned(),
-                    since: "an unknown time".to_owned(),
-                })))
+                Ok(Claim::Held(held.unwrap_or_else(Holder::unknown)))
             }
             Err(error) => Err(fail("write")(error)),
         }
@@ -213,8 +211,13 @@ impl LocalPlatform {
         step: &StepRef,
         commit: &str,
         output: &str,
-    ) -> Result<(), PlatformError> {
+    ) -> Result<Start, PlatformError> {
+        let mut start = Start::Told;
         self.update_job(step, |record| {
+            if record.status.is_over() {
+                start = Start::Over(record.status.clone());
+                return;
+            }
             if record.status != JobStatus::Rejected {
                 record.status = JobStatus::Running;
                 record.commit_id = Some(commit.to_owned());
@@ -222,7 +225,8 @@ impl LocalPlatform {
             let step = record.step_mut(step);
             step.status = StepStatus::Running;
             step.output = Some(output.to_owned());
-        })
+        })?;
+        Ok(start)
     }
 
     pub(crate) fn report_outcome(
@@ -317,18 +321,6 @@ impl JobRecord {
                 }
             }
             _ => {}
-        }
-    }
-}
-
-/// Objects are merged key by key, everything else is replaced.
-fn merge(target: &mut Map<String, Value>, patch: &Map<String, Value>) {
-    for (key, value) in patch {
-        match (target.get_mut(key), value) {
-            (Some(Value::Object(known)), Value::Object(more)) => merge(known, more),
-            _ => {
-                target.insert(key.clone(), value.clone());
-            }
         }
     }
 }
@@ -463,6 +455,7 @@ mod tests {
         Outcome {
             settlement: settlement::settle(step_type, ending, true, false, 2),
             output: Some("log".into()),
+            note: None,
             plan,
             commit_id: "abc".into(),
         }

@@ -26,6 +26,7 @@ mod stdout;
 mod tests;
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,7 +45,7 @@ use self::spool::{Command, Spool};
 
 pub use self::api::{ApiLog, Bearer};
 pub use self::redact::{MASK, Redactor};
-pub use self::redis::RedisLog;
+pub use self::redis::{JobStream, RedisLog};
 pub use self::secrets::{secrets_in, secrets_of};
 pub use self::sink::SinkConfig;
 
@@ -161,7 +162,9 @@ pub struct RunLog {
     spool_path: PathBuf,
     spool_summary: Arc<Mutex<SpoolSummary>>,
     spool_ended: oneshot::Receiver<()>,
-    sinks: Vec<RunningSink>,
+    /// What sinks read from.
+    spooled: Arc<File>,
+    sinks: Mutex<Vec<RunningSink>>,
 }
 
 #[derive(Debug)]
@@ -211,10 +214,13 @@ impl RunLog {
         redactor: Redactor,
         sinks: Vec<Sink>,
     ) -> Result<Self, LogError> {
-        let running = sinks
-            .into_iter()
-            .map(|sink| RunningSink::start(sink, &mut spool))
-            .collect::<Result<_, _>>()?;
+        let spooled = spool.file();
+        let mut running = Vec::new();
+        for sink in sinks {
+            let sink = RunningSink::start(sink, &spooled)?;
+            spool.feed(Arc::clone(&sink.feed));
+            running.push(sink);
+        }
         let (commands, receiver) = mpsc::unbounded_channel();
         let room = Arc::new(Semaphore::new(IN_FLIGHT_BYTES));
         let spool_path = spool.path().to_owned();
@@ -233,8 +239,25 @@ impl RunLog {
             spool_path,
             spool_summary,
             spool_ended,
-            sinks: running,
+            spooled,
+            sinks: Mutex::new(running),
         })
+    }
+
+    /// Adds a sink to a log that has begun. It gets the log from its beginning, also what was written while it was not
+    /// to be told yet.
+    pub fn attach(&self, sink: SinkConfig) -> Result<(), LogError> {
+        let sink = Sink::open(sink).map_err(|source| LogError::Sink { source })?;
+        let sink = RunningSink::start(sink, &self.spooled)?;
+        let _ = self
+            .shared
+            .commands
+            .send(Command::Feed(Arc::clone(&sink.feed)));
+        self.sinks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(sink);
+        Ok(())
     }
 
     /// Another way into the log, for one stream of bytes.
@@ -274,7 +297,11 @@ impl RunLog {
     pub async fn finish(self, deadline: Duration) -> LogSummary {
         const LONG: Duration = Duration::from_hours(365 * 24);
         let deadline = Instant::now() + deadline.min(LONG);
-        for sink in &self.sinks {
+        let running = self
+            .sinks
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        for sink in &running {
             sink.feed.set_deadline(deadline);
         }
         let _ = self.shared.commands.send(Command::Finish);
@@ -283,7 +310,7 @@ impl RunLog {
         let _ = tokio::time::timeout_at(patience, self.spool_ended).await;
         let written = self.shared.written.load(Ordering::Acquire);
         let mut sinks = Vec::new();
-        for sink in self.sinks {
+        for sink in running {
             sinks.push(sink.finish(patience, written).await);
         }
         let spool = self
@@ -316,10 +343,10 @@ impl Pulse {
 }
 
 impl RunningSink {
-    fn start(sink: Sink, spool: &mut Spool) -> Result<Self, LogError> {
+    fn start(sink: Sink, spooled: &Arc<File>) -> Result<Self, LogError> {
         let name = sink.name();
-        let feed = spool.add_feed();
-        let (source, spooled) = (Arc::clone(&feed), spool.file());
+        let feed = Arc::new(Feed::default());
+        let (source, spooled) = (Arc::clone(&feed), Arc::clone(spooled));
         let ended = start_thread("log-sink", move || {
             delivery::deliver_all(sink, &source, &spooled);
         })?;

@@ -2,14 +2,17 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use job_contract::JobData;
 use job_contract::settlement::Settlement;
-use job_contract::status::JobStatus;
+use job_contract::status::{JobStatus, StepStatus};
+use job_contract::{Exit, JobData, StepType};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::local::LocalPlatform;
+use crate::patience::Patience;
+use crate::terrakube::{Terrakube, TerrakubeError};
 
 /// Which step a call speaks of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,11 +38,33 @@ impl StepRef {
     }
 }
 
-/// What the platform says about a step before it runs.
+/// Whether a step may run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// It may.
+    Granted(Standing),
+    /// Its job is over, with that status.
+    Over(JobStatus),
+    /// The platform never recorded the dispatch, and will probably repeat it: this one is not to touch the job.
+    NotDispatched(JobStatus),
+}
+
+/// Answer to the report that a step runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// The platform knows.
+    Told,
+    /// The job ended meanwhile, with that status: the step is not to run.
+    Over(JobStatus),
+}
+
+/// What the platform says about a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// Status of the job.
     pub status: JobStatus,
+    /// Status of the step, as far as the platform knows it.
+    pub step: Option<StepStatus>,
     /// How many steps the job's template has.
     pub template_steps: usize,
     /// Where the job's plan is stored.
@@ -58,6 +83,17 @@ pub struct Holder {
     pub uid: String,
     /// When the claim was taken, RFC 3339.
     pub since: String,
+}
+
+impl Holder {
+    /// Somebody of whom nothing else is known.
+    pub fn unknown() -> Self {
+        Self {
+            pod: "unknown".to_owned(),
+            uid: "unknown".to_owned(),
+            since: "an unknown time".to_owned(),
+        }
+    }
 }
 
 impl fmt::Display for Holder {
@@ -93,6 +129,8 @@ pub struct Outcome {
     pub settlement: Settlement,
     /// Where the step's output lies.
     pub output: Option<String>,
+    /// Why it ended so, in a sentence for a platform that has no output to show.
+    pub note: Option<String>,
     /// The plan reference.
     pub plan: PlanReference,
     /// Commit the step ran on; empty when the workspace could not be prepared.
@@ -133,6 +171,27 @@ pub enum PlatformError {
         #[source]
         source: serde_json::Error,
     },
+    /// Terrakube's API did not do what it was asked to.
+    #[error(transparent)]
+    Terrakube(#[from] TerrakubeError),
+}
+
+impl PlatformError {
+    /// The exit code when this keeps a step from being started.
+    pub const fn exit(&self) -> Exit {
+        match self {
+            Self::Record { .. } | Self::Corrupt { .. } => Exit::Infrastructure,
+            Self::Terrakube(error) => error.exit(),
+        }
+    }
+
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Record { .. } | Self::Corrupt { .. } => None,
+            Self::Terrakube(error) => error.hint(),
+        }
+    }
 }
 
 /// A platform. Closed set: every executor speaks to exactly one.
@@ -140,79 +199,134 @@ pub enum PlatformError {
 pub enum Platform {
     /// Files on this machine.
     Local(LocalPlatform),
+    /// Terrakube's API.
+    Terrakube(Terrakube),
 }
 
+/// How often the local platform's record is looked at for a cancellation.
+const LOCAL_POLL: Duration = Duration::from_secs(2);
+
 impl Platform {
-    /// What the platform says about the step.
-    #[expect(
-        clippy::unused_async,
-        reason = "a platform behind a network answers later"
-    )]
-    pub async fn standing(&self, step: &StepRef) -> Result<Standing, PlatformError> {
+    /// Whether the step may run, once the platform knows that it was dispatched. Nothing may be written to the run's
+    /// log or reported before.
+    pub async fn admission(&self, step: &StepRef) -> Result<Admission, PlatformError> {
+        match self {
+            Self::Local(local) => {
+                let standing = local.standing(step)?;
+                let rejected = standing.status == JobStatus::Rejected
+                    && step.step_type != StepType::Approval.name();
+                Ok(if standing.status.is_over() || rejected {
+                    Admission::Over(standing.status)
+                } else {
+                    Admission::Granted(standing)
+                })
+            }
+            Self::Terrakube(terrakube) => Ok(terrakube.admission(step).await?),
+        }
+    }
+
+    /// What the platform says about the step now.
+    pub async fn standing(
+        &self,
+        step: &StepRef,
+        patience: &Patience,
+    ) -> Result<Standing, PlatformError> {
         match self {
             Self::Local(local) => local.standing(step),
+            Self::Terrakube(terrakube) => Ok(terrakube.standing(step, patience).await?),
+        }
+    }
+
+    /// Returns once somebody cancelled the job, or failed it, which is as good.
+    pub async fn cancelled(&self, step: &StepRef) -> JobStatus {
+        match self {
+            Self::Local(local) => loop {
+                tokio::time::sleep(LOCAL_POLL).await;
+                // A record that cannot be read has cancelled nothing.
+                if let Ok(Standing {
+                    status: status @ (JobStatus::Cancelled | JobStatus::Failed),
+                    ..
+                }) = local.standing(step)
+                {
+                    return status;
+                }
+            },
+            Self::Terrakube(terrakube) => terrakube.cancelled(step).await,
         }
     }
 
     /// Claims the step for `holder`, atomically: of all who ask, one is granted it, for ever.
-    #[expect(
-        clippy::unused_async,
-        reason = "a platform behind a network answers later"
-    )]
     pub async fn claim(&self, step: &StepRef, holder: &Holder) -> Result<Claim, PlatformError> {
         match self {
             Self::Local(local) => local.claim(step, holder),
+            Self::Terrakube(terrakube) => Ok(terrakube.claim(step, holder).await?),
+        }
+    }
+
+    /// How the platform's records name the output of a step that is `stored` there.
+    pub fn step_output(&self, step: &StepRef, stored: String) -> String {
+        match self {
+            Self::Local(_) => stored,
+            Self::Terrakube(terrakube) => terrakube.step_output(step),
+        }
+    }
+
+    /// How the platform's records name the state of that name that is `stored` there.
+    pub fn state_output(&self, step: &StepRef, name: &str, stored: String) -> String {
+        match self {
+            Self::Local(_) => stored,
+            Self::Terrakube(terrakube) => terrakube.state_output(step, name),
+        }
+    }
+
+    /// Where the content of a CLI-driven run is, if the job says so (contract 8.6).
+    pub async fn override_source(&self, step: &StepRef) -> Result<Option<String>, PlatformError> {
+        match self {
+            Self::Local(_) => Ok(None),
+            Self::Terrakube(terrakube) => Ok(terrakube.override_source(step).await?),
         }
     }
 
     /// Reports that the step runs.
-    #[expect(
-        clippy::unused_async,
-        reason = "a platform behind a network answers later"
-    )]
     pub async fn report_running(
         &self,
         step: &StepRef,
         commit_id: &str,
         output: &str,
-    ) -> Result<(), PlatformError> {
+    ) -> Result<Start, PlatformError> {
         match self {
             Self::Local(local) => local.report_running(step, commit_id, output),
+            Self::Terrakube(terrakube) => {
+                Ok(terrakube.report_running(step, commit_id, output).await?)
+            }
         }
     }
 
     /// Reports how the step ended.
-    #[expect(
-        clippy::unused_async,
-        reason = "a platform behind a network answers later"
-    )]
     pub async fn report_outcome(
         &self,
         step: &StepRef,
         outcome: &Outcome,
+        patience: &Patience,
     ) -> Result<(), PlatformError> {
         match self {
             Self::Local(local) => local.report_outcome(step, outcome),
+            Self::Terrakube(terrakube) => {
+                Ok(terrakube.report_outcome(step, outcome, patience).await?)
+            }
         }
     }
 
     /// The job's context document; empty when there is none.
-    #[expect(
-        clippy::unused_async,
-        reason = "a platform behind a network answers later"
-    )]
     pub async fn context(&self, step: &StepRef) -> Result<Map<String, Value>, PlatformError> {
         match self {
             Self::Local(local) => local.context(&step.job_id),
+            Self::Terrakube(terrakube) => Ok(terrakube.context(step).await?),
         }
     }
 
     /// Merges `patch` into the job's context, object by object; what the patch does not name stays
     /// (contract 6.6).
-    #[expect(
-        clippy::unused_async,
-        reason = "a platform behind a network answers later"
-    )]
     pub async fn merge_context(
         &self,
         step: &StepRef,
@@ -220,21 +334,22 @@ impl Platform {
     ) -> Result<(), PlatformError> {
         match self {
             Self::Local(local) => local.merge_context(&step.job_id, patch),
+            Self::Terrakube(terrakube) => Ok(terrakube.merge_context(step, patch).await?),
         }
     }
 
     /// Records a published state.
-    #[expect(
-        clippy::unused_async,
-        reason = "a platform behind a network answers later"
-    )]
     pub async fn record_history(
         &self,
         step: &StepRef,
         history: &History,
+        patience: &Patience,
     ) -> Result<(), PlatformError> {
         match self {
             Self::Local(local) => local.record_history(step, history),
+            Self::Terrakube(terrakube) => {
+                Ok(terrakube.record_history(step, history, patience).await?)
+            }
         }
     }
 }

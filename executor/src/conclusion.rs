@@ -5,9 +5,9 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
-use control_plane::local::LocalPlatform;
-use control_plane::platform::{Outcome, PlanReference};
-use control_plane::{Platform, StepRef};
+use artifact_store::Store;
+use control_plane::platform::{Admission, Outcome, PlanReference};
+use control_plane::{Patience, Platform, PlatformError, StepRef};
 use job_contract::keys::ObjectKey;
 use job_contract::progress::Phase;
 use job_contract::report::{ChangeCounts, FinalReport, StopReason, ToolRecord};
@@ -16,11 +16,11 @@ use job_contract::{Exit, JobData, StepType};
 use tracing::error;
 
 use crate::Ended;
-use crate::artifacts::Store;
 use crate::config::Config;
 use crate::fault::chain;
+use crate::link::Link;
 use crate::run::{Run, StageError};
-use crate::stop::Stop;
+use crate::stop::{Budget, Stop};
 
 /// What became of a step: everything its report says.
 #[derive(Debug)]
@@ -70,6 +70,8 @@ impl Verdict {
 
 /// How long sinks may take to receive the rest of the log.
 const LOG_FLUSH: Duration = Duration::from_mins(1);
+/// How long the last lines of a log can be read before the platform deletes it.
+const READING_TIME: Duration = Duration::from_secs(3);
 
 /// A report that so far says only whose it is.
 pub(crate) fn identity(job: &JobData) -> FinalReport {
@@ -81,50 +83,77 @@ pub(crate) fn identity(job: &JobData) -> FinalReport {
     }
 }
 
-/// A run that could not even be opened: told to the platform if the document says where it belongs.
-pub(crate) async fn refuse(
-    config: &Config,
-    job: &JobData,
-    identity: FinalReport,
-    failure: &StageError,
-) -> Ended {
+/// A run of which nobody can be told.
+pub(crate) fn unreported(job: &JobData, failure: &StageError) -> Ended {
     let verdict = Verdict::failed(failure);
     error!(
         error = verdict.error,
         hint = verdict.hint,
         "the step cannot run"
     );
+    refused(job, verdict, false)
+}
+
+/// A run that could not even be opened: told to the platform if the document says where it belongs.
+pub(crate) async fn refuse(
+    config: &Config,
+    link: &Link,
+    job: &JobData,
+    failure: &StageError,
+    stop: &Stop,
+) -> Ended {
+    let verdict = Verdict::failed(failure);
     let again = verdict.exit == Exit::Infrastructure && config.run.outcome_exit_code;
-    let told = is_addressable(job) && !config.run.disable_acknowledge && !again;
-    let reported = match config.folders(std::env::var_os("HOME")) {
-        Ok(folders) if told => {
-            let outcome = Outcome {
-                settlement: settlement::settle(
-                    StepType::Approval,
-                    Ending::NotReached,
-                    true,
-                    false,
-                    1,
-                ),
-                output: None,
-                plan: PlanReference::Keep,
-                commit_id: String::new(),
-            };
-            let platform = Platform::Local(LocalPlatform::new(&folders.data));
-            let told = platform.report_outcome(&StepRef::of(job), &outcome).await;
-            told.inspect_err(|error| {
-                error!(error = chain(error), "the failure could not be reported");
-            })
-            .is_ok()
-        }
-        _ => false,
+    if !is_addressable(job) || config.run.disable_acknowledge || again {
+        return unreported(job, failure);
+    }
+    error!(
+        error = verdict.error,
+        hint = verdict.hint,
+        "the step cannot run"
+    );
+    let told = report_refusal(link, &StepRef::of(job), verdict.error.clone(), stop).await;
+    if let Err(error) = &told {
+        error!(error = chain(error), "the failure could not be reported");
+    }
+    refused(job, verdict, told.is_ok())
+}
+
+/// The platform takes reports once it has recorded the dispatch, and none of a job that is over.
+async fn report_refusal(
+    link: &Link,
+    step: &StepRef,
+    note: Option<String>,
+    stop: &Stop,
+) -> Result<(), PlatformError> {
+    let admission = tokio::select! {
+        admission = link.platform.admission(step) => admission?,
+        _ = stop.ordered() => return Ok(()),
     };
+    if !matches!(admission, Admission::Granted(_)) {
+        return Ok(());
+    }
+    let outcome = Outcome {
+        settlement: settlement::settle(StepType::Approval, Ending::NotReached, true, false, 1),
+        output: None,
+        note,
+        plan: PlanReference::Keep,
+        commit_id: String::new(),
+    };
+    let budget = Budget::of(Budget::default_grace(StepType::Approval));
+    let patience = link.patience(stop, budget);
+    link.platform
+        .report_outcome(step, &outcome, &patience)
+        .await
+}
+
+fn refused(job: &JobData, verdict: Verdict, reported: bool) -> Ended {
     let report = FinalReport {
         outcome: verdict.exit.code(),
         unreported: !reported,
         error: verdict.error,
         hint: verdict.hint,
-        ..identity
+        ..identity(job)
     };
     Ended { report, reported }
 }
@@ -139,7 +168,8 @@ fn is_addressable(job: &JobData) -> bool {
 }
 
 /// The tail of every run: the log delivered and stored, the outcome reported, nothing left behind.
-pub(crate) async fn conclude(run: Run<'_>, identity: FinalReport, mut verdict: Verdict) -> Ended {
+pub(crate) async fn conclude(run: Run<'_>, mut verdict: Verdict) -> Ended {
+    let patience = run.patience();
     let Run {
         log,
         layout,
@@ -152,8 +182,11 @@ pub(crate) async fn conclude(run: Run<'_>, identity: FinalReport, mut verdict: V
         config: run.config,
         job: &run.job,
         step: &run.step,
-        platform: &run.platform,
+        platform: &run.link.platform,
         store: &run.store,
+        template_steps: run.standing.get().map(|standing| standing.template_steps),
+        patience,
+        reading_time: reading_time(&run.link, &run.job, &stop),
     };
     let told = clock
         .time(
@@ -194,7 +227,7 @@ pub(crate) async fn conclude(run: Run<'_>, identity: FinalReport, mut verdict: V
             .map(|sink| sink.lost)
             .max()
             .unwrap_or_default(),
-        ..identity
+        ..identity(&run.job)
     };
     Ended {
         report,
@@ -211,12 +244,27 @@ fn flush_time(stop: &Stop) -> Duration {
     }
 }
 
+/// The remote client of CLI-driven runs reads the live log alone, which the platform deletes soon after the final
+/// status (contract 4.7).
+fn reading_time(link: &Link, job: &JobData, stop: &Stop) -> Duration {
+    let is_read = job.is_remote_content() && link.live_log(job).is_some();
+    if is_read && stop.given().is_none() {
+        READING_TIME
+    } else {
+        Duration::ZERO
+    }
+}
+
 struct Reporter<'r> {
     config: &'r Config,
     job: &'r JobData,
     step: &'r StepRef,
     platform: &'r Platform,
     store: &'r Store,
+    /// As the platform said at the beginning, if it came to that.
+    template_steps: Option<usize>,
+    patience: Patience,
+    reading_time: Duration,
 }
 
 impl Reporter<'_> {
@@ -226,13 +274,15 @@ impl Reporter<'_> {
             return Ok(());
         }
         // The outcome matters more than the log: it is reported even when the log could not be stored.
-        let output = self.store_log(log);
+        let (output, ()) = tokio::join!(self.store_log(log), tokio::time::sleep(self.reading_time));
         if !verdict.reported {
             return output.map(drop);
         }
         if !self.config.run.disable_acknowledge {
             let outcome = self.outcome(verdict, output.as_ref().ok()).await?;
-            self.platform.report_outcome(self.step, &outcome).await?;
+            self.platform
+                .report_outcome(self.step, &outcome, &self.patience)
+                .await?;
         }
         output?;
         Ok(())
@@ -240,10 +290,10 @@ impl Reporter<'_> {
 
     /// Stores the log behind what stands there already: why the step waited, and what an attempt before this one
     /// said.
-    fn store_log(&self, log: &Path) -> Result<String, StageError> {
+    async fn store_log(&self, log: &Path) -> Result<String, StageError> {
         let key = output_key(self.job);
-        let Some(before) = self.store.read(&key)? else {
-            return Ok(self.store.put_file(&key, log)?);
+        let Some(before) = self.store.read(&key).await? else {
+            return Ok(self.store.put_file(&key, log).await?);
         };
         let whole = log.with_extension("whole");
         let write = || {
@@ -258,7 +308,7 @@ impl Reporter<'_> {
             path: whole.display().to_string(),
             source,
         })?;
-        Ok(self.store.put_file(&key, &whole)?)
+        Ok(self.store.put_file(&key, &whole).await?)
     }
 
     async fn outcome(
@@ -266,7 +316,13 @@ impl Reporter<'_> {
         verdict: &Verdict,
         output: Option<&String>,
     ) -> Result<Outcome, StageError> {
-        let template_steps = self.platform.standing(self.step).await?.template_steps;
+        let template_steps = match self.template_steps {
+            Some(steps) => steps,
+            None => {
+                let standing = self.platform.standing(self.step, &self.patience).await?;
+                standing.template_steps
+            }
+        };
         Ok(Outcome {
             settlement: settlement::settle(
                 self.job.step_type()?,
@@ -275,7 +331,8 @@ impl Reporter<'_> {
                 self.job.ignore_error,
                 template_steps,
             ),
-            output: output.cloned(),
+            output: output.map(|stored| self.platform.step_output(self.step, stored.clone())),
+            note: verdict.error.clone(),
             plan: verdict.plan.clone(),
             commit_id: verdict.commit_id.clone(),
         })

@@ -4,12 +4,17 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use artifact_store::{Store, StoreArgs, StoreConfigError};
 use clap::error::{ContextKind, ContextValue};
 use clap::{Args, CommandFactory as _, Parser, ValueEnum};
+use control_plane::redis::{Redis, RedisArgs};
+use control_plane::terrakube::{TerrakubeArgs, TerrakubeConfig};
 use job_contract::env;
 use reqwest::Url;
 
+use crate::fault::chain;
 use crate::guard::Limits;
+use crate::run::StageError;
 use crate::tool::{Selection, SignaturePolicy};
 use crate::workspace::ArchiveLimits;
 
@@ -29,6 +34,10 @@ use crate::workspace::ArchiveLimits;
 pub struct Config {
     #[command(flatten)]
     pub job: JobConfig,
+    #[command(flatten)]
+    pub platform: TerrakubeArgs,
+    #[command(flatten)]
+    pub redis: RedisArgs,
     #[command(flatten)]
     pub store: StoreConfig,
     #[command(flatten)]
@@ -63,20 +72,11 @@ impl std::fmt::Debug for JobConfig {
     }
 }
 
-/// Which artifact store is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum StateType {
-    /// Files below the data directory.
-    #[value(name = "LocalTerraformStateImpl")]
-    Local,
-}
-
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Storage")]
 pub struct StoreConfig {
-    /// Where plans, state and logs are kept.
-    #[arg(long, env = env::STATE_TYPE, default_value = "LocalTerraformStateImpl")]
-    pub state_type: StateType,
+    #[command(flatten)]
+    pub artifacts: StoreArgs,
     /// Root of the local store, the local platform's records and the tool cache
     /// [default: `$HOME/.terraform-spring-boot`].
     #[arg(long, env = env::DATA_DIR)]
@@ -102,9 +102,6 @@ pub struct ToolsConfig {
     /// Index of OpenTofu releases [default: the platform's `/tofu/index.json`, else OpenTofu's own].
     #[arg(long, env = env::TOFU_RELEASES_URL)]
     pub tofu_releases_url: Option<String>,
-    /// Base URL of the platform's API.
-    #[arg(long, env = env::API_URL)]
-    pub api_url: Option<String>,
     /// Mirror whose scheme, host and path prefix replace scheme and host of every download address.
     #[arg(long, env = env::RELEASE_MIRROR_URL)]
     pub release_mirror_url: Option<Url>,
@@ -134,9 +131,6 @@ pub struct SourceConfig {
     /// Branch of the extension repository.
     #[arg(long, env = env::TOOLS_BRANCH)]
     pub tools_branch: Option<String>,
-    /// Public base URL of the platform's API, handed to scripts as `terrakubeApi`.
-    #[arg(long, env = env::PUBLIC_API_URL)]
-    pub public_api_url: Option<String>,
 }
 
 #[derive(Args, Debug)]
@@ -154,6 +148,10 @@ pub struct RunConfig {
     #[arg(long, env = env::DISABLE_ACKNOWLEDGE, value_parser = clap::builder::BoolishValueParser::new(),
           default_value = "false", action = clap::ArgAction::Set)]
     pub disable_acknowledge: bool,
+    /// `true` sends the log to the platform's API instead of Redis.
+    #[arg(long, env = env::LOG_VIA_API, value_parser = clap::builder::BoolishValueParser::new(),
+          default_value = "false", action = clap::ArgAction::Set)]
+    pub log_via_api: bool,
     /// Seconds from the first SIGTERM to the SIGKILL that follows it
     /// [default: 300 for apply and destroy, 60 otherwise].
     #[arg(long, env = env::GRACE_PERIOD_SECONDS)]
@@ -229,6 +227,12 @@ pub enum ConfigError {
     /// Neither the data directory nor a home to put it in.
     #[error("neither `{}` nor `HOME` is set", env::DATA_DIR)]
     NoDataDir,
+    /// The store's settings do not fit together.
+    #[error(transparent)]
+    Store(#[from] StoreConfigError),
+    /// The settings of the platform, or of its Redis, cannot be used: everything that is wrong with them.
+    #[error("{}", .0.join("; "))]
+    Platform(Vec<String>),
     /// A URL that is none.
     #[error("`{name}` is not a URL")]
     BadUrl { name: &'static str },
@@ -266,6 +270,14 @@ pub struct Folders {
     pub tool_cache: PathBuf,
 }
 
+impl StoreConfig {
+    /// The store these settings describe; all that is wrong with them is told at once.
+    pub fn open(&self, folders: &Folders) -> Result<Store, StageError> {
+        let settings = self.artifacts.resolve(&folders.data);
+        Ok(Store::open(&settings.map_err(ConfigError::from)?)?)
+    }
+}
+
 impl Config {
     /// The folders, from the settings and `HOME`.
     pub fn folders(&self, home: Option<OsString>) -> Result<Folders, ConfigError> {
@@ -291,6 +303,24 @@ impl Config {
         })
     }
 
+    /// The platform's API and its Redis, as far as they are named. Everything that is wrong is told at once.
+    pub fn network(&self) -> Result<(Option<TerrakubeConfig>, Option<Redis>), ConfigError> {
+        let mut problems = Vec::new();
+        let platform = self.platform.resolve().unwrap_or_else(|wrong| {
+            problems.extend(wrong.iter().map(ToString::to_string));
+            None
+        });
+        let redis = self.redis.resolve().unwrap_or_else(|wrong| {
+            problems.extend(wrong.iter().map(|problem| chain(problem)));
+            None
+        });
+        if problems.is_empty() {
+            Ok((platform, redis.map(Redis::new)))
+        } else {
+            Err(ConfigError::Platform(problems))
+        }
+    }
+
     /// Where releases of Terraform and of OpenTofu are listed.
     pub fn release_indexes(&self) -> Result<(Url, Url), ConfigError> {
         let url = |name, text: &str| Url::parse(text).map_err(|_| ConfigError::BadUrl { name });
@@ -303,7 +333,7 @@ impl Config {
         )?;
         let tofu = match (
             given(&self.tools.tofu_releases_url),
-            given(&self.tools.api_url),
+            given(&self.platform.api_url),
         ) {
             (Some(own), _) => url(env::TOFU_RELEASES_URL, &own)?,
             (None, Some(api)) => url(

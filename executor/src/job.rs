@@ -27,8 +27,12 @@ pub enum JobError {
         source: io::Error,
     },
     /// It is no job document.
-    #[error(transparent)]
-    Undecodable(#[from] DecodeError),
+    #[error("{problem}")]
+    Undecodable {
+        problem: DecodeError,
+        /// Whose it is, as far as it says so.
+        whose: Option<Box<JobData>>,
+    },
 }
 
 impl JobError {
@@ -41,7 +45,7 @@ impl JobError {
             Self::Unreadable { .. } => {
                 "mount the file that holds the job data, readable by the executor's user"
             }
-            Self::Undecodable(_) => {
+            Self::Undecodable { .. } => {
                 "send base64 of the JSON document, on its own or zstd-compressed"
             }
         }
@@ -62,7 +66,10 @@ pub fn decode(config: &JobConfig) -> Result<JobData, JobError> {
         })?,
         (None, None) => return Err(JobError::Absent),
     };
-    Ok(encoding::decode(&text)?)
+    encoding::decode(&text).map_err(|problem| JobError::Undecodable {
+        whose: encoding::identify(&text).map(Box::new),
+        problem,
+    })
 }
 
 /// Reads no more than could be decoded anyway.

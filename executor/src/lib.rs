@@ -14,7 +14,6 @@ use job_contract::Exit;
 use job_contract::report::FinalReport;
 use tracing::{debug, error, info};
 
-pub mod artifacts;
 pub mod banner;
 pub mod cgroup;
 pub mod child_env;
@@ -24,11 +23,13 @@ pub mod fault;
 mod guard;
 pub mod harden;
 pub mod job;
+pub mod link;
 pub mod operation;
 pub mod pipeline;
 pub mod plan;
 mod preparation;
 pub mod process;
+mod publication;
 pub mod run;
 pub mod scripts;
 pub mod state;
@@ -136,28 +137,6 @@ impl Ended {
 }
 
 async fn run_step(config: &Config) -> Ended {
-    let job = match job::decode(&config.job) {
-        Ok(job) => job,
-        Err(failure) => {
-            let text = fault::chain(&failure);
-            error!(
-                error = text,
-                hint = failure.hint(),
-                "there is nothing to run"
-            );
-            let report = FinalReport {
-                outcome: Exit::BadJobData.code(),
-                unreported: true,
-                error: Some(text),
-                hint: Some(failure.hint().to_owned()),
-                ..FinalReport::default()
-            };
-            return Ended {
-                report,
-                reported: false,
-            };
-        }
-    };
     let stop = Stop::default();
     if let Err(failure) = stop::listen(&stop) {
         error!(error = %failure, "cannot listen for signals: a stop order would not be heard");
@@ -165,14 +144,17 @@ async fn run_step(config: &Config) -> Ended {
             outcome: Exit::Infrastructure.code(),
             unreported: true,
             error: Some(failure.to_string()),
-            ..conclusion::identity(&job)
+            ..FinalReport::default()
         };
         return Ended {
             report,
             reported: false,
         };
     }
-    pipeline::run(config, job, stop).await
+    match job::decode(&config.job) {
+        Ok(job) => pipeline::run(config, job, stop).await,
+        Err(failure) => pipeline::refuse(config, failure, &stop).await,
+    }
 }
 
 /// Kubernetes offers the default path in every container; elsewhere it does not exist and is not missed.

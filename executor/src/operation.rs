@@ -5,6 +5,8 @@ use std::fs;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use artifact_store::{BackendSettings, Digest, private_folder};
+use control_plane::live::LivePhase;
 use job_contract::keys::{ObjectKey, PLAN_FILE};
 use job_contract::progress::Phase;
 use job_contract::report::ChangeCounts;
@@ -13,17 +15,19 @@ use job_contract::{StepType, progress};
 use serde_json::{Map, Value, json};
 use tracing::warn;
 
-use crate::artifacts::Digest;
 use crate::child_env::ChildEnv;
 use crate::fault::{caught, chain};
 use crate::plan::{PlanRecord, ReviewedPlan};
 use crate::process::{Capture, Completion, Ended};
+use crate::publication::{self, Publication};
 use crate::run::{Run, StageError};
 use crate::scripts::{self, Moment, Scripts};
 use crate::state::{self, Published};
+use crate::terraform::backend::{self, BackendAccess};
+use crate::terraform::board::Board;
 use crate::terraform::structured::Structured;
 use crate::terraform::variables::Declarations;
-use crate::terraform::{Terraform, ToLog, backend};
+use crate::terraform::{Terraform, ToLog, credentials};
 use crate::tool::ResolvedTool;
 use crate::workspace::Workspace;
 
@@ -114,6 +118,7 @@ impl<'r, 'c> Operation<'r, 'c> {
             variables: None,
             refresh: run.job.refresh,
             refresh_only: run.job.refresh_only,
+            board: Board::default(),
         };
         Ok(Self {
             run,
@@ -125,13 +130,15 @@ impl<'r, 'c> Operation<'r, 'c> {
 
     /// Everything before the operation; false when something said no and has said why.
     async fn reach(&mut self, env: &mut ChildEnv) -> Result<bool, StageError> {
+        credentials::offer(self.run, env)?;
         if !self
             .scripts(Phase::BeforeInit, Moment::BeforeInit, env)
             .await?
         {
             return Ok(false);
         }
-        self.write_backend()?;
+        let access = self.write_backend(env)?;
+        access.offer(env)?;
         self.terraform.variables = self.write_variables().await?;
         let run = self.run;
         let init = run
@@ -141,22 +148,32 @@ impl<'r, 'c> Operation<'r, 'c> {
         if !init {
             return Ok(false);
         }
-        self.scripts(Phase::Before, Moment::Before, env).await
+        let before = self.scripts(Phase::Before, Moment::Before, env).await;
+        access.offer(env)?;
+        // The scripts may have taken their time.
+        credentials::offer(self.run, env)?;
+        before
     }
 
-    fn write_backend(&self) -> Result<(), StageError> {
-        let run = self.run;
-        let state = run
+    fn write_backend(&self, env: &ChildEnv) -> Result<BackendAccess, StageError> {
+        let (run, prepared) = (self.run, self.prepared);
+        let settings = run
             .store
-            .backend_state(&run.job.organization_id, &run.job.workspace_id);
-        let dir = &self.prepared.working_dir;
-        let fail = |source| StageError::WorkingDir {
-            path: dir.display().to_string(),
-            source,
-        };
-        crate::artifacts::private_folder(state.parent().expect("a state file has a folder"))
-            .map_err(fail)?;
-        backend::write_local(dir, &state).map(drop).map_err(fail)
+            .backend(&run.job.organization_id, &run.job.workspace_id);
+        if let BackendSettings::Local { path } = &settings {
+            let folder = path.parent().expect("a state file has a folder");
+            private_folder(folder).map_err(|source| StageError::WorkingDir {
+                path: folder.display().to_string(),
+                source,
+            })?;
+        }
+        Ok(backend::write(
+            &settings,
+            &prepared.tool.version,
+            &prepared.working_dir,
+            run.layout.private(),
+            env,
+        )?)
     }
 
     /// Scripts before init may still write configuration, so the declarations are read only now.
@@ -229,6 +246,7 @@ impl<'r, 'c> Operation<'r, 'c> {
     async fn plan(&self, env: &ChildEnv) -> Result<Operated, StageError> {
         let run = self.run;
         let destroy = run.step_type == StepType::PlanDestroy;
+        let shown = Publication::start(run, self.terraform.board.clone(), LivePhase::Plan);
         let planned = self.terraform.plan(env, destroy, run.log.writer());
         let (done, mut structured) = run
             .clock
@@ -242,7 +260,7 @@ impl<'r, 'c> Operation<'r, 'c> {
         self.note_unusual_end(done).await;
         let mut stored = None;
         if ending != Ending::Failure {
-            stored = Some(run.phase(Phase::Store, async { self.store_plan() }).await?);
+            stored = Some(run.phase(Phase::Store, self.store_plan()).await?);
             run.phase(Phase::Show, self.show_plan(env, &mut structured))
                 .await?;
         }
@@ -252,13 +270,8 @@ impl<'r, 'c> Operation<'r, 'c> {
             .map(|record| record.patch(&run.job.step_id))
             .unwrap_or_default();
         let marker = json!("<div data-terrakube-structured-plan=\"true\"></div>");
-        self.publish(
-            "planStructuredOutput",
-            &structured,
-            record,
-            Some(("terrakubeUI", marker)),
-        )
-        .await;
+        self.publish(shown, &structured, record, Some(("terrakubeUI", marker)))
+            .await;
         Ok(Operated {
             changes: (ending != Ending::Failure).then_some(changes),
             plan: stored.map(|record| record.reference),
@@ -267,7 +280,7 @@ impl<'r, 'c> Operation<'r, 'c> {
     }
 
     /// The plan is stored before any script that follows could touch it: what was planned is what is kept.
-    fn store_plan(&self) -> Result<PlanRecord, StageError> {
+    async fn store_plan(&self) -> Result<PlanRecord, StageError> {
         let (run, job) = (self.run, &self.run.job);
         let file = self.prepared.working_dir.join(PLAN_FILE);
         let digest = Digest::of(&file).map_err(|source| StageError::WorkingDir {
@@ -281,7 +294,7 @@ impl<'r, 'c> Operation<'r, 'c> {
             &job.step_id,
         );
         Ok(PlanRecord {
-            reference: run.store.put_file(&key, &file)?,
+            reference: run.store.put_file(&key, &file).await?,
             sha256: digest.sha256,
             size_bytes: digest.size_bytes,
             tool: self.prepared.tool.tool,
@@ -317,6 +330,7 @@ impl<'r, 'c> Operation<'r, 'c> {
         if let Some(plan) = &self.prepared.plan {
             plan.place(&self.prepared.working_dir.join(PLAN_FILE))?;
         }
+        let shown = Publication::start(run, self.terraform.board.clone(), LivePhase::Apply);
         let work = caught(self.apply_or_destroy(phase, env));
         let changed = run
             .clock
@@ -349,8 +363,7 @@ impl<'r, 'c> Operation<'r, 'c> {
             .as_ref()
             .and_then(|published| published.raw.as_ref());
         let outputs = outputs.map(|raw| ("terraformOutputs", raw.outputs_for_context()));
-        self.publish("applyStructuredOutput", &structured, Map::new(), outputs)
-            .await;
+        self.publish(shown, &structured, Map::new(), outputs).await;
         let ending = if success {
             Ending::Success
         } else {
@@ -393,7 +406,7 @@ impl<'r, 'c> Operation<'r, 'c> {
 
     /// The changes of the job's one plan, still to be done.
     async fn planned_changes(&self) -> Structured {
-        let context = match self.run.platform.context(&self.run.step).await {
+        let context = match self.run.link.platform.context(&self.run.step).await {
             Ok(context) => context,
             Err(error) => {
                 warn!(error = chain(&error), "the job context is not available");
@@ -424,34 +437,25 @@ impl<'r, 'c> Operation<'r, 'c> {
         }
     }
 
-    /// Leaves the step's results in the job context, in one update: the changes under `key`, the diagnostics,
-    /// and what else belongs to this step. A convenience: without it the platform shows the log.
+    /// Leaves the step's results in the job context, in one update: the changes, the diagnostics, and what else belongs
+    /// to this step. A convenience: without it the platform shows the log.
     async fn publish(
         &self,
-        key: &str,
+        shown: Publication,
         structured: &Structured,
         mut patch: Map<String, Value>,
         more: Option<(&str, Value)>,
     ) {
-        let step = &self.run.job.step_id;
-        let results = [
-            (key, structured.changes()),
-            ("jobDiagnostics", structured.diagnostics()),
-        ];
-        for (key, value) in results.into_iter().chain(more) {
-            patch.insert(key.to_owned(), json!({ step: value }));
+        let (run, step) = (self.run, &self.run.step);
+        let redactor = run.log.redactor();
+        let (changes, diagnostics) = (structured.changes(), structured.diagnostics());
+        patch.extend(shown.patch(&step.step_id, &changes, &diagnostics));
+        if let Some((key, value)) = more {
+            patch.insert(key.to_owned(), json!({ &step.step_id: value }));
         }
-        let mut patch = Value::Object(patch);
-        self.run.log.redactor().redact_json(&mut patch);
-        let Value::Object(patch) = patch else {
-            unreachable!("redaction keeps the shape")
-        };
-        if let Err(error) = self
-            .run
-            .platform
-            .merge_context(&self.run.step, &patch)
-            .await
-        {
+        shown.finish(&redactor, changes, diagnostics).await;
+        let patch = publication::redacted(&redactor, patch);
+        if let Err(error) = run.link.platform.merge_context(step, &patch).await {
             warn!(
                 error = chain(&error),
                 "the job context could not be updated"
@@ -562,7 +566,8 @@ pub fn scripts_in<'r>(
         dir,
         private: run.layout.private(),
         tool,
-        public_api_url: run.config.source.public_api_url.as_deref(),
+        public_api_url: run.config.platform.public_api_url.as_deref(),
+        tokens: run.link.tokens(),
         log: &run.log,
         palette: run.palette(),
         stop: &run.stop,

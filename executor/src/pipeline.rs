@@ -1,44 +1,102 @@
 //! One step, top to bottom: prepare, run the phases, conclude. Each has a module of its own; this is the page
 //! that shows how they follow one another, and that the tail happens whatever became of the rest.
 
+use control_plane::logs::LogWriter;
 use control_plane::platform::PlanReference;
+use control_plane::{Platform, StepRef};
 use job_contract::progress::Phase;
 use job_contract::report::ToolRecord;
 use job_contract::settlement::{self, Ending};
 use job_contract::status::StepStatus;
 use job_contract::{Exit, JobData, StepType};
+use tokio_util::task::AbortOnDropHandle;
+use tracing::warn;
 
 use crate::Ended;
 use crate::conclusion::{self, Verdict};
 use crate::config::Config;
 use crate::fault::caught;
 use crate::guard::{self, Watched};
+use crate::job::JobError;
+use crate::link::Link;
 use crate::operation::{self, Operated, Prepared, scripts_in};
 use crate::preparation::{self, Readiness};
 use crate::run::{Run, StageError};
 use crate::scripts::{self, Moment};
 use crate::stop::{Cause, Stop};
+use crate::terraform::credentials;
 use crate::tool::ResolvedTool;
 use crate::workspace::Workspace;
 
 /// Runs the step and returns its report. The exit code of the process follows from it.
 pub async fn run(config: &Config, job: JobData, stop: Stop) -> Ended {
-    let identity = conclusion::identity(&job);
-    let run = match Run::open(config, job.clone(), stop) {
+    let link = match open_link(config) {
+        Ok(link) => link,
+        Err(failure) => return conclusion::unreported(&job, &failure),
+    };
+    // From the first moment, and until the platform has been told how it ended.
+    let heartbeat = job
+        .validate()
+        .ok()
+        .and_then(|()| link.heartbeat(&job.job_id));
+    let ended = run_linked(config, &link, job, stop).await;
+    match heartbeat {
+        Some(heartbeat) if ended.reported => heartbeat.stop().await,
+        // Whoever runs the step now, or next, beats for the same job.
+        Some(heartbeat) => heartbeat.leave(),
+        None => {}
+    }
+    ended
+}
+
+/// Reports job data that cannot be run, if it says whose it is.
+pub(crate) async fn refuse(config: &Config, failure: JobError, stop: &Stop) -> Ended {
+    let whose = match &failure {
+        JobError::Undecodable {
+            whose: Some(whose), ..
+        } => whose.as_ref().clone(),
+        _ => JobData::default(),
+    };
+    let failure = StageError::from(failure);
+    match open_link(config) {
+        Ok(link) => conclusion::refuse(config, &link, &whose, &failure, stop).await,
+        // What is wrong with the document is found in every environment.
+        Err(_) => conclusion::unreported(&whose, &failure),
+    }
+}
+
+fn open_link(config: &Config) -> Result<Link, StageError> {
+    let folders = config.folders(std::env::var_os("HOME"))?;
+    Link::open(config, &folders)
+}
+
+async fn run_linked(config: &Config, link: &Link, job: JobData, stop: Stop) -> Ended {
+    let run = match Run::open(config, link.clone(), job.clone(), stop.clone()) {
         Ok(run) => run,
-        Err(failure) => return conclusion::refuse(config, &job, identity, &failure).await,
+        Err(failure) => return conclusion::refuse(config, link, &job, &failure, &stop).await,
     };
     let guard = tokio::spawn(guard::watch(Watched::of(&run)));
     let verdict = caught(Box::pin(execute(&run)))
         .await
         .unwrap_or_else(|_| Verdict::failed(&StageError::Panicked));
     guard.abort();
-    conclusion::conclude(run, identity, verdict).await
+    conclusion::conclude(run, verdict).await
 }
 
 /// The step itself. Every early return is a verdict, so that the tail of the run happens whatever it is.
 async fn execute(run: &Run<'_>) -> Verdict {
-    match Box::pin(preparation::prepare(run)).await {
+    let standing = match preparation::admit(run).await {
+        Ok(Ok(standing)) => standing,
+        Ok(Err(verdict)) => return verdict,
+        Err(failure) => return before_claim(run, &failure),
+    };
+    let _watch = AbortOnDropHandle::new(tokio::spawn(stop_when_cancelled(
+        run.link.platform.clone(),
+        run.step.clone(),
+        run.stop.clone(),
+        run.log.writer(),
+    )));
+    match Box::pin(preparation::prepare(run, &standing)).await {
         Ok(Readiness::Ready(prepared)) => Box::pin(operate(run, *prepared)).await,
         Ok(Readiness::Scripts(workspace, tool)) => {
             script_step(run, &workspace, tool.as_ref()).await
@@ -51,9 +109,18 @@ async fn execute(run: &Run<'_>) -> Verdict {
     }
 }
 
-/// Nothing has been changed yet. What only failed around the step, or was stopped, is for another executor to do:
-/// a report would end the job and leave nothing to try again. Under a launcher that does not read exit codes only
-/// a stopped executor is silent; its pod is replaced by any.
+/// Gives the stop order once the platform's job is over: nothing else tells an executor (contract 11.4).
+async fn stop_when_cancelled(platform: Platform, step: StepRef, stop: Stop, log: LogWriter) {
+    let status = platform.cancelled(&step).await;
+    let cause = Cause::Cancelled;
+    warn!(%status, "the job is over: interrupting what runs, then storing what there is");
+    stop.order(cause);
+    log.line(&format!("mayfly: {cause}")).await;
+}
+
+/// Nothing has been changed yet. What only failed around the step, or was stopped by a signal, is for another executor
+/// to do: a report would end the job and leave nothing to try again. Under a launcher that does not read exit codes
+/// only a stopped executor is silent; its pod is replaced by any.
 fn before_claim(run: &Run<'_>, failure: &StageError) -> Verdict {
     let verdict = Verdict::failed(failure);
     if verdict.exit != Exit::Infrastructure {
@@ -143,6 +210,7 @@ async fn script_step(run: &Run<'_>, workspace: &Workspace, tool: Option<&Resolve
         for (name, value) in &workspace.environment {
             env.set(name, value)?;
         }
+        credentials::offer(run, &mut env)?;
         Ok::<_, StageError>(scripts.run(&commands, &mut env, "").await?)
     };
     let done = run

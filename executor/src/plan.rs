@@ -7,12 +7,11 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
+use artifact_store::{Digest, Store, StoreError};
 use control_plane::platform::Standing;
 use job_contract::Tool;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-
-use crate::artifacts::{ArtifactError, Digest, Store};
 
 /// Key of the job context under which plan steps leave their [`PlanRecord`].
 pub const CONTEXT_KEY: &str = "mayflyPlan";
@@ -58,7 +57,7 @@ pub enum PlanError {
     Unknown,
     /// It cannot be fetched.
     #[error("the reviewed plan cannot be fetched")]
-    Unavailable(#[source] ArtifactError),
+    Unavailable(#[source] StoreError),
     /// It is empty.
     #[error("the reviewed plan in `{reference}` is empty")]
     Empty { reference: String },
@@ -91,7 +90,7 @@ pub struct ReviewedPlan {
 }
 
 /// Fetches the job's plan into `private`; `None` when the job has no plan step whose plan it must use.
-pub fn fetch(
+pub async fn fetch(
     standing: &Standing,
     context: &Map<String, Value>,
     store: &Store,
@@ -108,6 +107,7 @@ pub fn fetch(
     let file = private.join("reviewed.tfPlan");
     let digest = store
         .fetch(&reference, &file)
+        .await
         .map_err(PlanError::Unavailable)?;
     if digest.size_bytes == 0 {
         return Err(PlanError::Empty { reference });
@@ -185,11 +185,12 @@ mod tests {
     }
 
     impl Fixture {
-        fn new(plan: &[u8]) -> Self {
+        async fn new(plan: &'static [u8]) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let store = Store::local(folder.path());
             let reference = store
                 .put(&ObjectKey::plan("o", "w", "1", "s"), plan)
+                .await
                 .unwrap();
             Self {
                 folder,
@@ -210,27 +211,32 @@ mod tests {
             }
         }
 
-        fn fetch(&self, context: &Map<String, Value>) -> Result<Option<ReviewedPlan>, PlanError> {
+        async fn fetch(
+            &self,
+            context: &Map<String, Value>,
+        ) -> Result<Option<ReviewedPlan>, PlanError> {
             let private = tempfile::tempdir_in(self.folder.path()).unwrap().keep();
             let standing = standing(Some(self.reference.clone()), true);
-            fetch(&standing, context, &self.store, &private, Tool::Terraform)
+            fetch(&standing, context, &self.store, &private, Tool::Terraform).await
         }
     }
 
     fn standing(terraform_plan: Option<String>, planned: bool) -> Standing {
         Standing {
             status: JobStatus::Queue,
+            step: None,
             template_steps: 2,
             terraform_plan,
             planned,
         }
     }
 
-    #[test]
-    fn an_unaltered_plan_is_placed_over_whatever_is_there() {
-        let fixture = Fixture::new(b"PK\x03\x04plan");
+    #[tokio::test]
+    async fn an_unaltered_plan_is_placed_over_whatever_is_there() {
+        let fixture = Fixture::new(b"PK\x03\x04plan").await;
         let plan = fixture
             .fetch(&fixture.record().patch("s"))
+            .await
             .unwrap()
             .unwrap();
         assert_eq!(plan.record, Some(fixture.record()));
@@ -240,31 +246,31 @@ mod tests {
         assert_eq!(fs::read(&target).unwrap(), b"PK\x03\x04plan");
     }
 
-    #[test]
-    fn an_altered_empty_or_missing_plan_is_refused() {
-        let fixture = Fixture::new(b"PK\x03\x04plan");
+    #[tokio::test]
+    async fn an_altered_empty_or_missing_plan_is_refused() {
+        let fixture = Fixture::new(b"PK\x03\x04plan").await;
         let context = fixture.record().patch("s");
         fs::write(&fixture.reference, b"PK\x03\x04PLAN").unwrap();
         assert!(matches!(
-            fixture.fetch(&context),
+            fixture.fetch(&context).await,
             Err(PlanError::Altered { .. })
         ));
         fs::write(&fixture.reference, b"").unwrap();
         assert!(matches!(
-            fixture.fetch(&context),
+            fixture.fetch(&context).await,
             Err(PlanError::Empty { .. })
         ));
         fs::remove_file(&fixture.reference).unwrap();
         assert!(matches!(
-            fixture.fetch(&context),
+            fixture.fetch(&context).await,
             Err(PlanError::Unavailable(_))
         ));
     }
 
-    #[test]
-    fn a_planned_job_without_a_plan_is_refused_and_an_unplanned_one_applies_directly() {
-        let fixture = Fixture::new(b"");
-        let fetch = |planned| {
+    #[tokio::test]
+    async fn a_planned_job_without_a_plan_is_refused_and_an_unplanned_one_applies_directly() {
+        let fixture = Fixture::new(b"").await;
+        let fetch = async |planned| {
             fetch(
                 &standing(None, planned),
                 &Map::new(),
@@ -272,34 +278,37 @@ mod tests {
                 fixture.folder.path(),
                 Tool::Terraform,
             )
+            .await
         };
-        assert!(matches!(fetch(true), Err(PlanError::Unknown)));
-        assert!(fetch(false).unwrap().is_none());
+        assert!(matches!(fetch(true).await, Err(PlanError::Unknown)));
+        assert!(fetch(false).await.unwrap().is_none());
     }
 
-    #[test]
-    fn a_plan_without_a_record_must_at_least_be_one() {
+    #[tokio::test]
+    async fn a_plan_without_a_record_must_at_least_be_one() {
         assert!(
             Fixture::new(b"PK\x03\x04plan")
+                .await
                 .fetch(&Map::new())
+                .await
                 .unwrap()
                 .is_some()
         );
         assert!(matches!(
-            Fixture::new(b"hello").fetch(&Map::new()),
+            Fixture::new(b"hello").await.fetch(&Map::new()).await,
             Err(PlanError::NotAPlan { .. })
         ));
     }
 
-    #[test]
-    fn a_plan_of_the_other_tool_is_refused() {
-        let fixture = Fixture::new(b"PK\x03\x04plan");
+    #[tokio::test]
+    async fn a_plan_of_the_other_tool_is_refused() {
+        let fixture = Fixture::new(b"PK\x03\x04plan").await;
         let record = PlanRecord {
             tool: Tool::OpenTofu,
             ..fixture.record()
         };
         assert!(matches!(
-            fixture.fetch(&record.patch("s")),
+            fixture.fetch(&record.patch("s")).await,
             Err(PlanError::OtherTool { .. })
         ));
     }

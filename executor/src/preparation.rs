@@ -1,12 +1,13 @@
 //! Everything that may be repeated freely, and the claim that ends it: workspace, reviewed plan, tool.
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::time::SystemTime;
 
-use control_plane::platform::{Claim, Holder, Standing};
+use control_plane::platform::{Admission, Claim, Holder, Standing, Start};
 use job_contract::progress::Phase;
 use job_contract::status::JobStatus;
-use job_contract::{Exit, StepType};
+use job_contract::{Exit, JobData, StepType};
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -26,20 +27,38 @@ pub(crate) enum Readiness {
     NotOurs(Box<Verdict>),
 }
 
-/// Everything that may be repeated freely, and the claim that ends it.
-pub(crate) async fn prepare(run: &Run<'_>) -> Result<Readiness, StageError> {
-    let standing = run.platform.standing(&run.step).await?;
-    // A rejected job still runs the scripts of its rejection, which arrive as an approval step (contract 2.5).
-    let rejected = standing.status == JobStatus::Rejected && run.step_type != StepType::Approval;
-    if standing.status.is_over() || rejected {
-        let text = format!("the job is already {}: nothing is run", standing.status);
-        warn!("{text}");
-        run.log.writer().line(&text).await;
-        return Ok(Readiness::NotOurs(Box::new(Verdict::not_ours(
-            Exit::Done,
-            text,
-        ))));
+/// Waits until the platform lets the step run, and opens the log to those who follow it. Nothing may be written there
+/// before (contract 2.5). `Err` holds a verdict on a step that is not to run.
+pub(crate) async fn admit(run: &Run<'_>) -> Result<Result<Standing, Verdict>, StageError> {
+    let asked = async { Ok(run.link.platform.admission(&run.step).await?) };
+    let standing = match unless_stopped(run, asked).await? {
+        Admission::Granted(standing) => standing,
+        Admission::Over(status) => return Ok(Err(job_is_over(run, &status).await)),
+        Admission::NotDispatched(status) => return Ok(Err(not_dispatched(run, &status))),
+    };
+    if let Some(sink) = run.link.live_log(&run.job) {
+        run.log.attach(sink)?;
     }
+    Ok(Ok(run.standing.get_or_init(|| standing).clone()))
+}
+
+/// The platform repeats the dispatch. A launcher that knows this one already starts it again when it is told so; any
+/// other starts another executor.
+fn not_dispatched(run: &Run<'_>, status: &JobStatus) -> Verdict {
+    let text = format!(
+        "the platform has not recorded the dispatch, the job is {status}: nothing is run until it does"
+    );
+    warn!("{text}");
+    let exit = if run.config.run.outcome_exit_code {
+        Exit::Infrastructure
+    } else {
+        Exit::Done
+    };
+    Verdict::not_ours(exit, text)
+}
+
+/// Everything that may be repeated freely, and the claim that ends it.
+pub(crate) async fn prepare(run: &Run<'_>, standing: &Standing) -> Result<Readiness, StageError> {
     scripts::check(&run.job, &run.env.path())?;
     if !run.job.policy_list.is_empty() {
         warn!(
@@ -55,7 +74,7 @@ pub(crate) async fn prepare(run: &Run<'_>) -> Result<Readiness, StageError> {
         .await?;
     if run.step_type.uses_tool() {
         let working_dir = workspace.working_dir(&run.job)?;
-        let plan = reviewed_plan(run, &standing).await?;
+        let plan = reviewed_plan(run, standing).await?;
         let pinned = plan
             .as_ref()
             .and_then(|plan| plan.record.as_ref())
@@ -89,6 +108,14 @@ pub(crate) async fn prepare(run: &Run<'_>) -> Result<Readiness, StageError> {
     }
 }
 
+/// A job that ended meanwhile is not run.
+async fn job_is_over(run: &Run<'_>, status: &JobStatus) -> Verdict {
+    let text = format!("the job is already {status}: nothing is run");
+    warn!("{text}");
+    run.log.writer().line(&text).await;
+    Verdict::not_ours(Exit::Done, text)
+}
+
 /// Gives up work that may be repeated when a stop order comes: nothing has been changed yet.
 async fn unless_stopped<T>(
     run: &Run<'_>,
@@ -102,6 +129,7 @@ async fn unless_stopped<T>(
 }
 
 async fn prepare_workspace(run: &Run<'_>) -> Result<Workspace, StageError> {
+    let job = with_content(run).await?;
     let config = WorkspaceConfig {
         known_hosts: run.config.source.ssh_known_hosts_file.clone(),
         archive_limits: ArchiveLimits {
@@ -115,11 +143,11 @@ async fn prepare_workspace(run: &Run<'_>) -> Result<Workspace, StageError> {
             .inherited()
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .collect(),
-        content_token: None,
+        content_token: run.link.content_token(),
         azure: AzureEnvironment::from_lookup(|name| std::env::var(name).ok()),
     };
     let notify = |text: &str| info!("{text}");
-    let workspace = workspace::prepare(&run.job, &run.layout, &config, &notify).await?;
+    let workspace = workspace::prepare(&job, &run.layout, &config, &notify).await?;
     let wants_tools = !run.job.command_list.is_empty() || !run.job.on_failure_list.is_empty();
     let repository = run
         .config
@@ -154,6 +182,22 @@ async fn prepare_workspace(run: &Run<'_>) -> Result<Workspace, StageError> {
     Ok(workspace)
 }
 
+/// The job with the content it is run on: of CLI-driven runs the platform knows it, and where it does not, the document
+/// does (W-33).
+async fn with_content<'r>(run: &'r Run<'_>) -> Result<Cow<'r, JobData>, StageError> {
+    if !run.job.is_remote_content() {
+        return Ok(Cow::Borrowed(&run.job));
+    }
+    let source = run.link.platform.override_source(&run.step).await?;
+    Ok(match source {
+        Some(_) => Cow::Owned(JobData {
+            source,
+            ..run.job.clone()
+        }),
+        None => Cow::Borrowed(&run.job),
+    })
+}
+
 async fn reviewed_plan(
     run: &Run<'_>,
     standing: &Standing,
@@ -161,14 +205,15 @@ async fn reviewed_plan(
     if run.step_type != StepType::Apply {
         return Ok(None);
     }
-    let context = run.platform.context(&run.step).await?;
+    let context = run.link.platform.context(&run.step).await?;
     Ok(plan::fetch(
         standing,
         &context,
         &run.store,
         run.layout.private(),
         run.job.tool(),
-    )?)
+    )
+    .await?)
 }
 
 async fn resolve_tool(run: &Run<'_>, range: &str) -> Result<ResolvedTool, StageError> {
@@ -210,7 +255,10 @@ async fn claim(run: &Run<'_>, workspace: &Workspace) -> Result<Option<Verdict>, 
         return Err(StageError::Stopped);
     }
     let claim = run
-        .phase(Phase::Claim, run.platform.claim(&run.step, &holder(run)))
+        .phase(
+            Phase::Claim,
+            run.link.platform.claim(&run.step, &holder(run)),
+        )
         .await?;
     let runs_scripts = !run.job.command_list.is_empty() && !run.step_type.uses_tool();
     match claim {
@@ -228,17 +276,21 @@ async fn claim(run: &Run<'_>, workspace: &Workspace) -> Result<Option<Verdict>, 
         Claim::Granted => {}
     }
     if !run.config.run.disable_acknowledge {
-        let output = run.store.reference(&output_key(&run.job));
+        let stored = run.store.reference(&output_key(&run.job));
+        let output = run.link.platform.step_output(&run.step, stored);
         let told = run
+            .link
             .platform
             .report_running(&run.step, &workspace.commit_id, &output)
             .await;
-        // The step is claimed: giving up now would leave it to nobody. The final report says it all anyway.
-        if let Err(error) = told {
-            warn!(
+        match told {
+            Ok(Start::Told) => {}
+            Ok(Start::Over(status)) => return Ok(Some(job_is_over(run, &status).await)),
+            // The step is claimed: giving up now would leave it to nobody. The final report says it all anyway.
+            Err(error) => warn!(
                 error = chain(&error),
                 "the step could not be reported as running"
-            );
+            ),
         }
     }
     Ok(None)

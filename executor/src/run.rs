@@ -3,27 +3,31 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use control_plane::local::LocalPlatform;
+use artifact_store::{Store, StoreError, private_folder};
 use control_plane::logs::{LogConfig, LogError, Redactor, RunLog, SinkConfig, secrets_of};
-use control_plane::{Platform, StepRef};
+use control_plane::platform::Standing;
+use control_plane::{Patience, StepRef};
 use job_contract::job::JobDataError;
 use job_contract::progress::Phase;
 use job_contract::report::PhaseTiming;
 use job_contract::{Exit, JobData, StepType};
+use secrecy::ExposeSecret as _;
 
-use crate::artifacts::{ArtifactError, Store, private_folder};
 use crate::banner::Palette;
 use crate::child_env::{ChildEnv, ChildEnvError};
 use crate::config::{Config, ConfigError, Folders};
 use crate::fault::{Fault, chain};
+use crate::job::JobError;
+use crate::link::Link;
 use crate::plan::PlanError;
 use crate::process::ProcessError;
 use crate::scripts::ScriptError;
 use crate::stop::{Budget, Stop};
 use crate::telemetry;
+use crate::terraform::backend::BackendError;
 use crate::terraform::variables::VariablesError;
 use crate::tool::ToolError;
 use crate::workspace::{Layout, WorkspaceError};
@@ -38,12 +42,14 @@ pub struct Run<'c> {
     pub folders: Folders,
     pub layout: Layout,
     pub log: RunLog,
-    pub platform: Platform,
+    pub link: Link,
     pub store: Store,
     pub env: ChildEnv,
     pub stop: Stop,
     pub budget: Budget,
     pub clock: Clock,
+    /// What the platform said when it let the step run.
+    pub standing: OnceLock<Standing>,
 }
 
 /// Why a step did not do what it was asked to.
@@ -53,6 +59,8 @@ pub enum StageError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     JobData(#[from] JobDataError),
+    #[error(transparent)]
+    Job(#[from] JobError),
     #[error(transparent)]
     ChildEnv(#[from] ChildEnvError),
     #[error("could not make the work folder `{path}`")]
@@ -78,7 +86,9 @@ pub enum StageError {
     #[error(transparent)]
     Process(#[from] ProcessError),
     #[error(transparent)]
-    Artifact(#[from] ArtifactError),
+    Artifact(#[from] StoreError),
+    #[error(transparent)]
+    Backend(#[from] BackendError),
     #[error("could not write into the working directory `{path}`")]
     WorkingDir {
         path: String,
@@ -97,9 +107,15 @@ impl StageError {
         match self {
             Self::Workspace(error) => error.fault(),
             Self::Tool(error) => error.fault(),
-            Self::JobData(_) | Self::ChildEnv(_) | Self::Variables(_) | Self::Plan(_) => {
-                Fault::User
+            // Not the plan's fault, nor that of whoever reviewed it.
+            Self::Plan(PlanError::Unavailable(StoreError::Unavailable { .. })) => {
+                Fault::Infrastructure
             }
+            Self::JobData(_)
+            | Self::Job(_)
+            | Self::ChildEnv(_)
+            | Self::Variables(_)
+            | Self::Plan(_) => Fault::User,
             Self::Script(
                 ScriptError::UnknownRuntime { .. }
                 | ScriptError::NoGroovy { .. }
@@ -115,6 +131,7 @@ impl StageError {
             | Self::Script(_)
             | Self::Process(_)
             | Self::Artifact(_)
+            | Self::Backend(_)
             | Self::WorkingDir { .. } => Fault::Infrastructure,
         }
     }
@@ -123,8 +140,9 @@ impl StageError {
     pub fn exit(&self) -> Exit {
         match self {
             Self::Config(_) => Exit::BadConfiguration,
+            Self::Platform(error) => error.exit(),
             // The document is sound; what it refers to says no.
-            Self::Plan(_) => Exit::StepFailed,
+            Self::Plan(_) if self.fault() == Fault::User => Exit::StepFailed,
             _ => self.fault().exit(),
         }
     }
@@ -134,16 +152,19 @@ impl StageError {
         match self {
             Self::Workspace(error) => error.hint(),
             Self::Tool(error) => error.hint(),
+            Self::Platform(error) => error.hint(),
+            Self::Job(error) => Some(error.hint().to_owned()),
+            Self::Plan(PlanError::Unavailable(error)) if error.hint().is_some() => error.hint(),
             Self::Plan(_) => Some("plan again, review the new plan and apply that".to_owned()),
             Self::Script(ScriptError::NoGroovy { .. }) => {
                 Some("use an executor image with Groovy, or rewrite the script in Bash".to_owned())
             }
-            Self::WorkDir { .. }
-            | Self::Artifact(ArtifactError::Store { .. })
-            | Self::WorkingDir { .. } => Some(
+            Self::Artifact(error) => error.hint(),
+            Self::WorkDir { .. } | Self::Backend(_) | Self::WorkingDir { .. } => Some(
                 "check that the disk is not full and the folder belongs to the executor's user"
                     .to_owned(),
             ),
+            Self::Config(ConfigError::Store(error)) => Some(error.hint()),
             Self::Config(_) => Some("run `executor --help` for the settings".to_owned()),
             _ => None,
         }
@@ -157,10 +178,16 @@ impl StageError {
 
 impl<'c> Run<'c> {
     /// Opens everything a run needs; nothing has been fetched or asked yet.
-    pub fn open(config: &'c Config, job: JobData, stop: Stop) -> Result<Self, StageError> {
+    pub fn open(
+        config: &'c Config,
+        link: Link,
+        job: JobData,
+        stop: Stop,
+    ) -> Result<Self, StageError> {
         job.validate()?;
         let step_type = job.step_type()?;
         let folders = config.folders(std::env::var_os("HOME"))?;
+        let store = config.store.open(&folders)?;
         let mut env = ChildEnv::new(std::env::vars_os(), &config.run.env_forward, &job)?;
         if env.get("HOME").is_none() {
             env.set("HOME", &folders.home.to_string_lossy())?;
@@ -170,15 +197,16 @@ impl<'c> Run<'c> {
             source,
         })?;
         let layout = Layout::create(&folders.work)?;
-        let log = open_log(config, &job, &layout)?;
+        let log = open_log(config, &job, &layout, &store)?;
         let grace = config
             .run
             .grace_period_seconds
             .map_or(Budget::default_grace(step_type), Duration::from_secs);
         Ok(Self {
             step: StepRef::of(&job),
-            platform: Platform::Local(LocalPlatform::new(&folders.data)),
-            store: Store::local(&folders.data),
+            link,
+            standing: OnceLock::new(),
+            store,
             budget: Budget::of(grace),
             clock: Clock::default(),
             job,
@@ -190,6 +218,11 @@ impl<'c> Run<'c> {
             env,
             stop,
         })
+    }
+
+    /// How long the platform is told what became of the run.
+    pub fn patience(&self) -> Patience {
+        self.link.patience(&self.stop, self.budget)
     }
 
     /// Colours of what Mayfly itself writes.
@@ -209,12 +242,25 @@ impl<'c> Run<'c> {
     }
 }
 
-fn open_log(config: &Config, job: &JobData, layout: &Layout) -> Result<RunLog, StageError> {
+fn open_log(
+    config: &Config,
+    job: &JobData,
+    layout: &Layout,
+    store: &Store,
+) -> Result<RunLog, StageError> {
+    let mut secrets = secrets_of(job);
+    let own = store
+        .secrets()
+        .into_iter()
+        .chain(config.platform.internal_secret.clone())
+        .chain(config.redis.redis_password.clone())
+        .chain(config.redis.redis_sentinel_password.clone());
+    secrets.extend(own.map(|secret| secret.expose_secret().to_owned()));
     let mut sinks = vec![SinkConfig::Stdout];
     sinks.extend(config.run.log_file.clone().map(SinkConfig::File));
     Ok(RunLog::start(
         LogConfig::new(layout.spool()),
-        Redactor::new(secrets_of(job)),
+        Redactor::new(secrets),
         sinks,
     )?)
 }

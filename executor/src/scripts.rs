@@ -8,7 +8,9 @@ use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use control_plane::logs::RunLog;
+use control_plane::terrakube::{TokenSource, token};
 use job_contract::{Command, JobData, Runtime};
+use secrecy::ExposeSecret as _;
 use tracing::warn;
 
 use crate::banner::Palette;
@@ -113,6 +115,8 @@ pub struct Scripts<'r> {
     pub private: &'r Path,
     pub tool: Option<&'r ResolvedTool>,
     pub public_api_url: Option<&'r str>,
+    /// Mints the token scripts show to the platform.
+    pub tokens: Option<&'r TokenSource>,
     pub log: &'r RunLog,
     pub palette: Palette,
     pub stop: &'r Stop,
@@ -163,7 +167,11 @@ impl Scripts<'_> {
             )
             .await;
         }
-        let variables = self.variables(env, terraform_output);
+        let token = self.tokens.and_then(|tokens| tokens.mint(token::SCRIPT));
+        let token = token.as_ref().map_or("", |token| token.expose_secret());
+        self.log
+            .add_secrets([token].iter().filter(|token| !token.is_empty()));
+        let variables = self.variables(env, terraform_output, token);
         let file = self.write_script(command, runtime)?;
         let invocation = match runtime {
             Runtime::Bash => self.invocation("bash".into(), vec![file.clone().into()], &variables),
@@ -226,7 +234,12 @@ impl Scripts<'_> {
     }
 
     /// The environment of a script, later entries over earlier ones as in contract 4.4.
-    fn variables(&self, env: &ChildEnv, terraform_output: &str) -> BTreeMap<String, OsString> {
+    fn variables(
+        &self,
+        env: &ChildEnv,
+        terraform_output: &str,
+        token: &str,
+    ) -> BTreeMap<String, OsString> {
         let job = self.job;
         let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
         let path = |relative: &str| self.dir.join(relative).display().to_string();
@@ -246,7 +259,7 @@ impl Scripts<'_> {
             ("accessToken", text(job.access_token.as_deref())),
             ("terraformOutput", terraform_output.to_owned()),
             ("terrakubeApi", text(self.public_api_url)),
-            ("terrakubeToken", String::new()),
+            ("terrakubeToken", token.to_owned()),
         ];
         let mut variables: BTreeMap<String, OsString> = own
             .into_iter()

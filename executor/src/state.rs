@@ -1,9 +1,10 @@
 //! Publishes the state after an apply or a destroy, whatever became of it (contract 6.4): the state itself, its
 //! raw form, a history record, and the outputs. State never goes to the log.
 
-use std::fs;
 use std::path::Path;
 
+use artifact_store::{BackendSettings, hex};
+use bytes::Bytes;
 use control_plane::platform::History;
 use job_contract::keys::ObjectKey;
 use md5::{Digest as _, Md5};
@@ -11,7 +12,6 @@ use serde_json::Value;
 use tracing::warn;
 use uuid::Uuid;
 
-use crate::artifacts::hex;
 use crate::child_env::ChildEnv;
 use crate::run::{Run, StageError};
 use crate::terraform::Terraform;
@@ -43,7 +43,7 @@ pub async fn publish(
     let Some(raw) = raw? else { return Ok(None) };
     let (job, name) = (&run.job, Uuid::new_v4().to_string());
     let key = ObjectKey::state_raw(&job.organization_id, &job.workspace_id, &name);
-    run.store.put(&key, &raw)?;
+    run.store.put(&key, raw.clone()).await?;
     let parsed = RawState::parse(&raw);
     let Some(text) = json? else {
         warn!("the tool could not render the state as JSON; only the raw state is stored");
@@ -53,9 +53,10 @@ pub async fn publish(
         }));
     };
     let key = ObjectKey::state_json(&job.organization_id, &job.workspace_id, &name);
-    let output = run.store.put(&key, &text)?;
+    let text = Bytes::from(text);
+    let stored = run.store.put(&key, text.clone()).await?;
     let history = History {
-        output,
+        output: run.link.platform.state_output(&run.step, &name, stored),
         job_reference: job.job_id.clone(),
         serial: parsed.as_ref().map_or(0, |state| state.serial),
         md5: hex(&Md5::digest(&raw)),
@@ -64,40 +65,44 @@ pub async fn publish(
             .map(|state| state.lineage.clone())
             .unwrap_or_default(),
     };
-    run.platform.record_history(&run.step, &history).await?;
+    run.link
+        .platform
+        .record_history(&run.step, &history, &run.patience())
+        .await?;
     Ok(Some(Published {
         raw: parsed,
         json: serde_json::from_slice(&text).ok(),
     }))
 }
 
-/// The local backend's file is read as it is, which works even when the tool does not; a CLI workspace other
-/// than the default has its state elsewhere, and is asked for.
+/// The local backend's file is read as it is, which works even when the tool does not. Any other backend is asked
+/// through the tool, and so is the local one for a CLI workspace other than the default, whose state is elsewhere.
 async fn raw_state(
     run: &Run<'_>,
     terraform: &Terraform<'_>,
     env: &ChildEnv,
-) -> Result<Option<Vec<u8>>, StageError> {
-    if env
+) -> Result<Option<Bytes>, StageError> {
+    let is_default = env
         .get("TF_WORKSPACE")
-        .is_some_and(|workspace| workspace != "default")
-    {
-        return Ok(terraform
-            .state_pull(env)
-            .await?
-            .filter(|state| !state.is_empty()));
-    }
-    let path = run
+        .is_none_or(|workspace| workspace == "default");
+    let backend = run
         .store
-        .backend_state(&run.job.organization_id, &run.job.workspace_id);
-    match fs::read(&path) {
-        Ok(state) => Ok(Some(state).filter(|state| !state.is_empty())),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(StageError::WorkingDir {
-            path: path.display().to_string(),
-            source,
-        }),
-    }
+        .backend(&run.job.organization_id, &run.job.workspace_id);
+    let state = match backend {
+        BackendSettings::Local { path } if is_default => match tokio::fs::read(&path).await {
+            Ok(state) => Some(state),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(source) => {
+                return Err(StageError::WorkingDir {
+                    path: path.display().to_string(),
+                    source,
+                });
+            }
+        },
+        // What a failed `state pull` prints is no state (W-40).
+        _ => terraform.state_pull(env).await?,
+    };
+    Ok(state.filter(|state| !state.is_empty()).map(Bytes::from))
 }
 
 /// Pushes a state the tool could not store, and keeps a copy in the store should that fail again.
@@ -121,7 +126,7 @@ async fn rescue(
     let job = &run.job;
     let name = format!("errored-{}-{}", job.job_id, job.step_id);
     let key = ObjectKey::state_raw(&job.organization_id, &job.workspace_id, &name);
-    let kept = run.store.put_file(&key, &file)?;
+    let kept = run.store.put_file(&key, &file).await?;
     let text = format!(
         "The state could not be stored. It is kept in {kept}: push it with `state push` before the next run."
     );

@@ -112,6 +112,11 @@ impl Stop {
         self.token.cancel();
     }
 
+    /// For whoever only needs to know that it was given.
+    pub fn token(&self) -> CancellationToken {
+        self.token.clone()
+    }
+
     /// The order, if it was given.
     pub fn given(&self) -> Option<Order> {
         self.order.get().copied()

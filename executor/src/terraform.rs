@@ -11,12 +11,15 @@ use crate::process::{
 };
 use crate::stop::{Budget, Stop};
 use crate::terraform::args::Operation;
+use crate::terraform::board::Board;
 use crate::terraform::events::EventStream;
 use crate::terraform::structured::Structured;
 use crate::tool::ResolvedTool;
 
 pub mod args;
 pub mod backend;
+pub mod board;
+pub mod credentials;
 pub mod events;
 pub mod state;
 pub mod structured;
@@ -38,6 +41,8 @@ pub struct Terraform<'r> {
     pub variables: Option<PathBuf>,
     pub refresh: bool,
     pub refresh_only: bool,
+    /// Where the account of an operation is kept while it runs.
+    pub board: Board,
 }
 
 /// Lines of a child's output go to the run's log as they are.
@@ -180,15 +185,16 @@ impl Terraform<'_> {
         log: LogWriter,
         structured: Structured,
     ) -> Result<(Completion, Structured), ProcessError> {
-        let mut stream = EventStream::new(log, structured);
+        self.board.begin(structured);
+        let mut stream = EventStream::new(log, self.board.clone());
         let done = process::run(
             &self.invocation(env, args),
             &self.interrupted(),
             &mut stream,
         )
         .await;
-        let structured = stream.finish().await;
-        Ok((done?, structured))
+        stream.finish().await;
+        Ok((done?, self.board.take()))
     }
 
     async fn document(

@@ -38,7 +38,8 @@ use self::git::Git;
 pub use self::git::GitError;
 use self::http::ProxySettings;
 pub use self::layout::Layout;
-use self::layout::{remove_file_if_present, remove_tree, write_private_file};
+pub(crate) use self::layout::write_private_file;
+use self::layout::{remove_file_if_present, remove_tree};
 use self::source::Source;
 pub use self::source::SourceError;
 

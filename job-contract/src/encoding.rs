@@ -84,6 +84,26 @@ pub fn decode(text: &[u8]) -> Result<JobData, DecodeError> {
     })
 }
 
+/// Whose job data this is, where it cannot be decoded but still says so: a document with nothing but its ids and its
+/// type (contract 11.2).
+pub fn identify(text: &[u8]) -> Option<JobData> {
+    let document = unwrap_document(text).ok()?;
+    let document: serde_json::Value = serde_json::from_slice(&document).ok()?;
+    let text = |name: &str| match document.get(name)? {
+        serde_json::Value::String(text) => Some(text.clone()),
+        serde_json::Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    };
+    Some(JobData {
+        job_id: text("jobId")?,
+        step_id: text("stepId")?,
+        organization_id: text("organizationId")?,
+        workspace_id: text("workspaceId").unwrap_or_default(),
+        step_type: text("type"),
+        ..JobData::default()
+    })
+}
+
 fn unwrap_document(text: &[u8]) -> Result<Vec<u8>, DecodeError> {
     match text.iter().find(|byte| !byte.is_ascii_whitespace()) {
         None => return Err(DecodeError::Empty),

@@ -11,6 +11,38 @@ pub const JOB_DATA_FILE: &str = "EphemeralJobDataFile";
 
 /// Where plans, state and step output are stored. Contract 6.
 pub const STATE_TYPE: &str = "TerraformStateType";
+/// Storage account of the Azure store. Contract 6.5, like the next settings.
+pub const AZURE_ACCOUNT: &str = "AzureTerraformStateStorageAccountName";
+/// Resource group of the account, for the backend.
+pub const AZURE_RESOURCE_GROUP: &str = "AzureTerraformStateResourceGroup";
+/// Container of backend states; everything else lies in containers with fixed names.
+pub const AZURE_CONTAINER: &str = "AzureTerraformStateStorageContainerName";
+/// Key of the account.
+pub const AZURE_ACCESS_KEY: &str = "AzureTerraformStateStorageAccessKey";
+/// Access key id of the S3 store.
+pub const AWS_ACCESS_KEY: &str = "AwsTerraformStateAccessKey";
+/// Its secret.
+pub const AWS_SECRET_KEY: &str = "AwsTerraformStateSecretKey";
+/// Bucket of the S3 store.
+pub const AWS_BUCKET: &str = "AwsTerraformStateBucketName";
+/// Region of the bucket.
+pub const AWS_REGION: &str = "AwsTerraformStateRegion";
+/// Address of another S3 service; empty for AWS.
+pub const AWS_ENDPOINT: &str = "AwsEndpoint";
+/// `true` writes the keys into the backend file, `false` leaves the tool to find its own.
+pub const AWS_INCLUDE_BACKEND_KEYS: &str = "AwsIncludeBackendKeys";
+/// `true` takes credentials from the surroundings of the process instead of keys.
+pub const AWS_ENABLE_ROLE_AUTH: &str = "AwsEnableRoleAuth";
+/// `true` locks states with objects in the bucket.
+pub const AWS_USE_LOCKFILE: &str = "AwsUseLockfile";
+/// `outside` or `file`: how the tool's backend gets the store's credentials.
+pub const BACKEND_CREDENTIALS: &str = "MAYFLY_BACKEND_CREDENTIALS";
+/// Service account of the GCS store, base64 of its JSON key.
+pub const GCP_CREDENTIALS: &str = "GcpTerraformStateCredentials";
+/// Bucket of the GCS store.
+pub const GCP_BUCKET: &str = "GcpTerraformStateBucketName";
+/// Project of the bucket; its name identifies it without.
+pub const GCP_PROJECT: &str = "GcpTerraformStateProjectId";
 /// `true` suppresses every status report. Contract 5.3.
 pub const DISABLE_ACKNOWLEDGE: &str = "ExecutorFlagDisableAcknowledge";
 /// `false` turns the colours of the tool's output off. Contract 4.5.
@@ -23,6 +55,10 @@ pub const API_URL: &str = "AzBuilderApiUrl";
 pub const PUBLIC_API_URL: &str = "TerrakubeApiUrl";
 /// Shared secret of the platform. Never reaches a tool or a script.
 pub const INTERNAL_SECRET: &str = "InternalSecret";
+/// `false` for a platform that checks no tokens. Contract 10.1.
+pub const ENABLE_SECURITY: &str = "TerrakubeEnableSecurity";
+/// Host, and port where it has one, of the platform's module registry. Contract 8.7.
+pub const REGISTRY_DOMAIN: &str = "TerrakubeRegistryDomain";
 /// Extension repository cloned for scripts, and its branch. Contract 4.4.
 pub const TOOLS_REPOSITORY: &str = "TerrakubeToolsRepository";
 /// See [`TOOLS_REPOSITORY`].
@@ -107,6 +143,12 @@ pub const LOG_FILE: &str = "MAYFLY_LOG_FILE";
 pub const LOG_FORMAT: &str = "MAYFLY_LOG_FORMAT";
 /// Filter of the program's own diagnostics, in `tracing` directives.
 pub const LOG_FILTER: &str = "MAYFLY_LOG";
+/// How many seconds an executor waits for the platform to record the dispatch it was started by.
+pub const DISPATCH_WAIT_SECONDS: &str = "MAYFLY_DISPATCH_WAIT_SECONDS";
+/// How often, in seconds, an executor asks whether its job was cancelled; up to twice that long between two questions.
+pub const STATUS_POLL_SECONDS: &str = "MAYFLY_STATUS_POLL_SECONDS";
+/// How many seconds a final report is tried while the platform does not answer.
+pub const REPORT_PATIENCE_SECONDS: &str = "MAYFLY_REPORT_PATIENCE_SECONDS";
 /// Identity of the pod that runs the executor, from the downward API; written into the claim.
 pub const POD_NAME: &str = "MAYFLY_POD_NAME";
 /// See [`POD_NAME`].

@@ -4,6 +4,9 @@
 /// File name of a stored plan, in the working directory and in every store.
 pub const PLAN_FILE: &str = "terraformLibrary.tfPlan";
 
+/// File name of a workspace's current state.
+const STATE_FILE: &str = "terraform.tfstate";
+
 /// Top-level area of a store: a key prefix on S3 and GCS, a container on Azure, a folder locally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Area {
@@ -21,6 +24,9 @@ impl Area {
             Self::Output => "tfoutput",
         }
     }
+
+    /// All areas.
+    pub const ALL: [Self; 2] = [Self::State, Self::Output];
 
     /// Folder under the local store's root.
     pub const fn local_folder(self) -> &'static str {
@@ -43,6 +49,14 @@ pub struct ObjectKey {
 impl ObjectKey {
     fn new(area: Area, path: String) -> Self {
         Self { area, path }
+    }
+
+    /// Current state of a workspace, where the tool's backend keeps it. Contract 6.1.
+    pub fn backend_state(organization: &str, workspace: &str) -> Self {
+        Self::new(
+            Area::State,
+            format!("{organization}/{workspace}/{STATE_FILE}"),
+        )
     }
 
     /// The plan of a step. Contract 6.2.
@@ -77,6 +91,11 @@ impl ObjectKey {
         )
     }
 
+    /// Name of the object in a bucket that holds every area.
+    pub fn in_bucket(&self) -> String {
+        format!("{}/{}", self.area.bucket_prefix(), self.path)
+    }
+
     /// Context document of a job. Contract 6.6.
     pub fn context(job: &str) -> Self {
         Self::new(Area::Output, format!("context/{job}/context.json"))
@@ -85,7 +104,7 @@ impl ObjectKey {
 
 /// Path of the state file of the local backend, under the store's root. Contract 6.1.
 pub fn local_backend_state(organization: &str, workspace: &str) -> String {
-    format!("local/backend/{organization}/{workspace}/terraform.tfstate")
+    format!("local/backend/{organization}/{workspace}/{STATE_FILE}")
 }
 
 #[cfg(test)]
@@ -96,7 +115,7 @@ mod tests {
     fn keys_are_those_of_the_contract() {
         let plan = ObjectKey::plan("org", "ws", "412", "step");
         assert_eq!(
-            format!("{}/{}", plan.area.bucket_prefix(), plan.path),
+            plan.in_bucket(),
             "tfstate/org/ws/412/step/terraformLibrary.tfPlan"
         );
         assert_eq!(
@@ -113,6 +132,8 @@ mod tests {
             "local/output/org/412/step.tfoutput"
         );
         assert_eq!(ObjectKey::context("412").path, "context/412/context.json");
+        let state = ObjectKey::backend_state("org", "ws");
+        assert_eq!(state.in_bucket(), "tfstate/org/ws/terraform.tfstate");
         assert_eq!(
             local_backend_state("org", "ws"),
             "local/backend/org/ws/terraform.tfstate"

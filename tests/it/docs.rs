@@ -50,6 +50,7 @@ fn sources() -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     let folders = [
         "api-launcher/src",
+        "artifact-store/src",
         "control-plane/src",
         "executor/src",
         "job-contract/src",

@@ -29,36 +29,36 @@ use test_cluster::{Builder, Cluster, Recorded, Request, Rule, State, Target};
 use crate::site;
 
 /// Namespace of the runs, unless others use the cluster too.
-const RUNS: &str = "runs";
+pub(crate) const RUNS: &str = "runs";
 /// What operators apply.
 const ROLES: &str = include_str!("../../rbac/launcher.yaml");
 /// Who the launcher is in the cluster.
-const LAUNCHER: &str = "launcher";
-const IMAGE: &str = "registry.example.test/mayfly-executor:1";
+pub(crate) const LAUNCHER: &str = "launcher";
+pub(crate) const IMAGE: &str = "registry.example.test/mayfly-executor:1";
 const SECRET: [u8; 64] = [0xfb; 64];
 /// Generous: a busy machine is slow, and nothing waits this long unless it is broken.
-const PATIENCE: Duration = Duration::from_secs(90);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A cluster, and a data directory its pods and the test share.
-struct Place {
-    cluster: Cluster,
+pub(crate) struct Place {
+    pub(crate) cluster: Cluster,
     /// Namespace of the runs.
-    runs: String,
+    pub(crate) runs: String,
     /// What the launcher may do there.
     rules: Vec<Rule>,
     /// The journey is about rights, and looks itself at what is refused.
     is_refused: bool,
-    site: Site,
+    pub(crate) site: Site,
 }
 
 impl Place {
     /// A cluster whose pods run.
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         Self::of(Cluster::builder(), &rules(ROLES)).await
     }
 
     /// A cluster where no pod of a run comes to anything.
-    async fn without_pods() -> Self {
+    pub(crate) async fn without_pods() -> Self {
         let parts = Cluster::builder().without_kubelet().or_shared();
         Self::of(parts, &rules(ROLES)).await
     }
@@ -100,11 +100,11 @@ impl Place {
     }
 
     /// The executor's image, with words of a shell before the executor.
-    fn image_that_first(&self, words: &str) {
+    pub(crate) fn image_that_first(&self, words: &str) {
         self.cluster.image(IMAGE, &self.program_that_first(words));
     }
 
-    fn program_that_first(&self, words: &str) -> PathBuf {
+    pub(crate) fn program_that_first(&self, words: &str) -> PathBuf {
         let path = self.site.scratch("image");
         // In a script, since the pod has its own `/tmp`, and a path in a variable would be one of the pod.
         let script = format!(
@@ -122,12 +122,12 @@ impl Place {
         path
     }
 
-    fn serve(&self) -> Launcher {
+    pub(crate) fn serve(&self) -> Launcher {
         self.serve_with(&[])
     }
 
     /// A launcher that listens on a free port.
-    fn serve_with(&self, settings: &[(&str, &str)]) -> Launcher {
+    pub(crate) fn serve_with(&self, settings: &[(&str, &str)]) -> Launcher {
         let secret = base64::engine::general_purpose::STANDARD.encode(SECRET);
         let mut command = self.command(&["serve", "--target", "kubernetes"]);
         command
@@ -139,7 +139,7 @@ impl Place {
     }
 
     /// The launcher with these arguments and the configuration of this place.
-    fn command(&self, args: &[&str]) -> Command {
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let kubeconfig = self.cluster.kubeconfig_file(LAUNCHER, &self.runs);
         let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
         command
@@ -154,12 +154,12 @@ impl Place {
         command
     }
 
-    async fn state(&self) -> State {
+    pub(crate) async fn state(&self) -> State {
         self.cluster.state(&self.runs).await.unwrap()
     }
 
     /// What `look` finds in the namespace of the runs, at the latest when patience ends.
-    async fn until<T>(&self, what: &str, look: impl FnMut(&State) -> Option<T>) -> T {
+    pub(crate) async fn until<T>(&self, what: &str, look: impl FnMut(&State) -> Option<T>) -> T {
         let found = self.cluster.wait_for(&self.runs, PATIENCE, look).await;
         found.unwrap_or_else(|state| {
             let all = json!([state.jobs, state.pods, state.events]);
@@ -277,20 +277,20 @@ fn token() -> String {
 }
 
 /// A launcher that serves; killed when dropped.
-struct Launcher {
-    running: Running,
+pub(crate) struct Launcher {
+    pub(crate) running: Running,
     door: Door,
 }
 
 /// Where a launcher takes dispatches. Outlives it, as the platform's knowledge of the address does.
 #[derive(Clone)]
-struct Door {
-    address: String,
+pub(crate) struct Door {
+    pub(crate) address: String,
     client: reqwest::Client,
 }
 
 impl Launcher {
-    fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let running = Running::start(command);
         let line = running.line_with(Stream::Stderr, "\"listening\"");
         let line: Value = serde_json::from_str(&line).unwrap();
@@ -305,7 +305,7 @@ impl Launcher {
         Self { running, door }
     }
 
-    fn door(&self) -> Door {
+    pub(crate) fn door(&self) -> Door {
         self.door.clone()
     }
 
@@ -315,7 +315,7 @@ impl Launcher {
     }
 
     /// Kills it as a crash would.
-    fn crash(self) {
+    pub(crate) fn crash(self) {
         self.running.signal(nix::sys::signal::Signal::SIGKILL);
         self.running.wait();
     }

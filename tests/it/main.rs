@@ -20,6 +20,7 @@ mod scripts;
 mod secrets;
 mod signals;
 mod sources;
+mod terrakube;
 mod variables;
 
 use integration_tests::{Laptop, Site};

@@ -6,6 +6,8 @@ use k8s_openapi::jiff::Timestamp;
 
 /// With no limit whoever submitted a Job releases it. Only after this long the watcher does it in its place.
 pub(super) const SUBMITTERS_TURN: Duration = Duration::from_secs(2);
+/// The same for a Job that is there only in case the launcher cannot report its step done.
+pub(super) const REPORTERS_TURN: Duration = Duration::from_mins(1);
 /// A Job whose job data was missing is looked at again after this long.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(5);
 

@@ -90,6 +90,51 @@ impl Cluster {
         Ok(accepted.submitted)
     }
 
+    /// Makes sure that the run's Job exists and has its Secret, and leaves it suspended: whoever calls this does what the
+    /// run is for, and then calls [`Cluster::dismiss`], or [`Cluster::release`] when that fails. Should neither happen, the
+    /// watcher releases it in the end.
+    pub async fn hold(&self, objects: &Manifest) -> Result<Submitted, ClusterError> {
+        let mut marked = objects.clone();
+        marked
+            .job
+            .metadata
+            .annotations
+            .get_or_insert_default()
+            .insert(annotations::NOTHING_TO_RUN.to_owned(), "true".to_owned());
+        // A Job that is made by one request would be made to run.
+        let held = Self {
+            max_in_flight: usize::MAX,
+            ..self.clone()
+        };
+        Ok(held.store(&marked).await?.submitted)
+    }
+
+    /// Removes a Job that was held and never released.
+    pub async fn dismiss(&self, name: &str) -> Result<(), ClusterError> {
+        let job = match self.job(name).await {
+            Ok(job) => job,
+            Err(ClusterError::NoSuchRun(_)) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if !is_suspended(&job) || annotation(&job.metadata, annotations::RELEASED_AT).is_some() {
+            return Ok(());
+        }
+        let jobs = self.jobs();
+        let params = DeleteParams::background().preconditions(Preconditions {
+            uid: job.metadata.uid.clone(),
+            resource_version: job.metadata.resource_version.clone(),
+        });
+        let removed = self
+            .ask("remove a run with nothing to do", || {
+                jobs.delete(name, &params)
+            })
+            .await;
+        match removed {
+            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     /// Lets a suspended Job run, whatever the limit. Releasing a released one changes nothing.
     pub async fn release(&self, name: &str) -> Result<(), ClusterError> {
         let job = self.job(name).await?;

@@ -23,7 +23,7 @@ use tracing::{debug, info};
 
 use super::cache::{Change, JobFeed, Packed, Pods, trimmed_job};
 use super::history::{EndedRun, HistoryLimits, surplus};
-use super::reconcile::{Held, LOOK_AGAIN, SUBMITTERS_TURN, next};
+use super::reconcile::{Held, LOOK_AGAIN, REPORTERS_TURN, SUBMITTERS_TURN, next};
 use super::submit::{Settled, is_queued_by_cluster};
 use super::{Cluster, ClusterError, RunKey, annotation, annotations, labels};
 use crate::verdict::{self, Observation, Timeouts, Verdict, is_suspended, terminal};
@@ -107,6 +107,8 @@ struct Entry {
     reporting: bool,
     /// Not before this is a suspended Job without job data looked at again.
     settle_due: Option<Instant>,
+    /// Its launcher reports it done; see [`annotations::NOTHING_TO_RUN`].
+    nothing_to_run: bool,
     outcome: Option<(bool, Timestamp)>,
 }
 
@@ -659,6 +661,7 @@ impl Entry {
             reported: false,
             reporting: false,
             settle_due: None,
+            nothing_to_run: false,
             outcome: None,
         }
     }
@@ -678,6 +681,7 @@ impl Entry {
         if let Some(created) = &meta.creation_timestamp {
             self.created = created.0;
         }
+        self.nothing_to_run = annotation(meta, annotations::NOTHING_TO_RUN).is_some();
         self.reported |= annotation(meta, annotations::REPORTED_AT).is_some();
         self.outcome = terminal(job).map(|condition| {
             let finished = condition.last_transition_time.as_ref();
@@ -710,7 +714,9 @@ impl Entry {
 
     /// From when on the watcher may bring this Job to its release.
     fn settle_due(&self, limit: usize) -> Instant {
-        let turn = if limit == 0 {
+        let turn = if self.nothing_to_run {
+            REPORTERS_TURN
+        } else if limit == 0 {
             SUBMITTERS_TURN
         } else {
             Duration::ZERO

@@ -1,29 +1,47 @@
-//! What the local platform is told by the launcher itself: that a step waits, and what became of one whose
-//! executor did not say.
+//! What the platform is told by the launcher itself: that a step waits and why, that its job is alive, and what became
+//! of one whose executor did not say.
+//!
+//! Only the platform's own records are needed for that. Where there is a store, reasons reach the step's output; where
+//! there is Redis, they reach the live log too, and the job has a heartbeat.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
-use control_plane::local::{LocalPlatform, StepRecord};
-use control_plane::platform::{Outcome, PlanReference};
-use control_plane::{Platform, PlatformError, StepRef};
+use artifact_store::{Store, StoreError};
+use control_plane::heartbeat::{Beat, HeartbeatError, Heartbeats};
+use control_plane::local::{JobRecord, LocalPlatform, StepRecord};
+use control_plane::logs::JobStream;
+use control_plane::platform::{Admission, Outcome, PlanReference, Start};
+use control_plane::redis::{Redis, RedisError};
+use control_plane::terrakube::Terrakube;
+use control_plane::{Patience, Platform, PlatformError, StepRef};
 use job_contract::keys::ObjectKey;
-use job_contract::settlement::{self, Ending};
+use job_contract::settlement::{self, Ending, Settlement};
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{JobData, StepType};
+use tracing::{info, warn};
 
-/// Why a run could not be settled.
+/// How long the platform is asked where a step stands. Whoever asks asks again.
+const QUESTION: Duration = Duration::from_secs(10);
+/// How long one report is tried. Whoever reports reports again.
+const REPORT: Duration = Duration::from_mins(1);
+/// So much of a live log becomes part of a step's output that its executor could not store.
+const SALVAGED_BYTES: usize = 16 * 1024 * 1024;
+
+/// Why something could not be said for a run.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::dispatch) enum SettleError {
+pub(in crate::dispatch) enum DeskError {
     #[error(transparent)]
     Platform(#[from] PlatformError),
-    #[error("could not store the step's output `{}`", path.display())]
-    Output {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    #[error("could not store the step's output")]
+    Output(#[from] StoreError),
+    #[error("could not write into the run's live log")]
+    Log(#[from] RedisError),
+    /// It will, or it takes the dispatch back; until then the job is not to be touched (contract 2.5).
+    #[error("the platform has not recorded the dispatch yet, its job is `{0}`")]
+    NotDispatched(JobStatus),
 }
 
 /// Where a step stands.
@@ -40,18 +58,60 @@ impl Stand {
     }
 }
 
-/// The local platform, in the launcher's words.
+/// The platform, in the launcher's words.
 #[derive(Clone, Debug)]
-pub(in crate::dispatch) struct Desk {
-    pub(in crate::dispatch) platform: LocalPlatform,
-    pub(in crate::dispatch) data: PathBuf,
+pub(crate) struct Desk {
+    platform: Platform,
+    outputs: Option<Store>,
+    redis: Option<Redis>,
+    heartbeats: Option<Arc<Heartbeats>>,
 }
 
 impl Desk {
-    /// Queues the step as the platform does after a dispatch. A step that has begun, and a job that is
-    /// cancelled, rejected or failed, stay as they are.
-    pub(in crate::dispatch) fn queue(&self, job: &JobData) -> Result<(), SettleError> {
-        self.platform.update_job(&StepRef::of(job), |record| {
+    /// The platform and the store in a data directory.
+    pub(crate) fn local(data_dir: &Path) -> Self {
+        Self {
+            platform: Platform::Local(LocalPlatform::new(data_dir)),
+            outputs: Some(Store::local(data_dir)),
+            redis: None,
+            heartbeats: None,
+        }
+    }
+
+    /// Terrakube, with as much around it as there is.
+    pub(crate) fn terrakube(
+        terrakube: Terrakube,
+        outputs: Option<Store>,
+        redis: Option<Redis>,
+    ) -> Result<Self, HeartbeatError> {
+        let heartbeats = redis.as_ref().map(Heartbeats::start).transpose()?;
+        Ok(Self {
+            platform: Platform::Terrakube(terrakube),
+            outputs,
+            redis,
+            heartbeats: heartbeats.map(Arc::new),
+        })
+    }
+
+    /// Keeps the job alive in the platform's eyes as long as the value lives; `None` where nobody looks.
+    pub(in crate::dispatch) fn beat(&self, job_id: &str) -> Option<Beat> {
+        self.heartbeats
+            .as_ref()
+            .map(|heartbeats| heartbeats.beat(job_id))
+    }
+
+    /// Whether the platform queues steps itself, and fails what it is refused without a reason.
+    pub(in crate::dispatch) const fn is_remote(&self) -> bool {
+        matches!(self.platform, Platform::Terrakube(_))
+    }
+
+    /// Queues the step as the platform does after a dispatch; Terrakube does it itself. A step that has begun, and a
+    /// job that is cancelled, rejected or failed, stay as they are.
+    pub(in crate::dispatch) fn queue(&self, job: &JobData) -> Result<(), DeskError> {
+        let Platform::Local(local) = &self.platform else {
+            return Ok(());
+        };
+        local.update_job(&StepRef::of(job), |record| {
             match record.step(&job.step_id) {
                 Some(step) if step.status != StepStatus::Pending => return,
                 Some(_) => {}
@@ -70,136 +130,355 @@ impl Desk {
         Ok(())
     }
 
-    /// Where the step stands now. A step nobody has queued is pending.
-    pub(in crate::dispatch) fn stand(&self, job: &JobData) -> Result<Stand, SettleError> {
-        let record = self.platform.job(&job.job_id)?;
-        Ok(record.map_or(
-            Stand {
-                job: JobStatus::Queue,
-                step: StepStatus::Pending,
-            },
-            |record| Stand {
-                step: record
-                    .step(&job.step_id)
-                    .map_or(StepStatus::Pending, |step| step.status),
-                job: record.status,
-            },
-        ))
+    /// Where the step stands now. A step the platform does not know is pending.
+    pub(in crate::dispatch) async fn stand(&self, step: &StepRef) -> Result<Stand, DeskError> {
+        let patience = Patience::lasting(QUESTION);
+        let standing = self.platform.standing(step, &patience).await?;
+        Ok(Stand {
+            job: standing.status,
+            step: standing.step.unwrap_or(StepStatus::Pending),
+        })
+    }
+
+    /// Where the step stands in the records of this machine. A platform elsewhere is not asked while it waits for the
+    /// answer to its dispatch.
+    pub(in crate::dispatch) fn on_record(
+        &self,
+        step: &StepRef,
+    ) -> Result<Option<Stand>, DeskError> {
+        let Platform::Local(local) = &self.platform else {
+            return Ok(None);
+        };
+        Ok(local.job(&step.job_id)?.map(|record| Stand {
+            step: record
+                .step(&step.step_id)
+                .map_or(StepStatus::Pending, |known| known.status),
+            job: record.status,
+        }))
     }
 
     /// Whether an executor has taken the step.
-    pub(in crate::dispatch) fn is_claimed(&self, job: &JobData) -> Result<bool, SettleError> {
-        Ok(self.platform.claimed_by(&StepRef::of(job))?.is_some())
+    pub(in crate::dispatch) async fn is_claimed(&self, step: &StepRef) -> Result<bool, DeskError> {
+        match &self.platform {
+            Platform::Local(local) => Ok(local.claimed_by(step)?.is_some()),
+            // It reports that it runs as soon as it has taken it.
+            Platform::Terrakube(_) => Ok(self.stand(step).await?.step != StepStatus::Pending),
+        }
     }
 
-    /// Ends a step that never ran because its job was over.
-    pub(in crate::dispatch) fn skip(&self, job: &JobData) -> Result<(), SettleError> {
-        self.platform.update_job(&StepRef::of(job), |record| {
+    /// Ends a step that never ran because its job was over; Terrakube does it itself.
+    pub(in crate::dispatch) fn skip(&self, step: &StepRef) -> Result<(), DeskError> {
+        let Platform::Local(local) = &self.platform else {
+            return Ok(());
+        };
+        local.update_job(step, |record| {
             let status = if record.status == JobStatus::Cancelled {
                 StepStatus::Cancelled
             } else {
                 StepStatus::NotExecuted
             };
-            let step = record.steps.iter_mut().find(|step| step.id == job.step_id);
-            if let Some(step) = step {
-                step.status = status;
+            let known = record
+                .steps
+                .iter_mut()
+                .find(|known| known.id == step.step_id);
+            if let Some(known) = known {
+                known.status = status;
             }
         })?;
         Ok(())
     }
 
-    /// Fails step and job on behalf of an executor that did not. The step's output is what it had printed,
-    /// from `log`, and the reason.
-    pub(in crate::dispatch) async fn fail(
-        &self,
-        job: &JobData,
-        reason: &str,
-        log: &Path,
-    ) -> Result<(), SettleError> {
-        let output = self.write_output(job, reason, log)?;
-        let step = StepRef::of(job);
-        let commit_id = self
-            .platform
-            .job(&job.job_id)?
-            .and_then(|record| record.commit_id)
-            .unwrap_or_default();
-        let outcome = Outcome {
-            settlement: settlement::settle(
-                job.step_type().unwrap_or(StepType::Approval),
-                Ending::NotReached,
-                true,
-                false,
-                1,
-            ),
-            output: Some(output),
-            plan: PlanReference::Keep,
-            commit_id,
+    /// The step of a run as far as the platform knows it; `None` for a job it has no record of.
+    pub(in crate::dispatch) fn known(&self, step: StepRef) -> Result<Option<StepRef>, DeskError> {
+        let Platform::Local(local) = &self.platform else {
+            return Ok(Some(step));
         };
-        let platform = Platform::Local(self.platform.clone());
-        Ok(platform.report_outcome(&step, &outcome).await?)
+        Ok(local.job(&step.job_id)?.map(|record| StepRef {
+            step_type: record
+                .step(&step.step_id)
+                .map(|known| known.step_type.clone())
+                .unwrap_or_default(),
+            organization_id: record.organization_id,
+            workspace_id: record.workspace_id,
+            ..step
+        }))
     }
 
-    /// Fails a step that waits on record and will never run.
+    /// Whether the platform has still to record the dispatch, or has taken it back.
+    pub(in crate::dispatch) const fn awaits_dispatch(&self, stand: &Stand) -> bool {
+        self.is_remote() && !stand.job.is_over() && !is_dispatched(&stand.job)
+    }
+
+    /// Speaks for an executor that did not: fails the step, unless it has an outcome or its job is over.
+    pub(in crate::dispatch) async fn settle(
+        &self,
+        step: &StepRef,
+        reason: &str,
+    ) -> Result<(), DeskError> {
+        let stand = self.stand(step).await?;
+        if stand.is_settled() {
+            return Ok(());
+        }
+        if stand.job.is_over() {
+            return self.skip(step);
+        }
+        if self.awaits_dispatch(&stand) {
+            return Err(DeskError::NotDispatched(stand.job));
+        }
+        self.fail(step, reason, None).await
+    }
+
+    /// Fails step and job on behalf of an executor that did not. The step's output is what it had printed, from `log`
+    /// or from where the platform shows it, and the reason.
+    pub(in crate::dispatch) async fn fail(
+        &self,
+        step: &StepRef,
+        reason: &str,
+        log: Option<&Path>,
+    ) -> Result<(), DeskError> {
+        let output = match self.write_output(step, reason, log).await {
+            // The reason is the step's name then.
+            Err(error) if self.is_remote() => {
+                warn!(
+                    job_id = step.job_id,
+                    step_id = step.step_id,
+                    error = story(&error),
+                    "the reason of a failure could not be stored"
+                );
+                None
+            }
+            output => output?,
+        };
+        if let Err(error) = self.remark(step, reason).await {
+            warn!(
+                job_id = step.job_id,
+                step_id = step.step_id,
+                error = story(&error),
+                "the reason of a failure could not be written into the run's live log"
+            );
+        }
+        let settlement = settlement::settle(
+            StepType::parse(&step.step_type).unwrap_or(StepType::Approval),
+            Ending::NotReached,
+            true,
+            false,
+            1,
+        );
+        self.report(step, settlement, output, Some(reason.to_owned()), None)
+            .await
+    }
+
+    /// Fails a step that will never run. With Terrakube it has been accepted, so that the platform shows the reason; a
+    /// local one must still wait on record.
     pub(in crate::dispatch) async fn refuse(
         &self,
         job: &JobData,
         reason: &str,
-    ) -> Result<(), SettleError> {
-        let waits = self.platform.job(&job.job_id)?.is_some_and(|record| {
-            let step = record.step(&job.step_id).map(|step| step.status);
-            !record.status.is_over() && step == Some(StepStatus::Pending)
-        });
-        if waits {
-            let reason = format!("The run was refused: {reason}");
-            self.fail(job, &reason, Path::new("")).await?;
+    ) -> Result<(), DeskError> {
+        let step = StepRef::of(job);
+        let reason = format!("The run was refused: {reason}");
+        match &self.platform {
+            Platform::Local(local) => {
+                let waits = local.job(&job.job_id)?.is_some_and(|record| {
+                    let step = record.step(&job.step_id).map(|step| step.status);
+                    !record.status.is_over() && step == Some(StepStatus::Pending)
+                });
+                if waits {
+                    self.fail(&step, &reason, None).await?;
+                }
+                Ok(())
+            }
+            Platform::Terrakube(_) => match self.platform.admission(&step).await? {
+                Admission::Granted(_) => self.settle(&step, &reason).await,
+                Admission::Over(_) => Ok(()),
+                Admission::NotDispatched(status) => Err(DeskError::NotDispatched(status)),
+            },
         }
-        Ok(())
     }
 
-    /// The step of a job on record, with as much of its document as the platform knows.
-    pub(in crate::dispatch) fn known(
-        &self,
-        job_id: &str,
-        step_id: &str,
-    ) -> Result<Option<JobData>, SettleError> {
-        Ok(self.platform.job(job_id)?.map(|record| JobData {
-            job_id: job_id.to_owned(),
-            step_id: step_id.to_owned(),
-            step_type: record.step(step_id).map(|step| step.step_type.clone()),
-            organization_id: record.organization_id,
-            workspace_id: record.workspace_id,
-            ..JobData::default()
-        }))
-    }
-
-    /// Adds a line to the output of a step whose executor does not write it yet.
-    pub(in crate::dispatch) fn note(&self, job: &JobData, line: &str) -> Result<(), SettleError> {
-        self.write_output(job, line, Path::new("")).map(drop)
-    }
-
-    fn write_output(&self, job: &JobData, reason: &str, log: &Path) -> Result<String, SettleError> {
-        let key = ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id);
-        let path = self.data.join(key.area.local_folder()).join(&key.path);
-        let write = || {
-            let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-            fs::create_dir_all(folder)?;
-            if path.exists() {
-                let mut output = OpenOptions::new().append(true).open(&path)?;
-                return writeln!(output, "{reason}");
-            }
-            let mut output = tempfile::NamedTempFile::new_in(folder)?;
-            if let Ok(mut log) = File::open(log) {
-                io::copy(&mut log, &mut output)?;
-            }
-            writeln!(output, "{reason}")?;
-            output.as_file().sync_all()?;
-            output.persist(&path)?;
-            Ok(())
+    /// Reports a step that has nothing to run: that it runs, and that it is done (contract 2.9).
+    pub(in crate::dispatch) async fn complete(&self, job: &JobData) -> Result<(), DeskError> {
+        let step = StepRef::of(job);
+        let standing = match self.platform.admission(&step).await? {
+            Admission::Granted(standing) => standing,
+            Admission::Over(_) => return self.skip(&step),
+            Admission::NotDispatched(status) => return Err(DeskError::NotDispatched(status)),
         };
-        write().map_err(|source| SettleError::Output {
-            path: path.clone(),
-            source,
-        })?;
-        Ok(path.display().to_string())
+        let commit_id = job.commit_id.clone().unwrap_or_default();
+        let output = match self
+            .write_output(&step, "This step has nothing to run.", None)
+            .await
+        {
+            Err(error) if self.is_remote() => {
+                info!(
+                    job_id = step.job_id,
+                    step_id = step.step_id,
+                    error = story(&error),
+                    "a step's output could not be stored"
+                );
+                None
+            }
+            output => output?,
+        };
+        let place = output.clone().unwrap_or_default();
+        let started = self
+            .platform
+            .report_running(&step, &commit_id, &place)
+            .await?;
+        if let Start::Over(_) = started {
+            return Ok(());
+        }
+        let settlement = settlement::settle(
+            StepType::parse(&step.step_type).unwrap_or(StepType::Approval),
+            Ending::Success,
+            true,
+            false,
+            standing.template_steps,
+        );
+        self.report(&step, settlement, output, None, Some(commit_id))
+            .await
     }
+
+    /// Writes why a run waits into its log, unless its step has an outcome.
+    pub(in crate::dispatch) async fn note(
+        &self,
+        step: &StepRef,
+        line: &str,
+    ) -> Result<(), DeskError> {
+        match &self.platform {
+            Platform::Local(_) => {
+                if self.stand(step).await?.is_settled() {
+                    return Ok(());
+                }
+                self.write_output(step, line, None).await.map(drop)
+            }
+            // Deletes the live log when it records the dispatch, so that nothing may stand there before.
+            Platform::Terrakube(_) if self.redis.is_some() => {
+                match self.platform.admission(step).await? {
+                    Admission::Granted(_) => self.remark(step, line).await,
+                    Admission::Over(_) => Ok(()),
+                    Admission::NotDispatched(status) => Err(DeskError::NotDispatched(status)),
+                }
+            }
+            Platform::Terrakube(_) => Ok(()),
+        }
+    }
+
+    async fn report(
+        &self,
+        step: &StepRef,
+        settlement: Settlement,
+        output: Option<String>,
+        note: Option<String>,
+        commit_id: Option<String>,
+    ) -> Result<(), DeskError> {
+        let known = match &self.platform {
+            Platform::Local(local) => local
+                .job(&step.job_id)?
+                .and_then(|record: JobRecord| record.commit_id),
+            Platform::Terrakube(_) => None,
+        };
+        let outcome = Outcome {
+            settlement,
+            output,
+            note,
+            plan: PlanReference::Keep,
+            commit_id: commit_id.or(known).unwrap_or_default(),
+        };
+        let patience = Patience::lasting(REPORT);
+        Ok(self
+            .platform
+            .report_outcome(step, &outcome, &patience)
+            .await?)
+    }
+
+    async fn remark(&self, step: &StepRef, text: &str) -> Result<(), DeskError> {
+        let Some(redis) = &self.redis else {
+            return Ok(());
+        };
+        let stream = JobStream::new(redis, &step.job_id, &step.step_id);
+        Ok(stream.remark(text).await?)
+    }
+
+    /// Adds to the output of the step and returns how the platform names it; `None` where there is no store.
+    async fn write_output(
+        &self,
+        step: &StepRef,
+        line: &str,
+        log: Option<&Path>,
+    ) -> Result<Option<String>, DeskError> {
+        let Some(store) = &self.outputs else {
+            return Ok(None);
+        };
+        let key = ObjectKey::step_output(&step.organization_id, &step.job_id, &step.step_id);
+        let mut text = match (store.read(&key).await?, log) {
+            (Some(stored), _) => stored.to_vec(),
+            // What cannot be read any more is missing, and the reason says why it may be.
+            (None, Some(log)) => fs::read(log).unwrap_or_default(),
+            (None, None) => self.live_text(step).await,
+        };
+        if text.last().is_some_and(|byte| *byte != b'\n') {
+            text.push(b'\n');
+        }
+        text.extend_from_slice(line.as_bytes());
+        text.push(b'\n');
+        let stored = store.put(&key, text).await?;
+        Ok(Some(self.platform.step_output(step, stored)))
+    }
+
+    /// The log of an executor that had no time to store it.
+    async fn live_text(&self, step: &StepRef) -> Vec<u8> {
+        let Some(redis) = &self.redis else {
+            return Vec::new();
+        };
+        let stream = JobStream::new(redis, &step.job_id, &step.step_id);
+        match stream.text(SALVAGED_BYTES).await {
+            Ok(text) => text.into_bytes(),
+            Err(error) => {
+                warn!(
+                    job_id = step.job_id,
+                    step_id = step.step_id,
+                    error = error.chain(),
+                    "the live log of a lost run could not be read"
+                );
+                Vec::new()
+            }
+        }
+    }
+
+    /// Changes the record of a job on this machine.
+    #[cfg(test)]
+    pub(in crate::dispatch) fn edit(&self, step: &StepRef, change: impl FnOnce(&mut JobRecord)) {
+        if let Platform::Local(local) = &self.platform {
+            local.update_job(step, change).unwrap();
+        }
+    }
+
+    /// The record of a job on this machine.
+    #[cfg(test)]
+    pub(in crate::dispatch) fn record(&self, job_id: &str) -> Option<JobRecord> {
+        match &self.platform {
+            Platform::Local(local) => local.job(job_id).unwrap(),
+            Platform::Terrakube(_) => None,
+        }
+    }
+}
+
+/// Whether the platform has recorded the dispatch. `rejected` stays as it is while its scripts run.
+const fn is_dispatched(status: &JobStatus) -> bool {
+    matches!(
+        status,
+        JobStatus::Queue | JobStatus::Running | JobStatus::Rejected
+    )
+}
+
+/// An error with its causes, in one line.
+pub(in crate::dispatch) fn story(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
 }

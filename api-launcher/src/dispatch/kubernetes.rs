@@ -3,23 +3,23 @@
 
 mod observer;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use control_plane::local::LocalPlatform;
+use control_plane::StepRef;
 use job_contract::status::JobStatus;
 use job_contract::{JobData, env};
 use tokio::sync::Mutex;
+use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use self::observer::Observer;
-use super::desk::Desk;
-use super::{Accepted, Readiness, Refused};
+use super::desk::{Desk, story};
+use super::{Accepted, Answered, Readiness, Refused, has_nothing_to_run};
 use crate::cluster::lease::LeaseSettings;
-use crate::cluster::{Cluster, ClusterError, Submitted};
+use crate::cluster::{Cluster, ClusterError, Submitted, labels};
 use crate::config::Deployment;
-use crate::manifest;
+use crate::manifest::{self, Manifest, ManifestErrors};
 use crate::serve::config::Watching;
 use crate::shutdown::Shutdown;
 
@@ -27,6 +27,14 @@ use crate::shutdown::Shutdown;
 const FRESH: Duration = Duration::from_secs(5);
 /// Probes give up after a second or a few.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long whoever accepted a run beats for it: until another replica has noticed that it watches now.
+const UNTIL_WATCHED: Duration = Duration::from_secs(30);
+/// How long the platform is told of a step that has nothing to run. It is less than the watcher leaves to its launcher.
+const COMPLETION: Duration = Duration::from_secs(45);
+/// How long after a refusal its reason is tried to be told.
+const REFUSAL: Duration = Duration::from_mins(2);
+const REFUSAL_AGAIN: Duration = Duration::from_secs(5);
 
 /// The target.
 #[derive(Debug)]
@@ -37,16 +45,18 @@ pub(crate) struct KubernetesTarget {
     /// The platform the launcher reports to, where one is configured.
     desk: Option<Desk>,
     shutdown: Shutdown,
+    /// What was promised by an answer and is done after it.
+    promised: TaskTracker,
     last: Mutex<Option<(Instant, Readiness)>>,
 }
 
 impl KubernetesTarget {
-    /// `data_dir` holds the records of the local platform; without one, verdicts are only logged.
+    /// Without a desk, verdicts are only logged.
     pub(crate) fn new(
         cluster: Cluster,
         deployment: Deployment,
         watching: Watching,
-        data_dir: Option<PathBuf>,
+        desk: Option<Desk>,
         shutdown: Shutdown,
     ) -> Self {
         let cluster = cluster.with_max_in_flight(watching.max_in_flight);
@@ -58,11 +68,9 @@ impl KubernetesTarget {
             cluster,
             deployment,
             watching,
-            desk: data_dir.map(|data| Desk {
-                platform: LocalPlatform::new(&data),
-                data,
-            }),
+            desk,
             shutdown,
+            promised: TaskTracker::new(),
             last: Mutex::new(None),
         }
     }
@@ -83,17 +91,24 @@ impl KubernetesTarget {
                 );
             })
             .await;
+        self.promised.close();
+        self.promised.wait().await;
     }
 
     /// Makes the run's Job and lets it run. A second delivery meets the first in the cluster.
     ///
     /// The desk hears of it afterwards: a record that says `queue` has a Job behind it, wherever a crash falls. One
     /// between the two is made up for by the delivery that follows, since this one was not answered.
-    pub(super) async fn accept(&self, job: &JobData) -> Result<Accepted, Refused> {
+    pub(super) async fn accept(
+        &self,
+        job: JobData,
+        answered: Answered,
+    ) -> Result<Accepted, Refused> {
+        let manifest = manifest::build(&job, &self.deployment);
         let Some(desk) = &self.desk else {
-            return self.submit(job).await;
+            return self.submit(manifest).await;
         };
-        if has_outcome(desk, job) {
+        if has_outcome(desk, &job) {
             info!(
                 job_id = job.job_id,
                 step_id = job.step_id,
@@ -101,44 +116,135 @@ impl KubernetesTarget {
             );
             return Ok(Accepted::Duplicate);
         }
-        let accepted = self.submit(job).await;
-        match &accepted {
-            Ok(_) => desk
-                .queue(job)
-                .map_err(|error| Refused::Unavailable(error.to_string()))?,
-            Err(Refused::Invalid(reason)) => self.tell_refused(desk, job, reason).await,
-            Err(_) => {}
+        let accepted = match manifest {
+            Ok(manifest)
+                if desk.is_remote() && has_nothing_to_run(&job) && is_released_by_us(&manifest) =>
+            {
+                self.hold(manifest).await
+            }
+            manifest => self.submit(manifest).await.map(|accepted| (accepted, None)),
+        };
+        match accepted {
+            Ok((accepted, held)) => {
+                desk.queue(&job)
+                    .map_err(|error| Refused::Unavailable(story(&error)))?;
+                self.keep_alive(desk, &job.job_id);
+                if let Some(name) = held {
+                    self.complete(desk, job, name, answered);
+                }
+                Ok(accepted)
+            }
+            Err(Refused::Invalid(reason)) => self.refuse(desk, job, reason, answered).await,
+            Err(refused) => Err(refused),
         }
-        accepted
     }
 
-    /// A job that waits on record for a run that cannot be is failed there, with the reason in its output. That is for
-    /// the records of this machine: Terrakube does so itself when it reads the answer, and is not to be told before.
-    async fn tell_refused(&self, desk: &Desk, job: &JobData, reason: &str) {
+    /// The watcher does the same as soon as it has seen the run; it may be another replica, or about to be one.
+    fn keep_alive(&self, desk: &Desk, job_id: &str) {
+        if let Some(beat) = desk.beat(job_id) {
+            let stop = self.shutdown.graceful.clone();
+            tokio::spawn(async move {
+                tokio::select! {
+                    () = tokio::time::sleep(UNTIL_WATCHED) => {}
+                    () = stop.cancelled() => {}
+                }
+                drop(beat);
+            });
+        }
+    }
+
+    /// A run that cannot be is failed with the reason in its output. A platform on record is also told so by the
+    /// answer; Terrakube would show nothing of that but its number, so that it is answered as if it were accepted.
+    async fn refuse(
+        &self,
+        desk: &Desk,
+        job: JobData,
+        reason: String,
+        answered: Answered,
+    ) -> Result<Accepted, Refused> {
         // An earlier delivery may have been accepted, before a setting changed.
         let there = self.cluster.has_run(&job.job_id, &job.step_id).await;
         if !matches!(there, Ok(false)) {
-            return;
+            return Err(Refused::Invalid(reason));
         }
-        if let Err(error) = desk.refuse(job, reason).await {
-            warn!(%error, job_id = job.job_id, step_id = job.step_id,
-                  "the reason of a refusal could not be put on record");
+        if desk.is_remote() {
+            let (desk, beat) = (desk.clone(), desk.beat(&job.job_id));
+            self.promised.spawn(async move {
+                answered.wait().await;
+                let told = tokio::time::timeout(REFUSAL, tell_refused(&desk, &job, &reason));
+                if told.await.is_err() {
+                    warn!(
+                        job_id = job.job_id,
+                        step_id = job.step_id,
+                        reason,
+                        "the reason of a refusal did not reach the platform"
+                    );
+                }
+                drop(beat);
+            });
+            return Ok(Accepted::New);
         }
+        if let Err(error) = desk.refuse(&job, &reason).await {
+            warn!(
+                error = story(&error),
+                job_id = job.job_id,
+                step_id = job.step_id,
+                "the reason of a refusal could not be put on record"
+            );
+        }
+        Err(Refused::Invalid(reason))
     }
 
-    async fn submit(&self, job: &JobData) -> Result<Accepted, Refused> {
-        let manifest = manifest::build(job, &self.deployment)
-            .map_err(|errors| Refused::Invalid(errors.to_string()))?;
+    async fn submit(&self, manifest: Built) -> Result<Accepted, Refused> {
+        let manifest = manifest.map_err(|errors| Refused::Invalid(errors.to_string()))?;
         let cluster = self.cluster.clone();
         // The sender may hang up; what was begun is finished all the same. Releasing is not waited for: the run
         // is safe in the cluster by then, and the watcher releases what is left over.
         let submitted = tokio::spawn(async move { cluster.accept(&manifest).await });
-        match submitted.await {
-            Ok(Ok(Submitted::Created)) => Ok(Accepted::New),
-            Ok(Ok(Submitted::AlreadyThere)) => Ok(Accepted::Duplicate),
-            Ok(Err(error)) => Err(refused(&error)),
-            Err(_) => Err(Refused::Unavailable("the launcher is stopping".to_owned())),
-        }
+        accepted(submitted.await)
+    }
+
+    /// Keeps a step in the cluster that has nothing to run, without a pod: only in case it cannot be completed.
+    async fn hold(&self, manifest: Manifest) -> Result<(Accepted, Option<String>), Refused> {
+        let name = manifest.job.metadata.name.clone();
+        let cluster = self.cluster.clone();
+        let held = tokio::spawn(async move { cluster.hold(&manifest).await });
+        Ok((accepted(held.await)?, name))
+    }
+
+    /// Reports a step that has nothing to run, once the answer has left. Should that fail, a pod does it.
+    fn complete(&self, desk: &Desk, job: JobData, name: String, answered: Answered) {
+        let (desk, cluster) = (desk.clone(), self.cluster.clone());
+        self.promised.spawn(async move {
+            answered.wait().await;
+            let completed = tokio::time::timeout(COMPLETION, desk.complete(&job)).await;
+            let done = match completed {
+                Ok(Ok(())) => {
+                    info!(
+                        job_id = job.job_id,
+                        step_id = job.step_id,
+                        "completed a step with nothing to run"
+                    );
+                    cluster.dismiss(&name).await
+                }
+                failed => {
+                    let error = match &failed {
+                        Ok(Err(error)) => story(error),
+                        _ => "the platform takes too long".to_owned(),
+                    };
+                    warn!(
+                        job_id = job.job_id,
+                        step_id = job.step_id,
+                        error,
+                        "a step with nothing to run could not be completed, a pod does it"
+                    );
+                    cluster.release(&name).await
+                }
+            };
+            if let Err(error) = done {
+                warn!(%error, run = name, "the watcher has to see to a run with nothing to do");
+            }
+        });
     }
 
     /// Whether the cluster answers, and lets this launcher look at runs.
@@ -160,15 +266,57 @@ impl KubernetesTarget {
     }
 }
 
-/// Whether the platform knows how the step ended: a delivery that was late, of a run whose Job is gone by now. What
-/// is dispatched because its job was rejected belongs to a step that is over, and is run all the same.
+/// What came of building the objects of a run.
+type Built = Result<Manifest, ManifestErrors>;
+
+/// What a queue of the cluster releases is not held by the launcher.
+fn is_released_by_us(manifest: &Manifest) -> bool {
+    !manifest
+        .job
+        .metadata
+        .labels
+        .as_ref()
+        .is_some_and(|names| names.contains_key(labels::KUEUE_QUEUE))
+}
+
+async fn tell_refused(desk: &Desk, job: &JobData, reason: &str) {
+    while let Err(error) = desk.refuse(job, reason).await {
+        warn!(
+            error = story(&error),
+            job_id = job.job_id,
+            step_id = job.step_id,
+            "the reason of a refusal could not be told, trying again"
+        );
+        tokio::time::sleep(REFUSAL_AGAIN).await;
+    }
+}
+
+fn accepted(
+    submitted: Result<Result<Submitted, ClusterError>, tokio::task::JoinError>,
+) -> Result<Accepted, Refused> {
+    match submitted {
+        Ok(Ok(Submitted::Created)) => Ok(Accepted::New),
+        Ok(Ok(Submitted::AlreadyThere)) => Ok(Accepted::Duplicate),
+        Ok(Err(error)) => Err(refused(&error)),
+        Err(_) => Err(Refused::Unavailable("the launcher is stopping".to_owned())),
+    }
+}
+
+/// Whether the records of this machine know how the step ended: a delivery that was late, of a run whose Job is gone by
+/// now. What is dispatched because its job was rejected belongs to a step that is over, and is run all the same.
 fn has_outcome(desk: &Desk, job: &JobData) -> bool {
-    match desk.stand(job) {
-        Ok(stand) => stand.is_settled() && stand.job != JobStatus::Rejected,
+    match desk.on_record(&StepRef::of(job)) {
+        Ok(stand) => {
+            stand.is_some_and(|stand| stand.is_settled() && stand.job != JobStatus::Rejected)
+        }
         Err(error) => {
             // The claim keeps a step from being done twice.
-            warn!(%error, job_id = job.job_id, step_id = job.step_id,
-                  "the platform could not be asked whether the step is over");
+            warn!(
+                error = story(&error),
+                job_id = job.job_id,
+                step_id = job.step_id,
+                "the platform could not be asked whether the step is over"
+            );
             false
         }
     }
@@ -225,6 +373,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::Patience;
+    use crate::dispatch::answer as answer_to;
 
     type Asked = Arc<Record<Vec<String>>>;
 
@@ -294,12 +443,16 @@ mod tests {
         response
     }
 
+    async fn accept(target: &KubernetesTarget, job: JobData) -> Result<Accepted, Refused> {
+        let (answering, answered) = answer_to();
+        let accepted = target.accept(job, answered).await;
+        drop(answering);
+        accepted
+    }
+
     /// A record of a job that waits, as the platform makes it before it dispatches.
     fn on_record(data: &std::path::Path) -> Desk {
-        let desk = Desk {
-            platform: LocalPlatform::new(data),
-            data: data.to_owned(),
-        };
+        let desk = Desk::local(data);
         desk.queue(&job()).unwrap();
         desk
     }
@@ -320,15 +473,15 @@ mod tests {
             .insert("EPHEMERAL_CPU_REQUEST".into(), "a lot".into());
         let target = with_desk(None, &desk);
         assert!(matches!(
-            target.accept(&wrong).await,
+            accept(&target, wrong).await,
             Err(Refused::Invalid(_))
         ));
-        let stand = desk.stand(&job()).unwrap();
+        let stand = desk.stand(&StepRef::of(&job())).await.unwrap();
         assert_eq!(
             (stand.job, stand.step),
             (JobStatus::Failed, StepStatus::Failed)
         );
-        let record = desk.platform.job("412").unwrap().unwrap();
+        let record = desk.record("412").unwrap();
         let output = record.step("step").unwrap().output.clone().unwrap();
         let output = std::fs::read_to_string(output).unwrap();
         assert!(output.contains("EPHEMERAL_CPU_REQUEST"), "{output}");
@@ -337,56 +490,50 @@ mod tests {
     #[tokio::test]
     async fn what_cannot_be_accepted_yet_leaves_no_record() {
         let folder = tempfile::tempdir().unwrap();
-        let desk = Desk {
-            platform: LocalPlatform::new(folder.path()),
-            data: folder.path().to_owned(),
-        };
+        let desk = Desk::local(folder.path());
         let target = with_desk(Some((503, "overloaded")), &desk);
         assert!(matches!(
-            target.accept(&job()).await,
+            accept(&target, job()).await,
             Err(Refused::Unavailable(_))
         ));
-        assert_eq!(desk.platform.job("412").unwrap(), None);
+        assert_eq!(desk.record("412"), None);
         // Nobody waits for a job the platform has never put on record.
         let target = with_desk(Some((422, "spec is invalid")), &desk);
         assert!(matches!(
-            target.accept(&job()).await,
+            accept(&target, job()).await,
             Err(Refused::Invalid(_))
         ));
-        assert_eq!(desk.platform.job("412").unwrap(), None);
+        assert_eq!(desk.record("412"), None);
     }
 
     #[tokio::test]
     async fn a_step_that_is_over_gets_no_second_job_unless_its_job_was_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let desk = on_record(folder.path());
-        let step = control_plane::StepRef::of(&job());
+        let step = StepRef::of(&job());
         let put = |status: JobStatus| {
             let change = |record: &mut control_plane::local::JobRecord| {
                 record.status = status;
                 record.steps[0].status = StepStatus::Completed;
             };
-            desk.platform.update_job(&step, change).unwrap();
+            desk.edit(&step, change);
         };
         put(JobStatus::Completed);
         let (mut target, asked) = target(None);
         target.desk = Some(desk.clone());
-        assert_eq!(target.accept(&job()).await, Ok(Accepted::Duplicate));
+        assert_eq!(accept(&target, job()).await, Ok(Accepted::Duplicate));
         assert!(asked.lock().unwrap().is_empty(), "no Job is made");
         put(JobStatus::Rejected);
-        assert_eq!(target.accept(&job()).await, Ok(Accepted::New));
+        assert_eq!(accept(&target, job()).await, Ok(Accepted::New));
     }
 
     #[tokio::test]
     async fn an_accepted_run_is_on_record_as_queued() {
         let folder = tempfile::tempdir().unwrap();
-        let desk = Desk {
-            platform: LocalPlatform::new(folder.path()),
-            data: folder.path().to_owned(),
-        };
+        let desk = Desk::local(folder.path());
         let target = with_desk(None, &desk);
-        assert_eq!(target.accept(&job()).await, Ok(Accepted::New));
-        let stand = desk.stand(&job()).unwrap();
+        assert_eq!(accept(&target, job()).await, Ok(Accepted::New));
+        let stand = desk.stand(&StepRef::of(&job())).await.unwrap();
         assert_eq!(
             (stand.job, stand.step),
             (JobStatus::Queue, StepStatus::Pending)
@@ -407,7 +554,7 @@ mod tests {
     #[tokio::test]
     async fn a_dispatch_becomes_a_job_with_its_secret_that_is_released() {
         let (target, asked) = target(None);
-        assert_eq!(target.accept(&job()).await, Ok(Accepted::New));
+        assert_eq!(accept(&target, job()).await, Ok(Accepted::New));
         assert_eq!(
             *asked.lock().unwrap(),
             ["POST jobs", "POST secrets", "PATCH job-412-step"]
@@ -425,7 +572,7 @@ mod tests {
             (422, "spec is invalid", false),
         ] {
             let (target, _) = target(Some((code, message)));
-            let refused = target.accept(&job()).await.unwrap_err();
+            let refused = accept(&target, job()).await.unwrap_err();
             assert_eq!(
                 matches!(refused, Refused::Unavailable(_)),
                 later,
@@ -440,7 +587,7 @@ mod tests {
         let mut job = job();
         job.environment_variables
             .insert("EPHEMERAL_CPU_REQUEST".into(), "a lot".into());
-        let refused = target.accept(&job).await.unwrap_err();
+        let refused = accept(&target, job).await.unwrap_err();
         assert!(matches!(refused, Refused::Invalid(_)), "{refused:?}");
         assert!(refused.to_string().contains("EPHEMERAL_CPU_REQUEST"));
         assert_eq!(*asked.lock().unwrap(), Vec::<String>::new());

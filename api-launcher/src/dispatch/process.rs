@@ -7,13 +7,14 @@ mod index;
 mod queue;
 mod run;
 
+use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
-use control_plane::local::LocalPlatform;
+use control_plane::heartbeat::Beat;
 use job_contract::JobData;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
@@ -22,10 +23,11 @@ use tracing::{error, info};
 use self::index::{Index, Turn};
 use self::queue::{Queue, RunKey, Stamp};
 use super::desk::Desk;
-use super::{Accepted, Readiness, Refused};
+use super::{Accepted, Answered, Readiness, Refused};
 use crate::metrics::{Load, Metrics};
 use crate::run::data::{DataDir, DataError, attempt_lock};
 use crate::run::executor::Program;
+use crate::serve::config::{PlatformSettings, PlatformSetupError};
 use crate::shutdown::Shutdown;
 
 /// How often finished runs are looked through for those that may be forgotten.
@@ -47,6 +49,8 @@ pub(crate) struct ProcessSettings {
     pub(crate) program: Program,
     pub(crate) concurrency: usize,
     pub(crate) on_stop: RunsOnStop,
+    /// Without it: records in the data directory.
+    pub(crate) platform: Option<Box<PlatformSettings>>,
 }
 
 /// Why the target cannot be opened.
@@ -54,6 +58,8 @@ pub(crate) struct ProcessSettings {
 pub(crate) enum OpenError {
     #[error(transparent)]
     Data(#[from] DataError),
+    #[error(transparent)]
+    Platform(#[from] PlatformSetupError),
     #[error("could not open the queue in `{}`", path.display())]
     Queue {
         path: PathBuf,
@@ -74,10 +80,14 @@ pub(crate) struct ProcessTarget {
 struct Inner {
     queue: Queue,
     desk: Desk,
+    /// Where executors keep what they make.
+    data: PathBuf,
     program: Program,
     concurrency: usize,
     on_stop: RunsOnStop,
     index: Mutex<Index>,
+    /// Of runs that wait or run: the executor's own begin when it does.
+    beats: Mutex<HashMap<RunKey, Beat>>,
     wake: Notify,
     metrics: Metrics,
     shutdown: Shutdown,
@@ -93,6 +103,10 @@ impl ProcessTarget {
         shutdown: Shutdown,
     ) -> Result<Self, OpenError> {
         let data = settings.data.create()?;
+        let desk = match settings.platform {
+            Some(platform) => platform.open()?,
+            None => Desk::local(data.path()),
+        };
         let root = data.launcher().join("queue");
         let fail = |source| OpenError::Queue {
             path: root.clone(),
@@ -108,20 +122,21 @@ impl ProcessTarget {
         if !found.waiting.is_empty() {
             info!(runs = found.waiting.len(), "took over unfinished runs");
         }
+        let mut beats = HashMap::new();
         for (at, key) in found.waiting {
+            beats.extend(desk.beat(&key.job_id()).map(|beat| (key.clone(), beat)));
             index.admit(at, key);
         }
         Ok(Self {
             inner: Arc::new(Inner {
-                desk: Desk {
-                    platform: LocalPlatform::new(data.path()),
-                    data: data.path().to_owned(),
-                },
+                desk,
+                data: data.path().to_owned(),
                 queue,
                 program: settings.program,
                 concurrency: settings.concurrency,
                 on_stop: settings.on_stop,
                 index: Mutex::new(index),
+                beats: Mutex::new(beats),
                 wake: Notify::new(),
                 metrics,
                 shutdown,
@@ -131,7 +146,13 @@ impl ProcessTarget {
     }
 
     /// Keeps the document, once. A second delivery waits for the first and is told that it came before.
-    pub(super) async fn accept(&self, job: &JobData, raw: Bytes) -> Result<Accepted, Refused> {
+    pub(super) async fn accept(
+        &self,
+        job: &JobData,
+        raw: Bytes,
+        answered: Answered,
+    ) -> Result<Accepted, Refused> {
+        let mut answered = Some(answered);
         let key = RunKey::of(job)
             .ok_or_else(|| Refused::Unavailable("the job has no number".to_owned()))?;
         loop {
@@ -145,13 +166,20 @@ impl ProcessTarget {
                 Turn::Write(at, begin) => {
                     let (tell, told) = oneshot::channel();
                     let inner = Arc::clone(&self.inner);
+                    let answered = answered.take();
                     // The sender may hang up; what was begun is finished all the same.
                     tokio::spawn(async move {
                         let kept = inner.keep(&key, at, raw).await;
                         drop(begin);
                         let kept_ok = kept.is_ok();
+                        if kept_ok {
+                            inner.keep_alive(&key);
+                        }
                         let _ = tell.send(kept);
                         if kept_ok {
+                            if let Some(answered) = answered {
+                                answered.wait().await;
+                            }
                             inner.admit(at, key).await;
                         }
                     });
@@ -224,6 +252,16 @@ impl Drop for Place {
 impl Inner {
     fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn beats(&self) -> MutexGuard<'_, HashMap<RunKey, Beat>> {
+        self.beats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Until it has ended.
+    fn keep_alive(&self, key: &RunKey) {
+        let beat = self.desk.beat(&key.job_id());
+        self.beats().extend(beat.map(|beat| (key.clone(), beat)));
     }
 
     fn next(&self) -> Option<RunKey> {

@@ -1,12 +1,15 @@
 //! What a dispatch is answered, and no other status (contract 2.4): the platform fails the job on anything but
 //! 202 and 503.
 
-use axum::body::Body;
+use std::convert::Infallible;
+
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use super::auth::AuthError;
+use crate::dispatch::Answering;
 use crate::metrics::DispatchResult;
 
 /// A request that was not accepted.
@@ -63,9 +66,23 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// The one answer that means the run is ours now.
-pub(super) fn accepted() -> Response {
-    json_body(StatusCode::ACCEPTED, "{}".to_owned())
+/// The one answer that means the run is ours now. It takes `answering` along as far as the connection.
+pub(super) fn accepted(answering: Answering) -> Response {
+    const DOCUMENT: &[u8] = b"{}";
+    // The second time the connection asks for more, it has the first piece.
+    let pieces = futures_util::stream::unfold((true, answering), |(first, answering)| {
+        let piece = first.then(|| Ok::<_, Infallible>(Bytes::from_static(DOCUMENT)));
+        std::future::ready(piece.map(|piece| (piece, (false, answering))))
+    });
+    let mut response = Response::new(Body::from_stream(pieces));
+    *response.status_mut() = StatusCode::ACCEPTED;
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
+    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(DOCUMENT.len()));
+    response
 }
 
 /// An error as JSON.

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::answer::{self, Refusal};
 use super::{AppState, BODY_TIMEOUT, MAX_BODY_BYTES};
-use crate::dispatch::{Accepted, Refused};
+use crate::dispatch::{self, Accepted, Refused};
 use crate::metrics::DispatchResult;
 
 /// A sender that has not read its answer gets none when the connection closes under what it still sends.
@@ -57,20 +57,22 @@ async fn handle(state: &AppState, request: Request) -> Result<(Response, Dispatc
     job.validate()
         .map_err(|error| Refusal::Invalid(error.to_string()))?;
     let (job_id, step_id) = (job.job_id.clone(), job.step_id.clone());
-    let accepted = state
-        .target
-        .accept(job, body)
-        .await
-        .map_err(|refused| match refused {
-            Refused::Unavailable(reason) => Refusal::Unavailable(reason),
-            Refused::Invalid(reason) => Refusal::Invalid(reason),
-        })?;
+    let (answering, answered) = dispatch::answer();
+    let accepted =
+        state
+            .target
+            .accept(job, body, answered)
+            .await
+            .map_err(|refused| match refused {
+                Refused::Unavailable(reason) => Refusal::Unavailable(reason),
+                Refused::Invalid(reason) => Refusal::Invalid(reason),
+            })?;
     info!(job_id, step_id, ?accepted, "accepted a dispatch");
     let result = match accepted {
         Accepted::New => DispatchResult::Accepted,
         Accepted::Duplicate => DispatchResult::Duplicate,
     };
-    Ok((answer::accepted(), result))
+    Ok((answer::accepted(answering), result))
 }
 
 /// Before the body: nobody unknown makes the launcher hold megabytes.

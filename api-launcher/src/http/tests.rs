@@ -53,6 +53,7 @@ impl Service {
             program: Program::choose(Some(Path::new("/nonexistent"))).unwrap(),
             concurrency: 1,
             on_stop: RunsOnStop::Interrupt,
+            platform: None,
         };
         let target = ProcessTarget::open(settings, metrics.clone(), shutdown.clone()).unwrap();
         let state = AppState::new(

@@ -39,6 +39,21 @@ pub const fn step_type_value(step_type: job_contract::StepType) -> &'static str 
     }
 }
 
+/// The step type a value of [`STEP_TYPE`] stands for.
+pub fn step_type(value: &str) -> Option<job_contract::StepType> {
+    use job_contract::StepType;
+    [
+        StepType::Plan,
+        StepType::PlanDestroy,
+        StepType::Apply,
+        StepType::Destroy,
+        StepType::CustomScripts,
+        StepType::Approval,
+    ]
+    .into_iter()
+    .find(|step_type| step_type_value(*step_type) == value)
+}
+
 /// Whether the key belongs to the launcher or to Kubernetes' own Job controller.
 pub fn is_reserved(key: &str) -> bool {
     let prefix = key.split_once('/').map(|(prefix, _)| prefix);

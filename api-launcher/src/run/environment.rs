@@ -20,6 +20,8 @@ pub(crate) struct Setup<'a> {
     /// Where job data go that are too large for an environment string.
     pub(crate) job_file: PathBuf,
     pub(crate) color: bool,
+    /// Whether the platform is Terrakube, not a record on this machine.
+    pub(crate) remote: bool,
 }
 
 /// What a process needs on any machine: where programs and certificates are, how to reach the network.
@@ -69,6 +71,57 @@ const DEPLOYMENT: [&str; 17] = [
     env::ENV_FORWARD,
 ];
 
+/// Where the platform is that the caller's environment names, and what belongs to it; the store comes with it.
+const PLATFORM: [&str; 46] = [
+    env::API_URL,
+    env::PUBLIC_API_URL,
+    env::INTERNAL_SECRET,
+    env::ENABLE_SECURITY,
+    env::REGISTRY_DOMAIN,
+    env::DISPATCH_WAIT_SECONDS,
+    env::STATUS_POLL_SECONDS,
+    env::REPORT_PATIENCE_SECONDS,
+    env::DISABLE_ACKNOWLEDGE,
+    env::LOG_VIA_API,
+    env::REDIS_HOSTNAME,
+    env::REDIS_PORT,
+    env::REDIS_USERNAME,
+    env::REDIS_PASSWORD,
+    env::REDIS_SSL,
+    env::REDIS_CA_FILE,
+    env::REDIS_TRUSTSTORE_PATH,
+    env::REDIS_TRUSTSTORE_PASSWORD,
+    env::REDIS_TIMEOUT,
+    env::REDIS_CLUSTER_NODES,
+    env::REDIS_CLUSTER_MAX_REDIRECTS,
+    env::REDIS_SENTINEL_MASTER,
+    env::REDIS_SENTINEL_NODES,
+    env::REDIS_SENTINEL_USERNAME,
+    env::REDIS_SENTINEL_PASSWORD,
+    env::STATE_TYPE,
+    env::BACKEND_CREDENTIALS,
+    env::AWS_BUCKET,
+    env::AWS_REGION,
+    env::AWS_ENDPOINT,
+    env::AWS_ACCESS_KEY,
+    env::AWS_SECRET_KEY,
+    env::AWS_ENABLE_ROLE_AUTH,
+    env::AWS_INCLUDE_BACKEND_KEYS,
+    env::AWS_USE_LOCKFILE,
+    env::AZURE_ACCOUNT,
+    env::AZURE_RESOURCE_GROUP,
+    env::AZURE_CONTAINER,
+    env::AZURE_ACCESS_KEY,
+    env::GCP_BUCKET,
+    env::GCP_PROJECT,
+    env::GCP_CREDENTIALS,
+    // What the stores' role credentials come from on a machine.
+    "AWS_PROFILE",
+    "AWS_CONFIG_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+];
+
 /// The whole environment for one step. `own` looks up the caller's. Writes the job data to
 /// [`Setup::job_file`] when they are too large to travel in a string.
 pub(crate) fn build(
@@ -81,6 +134,7 @@ pub(crate) fn build(
     let names = MACHINE
         .into_iter()
         .chain(DEPLOYMENT)
+        .chain(PLATFORM.into_iter().filter(|_| setup.remote))
         .chain(forwarded.split(',').map(str::trim));
     let mut variables: Vec<(OsString, OsString)> = names
         .filter(|name| !name.is_empty())
@@ -93,7 +147,9 @@ pub(crate) fn build(
         variables.push((name.into(), value.to_owned()));
     };
     set(env::BATCH, &flag(true));
-    set(env::STATE_TYPE, OsStr::new("LocalTerraformStateImpl"));
+    if !setup.remote {
+        set(env::STATE_TYPE, OsStr::new("LocalTerraformStateImpl"));
+    }
     set(env::DATA_DIR, setup.data_dir.as_os_str());
     set(env::WORK_DIR, setup.work_dir.as_os_str());
     set(env::TERMINATION_LOG, setup.report.as_os_str());
@@ -141,6 +197,7 @@ mod tests {
             report: Path::new("/report"),
             job_file: folder.join("job"),
             color: false,
+            remote: false,
         };
         let own = |name: &str| {
             own.iter()

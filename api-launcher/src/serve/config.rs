@@ -1,6 +1,7 @@
 //! The options of `api-launcher serve` and what they come to. All problems are found before any is reported,
 //! each named by its variable.
 
+mod platform;
 mod watching;
 
 use std::fmt;
@@ -22,6 +23,8 @@ use crate::http::InternalSecret;
 use crate::run::data::DataDir;
 use crate::run::executor::Program;
 
+pub use self::platform::PlatformArgs;
+pub(crate) use self::platform::{PlatformSettings, PlatformSetupError};
 pub use self::watching::WatchArgs;
 pub(crate) use self::watching::Watching;
 
@@ -64,6 +67,9 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     pub routing: RoutingArgs,
+
+    #[command(flatten)]
+    pub platform: PlatformArgs,
 
     #[command(flatten)]
     pub telemetry: TelemetryArgs,
@@ -164,7 +170,9 @@ pub(crate) enum TargetSettings {
     Kubernetes {
         deployment: Box<Deployment>,
         watching: Box<Watching>,
-        /// Records of the local platform, where verdicts are reported to.
+        /// The platform runs are reported to.
+        platform: Option<Box<PlatformSettings>>,
+        /// Without it: records of the local platform.
         data_dir: Option<PathBuf>,
     },
     Process(ProcessSettings),
@@ -313,8 +321,7 @@ impl ServeArgs {
         let target = match target {
             TargetName::Kubernetes => self.resolve_deployment(&mut reader),
             TargetName::Process => self
-                .process
-                .resolve(&mut reader)
+                .resolve_process(&mut reader)
                 .map(TargetSettings::Process),
         };
         let routing = self.routing.resolve(&mut reader);
@@ -330,13 +337,26 @@ impl ServeArgs {
         }
     }
 
+    fn resolve_process(&self, reader: &mut Reader) -> Option<ProcessSettings> {
+        let settings = self.process.resolve(reader);
+        let data_dir = settings.as_ref().map(|settings| settings.data.path());
+        let platform = self.platform.resolve(reader, data_dir);
+        Some(ProcessSettings {
+            platform: platform.map(Box::new),
+            ..settings?
+        })
+    }
+
     fn resolve_deployment(&self, reader: &mut Reader) -> Option<TargetSettings> {
         let watching = self.watching.resolve(reader);
+        let data_dir = self.process.data_dir.clone();
+        let platform = self.platform.resolve(reader, data_dir.as_deref());
         match self.deployment.resolve() {
             Ok(deployment) => Some(TargetSettings::Kubernetes {
                 deployment: Box::new(deployment),
                 watching: Box::new(watching),
-                data_dir: self.process.data_dir.clone(),
+                platform: platform.map(Box::new),
+                data_dir,
             }),
             Err(problems) => {
                 reader.problems.extend(problems.iter().map(Problem::from));
@@ -419,6 +439,7 @@ impl ProcessArgs {
                 .or_else(|| std::thread::available_parallelism().ok())
                 .map_or(1, NonZeroUsize::get),
             on_stop,
+            platform: None,
         })
     }
 }

@@ -160,8 +160,57 @@ impl RedisSink {
     }
 }
 
+/// The stream of a job's log as it is seen from outside of a run: by whoever has something to say before the run's own
+/// log begins, or after it broke off.
+#[derive(Clone, Debug)]
+pub struct JobStream {
+    redis: Redis,
+    stream: Stream,
+}
+
+impl JobStream {
+    /// The stream of a job, in the name of one of its steps. Nothing is asked of Redis yet.
+    pub fn new(redis: &Redis, job_id: &str, step_id: &str) -> Self {
+        Self {
+            redis: redis.clone(),
+            stream: Stream::new(job_id, step_id),
+        }
+    }
+
+    /// Adds lines that are no part of the run's own log. They are numbered 0, so that nobody takes them for its lines.
+    pub async fn remark(&self, text: &str) -> Result<(), RedisError> {
+        let entries: Vec<_> = text
+            .lines()
+            .map(|line| self.stream.entry(0, line.as_bytes()))
+            .collect();
+        self.redis
+            .append(&self.stream.key, &entries, Retention::default())
+            .await
+            .map(drop)
+    }
+
+    /// What the step has written so far, as far as it is still there; at most the first `limit` bytes and the line in
+    /// which they end.
+    pub async fn text(&self, limit: usize) -> Result<String, RedisError> {
+        let (mut text, mut last) = (String::new(), None);
+        while text.len() < limit {
+            let entries = self
+                .redis
+                .entries_after(&self.stream.key, last.as_deref(), LOOK_BACK)
+                .await?;
+            let Some(entry) = entries.last() else { break };
+            last = Some(entry.id.clone());
+            for line in entries.iter().filter_map(|entry| self.stream.output(entry)) {
+                text.push_str(&line);
+                text.push('\n');
+            }
+        }
+        Ok(text)
+    }
+}
+
 /// The stream of a job as one step writes it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Stream {
     key: Vec<u8>,
     job_id: Field,
@@ -190,13 +239,22 @@ impl Stream {
 
     /// The number of a line of this step.
     fn line_number(&self, entry: &StoredEntry) -> Option<u64> {
+        self.own_field(entry, "lineNumber")?.parse().ok()
+    }
+
+    /// The text of a line of this step.
+    fn output(&self, entry: &StoredEntry) -> Option<String> {
+        self.own_field(entry, "output")
+    }
+
+    fn own_field(&self, entry: &StoredEntry, name: &str) -> Option<String> {
         let Entry(fields) = &entry.entry;
         if !fields.contains(&self.step_id) {
             return None;
         }
-        let name = java::encode("lineNumber");
+        let name = java::encode(name);
         let (_, value) = fields.iter().find(|(known, _)| *known == name)?;
-        java::decode(value).ok()?.parse().ok()
+        java::decode(value).ok()
     }
 }
 

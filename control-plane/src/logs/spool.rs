@@ -31,6 +31,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub(super) enum Command {
     /// Redacted whole lines, and how much room they were granted.
     Append { text: Vec<u8>, granted: usize },
+    /// Feed another sink, from the beginning.
+    Feed(Arc<Feed>),
     /// Take what has been sent so far, then end.
     Finish,
 }
@@ -116,25 +118,29 @@ impl Spool {
         Arc::clone(&self.summary)
     }
 
-    /// Another sink to be fed.
-    pub(super) fn add_feed(&mut self) -> Arc<Feed> {
-        let feed = Arc::new(Feed::default());
-        self.feeds.push(Arc::clone(&feed));
-        feed
+    /// Another sink to be fed. One that joins later gets what the others have had, as far as it is on disk.
+    pub(super) fn feed(&mut self, feed: Arc<Feed>) {
+        if self.length > 0 {
+            feed.add_spooled(0..self.length);
+        }
+        self.feeds.push(feed);
     }
 
     /// Takes what writers send until they are done.
     pub(super) fn run(mut self, mut commands: UnboundedReceiver<Command>, room: &Semaphore) {
         let closed_at_the_end = CloseOnDrop(room);
         while let Some(command) = commands.blocking_recv() {
-            let Command::Append {
-                mut text,
-                mut granted,
-            } = command
-            else {
-                // Whatever was sent before this is still received.
-                commands.close();
-                continue;
+            let (mut text, mut granted) = match command {
+                Command::Append { text, granted } => (text, granted),
+                Command::Feed(feed) => {
+                    self.feed(feed);
+                    continue;
+                }
+                Command::Finish => {
+                    // Whatever was sent before this is still received.
+                    commands.close();
+                    continue;
+                }
             };
             while text.len() < WRITE_BYTES {
                 match commands.try_recv() {
@@ -145,6 +151,8 @@ impl Spool {
                         text.extend_from_slice(&more);
                         granted += also;
                     }
+                    // It gets what is already on disk first, and then this text like all others.
+                    Ok(Command::Feed(feed)) => self.feed(feed),
                     Ok(Command::Finish) => commands.close(),
                     Err(_) => break,
                 }

@@ -557,3 +557,20 @@ fn peak_memory_kib() -> u64 {
         .parse()
         .unwrap()
 }
+
+#[tokio::test]
+async fn a_sink_that_joins_later_gets_the_log_from_its_beginning() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = start(&folder, u64::MAX, vec![file_sink(&folder, "first")]);
+    let (before, after) = (numbered_lines(500), numbered_lines(20));
+    write(&log, &before).await;
+    log.attach(SinkConfig::File(folder.path().join("second")))
+        .unwrap();
+    write(&log, &after).await;
+    let summary = log.finish(LONG).await;
+    assert!(summary.is_complete(), "{summary:?}");
+    for name in ["first", "second"] {
+        let text = fs::read_to_string(folder.path().join(name)).unwrap();
+        assert_eq!(text, redacted(&format!("{before}{after}")), "{name}");
+    }
+}

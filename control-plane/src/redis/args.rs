@@ -10,6 +10,8 @@ use clap::Args;
 use job_contract::{Exit, env};
 use secrecy::SecretString;
 
+use crate::setting::SettingProblem;
+
 const PORT: u16 = 6379;
 /// What the platform's own programs are configured with.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -119,6 +121,25 @@ pub enum RedisProblem {
         /// The keystore.
         path: PathBuf,
     },
+}
+
+impl From<&RedisProblem> for SettingProblem {
+    fn from(problem: &RedisProblem) -> Self {
+        let variable = match problem {
+            RedisProblem::Invalid { variable, .. }
+            | RedisProblem::Incomplete { variable, .. }
+            | RedisProblem::Unreadable { variable, .. } => variable,
+            RedisProblem::Keystore { .. } => env::REDIS_TRUSTSTORE_PATH,
+        };
+        let text = problem.to_string();
+        let quoted = format!("`{variable}`");
+        let text = text.strip_prefix(&quoted).unwrap_or(&text);
+        let text = text.trim_start_matches(':').trim_start();
+        match std::error::Error::source(problem) {
+            Some(source) => Self::new(variable, format!("{text}: {source}")),
+            None => Self::new(variable, text),
+        }
+    }
 }
 
 impl RedisProblem {

@@ -104,14 +104,16 @@ async fn many_jobs_have_one_thread_and_come_and_go() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
     let heartbeats = Heartbeats::start(&redis_at(&server)).unwrap();
-    for job in 0..200 {
-        heartbeats.add(&job.to_string());
-    }
+    let mut beats: Vec<_> = (0..200)
+        .map(|job| heartbeats.beat(&job.to_string()))
+        .collect();
     for job in 0..200 {
         eventually("each beats", || is_alive(&mut client, &job.to_string())).await;
     }
-    heartbeats.forget("7");
-    heartbeats.add("200");
+    // A second reason for one of them, which keeps it.
+    beats.push(heartbeats.beat("8"));
+    drop(beats.drain(7..=8));
+    beats.push(heartbeats.beat("200"));
     eventually("a new one beats", || is_alive(&mut client, "200")).await;
     // Somebody else may beat for a job that is forgotten here.
     assert!(ttl(&mut client, "7") > 0);
@@ -132,12 +134,10 @@ async fn orders_do_not_wait_for_a_redis_that_is_away() {
     };
     server.freeze().unwrap();
     let heartbeats = Heartbeats::start(&redis(&settings)).unwrap();
-    for job in 0..500 {
-        heartbeats.add(&job.to_string());
-    }
-    for job in 0..499 {
-        heartbeats.forget(&job.to_string());
-    }
+    let mut beats: Vec<_> = (0..500)
+        .map(|job| heartbeats.beat(&job.to_string()))
+        .collect();
+    drop(beats.drain(..499));
     server.thaw().unwrap();
     let mut client = server.connect().unwrap();
     eventually("the one that is left beats", || {

@@ -1,40 +1,343 @@
-//! The backend override file (contract 6.1): whatever backend a configuration names, its state is kept where
-//! the platform looks for it.
+//! The backend override file (contract 6.1): whatever backend a configuration names, its state is kept where the
+//! platform looks for it. And the credentials of that place, which stay out of the work tree and of the plan
+//! where the tool allows it (docs/decisions/0009-backend-credentials.md).
 
+use std::fmt::Write as _;
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Name of the file for the local backend; the suffix makes the tool merge it over the configuration.
-const LOCAL_FILE: &str = "terrakube_override.tf";
+use artifact_store::{BackendSettings, Handover, StaticKeys};
+use secrecy::{ExposeSecret as _, SecretString};
+use semver::Version;
 
-/// Writes the override for the local backend into the working directory.
-pub fn write_local(working_dir: &Path, state: &Path) -> io::Result<PathBuf> {
-    let file = working_dir.join(LOCAL_FILE);
-    // JSON strings are HCL strings but for the two interpolation openers.
-    let path = serde_json::to_string(&state.to_string_lossy())
-        .expect("a string has no failing serialiser")
-        .replace("${", "$${")
-        .replace("%{", "%%{");
-    fs::write(
-        &file,
-        format!("terraform {{\n  backend \"local\" {{\n    path = {path}\n  }}\n}}\n"),
-    )?;
-    Ok(file)
+use crate::child_env::{ChildEnv, ChildEnvError};
+
+/// Profile under which the tool finds the keys of the bucket; nothing else uses that name.
+const AWS_PROFILE: &str = "mayfly-state";
+const AWS_CREDENTIALS: &str = "AWS_SHARED_CREDENTIALS_FILE";
+const AZURE_KEY: &str = "ARM_ACCESS_KEY";
+const GCS_CREDENTIALS: &str = "GOOGLE_BACKEND_CREDENTIALS";
+/// Where the stock executor puts the service account, beside the configuration.
+const GCS_FILE: &str = "GCP_CREDENTIALS_FILE.json";
+
+/// From here on the backend prefers a profile it is given over keys in the environment, and takes its endpoints
+/// as a block.
+const NEW_S3: Version = Version::new(1, 6, 0);
+/// From here on states can be locked with objects in the bucket.
+const LOCKFILE: Version = Version::new(1, 10, 0);
+
+/// A backend that could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// A file could not be written.
+    #[error("could not write `{}` for the backend", path.display())]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// The user's own credentials file could not be read.
+    #[error("could not read the credentials file `{}`", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// What the tool is to find in its environment does not fit there.
+    #[error(transparent)]
+    Env(#[from] ChildEnvError),
+}
+
+/// What the tool has to find in its environment to use the backend.
+#[derive(Debug)]
+pub struct BackendAccess {
+    private: PathBuf,
+    credentials: Credentials,
+}
+
+#[derive(Debug)]
+enum Credentials {
+    /// In the file, or for the tool to find.
+    Nothing,
+    Aws(StaticKeys),
+    Azure(SecretString),
+    Gcs(SecretString),
+}
+
+/// Writes the override into the working directory. Generated credentials go below `private`.
+pub fn write(
+    settings: &BackendSettings,
+    version: &Version,
+    working_dir: &Path,
+    private: &Path,
+    env: &ChildEnv,
+) -> Result<BackendAccess, BackendError> {
+    let plan = Override::of(settings, version, env);
+    for (name, content) in &plan.files {
+        write_private(&working_dir.join(name), content)?;
+    }
+    Ok(BackendAccess {
+        private: private.to_owned(),
+        credentials: plan.credentials,
+    })
+}
+
+impl BackendAccess {
+    /// Sets what the tool needs. Scripts that use the tool in the initialised directory need it too, and may
+    /// change it: it is set anew after they ran.
+    pub fn offer(&self, env: &mut ChildEnv) -> Result<(), BackendError> {
+        match &self.credentials {
+            Credentials::Nothing => {}
+            Credentials::Azure(key) => env.set(AZURE_KEY, key.expose_secret())?,
+            Credentials::Gcs(json) => {
+                let path = self.private.join("backend-gcs.json");
+                write_private(&path, json.expose_secret())?;
+                env.set(GCS_CREDENTIALS, &path.to_string_lossy())?;
+            }
+            Credentials::Aws(keys) => {
+                let path = self.private.join("backend-aws");
+                let content = aws_credentials(keys, env, &path)?;
+                write_private(&path, &content)?;
+                env.set(AWS_CREDENTIALS, &path.to_string_lossy())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The user's own credentials file, which ours takes the place of, and our profile behind it.
+fn aws_credentials(keys: &StaticKeys, env: &ChildEnv, ours: &Path) -> Result<String, BackendError> {
+    let named = env.get(AWS_CREDENTIALS).map(PathBuf::from);
+    let default = || Some(Path::new(env.get("HOME")?).join(".aws/credentials"));
+    let theirs = named.filter(|path| path != ours).or_else(default);
+    let own = match theirs.map(|path| (fs::read_to_string(&path), path)) {
+        None => String::new(),
+        Some((Ok(text), _)) => text,
+        Some((Err(error), _)) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        Some((Err(source), path)) => return Err(BackendError::Read { path, source }),
+    };
+    Ok(format!(
+        "{own}\n[{AWS_PROFILE}]\naws_access_key_id = {}\naws_secret_access_key = {}\n",
+        keys.access_key.expose_secret(),
+        keys.secret_key.expose_secret()
+    ))
+}
+
+/// What is to be written, and what is to be offered.
+struct Override {
+    files: Vec<(&'static str, String)>,
+    credentials: Credentials,
+}
+
+impl Override {
+    fn of(settings: &BackendSettings, version: &Version, env: &ChildEnv) -> Self {
+        // A run that sets the variable itself may need it for something else, so it keeps it.
+        let outside = |handover: Handover, name: &str| {
+            handover == Handover::Outside && env.get(name).is_none()
+        };
+        match settings {
+            BackendSettings::Local { path } => Self {
+                files: vec![(
+                    "terrakube_override.tf",
+                    Block::new("local")
+                        .text("path", &path.to_string_lossy())
+                        .finish(),
+                )],
+                credentials: Credentials::Nothing,
+            },
+            BackendSettings::S3 { keys, handover, .. } => {
+                // Older backends take keys of the environment, which are the provider's, before any profile.
+                let handover = match handover {
+                    Handover::Outside if *version < NEW_S3 => Handover::InFile,
+                    handover => *handover,
+                };
+                Self {
+                    files: vec![("aws_backend_override.tf", s3(settings, version, handover))],
+                    credentials: match keys {
+                        Some(keys) if handover == Handover::Outside => {
+                            Credentials::Aws(keys.clone())
+                        }
+                        _ => Credentials::Nothing,
+                    },
+                }
+            }
+            BackendSettings::Azurerm {
+                resource_group,
+                account,
+                container,
+                key,
+                access_key,
+                handover,
+            } => {
+                let outside = outside(*handover, AZURE_KEY);
+                let in_file = (!outside).then_some(access_key.expose_secret());
+                let block = Block::new("azurerm")
+                    .optional("resource_group_name", resource_group.as_deref())
+                    .text("storage_account_name", account)
+                    .text("container_name", container)
+                    .text("key", key)
+                    .optional("access_key", in_file);
+                Self {
+                    files: vec![("azure_backend_override.tf", block.finish())],
+                    credentials: if outside {
+                        Credentials::Azure(access_key.clone())
+                    } else {
+                        Credentials::Nothing
+                    },
+                }
+            }
+            BackendSettings::Gcs {
+                bucket,
+                prefix,
+                credentials,
+                handover,
+            } => {
+                let outside = outside(*handover, GCS_CREDENTIALS);
+                let block = Block::new("gcs")
+                    .text("bucket", bucket)
+                    .text("prefix", prefix)
+                    .optional("credentials", (!outside).then_some(GCS_FILE));
+                let file = ("gcp_backend_override.tf", block.finish());
+                if outside {
+                    return Self {
+                        files: vec![file],
+                        credentials: Credentials::Gcs(credentials.clone()),
+                    };
+                }
+                Self {
+                    files: vec![file, (GCS_FILE, credentials.expose_secret().to_owned())],
+                    credentials: Credentials::Nothing,
+                }
+            }
+        }
+    }
+}
+
+fn s3(settings: &BackendSettings, version: &Version, handover: Handover) -> String {
+    let BackendSettings::S3 {
+        bucket,
+        region,
+        key,
+        keys,
+        use_lockfile,
+        endpoint,
+        ..
+    } = settings
+    else {
+        unreachable!("called for S3 alone");
+    };
+    let mut block = Block::new("s3")
+        .text("bucket", bucket)
+        .text("region", region)
+        .text("key", key);
+    block = match (keys, handover) {
+        (Some(keys), Handover::InFile) => block
+            .text("access_key", keys.access_key.expose_secret())
+            .text("secret_key", keys.secret_key.expose_secret()),
+        (Some(_), Handover::Outside) => block.text("profile", AWS_PROFILE),
+        _ => block,
+    };
+    if *use_lockfile && *version >= LOCKFILE {
+        block = block.truth("use_lockfile");
+    }
+    let Some(endpoint) = endpoint else {
+        return block.finish();
+    };
+    let block = if *version < NEW_S3 {
+        block.text("endpoint", endpoint).truth("force_path_style")
+    } else {
+        block
+            .raw("endpoints", &format!("{{ s3 = {} }}", quoted(endpoint)))
+            .truth("skip_requesting_account_id")
+            .truth("skip_s3_checksum")
+            .truth("use_path_style")
+    };
+    block
+        .truth("skip_credentials_validation")
+        .truth("skip_metadata_api_check")
+        .truth("skip_region_validation")
+        .finish()
+}
+
+/// One `terraform { backend … }` block.
+struct Block(String);
+
+impl Block {
+    fn new(backend: &str) -> Self {
+        Self(format!("terraform {{\n  backend \"{backend}\" {{\n"))
+    }
+
+    fn raw(mut self, name: &str, value: &str) -> Self {
+        writeln!(self.0, "    {name} = {value}").expect("writing to a string cannot fail");
+        self
+    }
+
+    fn text(self, name: &str, value: &str) -> Self {
+        self.raw(name, &quoted(value))
+    }
+
+    fn optional(self, name: &str, value: Option<&str>) -> Self {
+        match value {
+            Some(value) => self.text(name, value),
+            None => self,
+        }
+    }
+
+    fn truth(self, name: &str) -> Self {
+        self.raw(name, "true")
+    }
+
+    fn finish(self) -> String {
+        self.0 + "  }\n}\n"
+    }
+}
+
+/// A string literal of the tool's language: nothing in the value is an expression or ends the string.
+fn quoted(value: &str) -> String {
+    let mut text = String::from("\"");
+    let mut rest = value.chars().peekable();
+    while let Some(c) = rest.next() {
+        match c {
+            '"' => text.push_str("\\\""),
+            '\\' => text.push_str("\\\\"),
+            '\n' => text.push_str("\\n"),
+            '\r' => text.push_str("\\r"),
+            '\t' => text.push_str("\\t"),
+            '$' | '%' if rest.peek() == Some(&'{') => {
+                text.push(c);
+                text.push(c);
+            }
+            c if c.is_control() => {
+                write!(text, "\\u{:04x}", u32::from(c)).expect("writing to a string cannot fail");
+            }
+            c => text.push(c),
+        }
+    }
+    text.push('"');
+    text
+}
+
+/// Replaces whatever has that name, a link too, by a file for this user alone.
+fn write_private(path: &Path, content: &str) -> Result<(), BackendError> {
+    let write = || {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)?
+            .write_all(content.as_bytes())
+    };
+    write().map_err(|source| BackendError::Write {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_file_is_that_of_the_contract() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = write_local(folder.path(), Path::new("/d/${x}/terraform.tfstate")).unwrap();
-        assert_eq!(file.file_name().unwrap(), "terrakube_override.tf");
-        assert_eq!(
-            fs::read_to_string(file).unwrap(),
-            "terraform {\n  backend \"local\" {\n    path = \"/d/$${x}/terraform.tfstate\"\n  }\n}\n"
-        );
-    }
-}
+mod tests;

@@ -7,7 +7,7 @@ use control_plane::logs::LogWriter;
 use serde_json::Value;
 
 use crate::process::Consumer;
-use crate::terraform::structured::Structured;
+use crate::terraform::board::Board;
 
 /// Longest event that is parsed. Larger ones would be held in memory whole; none is known to come near.
 const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
@@ -19,22 +19,22 @@ pub struct EventStream {
     partial: Vec<u8>,
     /// An over-long line is passed on as it comes, up to its end.
     overflowing: bool,
-    structured: Structured,
+    board: Board,
 }
 
 impl EventStream {
-    /// Writes to `log`, and keeps account in `structured`.
-    pub const fn new(log: LogWriter, structured: Structured) -> Self {
+    /// Writes to `log`, and keeps account on `board`.
+    pub const fn new(log: LogWriter, board: Board) -> Self {
         Self {
             log,
             partial: Vec::new(),
             overflowing: false,
-            structured,
+            board,
         }
     }
 
     /// Ends the stream: an unterminated last line counts too.
-    pub async fn finish(mut self) -> Structured {
+    pub async fn finish(mut self) {
         if !self.partial.is_empty() {
             let line = std::mem::take(&mut self.partial);
             let mut text = Vec::new();
@@ -42,7 +42,6 @@ impl EventStream {
             self.log.write(&text).await;
         }
         self.log.close().await;
-        self.structured
     }
 
     fn line(&mut self, line: &[u8], text: &mut Vec<u8>) {
@@ -51,7 +50,7 @@ impl EventStream {
                 text.extend_from_slice(console.as_bytes());
                 text.push(b'\n');
             }
-            self.structured.event(&event);
+            self.board.event(&event);
         } else {
             text.extend_from_slice(line);
             text.push(b'\n');

@@ -11,17 +11,17 @@ use backon::{ExponentialBuilder, Retryable as _};
 use reqwest::{Client, Response, StatusCode};
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::io::AsyncWriteExt as _;
-use url::Url;
+use url::{Origin, Url};
 
 use super::Fault;
 use super::http::ProxySettings;
 use super::source::{SourceError, display_address, local_path};
 
-/// The platform's token for tarballs, and the only host that may see it.
+/// The platform's token for tarballs, and who may see it.
 #[derive(Clone)]
 pub struct ContentToken {
-    /// `host` or `host:port` of the platform's API.
-    pub host: String,
+    /// Schemes, hosts and ports of the platform's API.
+    pub origins: Vec<Origin>,
     /// Sent as a bearer token.
     pub token: SecretString,
 }
@@ -29,20 +29,15 @@ pub struct ContentToken {
 impl fmt::Debug for ContentToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ContentToken")
-            .field("host", &self.host)
+            .field("origins", &self.origins)
             .finish_non_exhaustive()
     }
 }
 
 impl ContentToken {
-    /// Whether `url` is on the token's host. Over a redirect from https to http it no longer is.
-    fn is_for(&self, url: &Url, began_with: &Url) -> bool {
-        if began_with.scheme() == "https" && url.scheme() != "https" {
-            return false;
-        }
-        Url::parse(&format!("{}://{}", url.scheme(), self.host)).is_ok_and(|own| {
-            own.host() == url.host() && own.port_or_known_default() == url.port_or_known_default()
-        })
+    /// Whether `url` is the platform's own.
+    pub(super) fn is_for(&self, url: &Url) -> bool {
+        self.origins.contains(&url.origin())
     }
 }
 
@@ -204,7 +199,7 @@ impl Download<'_> {
         let mut url = start.clone();
         for _ in 0..=MAX_REDIRECTS {
             let mut request = client.get(url.clone());
-            if let Some(token) = self.token.filter(|token| token.is_for(&url, start)) {
+            if let Some(token) = self.token.filter(|token| token.is_for(&url)) {
                 request = request.bearer_auth(token.token.expose_secret());
             }
             let answer = request.send().await.map_err(|e| transfer(&url, e))?;

@@ -86,7 +86,7 @@ pub(super) fn create_private_dir(path: &Path) -> io::Result<()> {
 }
 
 /// Writes a file only this user can read. An earlier file of that name is replaced, never written through.
-pub(super) fn write_private_file(path: &Path, content: &[u8]) -> io::Result<()> {
+pub(crate) fn write_private_file(path: &Path, content: &[u8]) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         create_private_dir(parent)?;
     }

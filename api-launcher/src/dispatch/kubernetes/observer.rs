@@ -1,127 +1,216 @@
-//! What the watcher sees, told to the platform: why a run waits, in the run's own log, and how a run ended whose
-//! executor could not say it.
+//! What the watcher sees, told to the platform: that a run's job is alive, why a run waits, in the run's own log, and how
+//! a run ended whose executor could not say it. In return the platform is asked which runs are cancelled.
 
-use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use futures_util::FutureExt as _;
+use control_plane::StepRef;
+use control_plane::heartbeat::Beat;
 use futures_util::future::BoxFuture;
+use futures_util::{FutureExt as _, StreamExt as _};
 use job_contract::status::JobStatus;
-use tracing::{info, warn};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+use tracing::{debug, info, warn};
 
 use crate::cluster::watch::RunObserver;
 use crate::cluster::{Cluster, RunKey};
-use crate::dispatch::desk::{Desk, SettleError};
+use crate::dispatch::desk::{Desk, DeskError, story};
 use crate::verdict::{Observation, Verdict, VerdictKind};
 
-/// How often the platform is asked whether a run was cancelled (contract 11.4).
+/// How often the platform is asked whether a run was cancelled (contract 11.4), and how long after it was first seen a
+/// run is asked for at all: the request that brought it may still be open.
 const CANCEL_POLL: Duration = Duration::from_secs(5);
-/// What a started executor has to notice a cancellation by itself.
-const HEAD_START: Duration = Duration::from_secs(10);
+/// How many runs are asked for at a time.
+const AT_ONCE: usize = 16;
+/// What a started executor has to notice a cancellation by itself, which it asks for as often, and to wind up.
+const HEAD_START: Duration = Duration::from_secs(30);
 
 /// Speaks for runs at the platform's desk; without one, only in the launcher's own log.
 #[derive(Debug)]
 pub(super) struct Observer {
     desk: Option<Desk>,
-    /// Runs that are not over, as far as the watcher has said.
-    live: Mutex<BTreeSet<RunKey>>,
+    head_start: Duration,
+    /// Runs that are not over, or whose end the platform does not know yet.
+    live: Mutex<BTreeMap<RunKey, Live>>,
+}
+
+/// A run the platform waits for.
+struct Live {
+    since: Instant,
+    /// Until the platform knows how it ended: otherwise it would say that it was lost, and not why.
+    _beat: Option<Beat>,
+    /// Writes one reason after the other.
+    notes: Option<UnboundedSender<String>>,
+    /// The platform's job was over the last time somebody looked, and not by being cancelled: its executor may have
+    /// said so itself and be about to end.
+    over_before: bool,
+    /// The run is being stopped, or has ended.
+    leaving: bool,
+}
+
+impl fmt::Debug for Live {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Live")
+            .field("since", &self.since)
+            .field("leaving", &self.leaving)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Observer {
     pub(super) const fn new(desk: Option<Desk>) -> Self {
         Self {
             desk,
-            live: Mutex::new(BTreeSet::new()),
+            head_start: HEAD_START,
+            live: Mutex::new(BTreeMap::new()),
         }
     }
 
-    /// Ends runs whose jobs the platform has cancelled. Runs until it is dropped.
+    /// Ends runs whose jobs the platform has ended. Runs until it is dropped.
     pub(super) async fn stop_cancelled(&self, cluster: &Cluster) {
         let Some(desk) = &self.desk else { return };
         let mut turns = tokio::time::interval(CANCEL_POLL);
-        turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut stops = JoinSet::new();
         loop {
-            turns.tick().await;
-            for run in &self.live() {
-                if !is_cancelled(desk, run) {
-                    continue;
+            tokio::select! {
+                _ = turns.tick() => {
+                    for run in self.cancelled(desk).await {
+                        let (cluster, head_start) = (cluster.clone(), self.head_start);
+                        stops.spawn(async move {
+                            let stopped = cluster.cancel(&run.name, head_start).await;
+                            (run, stopped)
+                        });
+                    }
                 }
-                match cluster.cancel(&run.name, HEAD_START).await {
-                    Ok(done) => info!(%run, ?done, "cancelled at the platform"),
-                    Err(error) => warn!(%run, %error, "a cancelled run could not be stopped"),
+                Some(Ok((run, stopped))) = stops.join_next() => match stopped {
+                    Ok(done) => info!(%run, ?done, "its job is over at the platform"),
+                    Err(error) => {
+                        warn!(%run, %error, "a cancelled run could not be stopped, trying again");
+                        if let Some(live) = self.live().get_mut(&run) {
+                            live.leaving = false;
+                        }
+                    }
                 }
             }
         }
     }
 
-    fn live(&self) -> BTreeSet<RunKey> {
-        self.live
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+    /// Runs that are to be stopped now.
+    async fn cancelled(&self, desk: &Desk) -> Vec<RunKey> {
+        let asked: Vec<RunKey> = self
+            .live()
+            .iter()
+            .filter(|(_, live)| !live.leaving && live.since.elapsed() >= CANCEL_POLL)
+            .map(|(run, _)| run.clone())
+            .collect();
+        let statuses: Vec<_> = futures_util::stream::iter(asked)
+            .map(|run| async move {
+                let status = status_of(desk, &run).await;
+                (run, status)
+            })
+            .buffer_unordered(AT_ONCE)
+            .collect()
+            .await;
+        let mut live = self.live();
+        statuses
+            .into_iter()
+            .filter_map(|(run, status)| {
+                let entry = live.get_mut(&run)?;
+                entry.leaving = match status {
+                    Some(JobStatus::Cancelled) => true,
+                    Some(JobStatus::Failed) => std::mem::replace(&mut entry.over_before, true),
+                    _ => false,
+                };
+                entry.leaving.then_some(run)
+            })
+            .collect()
     }
 
-    fn note(&self, run: &RunKey, sentence: &str) -> Result<(), SettleError> {
-        let Some(desk) = &self.desk else {
-            return Ok(());
+    fn live(&self) -> MutexGuard<'_, BTreeMap<RunKey, Live>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A run that is not over is kept alive.
+    fn seen(&self, run: &RunKey) {
+        self.live().entry(run.clone()).or_insert_with(|| Live {
+            since: Instant::now(),
+            _beat: self.desk.as_ref().and_then(|desk| desk.beat(&run.job_id)),
+            notes: None,
+            over_before: false,
+            leaving: false,
+        });
+    }
+
+    fn note(&self, run: &RunKey, sentence: &str) {
+        let Some(desk) = &self.desk else { return };
+        let mut live = self.live();
+        let Some(entry) = live.get_mut(run) else {
+            return;
         };
-        match desk.known(&run.job_id, &run.step_id)? {
-            Some(job) if !desk.stand(&job)?.is_settled() => desk.note(&job, sentence),
-            _ => Ok(()),
-        }
+        let notes = entry.notes.get_or_insert_with(|| {
+            let (notes, receiver) = mpsc::unbounded_channel();
+            tokio::spawn(write_notes(desk.clone(), run.clone(), receiver));
+            notes
+        });
+        let _ = notes.send(sentence.to_owned());
     }
 
     /// Fails the step on behalf of its executor, unless the platform knows an outcome.
-    async fn settle(&self, run: &RunKey, verdict: &Verdict) -> Result<(), SettleError> {
+    async fn settle(&self, run: &RunKey, verdict: &Verdict) -> Result<(), DeskError> {
         let Some(desk) = &self.desk else {
             return Ok(());
         };
-        let Some(job) = desk.known(&run.job_id, &run.step_id)? else {
-            return Ok(());
-        };
-        let stand = desk.stand(&job)?;
-        if stand.is_settled() {
-            return Ok(());
+        match desk.known(step_of(run))? {
+            Some(step) => desk.settle(&step, &told(verdict)).await,
+            None => Ok(()),
         }
-        if stand.job.is_over() {
-            return desk.skip(&job);
-        }
-        desk.fail(&job, &story(verdict), std::path::Path::new(""))
-            .await
     }
 }
 
 impl RunObserver for Observer {
     fn on_observation(&self, run: &RunKey, observation: &Observation) {
-        let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
         match observation {
-            Observation::Ended(_) => live.remove(run),
-            Observation::Waiting(_) | Observation::Running => live.insert(run.clone()),
-        };
-        drop(live);
-        if let Observation::Waiting(wait) = observation
-            && wait.reason.is_news()
-        {
-            info!(%run, sentence = wait.sentence, "a run waits");
-            if let Err(error) = self.note(run, &wait.sentence) {
-                warn!(%run, %error, "the reason could not be written into the run's log");
+            Observation::Ended(verdict) if verdict.spoke() => {
+                self.live().remove(run);
             }
+            Observation::Ended(_) => {
+                self.seen(run);
+                if let Some(live) = self.live().get_mut(run) {
+                    live.leaving = true;
+                    live.notes = None;
+                }
+            }
+            Observation::Waiting(wait) => {
+                self.seen(run);
+                if wait.reason.is_news() {
+                    info!(%run, sentence = wait.sentence, "a run waits");
+                    self.note(run, &wait.sentence);
+                }
+            }
+            Observation::Running => self.seen(run),
         }
     }
 
     fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, bool> {
         async move {
-            self.live.lock().unwrap_or_else(PoisonError::into_inner).remove(run);
             info!(%run, verdict = ?verdict.kind, sentence = verdict.sentence, "a run ended without a word of its executor");
             // An executor of another make ends with 0 only once it has reported.
-            if verdict.kind == VerdictKind::Completed {
-                return true;
-            }
-            match self.settle(run, verdict).await {
-                Ok(()) => true,
+            let settled = match verdict.kind {
+                VerdictKind::Completed => Ok(()),
+                _ => self.settle(run, verdict).await,
+            };
+            match settled {
+                Ok(()) => {
+                    self.live().remove(run);
+                    true
+                }
                 Err(error) => {
-                    warn!(%run, %error, "the verdict could not be reported");
+                    warn!(%run, error = story(&error), "the verdict could not be reported");
                     false
                 }
             }
@@ -130,15 +219,45 @@ impl RunObserver for Observer {
     }
 }
 
-fn is_cancelled(desk: &Desk, run: &RunKey) -> bool {
-    let stand = desk
-        .known(&run.job_id, &run.step_id)
-        .and_then(|job| job.map(|job| desk.stand(&job)).transpose());
-    matches!(stand, Ok(Some(stand)) if stand.job == JobStatus::Cancelled)
+/// The step of a run, as its Job names it.
+fn step_of(run: &RunKey) -> StepRef {
+    StepRef {
+        organization_id: run.organization_id.clone(),
+        workspace_id: run.workspace_id.clone(),
+        job_id: run.job_id.clone(),
+        step_id: run.step_id.clone(),
+        step_type: run.step_type.clone(),
+    }
+}
+
+/// The platform's word on the job of a run; a platform that does not answer has cancelled nothing.
+async fn status_of(desk: &Desk, run: &RunKey) -> Option<JobStatus> {
+    let step = desk.known(step_of(run)).ok()??;
+    match desk.stand(&step).await {
+        Ok(stand) => Some(stand.job),
+        Err(error) => {
+            debug!(%run, error = story(&error), "where its job stands is not known at the moment");
+            None
+        }
+    }
+}
+
+/// Writes what comes, in order, until nothing more will.
+async fn write_notes(desk: Desk, run: RunKey, mut notes: UnboundedReceiver<String>) {
+    while let Some(sentence) = notes.recv().await {
+        let written = match desk.known(step_of(&run)) {
+            Ok(Some(step)) => desk.note(&step, &sentence).await,
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = written {
+            warn!(%run, error = story(&error), "the reason could not be written into the run's log");
+        }
+    }
 }
 
 /// The verdict as people read it in the run's log.
-fn story(verdict: &Verdict) -> String {
+fn told(verdict: &Verdict) -> String {
     let evidence = verdict
         .evidence
         .iter()

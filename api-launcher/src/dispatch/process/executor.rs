@@ -79,6 +79,7 @@ impl RunFolder {
         &self,
         program: &Program,
         data_dir: &Path,
+        remote: bool,
         job: &JobData,
     ) -> Result<Executor, StartError> {
         let work_dir = self.path.join("work");
@@ -90,6 +91,7 @@ impl RunFolder {
             report: &self.report(),
             job_file: self.path.join("job"),
             color: false,
+            remote,
         };
         let environment = environment::build(&setup, job, |name| std::env::var_os(name))
             .map_err(StartError::Folder)?;

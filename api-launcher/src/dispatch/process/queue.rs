@@ -31,6 +31,11 @@ impl RunKey {
         })
     }
 
+    /// As the platform writes it.
+    pub(super) fn job_id(&self) -> String {
+        self.job.to_string()
+    }
+
     fn parse(name: &str) -> Option<Self> {
         let (job, step) = name.split_once('_')?;
         Some(Self {

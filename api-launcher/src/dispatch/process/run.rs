@@ -1,11 +1,11 @@
 //! One accepted run, from its turn to its end: started or found running, followed, stopped when it must be, and
 //! settled. Whatever a former launcher was doing when it ended, the step runs once or its loss is told.
 
-use std::error::Error;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
+use control_plane::StepRef;
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{Exit, JobData};
 use tokio::time::{Instant, MissedTickBehavior};
@@ -14,7 +14,8 @@ use tracing::{error, info, warn};
 use super::executor::{Executor, RunFolder, StartError};
 use super::queue::RunKey;
 use super::{Inner, Place, RunsOnStop, blocking, now};
-use crate::dispatch::desk::{SettleError, Stand};
+use crate::dispatch::desk::{DeskError, Stand, story};
+use crate::dispatch::has_nothing_to_run;
 use crate::run::{artifacts, data, executor};
 
 /// How often the platform is asked whether the job was cancelled.
@@ -68,6 +69,7 @@ pub(super) async fn carry_out(place: Place, key: RunKey) {
 }
 
 async fn finish(inner: &Inner, key: &RunKey) {
+    inner.beats().remove(key);
     let (queue, name) = (inner.queue.clone(), key.clone());
     if let Err(failure) = blocking(move || queue.finish(&name, now())).await {
         error!(run = %key, error = story(&failure), "a finished run could not be put away");
@@ -80,7 +82,7 @@ enum RunError {
     #[error("the accepted document cannot be read")]
     Entry(#[source] std::io::Error),
     #[error(transparent)]
-    Settle(#[from] SettleError),
+    Desk(#[from] DeskError),
     #[error("could not wait for the executor")]
     Wait(#[source] std::io::Error),
 }
@@ -88,20 +90,25 @@ enum RunError {
 async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError> {
     let job = inner.queue.load(key).map_err(RunError::Entry)?;
     let folder = RunFolder::new(inner.queue.run_folder(key));
+    let step = StepRef::of(&job);
     inner.desk.queue(&job)?;
-    let mut running = match before(inner, &folder, &job)? {
+    if inner.desk.is_remote() && has_nothing_to_run(&job) {
+        inner.desk.complete(&job).await?;
+        return Ok(Some(inner.desk.stand(&step).await?));
+    }
+    let mut running = match before(inner, &folder, &step).await? {
         Before::Over(stand) => {
             if !stand.is_settled() {
-                inner.desk.skip(&job)?;
+                inner.desk.skip(&step)?;
             }
-            return Ok(Some(inner.desk.stand(&job)?));
+            return Ok(Some(inner.desk.stand(&step).await?));
         }
         Before::Lost => {
             let reason = "The executor of this step was lost while no launcher watched it, after it had \
                           taken the step. It is not run again: what it was changing may exist without being \
                           in the state. Plan again before anything else.";
-            inner.desk.fail(&job, reason, &folder.log()).await?;
-            return Ok(Some(inner.desk.stand(&job)?));
+            inner.desk.fail(&step, reason, Some(&folder.log())).await?;
+            return Ok(Some(inner.desk.stand(&step).await?));
         }
         Before::Running(executor) => {
             info!(run = %key, "found the executor of a former launcher at work");
@@ -113,27 +120,27 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
                 inner.metrics.start_failed();
                 error!(run = %key, error = story(&failure), "an executor could not be started");
                 let reason = format!("The executor could not be started: {}.", story(&failure));
-                inner.desk.fail(&job, &reason, &folder.log()).await?;
-                return Ok(Some(inner.desk.stand(&job)?));
+                inner.desk.fail(&step, &reason, Some(&folder.log())).await?;
+                return Ok(Some(inner.desk.stand(&step).await?));
             }
         },
     };
-    match follow(inner, key, &job, &mut running).await? {
+    match follow(inner, key, &step, &mut running).await? {
         Followed::Left => Ok(None),
         Followed::Ended(status) if is_for_later(inner, status) => Ok(None),
-        Followed::Ended(status) => settle(inner, &folder, &job, status).await.map(Some),
+        Followed::Ended(status) => settle(inner, &folder, &step, status).await.map(Some),
     }
 }
 
-fn before(inner: &Inner, folder: &RunFolder, job: &JobData) -> Result<Before, SettleError> {
+async fn before(inner: &Inner, folder: &RunFolder, step: &StepRef) -> Result<Before, DeskError> {
     if let Some(executor) = folder.orphan() {
         return Ok(Before::Running(executor));
     }
-    let stand = inner.desk.stand(job)?;
+    let stand = inner.desk.stand(step).await?;
     if stand.is_settled() || matches!(stand.job, JobStatus::Cancelled | JobStatus::Failed) {
         return Ok(Before::Over(stand));
     }
-    Ok(if inner.desk.is_claimed(job)? {
+    Ok(if inner.desk.is_claimed(step).await? {
         Before::Lost
     } else {
         Before::Fresh
@@ -153,7 +160,7 @@ fn start(
         }
         _ => {}
     }
-    let executor = folder.start(&inner.program, &inner.desk.data, job)?;
+    let executor = folder.start(&inner.program, &inner.data, inner.desk.is_remote(), job)?;
     info!(
         run = %key,
         step_type = job.step_type,
@@ -168,7 +175,7 @@ fn start(
 async fn follow(
     inner: &Inner,
     key: &RunKey,
-    job: &JobData,
+    step: &StepRef,
     executor: &mut Executor,
 ) -> Result<Followed, RunError> {
     let mut poll = tokio::time::interval(CANCEL_POLL);
@@ -195,8 +202,9 @@ async fn follow(
                 executor.kill();
                 asked = Some(Instant::now());
             }
-            _ = poll.tick(), if asked.is_none() => {
-                let stand = inner.desk.stand(job);
+            // Under Terrakube the executor asks for itself.
+            _ = poll.tick(), if asked.is_none() && !inner.desk.is_remote() => {
+                let stand = inner.desk.stand(step).await;
                 if stand.is_ok_and(|stand| stand.job == JobStatus::Cancelled) {
                     info!(run = %key, "the job was cancelled: asked the executor to stop");
                     executor.terminate();
@@ -217,12 +225,16 @@ fn is_for_later(inner: &Inner, status: Option<ExitStatus>) -> bool {
 async fn settle(
     inner: &Inner,
     folder: &RunFolder,
-    job: &JobData,
+    step: &StepRef,
     status: Option<ExitStatus>,
 ) -> Result<Stand, RunError> {
-    let stand = inner.desk.stand(job)?;
+    let stand = inner.desk.stand(step).await?;
     if stand.is_settled() {
         return Ok(stand);
+    }
+    // It repeats a dispatch it did not record, and this one is then tried again.
+    if inner.desk.awaits_dispatch(&stand) {
+        return Err(DeskError::NotDispatched(stand.job).into());
     }
     let judged = status.map(|status| {
         executor::judge(executor::Ended {
@@ -234,19 +246,19 @@ async fn settle(
         // Another executor holds the step and tells what becomes of it.
         Some((Exit::Claimed, _)) => {
             warn!(
-                job_id = job.job_id,
-                step_id = job.step_id,
+                job_id = step.job_id,
+                step_id = step.step_id,
                 "another executor holds the step"
             );
             return Ok(stand);
         }
-        Some((Exit::Done, _)) if stand.job.is_over() => inner.desk.skip(job)?,
+        Some((Exit::Done, _)) if stand.job.is_over() => inner.desk.skip(step)?,
         judged => {
             let reason = reason(folder, judged);
-            inner.desk.fail(job, &reason, &folder.log()).await?;
+            inner.desk.fail(step, &reason, Some(&folder.log())).await?;
         }
     }
-    Ok(inner.desk.stand(job)?)
+    Ok(inner.desk.stand(step).await?)
 }
 
 fn reason(folder: &RunFolder, judged: Option<(Exit, Option<String>)>) -> String {
@@ -258,14 +270,4 @@ fn reason(folder: &RunFolder, judged: Option<(Exit, Option<String>)>) -> String 
         exit => exit.to_string(),
     });
     format!("The step has failed: {cause}.")
-}
-
-fn story(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

@@ -10,6 +10,7 @@ use job_contract::JobData;
 use job_contract::job::REMOTE_CONTENT;
 use rstest::rstest;
 use test_peers::http::{Response, Server};
+use url::Url;
 
 use super::super::*;
 use super::support::*;
@@ -39,7 +40,7 @@ fn content_job(source: &str) -> JobData {
 fn with_token(server: &Server) -> Bench {
     let mut bench = Bench::new();
     bench.config.content_token = Some(ContentToken {
-        host: server.host(),
+        origins: vec![Url::parse(&server.url()).unwrap().origin()],
         token: TOKEN.into(),
     });
     bench
@@ -97,6 +98,23 @@ async fn another_host_gets_no_token() {
     let source = format!("{}/content.tar.gz", other.url());
     bench.prepare(&content_job(&source)).await.unwrap();
     assert_eq!(tokens(&other), [None]);
+}
+
+#[test]
+fn scheme_host_and_port_decide_who_sees_the_token() {
+    let token = ContentToken {
+        origins: vec![Url::parse("https://api.example.test").unwrap().origin()],
+        token: TOKEN.into(),
+    };
+    for (url, shown) in [
+        ("https://api.example.test/remote/c.tar.gz", true),
+        ("https://api.example.test:443/c.tar.gz", true),
+        ("http://api.example.test/c.tar.gz", false),
+        ("https://api.example.test:8443/c.tar.gz", false),
+        ("https://api.example.test.evil.test/c.tar.gz", false),
+    ] {
+        assert_eq!(token.is_for(&Url::parse(url).unwrap()), shown, "{url}");
+    }
 }
 
 #[rstest]

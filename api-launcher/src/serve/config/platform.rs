@@ -1,0 +1,184 @@
+//! Which platform the launcher speaks to for its runs, and what else it reaches there: Redis for heartbeats and live logs,
+//! the store for reasons in a step's output. All of it under the names the executors of the same deployment read.
+
+use std::path::Path;
+
+use super::{Problem, Reader, present};
+use crate::dispatch::desk::Desk;
+use artifact_store::{Store, StoreArgs, StoreError, StoreSettings};
+use clap::Args;
+use control_plane::heartbeat::HeartbeatError;
+use control_plane::redis::{Redis, RedisArgs, RedisConfig};
+use control_plane::setting::SettingProblem;
+use control_plane::terrakube::{Terrakube, TerrakubeArgs, TerrakubeConfig, TerrakubeError};
+
+#[derive(Args, Clone, Debug, Default)]
+pub struct PlatformArgs {
+    #[command(flatten)]
+    pub terrakube: TerrakubeArgs,
+
+    #[command(flatten)]
+    pub redis: RedisArgs,
+
+    #[command(flatten)]
+    pub store: StoreArgs,
+}
+
+/// What [`PlatformArgs`] come to.
+#[derive(Debug)]
+pub(crate) struct PlatformSettings {
+    terrakube: TerrakubeConfig,
+    redis: Option<RedisConfig>,
+    outputs: Option<StoreSettings>,
+}
+
+/// Why the platform cannot be spoken to.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PlatformSetupError {
+    #[error(transparent)]
+    Terrakube(#[from] TerrakubeError),
+    #[error(transparent)]
+    Heartbeat(#[from] HeartbeatError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl From<&SettingProblem> for Problem {
+    fn from(problem: &SettingProblem) -> Self {
+        Self {
+            variable: problem.variable.to_owned(),
+            text: problem.text.clone(),
+        }
+    }
+}
+
+impl PlatformArgs {
+    /// `None` without an address of the platform's API: then nothing else here is looked at.
+    pub(super) fn resolve(
+        &self,
+        reader: &mut Reader,
+        data_dir: Option<&Path>,
+    ) -> Option<PlatformSettings> {
+        let terrakube = match self.terrakube.resolve() {
+            Ok(terrakube) => terrakube?,
+            Err(problems) => {
+                reader.problems.extend(problems.iter().map(Problem::from));
+                // The others are told as well.
+                self.resolve_redis(reader);
+                self.resolve_outputs(reader, data_dir);
+                return None;
+            }
+        };
+        Some(PlatformSettings {
+            terrakube,
+            redis: self.resolve_redis(reader),
+            outputs: self.resolve_outputs(reader, data_dir),
+        })
+    }
+
+    fn resolve_redis(&self, reader: &mut Reader) -> Option<RedisConfig> {
+        self.redis.resolve().unwrap_or_else(|problems| {
+            let problems = problems.iter().map(SettingProblem::from);
+            reader
+                .problems
+                .extend(problems.map(|problem| Problem::from(&problem)));
+            None
+        })
+    }
+
+    /// A store on this machine is the platform's only where somebody says which folder they share.
+    fn resolve_outputs(
+        &self,
+        reader: &mut Reader,
+        data_dir: Option<&Path>,
+    ) -> Option<StoreSettings> {
+        let kind = present(Some(&self.store.state_type));
+        if data_dir.is_none() && kind.is_none_or(|kind| kind == "LocalTerraformStateImpl") {
+            return None;
+        }
+        match self.store.resolve(data_dir.unwrap_or(Path::new(""))) {
+            Ok(settings) => Some(settings),
+            Err(error) => {
+                for problem in &error.problems {
+                    let quoted = format!("`{}`", problem.name());
+                    let text = problem.to_string();
+                    let text = text.strip_prefix(&quoted).unwrap_or(&text).trim_start();
+                    reader.problems.push(Problem {
+                        variable: problem.name().to_owned(),
+                        text: text.to_owned(),
+                    });
+                }
+                None
+            }
+        }
+    }
+}
+
+impl PlatformSettings {
+    /// Nothing is asked of anybody yet.
+    pub(crate) fn open(self) -> Result<Desk, PlatformSetupError> {
+        let outputs = self.outputs.as_ref().map(Store::open).transpose()?;
+        let redis = self.redis.map(Redis::new);
+        let terrakube = Terrakube::new(self.terrakube, redis.clone())?;
+        Ok(Desk::terrakube(terrakube, outputs, redis)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use job_contract::env;
+
+    use super::*;
+
+    fn args() -> PlatformArgs {
+        PlatformArgs {
+            terrakube: TerrakubeArgs {
+                api_url: Some("http://api:8080".to_owned()),
+                public_api_url: Some("https://terrakube.example.test".to_owned()),
+                enable_security: Some("false".to_owned()),
+                ..TerrakubeArgs::default()
+            },
+            ..PlatformArgs::default()
+        }
+    }
+
+    #[test]
+    fn an_address_is_all_it_needs_and_without_one_nothing_is_read() {
+        let mut reader = Reader::default();
+        let settings = args().resolve(&mut reader, None).unwrap();
+        assert!(reader.problems.is_empty(), "{:?}", reader.problems);
+        assert!(settings.redis.is_none() && settings.outputs.is_none());
+        let nowhere = PlatformArgs {
+            terrakube: TerrakubeArgs::default(),
+            redis: RedisArgs {
+                redis_port: Some("no port".to_owned()),
+                ..RedisArgs::default()
+            },
+            ..args()
+        };
+        assert!(nowhere.resolve(&mut reader, None).is_none());
+        assert!(reader.problems.is_empty(), "{:?}", reader.problems);
+    }
+
+    #[test]
+    fn problems_of_all_its_parts_are_told_at_once() {
+        let mut wrong = args();
+        wrong.terrakube.enable_security = None;
+        wrong.redis.redis_hostname = Some("redis".to_owned());
+        wrong.redis.redis_port = Some("no port".to_owned());
+        wrong.store.state_type = "AwsTerraformStateImpl".to_owned();
+        wrong.store.aws_region = Some("eu-central-1".to_owned());
+        wrong.store.aws_enable_role_auth = Some("true".to_owned());
+        let mut reader = Reader::default();
+        assert!(wrong.resolve(&mut reader, None).is_none());
+        let names: Vec<_> = reader
+            .problems
+            .iter()
+            .map(|problem| problem.variable.as_str())
+            .collect();
+        assert_eq!(
+            names,
+            [env::INTERNAL_SECRET, env::REDIS_PORT, env::AWS_BUCKET]
+        );
+    }
+}

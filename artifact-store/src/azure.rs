@@ -1,0 +1,216 @@
+//! Azure Blob Storage. Every area is a container of its own, made when it is missing (contract 6.2).
+
+use std::path::Path;
+use std::sync::Arc;
+
+use backon::{ExponentialBuilder, Retryable as _};
+use bytes::Bytes;
+use job_contract::env;
+use job_contract::keys::{Area, ObjectKey};
+use object_store::azure::{
+    AzureAccessKey, AzureAuthorizer, AzureCredential, MicrosoftAzureBuilder,
+};
+use object_store::client::{
+    HttpClient, HttpConnector as _, HttpRequest, HttpRequestBody, ReqwestConnector,
+};
+use secrecy::{ExposeSecret as _, SecretString};
+use url::Url;
+
+use crate::backend::BackendSettings;
+use crate::digest::Digest;
+use crate::error::{Answer, StoreError};
+use crate::reference::{ObjectUrl, address, key_of};
+use crate::remote::{Limits, Place, Remote, client_error, found};
+use crate::settings::AzureSettings;
+
+const SERVICE: &str = "Azure Blob Storage";
+const CREDENTIAL_SETTINGS: &str =
+    "`AzureTerraformStateStorageAccountName` and `AzureTerraformStateStorageAccessKey`";
+
+/// An account.
+#[derive(Clone, Debug)]
+pub struct Azure {
+    state: Remote,
+    output: Remote,
+    settings: AzureSettings,
+    http: HttpClient,
+    limits: Limits,
+}
+
+impl Azure {
+    pub(crate) fn open(settings: &AzureSettings, limits: &Limits) -> Result<Self, StoreError> {
+        let options = limits.client_options(settings.endpoint.scheme() == "http");
+        let fail = |error| client_error(SERVICE, &error);
+        let container = |area: Area| {
+            let client = MicrosoftAzureBuilder::new()
+                .with_account(&settings.account)
+                .with_access_key(settings.access_key.expose_secret())
+                .with_container_name(area.bucket_prefix())
+                .with_endpoint(settings.endpoint.as_str().trim_end_matches('/').to_owned())
+                .with_client_options(options.clone())
+                .with_retry(limits.retry_config())
+                .build()
+                .map_err(fail)?;
+            Ok(Remote {
+                client: Arc::new(client),
+                place: Place {
+                    service: SERVICE,
+                    bucket: area.bucket_prefix().to_owned(),
+                    bucket_setting: env::AZURE_ACCOUNT,
+                    credential_settings: CREDENTIAL_SETTINGS,
+                },
+            })
+        };
+        Ok(Self {
+            state: container(Area::State)?,
+            output: container(Area::Output)?,
+            settings: settings.clone(),
+            http: ReqwestConnector::default()
+                .connect(&options)
+                .map_err(fail)?,
+            limits: limits.clone(),
+        })
+    }
+
+    pub(crate) fn reference(&self, key: &ObjectKey) -> String {
+        address(&self.settings.endpoint, &key.in_bucket())
+    }
+
+    pub(crate) async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        let container = self.container(key.area);
+        match container.put(&key.path, bytes.clone()).await {
+            Err(StoreError::NoBucket { .. }) => {
+                self.make(key.area).await?;
+                container.put(&key.path, bytes).await
+            }
+            stored => stored,
+        }
+    }
+
+    pub(crate) async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError> {
+        let container = self.container(key.area);
+        match container.put_file(&key.path, source).await {
+            Err(StoreError::NoBucket { .. }) => {
+                self.make(key.area).await?;
+                container.put_file(&key.path, source).await
+            }
+            stored => stored,
+        }
+    }
+
+    pub(crate) async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
+        let key = found(self.key_behind(reference), reference)?;
+        let fetched = self.container(key.area).fetch(&key.path, target).await;
+        fetched.map_err(|error| nothing_yet(error, &key))
+    }
+
+    pub(crate) async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
+        match self.container(key.area).read(&key.path).await {
+            Err(StoreError::NoBucket { .. }) => Ok(None),
+            read => read,
+        }
+    }
+
+    pub(crate) fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {
+        let settings = &self.settings;
+        BackendSettings::Azurerm {
+            resource_group: settings.resource_group.clone(),
+            account: settings.account.clone(),
+            container: settings.container.clone(),
+            key: ObjectKey::backend_state(organization, workspace).path,
+            access_key: settings.access_key.clone(),
+            handover: settings.handover,
+        }
+    }
+
+    pub(crate) fn secrets(&self) -> Vec<SecretString> {
+        vec![self.settings.access_key.clone()]
+    }
+
+    const fn container(&self, area: Area) -> &Remote {
+        match area {
+            Area::State => &self.state,
+            Area::Output => &self.output,
+        }
+    }
+
+    /// The stock client writes the slashes of a blob's name as `%2F`; decoded, both forms are the same.
+    fn key_behind(&self, reference: &str) -> Option<ObjectKey> {
+        let url = ObjectUrl::parse(reference)?;
+        let account = ObjectUrl::of(&self.settings.endpoint)?;
+        [url.below(&account), Some(url.path.as_str())]
+            .into_iter()
+            .flatten()
+            .find_map(key_of)
+    }
+
+    /// Makes a container, unless another run was faster.
+    async fn make(&self, area: Area) -> Result<(), StoreError> {
+        let backoff = ExponentialBuilder::default()
+            .with_jitter()
+            .with_max_times(self.limits.retries)
+            .with_total_delay(Some(self.limits.retry_for));
+        (|| self.try_make(area))
+            .retry(backoff)
+            .when(|error| matches!(error, StoreError::Unavailable { .. }))
+            .await
+    }
+
+    async fn try_make(&self, area: Area) -> Result<(), StoreError> {
+        let container = area.bucket_prefix();
+        let unavailable = |source| StoreError::Unavailable {
+            service: SERVICE,
+            action: "make the container",
+            object: container.to_owned(),
+            source,
+        };
+        let request = self.request_to_make(container)?;
+        let sent = self.http.execute(request).await;
+        let status = sent
+            .map_err(|error| unavailable(Answer::of(&error)))?
+            .status();
+        match status.as_u16() {
+            200..300 | 409 => Ok(()),
+            401 | 403 => Err(StoreError::Refused {
+                service: SERVICE,
+                object: container.to_owned(),
+                settings: CREDENTIAL_SETTINGS,
+                source: Answer::new(status.to_string()),
+            }),
+            _ => Err(unavailable(Answer::new(status.to_string()))),
+        }
+    }
+
+    fn request_to_make(&self, container: &str) -> Result<HttpRequest, StoreError> {
+        let fail = |error: object_store::Error| client_error(SERVICE, &error);
+        let address = address(&self.settings.endpoint, container);
+        let mut url = Url::parse(&address).expect("an address below an address");
+        url.set_query(Some("restype=container"));
+        let mut request = HttpRequest::new(HttpRequestBody::empty());
+        *request.method_mut() = "PUT".parse().expect("a method");
+        *request.uri_mut() = url
+            .as_str()
+            .parse()
+            .expect("an address is one for HTTP too");
+        request.headers_mut().insert(
+            "content-length",
+            object_store::HeaderValue::from_static("0"),
+        );
+        let key = AzureAccessKey::try_new(self.settings.access_key.expose_secret());
+        let key = key.map_err(|error| fail(error.into()))?;
+        AzureAuthorizer::new(&AzureCredential::AccessKey(key), &self.settings.account)
+            .try_authorize(&mut request)
+            .map_err(fail)?;
+        Ok(request)
+    }
+}
+
+/// A container that was never made holds nothing.
+fn nothing_yet(error: StoreError, key: &ObjectKey) -> StoreError {
+    match error {
+        StoreError::NoBucket { .. } => StoreError::Missing {
+            object: key.in_bucket(),
+        },
+        error => error,
+    }
+}

@@ -1,0 +1,60 @@
+//! What the tool needs to know to keep a workspace's state in the same store. How it is told is the executor's
+//! business (contract 6.1).
+
+use std::path::PathBuf;
+
+use secrecy::SecretString;
+
+/// Keys of an S3 account.
+#[derive(Clone, Debug)]
+pub struct StaticKeys {
+    pub access_key: SecretString,
+    pub secret_key: SecretString,
+}
+
+/// How the backend gets the store's credentials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handover {
+    /// Outside the work tree, and so outside the plan, which keeps a copy of the backend's arguments.
+    Outside,
+    /// In the backend file, as the stock executor does it.
+    InFile,
+    /// Not at all: the tool finds credentials itself.
+    Omitted,
+}
+
+/// Where the tool's own backend keeps one workspace's state.
+#[derive(Clone, Debug)]
+pub enum BackendSettings {
+    /// A file.
+    Local { path: PathBuf },
+    /// An object in a bucket.
+    S3 {
+        bucket: String,
+        region: String,
+        key: String,
+        /// None with role authentication.
+        keys: Option<StaticKeys>,
+        handover: Handover,
+        use_lockfile: bool,
+        /// Another service than AWS.
+        endpoint: Option<String>,
+    },
+    /// A blob in the container that is set for states.
+    Azurerm {
+        resource_group: Option<String>,
+        account: String,
+        container: String,
+        key: String,
+        access_key: SecretString,
+        handover: Handover,
+    },
+    /// An object below a prefix; the backend appends the name of the tool's workspace.
+    Gcs {
+        bucket: String,
+        prefix: String,
+        /// JSON of the service account.
+        credentials: SecretString,
+        handover: Handover,
+    },
+}

@@ -1,0 +1,102 @@
+//! Google Cloud Storage.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use job_contract::env;
+use job_contract::keys::ObjectKey;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use secrecy::{ExposeSecret as _, SecretString};
+use url::Url;
+
+use crate::backend::BackendSettings;
+use crate::digest::Digest;
+use crate::error::StoreError;
+use crate::reference::{ObjectUrl, address, key_of};
+use crate::remote::{Limits, Place, Remote, client_error, found};
+use crate::settings::GcsSettings;
+
+const SERVICE: &str = "Google Cloud Storage";
+
+/// The host references name; people open it in a browser, the API and its executors only look at the path.
+const REFERENCE_BASE: &str = "https://storage.cloud.google.com";
+
+/// A bucket.
+#[derive(Clone, Debug)]
+pub struct Gcs {
+    remote: Remote,
+    settings: GcsSettings,
+    base: Url,
+}
+
+impl Gcs {
+    pub(crate) fn open(settings: &GcsSettings, limits: &Limits) -> Result<Self, StoreError> {
+        let allow_http = settings.endpoint.scheme() == "http";
+        let client = GoogleCloudStorageBuilder::new()
+            .with_bucket_name(&settings.bucket)
+            .with_service_account_key(settings.credentials.expose_secret())
+            .with_base_url(settings.endpoint.as_str().trim_end_matches('/'))
+            .with_client_options(limits.client_options(allow_http))
+            .with_retry(limits.retry_config())
+            .build()
+            .map_err(|error| client_error(SERVICE, &error))?;
+        let place = Place {
+            service: SERVICE,
+            bucket: settings.bucket.clone(),
+            bucket_setting: env::GCP_BUCKET,
+            credential_settings: "`GcpTerraformStateCredentials`",
+        };
+        let host = Url::parse(REFERENCE_BASE).expect("an address");
+        let base = address(&host, &settings.bucket);
+        Ok(Self {
+            remote: Remote {
+                client: Arc::new(client),
+                place,
+            },
+            settings: settings.clone(),
+            base: Url::parse(&base).expect("an address below an address"),
+        })
+    }
+
+    pub(crate) fn reference(&self, key: &ObjectKey) -> String {
+        address(&self.base, &key.in_bucket())
+    }
+
+    pub(crate) async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        self.remote.put(&key.in_bucket(), bytes).await
+    }
+
+    pub(crate) async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError> {
+        self.remote.put_file(&key.in_bucket(), source).await
+    }
+
+    pub(crate) async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
+        let key = found(self.key_behind(reference), reference)?;
+        self.remote.fetch(&key.in_bucket(), target).await
+    }
+
+    pub(crate) async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
+        self.remote.read(&key.in_bucket()).await
+    }
+
+    pub(crate) fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {
+        BackendSettings::Gcs {
+            bucket: self.settings.bucket.clone(),
+            prefix: ObjectKey::backend_state(organization, workspace).in_bucket(),
+            credentials: self.settings.credentials.clone(),
+            handover: self.settings.handover,
+        }
+    }
+
+    pub(crate) fn secrets(&self) -> Vec<SecretString> {
+        vec![self.settings.credentials.clone()]
+    }
+
+    /// Whatever the host, the bucket begins the path.
+    fn key_behind(&self, reference: &str) -> Option<ObjectKey> {
+        let url = ObjectUrl::parse(reference)?;
+        let name = url.path.strip_prefix(&self.settings.bucket)?;
+        key_of(name.strip_prefix('/')?)
+    }
+}

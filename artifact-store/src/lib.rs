@@ -1,0 +1,144 @@
+//! Where plans, states and step output are kept (contract 6): a folder, S3, Azure Blob Storage or GCS.
+//!
+//! Knows the object keys of `job-contract` and how each service is spoken to; nothing of the tool that makes the
+//! objects, nor of the platform that reads them. Content passes in bounded memory, whatever its size.
+
+mod azure;
+mod backend;
+mod digest;
+mod error;
+mod gcs;
+mod local;
+mod reference;
+mod remote;
+mod s3;
+mod settings;
+
+use std::path::Path;
+
+use bytes::Bytes;
+use job_contract::keys::ObjectKey;
+use secrecy::SecretString;
+
+pub use azure::Azure;
+pub use backend::{BackendSettings, Handover, StaticKeys};
+pub use digest::{Digest, hex};
+pub use error::StoreError;
+pub use gcs::Gcs;
+pub use local::{Local, private_folder};
+pub use remote::Limits;
+pub use s3::S3;
+pub use settings::{
+    AzureSettings, Endpoint, GcsSettings, Problem, S3Credentials, S3Settings, StoreArgs,
+    StoreConfigError, StoreKind, StoreSettings,
+};
+
+/// A store of artifacts.
+#[derive(Clone, Debug)]
+pub enum Store {
+    Local(Local),
+    S3(S3),
+    Azure(Azure),
+    Gcs(Gcs),
+}
+
+impl Store {
+    /// The local store below a data directory.
+    pub fn local(data_dir: &Path) -> Self {
+        Self::Local(Local::new(data_dir))
+    }
+
+    /// Opens the store that is configured. Nothing is asked of a service yet.
+    pub fn open(settings: &StoreSettings) -> Result<Self, StoreError> {
+        Self::open_with(settings, &Limits::default())
+    }
+
+    /// Opens it with other limits than the usual ones.
+    pub fn open_with(settings: &StoreSettings, limits: &Limits) -> Result<Self, StoreError> {
+        Ok(match settings {
+            StoreSettings::Local { data_dir } => Self::local(data_dir),
+            StoreSettings::S3(settings) => Self::S3(S3::open(settings, limits)?),
+            StoreSettings::Azure(settings) => Self::Azure(Azure::open(settings, limits)?),
+            StoreSettings::Gcs(settings) => Self::Gcs(Gcs::open(settings, limits)?),
+        })
+    }
+
+    /// The reference under which an object is known to the platform; it need not exist yet.
+    pub fn reference(&self, key: &ObjectKey) -> String {
+        match self {
+            Self::Local(store) => store.reference(key),
+            Self::S3(store) => store.reference(key),
+            Self::Azure(store) => store.reference(key),
+            Self::Gcs(store) => store.reference(key),
+        }
+    }
+
+    /// Stores bytes, over whatever was there, and returns the object's reference.
+    pub async fn put(
+        &self,
+        key: &ObjectKey,
+        bytes: impl Into<Bytes>,
+    ) -> Result<String, StoreError> {
+        let bytes = bytes.into();
+        match self {
+            Self::Local(store) => store.put(key, bytes).await,
+            Self::S3(store) => store.put(key, bytes).await,
+            Self::Azure(store) => store.put(key, bytes).await,
+            Self::Gcs(store) => store.put(key, bytes).await,
+        }?;
+        Ok(self.reference(key))
+    }
+
+    /// Stores a file's content, over whatever was there, and returns the object's reference.
+    pub async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<String, StoreError> {
+        match self {
+            Self::Local(store) => store.put_file(key, source).await,
+            Self::S3(store) => store.put_file(key, source).await,
+            Self::Azure(store) => store.put_file(key, source).await,
+            Self::Gcs(store) => store.put_file(key, source).await,
+        }?;
+        Ok(self.reference(key))
+    }
+
+    /// Copies the object behind a reference into a new file, private to its owner, and returns its size and
+    /// digest. Whether an object without content is acceptable is for the caller to say; one that does not exist
+    /// is [`StoreError::Missing`]. After an error there is no file.
+    pub async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
+        match self {
+            Self::Local(store) => store.fetch(reference, target).await,
+            Self::S3(store) => store.fetch(reference, target).await,
+            Self::Azure(store) => store.fetch(reference, target).await,
+            Self::Gcs(store) => store.fetch(reference, target).await,
+        }
+    }
+
+    /// Content of an object; `None` when there is none.
+    pub async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
+        match self {
+            Self::Local(store) => store.read(key).await,
+            Self::S3(store) => store.read(key).await,
+            Self::Azure(store) => store.read(key).await,
+            Self::Gcs(store) => store.read(key).await,
+        }
+    }
+
+    /// Where the tool's own backend keeps the state of a workspace, and how it gets there.
+    pub fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {
+        match self {
+            Self::Local(store) => store.backend(organization, workspace),
+            Self::S3(store) => store.backend(organization, workspace),
+            Self::Azure(store) => store.backend(organization, workspace),
+            Self::Gcs(store) => store.backend(organization, workspace),
+        }
+    }
+
+    /// What must never appear in a log: the credentials this store was opened with.
+    pub fn secrets(&self) -> Vec<SecretString> {
+        match self {
+            Self::Local(_) => Vec::new(),
+            Self::S3(store) => store.secrets(),
+            Self::Azure(store) => store.secrets(),
+            Self::Gcs(store) => store.secrets(),
+        }
+    }
+}

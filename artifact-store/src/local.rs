@@ -1,0 +1,294 @@
+//! The store that is a folder: files below the data directory, written whole or not at all and readable by their
+//! owner alone, because plans and states hold secrets.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use job_contract::keys::{self, ObjectKey};
+
+use crate::backend::BackendSettings;
+use crate::digest::{Digest, Hasher};
+use crate::error::StoreError;
+
+const CHUNK_BYTES: usize = 64 * 1024;
+
+/// Files below a data directory.
+#[derive(Clone, Debug)]
+pub struct Local {
+    root: PathBuf,
+}
+
+impl Local {
+    pub(crate) fn new(data_dir: &Path) -> Self {
+        Self {
+            root: data_dir.to_owned(),
+        }
+    }
+
+    pub(crate) fn reference(&self, key: &ObjectKey) -> String {
+        self.path(key).display().to_string()
+    }
+
+    pub(crate) async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        self.write(key, move |file| {
+            file.write_all(&bytes).map_err(WriteError::Object)
+        })
+        .await
+    }
+
+    pub(crate) async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError> {
+        let source = source.to_owned();
+        self.write(key, move |file| copy_into(&source, file)).await
+    }
+
+    pub(crate) async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
+        let (store, reference, target) = (self.clone(), reference.to_owned(), target.to_owned());
+        blocking(move || store.copy_out(&reference, &target)).await
+    }
+
+    pub(crate) async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
+        let path = self.path(key);
+        blocking(move || match fs::read(&path) {
+            Ok(bytes) => Ok(Some(bytes.into())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(StoreError::read_file(&path, source)),
+        })
+        .await
+    }
+
+    pub(crate) fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {
+        BackendSettings::Local {
+            path: self
+                .root
+                .join(keys::local_backend_state(organization, workspace)),
+        }
+    }
+
+    fn path(&self, key: &ObjectKey) -> PathBuf {
+        self.root.join(key.area.local_folder()).join(&key.path)
+    }
+
+    async fn write(
+        &self,
+        key: &ObjectKey,
+        write: impl FnOnce(&mut File) -> Result<(), WriteError> + Send + 'static,
+    ) -> Result<(), StoreError> {
+        let path = self.path(key);
+        blocking(move || {
+            write_whole(&path, write).map_err(|error| match error {
+                WriteError::Object(source) => StoreError::write_file(&path, source),
+                WriteError::Source { path, source } => StoreError::Source { path, source },
+            })
+        })
+        .await
+    }
+
+    fn copy_out(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
+        let path = self.resolve(reference)?;
+        let mut source =
+            File::open(&path).map_err(|source| StoreError::read_file(&path, source))?;
+        let created = create_private(target);
+        let mut file = created.map_err(|source| StoreError::target(target, source))?;
+        let copied = copy_digesting(&mut source, &mut file).map_err(|error| match error {
+            CopyError::Read(source) => StoreError::read_file(&path, source),
+            CopyError::Write(source) => StoreError::target(target, source),
+        });
+        if copied.is_err() {
+            discard(target);
+        }
+        copied
+    }
+
+    /// A reference is a path; it must lie below this store, so that a record cannot name any other file.
+    fn resolve(&self, reference: &str) -> Result<PathBuf, StoreError> {
+        let path = Path::new(reference);
+        let canonical = |path: &Path| match path.canonicalize() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(StoreError::Missing {
+                object: reference.to_owned(),
+            }),
+            Err(source) => Err(StoreError::read_file(path, source)),
+            Ok(path) => Ok(path),
+        };
+        let (root, resolved) = (canonical(&self.root)?, canonical(path)?);
+        if resolved.starts_with(root) {
+            Ok(resolved)
+        } else {
+            Err(StoreError::Foreign {
+                reference: reference.to_owned(),
+            })
+        }
+    }
+}
+
+/// Makes a folder and its parents for their owner alone.
+pub fn private_folder(folder: &Path) -> io::Result<&Path> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
+    Ok(folder)
+}
+
+/// A new file for its owner alone.
+pub(crate) fn create_private(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+}
+
+/// Removes what an aborted copy left: half an object must not be taken for one.
+pub(crate) fn discard(path: &Path) {
+    if let Err(error) = fs::remove_file(path) {
+        tracing::warn!(%error, path = %path.display(), "an incomplete file could not be removed");
+    }
+}
+
+enum WriteError {
+    Object(io::Error),
+    Source { path: PathBuf, source: io::Error },
+}
+
+fn write_whole(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> Result<(), WriteError>,
+) -> Result<(), WriteError> {
+    let folder = path.parent().expect("keys have a folder");
+    let mut draft = private_folder(folder)
+        .and_then(tempfile::NamedTempFile::new_in)
+        .map_err(WriteError::Object)?;
+    write(draft.as_file_mut())?;
+    let keep = || {
+        draft.as_file().sync_all()?;
+        draft.persist(path)?;
+        File::open(folder)?.sync_all()
+    };
+    keep().map_err(WriteError::Object)
+}
+
+fn copy_into(source: &Path, file: &mut File) -> Result<(), WriteError> {
+    let unreadable = |error| WriteError::Source {
+        path: source.to_owned(),
+        source: error,
+    };
+    let mut input = File::open(source).map_err(unreadable)?;
+    copy_digesting(&mut input, file)
+        .map(drop)
+        .map_err(|error| match error {
+            CopyError::Read(error) => unreadable(error),
+            CopyError::Write(error) => WriteError::Object(error),
+        })
+}
+
+enum CopyError {
+    Read(io::Error),
+    Write(io::Error),
+}
+
+fn copy_digesting(source: &mut File, target: &mut File) -> Result<Digest, CopyError> {
+    let mut hasher = Hasher::default();
+    let mut chunk = vec![0; CHUNK_BYTES];
+    loop {
+        let length = match source.read(&mut chunk) {
+            Ok(0) => return Ok(hasher.finish()),
+            Ok(length) => length,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(CopyError::Read(error)),
+        };
+        hasher.update(&chunk[..length]);
+        target
+            .write_all(&chunk[..length])
+            .map_err(CopyError::Write)?;
+    }
+}
+
+/// Disks are waited for on a thread of their own.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, StoreError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime is going down, and this future with it.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[tokio::test]
+    async fn objects_come_back_as_they_were_and_are_private() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Local::new(folder.path());
+        let key = ObjectKey::plan("o", "w", "1", "s");
+        assert_eq!(store.read(&key).await.unwrap(), None);
+        store.put(&key, Bytes::from_static(b"plan")).await.unwrap();
+        let reference = store.reference(&key);
+        assert_eq!(mode(Path::new(&reference)), 0o600);
+        let target = folder.path().join("copy");
+        let digest = store.fetch(&reference, &target).await.unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"plan");
+        assert_eq!(mode(&target), 0o600);
+        assert_eq!(digest, Digest::of(&target).unwrap());
+        assert_eq!(
+            digest.sha256,
+            "64879f7d6b960a01909762d911a32d4582c20010c5641ee90278b644a9e3b525"
+        );
+        assert_eq!(&store.read(&key).await.unwrap().unwrap()[..], b"plan");
+    }
+
+    #[tokio::test]
+    async fn references_outside_the_store_are_refused() {
+        let (folder, outside) = (
+            tempfile::tempdir().unwrap(),
+            tempfile::NamedTempFile::new().unwrap(),
+        );
+        let store = Local::new(folder.path());
+        let target = folder.path().join("copy");
+        let reference = outside.path().to_str().unwrap();
+        let error = store.fetch(reference, &target).await.unwrap_err();
+        assert!(matches!(error, StoreError::Foreign { .. }), "{error}");
+        let error = store.fetch("/nonexistent", &target).await.unwrap_err();
+        assert!(matches!(error, StoreError::Missing { .. }), "{error}");
+        assert!(!target.exists());
+    }
+
+    #[tokio::test]
+    async fn a_failed_write_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Local::new(folder.path());
+        let key = ObjectKey::plan("o", "w", "1", "s");
+        let error = store.put_file(&key, Path::new("/nonexistent")).await;
+        assert!(matches!(error, Err(StoreError::Source { .. })));
+        let left = fs::read_dir(folder.path().join("local/state/o/w/1/s"))
+            .unwrap()
+            .count();
+        assert_eq!(left, 0);
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_there_is_not_overwritten_by_a_fetch() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Local::new(folder.path());
+        let key = ObjectKey::plan("o", "w", "1", "s");
+        store.put(&key, Bytes::from_static(b"plan")).await.unwrap();
+        let target = folder.path().join("copy");
+        fs::write(&target, "mine").unwrap();
+        let error = store.fetch(&store.reference(&key), &target).await;
+        assert!(matches!(error, Err(StoreError::Target { .. })));
+        assert_eq!(fs::read(&target).unwrap(), b"mine");
+    }
+}

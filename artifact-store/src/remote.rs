@@ -1,0 +1,287 @@
+//! One container of objects on a service: bytes in and out, in bounded memory, with time-outs and repetitions.
+
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::TryStreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use job_contract::keys::ObjectKey;
+use object_store::path::Path as Location;
+use object_store::{
+    BackoffConfig, ClientOptions, HeaderValue, MultipartUpload, ObjectStore, ObjectStoreExt as _,
+    RetryConfig,
+};
+use tokio::fs::File;
+use tokio::io::AsyncReadExt as _;
+
+use crate::digest::{Digest, Hasher};
+use crate::error::{Answer, Meaning, StoreError, meaning};
+use crate::local::{create_private, discard};
+
+/// Objects up to this size are stored with one request, larger ones in parts of it.
+const PART_BYTES: usize = 8 * 1024 * 1024;
+/// Parts on their way at a time; with the one being read they are all that is held in memory.
+const PARTS_IN_FLIGHT: usize = 3;
+/// How long the parts of a failed upload are tidied away at most.
+const ABORT_TIME: Duration = Duration::from_secs(5);
+
+/// How patient a client is.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    pub connect: Duration,
+    /// Longest silence of a service that is sending.
+    pub idle: Duration,
+    /// One request, its content included; a download that takes longer goes on where it was.
+    pub request: Duration,
+    pub retries: usize,
+    /// No request is repeated after this time.
+    pub retry_for: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(10),
+            idle: Duration::from_secs(30),
+            request: Duration::from_mins(5),
+            retries: 10,
+            retry_for: Duration::from_mins(3),
+        }
+    }
+}
+
+impl Limits {
+    pub(crate) fn client_options(&self, allow_http: bool) -> ClientOptions {
+        let agent = concat!("mayfly/", env!("CARGO_PKG_VERSION"));
+        ClientOptions::new()
+            .with_user_agent(HeaderValue::from_static(agent))
+            .with_connect_timeout(self.connect)
+            .with_read_timeout(self.idle)
+            .with_timeout(self.request)
+            .with_allow_http(allow_http)
+    }
+
+    pub(crate) fn retry_config(&self) -> RetryConfig {
+        RetryConfig {
+            backoff: BackoffConfig::default(),
+            max_retries: self.retries,
+            retry_timeout: self.retry_for,
+        }
+    }
+}
+
+/// How a container is called in messages.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) service: &'static str,
+    /// Bucket, or container.
+    pub(crate) bucket: String,
+    /// The setting that names it.
+    pub(crate) bucket_setting: &'static str,
+    /// The settings that hold the credentials.
+    pub(crate) credential_settings: &'static str,
+}
+
+/// A container of objects.
+#[derive(Clone, Debug)]
+pub(crate) struct Remote {
+    pub(crate) client: Arc<dyn ObjectStore>,
+    pub(crate) place: Place,
+}
+
+impl Remote {
+    pub(crate) async fn put(&self, name: &str, bytes: Bytes) -> Result<(), StoreError> {
+        let location = location(name)?;
+        self.client
+            .put(&location, bytes.into())
+            .await
+            .map(drop)
+            .map_err(|error| self.failed("store", name, &error))
+    }
+
+    pub(crate) async fn put_file(&self, name: &str, path: &Path) -> Result<(), StoreError> {
+        let mut source = Source::open(path).await?;
+        let first = source.part().await?;
+        if first.len() < PART_BYTES {
+            return self.put(name, first).await;
+        }
+        let failed = |error| self.failed("store", name, &error);
+        let location = location(name)?;
+        let started = self.client.put_multipart(&location).await;
+        let mut upload = started.map_err(failed)?;
+        let sent = match send_parts(upload.as_mut(), first, &mut source).await {
+            Ok(()) => upload.complete().await.map(drop).map_err(failed),
+            Err(PartError::Source(error)) => Err(error),
+            Err(PartError::Store(error)) => Err(failed(error)),
+        };
+        if sent.is_err() {
+            abandon(upload.as_mut()).await;
+        }
+        sent
+    }
+
+    pub(crate) async fn fetch(&self, name: &str, target: &Path) -> Result<Digest, StoreError> {
+        let failed = |error| self.failed("fetch", name, &error);
+        let found = self.client.get(&location(name)?).await.map_err(failed)?;
+        let created = create_private(target);
+        let mut file = created.map_err(|source| StoreError::target(target, source))?;
+        let copied = async {
+            let mut hasher = Hasher::default();
+            let mut content = found.into_stream();
+            while let Some(chunk) = content.try_next().await.map_err(failed)? {
+                hasher.update(&chunk);
+                // One chunk is what the socket had: writing it takes microseconds, handing it to another
+                // thread would take longer.
+                let written = file.write_all(&chunk);
+                written.map_err(|source| StoreError::target(target, source))?;
+            }
+            Ok(hasher.finish())
+        }
+        .await;
+        if copied.is_err() {
+            discard(target);
+        }
+        copied
+    }
+
+    pub(crate) async fn read(&self, name: &str) -> Result<Option<Bytes>, StoreError> {
+        let read = async {
+            let found = self.client.get(&location(name)?).await;
+            match found {
+                Ok(found) => found.bytes().await,
+                Err(error) => Err(error),
+            }
+            .map_err(|error| self.failed("fetch", name, &error))
+        };
+        match read.await {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(StoreError::Missing { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn failed(&self, action: &'static str, name: &str, error: &object_store::Error) -> StoreError {
+        let service = self.place.service;
+        let object = format!("{}/{name}", self.place.bucket);
+        match (meaning(error), action) {
+            (Meaning::Refused, _) => StoreError::Refused {
+                service,
+                object,
+                settings: self.place.credential_settings,
+                source: Answer::of(error),
+            },
+            // Only a bucket can be missing where an object is written.
+            (Meaning::NoBucket, _) | (Meaning::Missing, "store") => StoreError::NoBucket {
+                service,
+                bucket: self.place.bucket.clone(),
+                setting: self.place.bucket_setting,
+            },
+            (Meaning::Missing, _) => StoreError::Missing { object },
+            (Meaning::Unavailable, _) => StoreError::Unavailable {
+                service,
+                action,
+                object,
+                source: Answer::of(error),
+            },
+        }
+    }
+}
+
+pub(crate) fn client_error(service: &'static str, error: &object_store::Error) -> StoreError {
+    StoreError::Client {
+        service,
+        source: Answer::of(error),
+    }
+}
+
+/// Names come from job data and references; one that no object can have names none of ours.
+fn location(name: &str) -> Result<Location, StoreError> {
+    Location::parse(name).map_err(|_| StoreError::Foreign {
+        reference: name.to_owned(),
+    })
+}
+
+pub(crate) fn foreign(reference: &str) -> StoreError {
+    StoreError::Foreign {
+        reference: reference.to_owned(),
+    }
+}
+
+/// The key a reference must have led to.
+pub(crate) fn found(key: Option<ObjectKey>, reference: &str) -> Result<ObjectKey, StoreError> {
+    key.ok_or_else(|| foreign(reference))
+}
+
+/// A file read part by part.
+struct Source<'p> {
+    path: &'p Path,
+    file: File,
+}
+
+impl<'p> Source<'p> {
+    async fn open(path: &'p Path) -> Result<Self, StoreError> {
+        match File::open(path).await {
+            Ok(file) => Ok(Self { path, file }),
+            Err(source) => Err(unreadable(path, source)),
+        }
+    }
+
+    /// The next part; only the last is shorter than the others, and nothing follows an empty one.
+    async fn part(&mut self) -> Result<Bytes, StoreError> {
+        let mut part = Vec::new();
+        (&mut self.file)
+            .take(PART_BYTES as u64)
+            .read_to_end(&mut part)
+            .await
+            .map_err(|source| unreadable(self.path, source))?;
+        Ok(part.into())
+    }
+}
+
+fn unreadable(path: &Path, source: io::Error) -> StoreError {
+    let path = path.to_owned();
+    StoreError::Source { path, source }
+}
+
+enum PartError {
+    Source(StoreError),
+    Store(object_store::Error),
+}
+
+async fn send_parts(
+    upload: &mut dyn MultipartUpload,
+    first: Bytes,
+    source: &mut Source<'_>,
+) -> Result<(), PartError> {
+    let mut in_flight = FuturesUnordered::new();
+    let mut part = first;
+    while !part.is_empty() {
+        if in_flight.len() == PARTS_IN_FLIGHT {
+            in_flight.try_next().await.map_err(PartError::Store)?;
+        }
+        in_flight.push(upload.put_part(part.into()));
+        part = source.part().await.map_err(PartError::Source)?;
+    }
+    while in_flight
+        .try_next()
+        .await
+        .map_err(PartError::Store)?
+        .is_some()
+    {}
+    Ok(())
+}
+
+/// Parts of an upload that failed cost money until they are removed. The failure itself matters more: a service
+/// that is gone is not waited for.
+async fn abandon(upload: &mut dyn MultipartUpload) {
+    match tokio::time::timeout(ABORT_TIME, upload.abort()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::warn!(error = %Answer::of(&error), "parts of a failed upload were left behind");
+        }
+        Err(_) => tracing::warn!("parts of a failed upload were left behind"),
+    }
+}

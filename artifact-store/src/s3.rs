@@ -1,0 +1,232 @@
+//! S3 and services that speak like it.
+
+use std::path::Path;
+
+use bytes::Bytes;
+use job_contract::env;
+use job_contract::keys::{Area, ObjectKey};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use secrecy::{ExposeSecret as _, SecretString};
+use url::Url;
+
+use crate::backend::BackendSettings;
+use crate::digest::Digest;
+use crate::error::StoreError;
+use crate::reference::{ObjectUrl, address, key_of};
+use crate::remote::{Limits, Place, Remote, client_error, found};
+use crate::settings::{S3Credentials, S3Settings};
+use std::sync::Arc;
+
+const SERVICE: &str = "S3";
+
+/// Region that requests to another service than AWS are signed for (contract 6.5).
+const ANY_REGION: &str = "auto";
+
+/// A bucket.
+#[derive(Clone, Debug)]
+pub struct S3 {
+    remote: Remote,
+    settings: S3Settings,
+    /// Address of the bucket.
+    base: Url,
+}
+
+impl S3 {
+    pub(crate) fn open(settings: &S3Settings, limits: &Limits) -> Result<Self, StoreError> {
+        let Bucket {
+            service,
+            base,
+            is_host,
+        } = Bucket::of(settings);
+        let endpoint = if is_host { &base } else { &service };
+        let builder = AmazonS3Builder::new()
+            .with_bucket_name(&settings.bucket)
+            .with_region(signing_region(settings))
+            .with_endpoint(endpoint.as_str().trim_end_matches('/'))
+            .with_virtual_hosted_style_request(is_host)
+            .with_client_options(limits.client_options(endpoint.scheme() == "http"))
+            .with_retry(limits.retry_config());
+        let builder = match &settings.credentials {
+            S3Credentials::Keys(keys) => builder
+                .with_access_key_id(keys.access_key.expose_secret())
+                .with_secret_access_key(keys.secret_key.expose_secret()),
+            S3Credentials::Role => ambient(builder, |name| std::env::var(name).ok()),
+        };
+        let client = builder
+            .build()
+            .map_err(|error| client_error(SERVICE, &error))?;
+        let place = Place {
+            service: SERVICE,
+            bucket: settings.bucket.clone(),
+            bucket_setting: env::AWS_BUCKET,
+            credential_settings: match settings.credentials {
+                S3Credentials::Keys(_) => {
+                    "`AwsTerraformStateAccessKey` and `AwsTerraformStateSecretKey`"
+                }
+                S3Credentials::Role => "the role `AwsEnableRoleAuth` makes it use",
+            },
+        };
+        Ok(Self {
+            remote: Remote {
+                client: Arc::new(client),
+                place,
+            },
+            settings: settings.clone(),
+            base,
+        })
+    }
+
+    pub(crate) fn reference(&self, key: &ObjectKey) -> String {
+        address(&self.base, &key.in_bucket())
+    }
+
+    pub(crate) async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        self.remote.put(&key.in_bucket(), bytes).await
+    }
+
+    pub(crate) async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError> {
+        self.remote.put_file(&key.in_bucket(), source).await
+    }
+
+    pub(crate) async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
+        let key = found(self.key_behind(reference), reference)?;
+        self.remote.fetch(&key.in_bucket(), target).await
+    }
+
+    pub(crate) async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
+        self.remote.read(&key.in_bucket()).await
+    }
+
+    pub(crate) fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {
+        let settings = &self.settings;
+        BackendSettings::S3 {
+            bucket: settings.bucket.clone(),
+            region: settings.region.clone(),
+            key: ObjectKey::backend_state(organization, workspace).in_bucket(),
+            keys: match &settings.credentials {
+                S3Credentials::Keys(keys) => Some(keys.clone()),
+                S3Credentials::Role => None,
+            },
+            handover: settings.handover,
+            use_lockfile: settings.use_lockfile,
+            endpoint: settings.endpoint.as_ref().map(|given| given.text.clone()),
+        }
+    }
+
+    pub(crate) fn secrets(&self) -> Vec<SecretString> {
+        match &self.settings.credentials {
+            S3Credentials::Keys(keys) => vec![keys.secret_key.clone()],
+            S3Credentials::Role => Vec::new(),
+        }
+    }
+
+    /// References are addresses in any style: the stock executor's client chooses its own, and a service may be
+    /// known under several hosts. A bucket that is named like an area makes the same text mean different things,
+    /// so the readings are tried from the most certain to the stock one, which looks for an area anywhere.
+    fn key_behind(&self, reference: &str) -> Option<ObjectKey> {
+        let url = ObjectUrl::parse(reference)?;
+        let base = ObjectUrl::of(&self.base)?;
+        let bucket = &self.settings.bucket;
+        let of_host = url.host.starts_with(&format!("{bucket}."));
+        let in_path = || url.path.strip_prefix(bucket)?.strip_prefix('/');
+        let anywhere = || {
+            let marker = format!("/{}/", Area::State.bucket_prefix());
+            url.path.find(&marker).map(|at| &url.path[at + 1..])
+        };
+        [
+            url.below(&base),
+            of_host.then_some(url.path.as_str()),
+            in_path(),
+            Some(url.path.as_str()),
+            anywhere(),
+        ]
+        .into_iter()
+        .flatten()
+        .find_map(key_of)
+    }
+}
+
+/// Where a bucket is addressed.
+struct Bucket {
+    service: Url,
+    base: Url,
+    /// Whether the bucket's name is part of the host's.
+    is_host: bool,
+}
+
+impl Bucket {
+    fn of(settings: &S3Settings) -> Self {
+        let bucket = &settings.bucket;
+        // With role authentication the stock client knows no endpoint (contract 6.5).
+        let endpoint = match (&settings.endpoint, &settings.credentials) {
+            (Some(endpoint), S3Credentials::Keys(_)) => Some(&endpoint.url),
+            _ => None,
+        };
+        let aws = || {
+            let region = &settings.region;
+            let partition = if region.starts_with("cn-") { ".cn" } else { "" };
+            format!("s3.{region}.amazonaws.com{partition}")
+        };
+        let url = |text: &str| Url::parse(text).expect("regions and buckets were checked");
+        if endpoint.is_none() && fits_in_host(bucket) {
+            return Self {
+                service: url(&format!("https://{}", aws())),
+                base: url(&format!("https://{bucket}.{}", aws())),
+                is_host: true,
+            };
+        }
+        let service = endpoint.map_or_else(|| url(&format!("https://{}", aws())), Url::clone);
+        let base = url(&address(&service, bucket));
+        Self {
+            service,
+            base,
+            is_host: false,
+        }
+    }
+}
+
+/// Whether a certificate of AWS covers the host this bucket would have.
+fn fits_in_host(bucket: &str) -> bool {
+    bucket
+        .bytes()
+        .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+}
+
+fn signing_region(settings: &S3Settings) -> &str {
+    match (&settings.endpoint, &settings.credentials) {
+        (Some(_), S3Credentials::Keys(_)) => ANY_REGION,
+        _ => &settings.region,
+    }
+}
+
+/// What the clouds' webhooks and the operator's environment offer: keys, a web identity (IRSA), the credentials
+/// endpoint of ECS, the pod identity of EKS; without any of them the machine's metadata service is asked.
+fn ambient(builder: AmazonS3Builder, own: impl Fn(&str) -> Option<String>) -> AmazonS3Builder {
+    use AmazonS3ConfigKey as K;
+    [
+        ("AWS_ACCESS_KEY_ID", K::AccessKeyId),
+        ("AWS_SECRET_ACCESS_KEY", K::SecretAccessKey),
+        ("AWS_SESSION_TOKEN", K::Token),
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", K::WebIdentityTokenFile),
+        ("AWS_ROLE_ARN", K::RoleArn),
+        ("AWS_ROLE_SESSION_NAME", K::RoleSessionName),
+        (
+            "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+            K::ContainerCredentialsRelativeUri,
+        ),
+        (
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+            K::ContainerCredentialsFullUri,
+        ),
+        (
+            "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+            K::ContainerAuthorizationTokenFile,
+        ),
+        ("AWS_EC2_METADATA_SERVICE_ENDPOINT", K::MetadataEndpoint),
+    ]
+    .into_iter()
+    .filter_map(|(name, key)| Some((key, own(name).filter(|value| !value.is_empty())?)))
+    .fold(builder, |builder, (key, value)| {
+        builder.with_config(key, value)
+    })
+}

@@ -1,0 +1,190 @@
+use super::*;
+use clap::Parser;
+use secrecy::ExposeSecret as _;
+
+#[derive(Debug, Parser)]
+struct Program {
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+/// Settings by their environment names.
+fn args(settings: &[(&str, &str)]) -> StoreArgs {
+    let mut store = StoreArgs {
+        state_type: StoreKind::Local.name().to_owned(),
+        ..StoreArgs::default()
+    };
+    for (name, value) in settings {
+        let value = (*value).to_owned();
+        let slot = match *name {
+            env::STATE_TYPE => {
+                store.state_type = value;
+                continue;
+            }
+            env::AWS_BUCKET => &mut store.aws_bucket,
+            env::AWS_REGION => &mut store.aws_region,
+            env::AWS_ACCESS_KEY => &mut store.aws_access_key,
+            env::AWS_SECRET_KEY => &mut store.aws_secret_key,
+            env::AWS_ENDPOINT => &mut store.aws_endpoint,
+            env::AWS_ENABLE_ROLE_AUTH => &mut store.aws_enable_role_auth,
+            env::AWS_INCLUDE_BACKEND_KEYS => &mut store.aws_include_backend_keys,
+            env::BACKEND_CREDENTIALS => &mut store.backend_credentials,
+            env::AWS_USE_LOCKFILE => &mut store.aws_use_lockfile,
+            env::AZURE_ACCOUNT => &mut store.azure_account,
+            env::AZURE_RESOURCE_GROUP => &mut store.azure_resource_group,
+            env::AZURE_CONTAINER => &mut store.azure_container,
+            env::AZURE_ACCESS_KEY => &mut store.azure_access_key,
+            env::GCP_BUCKET => &mut store.gcp_bucket,
+            env::GCP_PROJECT => &mut store.gcp_project,
+            env::GCP_CREDENTIALS => &mut store.gcp_credentials,
+            other => panic!("{other} is no setting of the store"),
+        };
+        *slot = Some(value);
+    }
+    store
+}
+
+fn resolve(settings: &[(&str, &str)]) -> Result<StoreSettings, StoreConfigError> {
+    args(settings).resolve(Path::new("/data"))
+}
+
+fn problems(settings: &[(&str, &str)]) -> String {
+    resolve(settings).unwrap_err().to_string()
+}
+
+const S3: &[(&str, &str)] = &[
+    (env::STATE_TYPE, "AwsTerraformStateImpl"),
+    (env::AWS_BUCKET, "b"),
+    (env::AWS_REGION, "eu-central-1"),
+    (env::AWS_ACCESS_KEY, "AKIA"),
+    (env::AWS_SECRET_KEY, "hunter2"),
+];
+
+fn s3(more: &[(&str, &str)]) -> S3Settings {
+    match resolve(&[S3, more].concat()).unwrap() {
+        StoreSettings::S3(settings) => settings,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_local_store_needs_nothing() {
+    let StoreSettings::Local { data_dir } = resolve(&[]).unwrap() else {
+        panic!("not local");
+    };
+    assert_eq!(data_dir, Path::new("/data"));
+}
+
+#[test]
+fn what_is_missing_or_wrong_is_told_at_once() {
+    let told = problems(&[
+        (env::STATE_TYPE, "AwsTerraformStateImpl"),
+        (env::AWS_BUCKET, "no/bucket"),
+        (env::AWS_USE_LOCKFILE, "perhaps"),
+        (env::AWS_ENDPOINT, "minio:9000"),
+        (env::AWS_SECRET_KEY, "hunter2"),
+    ]);
+    for name in [
+        "`AwsTerraformStateBucketName` is not a name",
+        "`AwsTerraformStateRegion` is not set",
+        "`AwsUseLockfile` is neither",
+        "`AwsEndpoint` is not an http or https address",
+        "`AwsTerraformStateAccessKey` is not set",
+    ] {
+        assert!(told.contains(name), "{told}");
+    }
+    assert!(!told.contains("SecretKey"), "{told}");
+    let azure = problems(&[
+        (env::STATE_TYPE, "AzureTerraformStateImpl"),
+        (env::AZURE_ACCESS_KEY, "!hunter2!"),
+    ]);
+    assert!(azure.contains("`AzureTerraformStateStorageAccountName` is not set"));
+    assert!(azure.contains("`AzureTerraformStateStorageContainerName` is not set"));
+    assert!(azure.contains("`AzureTerraformStateStorageAccessKey` is not base64"));
+    assert!(!azure.contains("hunter2"), "{azure}");
+    let gcs = problems(&[
+        (env::STATE_TYPE, "GcpTerraformStateImpl"),
+        (env::GCP_CREDENTIALS, &STANDARD.encode("{}")),
+    ]);
+    assert!(gcs.contains("`GcpTerraformStateCredentials` is not base64 of"));
+    assert!(gcs.contains("`GcpTerraformStateBucketName` is not set"));
+}
+
+#[test]
+fn an_unknown_type_is_told_how_it_is_spelt() {
+    let told = problems(&[(env::STATE_TYPE, "AwsTerraformState")]);
+    assert!(told.contains("spelt `AwsTerraformStateImpl`"), "{told}");
+    let told = problems(&[(env::STATE_TYPE, "GCP")]);
+    assert!(told.contains("spelt `GcpTerraformStateImpl`"), "{told}");
+    let told = problems(&[(env::STATE_TYPE, "nfs")]);
+    for kind in StoreKind::ALL {
+        assert!(told.contains(kind.name()), "{told}");
+    }
+}
+
+#[test]
+fn placeholders_and_blanks_are_not_set() {
+    let settings = s3(&[
+        (env::AWS_ENDPOINT, "${AwsEndpoint}"),
+        (env::AWS_INCLUDE_BACKEND_KEYS, ""),
+        (env::AWS_ENABLE_ROLE_AUTH, " "),
+    ]);
+    assert!(settings.endpoint.is_none());
+    assert_eq!(settings.handover, Handover::Outside);
+    let told = problems(&[S3, &[(env::AWS_REGION, "${AwsTerraformStateRegion}")]].concat());
+    assert!(told.contains("`AwsTerraformStateRegion` is not set"));
+}
+
+#[test]
+fn keys_go_into_the_backend_file_only_when_they_are_asked_for_there() {
+    let handover = |settings: &[(&str, &str)]| s3(settings).handover;
+    let (include, own) = (env::AWS_INCLUDE_BACKEND_KEYS, env::BACKEND_CREDENTIALS);
+    assert_eq!(handover(&[]), Handover::Outside);
+    assert_eq!(handover(&[(own, "file")]), Handover::InFile);
+    assert_eq!(handover(&[(include, "TRUE")]), Handover::InFile);
+    assert_eq!(
+        handover(&[(include, "false"), (own, "file")]),
+        Handover::Omitted
+    );
+    let role = (env::AWS_ENABLE_ROLE_AUTH, "true");
+    assert_eq!(handover(&[role, (include, "true")]), Handover::Omitted);
+    let told = problems(&[S3, &[(own, "inside")]].concat());
+    assert!(told.contains("`MAYFLY_BACKEND_CREDENTIALS` is not `outside` or `file`"));
+}
+
+#[test]
+fn role_authentication_needs_no_keys() {
+    let settings = s3(&[
+        (env::AWS_ENABLE_ROLE_AUTH, "true"),
+        (env::AWS_ACCESS_KEY, ""),
+        (env::AWS_SECRET_KEY, ""),
+    ]);
+    assert!(matches!(settings.credentials, S3Credentials::Role));
+}
+
+#[test]
+fn a_service_account_may_be_broken_over_lines() {
+    let json = r#"{"client_email":"a@b","private_key":"hunter2","token_uri":"http://x"}"#;
+    let encoded = STANDARD.encode(json);
+    let (front, back) = encoded.split_at(20);
+    let resolved = resolve(&[
+        (env::STATE_TYPE, "GcpTerraformStateImpl"),
+        (env::GCP_BUCKET, "b"),
+        (env::GCP_CREDENTIALS, &format!("{front}\n{back}\n")),
+    ]);
+    let StoreSettings::Gcs(settings) = resolved.unwrap() else {
+        panic!("not GCS");
+    };
+    assert_eq!(settings.credentials.expose_secret(), json);
+}
+
+#[test]
+fn credentials_are_shown_nowhere() {
+    let shown = format!("{:?} {:?}", args(S3), resolve(S3));
+    assert!(
+        !shown.contains("hunter2") && !shown.contains("AKIA"),
+        "{shown}"
+    );
+    let program = Program::parse_from(["x", "--aws-secret-key", "hunter2"]);
+    assert!(!format!("{program:?}").contains("hunter2"));
+}

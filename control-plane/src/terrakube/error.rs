@@ -1,0 +1,147 @@
+//! What can go wrong between a program and Terrakube's API, whose fault that is, and what to do about it.
+
+use std::time::Duration;
+
+use job_contract::{Exit, env};
+use reqwest::StatusCode;
+
+/// A call that did not succeed. Calls are told by method and address, never with a token or what they carried.
+#[derive(Debug, thiserror::Error)]
+pub enum TerrakubeError {
+    /// The HTTP client cannot be set up, for example for a malformed proxy.
+    #[error("could not set up the HTTP client")]
+    Client(#[source] reqwest::Error),
+    /// No answer, or one that breaks off.
+    #[error("no answer to `{call}`")]
+    Transfer {
+        /// Method and address.
+        call: String,
+        /// Why; without the address.
+        #[source]
+        source: reqwest::Error,
+    },
+    /// The platform does not let us.
+    #[error("the platform refused `{call}` with {status}")]
+    Refused {
+        /// Method and address.
+        call: String,
+        /// 401 or 403.
+        status: StatusCode,
+    },
+    /// What is spoken of does not exist, or not any more.
+    #[error("the platform does not know what `{call}` asks for")]
+    Gone {
+        /// Method and address.
+        call: String,
+    },
+    /// Another answer than success.
+    #[error("`{call}` was answered {status}{detail}")]
+    Status {
+        /// Method and address.
+        call: String,
+        /// The answer's status.
+        status: StatusCode,
+        /// What the answer says about it, after a colon; may be empty.
+        detail: String,
+        /// When to come back, where the answer says so.
+        retry_after: Option<Duration>,
+    },
+    /// More than any document of the platform should hold.
+    #[error("the answer to `{call}` is larger than {limit} bytes")]
+    TooLarge {
+        /// Method and address.
+        call: String,
+        /// How much is read.
+        limit: usize,
+    },
+    /// Not the document it should be.
+    #[error("the answer to `{call}` cannot be understood")]
+    Malformed {
+        /// Method and address.
+        call: String,
+        /// What is wrong with it.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The time there was for it is over, and not even one attempt came to an end.
+    #[error("there was no time left for `{call}`")]
+    OutOfTime {
+        /// Method and address.
+        call: String,
+    },
+}
+
+impl TerrakubeError {
+    /// Whether trying again may help.
+    pub(super) fn is_transient(&self) -> bool {
+        match self {
+            Self::Transfer { .. } => true,
+            Self::Status { status, .. } => {
+                status.is_server_error()
+                    || matches!(
+                        *status,
+                        StatusCode::TOO_MANY_REQUESTS
+                            | StatusCode::REQUEST_TIMEOUT
+                            | StatusCode::TOO_EARLY
+                    )
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the platform says that the job is gone, or takes nothing any more.
+    pub(super) const fn means_no_such_job(&self) -> bool {
+        matches!(
+            self,
+            Self::Gone { .. }
+                | Self::Status {
+                    status: StatusCode::CONFLICT,
+                    ..
+                }
+        )
+    }
+
+    /// When the platform asks us to come back.
+    pub(super) const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Status { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+
+    /// The exit code when this keeps a step from being started.
+    pub const fn exit(&self) -> Exit {
+        match self {
+            Self::Refused { .. } => Exit::BadConfiguration,
+            // Nobody waits for a step whose job was deleted, and starting again would not bring it back.
+            Self::Gone { .. } => Exit::StepFailed,
+            Self::Client(_)
+            | Self::Transfer { .. }
+            | Self::Status { .. }
+            | Self::TooLarge { .. }
+            | Self::Malformed { .. }
+            | Self::OutOfTime { .. } => Exit::Infrastructure,
+        }
+    }
+
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        let (api, secret) = (env::API_URL, env::INTERNAL_SECRET);
+        Some(match self {
+            Self::Client(_) => "check the proxy variables".to_owned(),
+            Self::Transfer { .. } | Self::OutOfTime { .. } => format!(
+                "check that the address in `{api}` is reachable from here, and the proxy variables and network policy"
+            ),
+            Self::Refused { .. } => format!(
+                "check that `{secret}` is the platform's own, and that the clocks of both machines agree"
+            ),
+            Self::Gone { .. } => {
+                format!("the job was deleted, or the address in `{api}` is not the platform's")
+            }
+            Self::Malformed { .. } => {
+                format!("check that the address in `{api}` is the platform's API")
+            }
+            Self::Status { .. } | Self::TooLarge { .. } => return None,
+        })
+    }
+}

@@ -1,0 +1,660 @@
+//! The client against a platform that refuses what the contract does not allow.
+
+mod stand_in;
+
+use std::time::Duration;
+
+use axum::http::{Method, StatusCode};
+use job_contract::StepType;
+use job_contract::settlement::{self, Ending};
+use job_contract::status::{JobStatus, StepStatus};
+use job_contract::{Exit, env};
+use reqwest::Url;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use self::stand_in::{Fault, StandIn, client, step};
+use super::{TerrakubeConfig, TerrakubeError, TokenSource};
+use crate::patience::Patience;
+use crate::platform::{Admission, Claim, History, Holder, Outcome, PlanReference, Start};
+
+const PLAN: &str = "terraformPlan";
+
+fn patience() -> Patience {
+    Patience::lasting(Duration::from_secs(20))
+}
+
+fn outcome(step_type: StepType, ending: Ending, plan: PlanReference) -> Outcome {
+    Outcome {
+        settlement: settlement::settle(step_type, ending, true, false, 2),
+        output: Some("https://api/log".into()),
+        note: None,
+        plan,
+        commit_id: "abc".into(),
+    }
+}
+
+fn planned() -> Outcome {
+    let plan = PlanReference::Set("https://store/plan".into());
+    outcome(StepType::Plan, Ending::Changes, plan)
+}
+
+#[tokio::test]
+async fn a_step_waits_until_its_dispatch_is_recorded() {
+    let api = StandIn::with_status("pending").await;
+    api.job().becomes.extend(["pending", "queue"]);
+    let mut config = api.config();
+    config.dispatch_wait = Duration::from_secs(20);
+    let admission = client(config).admission(&step("plan-id", PLAN)).await;
+    let Ok(Admission::Granted(standing)) = admission else {
+        panic!("{admission:?}");
+    };
+    assert_eq!(standing.status, JobStatus::Queue);
+    assert_eq!(standing.step, Some(StepStatus::Pending));
+    assert_eq!(standing.template_steps, 2);
+    assert_eq!(api.job().asked, 3);
+    assert!(api.told().is_empty());
+}
+
+#[rstest]
+#[case("queue", PLAN, Admission::Granted(granted("queue")))]
+#[case("rejected", "approval", Admission::Granted(granted("rejected")))]
+#[case("rejected", PLAN, Admission::Over(JobStatus::Rejected))]
+#[case("cancelled", PLAN, Admission::Over(JobStatus::Cancelled))]
+#[case("failed", "approval", Admission::Over(JobStatus::Failed))]
+#[case("completed", PLAN, Admission::Over(JobStatus::Completed))]
+#[case("approved", PLAN, Admission::NotDispatched(JobStatus::Approved))]
+#[case("pending", PLAN, Admission::NotDispatched(JobStatus::Pending))]
+#[tokio::test]
+async fn only_a_dispatched_job_runs_and_nobody_elses_is_touched(
+    #[case] status: &str,
+    #[case] step_type: &str,
+    #[case] expected: Admission,
+) {
+    let api = StandIn::with_status(status).await;
+    let admission = api.client().admission(&step("plan-id", step_type)).await;
+    assert_eq!(admission.unwrap(), expected);
+    assert!(api.told().is_empty());
+}
+
+fn granted(status: &str) -> crate::platform::Standing {
+    crate::platform::Standing {
+        status: serde_json::from_value(status.into()).unwrap(),
+        step: Some(StepStatus::Pending),
+        template_steps: 2,
+        terraform_plan: None,
+        planned: false,
+    }
+}
+
+#[tokio::test]
+async fn a_start_is_told_of_job_and_step_with_nothing_but_what_changes() {
+    let api = StandIn::with_status("queue").await;
+    let start = api
+        .client()
+        .report_running(&step("plan-id", PLAN), &"c".repeat(70), "https://api/log")
+        .await;
+    assert_eq!(start.unwrap(), Start::Told);
+    assert_eq!(
+        api.told(),
+        [
+            (
+                "job".to_owned(),
+                json!({"status": "running", "commitId": "c".repeat(64)})
+            ),
+            (
+                "step plan-id".to_owned(),
+                json!({"status": "running", "output": "https://api/log"})
+            ),
+        ]
+    );
+}
+
+#[rstest]
+#[case("cancelled", PLAN, Start::Over(JobStatus::Cancelled), 0)]
+#[case("failed", PLAN, Start::Over(JobStatus::Failed), 0)]
+#[case("completed", PLAN, Start::Over(JobStatus::Completed), 0)]
+#[case("pending", PLAN, Start::Over(JobStatus::Pending), 0)]
+#[case("rejected", PLAN, Start::Over(JobStatus::Rejected), 0)]
+#[case("rejected", "approval", Start::Told, 1)]
+#[tokio::test]
+async fn a_job_that_ended_is_not_revived(
+    #[case] status: &str,
+    #[case] step_type: &str,
+    #[case] expected: Start,
+    #[case] changes: usize,
+) {
+    let api = StandIn::with_status(status).await;
+    let start = api
+        .client()
+        .report_running(&step("plan-id", step_type), "abc", "https://api/log")
+        .await;
+    assert_eq!(start.unwrap(), expected);
+    assert_eq!(api.told().len(), changes);
+    assert_eq!(api.status(), status);
+}
+
+#[tokio::test]
+async fn a_job_cancelled_while_the_api_was_away_is_not_revived() {
+    let api = StandIn::with_status("queue").await;
+    api.job().becomes.push_back("cancelled");
+    api.fault(
+        Method::PATCH,
+        "/412",
+        Fault::Status(StatusCode::BAD_GATEWAY),
+    );
+    let start = api
+        .client()
+        .report_running(&step("plan-id", PLAN), "abc", "https://api/log")
+        .await;
+    assert_eq!(start.unwrap(), Start::Over(JobStatus::Cancelled));
+    assert!(api.told().is_empty());
+}
+
+#[tokio::test]
+async fn an_outcome_is_told_of_the_step_before_the_job() {
+    let api = StandIn::with_status("running").await;
+    api.client()
+        .report_outcome(&step("plan-id", PLAN), &planned(), &patience())
+        .await
+        .unwrap();
+    assert_eq!(
+        api.told(),
+        [
+            (
+                "step plan-id".to_owned(),
+                json!({"status": "completed", "output": "https://api/log"})
+            ),
+            (
+                "job".to_owned(),
+                json!({
+                    "status": "pending", "planChanges": true, "output": "",
+                    "terraformPlan": "https://store/plan", "commitId": "abc",
+                })
+            ),
+        ]
+    );
+}
+
+#[rstest]
+#[case(PlanReference::Keep, None)]
+#[case(PlanReference::Clear, Some(json!("")))]
+#[tokio::test]
+async fn a_plan_is_kept_or_cleared_as_the_outcome_says(
+    #[case] plan: PlanReference,
+    #[case] expected: Option<Value>,
+) {
+    let api = StandIn::with_status("running").await;
+    api.job()
+        .attributes
+        .insert("output".into(), json!("Before."));
+    let outcome = outcome(StepType::Apply, Ending::Success, plan);
+    api.client()
+        .report_outcome(&step("apply-id", "terraformApply"), &outcome, &patience())
+        .await
+        .unwrap();
+    let (_, job) = &api.told()[1];
+    assert_eq!(job.get("terraformPlan"), expected.as_ref());
+    assert_eq!(job["output"], "Before. Step apply-id completed\n");
+}
+
+#[tokio::test]
+async fn an_output_that_fits_no_more_is_left_as_it_is() {
+    let api = StandIn::with_status("running").await;
+    api.job()
+        .attributes
+        .insert("output".into(), json!("x".repeat(1010)));
+    api.client()
+        .report_outcome(&step("plan-id", PLAN), &planned(), &patience())
+        .await
+        .unwrap();
+    assert!(api.told()[1].1.get("output").is_none());
+    assert_eq!(api.status(), "pending");
+}
+
+#[tokio::test]
+async fn a_plan_nobody_could_find_again_is_a_failure() {
+    let api = StandIn::with_status("running").await;
+    let outcome = outcome(
+        StepType::Plan,
+        Ending::Changes,
+        PlanReference::Set("x".repeat(1025)),
+    );
+    api.client()
+        .report_outcome(&step("plan-id", PLAN), &outcome, &patience())
+        .await
+        .unwrap();
+    assert_eq!(api.told()[0].1["status"], "failed");
+    assert_eq!(api.told()[1].1["terraformPlan"], "");
+    assert_eq!(api.status(), "failed");
+}
+
+#[rstest]
+#[case("cancelled", "running", json!({"status": "failed", "output": "https://api/log"}))]
+#[case("cancelled", "cancelled", json!({"output": "https://api/log"}))]
+#[case("failed", "failed", json!({"output": "https://api/log"}))]
+#[case("rejected", "pending", json!({"status": "failed", "output": "https://api/log"}))]
+#[tokio::test]
+async fn a_job_that_ended_keeps_its_status_and_its_step_too(
+    #[case] job: &str,
+    #[case] known: &str,
+    #[case] told: Value,
+) {
+    let api = StandIn::with_status(job).await;
+    api.job().steps[1].1.insert("status".into(), json!(known));
+    let outcome = outcome(StepType::Apply, Ending::Failure, PlanReference::Keep);
+    api.client()
+        .report_outcome(&step("apply-id", "terraformApply"), &outcome, &patience())
+        .await
+        .unwrap();
+    assert_eq!(api.told(), [("step apply-id".to_owned(), told)]);
+    assert_eq!(api.status(), job);
+}
+
+#[tokio::test]
+async fn a_failure_without_output_is_told_by_the_steps_name() {
+    let api = StandIn::with_status("running").await;
+    let outcome = Outcome {
+        output: None,
+        note: Some("n".repeat(200)),
+        ..outcome(StepType::Plan, Ending::NotReached, PlanReference::Keep)
+    };
+    api.client()
+        .report_outcome(&step("plan-id", PLAN), &outcome, &patience())
+        .await
+        .unwrap();
+    assert_eq!(
+        api.told()[0].1,
+        json!({"status": "failed", "name": "n".repeat(128)})
+    );
+}
+
+#[tokio::test]
+async fn a_report_is_tried_until_the_platform_is_back() {
+    let api = StandIn::with_status("running").await;
+    for _ in 0..20 {
+        api.fault(
+            Method::GET,
+            "/412",
+            Fault::Status(StatusCode::SERVICE_UNAVAILABLE),
+        );
+    }
+    api.fault(
+        Method::PATCH,
+        "/plan-id",
+        Fault::Later(StatusCode::TOO_MANY_REQUESTS, 0),
+    );
+    api.fault(
+        Method::PATCH,
+        "/412",
+        Fault::Status(StatusCode::INTERNAL_SERVER_ERROR),
+    );
+    api.client()
+        .report_outcome(&step("plan-id", PLAN), &planned(), &patience())
+        .await
+        .unwrap();
+    assert_eq!(api.status(), "pending");
+    assert!(api.job().faults.is_empty());
+}
+
+/// The platform took the report and dispatched the next step before the client could ask again.
+#[rstest]
+#[case("pending")]
+#[case("queue")]
+#[case("waitingApproval")]
+#[tokio::test]
+async fn a_report_whose_answer_was_lost_is_not_told_again_over_the_next_step(
+    #[case] now: &'static str,
+) {
+    let api = StandIn::with_status("running").await;
+    api.fault(Method::PATCH, "/412", Fault::AnswerLost);
+    let (client, plan) = (api.client(), step("plan-id", PLAN));
+    let (outcome, patience) = (planned(), patience());
+    let report = client.report_outcome(&plan, &outcome, &patience);
+    let move_on = async {
+        while api.job().attributes["status"] != "pending" {
+            tokio::task::yield_now().await;
+        }
+        api.job().attributes.insert("status".into(), json!(now));
+    };
+    let (told, ()) = tokio::join!(report, move_on);
+    told.unwrap();
+    assert_eq!(api.told().len(), 2);
+    assert_eq!(api.status(), now);
+}
+
+#[tokio::test]
+async fn the_last_fault_is_told_when_patience_ends() {
+    let api = StandIn::with_status("running").await;
+    for _ in 0..1000 {
+        api.fault(Method::GET, "/412", Fault::Status(StatusCode::BAD_GATEWAY));
+    }
+    let error = api
+        .client()
+        .report_outcome(
+            &step("plan-id", PLAN),
+            &planned(),
+            &Patience::lasting(Duration::from_secs(2)),
+        )
+        .await
+        .unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("GET http://127.0.0.1:"), "{text}");
+    assert!(
+        text.ends_with("was answered 502 Bad Gateway: out of order"),
+        "{text}"
+    );
+    assert_eq!(error.exit(), Exit::Infrastructure);
+}
+
+#[tokio::test]
+async fn a_platform_asks_for_time_and_gets_it() {
+    let api = StandIn::with_status("running").await;
+    api.fault(
+        Method::GET,
+        "/412",
+        Fault::Later(StatusCode::TOO_MANY_REQUESTS, 30),
+    );
+    let error = api
+        .client()
+        .standing(
+            &step("plan-id", PLAN),
+            &Patience::lasting(Duration::from_millis(100)),
+        )
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("429"), "{error}");
+    assert_eq!(api.job().asked, 0, "asked again before the time was over");
+}
+
+#[rstest]
+#[case(StatusCode::UNAUTHORIZED, Exit::BadConfiguration, env::INTERNAL_SECRET)]
+#[case(StatusCode::FORBIDDEN, Exit::BadConfiguration, env::INTERNAL_SECRET)]
+#[case(StatusCode::NOT_FOUND, Exit::StepFailed, env::API_URL)]
+#[tokio::test]
+async fn what_waiting_cannot_mend_is_told_at_once_with_what_can(
+    #[case] status: StatusCode,
+    #[case] exit: Exit,
+    #[case] hint: &str,
+) {
+    let api = StandIn::with_status("queue").await;
+    api.fault(Method::GET, "/412", Fault::Status(status));
+    let error = api
+        .client()
+        .admission(&step("plan-id", PLAN))
+        .await
+        .unwrap_err();
+    assert_eq!(error.exit(), exit);
+    assert!(error.hint().unwrap().contains(hint), "{error}");
+    assert_eq!(api.job().asked, 0, "asked again");
+}
+
+#[tokio::test]
+async fn another_secret_is_refused_and_no_token_is_told() {
+    let api = StandIn::with_status("queue").await;
+    let config = TerrakubeConfig {
+        tokens: TokenSource::parse(&"QUJD".repeat(12)).unwrap(),
+        ..api.config()
+    };
+    let error = client(config)
+        .admission(&step("plan-id", PLAN))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, TerrakubeError::Refused { .. }), "{error}");
+    assert!(!format!("{error:?}").contains("eyJ"), "{error:?}");
+}
+
+#[tokio::test]
+async fn no_answer_leads_a_token_elsewhere() {
+    let (api, other) = (
+        StandIn::with_status("queue").await,
+        StandIn::with_status("queue").await,
+    );
+    let elsewhere = other
+        .config()
+        .api_url
+        .join("api/v1/organization/org/job/412");
+    let elsewhere: &'static str = String::from(elsewhere.unwrap()).leak();
+    api.fault(Method::GET, "/412", Fault::Redirect(elsewhere));
+    let error = api
+        .client()
+        .admission(&step("plan-id", PLAN))
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("302"), "{error}");
+    assert_eq!(other.job().asked, 0);
+}
+
+#[tokio::test]
+async fn a_platform_that_is_not_there_is_named() {
+    let api = StandIn::with_status("queue").await;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let nobody = format!("http://{}/", listener.local_addr().unwrap());
+    drop(listener);
+    let config = TerrakubeConfig {
+        api_url: Url::parse(&nobody).unwrap(),
+        ..api.config()
+    };
+    let patience = Patience::lasting(Duration::from_millis(50));
+    let error = client(config)
+        .standing(&step("plan-id", PLAN), &patience)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, TerrakubeError::Transfer { .. }), "{error}");
+    assert!(error.to_string().contains(&nobody), "{error}");
+    assert!(error.hint().unwrap().contains(env::API_URL));
+}
+
+#[tokio::test]
+async fn what_is_no_document_of_the_platform_is_told() {
+    let api = StandIn::with_status("queue").await;
+    api.job().attributes.remove("status");
+    let error = api
+        .client()
+        .admission(&step("plan-id", PLAN))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, TerrakubeError::Malformed { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn an_answer_without_end_is_not_read_to_its_end() {
+    let api = StandIn::with_status("queue").await;
+    let long = json!("x".repeat(5 * 1024 * 1024));
+    api.job().attributes.insert("output".into(), long);
+    let error = api
+        .client()
+        .admission(&step("plan-id", PLAN))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, TerrakubeError::TooLarge { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_context_is_merged_into_what_others_wrote() {
+    let (api, plan) = (StandIn::with_status("running").await, step("plan-id", PLAN));
+    let client = api.client();
+    assert!(client.context(&plan).await.unwrap().is_empty());
+    api.job().context = Some(json!({"script": 1, "plans": {"a": [1]}}));
+    let patch = json!({"plans": {"b": [2]}});
+    client
+        .merge_context(&plan, patch.as_object().unwrap())
+        .await
+        .unwrap();
+    assert_eq!(
+        Value::Object(client.context(&plan).await.unwrap()),
+        json!({"script": 1, "plans": {"a": [1], "b": [2]}})
+    );
+}
+
+#[tokio::test]
+async fn merges_of_one_run_do_not_overtake_one_another() {
+    let (api, plan) = (StandIn::with_status("running").await, step("plan-id", PLAN));
+    let client = api.client();
+    let merges = (0..10).map(|n| {
+        let (client, plan) = (client.clone(), plan.clone());
+        tokio::spawn(async move {
+            let patch = json!({"k": {n.to_string(): true}});
+            client
+                .merge_context(&plan, patch.as_object().unwrap())
+                .await
+        })
+    });
+    for merge in merges.collect::<Vec<_>>() {
+        merge.await.unwrap().unwrap();
+    }
+    assert_eq!(
+        client.context(&plan).await.unwrap()["k"]
+            .as_object()
+            .unwrap()
+            .len(),
+        10
+    );
+}
+
+#[rstest]
+#[case(StatusCode::NOT_FOUND, true)]
+#[case(StatusCode::CONFLICT, true)]
+#[case(StatusCode::BAD_REQUEST, false)]
+#[tokio::test]
+async fn a_context_nobody_looks_at_any_more_is_no_fault(
+    #[case] status: StatusCode,
+    #[case] tolerated: bool,
+) {
+    let (api, plan) = (StandIn::with_status("failed").await, step("plan-id", PLAN));
+    api.fault(Method::POST, "/412", Fault::Status(status));
+    let patch = json!({"k": 1});
+    let merged = api
+        .client()
+        .merge_context(&plan, patch.as_object().unwrap())
+        .await;
+    assert_eq!(merged.is_ok(), tolerated);
+}
+
+#[tokio::test]
+async fn a_state_is_recorded_with_what_it_says_of_itself() {
+    let api = StandIn::with_status("running").await;
+    let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
+    let history = History {
+        output: client.state_output(&apply, "f"),
+        job_reference: "4".repeat(40),
+        serial: 7,
+        md5: "d41d8cd98f00b204e9800998ecf8427e".into(),
+        lineage: "11111111-2222".into(),
+    };
+    api.fault(
+        Method::POST,
+        "/history",
+        Fault::Status(StatusCode::BAD_GATEWAY),
+    );
+    client
+        .record_history(&apply, &history, &patience())
+        .await
+        .unwrap();
+    assert_eq!(
+        api.job().histories,
+        [json!({
+            "output": format!("{}tfstate/v1/organization/org/workspace/ws/state/f.json", api.config().api_url),
+            "jobReference": "4".repeat(36), "serial": 7,
+            "md5": "d41d8cd98f00b204e9800998ecf8427e", "lineage": "11111111-2222",
+        })]
+    );
+}
+
+#[tokio::test]
+async fn records_name_artifacts_by_the_public_address() {
+    let api = StandIn::with_status("running").await;
+    let config = TerrakubeConfig {
+        public_url: Url::parse("https://terrakube-api.example.test/base/").unwrap(),
+        ..api.config()
+    };
+    assert_eq!(
+        client(config).step_output(&step("../plan id", PLAN)),
+        "https://terrakube-api.example.test/base/tfoutput/v1/organization/org/job/412/step/..%2Fplan%20id"
+    );
+}
+
+#[rstest]
+#[case(json!(null), None)]
+#[case(json!(""), None)]
+#[case(json!("https://host/content.tar.gz"), Some("https://host/content.tar.gz"))]
+#[tokio::test]
+async fn the_content_of_a_run_is_where_its_job_says(
+    #[case] said: Value,
+    #[case] expected: Option<&str>,
+) {
+    let api = StandIn::with_status("running").await;
+    api.job().attributes.insert("overrideSource".into(), said);
+    let source = api.client().override_source(&step("plan-id", PLAN)).await;
+    assert_eq!(source.unwrap().as_deref(), expected);
+}
+
+#[rstest]
+#[case("cancelled")]
+#[case("failed")]
+#[tokio::test]
+async fn a_cancellation_is_heard(#[case] status: &'static str) {
+    let api = StandIn::with_status("running").await;
+    api.job().becomes.extend(["running", "running", status]);
+    api.fault(Method::GET, "/412", Fault::Status(StatusCode::NOT_FOUND));
+    let heard = api.client().cancelled(&step("plan-id", PLAN)).await;
+    assert_eq!(heard.to_string(), status);
+    assert!(api.job().asked >= 3);
+}
+
+#[rstest]
+#[case("running", "pending", true)]
+#[case("running", "running", false)]
+#[case("running", "completed", false)]
+#[case("running", "failed", false)]
+#[case("rejected", "failed", true)]
+#[case("rejected", "running", false)]
+#[tokio::test]
+async fn a_step_is_claimed_by_its_status(
+    #[case] job: &str,
+    #[case] known: &str,
+    #[case] granted: bool,
+) {
+    let api = StandIn::with_status(job).await;
+    api.job().steps[0].1.insert("status".into(), json!(known));
+    let holder = Holder {
+        pod: "pod".into(),
+        uid: "uid".into(),
+        since: "now".into(),
+    };
+    let claim = api
+        .client()
+        .claim(&step("plan-id", "approval"), &holder)
+        .await;
+    assert_eq!(matches!(claim.unwrap(), Claim::Granted), granted);
+}
+
+#[tokio::test]
+async fn a_job_whose_plan_is_lost_is_still_a_planned_one() {
+    use base64::Engine as _;
+    let api = StandIn::with_status("queue").await;
+    let tcl = "flow:\n- type: terraformPlan\n  step: 100\n- type: terraformApply\n  step: 200\n";
+    let tcl = base64::engine::general_purpose::STANDARD.encode(tcl);
+    api.job().attributes.insert("tcl".into(), json!(tcl));
+    let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
+    assert!(!client.standing(&apply, &patience()).await.unwrap().planned);
+    api.job().steps[0]
+        .1
+        .insert("status".into(), json!("completed"));
+    assert!(client.standing(&apply, &patience()).await.unwrap().planned);
+}
+
+#[tokio::test]
+async fn a_platform_without_security_is_shown_no_token() {
+    let api = StandIn::with_status("queue").await;
+    let config = TerrakubeConfig {
+        tokens: TokenSource::disabled(),
+        ..api.config()
+    };
+    // The stand-in asks for a token, and so tells that there was none.
+    let error = client(config)
+        .admission(&step("plan-id", PLAN))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, TerrakubeError::Refused { .. }), "{error}");
+}

@@ -1,0 +1,211 @@
+//! The bearer tokens Mayfly shows to the platform (contract 5.2): signed with the shared secret, minutes long. Knows
+//! neither requests nor who asks for a token.
+
+use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use jsonwebtoken::{EncodingKey, Header, encode};
+use secrecy::SecretString;
+use serde::Serialize;
+
+/// Issuer by which the platform tells these tokens from those of people.
+const ISSUER: &str = "TerrakubeInternal";
+/// What HS256 asks for; the platform refuses to sign its own tokens with less.
+const MIN_SECRET_BYTES: usize = 32;
+
+/// How long a token for one call is valid: the call, its time limit, and clocks that differ a little.
+pub const CALL: Duration = Duration::from_mins(2);
+/// How long a token is valid that fetches content or touches the job context.
+pub const BRIEF: Duration = Duration::from_mins(1);
+/// How long the token handed to scripts is valid (contract 4.4).
+pub const SCRIPT: Duration = Duration::from_mins(5);
+/// How long the token the tool shows to the module registry and for remote states is valid: one command of the tool.
+pub const TOOL: Duration = Duration::from_mins(30);
+
+/// Mints tokens, or none where the platform asks for none. Clones share the key.
+#[derive(Clone)]
+pub struct TokenSource(Option<EncodingKey>);
+
+/// The key is a secret of the whole platform.
+impl fmt::Debug for TokenSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Some(_) => "TokenSource(signing)",
+            None => "TokenSource(disabled)",
+        })
+    }
+}
+
+/// Why a text is no secret of the platform. Never quotes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SecretError {
+    /// Not base64 in either alphabet.
+    #[error("is not base64")]
+    NotBase64,
+    /// Too short a key.
+    #[error("holds {found} bytes, at least {MIN_SECRET_BYTES} are needed")]
+    TooShort {
+        /// What it holds.
+        found: usize,
+    },
+}
+
+/// In the order of the stock executor's tokens. No `jti`: the platform would look it up as a person's token.
+#[derive(Serialize)]
+struct Claims<'c> {
+    iss: &'static str,
+    sub: &'static str,
+    aud: &'static str,
+    email: &'static str,
+    email_verified: bool,
+    name: &'static str,
+    #[serde(rename = "workspaceId", skip_serializing_if = "Option::is_none")]
+    workspace_id: Option<&'c str>,
+    iat: u64,
+    exp: u64,
+}
+
+impl TokenSource {
+    /// For a platform without security: requests carry no token.
+    pub const fn disabled() -> Self {
+        Self(None)
+    }
+
+    /// Reads the secret: base64 in the URL-safe or the standard alphabet, padded or not, because the platform's
+    /// chart writes the standard one although the platform itself reads the other.
+    pub fn parse(secret: &str) -> Result<Self, SecretError> {
+        let url_safe = secret
+            .trim()
+            .trim_end_matches('=')
+            .replace('+', "-")
+            .replace('/', "_");
+        let key = URL_SAFE_NO_PAD
+            .decode(url_safe)
+            .map_err(|_| SecretError::NotBase64)?;
+        if key.len() < MIN_SECRET_BYTES {
+            return Err(SecretError::TooShort { found: key.len() });
+        }
+        Ok(Self(Some(EncodingKey::from_secret(&key))))
+    }
+
+    /// A token that is valid from now on; `None` where none is asked for.
+    pub fn mint(&self, lifetime: Duration) -> Option<SecretString> {
+        self.mint_at(SystemTime::now(), lifetime, None)
+    }
+
+    /// A token that names its workspace, by which the platform decides which remote states it reads.
+    pub fn mint_for_workspace(
+        &self,
+        lifetime: Duration,
+        workspace_id: &str,
+    ) -> Option<SecretString> {
+        self.mint_at(SystemTime::now(), lifetime, Some(workspace_id))
+    }
+
+    fn mint_at(
+        &self,
+        now: SystemTime,
+        lifetime: Duration,
+        workspace_id: Option<&str>,
+    ) -> Option<SecretString> {
+        let key = self.0.as_ref()?;
+        let iat = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let claims = Claims {
+            iss: ISSUER,
+            sub: "TerrakubeInternal (TOKEN)",
+            aud: ISSUER,
+            email: "no-reply@terrakube.io",
+            email_verified: true,
+            name: "TerrakubeInternal Client",
+            workspace_id,
+            iat,
+            exp: iat + lifetime.as_secs(),
+        };
+        let token = encode(&Header::default(), &claims, key)
+            .expect("strings and numbers are JSON, and any key makes an HMAC");
+        Some(token.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use secrecy::ExposeSecret as _;
+    use serde_json::Value;
+
+    const SECRET: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
+    /// What the stock executor signs with that secret at that moment, valid for a minute.
+    const TOKEN: &str = "eyJ0eXAiOiJKV1QiLCJhbGciOiJIUzI1NiJ9.eyJpc3MiOiJUZXJyYWt1YmVJbnRlcm5hbCIsInN1YiI6IlRlcnJha3ViZUludGVybmFsIChUT0tFTikiLCJhdWQiOiJUZXJyYWt1YmVJbnRlcm5hbCIsImVtYWlsIjoibm8tcmVwbHlAdGVycmFrdWJlLmlvIiwiZW1haWxfdmVyaWZpZWQiOnRydWUsIm5hbWUiOiJUZXJyYWt1YmVJbnRlcm5hbCBDbGllbnQiLCJpYXQiOjE3NjcyMjU2MDAsImV4cCI6MTc2NzIyNTY2MH0.UpBfXtjUA3-PS6f9PVLXOmcK1qBrKtfX0BKLNQrBsBE";
+
+    /// Seconds since the epoch.
+    const ISSUED: u64 = 1_767_225_600;
+
+    fn issued() -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(ISSUED)
+    }
+
+    #[rstest]
+    #[case(SECRET)]
+    #[case(" MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY\n")]
+    fn a_token_equals_the_stock_executors_byte_for_byte(#[case] secret: &str) {
+        let token = TokenSource::parse(secret)
+            .unwrap()
+            .mint_at(issued(), BRIEF, None)
+            .unwrap();
+        assert_eq!(token.expose_secret(), TOKEN);
+    }
+
+    #[test]
+    fn both_base64_alphabets_are_the_same_secret() {
+        let standard = TokenSource::parse(&"+/+/".repeat(12)).unwrap();
+        let url_safe = TokenSource::parse(&"-_-_".repeat(12)).unwrap();
+        let mint = |source: &TokenSource| {
+            let token = source.mint_at(issued(), CALL, None).unwrap();
+            token.expose_secret().to_owned()
+        };
+        assert_eq!(mint(&standard), mint(&url_safe));
+    }
+
+    #[test]
+    fn a_workspace_is_claimed_only_where_it_is_named() {
+        let source = TokenSource::parse(SECRET).unwrap();
+        let claims = |token: Option<SecretString>| -> Value {
+            let token = token.unwrap();
+            let body = token.expose_secret().split('.').nth(1).unwrap();
+            serde_json::from_slice(&URL_SAFE_NO_PAD.decode(body).unwrap()).unwrap()
+        };
+        let claimed = claims(source.mint_for_workspace(SCRIPT, "7c0f2b44"));
+        assert_eq!(claimed["workspaceId"], "7c0f2b44");
+        assert_eq!(
+            claimed["exp"].as_u64().unwrap() - claimed["iat"].as_u64().unwrap(),
+            300
+        );
+        assert!(claims(source.mint(SCRIPT)).get("workspaceId").is_none());
+    }
+
+    #[test]
+    fn without_security_there_is_no_token() {
+        assert!(TokenSource::disabled().mint(CALL).is_none());
+    }
+
+    #[rstest]
+    #[case("not base64!", SecretError::NotBase64)]
+    #[case("c2hvcnQ", SecretError::TooShort { found: 5 })]
+    fn an_unusable_secret_is_refused_without_being_quoted(
+        #[case] secret: &str,
+        #[case] error: SecretError,
+    ) {
+        let refused = TokenSource::parse(secret).unwrap_err();
+        assert_eq!(refused, error);
+        assert!(!refused.to_string().contains(secret));
+    }
+
+    #[test]
+    fn the_key_is_not_shown() {
+        let shown = format!("{:?}", TokenSource::parse(SECRET).unwrap());
+        assert_eq!(shown, "TokenSource(signing)");
+    }
+}

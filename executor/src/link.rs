@@ -1,0 +1,137 @@
+//! What a run speaks to beside its tool: the platform, and the Redis between the two. Decides from the configuration
+//! which these are; knows nothing of what is said.
+
+use std::time::Duration;
+
+use control_plane::heartbeat::Heartbeat;
+use control_plane::live::LiveStream;
+use control_plane::local::LocalPlatform;
+use control_plane::logs::{ApiLog, Bearer, RedisLog, SinkConfig};
+use control_plane::redis::Redis;
+use control_plane::terrakube::{Terrakube, TokenSource, token};
+use control_plane::{Patience, Platform, PlatformError};
+use job_contract::JobData;
+use tracing::warn;
+
+use crate::config::{Config, Folders};
+use crate::fault::chain;
+use crate::run::StageError;
+use crate::stop::{Budget, Stop};
+use crate::workspace::ContentToken;
+
+/// How long the outcome is reported to a platform of files.
+const LOCAL_PATIENCE: Duration = Duration::from_mins(1);
+/// What is always left for a report, however late the stop order was given.
+const LEAST_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The platform, and the Redis that belongs to it, if there is one.
+#[derive(Clone, Debug)]
+pub struct Link {
+    pub platform: Platform,
+    pub redis: Option<Redis>,
+    log_via_api: bool,
+}
+
+impl Link {
+    /// The link as it is configured. Nothing is connected yet.
+    pub fn open(config: &Config, folders: &Folders) -> Result<Self, StageError> {
+        let (terrakube, redis) = config.network()?;
+        let platform = match terrakube {
+            Some(settings) => Platform::Terrakube(
+                Terrakube::new(settings, redis.clone()).map_err(PlatformError::from)?,
+            ),
+            None => Platform::Local(LocalPlatform::new(&folders.data)),
+        };
+        Ok(Self {
+            platform,
+            redis,
+            log_via_api: config.run.log_via_api,
+        })
+    }
+
+    const fn terrakube(&self) -> Option<&Terrakube> {
+        match &self.platform {
+            Platform::Local(_) => None,
+            Platform::Terrakube(terrakube) => Some(terrakube),
+        }
+    }
+
+    /// Signs of life for the job, from now on. A run without them goes on: the platform may be patient.
+    pub fn heartbeat(&self, job_id: &str) -> Option<Heartbeat> {
+        let redis = self.redis.as_ref()?;
+        Heartbeat::start(redis, job_id)
+            .inspect_err(|error| warn!(error = chain(error), "the run has no heartbeat"))
+            .ok()
+    }
+
+    /// Where people follow the run's log while it runs.
+    pub fn live_log(&self, job: &JobData) -> Option<SinkConfig> {
+        if let (true, Some(terrakube)) = (self.log_via_api, self.terrakube()) {
+            let tokens = terrakube.config().tokens.clone();
+            return Some(SinkConfig::Api(ApiLog {
+                base: terrakube.config().api_url.clone(),
+                job_id: job.job_id.parse().ok()?,
+                step_id: job.step_id.clone(),
+                bearer: Bearer::new(move || tokens.mint(token::CALL)),
+            }));
+        }
+        let redis = self.redis.clone()?;
+        Some(SinkConfig::Redis(RedisLog {
+            redis,
+            job_id: job.job_id.clone(),
+            step_id: job.step_id.clone(),
+            max_lines: None,
+        }))
+    }
+
+    /// The live picture of an operation.
+    pub fn live_picture(&self, job: &JobData) -> Option<LiveStream> {
+        let redis = self.redis.clone()?;
+        Some(LiveStream::start(redis, &job.job_id, &job.step_id))
+    }
+
+    /// What the platform's tokens are minted with.
+    pub fn tokens(&self) -> Option<&TokenSource> {
+        Some(&self.terrakube()?.config().tokens)
+    }
+
+    /// The token for the content of a CLI-driven run: for the platform's own addresses, and none but them.
+    pub fn content_token(&self) -> Option<ContentToken> {
+        let config = self.terrakube()?.config();
+        Some(ContentToken {
+            origins: vec![config.public_url.origin(), config.api_url.origin()],
+            token: config.tokens.mint(token::BRIEF)?,
+        })
+    }
+
+    /// Hosts the tool may show a token to: the module registry, and the API itself (contract 8.7).
+    pub fn tool_hosts(&self) -> Vec<String> {
+        let Some(config) = self.terrakube().map(Terrakube::config) else {
+            return Vec::new();
+        };
+        let api = config
+            .public_url
+            .host_str()
+            .map(|host| match config.public_url.port() {
+                Some(port) => format!("{host}:{port}"),
+                None => host.to_owned(),
+            });
+        let mut hosts: Vec<String> = config.registry_domain.clone().into_iter().collect();
+        hosts.extend(api.filter(|api| config.registry_domain.as_ref() != Some(api)));
+        hosts
+    }
+
+    /// How long the end of a run is reported: minutes, unless the process is about to be killed.
+    pub fn patience(&self, stop: &Stop, budget: Budget) -> Patience {
+        let patience = self.terrakube().map_or(LOCAL_PATIENCE, |terrakube| {
+            terrakube.config().report_patience
+        });
+        match stop.given() {
+            Some(order) => {
+                let left = budget.saving.saturating_sub(order.at.elapsed());
+                Patience::lasting(patience.min(left.max(LEAST_PATIENCE)))
+            }
+            None => Patience::lasting(patience).hurried_by(stop.token(), budget.saving),
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Shows an operation while it runs: in the job context and in the live stream, from beside, once a second at most
+//! (contract 6.6, W-22). Whatever does not get through is shown with the next picture, and the last word is the
+//! operation's own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use control_plane::live::{LivePhase, LiveState, LiveStream};
+use control_plane::logs::Redactor;
+use control_plane::{Platform, StepRef};
+use serde_json::{Map, Value, json};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{debug, warn};
+
+use crate::fault::chain;
+use crate::run::Run;
+use crate::terraform::board::Board;
+
+/// How often at most.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// How long the end of an operation waits for a picture that is under way.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Pictures of one operation, from its beginning to its end.
+#[derive(Debug)]
+pub(crate) struct Publication {
+    live: Option<Arc<LiveStream>>,
+    phase: LivePhase,
+    done: CancellationToken,
+    task: Option<AbortOnDropHandle<()>>,
+}
+
+/// What belongs to the phases.
+const fn context_key(phase: LivePhase) -> &'static str {
+    match phase {
+        LivePhase::Plan => "planStructuredOutput",
+        LivePhase::Apply => "applyStructuredOutput",
+    }
+}
+
+fn context_patch(
+    phase: LivePhase,
+    step_id: &str,
+    changes: &Value,
+    diagnostics: &Value,
+) -> Map<String, Value> {
+    [
+        (context_key(phase), changes),
+        ("jobDiagnostics", diagnostics),
+    ]
+    .into_iter()
+    .map(|(key, value)| (key.to_owned(), json!({ step_id: value })))
+    .collect()
+}
+
+/// The patch without secrets.
+pub(crate) fn redacted(redactor: &Redactor, patch: Map<String, Value>) -> Map<String, Value> {
+    let mut patch = Value::Object(patch);
+    redactor.redact_json(&mut patch);
+    match patch {
+        Value::Object(patch) => patch,
+        _ => unreachable!("redaction keeps the shape"),
+    }
+}
+
+impl Publication {
+    /// Begins to show what stands on the board. A platform of files has nobody who looks before the end.
+    pub(crate) fn start(run: &Run<'_>, board: Board, phase: LivePhase) -> Self {
+        let live = run.link.live_picture(&run.job).map(Arc::new);
+        let done = CancellationToken::new();
+        let is_watched = live.is_some() || matches!(run.link.platform, Platform::Terrakube(_));
+        let task = is_watched.then(|| {
+            let show = Show {
+                live: live.clone(),
+                phase,
+                board,
+                platform: run.link.platform.clone(),
+                step: run.step.clone(),
+                redactor: run.log.redactor(),
+                failing: false,
+            };
+            AbortOnDropHandle::new(tokio::spawn(show.until(done.clone())))
+        });
+        Self {
+            live,
+            phase,
+            done,
+            task,
+        }
+    }
+
+    /// The part of the job context that shows these changes.
+    pub(crate) fn patch(
+        &self,
+        step_id: &str,
+        changes: &Value,
+        diagnostics: &Value,
+    ) -> Map<String, Value> {
+        context_patch(self.phase, step_id, changes, diagnostics)
+    }
+
+    /// Ends with this last picture.
+    pub(crate) async fn finish(mut self, redactor: &Redactor, changes: Value, diagnostics: Value) {
+        self.done.cancel();
+        if let Some(task) = self.task.take() {
+            // A picture that takes longer is dropped with its task.
+            if let Ok(Err(error)) = timeout(FAREWELL, task).await {
+                warn!(%error, "the picture of the run ended by a defect");
+            }
+        }
+        if let Some(live) = self.live.take() {
+            live.publish(state(self.phase, redactor, changes, diagnostics));
+            // The task held the only other handle, and is gone.
+            match Arc::try_unwrap(live) {
+                Ok(live) => live.finish(FAREWELL).await,
+                Err(_) => {
+                    debug!("the last live picture of the run is published without being waited for")
+                }
+            }
+        }
+    }
+}
+
+fn state(phase: LivePhase, redactor: &Redactor, changes: Value, diagnostics: Value) -> LiveState {
+    let list = |mut value: Value| {
+        redactor.redact_json(&mut value);
+        match value {
+            Value::Array(list) => list,
+            _ => Vec::new(),
+        }
+    };
+    LiveState {
+        phase,
+        changes: list(changes),
+        diagnostics: list(diagnostics),
+    }
+}
+
+struct Show {
+    live: Option<Arc<LiveStream>>,
+    phase: LivePhase,
+    board: Board,
+    platform: Platform,
+    step: StepRef,
+    redactor: Arc<Redactor>,
+    failing: bool,
+}
+
+impl Show {
+    async fn until(mut self, done: CancellationToken) {
+        loop {
+            tokio::select! {
+                biased;
+                () = done.cancelled() => return,
+                () = self.board.changed() => {}
+            }
+            self.show().await;
+            tokio::select! {
+                () = done.cancelled() => return,
+                () = sleep(INTERVAL) => {}
+            }
+        }
+    }
+
+    async fn show(&mut self) {
+        let (changes, diagnostics) = self.board.picture();
+        if let Some(live) = &self.live {
+            let state = state(
+                self.phase,
+                &self.redactor,
+                changes.clone(),
+                diagnostics.clone(),
+            );
+            live.publish(state);
+        }
+        let patch = context_patch(self.phase, &self.step.step_id, &changes, &diagnostics);
+        let patch = redacted(&self.redactor, patch);
+        match self.platform.merge_context(&self.step, &patch).await {
+            Ok(()) => self.failing = false,
+            Err(error) if self.failing => debug!(%error, "the job context is not updated yet"),
+            Err(error) => {
+                self.failing = true;
+                warn!(
+                    error = chain(&error),
+                    "the job context could not be updated, the next picture is tried again"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,281 @@
+use super::*;
+use job_contract::JobData;
+use std::os::unix::fs::PermissionsExt as _;
+use tempfile::TempDir;
+
+const NEW: Version = Version::new(1, 11, 4);
+const OLD: Version = Version::new(1, 5, 7);
+
+struct Fixture {
+    folder: TempDir,
+    env: ChildEnv,
+}
+
+impl Fixture {
+    fn new(environment: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["tree", "private", "home"] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        let mut env = ChildEnv::new(Vec::new(), &[], &JobData::default()).unwrap();
+        env.set("HOME", folder.path().join("home").to_str().unwrap())
+            .unwrap();
+        for (name, value) in environment {
+            env.set(name, value).unwrap();
+        }
+        Self { folder, env }
+    }
+
+    fn tree(&self) -> PathBuf {
+        self.folder.path().join("tree")
+    }
+
+    fn write(&mut self, settings: &BackendSettings, version: &Version) -> BackendAccess {
+        let private = self.folder.path().join("private");
+        let access = write(settings, version, &self.tree(), &private, &self.env).unwrap();
+        access.offer(&mut self.env).unwrap();
+        access
+    }
+
+    fn file(&self, name: &str) -> String {
+        fs::read_to_string(self.tree().join(name)).unwrap()
+    }
+
+    /// Everything in the tree that could be read there.
+    fn files(&self) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(self.tree())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    fn offered(&self, name: &str) -> Option<String> {
+        Some(self.env.get(name)?.to_str().unwrap().to_owned())
+    }
+}
+
+fn block(backend: &str, lines: &[&str]) -> String {
+    let lines = lines.join("\n    ");
+    format!("terraform {{\n  backend \"{backend}\" {{\n    {lines}\n  }}\n}}\n")
+}
+
+fn s3_settings(handover: Handover, endpoint: Option<&str>) -> BackendSettings {
+    BackendSettings::S3 {
+        bucket: "b".into(),
+        region: "eu-central-1".into(),
+        key: "tfstate/o/w/terraform.tfstate".into(),
+        keys: Some(StaticKeys {
+            access_key: SecretString::from("AKIA"),
+            secret_key: SecretString::from("hunter2"),
+        }),
+        handover,
+        use_lockfile: true,
+        endpoint: endpoint.map(str::to_owned),
+    }
+}
+
+const S3_PLACE: [&str; 3] = [
+    r#"bucket = "b""#,
+    r#"region = "eu-central-1""#,
+    r#"key = "tfstate/o/w/terraform.tfstate""#,
+];
+const S3_KEYS: [&str; 2] = [r#"access_key = "AKIA""#, r#"secret_key = "hunter2""#];
+
+#[test]
+fn the_local_file_is_that_of_the_contract() {
+    let mut fixture = Fixture::new(&[]);
+    let path = "/d/${x}/%{y}/terraform.tfstate".into();
+    fixture.write(&BackendSettings::Local { path }, &NEW);
+    assert_eq!(
+        fixture.file("terrakube_override.tf"),
+        block("local", &[r#"path = "/d/$${x}/%%{y}/terraform.tfstate""#])
+    );
+}
+
+#[test]
+fn s3_with_keys_in_the_file_is_that_of_the_contract() {
+    let mut fixture = Fixture::new(&[]);
+    fixture.write(&s3_settings(Handover::InFile, None), &NEW);
+    let lines = [&S3_PLACE[..], &S3_KEYS, &["use_lockfile = true"]].concat();
+    assert_eq!(fixture.file("aws_backend_override.tf"), block("s3", &lines));
+    assert_eq!(fixture.offered(AWS_CREDENTIALS), None);
+    let mode = fs::metadata(fixture.tree().join("aws_backend_override.tf"));
+    assert_eq!(mode.unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn s3_at_another_service_is_spelt_as_the_version_wants_it() {
+    let end = [
+        "skip_credentials_validation = true",
+        "skip_metadata_api_check = true",
+        "skip_region_validation = true",
+    ];
+    let settings = s3_settings(Handover::InFile, Some("http://minio:9000"));
+    let mut fixture = Fixture::new(&[]);
+    fixture.write(&settings, &NEW);
+    let new = [
+        "use_lockfile = true",
+        r#"endpoints = { s3 = "http://minio:9000" }"#,
+        "skip_requesting_account_id = true",
+        "skip_s3_checksum = true",
+        "use_path_style = true",
+    ];
+    assert_eq!(
+        fixture.file("aws_backend_override.tf"),
+        block("s3", &[&S3_PLACE[..], &S3_KEYS, &new, &end].concat())
+    );
+    fixture.write(&settings, &OLD);
+    let old = [
+        r#"endpoint = "http://minio:9000""#,
+        "force_path_style = true",
+    ];
+    assert_eq!(
+        fixture.file("aws_backend_override.tf"),
+        block("s3", &[&S3_PLACE[..], &S3_KEYS, &old, &end].concat())
+    );
+}
+
+#[test]
+fn s3_keys_stay_outside_where_the_version_allows_it() {
+    let mut fixture = Fixture::new(&[]);
+    let own = fixture.folder.path().join("home/.aws/credentials");
+    fs::create_dir_all(own.parent().unwrap()).unwrap();
+    fs::write(&own, "[default]\naws_access_key_id = MINE").unwrap();
+    let access = fixture.write(&s3_settings(Handover::Outside, None), &NEW);
+    let lines = [
+        &S3_PLACE[..],
+        &[r#"profile = "mayfly-state""#, "use_lockfile = true"],
+    ];
+    assert_eq!(
+        fixture.file("aws_backend_override.tf"),
+        block("s3", &lines.concat())
+    );
+    let expected = "[default]\naws_access_key_id = MINE\n[mayfly-state]\naws_access_key_id = AKIA\n\
+                    aws_secret_access_key = hunter2\n";
+    let offered = fixture.offered(AWS_CREDENTIALS).unwrap();
+    assert!(!Path::new(&offered).starts_with(fixture.tree()));
+    assert_eq!(fs::read_to_string(&offered).unwrap(), expected);
+    // Again, as after scripts: nothing is added twice.
+    access.offer(&mut fixture.env).unwrap();
+    assert_eq!(fs::read_to_string(&offered).unwrap(), expected);
+    // A file of the run's own is taken over too.
+    let theirs = fixture.folder.path().join("theirs");
+    fs::write(&theirs, "[other]\n").unwrap();
+    fixture
+        .env
+        .set(AWS_CREDENTIALS, theirs.to_str().unwrap())
+        .unwrap();
+    access.offer(&mut fixture.env).unwrap();
+    assert_eq!(fixture.offered(AWS_CREDENTIALS).unwrap(), offered);
+    let merged = fs::read_to_string(&offered).unwrap();
+    assert!(
+        merged.starts_with("[other]\n\n[mayfly-state]\n"),
+        "{merged}"
+    );
+
+    fixture.write(&s3_settings(Handover::Outside, None), &OLD);
+    assert!(fixture.file("aws_backend_override.tf").contains("hunter2"));
+}
+
+#[test]
+fn s3_without_keys_leaves_the_tool_to_itself() {
+    let mut fixture = Fixture::new(&[]);
+    fixture.write(&s3_settings(Handover::Omitted, None), &NEW);
+    let lines = [&S3_PLACE[..], &["use_lockfile = true"]].concat();
+    assert_eq!(fixture.file("aws_backend_override.tf"), block("s3", &lines));
+    assert_eq!(fixture.offered(AWS_CREDENTIALS), None);
+}
+
+fn azure_settings(handover: Handover) -> BackendSettings {
+    BackendSettings::Azurerm {
+        resource_group: Some("g".into()),
+        account: "account".into(),
+        container: "c".into(),
+        key: "o/w/terraform.tfstate".into(),
+        access_key: SecretString::from("aHVudGVyMg=="),
+        handover,
+    }
+}
+
+#[test]
+fn azure_is_that_of_the_contract_with_its_key_inside_or_outside() {
+    let place = [
+        r#"resource_group_name = "g""#,
+        r#"storage_account_name = "account""#,
+        r#"container_name = "c""#,
+        r#"key = "o/w/terraform.tfstate""#,
+    ];
+    let with_key = [&place[..], &[r#"access_key = "aHVudGVyMg==""#]].concat();
+    let mut fixture = Fixture::new(&[]);
+    fixture.write(&azure_settings(Handover::InFile), &NEW);
+    let file = "azure_backend_override.tf";
+    assert_eq!(fixture.file(file), block("azurerm", &with_key));
+    assert_eq!(fixture.offered(AZURE_KEY), None);
+    fixture.write(&azure_settings(Handover::Outside), &NEW);
+    assert_eq!(fixture.file(file), block("azurerm", &place));
+    assert_eq!(fixture.offered(AZURE_KEY).unwrap(), "aHVudGVyMg==");
+
+    let mut fixture = Fixture::new(&[(AZURE_KEY, "bWluZQ==")]);
+    fixture.write(&azure_settings(Handover::Outside), &NEW);
+    assert_eq!(fixture.file(file), block("azurerm", &with_key));
+    assert_eq!(fixture.offered(AZURE_KEY).unwrap(), "bWluZQ==");
+}
+
+fn gcs_settings(handover: Handover) -> BackendSettings {
+    BackendSettings::Gcs {
+        bucket: "b".into(),
+        prefix: "tfstate/o/w/terraform.tfstate".into(),
+        credentials: SecretString::from("{}"),
+        handover,
+    }
+}
+
+#[test]
+fn gcs_is_that_of_the_contract_with_its_account_inside_or_outside() {
+    let place = [
+        r#"bucket = "b""#,
+        r#"prefix = "tfstate/o/w/terraform.tfstate""#,
+    ];
+    let mut fixture = Fixture::new(&[]);
+    fixture.write(&gcs_settings(Handover::Outside), &NEW);
+    assert_eq!(fixture.files(), ["gcp_backend_override.tf"]);
+    assert_eq!(
+        fixture.file("gcp_backend_override.tf"),
+        block("gcs", &place)
+    );
+    let offered = fixture.offered(GCS_CREDENTIALS).unwrap();
+    assert_eq!(fs::read_to_string(&offered).unwrap(), "{}");
+    assert!(!Path::new(&offered).starts_with(fixture.tree()));
+
+    let mut fixture = Fixture::new(&[]);
+    fixture.write(&gcs_settings(Handover::InFile), &NEW);
+    let line = r#"credentials = "GCP_CREDENTIALS_FILE.json""#;
+    assert_eq!(
+        fixture.file("gcp_backend_override.tf"),
+        block("gcs", &[&place[..], &[line]].concat())
+    );
+    assert_eq!(fixture.file("GCP_CREDENTIALS_FILE.json"), "{}");
+    assert_eq!(fixture.offered(GCS_CREDENTIALS), None);
+}
+
+#[test]
+fn a_link_in_the_repository_leads_the_file_nowhere_else() {
+    let mut fixture = Fixture::new(&[]);
+    let elsewhere = fixture.folder.path().join("elsewhere");
+    fs::write(&elsewhere, "untouched").unwrap();
+    let name = "aws_backend_override.tf";
+    std::os::unix::fs::symlink(&elsewhere, fixture.tree().join(name)).unwrap();
+    fixture.write(&s3_settings(Handover::InFile, None), &NEW);
+    assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "untouched");
+    assert!(fixture.file(name).contains("hunter2"));
+}
+
+#[test]
+fn no_value_can_leave_its_quotes() {
+    assert_eq!(
+        quoted("a\"b\\c\n\t\u{7f}${x}%{y}$$ %"),
+        "\"a\\\"b\\\\c\\n\\t\\u007f$${x}%%{y}$$ %\""
+    );
+}

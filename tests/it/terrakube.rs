@@ -1,0 +1,389 @@
+//! Both programs under a platform that dispatches, sweeps and enforces its contract: what a person starts there, runs
+//! here, and ends as they see it.
+
+mod away;
+mod beats;
+mod cancel;
+mod content;
+mod endings;
+mod logs;
+mod once;
+mod runs;
+mod stock;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use integration_tests::{Repository, Site};
+use job_contract::env;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
+use kube::api::PostParams;
+use test_cluster::ADMIN;
+use test_peers::redis::RedisServer;
+use test_platform::{
+    Actor, Builder, Flow, Job, NewJob, Outputs, Platform, Status, Variable, Workspace,
+};
+
+use crate::kubernetes::{Launcher, PATIENCE, Place, RUNS};
+use crate::site;
+
+/// Name of the Secret every pod of a stock installation gets its settings from.
+const SETTINGS: &str = "terrakube-executor-secrets";
+
+const POLL: Duration = Duration::from_millis(20);
+
+type Settings = BTreeMap<String, String>;
+
+/// A platform with its Redis, and a place where runs happen.
+struct Stage {
+    platform: Platform,
+    redis: Option<RedisServer>,
+    ground: Ground,
+}
+
+/// Where runs happen.
+enum Ground {
+    Cluster(Box<Place>),
+    Machine(Site),
+}
+
+impl Ground {
+    fn site(&self) -> &Site {
+        match self {
+            Self::Cluster(place) => &place.site,
+            Self::Machine(site) => site,
+        }
+    }
+}
+
+impl Stage {
+    /// Runs are Jobs in a cluster.
+    async fn in_cluster() -> Self {
+        let ground = Ground::Cluster(Box::new(Place::new().await));
+        Self::on(ground, Platform::builder()).await
+    }
+
+    /// Runs are processes of this machine.
+    async fn on_this_machine() -> Self {
+        Self::on(Ground::Machine(site()), Platform::builder()).await
+    }
+
+    /// A platform like this, with a Redis of its own.
+    async fn on(ground: Ground, platform: Builder) -> Self {
+        let redis = RedisServer::start().unwrap();
+        let platform = platform.redis(&format!("redis://{}", redis.address()));
+        Self::of(ground, platform, Some(redis)).await
+    }
+
+    async fn without_redis(ground: Ground) -> Self {
+        Self::of(ground, Platform::builder(), None).await
+    }
+
+    async fn of(ground: Ground, platform: Builder, redis: Option<RedisServer>) -> Self {
+        let outputs = ground.site().data_dir().join("local/output");
+        let platform = platform
+            .outputs(Outputs::folder(&outputs))
+            .start()
+            .await
+            .unwrap();
+        let stage = Self {
+            platform,
+            redis,
+            ground,
+        };
+        if let Ground::Cluster(place) = &stage.ground {
+            place.image_that_first(&quick());
+            stage.make_settings_secret(place).await;
+        }
+        stage
+    }
+
+    fn site(&self) -> &Site {
+        self.ground.site()
+    }
+
+    /// The cluster; fails where there is none.
+    fn place(&self) -> &Place {
+        match &self.ground {
+            Ground::Cluster(place) => place,
+            Ground::Machine(_) => panic!("this stage has no cluster"),
+        }
+    }
+
+    /// What an operator sets for the executors of a stock installation.
+    fn settings(&self) -> Settings {
+        let mut settings = vec![
+            (env::API_URL, self.platform.url()),
+            (env::PUBLIC_API_URL, self.platform.url()),
+            (env::INTERNAL_SECRET, self.platform.secret()),
+            (env::STATE_TYPE, "LocalTerraformStateImpl".to_owned()),
+            (env::COLOR_OUTPUT, "false".to_owned()),
+            (env::TERRAFORM_RELEASES_URL, String::new()),
+            ("TerrakubeEnableSecurity", "true".to_owned()),
+            (
+                "TerrakubeRegistryDomain",
+                "registry.example.test".to_owned(),
+            ),
+        ];
+        if let Some(redis) = &self.redis {
+            settings.push((env::REDIS_HOSTNAME, "127.0.0.1".to_owned()));
+            settings.push((env::REDIS_PORT, redis.port().to_string()));
+        }
+        let owned = |(name, value): (&str, String)| (name.to_owned(), value);
+        settings.into_iter().map(owned).collect()
+    }
+
+    async fn make_settings_secret(&self, place: &Place) {
+        let mut secret = Secret::default();
+        secret.metadata.name = Some(SETTINGS.to_owned());
+        let bytes = |(name, value): (String, String)| (name, ByteString(value.into_bytes()));
+        secret.data = Some(self.settings().into_iter().map(bytes).collect());
+        let secrets = Api::<Secret>::namespaced(place.cluster.client(ADMIN).unwrap(), RUNS);
+        secrets
+            .create(&PostParams::default(), &secret)
+            .await
+            .unwrap();
+    }
+
+    /// A launcher to which the platform dispatches.
+    fn serve(&self) -> Launcher {
+        self.serve_with(&[])
+    }
+
+    fn serve_with(&self, more: &[(&str, &str)]) -> Launcher {
+        let mut settings = self.settings();
+        settings.insert(env::ENV_SECRETS.to_owned(), SETTINGS.to_owned());
+        settings.insert(
+            env::DATA_DIR.to_owned(),
+            self.site().data_dir().display().to_string(),
+        );
+        settings.extend(
+            more.iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
+        );
+        let launcher = match &self.ground {
+            Ground::Cluster(place) => {
+                let settings: Vec<_> = settings
+                    .iter()
+                    .map(|(name, value)| (name.as_str(), value.as_str()))
+                    .collect();
+                place.serve_with(&settings)
+            }
+            Ground::Machine(site) => Launcher::start(
+                Command::new(env!("CARGO_BIN_EXE_launcher_under_test"))
+                    .args(["serve", "--target", "process"])
+                    .env_clear()
+                    .env("PATH", std::env::var_os("PATH").unwrap())
+                    .env("HOME", site.scratch("home"))
+                    .env(env::LISTEN, "127.0.0.1:0")
+                    .env(env::LOG_FORMAT, "json")
+                    .env(env::TOOL_SELECTION, "installed")
+                    .envs(quick_settings())
+                    .envs(settings),
+            ),
+        };
+        let address = launcher.door().address;
+        self.platform
+            .dispatch_to(&format!("http://{address}/api/v1/terraform-rs"));
+        launcher
+    }
+
+    /// What `look` finds, at the latest when patience ends.
+    async fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        let wait = async {
+            loop {
+                if let Some(found) = look() {
+                    return found;
+                }
+                tokio::time::sleep(POLL).await;
+            }
+        };
+        let found = tokio::time::timeout(PATIENCE, wait).await;
+        found.unwrap_or_else(|_| panic!("{what}: not in time\n{}", self.platform.report()))
+    }
+
+    /// Starts a job of this template in a new workspace of the repository.
+    fn start(&self, repository: &Repository, template: Vec<Flow>) -> u32 {
+        let workspace = Workspace::new(&repository.url());
+        let workspace = self.platform.workspace(workspace);
+        self.platform.start_job(NewJob::new(&workspace, template))
+    }
+
+    /// The stored output of the step of this type.
+    fn output(&self, job: u32, kind: &str) -> String {
+        let step = self.platform.job(job).step_of(kind).id.clone();
+        let found = self.platform.step_output(job, &step);
+        found.unwrap_or_else(|| panic!("no output of {kind}\n{}", self.platform.report()))
+    }
+
+    /// State of the job's workspace, as the backend holds it.
+    fn state(&self, job: u32) -> serde_json::Value {
+        let workspace = self.platform.job(job).workspace;
+        let path =
+            job_contract::keys::local_backend_state(&self.platform.organization(), &workspace);
+        let text = fs::read(self.site().data_dir().join(path)).unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or_default()
+    }
+
+    /// Names of the resources in the state of the job's workspace.
+    fn resources(&self, job: u32) -> Vec<String> {
+        let raw = self.state(job);
+        let resources = raw["resources"].as_array().cloned().unwrap_or_default();
+        resources
+            .iter()
+            .map(|resource| resource["name"].as_str().unwrap().to_owned())
+            .collect()
+    }
+
+    /// Every change of the job, as `step: from -> to by whom`, where step 0 is the job itself.
+    fn history(&self, job: u32) -> Vec<(u32, Status, Actor)> {
+        let records = self.platform.records();
+        let of_job = records
+            .transitions
+            .iter()
+            .filter(|change| change.job == job);
+        of_job
+            .map(|change| (change.step.unwrap_or(0), change.to, change.by))
+            .collect()
+    }
+}
+
+/// Short where a deployment would take its time, so that nothing waits for a clock.
+fn quick_settings() -> Vec<(&'static str, &'static str)> {
+    vec![("MAYFLY_STATUS_POLL_SECONDS", "1")]
+}
+
+/// The same, in words of a shell.
+fn quick() -> String {
+    let mut words = String::new();
+    for (name, value) in quick_settings() {
+        words.extend(["export ", name, "=", value, "\n"]);
+    }
+    words
+}
+
+/// A place in a run that is passed when a test says so.
+struct Gate(PathBuf);
+
+impl Gate {
+    fn new(site: &Site) -> Self {
+        let path = site.scratch("gate");
+        let made = Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(made.success());
+        Self(path)
+    }
+
+    /// Words of a shell that say that they are there, and wait.
+    fn words(&self) -> String {
+        format!(
+            "echo at-the-gate; cat {} > /dev/null; echo past-the-gate",
+            self.0.display()
+        )
+    }
+
+    /// A module of three resources in a row, the second of which waits.
+    fn module(&self) -> Repository {
+        Repository::module(&format!(
+            r#"
+resource "terraform_data" "first" {{
+  input = "made"
+}}
+resource "terraform_data" "second" {{
+  depends_on = [terraform_data.first]
+  provisioner "local-exec" {{
+    command = "{}"
+  }}
+}}
+resource "terraform_data" "third" {{
+  depends_on = [terraform_data.second]
+}}
+"#,
+            self.words(),
+        ))
+    }
+
+    /// Lets through who waits, or the next who comes.
+    async fn open(&self) {
+        let path = self.0.clone();
+        let opened =
+            tokio::task::spawn_blocking(move || fs::OpenOptions::new().write(true).open(path));
+        let opened = tokio::time::timeout(PATIENCE, opened).await;
+        drop(opened.expect("nobody came to the gate").unwrap().unwrap());
+    }
+}
+
+/// Carries a job of the default template through plan, approval and apply, and looks at everything it leaves.
+async fn default_template(stage: &Stage) -> Job {
+    let (platform, repository) = (&stage.platform, Repository::fixture());
+    let workspace = Workspace::new(&repository.url())
+        .with(Variable::terraform("greeting", "good day"))
+        .with(Variable::env("STAGE", "dev"));
+    let workspace = platform.workspace(workspace);
+    let id = platform.start_job(NewJob::new(&workspace, Flow::plan_approve_apply()));
+
+    let planned = platform.until_job(id, Status::WaitingApproval).await;
+    assert!(planned.plan_changes);
+    assert_eq!(planned.commit_id, Some(repository.head()));
+    let plan = PathBuf::from(planned.terraform_plan.expect("the plan is stored"));
+    assert!(
+        plan.ends_with("terraformLibrary.tfPlan") && plan.is_file(),
+        "{}",
+        plan.display()
+    );
+    assert!(stage.resources(id).is_empty());
+
+    platform.approve(id).await;
+    let job = platform.until_job(id, Status::Completed).await;
+    assert_eq!(
+        job.step_statuses(),
+        [Status::Completed; 3],
+        "{}",
+        platform.report()
+    );
+    assert_eq!(stage.resources(id), ["greeting"]);
+    let raw = stage.state(id);
+    assert_eq!(raw["outputs"]["greeting"]["value"], "good day");
+
+    let by_the_book = |step: u32| {
+        [
+            (0, Status::Queue, Actor::Scheduler),
+            (0, Status::Running, Actor::Client),
+            (step, Status::Running, Actor::Client),
+            (step, Status::Completed, Actor::Client),
+            (0, Status::Pending, Actor::Client),
+        ]
+    };
+    let mut expected = by_the_book(100).to_vec();
+    expected.push((0, Status::WaitingApproval, Actor::Scheduler));
+    expected.push((0, Status::Approved, Actor::User));
+    expected.extend(by_the_book(150));
+    expected.extend(by_the_book(200));
+    expected.push((0, Status::Completed, Actor::Scheduler));
+    assert_eq!(stage.history(id), expected, "{}", platform.report());
+
+    let records = platform.records();
+    let [history] = records.histories.as_slice() else {
+        panic!("{:?}", records.histories);
+    };
+    assert_eq!(history.job_reference, id.to_string());
+    assert_eq!(raw["serial"], history.serial);
+    assert_eq!(raw["lineage"], history.lineage);
+    assert_eq!(history.md5.len(), 32, "{}", history.md5);
+
+    assert!(
+        stage
+            .output(id, "terraformPlan")
+            .contains("Plan: 1 to add, 0 to change, 0 to destroy.")
+    );
+    let applied = stage.output(id, "terraformApply");
+    assert!(
+        applied.contains("Apply complete! Resources: 1 added"),
+        "{applied}"
+    );
+    job
+}

@@ -1,0 +1,177 @@
+//! The platform or its Redis goes away in the middle of a run.
+
+use std::process::Command;
+use std::time::Duration;
+
+use integration_tests::Running;
+use test_peers::redis::{Options, RedisServer};
+use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
+
+use super::{Gate, Ground, Stage};
+use crate::site;
+
+/// Long enough for a heartbeat to be missed, and short for a test.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// What an executor says about how long it tries to deliver a report, in seconds.
+const PATIENCE: &str = "MAYFLY_REPORT_PATIENCE_SECONDS";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_apply_that_ends_while_the_platform_is_away_is_delivered_once_it_is_back() {
+    // A platform that fails what has no heartbeat, and that soon.
+    let stage = Stage::on(Ground::Machine(site()), Platform::builder().grace(GRACE)).await;
+    let gate = Gate::new(stage.site());
+    let _launcher = stage.serve();
+    let platform = &stage.platform;
+    let job = stage.start(&gate.module(), Flow::plan_apply());
+    platform.until_streamed(job, "at-the-gate").await;
+    platform.go_down().await;
+    gate.open().await;
+    // Its output is stored, and nobody is there to be told.
+    let step = platform.job(job).step_of("terraformApply").id.clone();
+    let stored = || {
+        let output = platform.step_output(job, &step);
+        output.filter(|text| text.contains("Apply complete!"))
+    };
+    stage.until("the output is stored", stored).await;
+    assert_eq!(
+        platform.job(job).step_of("terraformApply").status,
+        Status::Running
+    );
+
+    // It answers again, badly.
+    for method in ["GET", "PATCH", "POST"] {
+        platform.fault(Fault::always(method, "", Effect::Status(503)));
+    }
+    platform.come_up().await;
+    let attempts = |ledger: &test_platform::Ledger| {
+        let failed = ledger
+            .requests
+            .iter()
+            .filter(|request| request.status == 503);
+        (failed.count() >= 4).then_some(())
+    };
+    platform.until_asked("it is tried again", attempts).await;
+    let alive = |records: &Records| (records.job(job).spared >= 2).then_some(());
+    platform.until("the sweep finds it alive", alive).await;
+    platform.clear_faults();
+    platform.until_job(job, Status::Completed).await;
+    assert_eq!(platform.records().histories.len(), 1);
+    assert!(
+        stage
+            .history(job)
+            .iter()
+            .all(|(_, _, by)| *by != Actor::Sweep)
+    );
+    platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_is_lost_is_no_reason_to_report_twice() {
+    let stage = Stage::on_this_machine().await;
+    let _launcher = stage.serve();
+    let platform = &stage.platform;
+    let gate = Gate::new(stage.site());
+    let lose_two = |path: &str| {
+        for _ in 0..2 {
+            platform.fault(Fault::once("PATCH", path, Effect::DropAfter));
+        }
+    };
+    // Of the job, without its steps; the first has this number.
+    lose_two("/job/412$");
+    platform.fault(Fault::once("PATCH", "/step/", Effect::DropAfter));
+    platform.fault(Fault::once("POST", "/history", Effect::DropBefore));
+    let job = stage.start(&gate.module(), Flow::plan_apply());
+    platform.until_streamed(job, "at-the-gate").await;
+    lose_two(&format!("/job/{job}$"));
+    lose_two("/step/");
+    gate.open().await;
+    platform.until_job(job, Status::Completed).await;
+    assert_eq!(platform.records().histories.len(), 1);
+    assert_eq!(platform.job(job).posts, 2, "{}", platform.report());
+    platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_patience_for_a_report_is_minutes_and_can_be_set() {
+    let mut help = Command::new(env!("CARGO_BIN_EXE_executor_under_test"));
+    let help = Running::start(help.arg("--help").env_clear()).wait().stdout;
+    let (_, about) = help
+        .split_once(PATIENCE)
+        .unwrap_or_else(|| panic!("{help}"));
+    let (_, default) = about
+        .split_once("[default: ")
+        .unwrap_or_else(|| panic!("{about}"));
+    let (seconds, _) = default.split_once(']').unwrap();
+    assert!(seconds.parse::<u64>().unwrap() >= 300, "{seconds}");
+
+    // Set to little, it is given up, and the platform's sweep is left to say what happened.
+    let stage = Stage::on(Ground::Machine(site()), Platform::builder().grace(GRACE)).await;
+    let gate = Gate::new(stage.site());
+    let _launcher = stage.serve_with(&[(PATIENCE, "1")]);
+    let platform = &stage.platform;
+    let job = stage.start(&gate.module(), Flow::plan_apply());
+    platform.until_streamed(job, "at-the-gate").await;
+    platform.fault(Fault::always("PATCH", "", Effect::Status(503)));
+    gate.open().await;
+    let job = platform.until_job(job, Status::Failed).await;
+    assert!(
+        stage
+            .history(job.id)
+            .contains(&(0, Status::Failed, Actor::Sweep)),
+        "{}",
+        platform.report()
+    );
+    assert_eq!(stage.resources(job.id), ["first", "second", "third"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_survives_a_redis_that_goes_and_comes_back_and_loses_no_line() {
+    let keeping = RedisServer::with(Options::default().keeps()).unwrap();
+    let platform = Platform::builder().redis(&format!("redis://{}", keeping.address()));
+    let mut stage = Stage::of(Ground::Machine(site()), platform, Some(keeping)).await;
+    let gate = Gate::new(stage.site());
+    let _launcher = stage.serve();
+    let job = stage.start(&gate.module(), Flow::only("terraformApply"));
+    stage.platform.until_streamed(job, "at-the-gate").await;
+    stage.redis.as_mut().unwrap().kill();
+    gate.open().await;
+    let third = || {
+        stage
+            .resources(job)
+            .contains(&"third".to_owned())
+            .then_some(())
+    };
+    stage.until("the apply is through", third).await;
+    stage.redis.as_mut().unwrap().restart().unwrap();
+    stage.platform.until_job(job, Status::Completed).await;
+    let lines = stage.platform.streamed(job).await;
+    let count = lines.len() as u64;
+    assert!(
+        lines.iter().map(|line| line.line_number).eq(1..=count),
+        "{lines:#?}"
+    );
+    for words in ["at-the-gate", "past-the-gate", "Apply complete!"] {
+        let with = |text: &str| text.contains(words);
+        assert!(
+            lines.iter().any(|line| with(&line.output)),
+            "{words}: {lines:#?}"
+        );
+        assert!(with(&stage.output(job, "terraformApply")), "{words}");
+    }
+    stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_ends_well_although_redis_stays_away() {
+    let mut stage = Stage::on_this_machine().await;
+    let gate = Gate::new(stage.site());
+    let _launcher = stage.serve();
+    let job = stage.start(&gate.module(), Flow::plan_apply());
+    stage.platform.until_streamed(job, "at-the-gate").await;
+    stage.redis.as_mut().unwrap().kill();
+    gate.open().await;
+    stage.platform.until_job(job, Status::Completed).await;
+    let output = stage.output(job, "terraformApply");
+    assert!(output.contains("Apply complete!"), "{output}");
+}

@@ -1,0 +1,84 @@
+//! The heartbeat: the launcher's until its executor beats itself, then the executor's to the end.
+
+use std::time::{Duration, Instant};
+
+use integration_tests::Repository;
+use test_platform::{Flow, Platform, Records, Status};
+
+use super::{Gate, Ground, Stage, quick};
+use crate::kubernetes::Place;
+use crate::site;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_has_a_heartbeat_from_its_acceptance_to_its_end_however_late_its_pod_is() {
+    let ground = Ground::Cluster(Box::new(Place::new().await));
+    let stage = Stage::on(ground, Platform::builder().grace(Duration::from_secs(1))).await;
+    let gate = Gate::new(stage.site());
+    stage
+        .place()
+        .image_that_first(&format!("{}{}", quick(), gate.words()));
+    let _launcher = stage.serve();
+    let job = stage.start(&Repository::fixture(), Flow::only("terraformPlan"));
+    stage.platform.until_job(job, Status::Queue).await;
+    let accepted = Instant::now();
+    while stage.platform.heartbeat(job).await.is_none() {
+        assert!(
+            accepted.elapsed() < Duration::from_secs(1),
+            "{}",
+            stage.platform.report()
+        );
+    }
+    // The pod is there, and its executor is not: the launcher alone keeps the job from being failed.
+    let spared = |records: &Records| (records.job(job).spared >= 3).then_some(());
+    stage
+        .platform
+        .until("the sweep finds it alive", spared)
+        .await;
+    assert_eq!(stage.platform.job(job).status, Status::Queue);
+    gate.open().await;
+    stage.platform.until_job(job, Status::Completed).await;
+    // Nobody beats for a run that is over, which is looked at too.
+    stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_at_work_outlives_the_launcher_that_started_it() {
+    let ground = Ground::Cluster(Box::new(Place::new().await));
+    let stage = Stage::on(ground, Platform::builder().grace(Duration::from_secs(1))).await;
+    let gate = Gate::new(stage.site());
+    let launcher = stage.serve();
+    let job = stage.start(&gate.module(), Flow::only("terraformApply"));
+    stage.platform.until_streamed(job, "at-the-gate").await;
+    launcher.crash();
+    // Whatever the launcher wrote last is gone by now, or will be: the executor's own is what counts.
+    let before = stage.platform.job(job).spared;
+    let spared = |records: &Records| (records.job(job).spared >= before + 3).then_some(());
+    stage
+        .platform
+        .until("the sweep finds it alive", spared)
+        .await;
+    gate.open().await;
+    stage.platform.until_job(job, Status::Completed).await;
+    stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_waits_for_its_turn_on_one_machine_has_a_heartbeat() {
+    let ground = Ground::Machine(site());
+    let stage = Stage::on(ground, Platform::builder().grace(Duration::from_secs(1))).await;
+    let gate = Gate::new(stage.site());
+    let _launcher = stage.serve_with(&[("MAYFLY_CONCURRENCY", "1")]);
+    let first = stage.start(&gate.module(), Flow::only("terraformApply"));
+    stage.platform.until_streamed(first, "at-the-gate").await;
+    let second = stage.start(&Repository::fixture(), Flow::only("terraformPlan"));
+    let spared = |records: &Records| (records.job(second).spared >= 2).then_some(());
+    stage
+        .platform
+        .until("the sweep finds it alive", spared)
+        .await;
+    gate.open().await;
+    for job in [first, second] {
+        stage.platform.until_job(job, Status::Completed).await;
+    }
+    stage.platform.assert_kept().await;
+}

@@ -1,0 +1,206 @@
+//! Runs that nothing happens to.
+
+use integration_tests::Repository;
+use test_platform::{Actor, Flow, NewJob, Status, Variable, Workspace};
+
+use super::{Stage, default_template};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_default_template_runs_as_jobs_of_a_cluster() {
+    let stage = Stage::in_cluster().await;
+    let _launcher = stage.serve();
+    let job = default_template(&stage).await;
+
+    // An approval without scripts is no reason for a pod.
+    let cluster = stage.place().state().await;
+    assert_eq!(cluster.jobs.len(), 2);
+    assert_eq!(cluster.pods.len(), 2);
+
+    // Whoever watched the console saw both steps, each with its lines in order.
+    let lines = stage.platform.streamed(job.id).await;
+    for (kind, words) in [
+        ("terraformPlan", "Running Terraform PLAN"),
+        (
+            "terraformPlan",
+            "Plan: 1 to add, 0 to change, 0 to destroy.",
+        ),
+        ("terraformApply", "Running Terraform APPLY"),
+        ("terraformApply", "Apply complete! Resources: 1 added"),
+    ] {
+        let step = &job.step_of(kind).id;
+        let of_step: Vec<_> = lines.iter().filter(|line| line.step_id == *step).collect();
+        assert!(
+            of_step.iter().any(|line| line.output.contains(words)),
+            "{words}: {of_step:#?}"
+        );
+        assert!(
+            of_step
+                .iter()
+                .map(|line| line.line_number)
+                .eq(1..=of_step.len() as u64),
+            "{of_step:#?}"
+        );
+    }
+
+    // The console has its structured view.
+    let context = &stage.platform.records().contexts[&job.id];
+    let plan = &job.step_of("terraformPlan").id;
+    let apply = &job.step_of("terraformApply").id;
+    let change = &context["planStructuredOutput"][plan][0];
+    assert_eq!(
+        change["address"], "terraform_data.greeting[0]",
+        "{context:#?}"
+    );
+    assert_eq!(change["action"], "create", "{context:#?}");
+    let change = &context["applyStructuredOutput"][apply][0];
+    assert_eq!(change["status"], "applied", "{context:#?}");
+    assert_eq!(
+        context["terraformOutputs"][apply][0]["name"], "greeting",
+        "{context:#?}"
+    );
+    stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_default_template_runs_on_one_machine() {
+    let stage = Stage::on_this_machine().await;
+    let _launcher = stage.serve();
+    default_template(&stage).await;
+    stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_needs_redis() {
+    let stage = Stage::without_redis(super::Ground::Machine(crate::site())).await;
+    let _launcher = stage.serve();
+    default_template(&stage).await;
+    stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_made_is_not_made_again_and_can_be_destroyed() {
+    let stage = Stage::on_this_machine().await;
+    let _launcher = stage.serve();
+    let platform = &stage.platform;
+    let repository = Repository::fixture();
+    let workspace = platform.workspace(Workspace::new(&repository.url()));
+    let start = |template| platform.start_job(NewJob::new(&workspace, template));
+
+    let made = start(Flow::plan_apply());
+    platform.until_job(made, Status::Completed).await;
+    assert_eq!(stage.resources(made), ["greeting"]);
+
+    // Nothing to do: the plan is the end of the job, and the rest of its template is left out.
+    let idle = start(Flow::plan_apply());
+    let idle = platform.until_job(idle, Status::Completed).await;
+    assert!(!idle.plan_changes);
+    platform
+        .until("the apply is left out", |records| {
+            let left = records.job(idle.id).step_statuses();
+            (left == [Status::Completed, Status::NotExecuted]).then_some(())
+        })
+        .await;
+
+    // A plan that is the whole template ends its job although there are changes.
+    let only = start(Flow::only("terraformPlanDestroy"));
+    let only = platform.until_job(only, Status::Completed).await;
+    assert!(only.plan_changes && only.terraform_plan.is_some());
+
+    let gone = start(Flow::only("terraformDestroy"));
+    platform.until_job(gone, Status::Completed).await;
+    assert_eq!(stage.resources(gone), Vec::<String>::new());
+    let serials: Vec<i64> = platform
+        .records()
+        .histories
+        .iter()
+        .map(|history| history.serial)
+        .collect();
+    assert!(serials.len() == 2 && serials[0] < serials[1], "{serials:?}");
+    platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plan_that_fails_ends_its_job_with_the_reason_in_its_output() {
+    let stage = Stage::on_this_machine().await;
+    let _launcher = stage.serve();
+    let module = "resource \"terraform_data\" \"a\" {\n  input = var.missing\n}\n";
+    let mut template = Flow::plan_apply();
+    template[0] = template[0].clone().on_failure("echo so-it-failed");
+    let job = stage.start(&Repository::module(module), template);
+    let job = stage.platform.until_job(job, Status::Failed).await;
+    assert_eq!(job.terraform_plan.as_deref().unwrap_or_default(), "");
+    let output = stage.output(job.id, "terraformPlan");
+    assert!(
+        output.contains("Reference to undeclared input variable"),
+        "{output}"
+    );
+    assert!(output.contains("so-it-failed"), "{output}");
+    let ends: Vec<_> = stage
+        .history(job.id)
+        .into_iter()
+        .filter(|(_, _, by)| *by == Actor::Client)
+        .collect();
+    let expected = [
+        (0, Status::Running),
+        (100, Status::Running),
+        (100, Status::Failed),
+        (0, Status::Failed),
+    ];
+    assert_eq!(
+        ends,
+        expected.map(|(step, status)| (step, status, Actor::Client))
+    );
+    stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scripts_of_a_step_and_of_a_rejection_run() {
+    let stage = Stage::on_this_machine().await;
+    let _launcher = stage.serve();
+    let (platform, repository) = (&stage.platform, Repository::fixture());
+    let told = stage.site().scratch("told");
+    let tell = |word: &str| format!("echo {word}-$STAGE >> {}", told.display());
+    let template = vec![
+        Flow::new("customScripts", 100).with_script(&tell("scripts")),
+        Flow::new("approval", 150).on_reject(&tell("rejected")),
+        Flow::new("terraformApply", 200),
+    ];
+    let workspace = Workspace::new(&repository.url()).with(Variable::env("STAGE", "dev"));
+    let workspace = platform.workspace(workspace);
+    let job = platform.start_job(NewJob::new(&workspace, template));
+    platform.until_job(job, Status::WaitingApproval).await;
+    platform.reject(job).await;
+    platform.until_step(job, "approval", Status::Failed).await;
+    assert_eq!(
+        std::fs::read_to_string(&told).unwrap(),
+        "scripts-dev\nrejected-dev\n"
+    );
+    let job = platform.job(job);
+    assert_eq!(job.status, Status::Rejected);
+    assert_eq!(
+        job.step_statuses(),
+        [Status::Completed, Status::Failed, Status::Failed]
+    );
+    platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_of_many_workspaces_run_at_once_and_in_their_order() {
+    let stage = Stage::in_cluster().await;
+    let _launcher = stage.serve();
+    let repository = Repository::fixture();
+    let jobs: Vec<u32> = (0..4)
+        .map(|_| stage.start(&repository, Flow::plan_apply()))
+        .collect();
+    for job in &jobs {
+        stage.platform.until_job(*job, Status::Completed).await;
+    }
+    let records = stage.platform.records();
+    let first_queue = |job: &u32| {
+        let mut changes = records.transitions.iter();
+        changes.position(|change| change.job == *job && change.to == Status::Queue)
+    };
+    let order: Vec<_> = jobs.iter().map(first_queue).collect();
+    assert!(order.is_sorted(), "{order:?}");
+    stage.platform.assert_kept().await;
+}

@@ -1,0 +1,97 @@
+//! The job context (contract 6.6): what a replacement of the document loses, and what it must not hold.
+
+use serde_json::{Map, Value};
+
+use crate::ledger::Rule;
+use crate::streams::Findings;
+
+/// What is wrong with replacing one document by another.
+pub(crate) fn findings(job: u32, old: &Map<String, Value>, new: &Map<String, Value>) -> Findings {
+    let mut findings = Findings::new();
+    lost(&format!("job {job}"), old, new, &mut findings);
+    for key in ["planStructuredOutput", "applyStructuredOutput"] {
+        let steps = new.get(key).and_then(Value::as_object);
+        for change in steps
+            .into_iter()
+            .flatten()
+            .filter_map(|(_, list)| list.as_array())
+            .flatten()
+        {
+            for (value, marks) in [("before", "beforeSensitive"), ("after", "afterSensitive")] {
+                if reveals(&change[value], &change[marks]) {
+                    let why = format!("`{value}` of {} in job {job}", change["address"]);
+                    findings.push((Rule::SensitiveValue, why));
+                }
+            }
+        }
+    }
+    findings
+}
+
+/// Keys that were there and are not any more, at the top and for each step.
+fn lost(path: &str, old: &Map<String, Value>, new: &Map<String, Value>, findings: &mut Findings) {
+    for (key, value) in old {
+        let path = format!("{path}, {key}");
+        match (value.as_object(), new.get(key)) {
+            (_, None) => findings.push((Rule::ContextLost, path)),
+            (Some(value), Some(Value::Object(now))) => lost(&path, value, now, findings),
+            _ => {}
+        }
+    }
+}
+
+/// Whether a value is there where the marks say that it is sensitive.
+fn reveals(value: &Value, marks: &Value) -> bool {
+    match marks {
+        Value::Bool(sensitive) => *sensitive && !value.is_null(),
+        Value::Object(marks) => marks.iter().any(|(key, marks)| reveals(&value[key], marks)),
+        Value::Array(marks) => {
+            let mut marks = marks.iter().enumerate();
+            marks.any(|(at, marks)| reveals(&value[at], marks))
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn rules(old: &Value, new: &Value) -> Vec<Rule> {
+        let found = findings(1, old.as_object().unwrap(), new.as_object().unwrap());
+        found.into_iter().map(|(rule, _)| rule).collect()
+    }
+
+    #[test]
+    fn a_document_that_drops_what_others_stored_is_found() {
+        let old = json!({"mine": 1, "terrakubeUI": {"step-1": "x"}});
+        let merged = json!({"mine": 2, "terrakubeUI": {"step-1": "y", "step-2": "z"}});
+        assert_eq!(rules(&old, &merged), []);
+        assert_eq!(
+            rules(&old, &json!({"terrakubeUI": {"step-1": "x"}})),
+            [Rule::ContextLost]
+        );
+        assert_eq!(
+            rules(&old, &json!({"mine": 1, "terrakubeUI": {}})),
+            [Rule::ContextLost]
+        );
+    }
+
+    #[test]
+    fn a_value_marked_as_sensitive_is_found() {
+        let change = |after: Value| {
+            let marks = json!({"input": true, "tags": [false, true]});
+            json!({"planStructuredOutput": {"s": [{"address": "a", "after": after, "afterSensitive": marks}]}})
+        };
+        let clean = change(json!({"input": null, "other": 1, "tags": ["x", null]}));
+        assert_eq!(rules(&json!({}), &clean), []);
+        for after in [
+            json!({"input": "p"}),
+            json!({"input": null, "tags": ["x", "p"]}),
+        ] {
+            assert_eq!(rules(&json!({}), &change(after)), [Rule::SensitiveValue]);
+        }
+    }
+}

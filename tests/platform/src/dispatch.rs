@@ -1,0 +1,292 @@
+//! One dispatch: the job data of a step, where it goes, and what the answer means (contract 1.2, 1.4, 2.1 to 2.4).
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use serde_json::{Map, Value, json};
+
+use crate::records::{Job, Records, Step, Variable};
+
+/// What the API's client decodes at most.
+const DECODED: usize = 256 * 1024;
+const PATH: &str = "/api/v1/terraform-rs";
+/// Chooses the platform's own Kubernetes Jobs, whatever its value.
+const EPHEMERAL: &str = "TERRAKUBE_ENABLE_EPHEMERAL_EXECUTOR";
+const DEFAULT_EXECUTOR: &str = "TERRAKUBE_DEFAULT_EXECUTOR";
+
+type Create = dyn Fn(Value) -> BoxFuture<'static, Result<(), String>> + Send + Sync;
+
+/// Makes a Kubernetes Job of job data, in the place of the platform's own client.
+#[derive(Clone)]
+pub struct Native(pub(crate) Arc<Create>);
+
+impl Native {
+    /// What is called with the job data; an error fails the job.
+    pub fn new<F>(create: impl Fn(Value) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Result<(), String>> + Send + 'static,
+    {
+        Self(Arc::new(move |data| Box::pin(create(data))))
+    }
+}
+
+impl fmt::Debug for Native {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Native")
+    }
+}
+
+/// What a dispatch came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Accepted,
+    /// To be tried again. The executor may have accepted it all the same.
+    Unavailable,
+    /// The job fails with this reason.
+    Refused(String),
+}
+
+/// Where a step goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Way {
+    Native,
+    Http(String),
+}
+
+/// The way of a step with this job data.
+pub(crate) fn way(records: &Records, job: &Job, data: &Value, default_url: &str) -> Way {
+    if data["environmentVariables"].get(EPHEMERAL).is_some() {
+        return Way::Native;
+    }
+    let agent = &records.workspaces[&job.workspace].agent_url;
+    let default = records
+        .globals
+        .iter()
+        .find(|found| found.key == DEFAULT_EXECUTOR);
+    let base = agent.as_ref().or(default.map(|found| &found.value));
+    Way::Http(base.map_or_else(|| default_url.to_owned(), |base| format!("{base}{PATH}")))
+}
+
+/// The document of a step, complete with its nulls. A rejected approval brings its own scripts.
+pub(crate) fn job_data(records: &Records, job: &Job, step: &Step, commands: &Value) -> Value {
+    let workspace = &records.workspaces[&job.workspace];
+    let first = |list: &str| list.split(',').next().unwrap_or_default().to_owned();
+    let remote = "remote-content";
+    let header = workspace.branch != remote && job.override_branch.as_deref() != Some(remote);
+    let start = [
+        ("TF_IN_AUTOMATION", "1"),
+        ("workspaceName", workspace.name.as_str()),
+        ("organizationName", "acme"),
+    ];
+    let (environment, inputs) = (
+        variables(&start, &workspace.variables, &records.globals, false),
+        variables(&[], &workspace.variables, &records.globals, true),
+    );
+    json!({
+        "commandList": commands,
+        "onFailureList": step.flow.on_failure,
+        "type": step.flow.kind,
+        "organizationId": records.organization,
+        "workspaceId": job.workspace,
+        "jobId": job.id.to_string(),
+        "stepId": step.id,
+        "terraformVersion": workspace.terraform_version,
+        "source": job.override_source.as_ref().unwrap_or(&workspace.source),
+        "branch": job.override_branch.clone().unwrap_or_else(|| first(&workspace.branch)),
+        "folder": workspace.folder.as_deref().map_or_else(|| "/".to_owned(), first),
+        "vcsType": workspace.vcs_type,
+        "connectionType": workspace.connection_type,
+        "refresh": job.refresh,
+        "refreshOnly": job.refresh_only,
+        "showHeader": header,
+        "ignoreError": step.flow.ignore_error,
+        "accessToken": workspace.access_token,
+        "moduleSshKey": workspace.module_ssh_key,
+        "commitId": job.commit_id,
+        "tofu": workspace.iac_type != "terraform",
+        "environmentVariables": environment,
+        "variables": inputs,
+    })
+}
+
+fn variables(
+    start: &[(&str, &str)],
+    workspace: &[Variable],
+    globals: &[Variable],
+    terraform: bool,
+) -> Map<String, Value> {
+    let mut all: Map<String, Value> = start
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), json!(value)))
+        .collect();
+    for found in workspace
+        .iter()
+        .filter(|found| found.terraform == terraform)
+    {
+        all.insert(found.key.clone(), json!(found.value));
+    }
+    for found in globals.iter().filter(|found| found.terraform == terraform) {
+        all.entry(&found.key).or_insert_with(|| json!(found.value));
+    }
+    all
+}
+
+/// Posts job data and judges the answer.
+pub(crate) async fn post(
+    client: &reqwest::Client,
+    url: &str,
+    token: &str,
+    data: &Value,
+    limit: Duration,
+) -> Answer {
+    let request = client
+        .post(url)
+        .bearer_auth(token)
+        .header("content-type", "application/json")
+        .timeout(limit)
+        .body(data.to_string());
+    let response = match request.send().await {
+        Ok(response) => response,
+        Err(error) if error.is_builder() => return Answer::Refused(error.to_string()),
+        Err(_) => return Answer::Unavailable,
+    };
+    let status = response.status();
+    match status.as_u16() {
+        202 => {}
+        503 => return Answer::Unavailable,
+        _ => return Answer::Refused(format!("{status} from POST {url}")),
+    }
+    let content_type = response.headers().get("content-type").cloned();
+    let is_json = content_type
+        .as_ref()
+        .is_some_and(|value| value.as_bytes().starts_with(b"application/json"));
+    let Ok(body) = response.bytes().await else {
+        return Answer::Unavailable;
+    };
+    let decoded = || serde_json::from_slice::<Map<String, Value>>(&body).is_ok();
+    if body.is_empty() && (content_type.is_none() || is_json) {
+        Answer::Accepted
+    } else if body.len() > DECODED {
+        Answer::Refused("Exceeded limit on max bytes to buffer : 262144".to_owned())
+    } else if is_json && decoded() {
+        Answer::Accepted
+    } else {
+        Answer::Refused(format!("202 of {content_type:?} could not be decoded"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::records::{NewJob, Workspace};
+    use crate::template::Flow;
+    use test_peers::http::{Response, Server};
+
+    fn records(workspace: Workspace) -> (Records, u32) {
+        let mut records = Records::new();
+        let id = workspace.id.clone();
+        records.workspaces.insert(id.clone(), workspace);
+        let job = records.create(NewJob::new(&id, Flow::plan_apply()), 412);
+        (records, job)
+    }
+
+    #[test]
+    fn job_data_has_every_property_and_the_workspace_wins_over_the_organization() {
+        let workspace = Workspace::new("https://git.example.test/a.git")
+            .with(Variable::terraform("region", "eu"))
+            .with(Variable::env("AWS_REGION", "eu-west-1"));
+        let (mut records, job) = records(workspace);
+        records.globals = vec![
+            Variable::env("AWS_REGION", "us"),
+            Variable::env("STAGE", "dev"),
+        ];
+        let job = records.job(job);
+        let data = job_data(&records, job, &job.steps[0], &Value::Null);
+        assert_eq!(data.as_object().unwrap().len(), 23);
+        assert_eq!(data["jobId"], "412");
+        assert_eq!(data["variables"], json!({"region": "eu"}));
+        let environment = &data["environmentVariables"];
+        assert_eq!(
+            (&environment["AWS_REGION"], &environment["STAGE"]),
+            (&json!("eu-west-1"), &json!("dev"))
+        );
+        assert!(data["accessToken"].is_null() && data.get("accessToken").is_some());
+    }
+
+    #[test]
+    fn an_agent_comes_before_the_organization_and_that_before_the_platform() {
+        let (mut records, id) = records(Workspace::new("x"));
+        let way_of = |records: &Records| {
+            let job = records.job(id);
+            let data = job_data(records, job, &job.steps[0], &Value::Null);
+            way(records, job, &data, "http://default/path")
+        };
+        let http = |url: &str| Way::Http(url.to_owned());
+        assert_eq!(way_of(&records), http("http://default/path"));
+        records
+            .globals
+            .push(Variable::env(DEFAULT_EXECUTOR, "http://organization"));
+        assert_eq!(
+            way_of(&records),
+            http("http://organization/api/v1/terraform-rs")
+        );
+        let workspace = records.workspaces.values_mut().next().unwrap();
+        workspace.agent_url = Some("http://agent".to_owned());
+        assert_eq!(way_of(&records), http("http://agent/api/v1/terraform-rs"));
+        records.globals.push(Variable::env(EPHEMERAL, "false"));
+        assert_eq!(way_of(&records), Way::Native);
+    }
+
+    #[tokio::test]
+    async fn only_a_202_that_can_be_decoded_is_an_acceptance() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let json = |status: u16, body: String| {
+            Response::new(status, body).with_header("content-type", "application/json")
+        };
+        let large = |size: usize| format!("{{\"x\":\"{}\"}}", "y".repeat(size));
+        for (response, expected) in [
+            (json(202, "{}".into()), Some(Answer::Accepted)),
+            (Response::new(202, ""), Some(Answer::Accepted)),
+            (json(202, large(DECODED - 8)), Some(Answer::Accepted)),
+            (json(202, large(DECODED - 7)), None),
+            (json(202, "accepted".into()), None),
+            (json(202, "[]".into()), None),
+            (
+                Response::new(202, "{}").with_header("content-type", "text/plain"),
+                None,
+            ),
+            (Response::new(503, ""), Some(Answer::Unavailable)),
+            (json(200, "{}".into()), None),
+            (Response::new(204, ""), None),
+            (Response::new(302, "").with_header("location", "/"), None),
+            (Response::new(429, ""), None),
+            (Response::new(500, ""), None),
+        ] {
+            let answer = response.clone();
+            let server = Server::start(move |_| answer.clone()).unwrap();
+            let client = crate::platform::client();
+            let limit = Duration::from_secs(20);
+            let answer = post(&client, &server.url(), "token", &json!({}), limit).await;
+            match expected {
+                Some(expected) => assert_eq!(answer, expected, "{response:?}"),
+                None => assert!(matches!(answer, Answer::Refused(_)), "{response:?}"),
+            }
+        }
+        let nobody = {
+            let gone = Server::start(|_| Response::new(202, "")).unwrap();
+            gone.url()
+        };
+        let client = crate::platform::client();
+        let answer = post(
+            &client,
+            &nobody,
+            "token",
+            &json!({}),
+            Duration::from_secs(20),
+        )
+        .await;
+        assert_eq!(answer, Answer::Unavailable);
+    }
+}

@@ -1,0 +1,85 @@
+//! Faults that tests order: requests of a kind go wrong in a given way.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// How a request goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// This status, and nothing is done.
+    Status(u16),
+    /// What it does is done after this time.
+    Slow(Duration),
+    /// The connection ends before anything is done.
+    DropBefore,
+    /// The connection ends after the work is done, before the answer.
+    DropAfter,
+}
+
+/// Which requests go wrong, and how often.
+#[derive(Debug, Clone)]
+pub struct Fault {
+    pub method: &'static str,
+    /// What the path contains, or what it ends with where this ends with `$`; empty is any.
+    pub path: String,
+    pub effect: Effect,
+    /// How many requests are hit.
+    pub times: usize,
+}
+
+impl Fault {
+    /// The next request of this kind goes wrong.
+    pub fn once(method: &'static str, path: &str, effect: Effect) -> Self {
+        Self {
+            method,
+            path: path.to_owned(),
+            effect,
+            times: 1,
+        }
+    }
+
+    /// All requests of this kind go wrong, until faults are cleared.
+    pub fn always(method: &'static str, path: &str, effect: Effect) -> Self {
+        Self {
+            times: usize::MAX,
+            ..Self::once(method, path, effect)
+        }
+    }
+}
+
+impl Fault {
+    fn is_about(&self, path: &str) -> bool {
+        match self.path.strip_suffix('$') {
+            Some(end) => path.ends_with(end),
+            None => path.contains(&self.path),
+        }
+    }
+}
+
+/// The faults ordered and not used up.
+#[derive(Debug, Default)]
+pub(crate) struct Faults(Mutex<Vec<Fault>>);
+
+impl Faults {
+    pub(crate) fn order(&self, fault: Fault) {
+        self.lock().push(fault);
+    }
+
+    pub(crate) fn clear(&self) {
+        self.lock().clear();
+    }
+
+    pub(crate) fn take(&self, method: &str, path: &str) -> Option<Effect> {
+        let mut faults = self.lock();
+        let hit = |fault: &&mut Fault| fault.method == method && fault.is_about(path);
+        let fault = faults.iter_mut().find(hit)?;
+        fault.times -= 1;
+        let effect = fault.effect;
+        faults.retain(|fault| fault.times > 0);
+        Some(effect)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Fault>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

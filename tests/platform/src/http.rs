@@ -1,0 +1,304 @@
+//! The HTTP interface: every request goes into the ledger, meets the faults ordered for it, shows its token and finds
+//! its handler. A refusal names the rule it stands for.
+
+mod documents;
+mod plain;
+mod reports;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderMap, Method, Request, Response, header};
+use hyper::body::Incoming;
+use serde_json::{Value, json};
+
+use crate::faults::Effect;
+use crate::ledger::{self, Rule};
+use crate::platform::Shared;
+use crate::token::{Bearer, INTERNAL};
+
+const BODY: usize = 64 * 1024 * 1024;
+const JSON_API: &str = "application/vnd.api+json";
+const JSON: &str = "application/json";
+
+/// A request that gets no answer: its connection ends.
+#[derive(Debug, thiserror::Error)]
+#[error("connection dropped")]
+pub(crate) struct Dropped;
+
+/// A request, read to its end.
+struct Call {
+    method: Method,
+    path: String,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+/// What is answered when it is not what was asked for.
+#[derive(Debug)]
+struct Refusal {
+    status: u16,
+    /// None where asking was no mistake.
+    rule: Option<Rule>,
+    why: String,
+}
+
+type Answer = Result<Response<Body>, Refusal>;
+
+fn refuse<T>(status: u16, rule: Rule, why: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal {
+        status,
+        rule: Some(rule),
+        why: why.into(),
+    })
+}
+
+fn not_found<T>(what: &str) -> Result<T, Refusal> {
+    Err(Refusal {
+        status: 404,
+        rule: None,
+        why: format!("there is no {what}"),
+    })
+}
+
+impl Call {
+    fn header(&self, name: &header::HeaderName) -> &str {
+        let value = self.headers.get(name);
+        value
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
+    }
+
+    /// Fails unless the body says that it is of this type, without parameters.
+    fn must_be(&self, media_type: &str) -> Result<(), Refusal> {
+        let given = self.header(&header::CONTENT_TYPE);
+        let plain = media_type == JSON && given.split(';').next().map(str::trim) == Some(JSON);
+        if given == media_type || plain {
+            return Ok(());
+        }
+        let why = format!("{} {} as `{given}`", self.method, self.path);
+        refuse(415, Rule::MediaType, why)
+    }
+
+    /// Fails unless the client takes an answer of this type.
+    fn must_accept(&self, media_type: &str) -> Result<(), Refusal> {
+        let given = self.header(&header::ACCEPT);
+        let takes = |one: &str| {
+            let one = one.split(";q=").next().unwrap_or_default().trim();
+            [media_type, "*/*", "application/*"].contains(&one)
+        };
+        if given.is_empty() || given.split(',').any(takes) {
+            return Ok(());
+        }
+        let why = format!("{} {} accepts `{given}`", self.method, self.path);
+        refuse(406, Rule::MediaType, why)
+    }
+
+    fn json(&self) -> Result<Value, Refusal> {
+        serde_json::from_slice(&self.body).or_else(|error| {
+            let why = format!("{} {}: {error}", self.method, self.path);
+            refuse(400, Rule::BadDocument, why)
+        })
+    }
+
+    fn segments(&self) -> Vec<&str> {
+        let path = self.path.split('?').next().unwrap_or_default();
+        path.split('/').filter(|part| !part.is_empty()).collect()
+    }
+}
+
+/// Answers a request, or ends its connection.
+pub(crate) async fn serve(
+    shared: Arc<Shared>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Dropped> {
+    let (head, body) = request.into_parts();
+    let body = axum::body::to_bytes(Body::new(body), BODY)
+        .await
+        .map_err(|_| Dropped)?;
+    let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
+    let call = Call {
+        method: head.method,
+        path: path.to_owned(),
+        headers: head.headers,
+        body,
+    };
+    let at = enter(&shared, &call);
+    let effect = shared.faults.take(call.method.as_str(), &call.path);
+    let answer = match effect {
+        Some(Effect::DropBefore) => return Err(Dropped),
+        Some(Effect::Status(status)) => Ok(response(status, "", Body::empty())),
+        Some(Effect::Slow(time)) => {
+            tokio::time::sleep(time).await;
+            route(&shared, &call).await
+        }
+        Some(Effect::DropAfter) => {
+            conclude(&shared, at, route(&shared, &call).await, true);
+            return Err(Dropped);
+        }
+        None => route(&shared, &call).await,
+    };
+    Ok(conclude(&shared, at, answer, false))
+}
+
+/// Notes a request as it comes; returns its place in the ledger.
+fn enter(shared: &Shared, call: &Call) -> usize {
+    let bearer = shared.secret.read(call.header(&header::AUTHORIZATION)).ok();
+    let segments = call.segments();
+    let named = segments
+        .iter()
+        .position(|part| *part == "job" || *part == "logs");
+    let job = match segments.as_slice() {
+        ["context", "v1", job] => job.parse().ok(),
+        _ => named.and_then(|at| segments.get(at + 1)?.parse().ok()),
+    };
+    let open = |job| shared.read(|records| records.open_posts.contains(&job));
+    let during_dispatch = job.is_some_and(open);
+    let mut ledger = shared.ledger();
+    ledger.requests.push(ledger::Request {
+        at: Instant::now(),
+        method: call.method.to_string(),
+        path: call.path.clone(),
+        status: 0,
+        body: serde_json::from_slice(&call.body).unwrap_or_default(),
+        issuer: bearer.map(|bearer| bearer.issuer),
+        job,
+        during_dispatch,
+    });
+    let at = ledger.requests.len() - 1;
+    drop(ledger);
+    shared.requests_changed();
+    at
+}
+
+/// Notes the answer of a request.
+fn conclude(shared: &Shared, at: usize, answer: Answer, lost: bool) -> Response<Body> {
+    let response = answer.unwrap_or_else(|refusal| {
+        if let Some(rule) = refusal.rule {
+            shared.ledger().violated(rule, &refusal.why);
+        }
+        let errors = json!({"errors": [{"detail": refusal.why}]});
+        json_response(refusal.status, JSON_API, &errors)
+    });
+    if !lost {
+        shared.ledger().requests[at].status = response.status().as_u16();
+    }
+    shared.requests_changed();
+    response
+}
+
+fn response(status: u16, media_type: &str, body: Body) -> Response<Body> {
+    let mut response = Response::builder().status(status);
+    if !media_type.is_empty() {
+        response = response.header(header::CONTENT_TYPE, media_type);
+    }
+    response.body(body).expect("a status and a constant header")
+}
+
+fn json_response(status: u16, media_type: &str, document: &Value) -> Response<Body> {
+    response(status, media_type, Body::from(document.to_string()))
+}
+
+async fn route(shared: &Arc<Shared>, call: &Call) -> Answer {
+    let segments = call.segments();
+    match (call.method.as_str(), segments.as_slice()) {
+        ("GET", ["tofu", "index.json"]) => {
+            Ok(json_response(200, JSON, &shared.settings.tofu_index))
+        }
+        ("GET", ["context", "v1", job]) => {
+            authenticated(shared, call)?;
+            Ok(plain::context(shared, job))
+        }
+        ("POST", ["context", "v1", job]) => {
+            internal(shared, call)?;
+            plain::replace_context(shared, call, job)
+        }
+        ("POST", ["logs"]) => {
+            internal(shared, call)?;
+            plain::append_lines(shared, call).await
+        }
+        ("POST", ["logs", job, "setup-consumer-groups"]) => {
+            internal(shared, call)?;
+            plain::create_groups(shared, call, job).await
+        }
+        (
+            "GET",
+            [
+                "tfoutput",
+                "v1",
+                "organization",
+                organization,
+                "job",
+                job,
+                "step",
+                step,
+            ],
+        ) => {
+            authenticated(shared, call)?;
+            plain::output(shared, organization, job, step).await
+        }
+        (
+            "GET",
+            [
+                "remote",
+                "tfe",
+                "v2",
+                "configuration-versions",
+                id,
+                "terraformContent.tar.gz",
+            ],
+        ) => {
+            internal(shared, call)?;
+            plain::content(shared, id)
+        }
+        (method, ["api", "v1", "organization", organization, rest @ ..]) => {
+            if method == "GET" {
+                authenticated(shared, call)?;
+            } else {
+                internal(shared, call)?;
+            }
+            call.must_accept(JSON_API)?;
+            if shared.read(|records| records.organization != *organization) {
+                return not_found("such organization");
+            }
+            match (method, rest) {
+                ("GET", ["job", job]) => documents::job(shared, call, job),
+                ("GET", ["workspace", workspace]) => documents::workspace(shared, workspace),
+                ("PATCH", ["job", job]) => reports::patch_job(shared, call, job).await,
+                ("PATCH", ["job", job, "step", step]) => {
+                    reports::patch_step(shared, call, job, step)
+                }
+                ("POST", ["workspace", workspace, "history"]) => {
+                    reports::post_history(shared, call, workspace)
+                }
+                _ => not_found("such path"),
+            }
+        }
+        _ => not_found("such path"),
+    }
+}
+
+/// Fails unless the request brings a valid token.
+fn authenticated(shared: &Shared, call: &Call) -> Result<Bearer, Refusal> {
+    let about = format!("{} {}", call.method, call.path);
+    let read = shared.secret.read(call.header(&header::AUTHORIZATION));
+    let bearer = read.or_else(|why| refuse(401, Rule::Token, format!("{about}: {why}")))?;
+    let limit = shared.settings.token_lifetime;
+    if bearer.lifetime.is_none_or(|lifetime| lifetime > limit) {
+        let lived = bearer.lifetime.map(|lifetime| Duration::as_secs(&lifetime));
+        let why = format!("{about}: a token of {lived:?} seconds");
+        shared.ledger().violated(Rule::TokenLifetime, why);
+    }
+    Ok(bearer)
+}
+
+/// Fails unless the request brings a token that may change jobs.
+fn internal(shared: &Shared, call: &Call) -> Result<(), Refusal> {
+    let bearer = authenticated(shared, call)?;
+    if bearer.issuer == INTERNAL {
+        return Ok(());
+    }
+    let why = format!("{} {} by {}", call.method, call.path, bearer.issuer);
+    refuse(403, Rule::Forbidden, why)
+}

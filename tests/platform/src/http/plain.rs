@@ -1,0 +1,184 @@
+//! What is not JSON:API: job context, log lines, step outputs, uploaded content (contract 6.6, 7.5, 7.7, 8.6).
+
+use axum::body::Body;
+use axum::http::Response;
+use serde_json::{Map, Value};
+
+use super::{Answer, Call, JSON, JSON_API, Refusal, json_response, not_found, refuse, response};
+use crate::context;
+use crate::ledger::Rule;
+use crate::platform::Shared;
+use crate::records::{Job, Status};
+use crate::streams::{Findings, LogEntry};
+
+/// What Redis keeps the API from doing.
+fn unavailable(error: &redis::RedisError) -> Refusal {
+    Refusal {
+        status: 500,
+        rule: None,
+        why: error.to_string(),
+    }
+}
+
+fn find(shared: &Shared, id: &str) -> Option<Job> {
+    shared.read(|records| records.jobs.get(&id.parse().ok()?).cloned())
+}
+
+/// The context of a job, empty when there is none.
+pub(super) fn context(shared: &Shared, id: &str) -> Response<Body> {
+    let found = shared.read(|records| records.contexts.get(&id.parse().ok()?).cloned());
+    let document = Value::Object(found.unwrap_or_default());
+    json_response(200, JSON, &document)
+}
+
+/// Replaces the context of a job that is not over, or over well.
+pub(super) fn replace_context(shared: &Shared, call: &Call, id: &str) -> Answer {
+    call.must_be(JSON)?;
+    let about = format!("POST {}", call.path);
+    let Value::Object(new) = call.json()? else {
+        return refuse(400, Rule::BadDocument, about);
+    };
+    let Some(job) = find(shared, id) else {
+        return not_found("such job");
+    };
+    if matches!(
+        job.status,
+        Status::Failed
+            | Status::Cancelled
+            | Status::Rejected
+            | Status::Unknown
+            | Status::NotExecuted
+    ) {
+        // The job may have ended while the request was on its way.
+        return Err(Refusal {
+            status: 409,
+            rule: None,
+            why: format!("{about}: the job is {}", job.status),
+        });
+    }
+    let findings = shared.write(|records| {
+        let old: Map<String, Value> = records.contexts.remove(&job.id).unwrap_or_default();
+        let findings = context::findings(job.id, &old, &new);
+        records.contexts.insert(job.id, new.clone());
+        findings
+    });
+    shared.found(findings);
+    Ok(json_response(200, JSON, &Value::Object(new)))
+}
+
+/// Makes the groups of a job's log stream.
+pub(super) async fn create_groups(shared: &Shared, call: &Call, id: &str) -> Answer {
+    call.must_be(JSON_API)?;
+    let Some(job) = find(shared, id) else {
+        return refuse(404, Rule::BadDocument, format!("groups for job {id}"));
+    };
+    shared
+        .streams
+        .create_groups(job.id)
+        .await
+        .map_err(|error| unavailable(&error))?;
+    Ok(response(200, "", Body::empty()))
+}
+
+/// Appends lines to the log streams of their jobs.
+pub(super) async fn append_lines(shared: &Shared, call: &Call) -> Answer {
+    call.must_be(JSON_API)?;
+    let document = call.json()?;
+    let wrong = |what: &Value| refuse(400, Rule::LogEntry, format!("POST /logs: {what}"));
+    let Some(lines) = document["data"].as_array() else {
+        return wrong(&document);
+    };
+    for line in lines {
+        let Some(entry) = line_of(line) else {
+            return wrong(line);
+        };
+        let Some(job) = find(shared, &entry.job_id) else {
+            return wrong(line);
+        };
+        shared.found(judge_line(&job, &entry));
+        let appended = shared.streams.append(job.id, &[entry]).await;
+        appended.map_err(|error| unavailable(&error))?;
+    }
+    Ok(response(200, "", Body::empty()))
+}
+
+fn line_of(line: &Value) -> Option<LogEntry> {
+    Some(LogEntry {
+        job_id: line["jobId"].as_u64()?.to_string(),
+        step_id: line["stepId"].as_str()?.to_owned(),
+        line_number: line["lineNumber"].as_u64().filter(|number| *number > 0)?,
+        output: line["output"].as_str()?.to_owned(),
+    })
+}
+
+fn judge_line(job: &Job, entry: &LogEntry) -> Findings {
+    let line = &entry.output;
+    let Some(step) = job.step(&entry.step_id) else {
+        return vec![(
+            Rule::LogEntry,
+            format!("{line:?} of no step of job {}", job.id),
+        )];
+    };
+    let over = matches!(step.status, Status::Completed | Status::Failed);
+    let early = !job.status.is_terminal() && !job.status.is_with_an_executor();
+    let wrong = if over && job.status != Status::Failed {
+        Some((
+            Rule::LogAfterEnd,
+            format!("{line:?} when the step was {}", step.status),
+        ))
+    } else if early {
+        Some((
+            Rule::BeforeQueue,
+            format!("{line:?} when the job was {}", job.status),
+        ))
+    } else {
+        None
+    };
+    wrong.into_iter().collect()
+}
+
+/// The log of a step: what is live until it is over, then what is stored.
+pub(super) async fn output(shared: &Shared, organization: &str, id: &str, step: &str) -> Answer {
+    let ours = shared.read(|records| records.organization == organization);
+    let job = find(shared, id).filter(|_| ours);
+    let Some((job, status)) = job.and_then(|job| {
+        let status = job.step(step)?.status;
+        Some((job, status))
+    }) else {
+        return not_found("such step");
+    };
+    let over = matches!(status, Status::Completed | Status::Failed);
+    let live = if over {
+        String::new()
+    } else {
+        let (entries, _) = shared
+            .streams
+            .read(job.id)
+            .await
+            .map_err(|error| unavailable(&error))?;
+        let lines: Vec<String> = entries.into_iter().map(|entry| entry.output).collect();
+        lines.join("\n")
+    };
+    let stored = || {
+        let outputs = shared.outputs()?;
+        outputs.find(organization, job.id, step)
+    };
+    let body = if live.is_empty() {
+        stored().unwrap_or_default()
+    } else {
+        live.into_bytes()
+    };
+    Ok(response(200, "application/octet-stream", Body::from(body)))
+}
+
+/// Content a command line has uploaded.
+pub(super) fn content(shared: &Shared, id: &str) -> Answer {
+    match shared.read(|records| records.uploads.get(id).cloned()) {
+        Some(content) => Ok(response(
+            200,
+            "application/octet-stream",
+            Body::from(content),
+        )),
+        None => not_found("such content"),
+    }
+}

@@ -1,0 +1,36 @@
+//! The platform's side of the contract, for tests: records, scheduler, dispatch, sweep and HTTP interface as the
+//! Terrakube API has them. It refuses what the API refuses, and notes what the API would let pass although the
+//! contract forbids it.
+//!
+//! Written from the contract alone: it shares no code with the programs under test, so that both sides cannot make
+//! the same mistake.
+
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::return_self_not_must_use,
+    reason = "a harness fails a test by panicking, with all there is to know about it"
+)]
+
+mod context;
+mod dispatch;
+mod faults;
+mod http;
+pub mod java;
+mod ledger;
+mod platform;
+mod records;
+mod scheduler;
+mod server;
+mod streams;
+mod sweep;
+mod template;
+mod token;
+
+pub use dispatch::Native;
+pub use faults::{Effect, Fault};
+pub use ledger::{Actor, Ledger, Request, Rule, Transition, Violation};
+pub use platform::{Builder, Outputs, Platform, StartError};
+pub use records::{History, Job, NewJob, Records, Status, Step, Variable, Workspace};
+pub use streams::LogEntry;
+pub use template::Flow;

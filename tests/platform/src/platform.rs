@@ -1,0 +1,628 @@
+//! The platform as tests see it.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::watch;
+use uuid::Uuid;
+
+use crate::dispatch::Native;
+use crate::faults::{Fault, Faults};
+use crate::ledger::{Actor, Ledger, Rule};
+use crate::records::{Job, NewJob, Records, Status, Workspace};
+use crate::server::Server;
+use crate::streams::{LogEntry, Streams};
+use crate::token::Secret;
+use crate::{scheduler, sweep};
+
+/// No test waits longer for one thing; generous, because a machine may be busy with other tests.
+const DEADLINE: Duration = Duration::from_secs(90);
+
+const POLL: Duration = Duration::from_millis(20);
+
+/// Why a platform did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// No port or thread.
+    #[error("the platform did not start")]
+    System(#[from] io::Error),
+    /// No address of a Redis.
+    #[error("no client for Redis")]
+    Redis(#[from] redis::RedisError),
+}
+
+type Find = dyn Fn(&str, &str, &str) -> Option<Vec<u8>> + Send + Sync;
+
+/// Where executors store step outputs; the platform reads them there.
+#[derive(Clone)]
+pub struct Outputs(Arc<Find>);
+
+impl Outputs {
+    /// What finds an output by organization, job and step.
+    pub fn from_fn(
+        find: impl Fn(&str, &str, &str) -> Option<Vec<u8>> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(find))
+    }
+
+    /// Outputs in a folder, as a local store lays them out.
+    pub fn folder(folder: &Path) -> Self {
+        let folder = folder.to_owned();
+        Self::from_fn(move |organization, job, step| {
+            let path = folder.join(organization).join(job);
+            fs::read(path.join(format!("{step}.tfoutput"))).ok()
+        })
+    }
+
+    pub(crate) fn find(&self, organization: &str, job: u32, step: &str) -> Option<Vec<u8>> {
+        (self.0)(organization, &job.to_string(), step)
+    }
+}
+
+impl fmt::Debug for Outputs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Outputs")
+    }
+}
+
+/// What a platform is like. Times are scaled to tests: a stock platform looks every 30 seconds, waits 60 for an
+/// answer and fails a job after 60 without a heartbeat.
+#[derive(Debug, Clone)]
+pub struct Builder {
+    redis: Option<String>,
+    outputs: Option<Outputs>,
+    pub(crate) native: Option<Native>,
+    secret: Vec<u8>,
+    pub(crate) retry: Duration,
+    pub(crate) answer_within: Duration,
+    pub(crate) sweep: Duration,
+    pub(crate) grace: Duration,
+    pub(crate) token_lifetime: Duration,
+    /// How soon after its job a heartbeat is to be gone.
+    silent_within: Duration,
+    pub(crate) tofu_index: Value,
+    first_job: u32,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            redis: None,
+            outputs: None,
+            native: None,
+            secret: b"0123456789abcdef0123456789abcdef".to_vec(),
+            retry: Duration::from_millis(100),
+            answer_within: Duration::from_mins(1),
+            sweep: Duration::from_millis(200),
+            grace: Duration::from_mins(1),
+            token_lifetime: Duration::from_mins(15),
+            silent_within: Duration::from_secs(20),
+            tofu_index: Value::Array(Vec::new()),
+            first_job: 412,
+        }
+    }
+}
+
+impl Builder {
+    /// Logs and heartbeats are in the Redis at this address.
+    pub fn redis(mut self, url: &str) -> Self {
+        self.redis = Some(url.to_owned());
+        self
+    }
+
+    /// Step outputs are found there, and are checked to be there.
+    pub fn outputs(mut self, outputs: Outputs) -> Self {
+        self.outputs = Some(outputs);
+        self
+    }
+
+    /// The platform makes Kubernetes Jobs itself where a workspace asks for it.
+    pub fn native(mut self, native: Native) -> Self {
+        self.native = Some(native);
+        self
+    }
+
+    /// The secret shared with executors.
+    pub fn secret(mut self, secret: &[u8]) -> Self {
+        self.secret = secret.to_vec();
+        self
+    }
+
+    /// How often a job that waits for dispatch is looked at.
+    pub fn retry(mut self, every: Duration) -> Self {
+        self.retry = every;
+        self
+    }
+
+    /// How long a dispatch may take to be answered.
+    pub fn answer_within(mut self, limit: Duration) -> Self {
+        self.answer_within = limit;
+        self
+    }
+
+    /// How long a job may go without a heartbeat after its last change.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// How soon after its job a heartbeat is to be gone.
+    pub fn silent_within(mut self, limit: Duration) -> Self {
+        self.silent_within = limit;
+        self
+    }
+
+    /// What `/tofu/index.json` answers.
+    pub fn tofu_index(mut self, index: Value) -> Self {
+        self.tofu_index = index;
+        self
+    }
+
+    /// Starts the platform.
+    pub async fn start(self) -> Result<Platform, StartError> {
+        // The client of this process; an earlier one stays.
+        drop(rustls::crypto::ring::default_provider().install_default());
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()?;
+        let (updates, received) = unbounded_channel();
+        let shared = Arc::new(Shared {
+            streams: Streams::new(self.redis.as_deref())?,
+            secret: Secret::new(&self.secret),
+            client: client(),
+            records: Mutex::new(Records::new()),
+            changed: watch::channel(()).0,
+            rows: Mutex::default(),
+            ledger: Mutex::default(),
+            faults: Faults::default(),
+            executor_url: Mutex::default(),
+            url: Mutex::default(),
+            updates,
+            outputs: Mutex::new(self.outputs.clone()),
+            settings: self,
+        });
+        let start = runtime.spawn(Server::start(Arc::clone(&shared)));
+        let server = start.await.map_err(io::Error::other)??;
+        *lock(&shared.url) = server.url();
+        runtime.spawn(scheduler::run(Arc::clone(&shared), received));
+        runtime.spawn(sweep::run(Arc::clone(&shared)));
+        let waking = Arc::clone(&shared);
+        runtime.spawn(async move {
+            let wake = || scheduler::fire_waiting(&waking);
+            waking.streams.on_wake_up(wake).await;
+        });
+        Ok(Platform {
+            runtime: Some(runtime),
+            server,
+            shared,
+        })
+    }
+}
+
+/// What its parts share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) settings: Builder,
+    pub(crate) secret: Secret,
+    pub(crate) streams: Streams,
+    pub(crate) client: reqwest::Client,
+    pub(crate) faults: Faults,
+    records: Mutex<Records>,
+    changed: watch::Sender<()>,
+    rows: Mutex<BTreeMap<u32, Arc<tokio::sync::Mutex<()>>>>,
+    ledger: Mutex<Ledger>,
+    executor_url: Mutex<String>,
+    outputs: Mutex<Option<Outputs>>,
+    url: Mutex<String>,
+    updates: UnboundedSender<u32>,
+}
+
+impl Shared {
+    pub(crate) fn read<T>(&self, look: impl FnOnce(&Records) -> T) -> T {
+        look(&lock(&self.records))
+    }
+
+    /// Changes records, and tells those who wait for changes.
+    pub(crate) fn write<T>(&self, change: impl FnOnce(&mut Records) -> T) -> T {
+        let result = change(&mut lock(&self.records));
+        self.changed.send_replace(());
+        result
+    }
+
+    /// Tells those who wait for requests.
+    pub(crate) fn requests_changed(&self) {
+        self.changed.send_replace(());
+    }
+
+    pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        lock(&self.ledger)
+    }
+
+    /// Notes what broke the contract.
+    pub(crate) fn found(&self, findings: impl IntoIterator<Item = (Rule, String)>) {
+        let mut ledger = self.ledger();
+        for (rule, why) in findings {
+            ledger.violated(rule, why);
+        }
+    }
+
+    /// The lock of a job's row.
+    pub(crate) fn row(&self, job: u32) -> Arc<tokio::sync::Mutex<()>> {
+        Arc::clone(lock(&self.rows).entry(job).or_default())
+    }
+
+    /// Has the job looked at, soon.
+    pub(crate) fn fire(&self, job: u32) {
+        // There is nobody to look once the platform stops.
+        let _ = self.updates.send(job);
+    }
+
+    pub(crate) fn outputs(&self) -> Option<Outputs> {
+        lock(&self.outputs).clone()
+    }
+
+    pub(crate) fn executor_url(&self) -> String {
+        lock(&self.executor_url).clone()
+    }
+
+    pub(crate) fn url(&self) -> String {
+        lock(&self.url).clone()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Dispatches as the platform's own client does: redirects are not followed.
+pub(crate) fn client() -> reqwest::Client {
+    reqwest::Client::builder()
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(Duration::from_secs(10))
+        .pool_max_idle_per_host(0)
+        .build()
+        .expect("a client without special settings")
+}
+
+/// A platform; everything of it ends when it is dropped.
+#[derive(Debug)]
+pub struct Platform {
+    runtime: Option<tokio::runtime::Runtime>,
+    server: Server,
+    shared: Arc<Shared>,
+}
+
+impl Platform {
+    /// To say what a platform is like.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Where it listens, for internal and public addresses alike.
+    pub fn url(&self) -> String {
+        self.shared.url()
+    }
+
+    /// The secret as operators set it.
+    pub fn secret(&self) -> String {
+        self.shared.secret.text()
+    }
+
+    /// A token as it comes with a dispatch.
+    pub fn dispatch_token(&self) -> String {
+        self.shared.secret.dispatch_token()
+    }
+
+    /// Id of the only organization.
+    pub fn organization(&self) -> String {
+        self.shared.read(|records| records.organization.clone())
+    }
+
+    /// The executor of all who name none, complete with its path.
+    pub fn dispatch_to(&self, url: &str) {
+        url.clone_into(&mut lock(&self.shared.executor_url));
+    }
+
+    /// From now on, step outputs are found there.
+    pub fn read_outputs(&self, outputs: Outputs) {
+        *lock(&self.shared.outputs) = Some(outputs);
+    }
+
+    /// Changes records as an administrator may.
+    pub fn edit<T>(&self, change: impl FnOnce(&mut Records) -> T) -> T {
+        self.shared.write(change)
+    }
+
+    /// Stores a workspace, and returns its id.
+    pub fn workspace(&self, workspace: Workspace) -> String {
+        let id = workspace.id.clone();
+        self.edit(|records| records.workspaces.insert(id.clone(), workspace));
+        id
+    }
+
+    /// Makes a job, which is looked at at once.
+    pub fn start_job(&self, new: NewJob) -> u32 {
+        let first = self.shared.settings.first_job;
+        let job = self.edit(|records| records.create(new, first));
+        self.shared.fire(job);
+        job
+    }
+
+    /// Stores an archive as a command line uploads it; returns the source of a job that is to use it.
+    pub fn upload(&self, archive: Vec<u8>) -> String {
+        let id = Uuid::new_v4().to_string();
+        let path = format!("remote/tfe/v2/configuration-versions/{id}/terraformContent.tar.gz");
+        self.edit(|records| records.uploads.insert(id, archive));
+        format!("{}/{path}", self.url())
+    }
+
+    /// A person approves.
+    pub async fn approve(&self, job: u32) {
+        self.decide(job, Status::Approved).await;
+    }
+
+    /// A person rejects.
+    pub async fn reject(&self, job: u32) {
+        self.decide(job, Status::Rejected).await;
+    }
+
+    /// A person cancels. Waits, as everybody, while the job is being dispatched.
+    pub async fn cancel(&self, job: u32) {
+        let row = self.shared.row(job);
+        let _held = row.lock().await;
+        self.shared.write(|records| {
+            records.set_job(job, Status::Cancelled, Actor::User);
+            records.close_steps(job, Status::Cancelled, Actor::User);
+        });
+    }
+
+    async fn decide(&self, job: u32, status: Status) {
+        let row = self.shared.row(job);
+        let held = row.lock().await;
+        self.shared.write(|records| {
+            let now = records.job(job).status;
+            assert_eq!(now, Status::WaitingApproval, "there is nothing to decide");
+            records.set_job(job, status, Actor::User);
+        });
+        drop(held);
+        self.shared.fire(job);
+    }
+
+    /// A job as it is now.
+    pub fn job(&self, job: u32) -> Job {
+        self.shared.read(|records| records.job(job).clone())
+    }
+
+    /// All records as they are now.
+    pub fn records(&self) -> Records {
+        self.shared.read(Records::clone)
+    }
+
+    /// What happened so far.
+    pub fn ledger(&self) -> Ledger {
+        self.shared.ledger().clone()
+    }
+
+    /// Orders a fault.
+    pub fn fault(&self, fault: Fault) {
+        self.shared.faults.order(fault);
+    }
+
+    /// No request goes wrong any more by order.
+    pub fn clear_faults(&self) {
+        self.shared.faults.clear();
+    }
+
+    /// Goes away: connections end, new ones are refused.
+    pub async fn go_down(&self) {
+        self.server.go_down().await;
+    }
+
+    /// Comes back, at the same address.
+    pub async fn come_up(&self) {
+        self.server.come_up().await;
+    }
+
+    /// Waits until `look` finds something in the records.
+    pub async fn until<T>(&self, what: &str, mut look: impl FnMut(&Records) -> Option<T>) -> T {
+        let mut changes = self.shared.changed.subscribe();
+        let wait = async {
+            loop {
+                if let Some(found) = self.shared.read(&mut look) {
+                    return found;
+                }
+                changes.changed().await.expect("the platform is there");
+            }
+        };
+        let found = tokio::time::timeout(DEADLINE, wait).await;
+        found.unwrap_or_else(|_| panic!("{what}: not in time\n{}", self.report()))
+    }
+
+    /// Waits until the job has this status; fails at once when it is over with another.
+    pub async fn until_job(&self, job: u32, status: Status) -> Job {
+        let what = format!("job {job} is {status}");
+        let found = self
+            .until(&what, |records| {
+                let found = records.job(job);
+                let over = found.status == status || found.status.is_terminal() || found.wedged;
+                over.then(|| found.clone())
+            })
+            .await;
+        assert_eq!(found.status, status, "{}", self.report());
+        found
+    }
+
+    /// Waits until the step of this type has this status.
+    pub async fn until_step(&self, job: u32, kind: &str, status: Status) {
+        let what = format!("step {kind} of job {job} is {status}");
+        self.until(&what, |records| {
+            (records.job(job).step_of(kind).status == status).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until `look` finds something among the requests.
+    pub async fn until_asked<T>(
+        &self,
+        what: &str,
+        mut look: impl FnMut(&Ledger) -> Option<T>,
+    ) -> T {
+        self.until(what, |_| look(&self.shared.ledger())).await
+    }
+
+    /// Every line a reader of the job's stream could have seen.
+    pub async fn streamed(&self, job: u32) -> Vec<LogEntry> {
+        let found = self.on_runtime(
+            job,
+            |shared, job| async move { shared.streams.all(job).await },
+        );
+        found.await.0
+    }
+
+    /// Waits until the job's stream holds this text.
+    pub async fn until_streamed(&self, job: u32, needle: &str) {
+        let wait = async {
+            while !self
+                .streamed(job)
+                .await
+                .iter()
+                .any(|entry| entry.output.contains(needle))
+            {
+                tokio::time::sleep(POLL).await;
+            }
+        };
+        if tokio::time::timeout(DEADLINE, wait).await.is_err() {
+            let lines = self.streamed(job).await;
+            panic!(
+                "the stream never showed {needle:?}: {lines:#?}\n{}",
+                self.report()
+            );
+        }
+    }
+
+    /// The documents in the job's structured live stream.
+    pub async fn structured(&self, job: u32) -> Vec<Value> {
+        self.on_runtime(job, |shared, job| async move {
+            shared.streams.structured(job).await
+        })
+        .await
+        .0
+    }
+
+    /// How long the job's heartbeat lasts without another.
+    pub async fn heartbeat(&self, job: u32) -> Option<Duration> {
+        self.on_runtime(job, |shared, job| async move {
+            shared.streams.heartbeat(job).await
+        })
+        .await
+    }
+
+    async fn on_runtime<T, F>(&self, job: u32, ask: impl FnOnce(Arc<Shared>, u32) -> F) -> T
+    where
+        T: Send + 'static,
+        F: Future<Output = redis::RedisResult<T>> + Send + 'static,
+    {
+        let runtime = self.runtime.as_ref().expect("it runs until it is dropped");
+        let asked = runtime.spawn(ask(Arc::clone(&self.shared), job)).await;
+        asked
+            .expect("asking Redis does not panic")
+            .unwrap_or_else(|error| panic!("Redis: {error}"))
+    }
+
+    /// The stored output of a step.
+    pub fn step_output(&self, job: u32, step: &str) -> Option<String> {
+        let outputs = self.shared.outputs()?;
+        let found = outputs.find(&self.organization(), job, step)?;
+        Some(String::from_utf8_lossy(&found).into_owned())
+    }
+
+    /// Looks at what is left of every job, and fails if anything has broken the contract.
+    pub async fn assert_kept(&self) {
+        self.look_back().await;
+        let broken = self.ledger().broken();
+        assert!(broken.is_empty(), "{broken:?}\n{}", self.report());
+    }
+
+    /// Looks at what is left of every job.
+    pub async fn look_back(&self) {
+        let jobs: Vec<Job> = self
+            .shared
+            .read(|records| records.jobs.values().cloned().collect());
+        for job in jobs {
+            let mut findings = self.leftovers(job.id).await;
+            if job.status.is_terminal() && !self.falls_silent(job.id).await {
+                findings.push((Rule::HeartbeatLeft, format!("job {}", job.id)));
+            }
+            self.shared.found(findings);
+        }
+    }
+
+    /// Whether the job has no heartbeat any more. Who reported its end needs a moment to end itself.
+    async fn falls_silent(&self, job: u32) -> bool {
+        let wait = async {
+            while self.heartbeat(job).await.is_some() {
+                tokio::time::sleep(POLL).await;
+            }
+        };
+        let limit = self.shared.settings.silent_within;
+        tokio::time::timeout(limit, wait).await.is_ok()
+    }
+
+    async fn leftovers(&self, job: u32) -> Vec<(Rule, String)> {
+        self.on_runtime(job, |shared, job| async move {
+            let mut findings = shared.streams.plain_keys(job).await?;
+            findings.extend(shared.streams.all(job).await?.1);
+            findings.extend(shared.streams.structured(job).await?.1);
+            Ok(findings)
+        })
+        .await
+    }
+
+    /// Everything there is to know, for the message of a failed assertion.
+    pub fn report(&self) -> String {
+        let records = self.records();
+        let mut text = String::new();
+        for job in records.jobs.values() {
+            let steps: Vec<String> = job
+                .steps
+                .iter()
+                .map(|step| format!("{} {} ({:?})", step.flow.kind, step.status, step.name))
+                .collect();
+            let _ = writeln!(
+                text,
+                "job {} is {}: {}",
+                job.id,
+                job.status,
+                steps.join(", ")
+            );
+        }
+        for change in &records.transitions {
+            let step = change
+                .step
+                .map_or_else(String::new, |step| format!(" step {step}"));
+            let _ = writeln!(
+                text,
+                "job {}{step}: {} -> {} by {:?}",
+                change.job, change.from, change.to, change.by
+            );
+        }
+        text + &self.ledger().to_string()
+    }
+}
+
+impl Drop for Platform {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! Firings of jobs (contract 2.5, 2.8): one looks at a job with its row locked, does what its status calls for, and
+//! keeps the lock while a dispatch is open.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::dispatch::{self, Answer, Way};
+use crate::ledger::{Actor, Rule};
+use crate::platform::Shared;
+use crate::records::{Records, Status};
+
+/// What a firing has to do outside the records.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Todo {
+    Nothing,
+    /// Nobody reads the log stream any more.
+    DeleteStream,
+    Dispatch {
+        step: String,
+        data: Value,
+    },
+    /// Best effort: whatever is answered, the job stays rejected.
+    Rejection {
+        step: String,
+        data: Value,
+    },
+}
+
+/// Fires for updates as they come, and for waiting jobs at each tick.
+pub(crate) async fn run(shared: Arc<Shared>, mut updates: UnboundedReceiver<u32>) {
+    let mut ticks = tokio::time::interval(shared.settings.retry);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            update = updates.recv() => match update {
+                Some(job) => drop(tokio::spawn(fire(Arc::clone(&shared), job))),
+                None => return,
+            },
+            _ = ticks.tick() => fire_waiting(&shared),
+        }
+    }
+}
+
+/// Fires for every job that waits for dispatch and is not being looked at.
+pub(crate) fn fire_waiting(shared: &Arc<Shared>) {
+    let waiting: Vec<u32> = shared.read(|records| {
+        let waiting = records
+            .jobs
+            .values()
+            .filter(|job| job.status.waits_for_dispatch());
+        waiting.map(|job| job.id).collect()
+    });
+    for job in waiting {
+        if shared.row(job).try_lock().is_ok() {
+            tokio::spawn(fire(Arc::clone(shared), job));
+        }
+    }
+}
+
+/// One firing.
+async fn fire(shared: Arc<Shared>, id: u32) {
+    let row = shared.row(id);
+    let held = row.lock().await;
+    let todo = shared.write(|records| {
+        let todo = decide(records, id);
+        if let Todo::Dispatch { step, .. } = &todo {
+            let job = records.job_mut(id);
+            job.posts += 1;
+            job.dispatched = Some(step.clone());
+            records.open_posts.insert(id);
+        }
+        todo
+    });
+    match todo {
+        Todo::Nothing => {}
+        Todo::DeleteStream => shared.delete_stream(id, None).await,
+        Todo::Rejection { step, data } => {
+            send(&shared, id, &data).await;
+            shared.delete_stream(id, Some(&step)).await;
+        }
+        Todo::Dispatch { step, data } => {
+            let answer = send(&shared, id, &data).await;
+            if answer == Answer::Accepted {
+                // Before the new status can be seen, so that whoever waits for it loses nothing.
+                shared.delete_stream(id, Some(&step)).await;
+            }
+            shared.write(|records| {
+                records.open_posts.remove(&id);
+                match &answer {
+                    Answer::Accepted => records.set_job(id, Status::Queue, Actor::Scheduler),
+                    Answer::Unavailable => {}
+                    Answer::Refused(reason) => records.error_at_step(id, &step, reason),
+                }
+            });
+            drop(held);
+            if answer != Answer::Unavailable {
+                fire_waiting(&shared);
+            }
+        }
+    }
+}
+
+async fn send(shared: &Shared, id: u32, data: &Value) -> Answer {
+    let way = shared.read(|records| {
+        let default = shared.executor_url();
+        dispatch::way(records, records.job(id), data, &default)
+    });
+    match (way, &shared.settings.native) {
+        (Way::Native, Some(native)) => match (native.0)(data.clone()).await {
+            Ok(()) => Answer::Accepted,
+            Err(reason) => Answer::Refused(reason),
+        },
+        (Way::Native, None) => Answer::Refused("there is no cluster".to_owned()),
+        (Way::Http(url), _) => {
+            let token = shared.secret.dispatch_token();
+            let limit = shared.settings.answer_within;
+            dispatch::post(&shared.client, &url, &token, data, limit).await
+        }
+    }
+}
+
+/// What the status of a job calls for; changes of status that need nothing else are made at once.
+pub(crate) fn decide(records: &mut Records, id: u32) -> Todo {
+    let Some(job) = records.jobs.get(&id) else {
+        return Todo::Nothing;
+    };
+    if job.wedged {
+        return Todo::Nothing;
+    }
+    match job.status {
+        Status::Pending if !job.plan_changes => {
+            records.job_mut(id).wedged = true;
+            Todo::Nothing
+        }
+        Status::Pending => pending(records, id),
+        Status::Approved => match job.next_step().map(|step| step.id.clone()) {
+            Some(step) if records.may_dispatch(id) => dispatch_of(records, id, step),
+            _ => Todo::Nothing,
+        },
+        Status::Completed | Status::NoChanges => {
+            records.close_steps(id, Status::NotExecuted, Actor::Scheduler);
+            Todo::DeleteStream
+        }
+        Status::Failed => {
+            records.close_steps(id, Status::Failed, Actor::Scheduler);
+            Todo::DeleteStream
+        }
+        Status::Cancelled => {
+            records.close_steps(id, Status::Cancelled, Actor::User);
+            Todo::DeleteStream
+        }
+        Status::Rejected => rejected(records, id),
+        Status::WaitingApproval
+        | Status::Queue
+        | Status::Running
+        | Status::NotExecuted
+        | Status::Unknown => Todo::Nothing,
+    }
+}
+
+fn pending(records: &mut Records, id: u32) -> Todo {
+    let job = records.job(id);
+    let Some(step) = job.next_step() else {
+        records.set_job(id, Status::Completed, Actor::Scheduler);
+        return Todo::DeleteStream;
+    };
+    if step.flow.kind == "approval" && !job.auto_apply {
+        records.set_job(id, Status::WaitingApproval, Actor::Scheduler);
+        return Todo::DeleteStream;
+    }
+    let step = step.id.clone();
+    if records.may_dispatch(id) {
+        dispatch_of(records, id, step)
+    } else {
+        Todo::Nothing
+    }
+}
+
+fn dispatch_of(records: &Records, id: u32, step: String) -> Todo {
+    let job = records.job(id);
+    let Some(found) = job.step(&step) else {
+        return Todo::Nothing;
+    };
+    let data = dispatch::job_data(records, job, found, &found.flow.commands);
+    Todo::Dispatch { step, data }
+}
+
+fn rejected(records: &mut Records, id: u32) -> Todo {
+    let job = records.job(id);
+    let sent = job.rejection_sent;
+    let approval = job
+        .next_step()
+        .filter(|step| step.flow.kind == "approval")
+        .cloned();
+    let reject = approval.filter(|step| !step.flow.on_reject.is_null() && !sent);
+    let Some(step) = reject else {
+        if !sent {
+            records.close_steps(id, Status::Failed, Actor::Scheduler);
+        }
+        return Todo::DeleteStream;
+    };
+    let data = dispatch::job_data(records, job, &step, &step.flow.on_reject);
+    let later: Vec<_> = job
+        .steps
+        .iter()
+        .filter(|other| other.id != step.id)
+        .cloned()
+        .collect();
+    for other in later.iter().filter(|other| other.status == Status::Pending) {
+        records.set_step(id, &other.id, Status::Failed, Actor::Scheduler);
+    }
+    let job = records.job_mut(id);
+    job.rejection_sent = true;
+    job.posts += 1;
+    job.dispatched = Some(step.id.clone());
+    Todo::Rejection {
+        step: step.id,
+        data,
+    }
+}
+
+impl Shared {
+    /// Deletes the log stream of a job. Lines of a step that was only now accepted came too early.
+    pub(crate) async fn delete_stream(&self, job: u32, accepted: Option<&str>) {
+        // With Redis away there is nothing to delete, and the next firing will.
+        let Ok((entries, findings)) = self.streams.delete(job).await else {
+            return;
+        };
+        let early = entries
+            .iter()
+            .filter(|entry| Some(entry.step_id.as_str()) == accepted)
+            .map(|entry| {
+                let line = &entry.output;
+                (
+                    Rule::BeforeQueue,
+                    format!("{line:?} in the log of job {job}"),
+                )
+            });
+        self.found(findings.into_iter().chain(early));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::records::{NewJob, Workspace};
+    use crate::template::Flow;
+
+    fn records(template: Vec<Flow>) -> (Records, u32) {
+        let mut records = Records::new();
+        let workspace = Workspace::new("x");
+        let id = workspace.id.clone();
+        records.workspaces.insert(id.clone(), workspace);
+        let job = records.create(NewJob::new(&id, template), 1);
+        (records, job)
+    }
+
+    fn dispatched(todo: Todo) -> String {
+        match todo {
+            Todo::Dispatch { data, .. } | Todo::Rejection { data, .. } => {
+                data["type"].as_str().unwrap().to_owned()
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn complete(records: &mut Records, job: u32) {
+        let step = records.job(job).next_step().unwrap().id.clone();
+        records.set_step(job, &step, Status::Completed, Actor::Client);
+    }
+
+    #[test]
+    fn the_default_template_goes_plan_approval_apply() {
+        let (mut records, job) = records(Flow::plan_approve_apply());
+        assert_eq!(dispatched(decide(&mut records, job)), "terraformPlan");
+        complete(&mut records, job);
+        assert_eq!(decide(&mut records, job), Todo::DeleteStream);
+        assert_eq!(records.job(job).status, Status::WaitingApproval);
+        assert_eq!(decide(&mut records, job), Todo::Nothing);
+        records.set_job(job, Status::Approved, Actor::User);
+        assert_eq!(dispatched(decide(&mut records, job)), "approval");
+        complete(&mut records, job);
+        records.set_job(job, Status::Pending, Actor::Client);
+        assert_eq!(dispatched(decide(&mut records, job)), "terraformApply");
+        complete(&mut records, job);
+        assert_eq!(decide(&mut records, job), Todo::DeleteStream);
+        assert_eq!(records.job(job).status, Status::Completed);
+    }
+
+    #[test]
+    fn an_approval_that_nobody_has_to_give_is_dispatched_all_the_same() {
+        let (mut records, job) = records(Flow::plan_approve_apply());
+        records.job_mut(job).auto_apply = true;
+        complete(&mut records, job);
+        assert_eq!(dispatched(decide(&mut records, job)), "approval");
+    }
+
+    #[test]
+    fn pending_without_changes_is_the_end_of_a_job() {
+        let (mut records, job) = records(Flow::plan_apply());
+        records.job_mut(job).plan_changes = false;
+        assert_eq!(decide(&mut records, job), Todo::Nothing);
+        records.job_mut(job).plan_changes = true;
+        assert_eq!(decide(&mut records, job), Todo::Nothing);
+        assert!(records.job(job).wedged);
+    }
+
+    #[test]
+    fn the_end_of_a_job_closes_its_steps() {
+        for (status, left) in [
+            (Status::Completed, Status::NotExecuted),
+            (Status::Failed, Status::Failed),
+            (Status::Cancelled, Status::Cancelled),
+            (Status::Rejected, Status::Failed),
+        ] {
+            let (mut records, job) = records(Flow::plan_apply());
+            complete(&mut records, job);
+            records.set_job(job, status, Actor::Client);
+            assert_eq!(decide(&mut records, job), Todo::DeleteStream);
+            assert_eq!(records.job(job).step_statuses(), [Status::Completed, left]);
+        }
+    }
+
+    #[test]
+    fn the_scripts_of_a_rejection_are_sent_once() {
+        let mut template = Flow::plan_approve_apply();
+        template[1] = template[1].clone().on_reject("echo no");
+        let (mut records, job) = records(template);
+        complete(&mut records, job);
+        records.set_job(job, Status::Rejected, Actor::User);
+        let todo = decide(&mut records, job);
+        let Todo::Rejection { data, .. } = &todo else {
+            panic!("{todo:?}");
+        };
+        assert_eq!(data["commandList"][0]["script"], "echo no");
+        assert_eq!(decide(&mut records, job), Todo::DeleteStream);
+        let left = [Status::Completed, Status::Pending, Status::Failed];
+        assert_eq!(records.job(job).step_statuses(), left);
+    }
+}

@@ -1,0 +1,271 @@
+//! What the HTTP interface takes, and from whom.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "a table")]
+async fn requests_the_platform_does_not_take_are_refused() {
+    let scene = Scene::new().await;
+    let job = scene.queued(Flow::plan_apply()).await;
+    let path = scene.job_path(job.id);
+    let step = format!("{path}/step/{}", job.steps[0].id);
+    let history = format!(
+        "/api/v1/organization/{}/workspace/{}/history",
+        scene.platform.organization(),
+        scene.workspace
+    );
+    let (context, unknown) = (format!("/context/v1/{}", job.id), "/context/v1/9999");
+    let document = |kind: &str, id: &str, attributes: Value| json!({"data": {"type": kind, "id": id, "attributes": attributes}});
+    let id = job.id.to_string();
+    let of_job = |attributes: Value| document("job", &id, attributes);
+    let of_step = |attributes: Value| document("step", &job.steps[0].id, attributes);
+    let wide = "x".repeat(1025);
+    let running = of_job(json!({"status": "running"}));
+    for (method, path, media_type, body, expected, rule) in [
+        (
+            "PATCH",
+            &path,
+            "application/json",
+            &running,
+            415,
+            Some(Rule::MediaType),
+        ),
+        (
+            "PATCH",
+            &path,
+            "application/vnd.api+json; charset=utf-8",
+            &running,
+            415,
+            Some(Rule::MediaType),
+        ),
+        (
+            "PATCH",
+            &path,
+            JSON_API,
+            &json!({"status": "running"}),
+            400,
+            Some(Rule::BadDocument),
+        ),
+        (
+            "PATCH",
+            &path,
+            JSON_API,
+            &document("job", "1", json!({})),
+            400,
+            Some(Rule::BadDocument),
+        ),
+        (
+            "PATCH",
+            &path,
+            JSON_API,
+            &of_job(json!({"status": "done"})),
+            400,
+            Some(Rule::BadDocument),
+        ),
+        (
+            "PATCH",
+            &path,
+            JSON_API,
+            &of_job(json!({"planChanges": "true"})),
+            400,
+            Some(Rule::BadDocument),
+        ),
+        (
+            "PATCH",
+            &path,
+            JSON_API,
+            &of_job(json!({"state": "running"})),
+            400,
+            Some(Rule::UnknownAttribute),
+        ),
+        (
+            "PATCH",
+            &path,
+            JSON_API,
+            &of_job(json!({"commitId": "x".repeat(65)})),
+            400,
+            Some(Rule::TooWide),
+        ),
+        (
+            "PATCH",
+            &path,
+            JSON_API,
+            &of_job(json!({"terraformPlan": wide})),
+            400,
+            Some(Rule::TooWide),
+        ),
+        (
+            "PATCH",
+            &step,
+            JSON_API,
+            &of_step(json!({"name": "x".repeat(129)})),
+            400,
+            Some(Rule::TooWide),
+        ),
+        (
+            "PATCH",
+            &step,
+            JSON_API,
+            &of_step(json!({"output": wide})),
+            400,
+            Some(Rule::TooWide),
+        ),
+        (
+            "POST",
+            &history,
+            JSON_API,
+            &json!({"data": {"type": "history", "attributes": {"jobReference": "x".repeat(37)}}}),
+            400,
+            Some(Rule::TooWide),
+        ),
+        (
+            "POST",
+            &context,
+            JSON_API,
+            &json!({}),
+            415,
+            Some(Rule::MediaType),
+        ),
+        (
+            "POST",
+            &context,
+            "application/json",
+            &json!([]),
+            400,
+            Some(Rule::BadDocument),
+        ),
+        (
+            "POST",
+            &unknown.to_owned(),
+            "application/json",
+            &json!({}),
+            404,
+            None,
+        ),
+        (
+            "POST",
+            &"/logs".to_owned(),
+            "application/json",
+            &json!({"data": []}),
+            415,
+            Some(Rule::MediaType),
+        ),
+        (
+            "POST",
+            &"/logs".to_owned(),
+            JSON_API,
+            &json!({"data": [{"jobId": id, "stepId": "s", "lineNumber": 1, "output": "x"}]}),
+            400,
+            Some(Rule::LogEntry),
+        ),
+    ] {
+        let before = scene.platform.ledger().violations.len();
+        assert_eq!(
+            scene.send(method, path, media_type, body).await,
+            expected,
+            "{path} {body}"
+        );
+        let noted: Vec<Rule> = scene.platform.ledger().violations[before..]
+            .iter()
+            .map(|found| found.rule)
+            .collect();
+        assert_eq!(noted, rule.into_iter().collect::<Vec<_>>(), "{path} {body}");
+    }
+    let picky = scene
+        .request("GET", &path)
+        .header("accept", "application/json");
+    assert_eq!(status(picky).await, 406);
+    let unchanged = scene.platform.job(job.id);
+    assert_eq!(
+        (unchanged.status, &unchanged.steps),
+        (Status::Queue, &job.steps)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_decide_who_may_do_what() {
+    let scene = Scene::new().await;
+    let job = scene.queued(Flow::plan_apply()).await;
+    let content = scene.platform.upload(b"archive".to_vec());
+    let url = format!("{}{}", scene.platform.url(), scene.job_path(job.id));
+    let person = token(&json!({"iss": "Terrakube"}));
+    let stale = token(&json!({"exp": 1_767_225_660}));
+    let dispatch = scene.platform.dispatch_token();
+    for bad in [&stale, &dispatch, &"x".to_owned()] {
+        let request = scene.client.get(&url).bearer_auth(bad);
+        assert_eq!(status(request).await, 401, "{bad}");
+    }
+    assert_eq!(status(scene.client.get(&url)).await, 401);
+    assert_eq!(scene.broken(), [Rule::Token]);
+    assert_eq!(
+        status(scene.client.get(&url).bearer_auth(&person)).await,
+        200
+    );
+    let patch = scene
+        .client
+        .patch(&url)
+        .bearer_auth(&person)
+        .header("content-type", JSON_API);
+    assert_eq!(status(patch).await, 403);
+    assert_eq!(status(scene.client.get(&content)).await, 401);
+    let fetched = scene
+        .client
+        .get(&content)
+        .bearer_auth(token(&json!({})))
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(fetched.bytes().await.unwrap(), "archive");
+    let issuers: Vec<_> = scene
+        .platform
+        .ledger()
+        .of("GET", "terraformContent")
+        .iter()
+        .map(|request| request.issuer.clone())
+        .collect();
+    assert_eq!(issuers, [None, Some("TerrakubeInternal".to_owned())]);
+
+    assert!(!scene.broken().contains(&Rule::TokenLifetime));
+    let made = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_secs();
+    let long = token(&json!({"exp": made + 30 * 24 * 3600}));
+    assert_eq!(status(scene.client.get(&url).bearer_auth(long)).await, 200);
+    assert!(scene.broken().contains(&Rule::TokenLifetime));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_context_is_kept_while_its_job_may_still_end_well() {
+    let scene = Scene::new().await;
+    let job = scene.queued(Flow::plan_apply()).await.id;
+    let path = format!("/context/v1/{job}");
+    let get = || async {
+        scene
+            .request("GET", &path)
+            .send()
+            .await
+            .unwrap()
+            .text()
+            .await
+            .unwrap()
+    };
+    assert_eq!(get().await, "{}");
+    let post = |document: Value| {
+        let path = path.clone();
+        let scene = &scene;
+        async move {
+            scene
+                .send("POST", &path, "application/json", &document)
+                .await
+        }
+    };
+    assert_eq!(post(json!({"mine": 1})).await, 200);
+    assert_eq!(get().await, "{\"mine\":1}");
+    scene.platform.assert_kept().await;
+    assert_eq!(post(json!({"other": 1})).await, 200);
+    assert_eq!(scene.broken(), [Rule::ContextLost]);
+    scene.platform.cancel(job).await;
+    assert_eq!(post(json!({"other": 1, "late": 1})).await, 409);
+    assert_eq!(get().await, "{\"other\":1}");
+}
