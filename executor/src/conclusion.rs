@@ -122,12 +122,12 @@ pub(crate) async fn refuse(
 /// The platform takes reports once it has recorded the dispatch, and none of a job that is over.
 async fn report_refusal(
     link: &Link,
-    step: &StepRef,
+    refused: &StepRef,
     note: Option<String>,
     stop: &Stop,
 ) -> Result<(), PlatformError> {
     let admission = tokio::select! {
-        admission = link.platform.admission(step) => admission?,
+        admission = link.platform.admission(refused) => admission?,
         _ = stop.ordered() => return Ok(()),
     };
     if !matches!(admission, Admission::Granted(_)) {
@@ -143,7 +143,7 @@ async fn report_refusal(
     let budget = Budget::of(Budget::default_grace(StepType::Approval));
     let patience = link.patience(stop, budget);
     link.platform
-        .report_outcome(step, &outcome, &patience)
+        .report_outcome(refused, &outcome, &patience)
         .await
 }
 
@@ -178,7 +178,7 @@ pub(crate) async fn conclude(run: Run<'_>, mut verdict: Verdict) -> Ended {
         ..
     } = run;
     let summary = log.finish(flush_time(&stop)).await;
-    let reporter = Reporter {
+    let teller = Reporter {
         config: run.config,
         job: &run.job,
         step: &run.step,
@@ -191,7 +191,7 @@ pub(crate) async fn conclude(run: Run<'_>, mut verdict: Verdict) -> Ended {
     let told = clock
         .time(
             Phase::Report,
-            reporter.report(&verdict, &summary.spool.path),
+            teller.report(&verdict, &summary.spool.path),
             Result::is_ok,
         )
         .await;
@@ -245,7 +245,7 @@ fn flush_time(stop: &Stop) -> Duration {
 }
 
 /// The remote client of CLI-driven runs reads the live log alone, which the platform deletes soon after the final
-/// status (contract 4.7).
+/// status (contract 7.5).
 fn reading_time(link: &Link, job: &JobData, stop: &Stop) -> Duration {
     let is_read = job.is_remote_content() && link.live_log(job).is_some();
     if is_read && stop.given().is_none() {
@@ -316,12 +316,11 @@ impl Reporter<'_> {
         verdict: &Verdict,
         output: Option<&String>,
     ) -> Result<Outcome, StageError> {
-        let template_steps = match self.template_steps {
-            Some(steps) => steps,
-            None => {
-                let standing = self.platform.standing(self.step, &self.patience).await?;
-                standing.template_steps
-            }
+        let template_steps = if let Some(steps) = self.template_steps {
+            steps
+        } else {
+            let standing = self.platform.standing(self.step, &self.patience).await?;
+            standing.template_steps
         };
         Ok(Outcome {
             settlement: settlement::settle(

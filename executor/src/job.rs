@@ -114,6 +114,19 @@ mod tests {
     }
 
     #[test]
+    fn a_document_that_cannot_be_read_may_still_say_whose_it_is() {
+        let whose = |data: &str| match decode(&config(Some(data), None)) {
+            Err(JobError::Undecodable { whose, .. }) => whose.map(|job| (job.job_id, job.step_id)),
+            other => panic!("{other:?}"),
+        };
+        let ids = r#""jobId":"7","stepId":"s","organizationId":"o","workspaceId":"w""#;
+        let known = Some(("7".to_owned(), "s".to_owned()));
+        assert_eq!(whose(&format!(r#"{{{ids},"refresh":"soon"}}"#)), known);
+        assert_eq!(whose(r#"{"jobId":"7","refresh":"soon"}"#), None);
+        assert_eq!(whose(&format!("{{{ids}")), None);
+    }
+
+    #[test]
     fn what_is_missing_is_named() {
         assert!(matches!(decode(&config(None, None)), Err(JobError::Absent)));
         let error = decode(&config(None, Some("/nonexistent".into()))).unwrap_err();

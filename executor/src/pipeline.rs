@@ -110,8 +110,8 @@ async fn execute(run: &Run<'_>) -> Verdict {
 }
 
 /// Gives the stop order once the platform's job is over: nothing else tells an executor (contract 11.4).
-async fn stop_when_cancelled(platform: Platform, step: StepRef, stop: Stop, log: LogWriter) {
-    let status = platform.cancelled(&step).await;
+async fn stop_when_cancelled(platform: Platform, running: StepRef, stop: Stop, log: LogWriter) {
+    let status = platform.cancelled(&running).await;
     let cause = Cause::Cancelled;
     warn!(%status, "the job is over: interrupting what runs, then storing what there is");
     stop.order(cause);

@@ -69,7 +69,7 @@ pub(crate) async fn prepare(run: &Run<'_>, standing: &Standing) -> Result<Readin
     let workspace = run
         .phase(
             Phase::Workspace,
-            unless_stopped(run, prepare_workspace(run)),
+            unless_stopped(run, Box::pin(prepare_workspace(run))),
         )
         .await?;
     if run.step_type.uses_tool() {

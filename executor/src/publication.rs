@@ -26,10 +26,10 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// Pictures of one operation, from its beginning to its end.
 #[derive(Debug)]
 pub(crate) struct Publication {
-    live: Option<Arc<LiveStream>>,
     phase: LivePhase,
     done: CancellationToken,
-    task: Option<AbortOnDropHandle<()>>,
+    /// Gives the live stream back when it is done.
+    task: Option<AbortOnDropHandle<Option<LiveStream>>>,
 }
 
 /// What belongs to the phases.
@@ -68,12 +68,12 @@ pub(crate) fn redacted(redactor: &Redactor, patch: Map<String, Value>) -> Map<St
 impl Publication {
     /// Begins to show what stands on the board. A platform of files has nobody who looks before the end.
     pub(crate) fn start(run: &Run<'_>, board: Board, phase: LivePhase) -> Self {
-        let live = run.link.live_picture(&run.job).map(Arc::new);
+        let live = run.link.live_picture(&run.job);
         let done = CancellationToken::new();
         let is_watched = live.is_some() || matches!(run.link.platform, Platform::Terrakube(_));
         let task = is_watched.then(|| {
             let show = Show {
-                live: live.clone(),
+                live,
                 phase,
                 board,
                 platform: run.link.platform.clone(),
@@ -83,12 +83,7 @@ impl Publication {
             };
             AbortOnDropHandle::new(tokio::spawn(show.until(done.clone())))
         });
-        Self {
-            live,
-            phase,
-            done,
-            task,
-        }
+        Self { phase, done, task }
     }
 
     /// The part of the job context that shows these changes.
@@ -101,24 +96,20 @@ impl Publication {
         context_patch(self.phase, step_id, changes, diagnostics)
     }
 
-    /// Ends with this last picture.
-    pub(crate) async fn finish(mut self, redactor: &Redactor, changes: Value, diagnostics: Value) {
+    /// Ends with this last picture. One that is under way and takes too long is dropped with its task.
+    pub(crate) async fn finish(self, redactor: &Redactor, changes: Value, diagnostics: Value) {
         self.done.cancel();
-        if let Some(task) = self.task.take() {
-            // A picture that takes longer is dropped with its task.
-            if let Ok(Err(error)) = timeout(FAREWELL, task).await {
-                warn!(%error, "the picture of the run ended by a defect");
+        let Some(task) = self.task else {
+            return;
+        };
+        match timeout(FAREWELL, task).await {
+            Ok(Ok(Some(live))) => {
+                live.publish(state(self.phase, redactor, changes, diagnostics));
+                live.finish(FAREWELL).await;
             }
-        }
-        if let Some(live) = self.live.take() {
-            live.publish(state(self.phase, redactor, changes, diagnostics));
-            // The task held the only other handle, and is gone.
-            match Arc::try_unwrap(live) {
-                Ok(live) => live.finish(FAREWELL).await,
-                Err(_) => {
-                    debug!("the last live picture of the run is published without being waited for")
-                }
-            }
+            Ok(Ok(None)) => {}
+            Ok(Err(error)) => warn!(%error, "the picture of the run ended by a defect"),
+            Err(_) => debug!("the last picture of the run was not published in time"),
         }
     }
 }
@@ -139,7 +130,7 @@ fn state(phase: LivePhase, redactor: &Redactor, changes: Value, diagnostics: Val
 }
 
 struct Show {
-    live: Option<Arc<LiveStream>>,
+    live: Option<LiveStream>,
     phase: LivePhase,
     board: Board,
     platform: Platform,
@@ -149,16 +140,16 @@ struct Show {
 }
 
 impl Show {
-    async fn until(mut self, done: CancellationToken) {
+    async fn until(mut self, done: CancellationToken) -> Option<LiveStream> {
         loop {
             tokio::select! {
                 biased;
-                () = done.cancelled() => return,
+                () = done.cancelled() => return self.live,
                 () = self.board.changed() => {}
             }
             self.show().await;
             tokio::select! {
-                () = done.cancelled() => return,
+                () = done.cancelled() => return self.live,
                 () = sleep(INTERVAL) => {}
             }
         }

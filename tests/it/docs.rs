@@ -195,3 +195,38 @@ fn every_document_the_code_and_the_documents_refer_to_exists() {
         }
     }
 }
+
+/// Names of tests in a table cell, as file and function.
+fn tests_in(cell: &str) -> Vec<(&str, &str)> {
+    let words = cell.split('`').filter(|word| word.contains(".rs::"));
+    words.filter_map(|word| word.split_once("::")).collect()
+}
+
+#[test]
+fn every_line_of_the_conformance_list_names_tests_that_exist() {
+    let list = read("docs/conformance.md");
+    for (heading, letter) in [("## Launcher", 'L'), ("## Executor", 'E')] {
+        let rows = section(&list, heading).lines();
+        let rows: Vec<&str> = rows
+            .filter(|row| row.starts_with(&format!("| {letter}")))
+            .collect();
+        let numbers = first_cells(&rows.join("\n"));
+        let expected: Names = (1..=9).map(|number| format!("{letter}{number}")).collect();
+        assert_eq!(numbers, expected);
+        for row in rows {
+            let tests = tests_in(row);
+            assert!(!tests.is_empty(), "no test proves {row}");
+            for (file, name) in tests {
+                let text = read(file);
+                let (before, _) = text
+                    .split_once(&format!("fn {name}("))
+                    .unwrap_or_else(|| panic!("{file} has no {name}"));
+                // A function alone is no proof: one of its attributes makes it a test.
+                let attributes = before.rsplit("\n\n").next().unwrap_or_default();
+                let marks = ["#[test]", "#[tokio::test", "#[rstest]"];
+                let is_test = marks.iter().any(|mark| attributes.contains(mark));
+                assert!(is_test, "{file}: {name} is no test");
+            }
+        }
+    }
+}

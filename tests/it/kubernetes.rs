@@ -314,6 +314,11 @@ impl Launcher {
         assert_eq!(self.door.post(job).await.unwrap(), 202, "{}", name(job));
     }
 
+    /// The process, to be waited for.
+    pub(crate) fn into_running(self) -> Running {
+        self.running
+    }
+
     /// Kills it as a crash would.
     pub(crate) fn crash(self) {
         self.running.signal(nix::sys::signal::Signal::SIGKILL);

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use integration_tests::{Repository, Site};
@@ -44,6 +45,8 @@ struct Stage {
     platform: Platform,
     redis: Option<RedisServer>,
     ground: Ground,
+    /// They stay for as long as a run may fetch them.
+    repositories: Mutex<Vec<Repository>>,
 }
 
 /// Where runs happen.
@@ -95,6 +98,7 @@ impl Stage {
             platform,
             redis,
             ground,
+            repositories: Mutex::default(),
         };
         if let Ground::Cluster(place) = &stage.ground {
             place.image_that_first(&quick());
@@ -124,7 +128,7 @@ impl Stage {
             (env::STATE_TYPE, "LocalTerraformStateImpl".to_owned()),
             (env::COLOR_OUTPUT, "false".to_owned()),
             (env::TERRAFORM_RELEASES_URL, String::new()),
-            ("TerrakubeEnableSecurity", "true".to_owned()),
+            (env::ENABLE_SECURITY, "true".to_owned()),
             (
                 "TerrakubeRegistryDomain",
                 "registry.example.test".to_owned(),
@@ -208,8 +212,9 @@ impl Stage {
     }
 
     /// Starts a job of this template in a new workspace of the repository.
-    fn start(&self, repository: &Repository, template: Vec<Flow>) -> u32 {
+    fn start(&self, repository: Repository, template: Vec<Flow>) -> u32 {
         let workspace = Workspace::new(&repository.url());
+        self.repositories.lock().unwrap().push(repository);
         let workspace = self.platform.workspace(workspace);
         self.platform.start_job(NewJob::new(&workspace, template))
     }
@@ -255,7 +260,7 @@ impl Stage {
 
 /// Short where a deployment would take its time, so that nothing waits for a clock.
 fn quick_settings() -> Vec<(&'static str, &'static str)> {
-    vec![("MAYFLY_STATUS_POLL_SECONDS", "1")]
+    vec![(env::STATUS_POLL_SECONDS, "1")]
 }
 
 /// The same, in words of a shell.

@@ -66,6 +66,11 @@ impl Terrakube {
     ) -> Result<(), TerrakubeError> {
         let outcome = recordable(outcome);
         let before = self.job(step, patience).await?;
+        let status = &before.job().status;
+        if is_waiting(status) {
+            info!(%status, "the dispatch is not on record, or done with: the job is left as it is");
+            return Ok(());
+        }
         if let Some(change) = step_change(&before, step, &outcome) {
             let call = self.step_change(step, change);
             self.0.client.tell(&call, patience).await?;
@@ -108,6 +113,14 @@ impl Terrakube {
 /// Whether the platform takes reports on the job.
 const fn is_live(status: &JobStatus) -> bool {
     matches!(status, JobStatus::Queue | JobStatus::Running)
+}
+
+/// Whether the platform has yet to dispatch the job's next step, which then is not one that has been run.
+const fn is_waiting(status: &JobStatus) -> bool {
+    matches!(
+        status,
+        JobStatus::Pending | JobStatus::WaitingApproval | JobStatus::Approved
+    )
 }
 
 /// Whether the job, first read as `before`, is still the one that waits for this step's report: it is neither over nor

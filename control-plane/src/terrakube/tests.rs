@@ -14,9 +14,11 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use self::stand_in::{Fault, StandIn, client, step};
-use super::{TerrakubeConfig, TerrakubeError, TokenSource};
+use super::{Terrakube, TerrakubeConfig, TerrakubeError, TokenSource};
 use crate::patience::Patience;
 use crate::platform::{Admission, Claim, History, Holder, Outcome, PlanReference, Start};
+use crate::redis::{Redis, RedisArgs};
+use test_peers::redis::RedisServer;
 
 const PLAN: &str = "terraformPlan";
 
@@ -249,6 +251,20 @@ async fn a_job_that_ended_keeps_its_status_and_its_step_too(
         .unwrap();
     assert_eq!(api.told(), [("step apply-id".to_owned(), told)]);
     assert_eq!(api.status(), job);
+}
+
+#[rstest]
+#[case("pending")]
+#[case("approved")]
+#[case("waitingApproval")]
+#[tokio::test]
+async fn a_job_that_waits_for_its_dispatch_is_not_touched(#[case] status: &str) {
+    let api = StandIn::with_status(status).await;
+    api.client()
+        .report_outcome(&step("plan-id", PLAN), &planned(), &patience())
+        .await
+        .unwrap();
+    assert!(api.told().is_empty());
 }
 
 #[tokio::test]
@@ -627,6 +643,62 @@ async fn a_step_is_claimed_by_its_status(
         .claim(&step("plan-id", "approval"), &holder)
         .await;
     assert_eq!(matches!(claim.unwrap(), Claim::Granted), granted);
+}
+
+#[tokio::test]
+async fn of_many_claimants_redis_grants_the_step_to_one_whatever_its_status_says() {
+    let (api, server) = (
+        StandIn::with_status("queue").await,
+        RedisServer::start().unwrap(),
+    );
+    let args = RedisArgs {
+        redis_hostname: Some("127.0.0.1".to_owned()),
+        redis_port: Some(server.port().to_string()),
+        ..RedisArgs::default()
+    };
+    let redis = Redis::new(args.resolve().unwrap().unwrap());
+    let client = Terrakube::new(api.config(), Some(redis)).unwrap();
+    let holder = |n: u32| Holder {
+        pod: format!("pod-{n}"),
+        uid: n.to_string(),
+        since: "now".into(),
+    };
+    let claims = (0..8).map(|n| {
+        let (client, holder) = (client.clone(), holder(n));
+        tokio::spawn(async move {
+            client
+                .claim(&step("apply-id", "terraformApply"), &holder)
+                .await
+        })
+    });
+    let mut answers = Vec::new();
+    for claim in claims.collect::<Vec<_>>() {
+        answers.push(claim.await.unwrap().unwrap());
+    }
+    let winner = answers
+        .iter()
+        .position(|claim| *claim == Claim::Granted)
+        .unwrap();
+    let winner = holder(u32::try_from(winner).unwrap());
+    let held = Claim::Held(winner.clone());
+    assert_eq!(
+        answers.iter().filter(|claim| **claim == held).count(),
+        7,
+        "{answers:?}"
+    );
+
+    // An answer that was lost is asked for again; a step that runs is somebody's, and Redis knows whose.
+    let apply = step("apply-id", "terraformApply");
+    assert_eq!(client.claim(&apply, &winner).await.unwrap(), Claim::Granted);
+    api.job().steps[1]
+        .1
+        .insert("status".into(), json!("running"));
+    assert_eq!(client.claim(&apply, &holder(9)).await.unwrap(), held);
+    drop(server);
+    assert_eq!(
+        client.claim(&apply, &holder(9)).await.unwrap(),
+        Claim::Held(Holder::unknown())
+    );
 }
 
 #[tokio::test]

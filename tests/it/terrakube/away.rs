@@ -1,9 +1,9 @@
 //! The platform or its Redis goes away in the middle of a run.
 
-use std::process::Command;
 use std::time::Duration;
 
-use integration_tests::Running;
+use control_plane::terrakube::TerrakubeArgs;
+use job_contract::env;
 use test_peers::redis::{Options, RedisServer};
 use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
 
@@ -13,9 +13,6 @@ use crate::site;
 /// Long enough for a heartbeat to be missed, and short for a test.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// What an executor says about how long it tries to deliver a report, in seconds.
-const PATIENCE: &str = "MAYFLY_REPORT_PATIENCE_SECONDS";
-
 #[tokio::test(flavor = "multi_thread")]
 async fn an_apply_that_ends_while_the_platform_is_away_is_delivered_once_it_is_back() {
     // A platform that fails what has no heartbeat, and that soon.
@@ -23,7 +20,7 @@ async fn an_apply_that_ends_while_the_platform_is_away_is_delivered_once_it_is_b
     let gate = Gate::new(stage.site());
     let _launcher = stage.serve();
     let platform = &stage.platform;
-    let job = stage.start(&gate.module(), Flow::plan_apply());
+    let job = stage.start(gate.module(), Flow::plan_apply());
     platform.until_streamed(job, "at-the-gate").await;
     platform.go_down().await;
     gate.open().await;
@@ -81,7 +78,7 @@ async fn an_answer_that_is_lost_is_no_reason_to_report_twice() {
     lose_two("/job/412$");
     platform.fault(Fault::once("PATCH", "/step/", Effect::DropAfter));
     platform.fault(Fault::once("POST", "/history", Effect::DropBefore));
-    let job = stage.start(&gate.module(), Flow::plan_apply());
+    let job = stage.start(gate.module(), Flow::plan_apply());
     platform.until_streamed(job, "at-the-gate").await;
     lose_two(&format!("/job/{job}$"));
     lose_two("/step/");
@@ -94,23 +91,21 @@ async fn an_answer_that_is_lost_is_no_reason_to_report_twice() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_patience_for_a_report_is_minutes_and_can_be_set() {
-    let mut help = Command::new(env!("CARGO_BIN_EXE_executor_under_test"));
-    let help = Running::start(help.arg("--help").env_clear()).wait().stdout;
-    let (_, about) = help
-        .split_once(PATIENCE)
-        .unwrap_or_else(|| panic!("{help}"));
-    let (_, default) = about
-        .split_once("[default: ")
-        .unwrap_or_else(|| panic!("{about}"));
-    let (seconds, _) = default.split_once(']').unwrap();
-    assert!(seconds.parse::<u64>().unwrap() >= 300, "{seconds}");
+    let usual = TerrakubeArgs {
+        api_url: Some("http://api.example.test".to_owned()),
+        public_api_url: Some("https://terrakube.example.test".to_owned()),
+        enable_security: Some("false".to_owned()),
+        ..TerrakubeArgs::default()
+    };
+    let usual = usual.resolve().unwrap().unwrap();
+    assert!(usual.report_patience >= Duration::from_mins(5), "{usual:?}");
 
     // Set to little, it is given up, and the platform's sweep is left to say what happened.
     let stage = Stage::on(Ground::Machine(site()), Platform::builder().grace(GRACE)).await;
     let gate = Gate::new(stage.site());
-    let _launcher = stage.serve_with(&[(PATIENCE, "1")]);
+    let _launcher = stage.serve_with(&[(env::REPORT_PATIENCE_SECONDS, "1")]);
     let platform = &stage.platform;
-    let job = stage.start(&gate.module(), Flow::plan_apply());
+    let job = stage.start(gate.module(), Flow::plan_apply());
     platform.until_streamed(job, "at-the-gate").await;
     platform.fault(Fault::always("PATCH", "", Effect::Status(503)));
     gate.open().await;
@@ -132,7 +127,7 @@ async fn a_run_survives_a_redis_that_goes_and_comes_back_and_loses_no_line() {
     let mut stage = Stage::of(Ground::Machine(site()), platform, Some(keeping)).await;
     let gate = Gate::new(stage.site());
     let _launcher = stage.serve();
-    let job = stage.start(&gate.module(), Flow::only("terraformApply"));
+    let job = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
     stage.redis.as_mut().unwrap().kill();
     gate.open().await;
@@ -167,7 +162,7 @@ async fn a_run_ends_well_although_redis_stays_away() {
     let mut stage = Stage::on_this_machine().await;
     let gate = Gate::new(stage.site());
     let _launcher = stage.serve();
-    let job = stage.start(&gate.module(), Flow::plan_apply());
+    let job = stage.start(gate.module(), Flow::plan_apply());
     stage.platform.until_streamed(job, "at-the-gate").await;
     stage.redis.as_mut().unwrap().kill();
     gate.open().await;

@@ -18,7 +18,7 @@ async fn a_run_has_a_heartbeat_from_its_acceptance_to_its_end_however_late_its_p
         .place()
         .image_that_first(&format!("{}{}", quick(), gate.words()));
     let _launcher = stage.serve();
-    let job = stage.start(&Repository::fixture(), Flow::only("terraformPlan"));
+    let job = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
     stage.platform.until_job(job, Status::Queue).await;
     let accepted = Instant::now();
     while stage.platform.heartbeat(job).await.is_none() {
@@ -47,7 +47,7 @@ async fn a_run_at_work_outlives_the_launcher_that_started_it() {
     let stage = Stage::on(ground, Platform::builder().grace(Duration::from_secs(1))).await;
     let gate = Gate::new(stage.site());
     let launcher = stage.serve();
-    let job = stage.start(&gate.module(), Flow::only("terraformApply"));
+    let job = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
     launcher.crash();
     // Whatever the launcher wrote last is gone by now, or will be: the executor's own is what counts.
@@ -67,10 +67,10 @@ async fn a_run_that_waits_for_its_turn_on_one_machine_has_a_heartbeat() {
     let ground = Ground::Machine(site());
     let stage = Stage::on(ground, Platform::builder().grace(Duration::from_secs(1))).await;
     let gate = Gate::new(stage.site());
-    let _launcher = stage.serve_with(&[("MAYFLY_CONCURRENCY", "1")]);
-    let first = stage.start(&gate.module(), Flow::only("terraformApply"));
+    let _launcher = stage.serve_with(&[(job_contract::env::CONCURRENCY, "1")]);
+    let first = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(first, "at-the-gate").await;
-    let second = stage.start(&Repository::fixture(), Flow::only("terraformPlan"));
+    let second = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
     let spared = |records: &Records| (records.job(second).spared >= 2).then_some(());
     stage
         .platform

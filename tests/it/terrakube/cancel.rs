@@ -46,7 +46,7 @@ async fn a_run_whose_pod_never_started_is_taken_away() {
     let ground = Ground::Cluster(Box::new(Place::without_pods().await));
     let stage = Stage::on(ground, Platform::builder()).await;
     let _launcher = stage.serve();
-    let job = stage.start(&Repository::fixture(), Flow::plan_apply());
+    let job = stage.start(Repository::fixture(), Flow::plan_apply());
     stage.platform.until_job(job, Status::Queue).await;
     stage
         .place()
@@ -94,7 +94,7 @@ async fn a_plan_is_interrupted() {
     );
     stage.place().image_that_first(&path);
     let _launcher = stage.serve();
-    let job = stage.start(&Repository::fixture(), Flow::plan_apply());
+    let job = stage.start(Repository::fixture(), Flow::plan_apply());
     stage.platform.until_streamed(job, "planning").await;
     stage.cancel(job, &[Status::Cancelled; 2]).await;
     assert!(stage.output(job, "terraformPlan").contains("interrupted"));
@@ -106,7 +106,7 @@ async fn an_apply_is_interrupted_and_what_it_made_is_published() {
     let stage = Stage::in_cluster().await;
     let gate = Gate::new(stage.site());
     let _launcher = stage.serve();
-    let job = stage.start(&gate.module(), Flow::plan_apply());
+    let job = stage.start(gate.module(), Flow::plan_apply());
     stage.platform.until_streamed(job, "at-the-gate").await;
     stage
         .cancel(job, &[Status::Completed, Status::Cancelled])
@@ -128,7 +128,7 @@ async fn an_apply_is_interrupted_and_what_it_made_is_published() {
 async fn a_job_that_waits_for_approval_is_over_at_once() {
     let stage = Stage::in_cluster().await;
     let _launcher = stage.serve();
-    let job = stage.start(&Repository::fixture(), Flow::plan_approve_apply());
+    let job = stage.start(Repository::fixture(), Flow::plan_approve_apply());
     stage.platform.until_job(job, Status::WaitingApproval).await;
     let left = [Status::Completed, Status::Cancelled, Status::Cancelled];
     stage.cancel(job, &left).await;
@@ -140,15 +140,15 @@ async fn a_run_that_waits_for_its_turn_on_one_machine_is_not_started() {
     let stage = Stage::on(Ground::Machine(site()), Platform::builder()).await;
     let gate = Gate::new(stage.site());
     let _launcher = stage.serve_with(&[(env::CONCURRENCY, "1")]);
-    let first = stage.start(&gate.module(), Flow::only("terraformApply"));
+    let first = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(first, "at-the-gate").await;
-    let second = stage.start(&Repository::fixture(), Flow::only("terraformApply"));
+    let second = stage.start(Repository::fixture(), Flow::only("terraformApply"));
     stage.platform.until_job(second, Status::Queue).await;
     stage.platform.cancel(second).await;
     gate.open().await;
     stage.platform.until_job(first, Status::Completed).await;
     // The third proves that the turn of the second has come and gone.
-    let third = stage.start(&Repository::fixture(), Flow::only("terraformApply"));
+    let third = stage.start(Repository::fixture(), Flow::only("terraformApply"));
     stage.platform.until_job(third, Status::Completed).await;
     assert_eq!(stage.resources(second), Vec::<String>::new());
     assert_eq!(

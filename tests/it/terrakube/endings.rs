@@ -1,13 +1,17 @@
 //! Runs that cannot speak for themselves: the launcher tells the platform what became of them.
 
 use integration_tests::Repository;
+use job_contract::env;
 use k8s_openapi::api::core::v1::Pod;
 use test_platform::{Flow, NewJob, Status, Variable, Workspace};
 
 use super::{Gate, Stage};
 
-/// Seconds after which a Job that has not ended is ended.
-const SHORT: (&str, &str) = ("ExecutorEphemeralActiveDeadlineSeconds", "4");
+/// Short where a cluster would give nodes and images minutes to come.
+const IMPATIENT: [(&str, &str); 2] = [
+    (env::UNSCHEDULABLE_SECONDS, "2"),
+    (env::CONTAINER_ERROR_SECONDS, "2"),
+];
 
 impl Stage {
     /// Waits for the failure of the job, and fails unless its step's output holds these words.
@@ -33,15 +37,15 @@ impl Stage {
 async fn an_image_that_does_not_exist_fails_the_step_with_its_name() {
     let stage = Stage::in_cluster().await;
     let image = "registry.example.test/missing:1";
-    let _launcher = stage.serve_with(&[SHORT, ("ExecutorEphemeralImage", image)]);
-    let job = stage.start(&Repository::fixture(), Flow::plan_apply());
+    let _launcher = stage.serve_with(&[IMPATIENT[0], IMPATIENT[1], (env::IMAGE, image)]);
+    let job = stage.start(Repository::fixture(), Flow::plan_apply());
     stage.until_told(job, image).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_no_node_takes_fails_the_step_with_the_words_of_the_scheduler() {
     let stage = Stage::in_cluster().await;
-    let _launcher = stage.serve_with(&[SHORT]);
+    let _launcher = stage.serve_with(&IMPATIENT);
     let repository = Repository::fixture();
     let workspace = Workspace::new(&repository.url()).with(Variable::env(
         "EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS",
@@ -59,7 +63,7 @@ async fn a_pod_that_is_killed_for_its_memory_fails_the_step_and_is_not_replaced(
     let stage = Stage::in_cluster().await;
     let gate = Gate::new(stage.site());
     let _launcher = stage.serve();
-    let job = stage.start(&gate.module(), Flow::only("terraformApply"));
+    let job = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
     let pod = stage.only_pod().await;
     assert!(stage.place().cluster.oom_kill(&pod));

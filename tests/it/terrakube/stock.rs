@@ -121,11 +121,11 @@ async fn an_outcome_that_was_reported_looks_like_success_to_a_job_that_would_rep
     let stage = native(Place::new().await).await;
     let failing =
         Repository::module("resource \"terraform_data\" \"a\" {\n  input = var.missing\n}\n");
-    let failed = stage.start(&failing, Flow::plan_apply());
+    let failed = stage.start(failing, Flow::plan_apply());
     stage.platform.until_job(failed, Status::Failed).await;
 
     let gate = Gate::new(stage.site());
-    let cancelled = stage.start(&gate.module(), Flow::only("terraformApply"));
+    let cancelled = stage.start(gate.module(), Flow::only("terraformApply"));
     stage
         .platform
         .until_streamed(cancelled, "at-the-gate")
@@ -145,7 +145,7 @@ async fn an_outcome_that_was_reported_looks_like_success_to_a_job_that_would_rep
 async fn a_pod_that_is_told_to_end_publishes_its_state_and_reports_before_it_does() {
     let stage = native(Place::new().await).await;
     let gate = Gate::new(stage.site());
-    let job = stage.start(&gate.module(), Flow::only("terraformApply"));
+    let job = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
     let pods = Api::<Pod>::namespaced(stage.place().cluster.client(ADMIN).unwrap(), RUNS);
     let pod = stage.place().state().await.pods[0]
@@ -179,7 +179,7 @@ async fn an_executor_that_is_there_before_its_dispatch_is_on_record_waits_for_it
         async move { wait.acquire().await.unwrap().forget() }
     };
     let stage = native_that_first(Place::new().await, until_recorded).await;
-    let job = stage.start(&Repository::fixture(), Flow::only("terraformPlan"));
+    let job = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
     let asked = |ledger: &Ledger| {
         let early = ledger
             .requests

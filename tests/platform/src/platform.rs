@@ -13,7 +13,7 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use crate::dispatch::Native;
+use crate::dispatch::{self, Native};
 use crate::faults::{Fault, Faults};
 use crate::ledger::{Actor, Ledger, Rule};
 use crate::records::{Job, NewJob, Records, Status, Workspace};
@@ -26,6 +26,9 @@ use crate::{scheduler, sweep};
 const DEADLINE: Duration = Duration::from_secs(90);
 
 const POLL: Duration = Duration::from_millis(20);
+
+/// A key that lasts 45 seconds and is written every 15 never has less left; a moment for a busy machine.
+const LIVING: Duration = Duration::from_secs(28);
 
 /// Why a platform did not start.
 #[derive(Debug, thiserror::Error)]
@@ -103,7 +106,7 @@ impl Default for Builder {
             sweep: Duration::from_millis(200),
             grace: Duration::from_mins(1),
             token_lifetime: Duration::from_mins(15),
-            silent_within: Duration::from_secs(20),
+            silent_within: Duration::from_secs(30),
             tofu_index: Value::Array(Vec::new()),
             first_job: 412,
         }
@@ -402,6 +405,15 @@ impl Platform {
         self.shared.read(|records| records.job(job).clone())
     }
 
+    /// The document of the step that was dispatched last.
+    pub fn job_data(&self, job: u32) -> Value {
+        self.shared.read(|records| {
+            let job = records.job(job);
+            let step = job.dispatched_step().expect("a step was dispatched");
+            dispatch::job_data(records, job, step, &step.flow.commands)
+        })
+    }
+
     /// All records as they are now.
     pub fn records(&self) -> Records {
         self.shared.read(Records::clone)
@@ -488,24 +500,22 @@ impl Platform {
         found.await.0
     }
 
-    /// Waits until the job's stream holds this text.
+    /// Waits until the job's stream holds this text; fails at once when the job is over without it.
     pub async fn until_streamed(&self, job: u32, needle: &str) {
         let wait = async {
-            while !self
-                .streamed(job)
-                .await
-                .iter()
-                .any(|entry| entry.output.contains(needle))
-            {
+            loop {
+                let over = self.job(job).status.is_terminal();
+                let lines = self.streamed(job).await;
+                if lines.iter().any(|entry| entry.output.contains(needle)) {
+                    return;
+                }
+                assert!(!over, "{needle:?} is not in {lines:#?}\n{}", self.report());
                 tokio::time::sleep(POLL).await;
             }
         };
         if tokio::time::timeout(DEADLINE, wait).await.is_err() {
             let lines = self.streamed(job).await;
-            panic!(
-                "the stream never showed {needle:?}: {lines:#?}\n{}",
-                self.report()
-            );
+            panic!("{needle:?}: not in time in {lines:#?}\n{}", self.report());
         }
     }
 
@@ -566,10 +576,11 @@ impl Platform {
         }
     }
 
-    /// Whether the job has no heartbeat any more. Who reported its end needs a moment to end itself.
+    /// Whether nobody beats for the job any more. Who reported its end needs a moment to end itself; a key that is
+    /// left to expire and not written again is as good as gone.
     async fn falls_silent(&self, job: u32) -> bool {
         let wait = async {
-            while self.heartbeat(job).await.is_some() {
+            while self.heartbeat(job).await.is_some_and(|left| left > LIVING) {
                 tokio::time::sleep(POLL).await;
             }
         };

@@ -35,6 +35,8 @@ pub(crate) struct Streams {
     memory: Mutex<BTreeMap<u32, Vec<LogEntry>>>,
     /// What was in streams when they were deleted.
     gone: Mutex<BTreeMap<u32, Vec<LogEntry>>>,
+    /// Held while entries are on their way from one to the other.
+    moving: tokio::sync::Mutex<()>,
 }
 
 impl Streams {
@@ -43,6 +45,7 @@ impl Streams {
             redis: redis.map(redis::Client::open).transpose()?,
             memory: Mutex::default(),
             gone: Mutex::default(),
+            moving: tokio::sync::Mutex::default(),
         })
     }
 
@@ -87,6 +90,7 @@ impl Streams {
 
     /// Deletes the stream of a job, and returns what was in it.
     pub(crate) async fn delete(&self, job: u32) -> RedisResult<(Vec<LogEntry>, Findings)> {
+        let _moving = self.moving.lock().await;
         let found = self.read(job).await?;
         match &self.redis {
             None => drop(lock(&self.memory).remove(&job)),
@@ -104,6 +108,7 @@ impl Streams {
 
     /// Everything a reader of the stream could have seen.
     pub(crate) async fn all(&self, job: u32) -> RedisResult<(Vec<LogEntry>, Findings)> {
+        let _moving = self.moving.lock().await;
         let (now, findings) = self.read(job).await?;
         let mut entries = lock(&self.gone).get(&job).cloned().unwrap_or_default();
         entries.extend(now);
@@ -277,7 +282,8 @@ fn entry(job: u32, pairs: &[Vec<u8>]) -> Result<LogEntry, (Rule, String)> {
         return Err(wrong(format!("job id {:?}", value(0))));
     }
     let number = value(2);
-    let line_number = number.parse().ok().filter(|number| *number > 0);
+    // Lines of a run are counted from 1; a launcher's words about it are none of them, and have number 0.
+    let line_number = number.parse().ok();
     Ok(LogEntry {
         job_id: value(0),
         step_id: value(1),
@@ -310,7 +316,7 @@ mod tests {
         let mut swapped = good;
         swapped.swap(2, 3);
         assert_eq!(rule(&pairs(&swapped)), Rule::LogEntry);
-        for (at, value) in [(0, "8"), (2, "0"), (2, "one")] {
+        for (at, value) in [(0, "8"), (2, "-1"), (2, "one")] {
             let mut wrong = good;
             wrong[at].1 = value;
             assert_eq!(rule(&pairs(&wrong)), Rule::LogEntry, "{value}");
