@@ -13,7 +13,7 @@ use crate::backend::BackendSettings;
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::reference::{ObjectUrl, address, key_of};
-use crate::remote::{Limits, Place, Remote, client_error, found};
+use crate::remote::{Limits, Place, Remote, check_tls, client_error, found};
 use crate::settings::{S3Credentials, S3Settings};
 use std::sync::Arc;
 
@@ -33,6 +33,7 @@ pub struct S3 {
 
 impl S3 {
     pub(crate) fn open(settings: &S3Settings, limits: &Limits) -> Result<Self, StoreError> {
+        check_tls(SERVICE)?;
         let Bucket {
             service,
             base,

@@ -236,9 +236,9 @@ impl Problem {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::UnknownKind { .. } => env::STATE_TYPE,
-            Self::Missing { name }
-            | Self::NotABoolean { name }
-            | Self::Malformed { name, .. } => name,
+            Self::Missing { name } | Self::NotABoolean { name } | Self::Malformed { name, .. } => {
+                name
+            }
         }
     }
 }

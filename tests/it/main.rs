@@ -19,6 +19,7 @@ mod scripts;
 mod secrets;
 mod signals;
 mod sources;
+mod stores;
 mod variables;
 
 use integration_tests::{Laptop, Site};

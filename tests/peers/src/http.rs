@@ -190,6 +190,34 @@ impl Drop for Server {
     }
 }
 
+/// Asks a server on loopback something, and returns status and body of its answer.
+pub(crate) fn ask(
+    server: SocketAddr,
+    method: &str,
+    target: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> io::Result<(u16, String)> {
+    let mut stream = TcpStream::connect(server)?;
+    stream.set_read_timeout(Some(SILENCE))?;
+    let mut head = format!(
+        "{method} {target} HTTP/1.0\r\nHost: {server}\r\nContent-Length: {}\r\n",
+        body.len()
+    );
+    for (name, value) in headers {
+        head.extend([name, ": ", value, "\r\n"]);
+    }
+    head.push_str("\r\n");
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(body)?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    let answer = String::from_utf8_lossy(&answer);
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    let status = head.split(' ').nth(1).and_then(|word| word.parse().ok());
+    Ok((status.unwrap_or_default(), body.to_owned()))
+}
+
 fn serve(
     stream: TcpStream,
     tls: Option<Arc<ServerConfig>>,
