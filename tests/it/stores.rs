@@ -323,9 +323,8 @@ fn azure_keeps_a_whole_job() {
     };
     // The operator makes the container of states.
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let made = place
-        .store
-        .put(&ObjectKey::state_raw("o", "w", "made"), "x");
+    let key = ObjectKey::state_raw("o", "w", "made");
+    let made = place.store.put(&key, "x");
     runtime.block_on(made).unwrap();
     plans_and_applies(&place);
 }
