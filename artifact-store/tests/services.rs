@@ -253,6 +253,17 @@ async fn wrong_credentials_are_told_by_the_names_of_their_settings() {
     let other_key = "aHVudGVyMmh1bnRlcjI=";
     let store = open(azure_at(&server.url(), other_key));
     is_refused(&store, &["AzureTerraformStateStorageAccessKey"], other_key).await;
+
+    let server = Gcs::start().unwrap();
+    let unknown = server.service_account().replace("store@", "hunter2@");
+    let StoreSettings::Gcs(settings) = gcs_at(&server, gcs::BUCKET) else {
+        panic!("not GCS");
+    };
+    let store = open(StoreSettings::Gcs(GcsSettings {
+        credentials: SecretString::from(unknown),
+        ..settings
+    }));
+    is_refused(&store, &["GcpTerraformStateCredentials"], "hunter2").await;
 }
 
 #[tokio::test]

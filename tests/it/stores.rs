@@ -269,7 +269,11 @@ fn s3_by_role_keeps_a_whole_job() {
         format!("{}.s3.{}.amazonaws.com", s3::BUCKET, s3::REGION),
         format!("sts.{}.amazonaws.com", s3::REGION),
     ];
-    let clouds = Clouds::start(&hosts.each_ref().map(|host| (&**host, server.address()))).unwrap();
+    let clouds = Clouds::start(&[
+        (&hosts[0], server.address()),
+        (&hosts[1], server.security_tokens()),
+    ])
+    .unwrap();
     let folder = tempfile::tempdir().unwrap();
     let token = folder.path().join("token");
     fs::write(&token, "identity-of-the-pod").unwrap();

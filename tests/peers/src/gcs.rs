@@ -6,8 +6,11 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
 use crate::daemon::{Daemon, installed};
-use crate::http::{Response, Server, ask};
+use crate::http::{Request, Response, Server, ask, pass_on};
 use crate::sshd::generate_key;
 
 /// The bucket that is there.
@@ -16,10 +19,17 @@ pub const BUCKET: &str = "states";
 /// How often another port is tried when somebody else was faster.
 const PORT_ATTEMPTS: usize = 5;
 
-/// A service with one bucket. It verifies no token, so the token service only hands out one.
+/// What the token service hands out.
+const TOKEN: &str = "token-of-the-account";
+/// The name under which it serves objects.
+const HOST: &str = "storage.googleapis.com";
+/// Whom tokens are for.
+const ACCOUNT: &str = "store@p.test";
+
+/// A service with one bucket. The server itself asks for no token, so what stands before it does.
 #[derive(Debug)]
 pub struct Gcs {
-    address: SocketAddr,
+    front: Server,
     daemon: Daemon,
     tokens: Server,
     private_key: String,
@@ -45,17 +55,15 @@ impl Gcs {
             return Err(io::Error::other(made.1));
         }
         let tokens = Server::start(|_| {
-            Response::new(
-                200,
-                r#"{"access_token":"token","token_type":"Bearer","expires_in":3600}"#,
-            )
-            .with_header("Content-Type", "application/json")
+            let token =
+                format!(r#"{{"access_token":"{TOKEN}","token_type":"Bearer","expires_in":3600}}"#);
+            Response::new(200, token).with_header("Content-Type", "application/json")
         })?;
         let folder = tempfile::tempdir()?;
         let key = folder.path().join("key");
         generate_key(&key, "rsa")?;
         Ok(Self {
-            address,
+            front: Server::start(move |request| guard(request, address))?,
             daemon,
             tokens,
             private_key: to_pkcs8(&key)?,
@@ -64,12 +72,12 @@ impl Gcs {
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.front.address()
     }
 
     /// Address of the service.
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        self.front.url()
     }
 
     /// JSON key of a service account.
@@ -77,7 +85,7 @@ impl Gcs {
         let key = self.private_key.replace('\n', "\\n");
         let tokens = self.tokens.url();
         format!(
-            r#"{{"type":"service_account","project_id":"p","private_key_id":"k","private_key":"{key}","client_email":"store@p.test","client_id":"1","token_uri":"{tokens}/token"}}"#
+            r#"{{"type":"service_account","project_id":"p","private_key_id":"k","private_key":"{key}","client_email":"{ACCOUNT}","client_id":"1","token_uri":"{tokens}/token"}}"#
         )
     }
 
@@ -85,6 +93,48 @@ impl Gcs {
     pub fn log(&self) -> String {
         self.daemon.log()
     }
+}
+
+/// Lets requests through that bear a token of the account: the token service's, or one the client signed for
+/// itself.
+fn guard(request: &Request, server: SocketAddr) -> Response {
+    let bearer = request
+        .header("authorization")
+        .and_then(|header| header.strip_prefix("Bearer "));
+    if !bearer.is_some_and(|token| token == TOKEN || is_for_the_account(token)) {
+        let refusal = "<Error><Code>AccessDenied</Code><Message>Access denied.</Message></Error>";
+        return Response::new(403, refusal);
+    }
+    let is_upload = request.method == "PUT" && request.query.is_empty();
+    let asked = if is_upload {
+        upload(request, server)
+    } else {
+        pass_on(request, server, HOST)
+    };
+    asked.unwrap_or_else(|error| Response::new(502, error.to_string()))
+}
+
+/// The server takes an upload of this form from signed addresses alone, and forgets the tag in its answer.
+fn upload(request: &Request, server: SocketAddr) -> io::Result<Response> {
+    let signed = Request {
+        query: "X-Goog-Algorithm=GOOG4-RSA-SHA256".to_owned(),
+        ..request.clone()
+    };
+    let response = pass_on(&signed, server, HOST)?;
+    let answer = String::from_utf8_lossy(&response.body).into_owned();
+    let tag = answer
+        .split_once("\"md5Hash\":\"")
+        .and_then(|(_, rest)| rest.split_once('"'));
+    Ok(match tag {
+        Some((tag, _)) => response.with_header("ETag", &format!("\"{tag}\"")),
+        None => response,
+    })
+}
+
+fn is_for_the_account(token: &str) -> bool {
+    let claims = token.split('.').nth(1).unwrap_or_default();
+    let claims = URL_SAFE_NO_PAD.decode(claims).unwrap_or_default();
+    String::from_utf8_lossy(&claims).contains(&format!("\"iss\":\"{ACCOUNT}\""))
 }
 
 fn start_somewhere() -> io::Result<(Daemon, SocketAddr)> {
@@ -103,7 +153,6 @@ fn start_somewhere() -> io::Result<(Daemon, SocketAddr)> {
                 "-backend",
                 "memory",
             ])
-            .args(["-public-host", "storage.googleapis.com"])
             .args(["-port", &address.port().to_string()]);
         let started = Daemon::start(&mut command, |line| {
             line.contains("server started").then_some(())

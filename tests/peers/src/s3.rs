@@ -6,13 +6,14 @@ use std::net::SocketAddr;
 use std::process::Command;
 
 use crate::daemon::{Daemon, address_in, installed};
-use crate::http::ask;
+use crate::http::{Request, Response, Server, ask, pass_on};
 
 /// A service with one bucket and one user, who may do everything with it.
 #[derive(Debug)]
 pub struct S3 {
     address: SocketAddr,
     daemon: Daemon,
+    tokens: Server,
     access_key: String,
     secret_key: String,
 }
@@ -64,6 +65,10 @@ impl S3 {
         let server = Self {
             address,
             daemon,
+            tokens: Server::start(move |request| {
+                security_tokens(request, address)
+                    .unwrap_or_else(|error| Response::new(502, error.to_string()))
+            })?,
             access_key: element("AccessKeyId").ok_or_else(absent)?,
             secret_key: element("SecretAccessKey").ok_or_else(absent)?,
         };
@@ -89,6 +94,11 @@ impl S3 {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where its security token service listens.
+    pub fn security_tokens(&self) -> SocketAddr {
+        self.tokens.address()
     }
 
     /// Key id of the user.
@@ -123,6 +133,22 @@ fn iam(address: SocketAddr, query: &str) -> io::Result<String> {
     let (status, answer) = ask(address, "POST", "/", &headers, body.as_bytes())?;
     expect(status == 200, &answer)?;
     Ok(answer)
+}
+
+/// The service reads parameters from the body alone, where AWS reads them from the address too.
+fn security_tokens(request: &Request, server: SocketAddr) -> io::Result<Response> {
+    let host = format!("sts.{REGION}.amazonaws.com");
+    if request.query.is_empty() {
+        return pass_on(request, server, &host);
+    }
+    let form = ("content-type", "application/x-www-form-urlencoded");
+    let moved = Request {
+        query: String::new(),
+        headers: vec![(form.0.to_owned(), form.1.to_owned())],
+        body: request.query.clone().into_bytes(),
+        ..request.clone()
+    };
+    pass_on(&moved, server, &host)
 }
 
 fn expect(done: bool, answer: &str) -> io::Result<()> {
