@@ -32,7 +32,7 @@ fn limits() -> Limits {
     Limits {
         connect: Duration::from_secs(5),
         idle: Duration::from_secs(10),
-        request: Duration::from_secs(60),
+        request: Duration::from_mins(1),
         retries: 2,
         retry_for: Duration::from_secs(20),
     }

@@ -36,6 +36,8 @@ const LOOK_AROUND: &str = "cp -a . \"$LOOK\"; terraform state list > \"$LOOK/lis
 /// A store as the executor is told of it, and as the test looks into it.
 struct Place {
     environment: Vec<(&'static str, String)>,
+    /// Variables of the run itself.
+    variables: Vec<(&'static str, &'static str)>,
     /// Credentials that must lie nowhere.
     secrets: Vec<String>,
     store: Store,
@@ -65,14 +67,11 @@ impl<'p> Journey<'p> {
             command_list: vec![job::after(job::bash(1, LOOK_AROUND))],
             ..job::plan(repository)
         };
-        let own = [
-            ("LOOK", self.look.path().to_str().unwrap()),
-            // The run's own credentials are not the store's.
-            ("AWS_ACCESS_KEY_ID", "AKIAOFTHERUN"),
-            ("AWS_SECRET_ACCESS_KEY", "secret-of-the-run"),
-        ];
-        let own = own.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        plan.environment_variables.extend(own);
+        let look = ("LOOK", self.look.path().to_str().unwrap());
+        for (name, value) in self.place.variables.iter().chain([&look]) {
+            plan.environment_variables
+                .insert((*name).to_owned(), (*value).to_owned());
+        }
         plan
     }
 
@@ -126,7 +125,7 @@ fn text_of(path: &Path) -> String {
 
 /// The default template: what was planned is applied, by another process, and everything lies where the platform
 /// looks for it.
-fn plans_and_applies(place: &Place) {
+fn plans_and_applies(place: &Place) -> TempDir {
     let (journey, repository) = (Journey::new(place), Repository::module(MODULE));
     let plan = journey.plan(&repository);
     let apply = job::apply_after(&plan);
@@ -168,6 +167,7 @@ fn plans_and_applies(place: &Place) {
         output.contains("Apply complete! Resources: 1 added"),
         "{output}"
     );
+    journey.look
 }
 
 fn publishes_its_state(journey: &Journey<'_>, apply: &JobData) {
@@ -220,6 +220,11 @@ fn s3_with_keys(server: &S3) -> Place {
             (env::AWS_SECRET_KEY, keys[1].to_owned()),
             (env::AWS_USE_LOCKFILE, "true".to_owned()),
         ],
+        // The run's own credentials are not the store's.
+        variables: vec![
+            ("AWS_ACCESS_KEY_ID", "AKIAOFTHERUN"),
+            ("AWS_SECRET_ACCESS_KEY", "secret-of-the-run"),
+        ],
         secrets: vec![keys[1].to_owned()],
         store: open(&StoreSettings::S3(S3Settings {
             bucket: s3::BUCKET.to_owned(),
@@ -257,8 +262,16 @@ fn s3_with_keys_in_the_backend_file_works_as_in_the_stock_executor() {
     let mut place = s3_with_keys(&server);
     let include = (env::AWS_INCLUDE_BACKEND_KEYS, "true".to_owned());
     place.environment.push(include);
-    place.secrets.clear();
-    plans_and_applies(&place);
+    let secret = place.secrets.remove(0);
+    let seen = plans_and_applies(&place);
+    // Which shows that the other tests look in the right places.
+    for file in [
+        "aws_backend_override.tf",
+        ".terraform/terraform.tfstate",
+        PLAN_FILE,
+    ] {
+        assert!(text_of(&seen.path().join(file)).contains(&secret), "{file}");
+    }
 }
 
 /// At the addresses of AWS, with the identity a pod is given there.
@@ -290,6 +303,8 @@ fn s3_by_role_keeps_a_whole_job() {
         ("AWS_WEB_IDENTITY_TOKEN_FILE", token.display().to_string()),
     ];
     place.environment.extend(clouds.environment());
+    // Keys of the run would come before the role, for the tool's backend as well.
+    place.variables.clear();
     place.address = format!("https://{}/tfstate/", hosts[0]);
     plans_and_applies(&place);
     let asked = clouds.asked();
@@ -313,6 +328,7 @@ fn azure_keeps_a_whole_job() {
     environment.extend(clouds.environment());
     let place = Place {
         environment,
+        variables: Vec::new(),
         secrets: vec![azurite::ACCOUNT_KEY.to_owned()],
         store: open(&StoreSettings::Azure(AzureSettings {
             account: azurite::ACCOUNT.to_owned(),
@@ -349,6 +365,7 @@ fn gcs_keeps_a_whole_job() {
     let private_key = key["private_key"].as_str().unwrap();
     plans_and_applies(&Place {
         environment,
+        variables: Vec::new(),
         secrets: vec![private_key.lines().nth(1).unwrap().to_owned()],
         store: open(&StoreSettings::Gcs(GcsSettings {
             bucket: gcs::BUCKET.to_owned(),
