@@ -3,7 +3,8 @@
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
-    reason = "a test fails by panicking"
+    clippy::needless_pass_by_value,
+    reason = "these are tests"
 )]
 
 use std::fs;
