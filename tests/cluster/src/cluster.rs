@@ -346,8 +346,8 @@ impl Cluster {
         &self.runner.nodes
     }
 
-    /// Forgets the history of changes: watches from before get `410 Gone`. A real server does so by starting anew, and
-    /// one that others use has forgotten its first versions long ago.
+    /// Forgets the history of changes: watches from before get `410 Gone`. A real server does so by starting anew; one
+    /// that others use is left alone, and forgets when it likes.
     pub async fn compact(&self) -> Result<(), StartError> {
         if let Backend::InProcess(server) = &self.front.backend {
             server.compact();

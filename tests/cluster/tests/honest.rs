@@ -25,8 +25,19 @@ type Answer = (u16, Value);
 
 impl Subject {
     async fn all() -> Vec<Self> {
+        Self::on(Target::all()).await
+    }
+
+    /// Servers where nobody else acts on objects, for what controllers and kubelets would be faster with.
+    async fn undisturbed() -> Vec<Self> {
+        let mut targets = Target::all();
+        targets.retain(|target| *target != Target::Shared);
+        Self::on(targets).await
+    }
+
+    async fn on(targets: Vec<Target>) -> Vec<Self> {
         let mut all = Vec::new();
-        for target in Target::all() {
+        for target in targets {
             let parts = Cluster::builder().api_server_only().on(target);
             let cluster = Arc::new(parts.start().await.unwrap());
             all.push(Self {
@@ -193,6 +204,39 @@ async fn a_created_job_has_identity_and_defaults() {
         assert_eq!(
             pod["containers"][0]["terminationMessagePath"],
             "/dev/termination-log"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_is_stored_has_one_form() {
+    let container = json!({
+        "name": "executor", "image": "example.com/executor:1", "envFrom": [], "command": [],
+        "resources": {"limits": {"cpu": "0.5", "memory": "1024Mi"}, "requests": {"cpu": "100m", "memory": "0.5Gi"}},
+    });
+    let given = with(
+        job("a"),
+        "/spec/template/spec/containers",
+        json!([container]),
+    );
+    let scratch = json!([{"name": "work", "emptyDir": {"sizeLimit": "2048Mi"}}]);
+    let given = with(given, "/spec/template/spec/volumes", scratch);
+    for subject in Subject::all().await {
+        let (code, created) = subject.create("jobs", &given).await;
+        assert_eq!(code, 201, "{created}");
+        let pod = created.pointer(POD).unwrap();
+        let container = &pod["containers"][0];
+        assert_eq!(
+            container["resources"],
+            json!({"limits": {"cpu": "500m", "memory": "1Gi"}, "requests": {"cpu": "100m", "memory": "512Mi"}})
+        );
+        assert_eq!(pod["volumes"][0]["emptyDir"]["sizeLimit"], "2Gi");
+        for absent in ["envFrom", "command"] {
+            assert!(container.get(absent).is_none(), "{container}");
+        }
+        assert!(
+            created["spec"].get("podFailurePolicy").is_none(),
+            "{created}"
         );
     }
 }
@@ -455,7 +499,7 @@ async fn of_a_job_only_what_fits_together_is_told() {
             "status.completionTime",
         ),
     ];
-    for subject in Subject::all().await {
+    for subject in Subject::undisturbed().await {
         let running = with(job("a"), "/spec/suspend", json!(false));
         subject.create("jobs", &running).await;
         for (status, field) in &cases {
@@ -660,7 +704,7 @@ async fn a_watch_tells_what_enters_and_leaves_a_selector() {
 
 #[tokio::test]
 async fn a_watch_from_a_forgotten_version_has_expired() {
-    for subject in Subject::all().await {
+    for subject in Subject::undisturbed().await {
         subject
             .create("configmaps", &json!({"metadata": {"name": "a"}}))
             .await;
@@ -714,11 +758,7 @@ fn pod(name: &str) -> Value {
 
 #[tokio::test]
 async fn a_pod_is_admitted_bound_once_and_gone_when_its_node_says_so() {
-    for subject in Subject::all().await {
-        // Elsewhere the cluster's own scheduler and kubelets would be faster.
-        if *subject.cluster.target() == Target::Shared {
-            continue;
-        }
+    for subject in Subject::undisturbed().await {
         let nobody = with(pod("a"), "/spec/serviceAccountName", json!("none"));
         let (code, refused) = subject.create("pods", &nobody).await;
         let why = "pods \"a\" is forbidden: error looking up service account";
@@ -796,10 +836,7 @@ async fn a_pod_is_admitted_bound_once_and_gone_when_its_node_says_so() {
 
 #[tokio::test]
 async fn owners_stay_for_their_dependents_where_that_is_asked() {
-    for subject in Subject::all().await {
-        if *subject.cluster.target() == Target::Shared {
-            continue;
-        }
+    for subject in Subject::undisturbed().await {
         for (policy, finalizer) in [("Foreground", "foregroundDeletion"), ("Orphan", "orphan")] {
             let name = policy.to_lowercase();
             let path = format!("jobs/{name}");

@@ -217,6 +217,7 @@ fn insert(state: &mut State, request: &ApiRequest, object: Value) -> Result<Arc<
         "Pod" => admit_pod(state, request, &mut object)?,
         _ => {}
     }
+    without_nulls(&mut object["spec"]);
     checked(resource, &object, None, false)?;
     let place = key(request, &name);
     if state.get(&place).is_some() {
@@ -375,6 +376,17 @@ fn replace(
         return Ok((*state.remove(&key(request, name), new)).clone());
     }
     Ok((*state.put(key(request, name), new)).clone())
+}
+
+/// Takes the nulls away that indexing leaves.
+fn without_nulls(value: &mut Value) {
+    if let Some(fields) = value.as_object_mut() {
+        fields.retain(|_, inner| !inner.is_null());
+        fields.values_mut().for_each(without_nulls);
+    }
+    for item in value.as_array_mut().into_iter().flatten() {
+        without_nulls(item);
+    }
 }
 
 /// Empty places left by indexing.
