@@ -28,8 +28,9 @@ const FRESH: Duration = Duration::from_secs(5);
 /// Probes give up after a second or a few.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long whoever accepted a run beats for it: until another replica has noticed that it watches now.
-const UNTIL_WATCHED: Duration = Duration::from_secs(30);
+/// How long whoever accepted a run beats for it. That is one beat, which is good for 45 seconds: another replica that
+/// watches has noticed by then, and the heartbeat of a short run is gone soon enough after its end (contract 2.6).
+const UNTIL_WATCHED: Duration = Duration::from_secs(10);
 /// How long the platform is told of a step that has nothing to run. It is less than the watcher leaves to its launcher.
 const COMPLETION: Duration = Duration::from_secs(45);
 /// How long after a refusal its reason is tried to be told.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use control_plane::java;
 use control_plane::logs::{
-    ApiLog, Bearer, LogConfig, LogWriter, Redactor, RedisLog, RunLog, SinkConfig,
+    ApiLog, Bearer, JobStream, LogConfig, LogWriter, Redactor, RedisLog, RunLog, SinkConfig,
 };
 use control_plane::redis::{Redis, RedisArgs};
 use serde_json::{Value, json};
@@ -172,6 +172,50 @@ async fn lines_whose_answer_was_lost_are_not_sent_again() {
     assert!(summary.is_complete(), "{summary:?}");
     assert!(summary.sinks[0].last_error.is_some(), "an answer was lost");
     assert_whole(&server, 50);
+}
+
+#[tokio::test]
+async fn remarks_of_others_are_not_taken_for_lines_whose_answer_was_lost() {
+    let server = RedisServer::start().unwrap();
+    let settings = RedisArgs {
+        redis_timeout: Some("300".to_owned()),
+        ..args(&server)
+    };
+    let remarks = JobStream::new(&redis_at(&server), "412", STEP);
+    remarks.remark("no node yet\nstill none").await.unwrap();
+    let folder = TempDir::new().unwrap();
+    let log = start(&folder, redis_sink(redis(&settings)));
+    let mut writer = log.writer();
+    write_numbers(&mut writer, 0..1).await;
+    let mut client = server.connect().unwrap();
+    eventually("the first line arrives", || {
+        (stream(&mut client, "412").len() == 3).then_some(())
+    })
+    .await;
+    server.freeze().unwrap();
+    write_numbers(&mut writer, 1..20).await;
+    writer.close().await;
+    let finish = tokio::spawn(log.finish(LONG));
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    server.thaw().unwrap();
+    remarks.remark("the node is going away").await.unwrap();
+    assert!(finish.await.unwrap().is_complete());
+
+    let entries = stream(&mut client, "412");
+    let numbered: Vec<_> = entries
+        .iter()
+        .filter(|entry| entry.field("lineNumber") != "0")
+        .map(|entry| entry.field("output").to_owned())
+        .collect();
+    let lines: Vec<_> = (0..20).map(|number| format!("line {number}")).collect();
+    assert_eq!(numbered, lines);
+    // Whoever speaks for a lost run finds all of it there.
+    let text = remarks.text(1024 * 1024).await.unwrap();
+    assert!(
+        text.starts_with("no node yet\nstill none\nline 0\n"),
+        "{text}"
+    );
+    assert_eq!(text.lines().count(), 23);
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use control_plane::terrakube::TerrakubeArgs;
 use job_contract::env;
 use test_peers::redis::{Options, RedisServer};
-use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
+use test_platform::{Actor, Effect, Fault, Flow, Ledger, Platform, Records, Status};
 
 use super::{Gate, Ground, Stage};
 use crate::site;
@@ -20,28 +20,26 @@ async fn an_apply_that_ends_while_the_platform_is_away_is_delivered_once_it_is_b
     let gate = Gate::new(stage.site());
     let _launcher = stage.serve();
     let platform = &stage.platform;
-    let job = stage.start(gate.module(), Flow::plan_apply());
+    let job = stage.start(gate.module(), Flow::only("terraformApply"));
     platform.until_streamed(job, "at-the-gate").await;
     platform.go_down().await;
     gate.open().await;
-    // Its output is stored, and nobody is there to be told.
-    let step = platform.job(job).step_of("terraformApply").id.clone();
-    let stored = || {
-        let output = platform.step_output(job, &step);
-        output.filter(|text| text.contains("Apply complete!"))
+    // It is done, and nobody is there to be told.
+    let third = || {
+        stage
+            .resources(job)
+            .contains(&"third".to_owned())
+            .then_some(())
     };
-    stage.until("the output is stored", stored).await;
-    assert_eq!(
-        platform.job(job).step_of("terraformApply").status,
-        Status::Running
-    );
+    stage.until("the apply is through", third).await;
+    assert_eq!(platform.job(job).step_statuses(), [Status::Running]);
 
     // It answers again, badly.
     for method in ["GET", "PATCH", "POST"] {
         platform.fault(Fault::always(method, "", Effect::Status(503)));
     }
     platform.come_up().await;
-    let attempts = |ledger: &test_platform::Ledger| {
+    let attempts = |ledger: &Ledger| {
         let failed = ledger
             .requests
             .iter()
@@ -100,24 +98,29 @@ async fn the_patience_for_a_report_is_minutes_and_can_be_set() {
     let usual = usual.resolve().unwrap().unwrap();
     assert!(usual.report_patience >= Duration::from_mins(5), "{usual:?}");
 
-    // Set to little, it is given up, and the platform's sweep is left to say what happened.
+    // Set to little, the executor gives up, and its launcher says what is known.
     let stage = Stage::on(Ground::Machine(site()), Platform::builder().grace(GRACE)).await;
     let gate = Gate::new(stage.site());
     let _launcher = stage.serve_with(&[(env::REPORT_PATIENCE_SECONDS, "1")]);
     let platform = &stage.platform;
-    let job = stage.start(gate.module(), Flow::plan_apply());
+    let job = stage.start(gate.module(), Flow::only("terraformApply"));
     platform.until_streamed(job, "at-the-gate").await;
     platform.fault(Fault::always("PATCH", "", Effect::Status(503)));
     gate.open().await;
+    let given_up = |ledger: &Ledger| {
+        let reports = ledger.of("PATCH", "/step/").into_iter();
+        let mut statuses = reports.map(|report| &report.body["data"]["attributes"]["status"]);
+        statuses.any(|status| status == "failed").then_some(())
+    };
+    platform
+        .until_asked("the launcher speaks for it", given_up)
+        .await;
+    platform.clear_faults();
     let job = platform.until_job(job, Status::Failed).await;
-    assert!(
-        stage
-            .history(job.id)
-            .contains(&(0, Status::Failed, Actor::Sweep)),
-        "{}",
-        platform.report()
-    );
     assert_eq!(stage.resources(job.id), ["first", "second", "third"]);
+    let output = stage.output(job.id, "terraformApply");
+    assert!(output.contains("Apply complete!"), "{output}");
+    platform.assert_kept().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -49,7 +49,7 @@ async fn a_run_is_watched_live_as_text_and_as_a_picture() {
     let stage = Stage::on_this_machine().await;
     let gate = Gate::new(stage.site());
     let _launcher = stage.serve();
-    let job = stage.start(gate.module(), Flow::plan_apply());
+    let job = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
     assert_eq!(stage.platform.job(job).status, Status::Running);
     assert!(stage.platform.heartbeat(job).await.is_some());

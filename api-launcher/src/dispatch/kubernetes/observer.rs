@@ -24,6 +24,8 @@ use crate::verdict::{Observation, Verdict, VerdictKind};
 /// How often the platform is asked whether a run was cancelled (contract 11.4), and how long after it was first seen a
 /// run is asked for at all: the request that brought it may still be open.
 const CANCEL_POLL: Duration = Duration::from_secs(5);
+/// How long a dispatch takes at most to be answered once its Job is there.
+const ANSWER: Duration = Duration::from_secs(2);
 /// How many runs are asked for at a time.
 const AT_ONCE: usize = 16;
 /// What a started executor has to notice a cancellation by itself, which it asks for as often, and to wind up.
@@ -175,15 +177,9 @@ impl Observer {
 impl RunObserver for Observer {
     fn on_observation(&self, run: &RunKey, observation: &Observation) {
         match observation {
-            Observation::Ended(verdict) if verdict.spoke() => {
-                self.live().remove(run);
-            }
+            // Its end may be known to the platform already, as after a restart.
             Observation::Ended(_) => {
-                self.seen(run);
-                if let Some(live) = self.live().get_mut(run) {
-                    live.leaving = true;
-                    live.notes = None;
-                }
+                self.live().remove(run);
             }
             Observation::Waiting(wait) => {
                 self.seen(run);
@@ -198,6 +194,10 @@ impl RunObserver for Observer {
 
     fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, bool> {
         async move {
+            self.seen(run);
+            if let Some(live) = self.live().get_mut(run) {
+                live.leaving = true;
+            }
             info!(%run, verdict = ?verdict.kind, sentence = verdict.sentence, "a run ended without a word of its executor");
             // An executor of another make ends with 0 only once it has reported.
             let settled = match verdict.kind {
@@ -244,6 +244,8 @@ async fn status_of(desk: &Desk, run: &RunKey) -> Option<JobStatus> {
 
 /// Writes what comes, in order, until nothing more will.
 async fn write_notes(desk: Desk, run: RunKey, mut notes: UnboundedReceiver<String>) {
+    // The request that brought the run may still be open.
+    tokio::time::sleep(ANSWER).await;
     while let Some(sentence) = notes.recv().await {
         let written = match desk.known(step_of(&run)) {
             Ok(Some(step)) => desk.note(&step, &sentence).await,
