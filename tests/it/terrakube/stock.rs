@@ -1,6 +1,7 @@
 //! Each half with the other half as the platform ships it: our executor in the Jobs the platform makes itself, and
 //! an executor with the manners of the stock one in the Jobs our launcher makes.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use base64::Engine as _;
@@ -200,18 +201,16 @@ async fn an_executor_that_is_there_before_its_dispatch_is_on_record_waits_for_it
 #[tokio::test(flavor = "multi_thread")]
 async fn our_jobs_run_an_executor_with_the_manners_of_the_stock_one() {
     let place = Place::new().await;
+    // Both programs store below one home, as where they share a volume; the stock one takes it from the user's entry.
     let home = place.site.scratch("home");
-    let outputs = Outputs::folder(&home.join(".terraform-spring-boot/local/output"));
+    let data = home.join(".terraform-spring-boot");
+    let outputs = Outputs::folder(&data.join("local/output"));
     let stage = Stage::on(Ground::Cluster(Box::new(place)), Platform::builder()).await;
-    // It stores where the stock one does, and knows nothing of our variables.
     stage.platform.read_outputs(outputs);
-    let home = home.display().to_string();
-    let program = std::path::Path::new(env!("CARGO_BIN_EXE_stock_executor"));
-    stage
-        .place()
-        .cluster
-        .image_with(IMAGE, program, &[], &[("HOME", &home)]);
-    let _launcher = stage.serve();
+    let program = Path::new(env!("CARGO_BIN_EXE_stock_executor"));
+    let user = [("USER_HOME", home.to_str().unwrap())];
+    stage.place().cluster.image_with(IMAGE, program, &[], &user);
+    let _launcher = stage.serve_with(&[(env::DATA_DIR, data.to_str().unwrap())]);
     let workspace = stage
         .platform
         .workspace(Workspace::new("https://git.example.test/a.git"));

@@ -100,7 +100,7 @@ impl Settings {
             public: get("TerrakubeApiUrl")?,
             secret: URL_SAFE_NO_PAD.decode(secret.trim_end_matches('='))?,
             redis,
-            home: get("HOME")?,
+            home: get("USER_HOME")?,
             client: reqwest::Client::builder().no_proxy().build()?,
         })
     }
