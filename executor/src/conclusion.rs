@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use artifact_store::Store;
-use control_plane::platform::{Admission, Outcome, PlanReference};
+use control_plane::platform::{Admission, History, Outcome, PlanReference};
 use control_plane::{Patience, Platform, PlatformError, StepRef};
 use job_contract::keys::ObjectKey;
 use job_contract::progress::Phase;
@@ -30,6 +30,8 @@ pub(crate) struct Verdict {
     pub(crate) after_ok: bool,
     pub(crate) changes: Option<ChangeCounts>,
     pub(crate) plan: PlanReference,
+    /// What the platform is to record of the state that was published.
+    pub(crate) history: Option<History>,
     pub(crate) commit_id: String,
     pub(crate) tool: Option<ToolRecord>,
     pub(crate) error: Option<String>,
@@ -48,6 +50,7 @@ impl Verdict {
             after_ok: true,
             changes: None,
             plan: PlanReference::Keep,
+            history: None,
             commit_id: String::new(),
             tool: None,
             error: Some(error.story()),
@@ -278,6 +281,7 @@ impl Reporter<'_> {
         if !verdict.reported {
             return output.map(drop);
         }
+        self.record_history(verdict).await;
         if !self.config.run.disable_acknowledge {
             let outcome = self.outcome(verdict, output.as_ref().ok()).await?;
             self.platform
@@ -309,6 +313,23 @@ impl Reporter<'_> {
             source,
         })?;
         Ok(self.store.put_file(&key, &whole).await?)
+    }
+
+    /// The state is where it belongs; a record that is missing takes nothing from how the step ended.
+    async fn record_history(&self, verdict: &Verdict) {
+        let Some(history) = &verdict.history else {
+            return;
+        };
+        let recorded = self
+            .platform
+            .record_history(self.step, history, &self.patience)
+            .await;
+        if let Err(error) = recorded {
+            error!(
+                error = chain(&error),
+                "the published state could not be recorded"
+            );
+        }
     }
 
     async fn outcome(

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use artifact_store::{BackendSettings, Digest, private_folder};
 use control_plane::live::LivePhase;
+use control_plane::platform::History;
 use job_contract::keys::{ObjectKey, PLAN_FILE};
 use job_contract::progress::Phase;
 use job_contract::report::ChangeCounts;
@@ -51,6 +52,8 @@ pub struct Operated {
     pub changes: Option<ChangeCounts>,
     /// Where a plan step stored its plan.
     pub plan: Option<String>,
+    /// What the platform is to record of the state that was published.
+    pub history: Option<History>,
     /// What went wrong, unless the tool's own output says it all.
     pub error: Option<StageError>,
 }
@@ -62,6 +65,7 @@ impl Operated {
             after_ok: true,
             changes: None,
             plan: None,
+            history: None,
             error: None,
         }
     }
@@ -88,6 +92,7 @@ pub async fn run(run: &Run<'_>, prepared: &Prepared) -> Operated {
             ..Operated::ended(Ending::NotReached)
         },
     };
+    operated.history = operation.history.take();
     operation.follow_up(&mut operated, &mut env).await;
     operated
 }
@@ -98,6 +103,8 @@ struct Operation<'r, 'c> {
     terraform: Terraform<'r>,
     /// JSON of the outputs once there are any, for the scripts that run after.
     terraform_output: String,
+    /// Of the state as it was published.
+    history: Option<History>,
 }
 
 impl<'r, 'c> Operation<'r, 'c> {
@@ -125,6 +132,7 @@ impl<'r, 'c> Operation<'r, 'c> {
             prepared,
             terraform,
             terraform_output: String::new(),
+            history: None,
         })
     }
 
@@ -345,6 +353,9 @@ impl<'r, 'c> Operation<'r, 'c> {
         let published = run
             .phase(Phase::State, state::publish(run, &self.terraform, env))
             .await;
+        if let Ok(Some(published)) = &published {
+            self.history.clone_from(&published.history);
+        }
         let (done, mut structured, rendered) = changed?;
         self.note_unusual_end(done).await;
         let success = done.ended.is_success();

@@ -158,6 +158,7 @@ async fn operate(run: &Run<'_>, prepared: Prepared) -> Verdict {
         after_ok: true,
         changes: None,
         plan: None,
+        history: None,
         error: Some(StageError::Panicked),
     });
     if let Some(failure) = &operated.error {
@@ -183,6 +184,7 @@ async fn operate(run: &Run<'_>, prepared: Prepared) -> Verdict {
         ending: operated.ending,
         after_ok: operated.after_ok,
         changes: operated.changes,
+        history: operated.history,
         plan: match operated.plan {
             Some(reference) if !failed => PlanReference::Set(reference),
             _ if is_plan => PlanReference::Clear,

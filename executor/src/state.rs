@@ -27,6 +27,8 @@ pub struct Published {
     pub raw: Option<RawState>,
     /// The state for machines.
     pub json: Option<Value>,
+    /// What the platform is to record of it.
+    pub history: Option<History>,
 }
 
 /// Stores what state there is; `None` when there is none.
@@ -50,6 +52,7 @@ pub async fn publish(
         return Ok(Some(Published {
             raw: parsed,
             json: None,
+            history: None,
         }));
     };
     let key = ObjectKey::state_json(&job.organization_id, &job.workspace_id, &name);
@@ -65,13 +68,10 @@ pub async fn publish(
             .map(|state| state.lineage.clone())
             .unwrap_or_default(),
     };
-    run.link
-        .platform
-        .record_history(&run.step, &history, &run.patience())
-        .await?;
     Ok(Some(Published {
         raw: parsed,
         json: serde_json::from_slice(&text).ok(),
+        history: Some(history),
     }))
 }
 
