@@ -1,7 +1,6 @@
 //! Each half with the other half as the platform ships it: our executor in the Jobs the platform makes itself, and
 //! an executor with the manners of the stock one in the Jobs our launcher makes.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use base64::Engine as _;
@@ -207,9 +206,9 @@ async fn our_jobs_run_an_executor_with_the_manners_of_the_stock_one() {
     let outputs = Outputs::folder(&data.join("local/output"));
     let stage = Stage::on(Ground::Cluster(Box::new(place)), Platform::builder()).await;
     stage.platform.read_outputs(outputs);
-    let program = Path::new(env!("CARGO_BIN_EXE_stock_executor"));
-    let user = [("USER_HOME", home.to_str().unwrap())];
-    stage.place().cluster.image_with(IMAGE, program, &[], &user);
+    let instead = env!("CARGO_BIN_EXE_stock_executor");
+    let words = format!("export USER_HOME='{}'\nexec '{instead}'", home.display());
+    stage.place().image_that_first(&words);
     let _launcher = stage.serve_with(&[(env::DATA_DIR, data.to_str().unwrap())]);
     let workspace = stage
         .platform
