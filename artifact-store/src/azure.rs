@@ -20,7 +20,7 @@ use crate::backend::BackendSettings;
 use crate::digest::Digest;
 use crate::error::{Answer, StoreError};
 use crate::reference::{ObjectUrl, address, key_of};
-use crate::remote::{Limits, Place, Remote, client_error, found};
+use crate::remote::{Limits, Place, Remote, check_tls, client_error, found};
 use crate::settings::AzureSettings;
 
 const SERVICE: &str = "Azure Blob Storage";
@@ -39,6 +39,7 @@ pub struct Azure {
 
 impl Azure {
     pub(crate) fn open(settings: &AzureSettings, limits: &Limits) -> Result<Self, StoreError> {
+        check_tls(SERVICE)?;
         let options = limits.client_options(settings.endpoint.scheme() == "http");
         let fail = |error| client_error(SERVICE, &error);
         let container = |area: Area| {

@@ -129,12 +129,11 @@ impl Answer {
     pub(crate) fn of(error: &(dyn Error + 'static)) -> Self {
         let text = story(error);
         let part = |name: &str| element(&text, name);
-        Self(match (status(&text), part("Code"), part("Message")) {
-            (_, Some(code), Some(message)) => format!("{code}: {}", line(message)),
-            (_, Some(code), None) => code.to_owned(),
-            // A page of a proxy says less than its status.
-            (Some(status), None, _) if text.contains('<') => status.to_owned(),
-            _ => line(&text),
+        Self(match (part("Code"), part("Message"), status(&text)) {
+            (Some(code), Some(message), _) => format!("{code}: {}", line(message)),
+            (Some(code), None, _) => code.to_owned(),
+            (None, _, Some(answer)) => line(answer),
+            (None, _, None) => line(&text),
         })
     }
 
@@ -164,9 +163,14 @@ fn element<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     Some(content.trim()).filter(|content| !content.is_empty())
 }
 
+/// Status and what follows it; a page of a proxy says less than its status.
 fn status(text: &str) -> Option<&str> {
-    let (_, rest) = text.split_once("status code: ")?;
-    rest.split([':', '<', '\n']).next().map(str::trim)
+    let (_, answer) = text.split_once("status code: ")?;
+    Some(
+        answer
+            .split_once(": <")
+            .map_or(answer, |(status, _)| status),
+    )
 }
 
 fn line(text: &str) -> String {
@@ -237,6 +241,8 @@ mod tests {
         );
         let page = "Server returned non-2xx status code: 502 Bad Gateway: <html>\n<b>no</b></html>";
         assert_eq!(answer(page), "502 Bad Gateway");
+        let json = "Server returned non-2xx status code: 400 Bad Request: {\"message\":\n\"no\"}";
+        assert_eq!(answer(json), "400 Bad Request: {\"message\": \"no\"}");
         assert_eq!(answer("connection\n refused"), "connection refused");
         assert!(answer(&"x".repeat(10_000)).len() < 1000);
     }

@@ -14,7 +14,7 @@ use crate::backend::BackendSettings;
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::reference::{ObjectUrl, address, key_of};
-use crate::remote::{Limits, Place, Remote, client_error, found};
+use crate::remote::{Limits, Place, Remote, check_tls, client_error, found};
 use crate::settings::GcsSettings;
 
 const SERVICE: &str = "Google Cloud Storage";
@@ -32,6 +32,7 @@ pub struct Gcs {
 
 impl Gcs {
     pub(crate) fn open(settings: &GcsSettings, limits: &Limits) -> Result<Self, StoreError> {
+        check_tls(SERVICE)?;
         let allow_http = settings.endpoint.scheme() == "http";
         let client = GoogleCloudStorageBuilder::new()
             .with_bucket_name(&settings.bucket)

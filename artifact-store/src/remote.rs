@@ -190,6 +190,17 @@ impl Remote {
     }
 }
 
+/// The program chooses who does its cryptography; a client built before that panics.
+pub(crate) fn check_tls(service: &'static str) -> Result<(), StoreError> {
+    match rustls::crypto::CryptoProvider::get_default() {
+        Some(_) => Ok(()),
+        None => Err(StoreError::Client {
+            service,
+            source: Answer::new("the program has installed no TLS provider"),
+        }),
+    }
+}
+
 pub(crate) fn client_error(service: &'static str, error: &object_store::Error) -> StoreError {
     StoreError::Client {
         service,

@@ -13,7 +13,7 @@ use crate::backend::BackendSettings;
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::reference::{ObjectUrl, address, key_of};
-use crate::remote::{Limits, Place, Remote, client_error, found};
+use crate::remote::{Limits, Place, Remote, check_tls, client_error, found};
 use crate::settings::{S3Credentials, S3Settings};
 use std::sync::Arc;
 
@@ -33,6 +33,7 @@ pub struct S3 {
 
 impl S3 {
     pub(crate) fn open(settings: &S3Settings, limits: &Limits) -> Result<Self, StoreError> {
+        check_tls(SERVICE)?;
         let Bucket {
             service,
             base,
@@ -229,4 +230,108 @@ fn ambient(builder: AmazonS3Builder, own: impl Fn(&str) -> Option<String>) -> Am
     .fold(builder, |builder, (key, value)| {
         builder.with_config(key, value)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    use crate::backend::{Handover, StaticKeys};
+    use crate::settings::Endpoint;
+
+    fn store(bucket: &str, endpoint: Option<&str>) -> S3 {
+        // A second installation leaves the first in force.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let settings = S3Settings {
+            bucket: bucket.to_owned(),
+            region: "eu-central-1".to_owned(),
+            endpoint: endpoint.map(|text| Endpoint {
+                url: Url::parse(text).unwrap(),
+                text: text.to_owned(),
+            }),
+            credentials: S3Credentials::Keys(StaticKeys {
+                access_key: SecretString::from("AKIA"),
+                secret_key: SecretString::from("hunter2"),
+            }),
+            handover: Handover::Outside,
+            use_lockfile: false,
+        };
+        S3::open(&settings, &Limits::default()).unwrap()
+    }
+
+    fn plan() -> ObjectKey {
+        ObjectKey::plan("o", "w", "1", "s")
+    }
+
+    const PLAN: &str = "tfstate/o/w/1/s/terraformLibrary.tfPlan";
+    const MINIO: Option<&str> = Some("http://minio:9000");
+
+    #[rstest]
+    #[case("states", None, "https://states.s3.eu-central-1.amazonaws.com/")]
+    #[case("my.states", None, "https://s3.eu-central-1.amazonaws.com/my.states/")]
+    #[case("States", None, "https://s3.eu-central-1.amazonaws.com/States/")]
+    #[case("states", MINIO, "http://minio:9000/states/")]
+    #[case("states", Some("https://gate/s3/"), "https://gate/s3/states/")]
+    fn an_object_has_the_address_its_bucket_calls_for(
+        #[case] bucket: &str,
+        #[case] endpoint: Option<&str>,
+        #[case] base: &str,
+    ) {
+        let store = store(bucket, endpoint);
+        let reference = store.reference(&plan());
+        assert_eq!(reference, format!("{base}{PLAN}"));
+        assert_eq!(store.key_behind(&reference), Some(plan()));
+    }
+
+    #[rstest]
+    // Every style and host the stock executor's client may have chosen.
+    #[case("states", None, "https://states.s3.amazonaws.com/")]
+    #[case("states", None, "https://s3.eu-central-1.amazonaws.com/states/")]
+    #[case("states", MINIO, "https://minio.public.test/states/")]
+    #[case("states", MINIO, "http://states.minio:9000/")]
+    #[case("states", MINIO, "https://gate.test/some/folder/states/")]
+    // A bucket that is named like the area, which the stock rule gets wrong.
+    #[case("tfstate", None, "https://tfstate.s3.eu-central-1.amazonaws.com/")]
+    #[case("tfstate", None, "https://s3.eu-central-1.amazonaws.com/tfstate/")]
+    #[case("tfstate", MINIO, "http://minio:9000/tfstate/")]
+    #[case("tfstate", MINIO, "https://tfstate.s3.eu-central-1.amazonaws.com/")]
+    #[case("tfstate", MINIO, "https://minio.public.test/tfstate/")]
+    #[case("tfstate", MINIO, "https://cname.test/")]
+    fn references_of_the_stock_executor_lead_to_their_object(
+        #[case] bucket: &str,
+        #[case] endpoint: Option<&str>,
+        #[case] base: &str,
+    ) {
+        let store = store(bucket, endpoint);
+        let found = store.key_behind(&format!("{base}{PLAN}"));
+        assert_eq!(found, Some(plan()), "{base}");
+        let encoded = PLAN.replace("/terraform", "/%74erraform");
+        assert_eq!(store.key_behind(&format!("{base}{encoded}")), Some(plan()));
+    }
+
+    #[rstest]
+    #[case("/data/local/state/o/w/1/s/terraformLibrary.tfPlan")]
+    #[case("http://minio:9000/states/elsewhere/o")]
+    #[case("http://minio:9000/states/tfstate/../o")]
+    #[case("http://minio:9000/states/tfstate/a/%2e%2e/%2e%2e/b")]
+    #[case("not an address")]
+    fn what_names_no_object_is_refused(#[case] reference: &str) {
+        assert_eq!(store("states", MINIO).key_behind(reference), None);
+    }
+
+    #[test]
+    fn another_service_is_signed_for_without_a_region() {
+        assert_eq!(signing_region(&store("b", MINIO).settings), "auto");
+        assert_eq!(signing_region(&store("b", None).settings), "eu-central-1");
+        let mut settings = store("b", MINIO).settings;
+        settings.credentials = S3Credentials::Role;
+        assert_eq!(signing_region(&settings), "eu-central-1");
+        let store = S3::open(&settings, &Limits::default()).unwrap();
+        assert!(
+            store
+                .reference(&plan())
+                .contains("b.s3.eu-central-1.amazonaws.com")
+        );
+    }
 }

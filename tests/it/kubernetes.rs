@@ -1,5 +1,8 @@
 //! The launcher serves, a cluster runs: dispatches over HTTP become Jobs, whose pods are the real executor.
+//!
+//! In every journey the launcher has the rights of `rbac/launcher.yaml` and no others, and is refused nothing.
 
+mod commands;
 mod disruptions;
 mod endings;
 mod faults;
@@ -7,6 +10,7 @@ mod once;
 mod rights;
 mod runs;
 mod settings;
+mod verdicts;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -20,12 +24,14 @@ use integration_tests::{Running, Site};
 use job_contract::{JobData, env};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::{Value, json};
-use test_cluster::{Builder, Cluster, State};
+use test_cluster::{Builder, Cluster, Recorded, Request, Rule, State, Target};
 
 use crate::site;
 
-/// Namespace of the runs.
+/// Namespace of the runs, unless others use the cluster too.
 pub(crate) const RUNS: &str = "runs";
+/// What operators apply.
+const ROLES: &str = include_str!("../../rbac/launcher.yaml");
 /// Who the launcher is in the cluster.
 pub(crate) const LAUNCHER: &str = "launcher";
 pub(crate) const IMAGE: &str = "registry.example.test/mayfly-executor:1";
@@ -36,31 +42,61 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 /// A cluster, and a data directory its pods and the test share.
 pub(crate) struct Place {
     pub(crate) cluster: Cluster,
+    /// Namespace of the runs.
+    pub(crate) runs: String,
+    /// What the launcher may do there.
+    rules: Vec<Rule>,
+    /// The journey is about rights, and looks itself at what is refused.
+    is_refused: bool,
     pub(crate) site: Site,
 }
 
 impl Place {
     /// A cluster whose pods run.
     pub(crate) async fn new() -> Self {
-        Self::of(Cluster::builder()).await
+        Self::of(Cluster::builder(), &rules(ROLES)).await
     }
 
-    /// A cluster whose pods stay pending.
+    /// A cluster where no pod of a run comes to anything.
     pub(crate) async fn without_pods() -> Self {
-        Self::of(Cluster::builder().without_kubelet()).await
+        let parts = Cluster::builder().without_kubelet().or_shared();
+        Self::of(parts, &rules(ROLES)).await
     }
 
-    async fn of(parts: Builder) -> Self {
+    /// The launcher has these rights; without any rule all of them.
+    async fn of(parts: Builder, rules: &[Rule]) -> Self {
         // The client of this test; an earlier one stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let cluster = parts.start().await.unwrap();
-        cluster.namespace(RUNS).await.unwrap();
+        let runs = if *cluster.target() == Target::Shared {
+            cluster.fresh_namespace(RUNS).await.unwrap()
+        } else {
+            cluster.namespace(RUNS).await.unwrap();
+            RUNS.to_owned()
+        };
+        if !rules.is_empty() {
+            cluster.grant(LAUNCHER, &runs, rules).await.unwrap();
+        }
         let place = Self {
             cluster,
+            runs,
+            rules: rules.to_vec(),
+            is_refused: rules.is_empty(),
             site: site(),
         };
         place.image_that_first("");
         place
+    }
+
+    /// For a journey in which the launcher has fewer rights than it would use.
+    fn where_it_is_refused(mut self) -> Self {
+        self.is_refused = true;
+        self
+    }
+
+    /// What the launcher asked of the cluster.
+    fn asked(&self) -> Recorded {
+        self.cluster.recorded().of(LAUNCHER)
     }
 
     /// The executor's image, with words of a shell before the executor.
@@ -86,38 +122,45 @@ impl Place {
         path
     }
 
-    fn serve(&self) -> Launcher {
+    pub(crate) fn serve(&self) -> Launcher {
         self.serve_with(&[])
     }
 
     /// A launcher that listens on a free port.
     pub(crate) fn serve_with(&self, settings: &[(&str, &str)]) -> Launcher {
-        let kubeconfig = self.cluster.kubeconfig_file(LAUNCHER, RUNS).unwrap();
         let secret = base64::engine::general_purpose::STANDARD.encode(SECRET);
-        let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
+        let mut command = self.command(&["serve", "--target", "kubernetes"]);
         command
-            .args(["serve", "--target", "kubernetes"])
-            .env_clear()
-            .env("PATH", std::env::var_os("PATH").unwrap())
-            .env("HOME", self.site.scratch("home"))
-            .env("KUBECONFIG", kubeconfig)
             .env(env::INTERNAL_SECRET, secret)
             .env(env::LISTEN, "127.0.0.1:0")
             .env(env::LOG_FORMAT, "json")
-            .env("ExecutorEphemeralNamespace", RUNS)
-            .env("ExecutorEphemeralImage", IMAGE)
-            .env("ExecutorEphemeralSecret", "")
             .envs(settings.iter().copied());
         Launcher::start(&mut command)
     }
 
+    /// The launcher with these arguments and the configuration of this place.
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let kubeconfig = self.cluster.kubeconfig_file(LAUNCHER, &self.runs);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
+        command
+            .args(args)
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap())
+            .env("HOME", self.site.scratch("home"))
+            .env("KUBECONFIG", kubeconfig.unwrap())
+            .env("ExecutorEphemeralNamespace", &self.runs)
+            .env("ExecutorEphemeralImage", IMAGE)
+            .env("ExecutorEphemeralSecret", "");
+        command
+    }
+
     pub(crate) async fn state(&self) -> State {
-        self.cluster.state(RUNS).await.unwrap()
+        self.cluster.state(&self.runs).await.unwrap()
     }
 
     /// What `look` finds in the namespace of the runs, at the latest when patience ends.
     pub(crate) async fn until<T>(&self, what: &str, look: impl FnMut(&State) -> Option<T>) -> T {
-        let found = self.cluster.wait_for(RUNS, PATIENCE, look).await;
+        let found = self.cluster.wait_for(&self.runs, PATIENCE, look).await;
         found.unwrap_or_else(|state| {
             let all = json!([state.jobs, state.pods, state.events]);
             panic!("{what}: not in time, but {all:#}")
@@ -163,12 +206,45 @@ impl Place {
 
     /// How many Jobs the API server has made for the launcher.
     fn jobs_created(&self) -> usize {
-        let requests = self.cluster.recorded().of(LAUNCHER);
+        let requests = self.asked();
         let made = |request: &&test_cluster::Request| {
             request.verb == "create" && request.resource == "jobs" && request.status == 201
         };
         requests.requests().iter().filter(made).count()
     }
+}
+
+impl Drop for Place {
+    /// At the end of every journey, so that none forgets to ask.
+    fn drop(&mut self) {
+        if std::thread::panicking() || self.is_refused {
+            return;
+        }
+        let asked = self.asked();
+        let nothing = Vec::<String>::new();
+        assert_eq!(rights(&asked.denied()), nothing, "denied");
+        assert_eq!(rights(&asked.beyond(&self.rules)), nothing, "not granted");
+    }
+}
+
+/// The rules of all Roles in a manifest.
+fn rules(manifest: &str) -> Vec<Rule> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(manifest).unwrap();
+    let rules: Vec<Rule> = documents
+        .iter()
+        .filter(|document| document["kind"] == "Role")
+        .flat_map(|role| serde_json::from_value::<Vec<Rule>>(role["rules"].clone()).unwrap())
+        .collect();
+    assert!(!rules.is_empty(), "no Role in {manifest}");
+    rules
+}
+
+/// Each right once, as a person would look for it in a Role.
+fn rights(requests: &[&Request]) -> Vec<String> {
+    let mut rights: Vec<String> = requests.iter().map(|request| request.right()).collect();
+    rights.sort();
+    rights.dedup();
+    rights
 }
 
 fn suspended(job: &k8s_openapi::api::batch::v1::Job) -> bool {

@@ -2,6 +2,7 @@
 //! machines can be compared.
 
 mod executor;
+mod kubernetes;
 mod log_path;
 mod memory;
 mod pipeline;
@@ -50,23 +51,36 @@ enum Subject {
     Memory,
     /// Lines per second through the log path, over copying the same bytes
     Log,
+    /// From a dispatch to its Job, and launches per second, over bare creates of the same objects
+    Launches,
+    /// Memory with 10,000 live Jobs watched, and time from a pod's status to its verdict
+    Watching,
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let wanted = |subject| args.only.is_empty() || args.only.contains(&subject);
-    let binary = build(&["--package", "executor", "--bin", "executor"])?.join("executor");
+    let executor = || {
+        let built = build(&["--package", "executor", "--bin", "executor"])?;
+        anyhow::Ok(built.join("executor"))
+    };
     let mut measurements = Vec::new();
     if wanted(Subject::Pipeline) {
-        measurements.extend(pipeline::measure(&binary, args.runs)?);
+        measurements.extend(pipeline::measure(&executor()?, args.runs)?);
     }
     if wanted(Subject::Size) {
-        measurements.push(size(&binary)?);
+        measurements.push(size(&executor()?)?);
     }
     if wanted(Subject::Memory) {
-        measurements.push(memory::measure(&binary)?);
+        measurements.push(memory::measure(&executor()?)?);
     }
     if wanted(Subject::Log) {
         measurements.extend(log_path::measure(args.runs)?);
+    }
+    if wanted(Subject::Launches) {
+        measurements.extend(kubernetes::launches(args.runs)?);
+    }
+    if wanted(Subject::Watching) {
+        measurements.extend(kubernetes::watching(args.runs)?);
     }
     match args.output {
         Output::Text => say(&format!("\n{}", report::table(&measurements))),

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 pub(crate) struct Measurement {
     pub(crate) name: &'static str,
     pub(crate) value: f64,
-    /// `ratio`, `MB` or `lines/s`.
+    /// `ratio`, `MB`, `s` or `lines/s`.
     pub(crate) unit: &'static str,
     pub(crate) goal: Option<Goal>,
     /// How the number came about.
@@ -17,6 +17,7 @@ pub(crate) struct Measurement {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Goal {
     AtMost(f64),
+    AtLeast(f64),
 }
 
 impl Measurement {
@@ -25,6 +26,7 @@ impl Measurement {
         match self.goal {
             None => true,
             Some(Goal::AtMost(limit)) => self.value <= limit,
+            Some(Goal::AtLeast(limit)) => self.value >= limit,
         }
     }
 
@@ -40,6 +42,7 @@ impl Measurement {
         match self.goal {
             None => "-".to_owned(),
             Some(Goal::AtMost(limit)) => format!("<= {limit}"),
+            Some(Goal::AtLeast(limit)) => format!(">= {limit}"),
         }
     }
 }
@@ -76,11 +79,15 @@ pub(crate) fn as_json(measurements: &[Measurement]) -> Value {
     measurements
         .iter()
         .map(|m| {
-            let Some(Goal::AtMost(limit)) = m.goal else {
-                return json!({"name": m.name, "value": m.value, "unit": m.unit, "detail": m.detail});
+            let (goal, limit) = match m.goal {
+                Some(Goal::AtMost(limit)) => ("goal_at_most", limit),
+                Some(Goal::AtLeast(limit)) => ("goal_at_least", limit),
+                None => {
+                    return json!({"name": m.name, "value": m.value, "unit": m.unit, "detail": m.detail});
+                }
             };
             json!({
-                "name": m.name, "value": m.value, "unit": m.unit, "goal_at_most": limit, "met": m.met(),
+                "name": m.name, "value": m.value, "unit": m.unit, goal: limit, "met": m.met(),
                 "detail": m.detail,
             })
         })
@@ -106,6 +113,16 @@ pub(crate) fn median(samples: &[f64]) -> f64 {
     }
 }
 
+/// The middle half of the samples: what is less and what is more than usual.
+pub(crate) fn spread(samples: &[f64]) -> String {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let (low, high) = sorted.split_at(sorted.len() / 2);
+    // An odd one in the middle belongs to both halves.
+    let low = &sorted[..high.len().max(low.len())];
+    format!("{} to {}", number(median(low)), number(median(high)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,5 +146,18 @@ mod tests {
         assert!(table(&[measurement(1.1)]).contains("met"));
         assert!(table(&[measurement(1.2)]).contains("missed"));
         assert_eq!(as_json(&[measurement(1.2)])[0]["met"], false);
+        let at_least = |value| Measurement {
+            goal: Some(Goal::AtLeast(0.8)),
+            ..measurement(value)
+        };
+        assert!(at_least(0.8).met() && !at_least(0.7).met());
+        assert_eq!(as_json(&[at_least(1.0)])[0]["goal_at_least"], 0.8);
+    }
+
+    #[test]
+    fn a_spread_is_the_middle_half() {
+        assert_eq!(spread(&[4.0, 1.0, 2.0, 3.0]), "1.50 to 3.50");
+        assert_eq!(spread(&[5.0, 1.0, 2.0, 3.0, 4.0]), "2.00 to 4.00");
+        assert_eq!(spread(&[1.0]), "1.00 to 1.00");
     }
 }

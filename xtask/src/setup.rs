@@ -1,5 +1,7 @@
 //! The programs the tests run against. Everything the default suite needs is either here or built by cargo.
 
+mod servers;
+
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
@@ -81,6 +83,26 @@ const NEEDS: &[Need] = &[
         present: || works("groovy", &["--version"]),
     },
     Need {
+        // Runs an S3 service, and brings one of Google Cloud Storage.
+        program: "python3 with venv",
+        packages: &["python3", "python3-venv"],
+        elsewhere: "your package manager",
+        present: || works("python3", &["-c", "import ensurepip, venv"]),
+    },
+    Need {
+        // Runs Azure's emulator.
+        program: "node",
+        packages: &["nodejs"],
+        elsewhere: "your package manager, or nodejs.org",
+        present: || works("node", &["--version"]),
+    },
+    Need {
+        program: "npm",
+        packages: &["npm"],
+        elsewhere: "your package manager, or nodejs.org",
+        present: || works("npm", &["--version"]),
+    },
+    Need {
         program: "terraform",
         packages: &[],
         elsewhere: "put a terraform 1.x binary on PATH (developer.hashicorp.com/terraform/install)",
@@ -91,6 +113,9 @@ const NEEDS: &[Need] = &[
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if args.check {
         refuse_missing(&missing())?;
+        if !servers::are_installed() {
+            bail!("the object stores the tests need are not here: run `cargo xtask setup`");
+        }
     } else {
         ensure()?;
     }
@@ -104,9 +129,11 @@ pub(crate) fn ensure() -> Result<()> {
     let packages = packages_for(&absent);
     if !packages.is_empty() && nix::unistd::geteuid().is_root() && is_installed("apt-get") {
         install(&packages)?;
-        return refuse_missing(&missing());
+        refuse_missing(&missing())?;
+    } else {
+        refuse_missing(&absent)?;
     }
-    refuse_missing(&absent)
+    servers::install()
 }
 
 fn missing() -> Vec<&'static Need> {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret, ServiceAccount};
 use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -147,22 +148,37 @@ impl Cluster {
         let jobs = self.jobs();
         let params = ListParams::default().limit(1);
         let subject = format!("namespace {}", self.namespace);
+        let fix = format!(
+            "create the namespace `{}` and bind the launcher's Role in it",
+            self.namespace
+        );
         match self.ask("read the namespace", || jobs.list(&params)).await {
+            // A list of nothing is also the answer for a namespace that does not exist.
+            Ok(_) if self.is_missing().await => CheckResult::failed(subject, "not there", fix),
             Ok(_) => CheckResult::ok(subject, "readable"),
             Err(error @ ClusterError::NoAnswer { .. }) => CheckResult::failed(
                 subject,
                 error.to_string(),
                 "check KUBECONFIG, or the API server's address and the network policies of the launcher",
             ),
-            Err(error) => CheckResult::failed(
-                subject,
-                error.to_string(),
-                format!(
-                    "create the namespace `{}` and bind the launcher's Role in it",
-                    self.namespace
-                ),
-            ),
+            Err(error) => CheckResult::failed(subject, error.to_string(), fix),
         }
+    }
+
+    /// Whether creating a Job fails for want of the namespace. Nothing is created.
+    async fn is_missing(&self) -> bool {
+        let jobs = self.jobs();
+        let params = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        // Whether the namespace is there is asked before whether the Job is any good.
+        let mut job = Job::default();
+        job.metadata.name = Some("mayfly-check".to_owned());
+        let tried = self
+            .ask("try the namespace", || jobs.create(&params, &job))
+            .await;
+        tried.is_err_and(|error| error.is_not_found())
     }
 
     async fn check_right(&self, right: &Right, namespace: &str) -> CheckResult {

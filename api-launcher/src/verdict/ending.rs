@@ -32,7 +32,12 @@ pub(super) fn ended(job: &Job, pods: &[Pod], events: &[Event]) -> Verdict {
         None => no_pod_failed(job, events),
     };
     let silent = end.report.is_none() || matches!(end.kind, VerdictKind::Signalled);
-    if reason == Some("DeadlineExceeded") && silent {
+    // A pod that was never let in is the cause; the deadline only ended the wait for it.
+    let refused = matches!(
+        end.kind,
+        VerdictKind::QuotaExceeded | VerdictKind::AdmissionRefused
+    );
+    if reason == Some("DeadlineExceeded") && silent && !refused {
         end = deadline(job, end);
     }
     if let Some(condition) = condition.filter(|_| !complete) {

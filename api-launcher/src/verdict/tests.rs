@@ -539,11 +539,13 @@ fn quota_is_waited_for_in_the_words_of_the_api_server() {
         &[event("FailedCreate", words, 1)],
         30_000,
     ));
+    assert_eq!(verdict.kind, VerdictKind::QuotaExceeded);
+    assert!(verdict.sentence.contains("exceeded quota"));
     assert!(
         verdict
             .evidence
             .iter()
-            .any(|fact| fact.text.contains("exceeded quota"))
+            .any(|fact| fact.text.contains("DeadlineExceeded"))
     );
     let verdict = end(see(
         &failed(),

@@ -3,26 +3,34 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Event, Namespace, Pod, Secret};
+use k8s_openapi::api::core::v1::{Event, Namespace, Pod, Secret, ServiceAccount};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config, ResourceExt};
 use serde_json::json;
 use tempfile::TempDir;
+use tokio::runtime::{Handle, Runtime};
 use tokio_util::sync::CancellationToken;
 
 use crate::api_server::authorizer::{ADMIN, Rule};
-use crate::api_server::faults::Faults;
-use crate::api_server::recorder::Recorded;
-use crate::api_server::{Server, crud, token};
+use crate::api_server::{Server, crud};
 use crate::controllers::{garbage, job};
+use crate::front::faults::Faults;
+use crate::front::recorder::Recorded;
+use crate::front::upstream::Upstream;
+use crate::front::{Backend, Front, token};
 use crate::kubelet::nodes::Nodes;
 use crate::kubelet::{self, Image, Order, Runner};
+use crate::real_server::{RealServer, RealServerError};
+use crate::target::Target;
 
 const POLL: Duration = Duration::from_millis(20);
+/// How long the end of a cluster may take to have namespaces deleted that would outlive it.
+const TIDY: Duration = Duration::from_secs(30);
 
 /// Why a cluster did not start.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +41,12 @@ pub enum StartError {
     /// A client for its server could not be made.
     #[error("no client for the test cluster")]
     Client(#[from] kube::Error),
+    /// Its real API server did not start.
+    #[error(transparent)]
+    RealServer(#[from] RealServerError),
+    /// What `KUBECONFIG` names is no way to a cluster.
+    #[error("`KUBECONFIG` names no cluster")]
+    Kubeconfig(#[from] KubeconfigError),
 }
 
 /// What a cluster holds, in one namespace.
@@ -84,10 +98,12 @@ impl State {
 }
 
 /// What a cluster is made of.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Builder {
     controllers: bool,
     kubelet: bool,
+    shared: bool,
+    target: Option<Target>,
 }
 
 impl Default for Builder {
@@ -95,6 +111,8 @@ impl Default for Builder {
         Self {
             controllers: true,
             kubelet: true,
+            shared: false,
+            target: None,
         }
     }
 }
@@ -115,20 +133,93 @@ impl Builder {
         self
     }
 
+    /// Without pods of ours, and nothing of the test depends on what becomes of Jobs: it may as well be in a cluster that
+    /// runs already and whose controllers and kubelets act on them.
+    #[must_use]
+    pub fn or_shared(mut self) -> Self {
+        self.shared = true;
+        self
+    }
+
+    /// On this server, whatever the environment prefers.
+    #[must_use]
+    pub fn on(mut self, target: Target) -> Self {
+        self.target = Some(target);
+        self
+    }
+
     /// Starts the cluster.
     pub async fn start(self) -> Result<Cluster, StartError> {
         Cluster::with(self).await
     }
 }
 
+/// A runtime that may end within another one.
+#[derive(Debug)]
+struct Background {
+    handle: Handle,
+    runtime: Option<Runtime>,
+}
+
+impl Background {
+    fn start() -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()?;
+        Ok(Self {
+            handle: runtime.handle().clone(),
+            runtime: Some(runtime),
+        })
+    }
+
+    fn end(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
 /// A cluster; everything of it ends when it is dropped.
 #[derive(Debug)]
 pub struct Cluster {
-    runtime: Option<tokio::runtime::Runtime>,
-    server: Arc<Server>,
+    runtime: Background,
+    front: Arc<Front>,
     runner: Arc<Runner>,
     stop: CancellationToken,
     dir: TempDir,
+    target: Target,
+    /// Namespaces to delete at the end, where they would stay.
+    namespaces: Mutex<Vec<String>>,
+    server: Option<tokio::sync::Mutex<RealServer>>,
+}
+
+/// What is behind the front, and how long it lives.
+async fn backend(
+    target: &Target,
+    stop: CancellationToken,
+) -> Result<(Backend, Option<RealServer>), StartError> {
+    Ok(match target {
+        Target::InProcess => (Backend::InProcess(Arc::new(Server::new(stop))), None),
+        Target::Assets(folder) => {
+            let server = RealServer::start(folder).await?;
+            (
+                Backend::Real(Upstream::new(server.config()?)?),
+                Some(server),
+            )
+        }
+        Target::Shared => {
+            let all = Kubeconfig::from_env()?.ok_or(KubeconfigError::CurrentContextNotSet)?;
+            let config = Config::from_custom_kubeconfig(all, &KubeConfigOptions::default()).await?;
+            (Backend::Real(Upstream::new(config)?), None)
+        }
+    })
 }
 
 impl Cluster {
@@ -143,23 +234,33 @@ impl Cluster {
     }
 
     async fn with(parts: Builder) -> Result<Self, StartError> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()?;
+        let runtime = Background::start()?;
         let dir = tempfile::tempdir()?;
         let stop = CancellationToken::new();
-        let start = runtime.spawn(Server::start(stop.clone()));
-        let server = start.await.map_err(io::Error::other)??;
-        let runner = Arc::new(Runner::new(dir.path(), Some(Arc::clone(&server.logs))));
+        let target = parts
+            .target
+            .clone()
+            .unwrap_or_else(|| Target::preferred(parts.shared));
+        let (of, until) = (target.clone(), stop.clone());
+        let start = runtime.handle.spawn(async move {
+            let (backend, server) = backend(&of, until.clone()).await?;
+            let front = Front::start(backend, of == Target::Shared, until).await?;
+            Ok::<_, StartError>((front, server))
+        });
+        let (front, server) = start.await.map_err(io::Error::other)??;
+        let runner = Arc::new(Runner::new(dir.path(), Some(Arc::clone(&front.logs))));
         let cluster = Self {
-            runtime: Some(runtime),
-            server,
+            runtime,
+            front,
             runner,
             stop,
             dir,
+            target,
+            namespaces: Mutex::default(),
+            server: server.map(tokio::sync::Mutex::new),
         };
-        if let Some(runtime) = &cluster.runtime {
+        if cluster.target != Target::Shared {
+            let runtime = &cluster.runtime.handle;
             let _inside = runtime.enter();
             let client = cluster.client(crate::CONTROLLERS)?;
             if parts.controllers {
@@ -175,7 +276,7 @@ impl Cluster {
 
     /// Where the API server listens.
     pub fn url(&self) -> String {
-        self.server.url()
+        self.front.url()
     }
 
     /// A client for an identity, on the runtime of the caller.
@@ -205,24 +306,39 @@ impl Cluster {
         Ok(path)
     }
 
-    /// From now on an identity may do only what it was granted. `namespace` empty: in all of them.
-    pub fn grant(&self, identity: &str, namespace: &str, rules: &[Rule]) {
-        self.server.authorizer.grant(identity, namespace, rules);
+    /// What serves the API.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// From now on an identity may do only what it was granted. One that was granted nothing yet may do everything.
+    pub async fn grant(
+        &self,
+        identity: &str,
+        namespace: &str,
+        rules: &[Rule],
+    ) -> Result<(), kube::Error> {
+        let (identity, namespace) = (identity.to_owned(), namespace.to_owned());
+        let (front, rules) = (Arc::clone(&self.front), rules.to_vec());
+        self.inside(async move { front.grant(&identity, &namespace, &rules).await })
+            .await
     }
 
     /// From now on an identity may do nothing until granted.
-    pub fn revoke(&self, identity: &str) {
-        self.server.authorizer.revoke(identity);
+    pub async fn revoke(&self, identity: &str) -> Result<(), kube::Error> {
+        let (front, identity) = (Arc::clone(&self.front), identity.to_owned());
+        self.inside(async move { front.revoke(&identity).await })
+            .await
     }
 
     /// Faults to come.
     pub fn faults(&self) -> &Faults {
-        &self.server.faults
+        &self.front.faults
     }
 
     /// The requests so far.
     pub fn recorded(&self) -> Recorded {
-        Recorded(self.server.recorder.all())
+        Recorded(self.front.recorder.all())
     }
 
     /// Where pods may run.
@@ -230,9 +346,16 @@ impl Cluster {
         &self.runner.nodes
     }
 
-    /// Forgets the history of changes: watches from before get `410 Gone`.
-    pub fn compact(&self) {
-        self.server.compact();
+    /// Forgets the history of changes: watches from before get `410 Gone`. A real server does so by starting anew; one
+    /// that others use is left alone, and forgets when it likes.
+    pub async fn compact(&self) -> Result<(), StartError> {
+        if let Backend::InProcess(server) = &self.front.backend {
+            server.compact();
+        }
+        if let Some(server) = &self.server {
+            server.lock().await.restart().await?;
+        }
+        Ok(())
     }
 
     /// Runs `program` for containers of this image.
@@ -269,9 +392,35 @@ impl Cluster {
         namespace.metadata.name = Some(name.to_owned());
         let api = Api::<Namespace>::all(self.client(ADMIN)?);
         match api.create(&PostParams::default(), &namespace).await {
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-            other => other.map(|_| ()),
+            Err(kube::Error::Api(status)) if status.code == 409 => return Ok(()),
+            other => other?,
+        };
+        match self.target {
+            Target::InProcess => {}
+            // Pods ask for it, and no controller manager is there to make it.
+            Target::Assets(_) => {
+                let mut account = ServiceAccount::default();
+                account.metadata.name = Some("default".to_owned());
+                Api::<ServiceAccount>::namespaced(self.client(ADMIN)?, name)
+                    .create(&PostParams::default(), &account)
+                    .await?;
+            }
+            Target::Shared => self.to_tidy().push(name.to_owned()),
         }
+        Ok(())
+    }
+
+    /// Makes a namespace that nobody else has. It is gone with the cluster, whichever that is.
+    pub async fn fresh_namespace(&self, prefix: &str) -> Result<String, kube::Error> {
+        let name = format!("{prefix}-{}", uuid::Uuid::new_v4().simple());
+        self.namespace(&name).await?;
+        Ok(name)
+    }
+
+    fn to_tidy(&self) -> std::sync::MutexGuard<'_, Vec<String>> {
+        self.namespaces
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What a namespace holds now.
@@ -397,12 +546,42 @@ impl Cluster {
     }
 }
 
+impl Cluster {
+    /// Does work on the cluster's own runtime, whose connections outlive the caller's.
+    async fn inside<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, kube::Error>> + Send + 'static,
+    ) -> Result<T, kube::Error> {
+        let done = self.runtime.handle.spawn(work).await;
+        done.map_err(|error| kube::Error::Service(Box::new(error)))?
+    }
+
+    /// Has the namespaces of a cluster deleted that goes on without us.
+    fn tidy(&self) {
+        let names = std::mem::take(&mut *self.to_tidy());
+        let Backend::Real(upstream) = &self.front.backend else {
+            return;
+        };
+        let (client, (done, asked)) = (upstream.client(), mpsc::channel());
+        self.runtime.handle.spawn(async move {
+            let api = Api::<Namespace>::all(client);
+            for name in names {
+                // What cannot be deleted now is for whoever owns the cluster.
+                let _ = api.delete(&name, &DeleteParams::default()).await;
+            }
+            let _ = done.send(());
+        });
+        let _ = asked.recv_timeout(TIDY);
+    }
+}
+
 impl Drop for Cluster {
     fn drop(&mut self) {
-        self.stop.cancel();
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
+        if self.target == Target::Shared {
+            self.tidy();
         }
+        self.stop.cancel();
+        self.runtime.end();
         self.runner.groups.end_all();
     }
 }

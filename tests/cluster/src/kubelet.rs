@@ -27,7 +27,7 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::{mpsc, watch};
 
-use crate::api_server::logs::Logs;
+use crate::front::logs::Logs;
 use nodes::Nodes;
 pub(crate) use process::Groups;
 

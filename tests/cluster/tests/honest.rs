@@ -1,26 +1,23 @@
-//! What clients may expect of an API server. Always asked of the in-process server, and of a real one as well when
-//! `KUBECONFIG` or `KUBEBUILDER_ASSETS` names it, so that the one in this process cannot drift into leniency.
+//! What clients may expect of an API server. Always asked of the in-process server, and of every real one that
+//! `KUBEBUILDER_ASSETS` or `KUBECONFIG` names, so that the one in this process cannot drift into leniency.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{AsyncBufReadExt as _, StreamExt as _};
 use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
-use test_cluster::{ADMIN, Cluster, Fault, RealServer};
+use test_cluster::{ADMIN, Cluster, Fault, Rule, Target};
 
 /// A server under test, with a namespace of its own.
+#[derive(Clone)]
 struct Subject {
+    cluster: Arc<Cluster>,
     client: Client,
     namespace: String,
-    _server: Option<Server>,
-}
-
-enum Server {
-    InProcess { _cluster: Cluster },
-    Real { _server: RealServer },
 }
 
 /// An answer as it came: code and body.
@@ -28,34 +25,36 @@ type Answer = (u16, Value);
 
 impl Subject {
     async fn all() -> Vec<Self> {
-        let cluster = Cluster::builder().api_server_only().start().await.unwrap();
-        let client = cluster.client(ADMIN).unwrap();
-        let mut all = vec![Self::new(client, Some(Server::InProcess { _cluster: cluster })).await];
-        if std::env::var_os("KUBECONFIG").is_some() {
-            all.push(Self::new(Client::try_default().await.unwrap(), None).await);
-        }
-        if let Some(server) = RealServer::from_environment().await.unwrap() {
-            let client = server.client().unwrap();
-            all.push(Self::new(client, Some(Server::Real { _server: server })).await);
+        Self::on(Target::all()).await
+    }
+
+    /// Servers where nobody else acts on objects, for what controllers and kubelets would be faster with.
+    async fn undisturbed() -> Vec<Self> {
+        let mut targets = Target::all();
+        targets.retain(|target| *target != Target::Shared);
+        Self::on(targets).await
+    }
+
+    async fn on(targets: Vec<Target>) -> Vec<Self> {
+        let mut all = Vec::new();
+        for target in targets {
+            let parts = Cluster::builder().api_server_only().on(target);
+            let cluster = Arc::new(parts.start().await.unwrap());
+            all.push(Self {
+                client: cluster.client(ADMIN).unwrap(),
+                namespace: cluster.fresh_namespace("honest").await.unwrap(),
+                cluster,
+            });
         }
         all
     }
 
-    async fn new(client: Client, server: Option<Server>) -> Self {
-        let namespace = format!("honest-{}", uuid::Uuid::new_v4().simple());
-        let subject = Self {
-            client,
-            namespace: namespace.clone(),
-            _server: server,
-        };
-        let (code, body) = subject
-            .post(
-                "/api/v1/namespaces",
-                &json!({"metadata": {"name": namespace}}),
-            )
-            .await;
-        assert_eq!(code, 201, "{body}");
-        subject
+    /// The same server, asked by somebody else.
+    fn asked_by(&self, identity: &str) -> Self {
+        Self {
+            client: self.cluster.client(identity).unwrap(),
+            ..self.clone()
+        }
     }
 
     fn path(&self, resource: &str) -> String {
@@ -205,6 +204,39 @@ async fn a_created_job_has_identity_and_defaults() {
         assert_eq!(
             pod["containers"][0]["terminationMessagePath"],
             "/dev/termination-log"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_is_stored_has_one_form() {
+    let container = json!({
+        "name": "executor", "image": "example.com/executor:1", "envFrom": [], "command": [],
+        "resources": {"limits": {"cpu": "0.5", "memory": "1024Mi"}, "requests": {"cpu": "100m", "memory": "0.5Gi"}},
+    });
+    let given = with(
+        job("a"),
+        "/spec/template/spec/containers",
+        json!([container]),
+    );
+    let scratch = json!([{"name": "work", "emptyDir": {"sizeLimit": "2048Mi"}}]);
+    let given = with(given, "/spec/template/spec/volumes", scratch);
+    for subject in Subject::all().await {
+        let (code, created) = subject.create("jobs", &given).await;
+        assert_eq!(code, 201, "{created}");
+        let pod = created.pointer(POD).unwrap();
+        let container = &pod["containers"][0];
+        assert_eq!(
+            container["resources"],
+            json!({"limits": {"cpu": "500m", "memory": "1Gi"}, "requests": {"cpu": "100m", "memory": "512Mi"}})
+        );
+        assert_eq!(pod["volumes"][0]["emptyDir"]["sizeLimit"], "2Gi");
+        for absent in ["envFrom", "command"] {
+            assert!(container.get(absent).is_none(), "{container}");
+        }
+        assert!(
+            created["spec"].get("podFailurePolicy").is_none(),
+            "{created}"
         );
     }
 }
@@ -425,6 +457,83 @@ async fn of_a_job_only_what_may_change_changes() {
 }
 
 #[tokio::test]
+async fn of_a_job_only_what_fits_together_is_told() {
+    let condition = |kind: &str| json!({"type": kind, "status": "True"});
+    let (began, ended) = ("2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z");
+    let failed = json!([condition("FailureTarget"), condition("Failed")]);
+    let complete = json!([condition("SuccessCriteriaMet"), condition("Complete")]);
+    let cases = [
+        (json!({"active": -1}), "status.active"),
+        (json!({"active": 1, "ready": 2}), "status.ready"),
+        (
+            json!({"conditions": [condition("Failed")], "startTime": began}),
+            "status.conditions",
+        ),
+        (
+            json!({"conditions": [condition("Complete")], "startTime": began, "completionTime": ended}),
+            "status.conditions",
+        ),
+        (json!({"conditions": failed}), "status.startTime"),
+        (
+            json!({"conditions": failed, "startTime": began, "active": 1}),
+            "status.active",
+        ),
+        (
+            json!({"conditions": failed, "startTime": began, "terminating": 1}),
+            "status.terminating",
+        ),
+        (
+            json!({"conditions": failed, "startTime": began, "uncountedTerminatedPods": {"failed": ["a"]}}),
+            "status.uncountedTerminatedPods",
+        ),
+        (
+            json!({"conditions": complete, "startTime": began}),
+            "status.completionTime",
+        ),
+        (
+            json!({"conditions": complete, "startTime": ended, "completionTime": began}),
+            "status.completionTime",
+        ),
+        (
+            json!({"startTime": began, "completionTime": ended}),
+            "status.completionTime",
+        ),
+    ];
+    for subject in Subject::undisturbed().await {
+        let running = with(job("a"), "/spec/suspend", json!(false));
+        subject.create("jobs", &running).await;
+        for (status, field) in &cases {
+            let told = json!({"status": status});
+            let answer = subject.merge("jobs/a/status", &told).await;
+            assert_eq!(
+                (answer.0, fields(&answer).contains(field)),
+                (422, true),
+                "{field}: {}",
+                answer.1
+            );
+        }
+        let over = json!({"status": {"conditions": failed, "startTime": began, "failed": 1}});
+        let (code, told) = subject.merge("jobs/a/status", &over).await;
+        assert_eq!(code, 200, "{told}");
+        for (status, field) in [
+            (json!({"conditions": []}), "status.conditions"),
+            (json!({"startTime": ended}), "status.startTime"),
+            (json!({"failed": 0}), "status.failed"),
+        ] {
+            let answer = subject
+                .merge("jobs/a/status", &json!({"status": status}))
+                .await;
+            assert_eq!(
+                (answer.0, fields(&answer).contains(&field)),
+                (422, true),
+                "{}",
+                answer.1
+            );
+        }
+    }
+}
+
+#[tokio::test]
 async fn each_patch_language_has_its_content_type() {
     for subject in Subject::all().await {
         subject
@@ -595,20 +704,20 @@ async fn a_watch_tells_what_enters_and_leaves_a_selector() {
 
 #[tokio::test]
 async fn a_watch_from_a_forgotten_version_has_expired() {
-    let cluster = Cluster::builder().api_server_only().start().await.unwrap();
-    let subject = Subject::new(cluster.client(ADMIN).unwrap(), None).await;
-    subject
-        .create("configmaps", &json!({"metadata": {"name": "a"}}))
-        .await;
-    cluster.compact();
-    subject
-        .create("configmaps", &json!({"metadata": {"name": "b"}}))
-        .await;
-    let events = subject.watch("configmaps", "resourceVersion=1", 1).await;
-    assert_eq!(
-        (&events[0]["type"], &events[0]["object"]["code"]),
-        (&json!("ERROR"), &json!(410))
-    );
+    for subject in Subject::undisturbed().await {
+        subject
+            .create("configmaps", &json!({"metadata": {"name": "a"}}))
+            .await;
+        subject.cluster.compact().await.unwrap();
+        subject
+            .create("configmaps", &json!({"metadata": {"name": "b"}}))
+            .await;
+        let events = subject.watch("configmaps", "resourceVersion=1", 1).await;
+        assert_eq!(
+            (&events[0]["type"], &events[0]["object"]["code"]),
+            (&json!("ERROR"), &json!(410))
+        );
+    }
 }
 
 #[tokio::test]
@@ -637,6 +746,205 @@ async fn deletion_waits_for_finalizers_and_heeds_preconditions() {
             (200, &job["metadata"]["uid"])
         );
         assert_eq!(deleted["status"], "Success");
+    }
+}
+
+fn pod(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {"restartPolicy": "Never", "containers": [{"name": "executor", "image": "example.com/executor:1"}]},
+    })
+}
+
+#[tokio::test]
+async fn a_pod_is_admitted_bound_once_and_gone_when_its_node_says_so() {
+    for subject in Subject::undisturbed().await {
+        let nobody = with(pod("a"), "/spec/serviceAccountName", json!("none"));
+        let (code, refused) = subject.create("pods", &nobody).await;
+        let why = "pods \"a\" is forbidden: error looking up service account";
+        let message = refused["message"].as_str().unwrap();
+        assert_eq!((code, message.starts_with(why)), (403, true), "{message}");
+
+        let (code, created) = subject.create("pods", &pod("a")).await;
+        assert_eq!(code, 201, "{created}");
+        assert_eq!(created["spec"]["serviceAccountName"], "default");
+        assert_eq!(
+            (
+                &created["spec"]["priority"],
+                &created["spec"]["preemptionPolicy"]
+            ),
+            (&json!(0), &json!("PreemptLowerPriority"))
+        );
+        let tolerations = created["spec"]["tolerations"].as_array().unwrap();
+        let keys: Vec<&str> = tolerations
+            .iter()
+            .filter_map(|toleration| toleration["key"].as_str())
+            .collect();
+        assert_eq!(
+            keys,
+            [
+                "node.kubernetes.io/not-ready",
+                "node.kubernetes.io/unreachable"
+            ]
+        );
+        assert_eq!(
+            (&created["status"]["phase"], &created["status"]["qosClass"]),
+            (&json!("Pending"), &json!("BestEffort"))
+        );
+        // Nothing but a few fields may change.
+        let image = json!([{"name": "other", "image": "example.com/executor:1"}]);
+        let patch = json!({"spec": {"containers": image}});
+        assert_eq!(subject.merge("pods/a", &patch).await.0, 422);
+
+        // Without a node it goes at once.
+        assert_eq!(subject.delete("pods/a", &json!({})).await.0, 200);
+        assert_eq!(subject.get("pods/a").await.0, 404);
+
+        let limits = json!({"requests": {"cpu": "100m"}, "limits": {"memory": "1Gi"}});
+        let burstable = with(pod("a"), "/spec/containers/0/resources", limits);
+        let (_, created) = subject.create("pods", &burstable).await;
+        assert_eq!(created["status"]["qosClass"], "Burstable");
+        assert_eq!(
+            created["spec"]["containers"][0]["resources"]["requests"]["memory"],
+            "1Gi"
+        );
+        let binding = json!({
+            "apiVersion": "v1", "kind": "Binding", "metadata": {"name": "a"},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": "node-1"},
+        });
+        assert_eq!(subject.create("pods/a/binding", &binding).await.0, 201);
+        let (code, status) = subject.create("pods/a/binding", &binding).await;
+        assert_eq!((code, &status["reason"]), (409, &json!("Conflict")));
+        let (_, bound) = subject.get("pods/a").await;
+        assert_eq!(bound["spec"]["nodeName"], "node-1");
+        let scheduled = &bound["status"]["conditions"][0];
+        assert_eq!(
+            (&scheduled["type"], &scheduled["status"]),
+            (&json!("PodScheduled"), &json!("True"))
+        );
+
+        let (code, going) = subject.delete("pods/a", &json!({})).await;
+        assert_eq!(code, 200);
+        assert_eq!(going["metadata"]["deletionGracePeriodSeconds"], 30);
+        assert!(going["metadata"]["deletionTimestamp"].is_string());
+        assert_eq!(subject.get("pods/a").await.0, 200);
+        let now = json!({"gracePeriodSeconds": 0});
+        assert_eq!(subject.delete("pods/a", &now).await.0, 200);
+        assert_eq!(subject.get("pods/a").await.0, 404);
+    }
+}
+
+#[tokio::test]
+async fn owners_stay_for_their_dependents_where_that_is_asked() {
+    for subject in Subject::undisturbed().await {
+        for (policy, finalizer) in [("Foreground", "foregroundDeletion"), ("Orphan", "orphan")] {
+            let name = policy.to_lowercase();
+            let path = format!("jobs/{name}");
+            subject.create("jobs", &job(&name)).await;
+            let options = json!({"propagationPolicy": policy});
+            let (code, going) = subject.delete(&path, &options).await;
+            assert_eq!(
+                (code, &going["metadata"]["finalizers"]),
+                (200, &json!([finalizer])),
+                "{going}"
+            );
+            let uid = &going["metadata"]["uid"];
+            let collected = json!({"metadata": {"uid": uid, "finalizers": []}});
+            assert_eq!(subject.merge(&path, &collected).await.0, 200);
+            assert_eq!(subject.get(&path).await.0, 404);
+        }
+        let unknown = json!({"propagationPolicy": "Sideways"});
+        subject.create("jobs", &job("a")).await;
+        assert_eq!(subject.delete("jobs/a", &unknown).await.0, 422);
+    }
+}
+
+#[tokio::test]
+async fn a_lease_is_renewed_only_by_who_knows_it() {
+    for subject in Subject::all().await {
+        let lease = json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "a"},
+            "spec": {"holderIdentity": "one", "leaseDurationSeconds": 15, "renewTime": "2026-01-01T00:00:00.000000Z"},
+        });
+        let (code, first) = subject.create("leases", &lease).await;
+        assert_eq!((code, &first["spec"]), (201, &lease["spec"]));
+        let path = subject.path("leases/a");
+        let put = |body: Value| {
+            let (subject, path) = (&subject, &path);
+            async move {
+                let answer = subject.send("PUT", path, "application/json", Some(&body));
+                answer.await
+            }
+        };
+        let renewed = with(first.clone(), "/spec/holderIdentity", json!("two"));
+        assert_eq!(put(renewed.clone()).await.0, 200);
+        assert_eq!(put(renewed).await.0, 409);
+        let blind = with(lease.clone(), "/spec/holderIdentity", json!("three"));
+        let answer = put(blind).await;
+        assert_eq!(
+            (answer.0, fields(&answer)),
+            (422, vec!["metadata.resourceVersion"])
+        );
+        let never = with(first, "/spec/leaseDurationSeconds", json!(0));
+        let never = with(never, "/metadata/resourceVersion", json!(""));
+        assert_eq!(put(never).await.0, 422);
+    }
+}
+
+#[tokio::test]
+async fn an_object_is_shown_in_the_form_that_is_asked_for() {
+    for subject in Subject::all().await {
+        let secret =
+            json!({"metadata": {"generateName": "a-"}, "stringData": {"a": "b"}, "unknown": 1});
+        let (code, created) = subject.create("secrets", &secret).await;
+        assert_eq!((code, &created["unknown"]), (201, &Value::Null));
+        let name = created["metadata"]["name"].as_str().unwrap();
+        assert_eq!((name.len(), &name[..2]), (7, "a-"));
+        let (code, _) = subject
+            .create("secrets?dryRun=All", &json!({"metadata": {"name": "b"}}))
+            .await;
+        assert_eq!((code, subject.get("secrets/b").await.0), (201, 404));
+        for (path, kind) in [
+            (format!("secrets/{name}"), "PartialObjectMetadata"),
+            ("secrets".to_owned(), "PartialObjectMetadataList"),
+        ] {
+            let accept = format!("application/json;as={kind};g=meta.k8s.io;v=v1");
+            let request = axum::http::Request::get(subject.path(&path)).header("accept", accept);
+            let request = request.body(Body::empty()).unwrap();
+            let response = subject.client.send(request).await.unwrap();
+            let bytes = response.into_body().collect_bytes().await.unwrap();
+            let shown: Value = serde_json::from_slice(&bytes).unwrap();
+            assert_eq!(shown["kind"], kind, "{shown}");
+            assert!(!shown.to_string().contains("Yg=="), "{shown}");
+        }
+        let path = subject.path("secrets");
+        let (code, status) = subject
+            .send(
+                "GET",
+                &format!("{path}?watch=true&resourceVersionMatch=Exact"),
+                "",
+                None,
+            )
+            .await;
+        assert_eq!(
+            (code, &status["reason"]),
+            (422, &json!("Invalid")),
+            "{status}"
+        );
+        let (code, status) = subject
+            .send("GET", "/apis/batch/v1/nonsense", "", None)
+            .await;
+        assert_eq!(
+            (code, &status["reason"]),
+            (404, &json!("NotFound")),
+            "{status}"
+        );
+        let (code, status) = subject.send("PATCH", &path, "", None).await;
+        assert_eq!(
+            (code, &status["reason"]),
+            (405, &json!("MethodNotAllowed")),
+            "{status}"
+        );
     }
 }
 
@@ -675,108 +983,110 @@ async fn kubectl_finds_its_way() {
     let Ok(kubectl) = which::which("kubectl") else {
         return;
     };
-    let cluster = Cluster::builder().api_server_only().start().await.unwrap();
-    let subject = Subject::new(cluster.client(ADMIN).unwrap(), None).await;
-    subject.create("jobs", &job("a")).await;
-    let config = cluster.kubeconfig_file(ADMIN, &subject.namespace).unwrap();
-    let run = |args: &[&str]| {
-        let output = std::process::Command::new(&kubectl)
-            .env("KUBECONFIG", &config)
-            .env("HOME", config.parent().unwrap())
-            .args(args)
-            .output()
-            .unwrap();
-        format!(
-            "{}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        )
-    };
-    assert_eq!(run(&["get", "jobs", "-o", "name"]).trim(), "job.batch/a");
-    assert_eq!(
-        run(&["delete", "job", "a", "--wait=false"]).trim(),
-        "job.batch \"a\" deleted"
-    );
-    assert!(run(&["get", "jobs"]).starts_with("No resources found"));
+    for subject in Subject::all().await {
+        subject.create("jobs", &job("a")).await;
+        let config = subject.cluster.kubeconfig_file(ADMIN, &subject.namespace);
+        let config = config.unwrap();
+        let run = |args: &[&str]| {
+            let output = std::process::Command::new(&kubectl)
+                .env("KUBECONFIG", &config)
+                .env("HOME", config.parent().unwrap())
+                .args(args)
+                .output()
+                .unwrap();
+            format!(
+                "{}{}",
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            )
+        };
+        assert_eq!(run(&["get", "jobs", "-o", "name"]).trim(), "job.batch/a");
+        assert_eq!(
+            run(&["delete", "job", "a", "--wait=false"]).trim(),
+            "job.batch \"a\" deleted"
+        );
+        assert!(run(&["get", "jobs"]).starts_with("No resources found"));
+    }
 }
 
 #[tokio::test]
 async fn an_identity_may_do_what_it_was_granted_and_nothing_else() {
-    let cluster = Cluster::builder().api_server_only().start().await.unwrap();
-    let subject = Subject::new(cluster.client(ADMIN).unwrap(), None).await;
-    let strings = |list: &[&str]| {
-        list.iter()
-            .map(|text| (*text).to_owned())
-            .collect::<Vec<_>>()
-    };
-    let rule = test_cluster::Rule {
-        api_groups: strings(&["batch"]),
-        resources: strings(&["jobs"]),
-        verbs: strings(&["create", "get"]),
-        ..Default::default()
-    };
-    cluster.grant("launcher", &subject.namespace, std::slice::from_ref(&rule));
-    let namespace = subject.namespace.clone();
-    let launcher = Subject {
-        client: cluster.client("launcher").unwrap(),
-        namespace,
-        _server: None,
-    };
-    assert_eq!(launcher.create("jobs", &job("a")).await.0, 201);
-    let (code, status) = launcher.delete("jobs/a", &json!({})).await;
-    assert_eq!((code, &status["reason"]), (403, &json!("Forbidden")));
-    let expected = format!(
-        "jobs.batch \"a\" is forbidden: User \"launcher\" cannot delete resource \"jobs\" in API group \"batch\" in \
-         the namespace \"{}\"",
-        launcher.namespace
-    );
-    assert_eq!(status["message"], json!(expected));
-    for (verb, allowed) in [("get", true), ("list", false)] {
-        let asked = json!({"namespace": launcher.namespace, "verb": verb, "group": "batch", "resource": "jobs"});
-        let review = json!({"spec": {"resourceAttributes": asked}});
-        let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-        assert_eq!(
-            launcher.post(path, &review).await.1["status"]["allowed"],
-            json!(allowed)
+    for subject in Subject::all().await {
+        let strings = |list: &[&str]| {
+            list.iter()
+                .map(|text| (*text).to_owned())
+                .collect::<Vec<_>>()
+        };
+        let rule = Rule {
+            api_groups: strings(&["batch"]),
+            resources: strings(&["jobs"]),
+            verbs: strings(&["create", "get"]),
+            ..Default::default()
+        };
+        let (cluster, namespace) = (&subject.cluster, &subject.namespace);
+        let rules = std::slice::from_ref(&rule);
+        cluster.grant("launcher", namespace, rules).await.unwrap();
+        let launcher = subject.asked_by("launcher");
+        assert_eq!(launcher.create("jobs", &job("a")).await.0, 201);
+        let (code, status) = launcher.delete("jobs/a", &json!({})).await;
+        assert_eq!((code, &status["reason"]), (403, &json!("Forbidden")));
+        let expected = format!(
+            "jobs.batch \"a\" is forbidden: User \"launcher\" cannot delete resource \"jobs\" in API group \"batch\" \
+             in the namespace \"{namespace}\"",
         );
+        assert_eq!(status["message"], json!(expected));
+        for (verb, allowed) in [("get", true), ("list", false)] {
+            let asked =
+                json!({"namespace": namespace, "verb": verb, "group": "batch", "resource": "jobs"});
+            let review = json!({"spec": {"resourceAttributes": asked}});
+            let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+            assert_eq!(
+                launcher.post(path, &review).await.1["status"]["allowed"],
+                json!(allowed)
+            );
+        }
+        let recorded = cluster.recorded().of("launcher");
+        assert_eq!(recorded.denied().len(), 1);
+        assert_eq!(recorded.unused(rules), ["get jobs.batch"]);
+        cluster.revoke("launcher").await.unwrap();
+        assert_eq!(launcher.get("jobs/a").await.0, 403);
+        assert_eq!(subject.get("jobs/a").await.0, 200);
     }
-    let recorded = cluster.recorded().of("launcher");
-    assert_eq!(recorded.denied().len(), 1);
-    assert_eq!(recorded.unused(&[rule]), ["get jobs.batch"]);
 }
 
 #[tokio::test]
 async fn ordered_faults_happen_once_each() {
-    let cluster = Cluster::builder().api_server_only().start().await.unwrap();
-    let subject = Subject::new(cluster.client(ADMIN).unwrap(), None).await;
-    let faults = cluster.faults();
-    // The client itself comes again after such an answer.
-    faults.next(1, "list", "jobs", Fault::TooManyRequests(1));
-    assert_eq!(subject.get("jobs").await.0, 200);
-    let recorded = cluster.recorded();
-    let lists = recorded
-        .requests()
-        .iter()
-        .filter(|request| request.right() == "list jobs.batch");
-    assert_eq!(
-        lists.map(|request| request.status).collect::<Vec<_>>(),
-        [429, 200]
-    );
-    faults.next(1, "create", "jobs", Fault::QuotaExceeded);
-    let (code, status) = subject.create("jobs", &job("a")).await;
-    assert_eq!(code, 403);
-    assert!(
-        status["message"]
-            .as_str()
-            .unwrap()
-            .contains("exceeded quota")
-    );
-    for (fault, stored) in [(Fault::DropBefore, 404), (Fault::DropAfter, 200)] {
-        faults.next(1, "create", "jobs", fault);
-        let request = axum::http::Request::post(subject.path("jobs"))
-            .body(Body::from(job("a").to_string().into_bytes()));
-        assert!(subject.client.send(request.unwrap()).await.is_err());
-        assert_eq!(subject.get("jobs/a").await.0, stored);
+    for subject in Subject::all().await {
+        let faults = subject.cluster.faults();
+        // The client itself comes again after such an answer.
+        faults.next(1, "list", "jobs", Fault::TooManyRequests(1));
+        assert_eq!(subject.get("jobs").await.0, 200);
+        let recorded = subject.cluster.recorded();
+        let lists = recorded
+            .requests()
+            .iter()
+            .filter(|request| request.right() == "list jobs.batch");
+        assert_eq!(
+            lists.map(|request| request.status).collect::<Vec<_>>(),
+            [429, 200]
+        );
+        faults.next(1, "create", "jobs", Fault::QuotaExceeded);
+        let (code, status) = subject.create("jobs", &job("a")).await;
+        assert_eq!(code, 403);
+        assert!(
+            status["message"]
+                .as_str()
+                .unwrap()
+                .contains("exceeded quota")
+        );
+        assert!(subject.cluster.recorded().denied().is_empty());
+        for (fault, stored) in [(Fault::DropBefore, 404), (Fault::DropAfter, 200)] {
+            faults.next(1, "create", "jobs", fault);
+            let request = axum::http::Request::post(subject.path("jobs"))
+                .body(Body::from(job("a").to_string().into_bytes()));
+            assert!(subject.client.send(request.unwrap()).await.is_err());
+            assert_eq!(subject.get("jobs/a").await.0, stored);
+        }
+        assert_eq!(subject.create("jobs", &job("a")).await.0, 409);
     }
-    assert_eq!(subject.create("jobs", &job("a")).await.0, 409);
 }

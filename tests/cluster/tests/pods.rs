@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{DeleteParams, LogParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
@@ -149,6 +150,18 @@ async fn a_job_runs_its_program_with_the_environment_of_its_pod() {
         .await
         .unwrap();
     assert_eq!(log, format!("hello! from {}\nhello", pod.name_any()));
+    let stamped = LogParams {
+        timestamps: true,
+        ..LogParams::default()
+    };
+    let log = pods.logs(&pod.name_any(), &stamped).await.unwrap();
+    let (at, text) = log.lines().last().unwrap().split_once(' ').unwrap();
+    assert_eq!(text, "hello");
+    let later = LogParams {
+        since_time: Some(at.parse::<Timestamp>().unwrap() + SignedDuration::from_secs(1)),
+        ..LogParams::default()
+    };
+    assert_eq!(pods.logs(&pod.name_any(), &later).await.unwrap(), "");
     let status = &pod.status.unwrap().container_statuses.unwrap()[0];
     let terminated = status.state.as_ref().unwrap().terminated.as_ref().unwrap();
     assert_eq!(

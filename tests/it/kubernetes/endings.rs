@@ -12,16 +12,16 @@ use kube::Api;
 use kube::api::PostParams;
 use test_cluster::{ADMIN, State};
 
-use super::{LAUNCHER, Launcher, PATIENCE, Place, RUNS, name};
+use super::{LAUNCHER, Launcher, PATIENCE, Place, name};
 
 impl Place {
     /// What a launcher would say of runs.
     pub(super) fn library(&self) -> Cluster {
-        Cluster::from_client(self.cluster.client(LAUNCHER).unwrap(), RUNS)
+        Cluster::from_client(self.cluster.client(LAUNCHER).unwrap(), &self.runs)
     }
 
     /// Returns when this is what the run waits for.
-    async fn until_waiting(&self, job: &JobData, reason: WaitReason, words: &str) {
+    pub(super) async fn until_waiting(&self, job: &JobData, reason: WaitReason, words: &str) {
         let library = self.library();
         let look = async {
             loop {
@@ -47,7 +47,7 @@ impl Place {
             .await;
     }
 
-    async fn verdict(&self, job: &JobData) -> VerdictKind {
+    pub(super) async fn verdict(&self, job: &JobData) -> VerdictKind {
         let explanation = self.library().explain(&name(job)).await.unwrap();
         let verdict = explanation.verdict.expect("the run is over");
         assert!(!verdict.sentence.is_empty() && !verdict.evidence.is_empty());
@@ -71,7 +71,7 @@ impl Place {
     }
 
     /// The pod of a run that is being worked in once `is_there`.
-    async fn pod_at_work(&self, job: &JobData, is_there: impl Fn() -> bool) -> Pod {
+    pub(super) async fn pod_at_work(&self, job: &JobData, is_there: impl Fn() -> bool) -> Pod {
         let name = name(job);
         let at_work = |state: &State| {
             let pod = (*state.pods_of(&name).first()?).clone();
@@ -81,10 +81,11 @@ impl Place {
         self.until("the pod is at work", at_work).await
     }
 
-    async fn config_map(&self, name: &str) {
+    pub(super) async fn config_map(&self, name: &str) {
         let mut map = ConfigMap::default();
         map.metadata.name = Some(name.to_owned());
-        let maps = Api::<ConfigMap>::namespaced(self.cluster.client(ADMIN).unwrap(), RUNS);
+        let client = self.cluster.client(ADMIN).unwrap();
+        let maps = Api::<ConfigMap>::namespaced(client, &self.runs);
         maps.create(&PostParams::default(), &map).await.unwrap();
     }
 }

@@ -1,55 +1,119 @@
-//! The launcher asks the cluster for what it was granted, and for nothing else.
+//! The launcher asks the cluster for what `rbac/` grants it, for all of that, and for nothing else.
 
-use api_launcher::cluster::rights::{Place as Where, RIGHTS, Right};
+use integration_tests::process::Stream;
 use integration_tests::{Repository, job};
-use test_cluster::{Request, Rule};
+use job_contract::{JobData, env};
+use k8s_openapi::api::batch::v1::Job;
+use kube::Api;
+use kube::api::{DeleteParams, PropagationPolicy};
+use nix::sys::signal::Signal;
+use test_cluster::{ADMIN, Cluster, State};
 
-use super::{LAUNCHER, Place, RUNS};
+use super::{Place, name, rights, rules};
 
-fn rule(right: &Right) -> Rule {
-    let resource = match right.subresource {
-        "" => right.resource.to_owned(),
-        below => format!("{}/{below}", right.resource),
-    };
-    Rule {
-        api_groups: vec![right.group.to_owned()],
-        resources: vec![resource],
-        resource_names: Vec::new(),
-        verbs: vec![right.verb.to_owned()],
+const SEED: &str = include_str!("../../../rbac/seed.yaml");
+
+impl Place {
+    /// Deletes the Job of a run as `kubectl delete job --cascade=orphan` does.
+    async fn orphan(&self, job: &JobData) {
+        let jobs = Api::<Job>::namespaced(self.cluster.client(ADMIN).unwrap(), &self.runs);
+        let options = DeleteParams {
+            propagation_policy: Some(PropagationPolicy::Orphan),
+            ..DeleteParams::default()
+        };
+        let name = name(job);
+        jobs.delete(&name, &options).await.unwrap();
+        let gone = |state: &State| state.job(&name).is_none().then_some(());
+        self.until("the Job is gone", gone).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_launcher_with_its_rights_alone_carries_a_run_and_is_denied_nothing() {
+async fn everything_the_launcher_does_uses_each_right_and_no_other() {
     let (place, repository) = (Place::new().await, Repository::fixture());
-    // Runs and launcher share a namespace here.
-    let in_one = |right: &&Right| matches!(right.place, Where::Runs | Where::Launcher);
-    let rules: Vec<Rule> = RIGHTS.iter().filter(in_one).map(rule).collect();
-    place.cluster.grant(LAUNCHER, RUNS, &rules);
-    let plan = job::plan(&repository);
+    let [plan, other, stuck] = ["11", "12", "13"].map(|id| {
+        let job = job::plan(&repository);
+        job::in_job(&job, id)
+    });
     place.site.queue(&[&plan]);
+    place.site.queue(&[&other]);
+
+    place.told(&["check", "--election-namespace", &place.runs]);
     let launcher = place.serve();
     assert_eq!(launcher.door().get("/actuator/health/readiness").await, 200);
     launcher.accept(&plan).await;
     launcher.accept(&plan).await;
     place.until_over(&plan, "Complete").await;
+    let log = place.told(&["launch", "--follow", "-f", &place.document(&other)]);
+    assert!(log.contains("Plan:"), "{log}");
+    place.told(&["launch", "--wait", "-f", &place.document(&other)]);
+    let listed = place.told(&["list"]);
+    assert!(listed.contains("11") && listed.contains("12"), "{listed}");
+    let log = place.told(&["logs", "11"]);
+    assert!(log.contains("Plan:"), "{log}");
+    place.told(&["logs", "-f", "12"]);
+    place.told(&["explain", "11"]);
 
-    let recorded = place.cluster.recorded().of(LAUNCHER);
-    let rights = |requests: Vec<&Request>| -> Vec<String> {
-        requests.into_iter().map(Request::right).collect()
-    };
-    assert_eq!(rights(recorded.denied()), Vec::<String>::new());
-    assert_eq!(rights(recorded.beyond(&rules)), Vec::<String>::new());
-    assert!(!recorded.requests().is_empty());
+    // Job data that an earlier Job left is in the way of the next one, whose run is then cancelled before it starts.
+    let mut stuck = stuck;
+    let nowhere = ("EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS", "disk=none");
+    let variables = &mut stuck.environment_variables;
+    variables.insert(nowhere.0.to_owned(), nowhere.1.to_owned());
+    launcher.accept(&stuck).await;
+    place.orphan(&stuck).await;
+    launcher.accept(&stuck).await;
+    place.told(&["cancel", "13"]);
+    let cancelled = |state: &State| state.job(&name(&stuck)).is_none().then_some(());
+    place.until("the run is cancelled", cancelled).await;
+
+    // Whoever stops gives the Lease back.
+    launcher.running.signal(Signal::SIGTERM);
+    launcher.running.wait();
+
+    let asked = place.asked();
+    assert_eq!(asked.unused(&place.rules), Vec::<String>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_launcher_without_rights_says_503_and_is_not_ready() {
-    let place = Place::without_pods().await;
-    place.cluster.revoke(LAUNCHER);
+    let place = Place::without_pods().await.where_it_is_refused();
+    place.cluster.revoke(super::LAUNCHER).await.unwrap();
     let launcher = place.serve();
     let plan = job::plan(&Repository::fixture());
     assert_eq!(launcher.door().post(&plan).await.unwrap(), 503);
     assert_eq!(launcher.door().get("/actuator/health/readiness").await, 503);
     assert!(place.state().await.jobs.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_job_data_in_the_environment_the_rights_of_the_documentation_carry_a_run() {
+    let place = Place::of(Cluster::builder(), &rules(SEED)).await;
+    // It looks for a Lease and for pods, and does without.
+    let place = place.where_it_is_refused();
+    let repository = Repository::fixture();
+    let plan = job::plan(&repository);
+    place.site.queue(&[&plan]);
+    let launcher = place.serve_with(&[(env::JOB_DATA_MODE, "env")]);
+    launcher
+        .running
+        .wait_for(Stream::Stderr, "watching without one");
+    assert_eq!(launcher.door().get("/actuator/health/readiness").await, 200);
+    launcher.accept(&plan).await;
+    launcher.accept(&plan).await;
+    place.until_over(&plan, "Complete").await;
+    assert!(place.site.record(&plan).plan_changes);
+
+    let asked = place.asked();
+    let denied = rights(&asked.denied());
+    assert!(
+        denied.iter().all(|right| {
+            ["pods", "events", "leases.coordination.k8s.io"]
+                .iter()
+                .any(|resource| right.ends_with(&format!(" {resource}")))
+        }),
+        "{denied:?}"
+    );
+    // What is denied and what is beyond the Role is the same.
+    assert_eq!(rights(&asked.beyond(&place.rules)), denied);
+    assert!(place.state().await.secrets.is_empty());
 }

@@ -10,7 +10,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use test_cluster::ADMIN;
 
-use super::{Place, RUNS, name};
+use super::{Place, name};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_more_jobs_are_released_than_may_be_in_flight_and_the_lease_is_the_one_named() {
@@ -42,7 +42,8 @@ async fn no_more_jobs_are_released_than_may_be_in_flight_and_the_lease_is_the_on
     place.until("the first is at work", at_work).await;
     launcher.accept(&second).await;
     place.until_waiting_for_its_turn(&second).await;
-    let leases = Api::<Lease>::namespaced(place.cluster.client(ADMIN).unwrap(), RUNS);
+    let client = place.cluster.client(ADMIN).unwrap();
+    let leases = Api::<Lease>::namespaced(client, &place.runs);
     leases.get("of-these-runs").await.unwrap();
 
     fs::write(&gate, "").unwrap();
@@ -64,8 +65,7 @@ async fn a_run_no_node_takes_is_given_up_when_the_operator_says() {
         .insert(selector, "disk=none".to_owned());
     place.site.queue(&[&plan]);
     launcher.accept(&plan).await;
-    // The platform is told before Kubernetes has cleared the pod away, which without a node takes its garbage collector.
-    place.until_reported(&plan, "no node took the pod").await;
+    place.until_over(&plan, "Failed").await;
     let explanation = place.library().explain(&name(&plan)).await.unwrap();
     let verdict = explanation.verdict.unwrap();
     assert_eq!(verdict.kind, VerdictKind::NeverScheduled);
@@ -74,6 +74,7 @@ async fn a_run_no_node_takes_is_given_up_when_the_operator_says() {
         "{}",
         verdict.sentence
     );
+    place.until_reported(&plan, "no node took the pod").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -155,6 +155,11 @@ impl Server {
         self.address.to_string()
     }
 
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// Scheme, host and port, without a slash at the end.
     pub fn url(&self) -> String {
         let scheme = if self.certificate.is_some() {
@@ -188,6 +193,80 @@ impl Drop for Server {
             drop(acceptor.join());
         }
     }
+}
+
+/// Asks a server on loopback something, and returns status and body of its answer.
+pub(crate) fn ask(
+    server: SocketAddr,
+    method: &str,
+    target: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> io::Result<(u16, String)> {
+    let mut stream = TcpStream::connect(server)?;
+    stream.set_read_timeout(Some(SILENCE))?;
+    let mut head = format!(
+        "{method} {target} HTTP/1.0\r\nHost: {server}\r\nContent-Length: {}\r\n",
+        body.len()
+    );
+    for (name, value) in headers {
+        head.extend([name, ": ", value, "\r\n"]);
+    }
+    head.push_str("\r\n");
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(body)?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    let answer = String::from_utf8_lossy(&answer);
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    let status = head.split(' ').nth(1).and_then(|word| word.parse().ok());
+    Ok((status.unwrap_or_default(), body.to_owned()))
+}
+
+/// Asks another server the same, under the name of a host, and returns its answer.
+pub(crate) fn pass_on(request: &Request, server: SocketAddr, host: &str) -> io::Result<Response> {
+    let mut stream = TcpStream::connect(server)?;
+    stream.set_read_timeout(Some(SILENCE))?;
+    let query = match &*request.query {
+        "" => String::new(),
+        query => format!("?{query}"),
+    };
+    let mut head = format!(
+        "{} {}{query} HTTP/1.0\r\nHost: {host}\r\nContent-Length: {}\r\n",
+        request.method,
+        request.path,
+        request.body.len()
+    );
+    for (name, value) in &request.headers {
+        let is_ours = [
+            "host",
+            "content-length",
+            "transfer-encoding",
+            "expect",
+            "connection",
+        ];
+        if !is_ours.contains(&name.as_str()) {
+            head.extend([name, ": ", value, "\r\n"]);
+        }
+    }
+    head.push_str("\r\n");
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(&request.body)?;
+    let mut stream = BufReader::new(stream);
+    let first = read_line(&mut stream)?;
+    let status = first.split(' ').nth(1).and_then(|word| word.parse().ok());
+    let mut response = Response::new(status.unwrap_or(502), Vec::new());
+    loop {
+        let line = read_line(&mut stream)?;
+        let Some((name, value)) = line.split_once(':') else {
+            break;
+        };
+        if !["content-length", "connection"].contains(&&*name.to_ascii_lowercase()) {
+            response = response.with_header(name, value.trim());
+        }
+    }
+    stream.read_to_end(&mut response.body)?;
+    Ok(response)
 }
 
 fn serve(

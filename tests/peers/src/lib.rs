@@ -1,6 +1,11 @@
 //! Real peers that tests start on loopback, each on a free port, each stopped when its value is dropped.
 
+pub mod azurite;
+pub mod clouds;
+mod daemon;
+pub mod gcs;
 pub mod git_http;
 pub mod http;
 pub mod redis;
+pub mod s3;
 pub mod sshd;

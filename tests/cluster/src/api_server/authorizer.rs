@@ -38,6 +38,22 @@ pub(crate) struct Action<'a> {
 }
 
 impl Rule {
+    /// The same in rules of one verb on one resource.
+    pub(crate) fn singles(&self) -> impl Iterator<Item = Self> + '_ {
+        let all = self.api_groups.iter().flat_map(move |group| {
+            let resources = self.resources.iter();
+            resources.flat_map(move |resource| {
+                self.verbs.iter().map(move |verb| (group, resource, verb))
+            })
+        });
+        all.map(|(group, resource, verb)| Self {
+            api_groups: vec![group.clone()],
+            resources: vec![resource.clone()],
+            resource_names: self.resource_names.clone(),
+            verbs: vec![verb.clone()],
+        })
+    }
+
     pub(crate) fn allows(&self, action: &Action<'_>) -> bool {
         let has =
             |list: &[String], wanted: &str| list.iter().any(|item| item == wanted || item == "*");
@@ -57,7 +73,7 @@ impl Rule {
     }
 }
 
-/// Rights of identities that are not admins, by namespace.
+/// Rights of identities that are restricted, by namespace.
 #[derive(Debug, Default)]
 pub(crate) struct Authorizer {
     grants: Mutex<HashMap<String, Vec<(String, Rule)>>>,
@@ -87,9 +103,9 @@ impl Authorizer {
         }
         let grants = self.grants.lock().unwrap_or_else(PoisonError::into_inner);
         grants.get(identity).is_none_or(|rules| {
-            rules.iter().any(|(namespace, rule)| {
-                (namespace.is_empty() || namespace == action.namespace) && rule.allows(action)
-            })
+            rules
+                .iter()
+                .any(|(namespace, rule)| namespace == action.namespace && rule.allows(action))
         })
     }
 }

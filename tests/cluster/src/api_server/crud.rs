@@ -77,7 +77,12 @@ fn namespace_ready(state: &State, request: &ApiRequest, name: &str) -> Result<()
         let why = format!(
             "unable to create new content in namespace {namespace} because it is being terminated"
         );
-        return Err(ApiError::refused(request.resource, name, &why));
+        return Err(ApiError::refused(
+            request.resource.group,
+            request.resource.plural,
+            name,
+            &why,
+        ));
     }
     Ok(())
 }
@@ -101,7 +106,8 @@ fn admit_pod(state: &State, request: &ApiRequest, pod: &mut Value) -> Result<(),
             request.namespace
         );
         return Err(ApiError::refused(
-            request.resource,
+            request.resource.group,
+            request.resource.plural,
             pod["metadata"]["name"].as_str().unwrap_or(""),
             &why,
         ));
@@ -126,6 +132,7 @@ fn admit_pod(state: &State, request: &ApiRequest, pod: &mut Value) -> Result<(),
     pod["spec"]["tolerations"] = all.into();
     if pod["spec"]["priority"].is_null() {
         pod["spec"]["priority"] = 0.into();
+        pod["spec"]["preemptionPolicy"] = "PreemptLowerPriority".into();
     }
     Ok(())
 }
@@ -170,7 +177,9 @@ fn stamp(request: &ApiRequest, object: &mut Value) -> Result<(), ApiError> {
     }
     if request.resource.has_status() {
         object["status"] = match request.resource.kind {
-            "Pod" => json!({"phase": "Pending", "qosClass": "BestEffort"}),
+            "Pod" => {
+                json!({"phase": "Pending", "qosClass": defaulting::qos_class(&object["spec"])})
+            }
             "PersistentVolumeClaim" => json!({"phase": "Bound"}),
             "Namespace" => json!({"phase": "Active"}),
             _ => json!({}),
@@ -208,6 +217,7 @@ fn insert(state: &mut State, request: &ApiRequest, object: Value) -> Result<Arc<
         "Pod" => admit_pod(state, request, &mut object)?,
         _ => {}
     }
+    without_nulls(&mut object["spec"]);
     checked(resource, &object, None, false)?;
     let place = key(request, &name);
     if state.get(&place).is_some() {
@@ -366,6 +376,17 @@ fn replace(
         return Ok((*state.remove(&key(request, name), new)).clone());
     }
     Ok((*state.put(key(request, name), new)).clone())
+}
+
+/// Takes the nulls away that indexing leaves.
+fn without_nulls(value: &mut Value) {
+    if let Some(fields) = value.as_object_mut() {
+        fields.retain(|_, inner| !inner.is_null());
+        fields.values_mut().for_each(without_nulls);
+    }
+    for item in value.as_array_mut().into_iter().flatten() {
+        without_nulls(item);
+    }
 }
 
 /// Empty places left by indexing.

@@ -101,8 +101,11 @@ fn typed(resource: &ResourceType, mut value: Value) -> Result<Value, ApiError> {
         (_, "RoleBinding") => through::<RoleBinding>(value),
         _ => Ok(value),
     };
-    let decoded = decoded.and_then(|object| match wrong_quantity(&object) {
-        None => Ok(object),
+    let decoded = decoded.and_then(|mut object| match wrong_quantity(&object) {
+        None => {
+            write_canonically(&mut object);
+            Ok(object)
+        }
         Some(_) => Err("quantities must match the regular expression \
                         '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
             .to_owned()),
@@ -113,6 +116,35 @@ fn typed(resource: &ResourceType, mut value: Value) -> Result<Value, ApiError> {
             resource.kind, resource.version, resource.kind
         ))
     })
+}
+
+/// Quantities in their one form; lists without elements are not there.
+fn write_canonically(value: &mut Value) {
+    let Some(fields) = value.as_object_mut() else {
+        for item in value.as_array_mut().into_iter().flatten() {
+            write_canonically(item);
+        }
+        return;
+    };
+    fields.retain(|key, inner| {
+        key == "rules" || inner.as_array().is_none_or(|list| !list.is_empty())
+    });
+    for (key, inner) in fields {
+        match key.as_str() {
+            "limits" | "requests" => {
+                for amount in inner
+                    .as_object_mut()
+                    .into_iter()
+                    .flatten()
+                    .map(|(_, amount)| amount)
+                {
+                    *amount = quantity::canonical(amount.as_str().unwrap_or("")).into();
+                }
+            }
+            "sizeLimit" => *inner = quantity::canonical(inner.as_str().unwrap_or("")).into(),
+            _ => write_canonically(inner),
+        }
+    }
 }
 
 fn through<T: DeserializeOwned + Serialize>(value: Value) -> Result<Value, String> {

@@ -4,6 +4,8 @@
 
 use serde_json::{Value, json};
 
+use super::validation::{items, quantity};
+
 /// Sets `field` where it is missing.
 fn default(object: &mut Value, field: &str, value: Value) {
     if object[field].is_null() {
@@ -29,6 +31,9 @@ pub(crate) fn apply(kind: &str, object: &mut Value) {
         "Pod" => {
             default(&mut object["spec"], "enableServiceLinks", true.into());
             pod_spec(&mut object["spec"]);
+            // Of a pod, not of a template.
+            each(&mut object["spec"], "containers", requests_from_limits);
+            each(&mut object["spec"], "initContainers", requests_from_limits);
         }
         "Secret" => default(object, "type", "Opaque".into()),
         "PersistentVolumeClaim" => default(&mut object["spec"], "volumeMode", "Filesystem".into()),
@@ -118,6 +123,45 @@ fn pod_spec(spec: &mut Value) {
     });
 }
 
+fn requests_from_limits(container: &mut Value) {
+    let resources = &mut container["resources"];
+    for (name, limit) in resources["limits"].as_object().cloned().unwrap_or_default() {
+        default(resources, "requests", json!({}));
+        default(&mut resources["requests"], &name, limit);
+    }
+}
+
+/// How a pod stands when its node runs short: by its requests and limits.
+pub(crate) fn qos_class(spec: &Value) -> &'static str {
+    let containers = || {
+        ["containers", "initContainers"]
+            .into_iter()
+            .flat_map(|list| items(&spec[list]))
+    };
+    let given = |container: &Value, list: &str, name: &str| {
+        let quantity = container["resources"][list][name].as_str();
+        quantity
+            .and_then(quantity::parse)
+            .filter(|value| *value > 0.0)
+    };
+    let (lists, names) = (["requests", "limits"], ["cpu", "memory"]);
+    let any = containers().any(|container| {
+        let mut all = lists.iter().flat_map(|list| names.map(|name| (list, name)));
+        all.any(|(list, name)| given(container, list, name).is_some())
+    });
+    let all_equal = containers().all(|container| {
+        names.iter().all(|name| {
+            let limit = given(container, "limits", name);
+            limit.is_some() && limit == given(container, "requests", name)
+        })
+    });
+    match (any, all_equal) {
+        (false, _) => "BestEffort",
+        (true, true) => "Guaranteed",
+        (true, false) => "Burstable",
+    }
+}
+
 fn container(container: &mut Value) {
     let image = container["image"].as_str().unwrap_or("");
     let last = image.rsplit('/').next().unwrap_or("");
@@ -135,12 +179,6 @@ fn container(container: &mut Value) {
     );
     default(container, "terminationMessagePolicy", "File".into());
     default(container, "resources", json!({}));
-    if let Some(limits) = container["resources"]["limits"].as_object().cloned() {
-        default(&mut container["resources"], "requests", json!({}));
-        for (name, limit) in limits {
-            default(&mut container["resources"]["requests"], &name, limit);
-        }
-    }
     each(container, "env", |variable| {
         if variable["valueFrom"]["fieldRef"].is_object() {
             default(

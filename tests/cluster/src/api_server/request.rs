@@ -7,6 +7,18 @@ use axum::http::Method;
 use super::resource::ResourceType;
 use super::status::ApiError;
 
+/// What a method and a path ask for, whether or not it is served.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Target {
+    pub(crate) verb: &'static str,
+    pub(crate) group: String,
+    pub(crate) version: String,
+    pub(crate) resource: String,
+    pub(crate) subresource: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+}
+
 /// A request for a resource.
 #[derive(Debug, Clone)]
 pub(crate) struct ApiRequest {
@@ -80,12 +92,8 @@ pub(crate) fn percent_decoded(text: &str, plus_is_space: bool) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// The resource named by a path, or nothing where the path is not one of resources.
-pub(crate) fn parse(
-    method: &Method,
-    path: &str,
-    query: &str,
-) -> Result<Option<ApiRequest>, ApiError> {
+/// What is asked for, or nothing where the path is not one of resources. The verb is empty where the method has none.
+pub(crate) fn target(method: &Method, path: &str, query: &Query) -> Option<Target> {
     let parts: Vec<String> = path
         .split('/')
         .filter(|part| !part.is_empty())
@@ -95,7 +103,7 @@ pub(crate) fn parse(
     let (group, version, rest) = match parts.as_slice() {
         ["api", version, rest @ ..] if !rest.is_empty() => ("", *version, rest),
         ["apis", group, version, rest @ ..] if !rest.is_empty() => (*group, *version, rest),
-        _ => return Ok(None),
+        _ => return None,
     };
     let (namespace, rest) = match rest {
         ["namespaces", namespace, rest @ ..] if !rest.is_empty() && rest[0] != "status" => {
@@ -103,48 +111,69 @@ pub(crate) fn parse(
         }
         rest => ("", rest),
     };
-    let (plural, name, subresource) = match rest {
-        [plural] => (*plural, "", ""),
-        [plural, name] => (*plural, *name, ""),
-        [plural, name, subresource] => (*plural, *name, *subresource),
-        _ => return Err(ApiError::no_such_path()),
+    let part = |at: usize| rest.get(at).copied().unwrap_or("").to_owned();
+    let subresource = rest.get(2..).unwrap_or_default().join("/");
+    Some(Target {
+        verb: verb(method, &part(1), query),
+        group: group.to_owned(),
+        version: version.to_owned(),
+        resource: part(0),
+        subresource,
+        namespace: namespace.to_owned(),
+        name: part(1),
+    })
+}
+
+/// The resource named by a path, or nothing where the path is not one of resources.
+pub(crate) fn parse(
+    method: &Method,
+    path: &str,
+    query: &str,
+) -> Result<Option<ApiRequest>, ApiError> {
+    let query = Query::parse(query);
+    let Some(target) = target(method, path, &query) else {
+        return Ok(None);
     };
-    let resource = ResourceType::find(group, version, plural).ok_or_else(ApiError::no_such_path)?;
-    if resource.namespaced == namespace.is_empty() && !(resource.namespaced && name.is_empty()) {
+    let resource = ResourceType::find(&target.group, &target.version, &target.resource)
+        .ok_or_else(ApiError::no_such_path)?;
+    let namespace = &target.namespace;
+    if resource.namespaced == namespace.is_empty()
+        && !(resource.namespaced && target.name.is_empty())
+    {
         return Err(ApiError::no_such_path());
     }
-    let query = Query::parse(query);
-    let verb = verb(method, name, &query)?;
-    let served = resource
-        .verbs_of(subresource)
-        .ok_or_else(ApiError::no_such_path)?;
-    if !served.contains(&verb) {
+    if target.verb.is_empty() {
         return Err(ApiError::method_not_allowed());
     }
-    if resource.namespaced && namespace.is_empty() && !matches!(verb, "list" | "watch") {
+    let served = resource
+        .verbs_of(&target.subresource)
+        .ok_or_else(ApiError::no_such_path)?;
+    if !served.contains(&target.verb) {
+        return Err(ApiError::method_not_allowed());
+    }
+    if resource.namespaced && namespace.is_empty() && !matches!(target.verb, "list" | "watch") {
         return Err(ApiError::method_not_allowed());
     }
     Ok(Some(ApiRequest {
-        verb,
+        verb: target.verb,
         resource,
-        subresource: subresource.to_owned(),
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
+        subresource: target.subresource,
+        namespace: target.namespace,
+        name: target.name,
         query,
     }))
 }
 
-fn verb(method: &Method, name: &str, query: &Query) -> Result<&'static str, ApiError> {
-    Ok(match (method.as_str(), name.is_empty()) {
-        ("GET" | "HEAD", true) if query.flag("watch") => "watch",
+fn verb(method: &Method, name: &str, query: &Query) -> &'static str {
+    match (method.as_str(), name.is_empty()) {
+        ("GET" | "HEAD", _) if query.flag("watch") => "watch",
         ("GET" | "HEAD", true) => "list",
-        ("GET" | "HEAD", false) if query.flag("watch") => "watch",
         ("GET" | "HEAD", false) => "get",
         ("POST", _) => "create",
         ("PUT", false) => "update",
         ("PATCH", false) => "patch",
         ("DELETE", true) => "deletecollection",
         ("DELETE", false) => "delete",
-        _ => return Err(ApiError::method_not_allowed()),
-    })
+        _ => "",
+    }
 }

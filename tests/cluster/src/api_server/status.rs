@@ -117,14 +117,17 @@ impl ApiError {
     }
 
     /// Refused by admission: quota, a namespace that ends, a missing account.
-    pub(crate) fn refused(resource: &ResourceType, name: &str, why: &str) -> Self {
+    pub(crate) fn refused(group: &str, resource: &str, name: &str, why: &str) -> Self {
         let quoted = if name.is_empty() {
             String::new()
         } else {
             format!(" \"{name}\"")
         };
-        let message = format!("{}{quoted} is forbidden: {why}", resource.qualified());
-        Self::new(403, "Forbidden", message).about(resource, name)
+        let dot = if group.is_empty() { "" } else { "." };
+        let message = format!("{resource}{dot}{group}{quoted} is forbidden: {why}");
+        let mut error = Self::new(403, "Forbidden", message);
+        error.details = about(group, resource, name);
+        error
     }
 
     pub(crate) fn forbidden_path(user: &str, verb: &str, path: &str) -> Self {

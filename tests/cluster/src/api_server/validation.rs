@@ -3,6 +3,7 @@
 //! Pure: an object (and, for updates, the one before) in, errors with field paths out.
 
 pub(crate) mod job;
+mod job_status;
 pub(crate) mod meta;
 pub(crate) mod pod;
 pub(crate) mod quantity;
@@ -131,7 +132,7 @@ pub(crate) fn validate(
     meta::validate(resource, new, old, &mut errors);
     match (resource.kind, status_only) {
         ("Job", false) => job::validate(new, old, &mut errors),
-        ("Job", true) => job::validate_status(new, old, &mut errors),
+        ("Job", true) => job_status::validate(new, old, &mut errors),
         ("Pod", false) => pod::validate(new, old, &mut errors),
         ("Secret" | "ConfigMap", _) => secret::validate(new, old, &mut errors),
         ("Lease", _) => lease(new, &mut errors),

@@ -1,7 +1,7 @@
 //! The Job controller: pods for Jobs that are not suspended, and what becomes of the Job when they end.
 //!
-//! As the real one, except: completion indexes and success policies are not followed, the back-off after a failed pod
-//! starts at a fifth of a second, and a pod is counted and marked as counted in one status update.
+//! As the real one, except: completion indexes and success policies are not followed, and the back-off after a failed
+//! pod starts at a fifth of a second.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -516,7 +516,10 @@ impl Sync<'_> {
     /// The terminal condition, once no pod is left.
     fn conclude(&mut self) {
         let left = self.status.active.unwrap_or(0) + self.status.terminating.unwrap_or(0);
-        if left > 0 {
+        // Nor is it over while a pod that ended is held for being counted.
+        let all_counted =
+            self.status.uncounted_terminated_pods == Some(UncountedTerminatedPods::default());
+        if left > 0 || !all_counted {
             return;
         }
         let target = self

@@ -18,6 +18,7 @@ use super::volumes::Mounts;
 use super::{Image, Runner};
 use crate::api_server::crud::now;
 use crate::controllers::events::{Source, emit};
+use crate::front::logs::plain_text;
 
 const RETRY: Duration = Duration::from_millis(100);
 /// What a kubelet keeps of a termination message.
@@ -266,7 +267,7 @@ impl Running<'_> {
         let fallback =
             self.container.termination_message_policy.as_deref() == Some("FallbackToLogsOnError");
         if message.is_empty() && fallback && code != 0 {
-            let log = fs::read(&start.log).unwrap_or_default();
+            let log = plain_text(&start.log);
             message = log[log.len().saturating_sub(2048)..].to_vec();
         }
         message.truncate(MESSAGE);

@@ -124,6 +124,18 @@ impl Report {
         })
     }
 
+    /// As the pod garbage collector does with a pod that was deleted before it had a node: no kubelet will.
+    async fn fail_unscheduled(&self) {
+        let patch =
+            json!({"metadata": {"uid": self.pod.metadata.uid}, "status": {"phase": "Failed"}});
+        let name = self.pod.name_any();
+        // Without a finalizer it is gone already.
+        let _ = self
+            .api
+            .patch_status(&name, &PatchParams::default(), &Patch::Merge(patch))
+            .await;
+    }
+
     /// Tells the API server, again until it listens. A pod that is gone needs no status.
     pub(crate) async fn push(&self) {
         for _ in 0..50 {
@@ -160,11 +172,16 @@ pub(crate) async fn work(
         matches!(phase, Some("Succeeded" | "Failed"))
     };
     let report = Report::new(&client, &pod);
-    if !over(&pod)
-        && scheduler::schedule(&client, &runner, &pod, &seen)
-            .await
-            .is_some()
-    {
+    let node = if over(&pod) {
+        None
+    } else {
+        let node = scheduler::schedule(&client, &runner, &pod, &seen).await;
+        if node.is_none() {
+            report.fail_unscheduled().await;
+        }
+        node
+    };
+    if node.is_some() {
         let bound = report.api.get_opt(&pod.name_any()).await.ok().flatten();
         let pod = bound
             .filter(|bound| bound.metadata.uid == pod.metadata.uid)

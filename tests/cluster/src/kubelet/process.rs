@@ -6,10 +6,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
+
+use crate::front::logs;
 
 /// The process groups of running containers; nothing once the cluster has ended.
 #[derive(Debug)]
@@ -66,19 +70,25 @@ pub(crate) struct Start {
 pub(crate) struct Process {
     child: Child,
     id: i32,
+    /// Ends when nobody can write any more.
+    log: JoinHandle<io::Result<()>>,
 }
+
+/// How long a log is waited for that somebody holds open who left the group. No runtime would let it live.
+const STRAY: Duration = Duration::from_secs(2);
 
 impl Process {
     pub(crate) fn start(groups: &Groups, start: &Start) -> io::Result<Self> {
-        let log = open_log(&start.log)?;
+        let file = open_log(&start.log)?;
+        let (reader, writer) = io::pipe()?;
         let child = Command::new(&start.program)
             .args(&start.args)
             .env_clear()
             .envs(start.env.iter().map(|(name, value)| (name, value)))
             .current_dir(&start.dir)
             .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
+            .stdout(writer.try_clone()?)
+            .stderr(writer)
             .process_group(0)
             .spawn()?;
         let id = child
@@ -86,7 +96,8 @@ impl Process {
             .and_then(|id| i32::try_from(id).ok())
             .unwrap_or_default();
         groups.add(id);
-        Ok(Self { child, id })
+        let log = tokio::task::spawn_blocking(move || logs::stamp(reader, file));
+        Ok(Self { child, id, log })
     }
 
     /// As a kubelet does: only the first process is told.
@@ -99,6 +110,8 @@ impl Process {
         use std::os::unix::process::ExitStatusExt as _;
         let status = self.child.wait().await;
         groups.end(self.id);
+        // What cannot be written is missing from the log, as on a node with a full disk.
+        let _ = tokio::time::timeout(STRAY, &mut self.log).await;
         status.map_or(255, |status| {
             status
                 .code()

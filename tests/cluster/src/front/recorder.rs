@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::authorizer::{Action, Rule};
+use crate::api_server::authorizer::{Action, Rule};
 
 /// One request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub struct Request {
     pub name: String,
     /// Path and query as asked.
     pub path: String,
+    /// Whether a test ordered how it went wrong.
+    pub ordered: bool,
     /// The answer; 0 when none was given (the connection was dropped, or the request still hangs).
     pub status: u16,
 }
@@ -99,11 +101,11 @@ impl Recorded {
         &self.0
     }
 
-    /// Requests that were answered with 403.
+    /// Requests that were answered with 403, other than on order.
     pub fn denied(&self) -> Vec<&Request> {
         self.0
             .iter()
-            .filter(|request| request.status == 403)
+            .filter(|request| request.status == 403 && !request.ordered)
             .collect()
     }
 
@@ -119,26 +121,17 @@ impl Recorded {
 
     /// Rights in `rules` that no request needed, one entry for each verb of each resource.
     pub fn unused(&self, rules: &[Rule]) -> Vec<String> {
-        let mut unused = Vec::new();
-        for rule in rules {
-            for group in &rule.api_groups {
-                for resource in &rule.resources {
-                    for verb in &rule.verbs {
-                        let one = Rule {
-                            api_groups: vec![group.clone()],
-                            resources: vec![resource.clone()],
-                            resource_names: rule.resource_names.clone(),
-                            verbs: vec![verb.clone()],
-                        };
-                        if !self.0.iter().any(|request| one.allows(&request.action())) {
-                            let dot = if group.is_empty() { "" } else { "." };
-                            unused.push(format!("{verb} {resource}{dot}{group}"));
-                        }
-                    }
-                }
-            }
-        }
-        unused
+        rules
+            .iter()
+            .flat_map(Rule::singles)
+            .filter(|one| !self.0.iter().any(|request| one.allows(&request.action())))
+            .map(|one| {
+                let (verb, resource, group) =
+                    (&one.verbs[0], &one.resources[0], &one.api_groups[0]);
+                let dot = if group.is_empty() { "" } else { "." };
+                format!("{verb} {resource}{dot}{group}")
+            })
+            .collect()
     }
 }
 
@@ -157,6 +150,7 @@ mod tests {
             namespace: "runs".into(),
             name: String::new(),
             path: String::new(),
+            ordered: false,
             status: 200,
         }
     }

@@ -1,0 +1,399 @@
+//! The same artifacts on real servers of every protocol, and on servers that misbehave.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::needless_pass_by_value,
+    reason = "these are tests"
+)]
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use artifact_store::{
+    AzureSettings, Digest, Endpoint, GcsSettings, Handover, Limits, S3Credentials, S3Settings,
+    StaticKeys, Store, StoreError, StoreSettings,
+};
+use bytes::Bytes;
+use job_contract::keys::ObjectKey;
+use secrecy::SecretString;
+use tempfile::TempDir;
+use test_peers::azurite::{self, Azurite};
+use test_peers::gcs::{self, Gcs};
+use test_peers::http::{Request, Response, Server};
+use test_peers::s3::{self, S3};
+use url::Url;
+
+/// More than two parts, and not a whole number of them.
+const LARGE: usize = 19 * 1024 * 1024 + 7;
+
+fn limits() -> Limits {
+    Limits {
+        connect: Duration::from_secs(5),
+        idle: Duration::from_secs(10),
+        request: Duration::from_mins(1),
+        retries: 2,
+        retry_for: Duration::from_secs(20),
+    }
+}
+
+fn open(settings: StoreSettings) -> Store {
+    open_with(settings, &limits())
+}
+
+fn open_with(settings: StoreSettings, limits: &Limits) -> Store {
+    // A second installation leaves the first in force.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Store::open_with(&settings, limits).unwrap()
+}
+
+fn s3_at(url: &str, bucket: &str, access_key: &str, secret_key: &str) -> StoreSettings {
+    StoreSettings::S3(S3Settings {
+        bucket: bucket.to_owned(),
+        region: s3::REGION.to_owned(),
+        endpoint: Some(Endpoint {
+            url: Url::parse(url).unwrap(),
+            text: url.to_owned(),
+        }),
+        credentials: S3Credentials::Keys(StaticKeys {
+            access_key: SecretString::from(access_key),
+            secret_key: SecretString::from(secret_key),
+        }),
+        handover: Handover::Outside,
+        use_lockfile: false,
+    })
+}
+
+fn s3_of(server: &S3) -> StoreSettings {
+    s3_at(
+        &server.url(),
+        s3::BUCKET,
+        server.access_key(),
+        server.secret_key(),
+    )
+}
+
+fn azure_at(url: &str, key: &str) -> StoreSettings {
+    StoreSettings::Azure(AzureSettings {
+        account: azurite::ACCOUNT.to_owned(),
+        access_key: SecretString::from(key),
+        container: "states".to_owned(),
+        resource_group: None,
+        handover: Handover::Outside,
+        endpoint: Url::parse(url).unwrap(),
+    })
+}
+
+fn gcs_at(server: &Gcs, bucket: &str) -> StoreSettings {
+    gcs_account_at(server, bucket, &server.url())
+}
+
+fn gcs_account_at(server: &Gcs, bucket: &str, url: &str) -> StoreSettings {
+    StoreSettings::Gcs(GcsSettings {
+        bucket: bucket.to_owned(),
+        credentials: SecretString::from(server.service_account()),
+        handover: Handover::Outside,
+        endpoint: Url::parse(url).unwrap(),
+    })
+}
+
+/// What every store has to do.
+async fn keeps_what_it_is_given(store: &Store) {
+    let folder = tempfile::tempdir().unwrap();
+    small_objects_come_back(store, &folder).await;
+    large_files_come_back(store, &folder).await;
+    what_is_missing_or_empty_is_told_apart(store, &folder).await;
+}
+
+async fn small_objects_come_back(store: &Store, folder: &TempDir) {
+    let key = ObjectKey::step_output("o", "1", "s");
+    assert_eq!(store.read(&key).await.unwrap(), None);
+    for content in ["first", "second"] {
+        let reference = store.put(&key, content).await.unwrap();
+        assert_eq!(reference, store.reference(&key));
+        assert_eq!(store.read(&key).await.unwrap().unwrap(), content);
+        let target = folder.path().join(content);
+        let digest = store.fetch(&reference, &target).await.unwrap();
+        assert_eq!(fs::read_to_string(&target).unwrap(), content);
+        assert_eq!(digest, Digest::of(&target).unwrap());
+    }
+}
+
+async fn large_files_come_back(store: &Store, folder: &TempDir) {
+    let (source, target) = (folder.path().join("large"), folder.path().join("copy"));
+    let content: Vec<u8> = (0u8..=250).cycle().take(LARGE).collect();
+    fs::write(&source, &content).unwrap();
+    let key = ObjectKey::plan("o", "w", "1", "s");
+    let reference = store.put_file(&key, &source).await.unwrap();
+    let digest = store.fetch(&reference, &target).await.unwrap();
+    assert_eq!(digest, Digest::of(&source).unwrap());
+    assert!(fs::read(&target).unwrap() == content);
+    // A target that is there is somebody else's.
+    let again = store.fetch(&reference, &target).await;
+    assert!(matches!(again, Err(StoreError::Target { .. })), "{again:?}");
+}
+
+async fn what_is_missing_or_empty_is_told_apart(store: &Store, folder: &TempDir) {
+    let target = folder.path().join("nothing");
+    let missing = store.reference(&ObjectKey::plan("o", "w", "1", "never"));
+    let error = store.fetch(&missing, &target).await.unwrap_err();
+    assert!(matches!(error, StoreError::Missing { .. }), "{error:?}");
+    assert!(!target.exists());
+
+    let empty = ObjectKey::plan("o", "w", "1", "empty");
+    let source = folder.path().join("empty");
+    fs::write(&source, "").unwrap();
+    let reference = store.put_file(&empty, &source).await.unwrap();
+    let digest = store.fetch(&reference, &target).await.unwrap();
+    assert_eq!(digest.size_bytes, 0);
+    assert_eq!(store.read(&empty).await.unwrap(), Some(Bytes::new()));
+
+    let absent = store.put_file(&empty, &folder.path().join("absent")).await;
+    assert!(
+        matches!(absent, Err(StoreError::Source { .. })),
+        "{absent:?}"
+    );
+    for foreign in ["https://elsewhere.test/other/key", "/etc/passwd", ""] {
+        let error = store.fetch(foreign, &target).await.unwrap_err();
+        assert!(matches!(error, StoreError::Foreign { .. }), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn s3_keeps_what_it_is_given() {
+    let server = S3::start().unwrap();
+    let store = open(s3_of(&server));
+    keeps_what_it_is_given(&store).await;
+    let key = ObjectKey::plan("o", "w", "1", "s");
+    let expected = format!(
+        "{}/{}/tfstate/o/w/1/s/terraformLibrary.tfPlan",
+        server.url(),
+        s3::BUCKET
+    );
+    assert_eq!(store.reference(&key), expected);
+}
+
+#[tokio::test]
+async fn azure_keeps_what_it_is_given() {
+    let server = Azurite::start().unwrap();
+    let store = open(azure_at(&server.url(), azurite::ACCOUNT_KEY));
+    keeps_what_it_is_given(&store).await;
+    // As the stock executor's client writes it.
+    let stock = format!(
+        "{}/tfstate/o%2Fw%2F1%2Fs%2FterraformLibrary.tfPlan",
+        server.url()
+    );
+    let target = tempfile::tempdir().unwrap().path().with_extension("plan");
+    let digest = store.fetch(&stock, &target).await.unwrap();
+    assert_eq!(digest.size_bytes, LARGE as u64);
+    fs::remove_file(target).unwrap();
+}
+
+#[tokio::test]
+async fn containers_are_made_once_however_many_runs_begin() {
+    let server = Azurite::start().unwrap();
+    let store = open(azure_at(&server.url(), azurite::ACCOUNT_KEY));
+    let keys = ["a", "b", "c"].map(|step| ObjectKey::step_output("o", "1", step));
+    let [a, b, c] = &keys;
+    let (a, b, c) = tokio::join!(store.put(a, "a"), store.put(b, "b"), store.put(c, "c"));
+    for stored in [a, b, c] {
+        stored.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn gcs_keeps_what_it_is_given() {
+    let server = Gcs::start().unwrap();
+    let store = open(gcs_at(&server, gcs::BUCKET));
+    let folder = tempfile::tempdir().unwrap();
+    small_objects_come_back(&store, &folder).await;
+    what_is_missing_or_empty_is_told_apart(&store, &folder).await;
+    assert_eq!(
+        store.reference(&ObjectKey::plan("o", "w", "1", "s")),
+        "https://storage.cloud.google.com/states/tfstate/o/w/1/s/terraformLibrary.tfPlan"
+    );
+}
+
+/// Its uploads in parts are those of S3 to the letter, and the server of its own protocol knows none.
+#[tokio::test]
+async fn gcs_sends_large_files_in_parts() {
+    let (account, server) = (Gcs::start().unwrap(), S3::start_open().unwrap());
+    let store = open(gcs_account_at(&account, s3::BUCKET, &server.url()));
+    large_files_come_back(&store, &tempfile::tempdir().unwrap()).await;
+    assert!(server.log().contains("partNumber=3"), "{}", server.log());
+}
+
+/// Fails unless both reading and writing are refused by the names of these settings, without their values.
+async fn is_refused(store: &Store, settings: &[&str], secret: &str) {
+    let key = ObjectKey::step_output("o", "1", "s");
+    let written = store.put(&key, "x").await.map(drop);
+    let read = store.read(&key).await.map(drop);
+    for error in [written.unwrap_err(), read.unwrap_err()] {
+        assert!(matches!(error, StoreError::Refused { .. }), "{error:?}");
+        let text = format!("{error} {error:?} {}", error.hint().unwrap());
+        for name in settings {
+            assert!(text.contains(name), "{text}");
+        }
+        assert!(!text.contains(secret), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn wrong_credentials_are_told_by_the_names_of_their_settings() {
+    let server = S3::start().unwrap();
+    let keys = ["AwsTerraformStateAccessKey", "AwsTerraformStateSecretKey"];
+    let url = server.url();
+    let wrong_secret = s3_at(&url, s3::BUCKET, server.access_key(), "hunter2");
+    is_refused(&open(wrong_secret), &keys, "hunter2").await;
+    let unknown_key = s3_at(&url, s3::BUCKET, "AKIAHUNTER2", "x");
+    is_refused(&open(unknown_key), &keys, "AKIAHUNTER2").await;
+
+    let server = Azurite::start().unwrap();
+    let other_key = "aHVudGVyMmh1bnRlcjI=";
+    let store = open(azure_at(&server.url(), other_key));
+    is_refused(&store, &["AzureTerraformStateStorageAccessKey"], other_key).await;
+
+    let server = Gcs::start().unwrap();
+    let unknown = server.service_account().replace("store@", "hunter2@");
+    let StoreSettings::Gcs(settings) = gcs_at(&server, gcs::BUCKET) else {
+        panic!("not GCS");
+    };
+    let store = open(StoreSettings::Gcs(GcsSettings {
+        credentials: SecretString::from(unknown),
+        ..settings
+    }));
+    is_refused(&store, &["GcpTerraformStateCredentials"], "hunter2").await;
+}
+
+#[tokio::test]
+async fn a_missing_bucket_is_told_by_the_name_of_its_setting() {
+    let server = S3::start().unwrap();
+    let settings = s3_at(
+        &server.url(),
+        "absent",
+        server.access_key(),
+        server.secret_key(),
+    );
+    has_no_bucket(&open(settings), "AwsTerraformStateBucketName").await;
+    let server = Gcs::start().unwrap();
+    has_no_bucket(
+        &open(gcs_at(&server, "absent")),
+        "GcpTerraformStateBucketName",
+    )
+    .await;
+}
+
+async fn has_no_bucket(store: &Store, setting: &str) {
+    let key = ObjectKey::step_output("o", "1", "s");
+    let error = store.put(&key, "x").await.unwrap_err();
+    assert!(matches!(error, StoreError::NoBucket { .. }), "{error:?}");
+    let text = format!("{error} {}", error.hint().unwrap());
+    assert!(text.contains("absent") && text.contains(setting), "{text}");
+}
+
+/// A store whose service is a closure.
+fn s3_that(answers: impl Fn(&Request) -> Response + Send + Sync + 'static) -> (Server, Store) {
+    let server = Server::start(answers).unwrap();
+    let settings = s3_at(&server.url(), "b", "AKIA", "hunter2");
+    (server, open(settings))
+}
+
+#[tokio::test]
+async fn a_service_that_recovers_is_not_given_up() {
+    let failures = Arc::new(AtomicUsize::new(2));
+    let (server, store) = s3_that(move |_| {
+        let left = failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+        match left {
+            Ok(_) => Response::new(503, "<Error><Code>SlowDown</Code></Error>"),
+            Err(_) => Response::new(200, "").with_header("ETag", "\"e\""),
+        }
+    });
+    let key = ObjectKey::step_output("o", "1", "s");
+    store.put(&key, "x").await.unwrap();
+    assert_eq!(server.requests().len(), 3);
+}
+
+#[tokio::test]
+async fn a_service_that_keeps_failing_is_told_with_what_it_says() {
+    let (server, store) = s3_that(|_| {
+        Response::new(
+            500,
+            "<Error><Code>InternalError</Code><Message>no</Message></Error>",
+        )
+    });
+    let key = ObjectKey::step_output("o", "1", "s");
+    let error = store.put(&key, "x").await.unwrap_err();
+    let StoreError::Unavailable { source, .. } = &error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(source.to_string(), "InternalError: no");
+    assert_eq!(server.requests().len(), 3);
+}
+
+#[tokio::test]
+async fn a_service_that_falls_silent_is_not_waited_for_without_end() {
+    // Accepted by the kernel, answered by nobody.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let limits = Limits {
+        idle: Duration::from_millis(300),
+        request: Duration::from_millis(600),
+        retries: 1,
+        ..limits()
+    };
+    let store = open_with(s3_at(&url, "b", "AKIA", "hunter2"), &limits);
+    let key = ObjectKey::step_output("o", "1", "s");
+    let error = store.put(&key, "x").await.unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
+    let error = store.read(&key).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_service_that_goes_away_in_the_middle_of_an_upload_leaves_no_object() {
+    let (server, store) = s3_that(|request| match request.method.as_str() {
+        "POST" if request.query.starts_with("uploads") => Response::new(
+            200,
+            "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>",
+        ),
+        "PUT" if request.query.contains("partNumber=1&") => {
+            Response::new(200, "").with_header("ETag", "\"e\"")
+        }
+        "DELETE" => Response::new(204, ""),
+        _ => Response {
+            cut_short: true,
+            ..Response::new(500, "gone")
+        },
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("large");
+    fs::write(&source, vec![7; LARGE]).unwrap();
+    let key = ObjectKey::plan("o", "w", "1", "s");
+    let error = store.put_file(&key, &source).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
+    let asked = server.requests();
+    let is_completed =
+        |request: &Request| request.method == "POST" && request.query.contains("uploadId");
+    assert!(!asked.iter().any(is_completed));
+    assert!(asked.iter().any(|request| request.method == "DELETE"));
+}
+
+#[tokio::test]
+async fn half_a_download_is_no_file() {
+    let (_server, store) = s3_that(|_| {
+        Response {
+            cut_short: true,
+            ..Response::new(200, "half")
+        }
+        .with_header("ETag", "\"e\"")
+        .with_header("Last-Modified", "Sat, 21 Nov 2026 12:00:00 GMT")
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("plan");
+    let reference = store.reference(&ObjectKey::plan("o", "w", "1", "s"));
+    let error = store.fetch(&reference, &target).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
+    assert!(!target.exists());
+}

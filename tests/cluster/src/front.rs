@@ -1,0 +1,286 @@
+//! What every client of a test cluster talks to: plain HTTP on loopback, whatever serves the API behind it.
+//!
+//! It knows who asks, records what is asked, lets requests go wrong on order, and answers `pods/log`, because the
+//! containers are its own cluster's. Everything else is the business of the API server behind it.
+
+pub(crate) mod faults;
+pub(crate) mod logs;
+pub(crate) mod recorder;
+pub(crate) mod upstream;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::{Request, Response, header};
+use hyper::body::Incoming;
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::api_server::authorizer::{ADMIN, Rule};
+use crate::api_server::request::{self, Query, Target};
+use crate::api_server::status::ApiError;
+use crate::api_server::{Server, header_text};
+use faults::{Fault, Faults};
+use logs::Logs;
+use recorder::Recorder;
+use upstream::Upstream;
+
+const TOKEN: &str = "token-of-";
+
+/// The bearer token of an identity.
+pub(crate) fn token(identity: &str) -> String {
+    format!("{TOKEN}{identity}")
+}
+
+/// A request that gets no answer: its connection ends.
+#[derive(Debug, thiserror::Error)]
+#[error("connection dropped")]
+struct Dropped;
+
+/// The API server behind the front.
+#[derive(Debug)]
+pub(crate) enum Backend {
+    InProcess(Arc<Server>),
+    Real(Upstream),
+}
+
+/// The listener and what it keeps of requests.
+#[derive(Debug)]
+pub(crate) struct Front {
+    pub(crate) backend: Backend,
+    pub(crate) recorder: Recorder,
+    pub(crate) faults: Faults,
+    pub(crate) logs: Arc<Logs>,
+    /// Whether containers are run by other kubelets, which then have the logs too.
+    foreign_kubelets: bool,
+    address: SocketAddr,
+    stop: CancellationToken,
+}
+
+impl Front {
+    /// Listens on a free port of loopback until `stop`.
+    pub(crate) async fn start(
+        backend: Backend,
+        foreign_kubelets: bool,
+        stop: CancellationToken,
+    ) -> io::Result<Arc<Self>> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let front = Arc::new(Self {
+            backend,
+            recorder: Recorder::default(),
+            faults: Faults::default(),
+            logs: Arc::default(),
+            foreign_kubelets,
+            address: listener.local_addr()?,
+            stop,
+        });
+        tokio::spawn(Arc::clone(&front).accept(listener));
+        Ok(front)
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// From now on `identity` may do what these rules say.
+    pub(crate) async fn grant(
+        &self,
+        identity: &str,
+        namespace: &str,
+        rules: &[Rule],
+    ) -> Result<(), kube::Error> {
+        match &self.backend {
+            Backend::InProcess(server) => {
+                server.authorizer.grant(identity, namespace, rules);
+                Ok(())
+            }
+            Backend::Real(upstream) => upstream.grant(identity, namespace, rules).await,
+        }
+    }
+
+    /// From now on `identity` may do nothing.
+    pub(crate) async fn revoke(&self, identity: &str) -> Result<(), kube::Error> {
+        match &self.backend {
+            Backend::InProcess(server) => {
+                server.authorizer.revoke(identity);
+                Ok(())
+            }
+            Backend::Real(upstream) => upstream.revoke(identity).await,
+        }
+    }
+
+    async fn accept(self: Arc<Self>, listener: TcpListener) {
+        loop {
+            let connection = tokio::select! {
+                connection = listener.accept() => connection,
+                () = self.stop.cancelled() => return,
+            };
+            let Ok((stream, _)) = connection else {
+                continue;
+            };
+            let front = Arc::clone(&self);
+            tokio::spawn(async move {
+                let stop = front.stop.clone();
+                let service = hyper::service::service_fn(move |request| {
+                    // What has come is finished and recorded, even when its client does not live to see it.
+                    let served = tokio::spawn(Arc::clone(&front).serve(request));
+                    async move { served.await.map_err(|_| Dropped)? }
+                });
+                let io = hyper_util::rt::TokioIo::new(stream);
+                let serving =
+                    hyper::server::conn::http1::Builder::new().serve_connection(io, service);
+                tokio::select! {
+                    // A client that goes away is no concern of the server.
+                    _ = serving => {}
+                    () = stop.cancelled() => {}
+                }
+            });
+        }
+    }
+
+    async fn serve(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<Body>, Dropped> {
+        let identity = match identity(&request) {
+            Ok(identity) => identity,
+            Err(error) => return Ok(error.response()),
+        };
+        let path = request.uri().path().to_owned();
+        let query = request.uri().query().unwrap_or("").to_owned();
+        let target = request::target(request.method(), &path, &Query::parse(&query));
+        let target = target.unwrap_or_default();
+        let entry = entry(&identity, &path, &query, &target);
+        let fault = self.faults.take(&entry);
+        let at = self.recorder.begin(recorder::Request {
+            ordered: fault.is_some(),
+            ..entry
+        });
+        let response = match fault {
+            Some(Fault::Hang) => {
+                self.stop.cancelled().await;
+                return Err(Dropped);
+            }
+            Some(Fault::DropBefore) => return Err(Dropped),
+            Some(Fault::DropAfter) => {
+                let _ = self.answer(&identity, request, &target).await;
+                return Err(Dropped);
+            }
+            Some(fault) => refusal(&fault, &target).response(),
+            None => self.answer(&identity, request, &target).await?,
+        };
+        self.recorder.answered(at, response.status().as_u16());
+        Ok(response)
+    }
+
+    async fn answer(
+        &self,
+        identity: &str,
+        request: Request<Incoming>,
+        target: &Target,
+    ) -> Result<Response<Body>, Dropped> {
+        if is_log(target) && !self.foreign_kubelets {
+            return self.log(identity, request, target).await;
+        }
+        match &self.backend {
+            Backend::InProcess(server) => Ok(server
+                .answer(identity, request)
+                .await
+                .unwrap_or_else(|error| error.response())),
+            // Without an answer behind there is none in front.
+            Backend::Real(upstream) => upstream
+                .answer(identity, request)
+                .await
+                .map_err(|_| Dropped),
+        }
+    }
+
+    async fn log(
+        &self,
+        identity: &str,
+        request: Request<Incoming>,
+        target: &Target,
+    ) -> Result<Response<Body>, Dropped> {
+        let pod: Result<Value, ApiError> = match &self.backend {
+            Backend::InProcess(server) => server.pod_of_log(identity, &request),
+            Backend::Real(upstream) => upstream
+                .pod_of_log(identity, target)
+                .await
+                .map_err(|_| Dropped)?,
+        };
+        let query = Query::parse(request.uri().query().unwrap_or(""));
+        let answer = pod.and_then(|pod| logs::answer(&self.logs, &query, &pod));
+        Ok(answer.unwrap_or_else(|error| error.response()))
+    }
+}
+
+fn is_log(target: &Target) -> bool {
+    target.verb == "get" && target.resource == "pods" && target.subresource == "log"
+}
+
+/// Who asks. kubectl sends no token over plain HTTP, so that a request without one is the admin's.
+fn identity(request: &Request<Incoming>) -> Result<String, ApiError> {
+    let given = header_text(request, &header::AUTHORIZATION);
+    if given.is_empty() {
+        return Ok(ADMIN.to_owned());
+    }
+    let identity = given
+        .strip_prefix("Bearer ")
+        .and_then(|token| token.strip_prefix(TOKEN));
+    identity
+        .map(str::to_owned)
+        .ok_or_else(ApiError::unauthorized)
+}
+
+fn entry(identity: &str, path: &str, query: &str, target: &Target) -> recorder::Request {
+    let mark = if query.is_empty() { "" } else { "?" };
+    let verb = if target.resource.is_empty() {
+        "get"
+    } else {
+        target.verb
+    };
+    recorder::Request {
+        identity: identity.to_owned(),
+        verb: verb.to_owned(),
+        group: target.group.clone(),
+        resource: target.resource.clone(),
+        subresource: target.subresource.clone(),
+        namespace: target.namespace.clone(),
+        name: target.name.clone(),
+        path: format!("{path}{mark}{query}"),
+        ordered: false,
+        status: 0,
+    }
+}
+
+fn refusal(fault: &Fault, target: &Target) -> ApiError {
+    match fault {
+        Fault::TooManyRequests(seconds) => ApiError::too_many_requests(*seconds),
+        Fault::Unavailable => ApiError::new(
+            503,
+            "ServiceUnavailable",
+            "the server is currently unable to handle the request",
+        ),
+        Fault::QuotaExceeded => {
+            let what = quota_name(target);
+            let why = format!(
+                "exceeded quota: runs, requested: {what}=1, used: {what}=1, limited: {what}=1"
+            );
+            ApiError::refused(&target.group, &target.resource, &target.name, &why)
+        }
+        Fault::AdmissionRefused(why) => ApiError::new(
+            403,
+            "Forbidden",
+            format!("admission webhook \"policy.example.com\" denied the request: {why}"),
+        ),
+        _ => ApiError::internal("ordered by a test"),
+    }
+}
+
+fn quota_name(target: &Target) -> String {
+    if target.group.is_empty() {
+        target.resource.clone()
+    } else {
+        format!("count/{}.{}", target.resource, target.group)
+    }
+}

@@ -1,0 +1,128 @@
+//! The launcher under measurement: `serve --target kubernetes`, as a process.
+
+use std::fs;
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, ensure};
+use base64::Engine as _;
+use integration_tests::process::{Running, Stream};
+use integration_tests::{Site, process};
+use job_contract::{JobData, env};
+use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use serde_json::{Value, json};
+
+use crate::server::{ApiServer, RUNS};
+
+const SECRET: [u8; 64] = [0xfb; 64];
+
+/// Whom the launcher tells how runs end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reports {
+    /// Its log alone: nothing on disk slows a dispatch down.
+    Nowhere,
+    /// The local platform of the site.
+    ToSite,
+}
+
+/// A launcher; killed when dropped.
+pub(crate) struct Launcher {
+    pub(crate) running: Running,
+    door: Door,
+}
+
+/// Where it takes dispatches.
+#[derive(Clone)]
+pub(crate) struct Door {
+    url: String,
+    token: String,
+    client: reqwest::Client,
+}
+
+impl Launcher {
+    /// Starts it beside an API server.
+    pub(crate) fn start(
+        program: &str,
+        server: &ApiServer,
+        site: &Site,
+        reports: Reports,
+    ) -> Result<Self> {
+        let secret = base64::engine::general_purpose::STANDARD.encode(SECRET);
+        let mut command = Command::new(program);
+        command.env_clear();
+        if reports == Reports::ToSite {
+            command.env(env::DATA_DIR, site.data_dir());
+        }
+        let running = Running::start(
+            command
+                .args(["serve", "--target", "kubernetes"])
+                .env("HOME", site.scratch("home"))
+                .env("KUBECONFIG", &server.kubeconfig)
+                .env(env::INTERNAL_SECRET, secret)
+                .env(env::LISTEN, "127.0.0.1:0")
+                .env(env::LOG_FORMAT, "json")
+                .env(env::NAMESPACE, RUNS),
+        );
+        let line = running.line_with(Stream::Stderr, "\"listening\"");
+        let line: Value = serde_json::from_str(&line)?;
+        let address = line["address"]
+            .as_str()
+            .context("the launcher did not say where it listens")?;
+        Ok(Self {
+            running,
+            door: Door {
+                url: format!("http://{address}/api/v1/terraform-rs"),
+                token: token()?,
+                client: reqwest::Client::builder()
+                    .no_proxy()
+                    .timeout(process::DEADLINE)
+                    .build()?,
+            },
+        })
+    }
+
+    pub(crate) fn door(&self) -> Door {
+        self.door.clone()
+    }
+
+    /// A memory figure of the kernel, in bytes: `VmRSS` is resident now, `VmHWM` is the most that ever was.
+    pub(crate) fn memory(&self, figure: &str) -> Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.running.pid()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix(figure));
+        let kilobytes = line.and_then(|line| line.strip_prefix(':')?.trim().strip_suffix("kB"));
+        let kilobytes: u64 = kilobytes.context("no such figure")?.trim().parse()?;
+        Ok(kilobytes * 1024)
+    }
+}
+
+impl Door {
+    /// Posts a dispatch, which must be accepted.
+    pub(crate) async fn post(&self, job: &JobData) -> Result<()> {
+        let request = self
+            .client
+            .post(&self.url)
+            .bearer_auth(&self.token)
+            .header("content-type", "application/json")
+            .body(serde_json::to_string(job)?);
+        let status = request.send().await?.status();
+        ensure!(status.as_u16() == 202, "a dispatch was answered {status}");
+        Ok(())
+    }
+}
+
+/// A token as the platform makes it, good for the whole bench.
+fn token() -> Result<String> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let claims = json!({
+        "iss": "TERRAKUBE_INTERNAL",
+        "aud": ["TERRAKUBE_INTERNAL"],
+        "iat": now,
+        "exp": now + 24 * 3600,
+    });
+    let key = EncodingKey::from_secret(&SECRET);
+    Ok(jsonwebtoken::encode(
+        &Header::new(Algorithm::HS512),
+        &claims,
+        &key,
+    )?)
+}

