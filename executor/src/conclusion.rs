@@ -293,10 +293,17 @@ impl Reporter<'_> {
     }
 
     /// Stores the log behind what stands there already: why the step waited, and what an attempt before this one
-    /// said.
+    /// said. Where that cannot be read, this log is worth more.
     async fn store_log(&self, log: &Path) -> Result<String, StageError> {
         let key = output_key(self.job);
-        let Some(before) = self.store.read(&key).await? else {
+        let before = self.store.read(&key).await.unwrap_or_else(|error| {
+            error!(
+                error = chain(&error),
+                "what the stored log began with is lost"
+            );
+            None
+        });
+        let Some(before) = before else {
             return Ok(self.store.put_file(&key, log).await?);
         };
         let whole = log.with_extension("whole");
