@@ -134,6 +134,8 @@ pub struct Patience {
     pub first_pause: Duration,
     /// A `Retry-After` beyond this is the caller's to wait for.
     pub longest_pause: Duration,
+    /// A request that is not answered for so long counts as lost. Watches and logs last as long as they like.
+    pub answer: Duration,
 }
 
 impl Default for Patience {
@@ -142,6 +144,7 @@ impl Default for Patience {
             attempts: 4,
             first_pause: Duration::from_millis(100),
             longest_pause: Duration::from_secs(5),
+            answer: Duration::from_secs(10),
         }
     }
 }
@@ -152,12 +155,15 @@ const REMEMBERED: usize = 20_000;
 /// One namespace of a cluster, in which runs are Jobs.
 #[derive(Clone)]
 pub struct Cluster {
+    /// As it was given.
+    connection: Client,
     client: Client,
     /// For what must not wait behind the rest.
     urgent: Client,
     namespace: String,
     max_in_flight: usize,
     patience: Patience,
+    rate: Option<RateLimit>,
     /// UIDs of Jobs whose Secret this process knows to be stored.
     stored: Arc<Mutex<HashSet<String>>>,
 }
@@ -174,16 +180,29 @@ impl fmt::Debug for Cluster {
 impl Cluster {
     /// A cluster behind a client that exists already.
     pub fn from_client(client: Client, namespace: impl Into<String>) -> Self {
-        let namespace = namespace.into();
-        let client = connect::keeping_retry_after(client, &namespace);
-        Self {
+        let cluster = Self {
             urgent: client.clone(),
-            client,
-            namespace,
+            client: client.clone(),
+            connection: client,
+            namespace: namespace.into(),
             max_in_flight: 0,
             patience: Patience::default(),
+            rate: None,
             stored: Arc::default(),
-        }
+        };
+        cluster.connected()
+    }
+
+    /// With clients as the settings want them. What waits for its turn is not yet unanswered, so the deadline is the
+    /// innermost.
+    fn connected(mut self) -> Self {
+        let connection = self.connection.clone();
+        self.urgent = connect::answering(connection, &self.namespace, self.patience.answer);
+        self.client = match self.rate {
+            Some(rate) => connect::limited(self.urgent.clone(), &self.namespace, rate),
+            None => self.urgent.clone(),
+        };
+        self
     }
 
     /// At most so many runs are released at once; 0 means no limit. With a limit only the watcher releases.
@@ -196,15 +215,15 @@ impl Cluster {
     /// At most so many requests, Leases excepted: a Lease that is renewed too late is lost.
     #[must_use]
     pub fn with_rate_limit(mut self, limit: RateLimit) -> Self {
-        self.client = connect::limited(self.urgent.clone(), &self.namespace, limit);
-        self
+        self.rate = Some(limit);
+        self.connected()
     }
 
-    /// Other limits for retries within one call.
+    /// Other limits for the wait for an answer, and for retries within one call.
     #[must_use]
     pub fn with_patience(mut self, patience: Patience) -> Self {
         self.patience = patience;
-        self
+        self.connected()
     }
 
     /// Namespace of the runs.

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body as AnyBody;
 use axum::http::header::RETRY_AFTER;
-use axum::http::{Request, Response, StatusCode};
+use axum::http::{Request, Response, StatusCode, Uri};
 use kube::client::{Body, ClientBuilder};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::Status;
@@ -89,16 +90,59 @@ impl Cluster {
     }
 }
 
-/// The client drops the headers of refusals. `Retry-After` is moved into the body, where it is kept.
-pub(super) fn keeping_retry_after(client: Client, namespace: &str) -> Client {
+/// A client that gives a request up when its answer takes too long, and keeps what the server asked for: the client it
+/// is made from drops the headers of refusals, so `Retry-After` is moved into the body.
+pub(super) fn answering(client: Client, namespace: &str, patience: Duration) -> Client {
     let service = service_fn(move |request: Request<Body>| {
         let client = client.clone();
         async move {
-            let response = client.send(request).await?;
-            keep_retry_after(response).await
+            let length = Length::of(request.uri());
+            let answer = async {
+                let response = keep_retry_after(client.send(request).await?).await?;
+                match length {
+                    Length::Short => whole(response).await,
+                    Length::Long | Length::Endless => Ok(response),
+                }
+            };
+            if length == Length::Endless {
+                return answer.await;
+            }
+            tokio::time::timeout(patience, answer)
+                .await
+                .unwrap_or_else(|_| Err(format!("no answer within {patience:?}").into()))
         }
     });
     Client::new(service, namespace)
+}
+
+/// How much there is to an answer, and so which part of it has a deadline.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Length {
+    /// One object: all of it has.
+    Short,
+    /// A page of objects, which may be large: its beginning has.
+    Long,
+    /// A watch or a log: nothing has.
+    Endless,
+}
+
+impl Length {
+    fn of(uri: &Uri) -> Self {
+        let mut asked = uri.query().unwrap_or_default().split('&');
+        if uri.path().ends_with("/log") || asked.clone().any(|pair| pair == "watch=true") {
+            Self::Endless
+        } else if asked.any(|pair| pair.starts_with("limit=")) {
+            Self::Long
+        } else {
+            Self::Short
+        }
+    }
+}
+
+async fn whole(response: Response<Body>) -> Result<Response<Body>, BoxError> {
+    let (parts, body) = response.into_parts();
+    let body = axum::body::to_bytes(AnyBody::new(body), usize::MAX).await?;
+    Ok(Response::from_parts(parts, Body::from(body.to_vec())))
 }
 
 /// A client whose requests wait for their turn.

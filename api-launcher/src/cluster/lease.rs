@@ -290,7 +290,8 @@ fn taken(mut lease: Lease, settings: &LeaseSettings, now: Timestamp) -> Lease {
 
 #[cfg(test)]
 mod tests {
-    use super::super::stand_in::Server;
+    use super::super::Patience;
+    use super::super::stand_in::{Crash, Server};
     use super::*;
 
     fn settings(identity: &str) -> LeaseSettings {
@@ -373,6 +374,31 @@ mod tests {
         b.await.unwrap();
         let lease = server.object("leases", "launcher-leader").unwrap();
         assert_eq!(lease["spec"]["holderIdentity"], "");
+    }
+
+    #[tokio::test]
+    async fn a_question_that_is_never_answered_is_asked_again() {
+        let server = Server::start();
+        let cluster = server.crashing(Crash::Hanging(1)).with_patience(Patience {
+            answer: Duration::from_millis(50),
+            ..Patience::default()
+        });
+        let settings = LeaseSettings {
+            renew: Duration::from_millis(30),
+            ..settings("a")
+        };
+        let (working, at_work) = tokio::sync::oneshot::channel();
+        let stop = async {
+            let work = tokio::time::timeout(Duration::from_secs(10), at_work).await;
+            work.expect("it leads").unwrap();
+        };
+        let mut working = Some(working);
+        cluster
+            .lead(&settings, stop, || {
+                working.take().unwrap().send(()).unwrap();
+                std::future::pending()
+            })
+            .await;
     }
 
     #[tokio::test]

@@ -43,6 +43,8 @@ pub(super) enum Crash {
     Before(usize),
     /// The last request is carried out, but its answer never arrives.
     Within(usize),
+    /// That request is never answered; those after it are.
+    Hanging(usize),
 }
 
 impl Server {
@@ -89,6 +91,11 @@ impl Server {
                 {
                     return dead();
                 }
+                if let Crash::Hanging(n) = crash
+                    && number == n
+                {
+                    return std::future::pending().await;
+                }
                 let line = format!("{} {}", request.method(), request.uri().path());
                 if let Some(answer) = fault(&line, number) {
                     return Ok(answer);
@@ -106,6 +113,7 @@ impl Server {
             attempts: 3,
             first_pause: Duration::from_millis(1),
             longest_pause: Duration::from_millis(20),
+            answer: Duration::from_secs(2),
         })
     }
 

@@ -10,6 +10,7 @@ use control_plane::StepRef;
 use job_contract::status::JobStatus;
 use job_contract::{JobData, env};
 use tokio::sync::Mutex;
+use tokio::time::{Instant as Deadline, timeout_at};
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
@@ -27,6 +28,8 @@ use crate::shutdown::Shutdown;
 const FRESH: Duration = Duration::from_secs(5);
 /// Probes give up after a second or a few.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a dispatch may take. Terrakube hangs up after a minute, and would not learn that it may try again.
+const ACCEPTANCE: Duration = Duration::from_secs(30);
 
 /// How long whoever accepted a run beats for it. That is one beat, which is good for 45 seconds: another replica that
 /// watches has noticed by then, and the heartbeat of a short run is gone soon enough after its end (contract 2.6).
@@ -49,6 +52,8 @@ pub(crate) struct KubernetesTarget {
     /// What was promised by an answer and is done after it.
     promised: TaskTracker,
     last: Mutex<Option<(Instant, Readiness)>>,
+    /// How long a dispatch may take.
+    acceptance: Duration,
 }
 
 impl KubernetesTarget {
@@ -73,6 +78,7 @@ impl KubernetesTarget {
             shutdown,
             promised: TaskTracker::new(),
             last: Mutex::new(None),
+            acceptance: ACCEPTANCE,
         }
     }
 
@@ -105,9 +111,10 @@ impl KubernetesTarget {
         job: JobData,
         answered: Answered,
     ) -> Result<Accepted, Refused> {
+        let until = Deadline::now() + self.acceptance;
         let manifest = manifest::build(&job, &self.deployment);
         let Some(desk) = &self.desk else {
-            return self.submit(manifest).await;
+            return self.submit(manifest, until).await;
         };
         if has_outcome(desk, &job) {
             info!(
@@ -121,9 +128,12 @@ impl KubernetesTarget {
             Ok(manifest)
                 if desk.is_remote() && has_nothing_to_run(&job) && is_released_by_us(&manifest) =>
             {
-                self.hold(manifest).await
+                self.hold(manifest, until).await
             }
-            manifest => self.submit(manifest).await.map(|accepted| (accepted, None)),
+            manifest => {
+                let accepted = self.submit(manifest, until).await;
+                accepted.map(|accepted| (accepted, None))
+            }
         };
         match accepted {
             Ok((accepted, held)) => {
@@ -135,7 +145,7 @@ impl KubernetesTarget {
                 }
                 Ok(accepted)
             }
-            Err(Refused::Invalid(reason)) => self.refuse(desk, job, reason, answered).await,
+            Err(Refused::Invalid(reason)) => self.refuse(desk, job, reason, answered, until).await,
             Err(refused) => Err(refused),
         }
     }
@@ -162,10 +172,11 @@ impl KubernetesTarget {
         job: JobData,
         reason: String,
         answered: Answered,
+        until: Deadline,
     ) -> Result<Accepted, Refused> {
         // An earlier delivery may have been accepted, before a setting changed.
-        let there = self.cluster.has_run(&job.job_id, &job.step_id).await;
-        if !matches!(there, Ok(false)) {
+        let there = self.cluster.has_run(&job.job_id, &job.step_id);
+        if !matches!(timeout_at(until, there).await, Ok(Ok(false))) {
             return Err(Refused::Invalid(reason));
         }
         if desk.is_remote() {
@@ -196,21 +207,24 @@ impl KubernetesTarget {
         Err(Refused::Invalid(reason))
     }
 
-    async fn submit(&self, manifest: Built) -> Result<Accepted, Refused> {
+    async fn submit(&self, manifest: Built, until: Deadline) -> Result<Accepted, Refused> {
         let manifest = manifest.map_err(|errors| Refused::Invalid(errors.to_string()))?;
         let cluster = self.cluster.clone();
-        // The sender may hang up; what was begun is finished all the same. Releasing is not waited for: the run
-        // is safe in the cluster by then, and the watcher releases what is left over.
-        let submitted = tokio::spawn(async move { cluster.accept(&manifest).await });
-        accepted(submitted.await)
+        // Releasing is not waited for: the run is safe in the cluster by then, and the watcher releases what is left
+        // over.
+        accepted(until, async move { cluster.accept(&manifest).await }).await
     }
 
     /// Keeps a step in the cluster that has nothing to run, without a pod: only in case it cannot be completed.
-    async fn hold(&self, manifest: Manifest) -> Result<(Accepted, Option<String>), Refused> {
+    async fn hold(
+        &self,
+        manifest: Manifest,
+        until: Deadline,
+    ) -> Result<(Accepted, Option<String>), Refused> {
         let name = manifest.job.metadata.name.clone();
         let cluster = self.cluster.clone();
-        let held = tokio::spawn(async move { cluster.hold(&manifest).await });
-        Ok((accepted(held.await)?, name))
+        let held = accepted(until, async move { cluster.hold(&manifest).await });
+        Ok((held.await?, name))
     }
 
     /// Reports a step that has nothing to run, once the answer has left. Should that fail, a pod does it.
@@ -292,13 +306,21 @@ async fn tell_refused(desk: &Desk, job: &JobData, reason: &str) {
     }
 }
 
-fn accepted(
-    submitted: Result<Result<Submitted, ClusterError>, tokio::task::JoinError>,
+/// The sender may hang up; what was begun is finished all the same, or given up when it takes too long. What that leaves
+/// in the cluster is found by the next delivery, and by the watcher.
+async fn accepted(
+    until: Deadline,
+    submission: impl Future<Output = Result<Submitted, ClusterError>> + Send + 'static,
 ) -> Result<Accepted, Refused> {
-    match submitted {
-        Ok(Ok(Submitted::Created)) => Ok(Accepted::New),
-        Ok(Ok(Submitted::AlreadyThere)) => Ok(Accepted::Duplicate),
-        Ok(Err(error)) => Err(refused(&error)),
+    match tokio::spawn(timeout_at(until, submission)).await {
+        Ok(Ok(Ok(Submitted::Created))) => Ok(Accepted::New),
+        Ok(Ok(Ok(Submitted::AlreadyThere))) => Ok(Accepted::Duplicate),
+        Ok(Ok(Err(error))) => Err(refused(&error)),
+        Ok(Err(_)) => {
+            let reason = "the Kubernetes API takes too long";
+            warn!(reason, "a dispatch did not become a Job");
+            Err(Refused::Unavailable(reason.to_owned()))
+        }
         Err(_) => Err(Refused::Unavailable("the launcher is stopping".to_owned())),
     }
 }
@@ -400,17 +422,60 @@ mod tests {
             attempts: 2,
             first_pause: Duration::from_millis(1),
             longest_pause: Duration::from_millis(1),
+            answer: Duration::from_secs(10),
         };
         let cluster =
             Cluster::from_client(Client::new(service, "runs"), "runs").with_patience(patience);
-        let target = KubernetesTarget::new(
+        (target_of(cluster), asked)
+    }
+
+    fn target_of(cluster: Cluster) -> KubernetesTarget {
+        KubernetesTarget::new(
             cluster,
             Deployment::default(),
             Watching::default(),
             None,
             Shutdown::default(),
-        );
-        (target, asked)
+        )
+    }
+
+    /// An API server that takes requests and never says anything, or never ends what it says.
+    fn hanging(speaks: bool, answer: Duration) -> KubernetesTarget {
+        let service = service_fn(move |_: Request<Body>| async move {
+            if !speaks {
+                std::future::pending::<()>().await;
+            }
+            let silence = futures_util::stream::pending::<Result<String, Infallible>>();
+            Ok::<_, Infallible>(Response::new(axum::body::Body::from_stream(silence)))
+        });
+        let patience = Patience {
+            attempts: 2,
+            first_pause: Duration::from_millis(1),
+            longest_pause: Duration::from_millis(1),
+            answer,
+        };
+        target_of(
+            Cluster::from_client(Client::new(service, "runs"), "runs").with_patience(patience),
+        )
+    }
+
+    const SOON: Duration = Duration::from_millis(50);
+    const NEVER: Duration = Duration::from_hours(1);
+
+    #[tokio::test]
+    async fn a_cluster_that_hangs_is_for_later() {
+        for (speaks, answer, acceptance) in [
+            (false, SOON, NEVER),
+            (true, SOON, NEVER),
+            (false, NEVER, SOON),
+        ] {
+            let mut target = hanging(speaks, answer);
+            target.acceptance = acceptance;
+            let accepted = tokio::time::timeout(Duration::from_secs(10), accept(&target, job()));
+            let refused = accepted.await.expect("it is answered").unwrap_err();
+            assert!(matches!(refused, Refused::Unavailable(_)), "{refused:?}");
+        }
+        assert!(ACCEPTANCE < Duration::from_mins(1));
     }
 
     fn answer(

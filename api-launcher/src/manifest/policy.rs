@@ -91,17 +91,45 @@ pub struct Ceilings {
     pub ephemeral_storage: Option<Amount>,
 }
 
-/// Settings of the executor that decide what it trusts and where it sends the platform's credentials: who sets
-/// them could have those.
+/// What steers the executor itself: its settings, in Terrakube's spelling and in ours, and what the libraries in it and
+/// the programs it starts read to find a proxy, the authorities they trust, an identity, or code to load. Who sets them
+/// could have the platform's credentials. Proxies are read in both spellings.
 const PLATFORM_ENVIRONMENT: &[&str] = &[
-    "!AwsEndpoint",
-    "!AzBuilderApiUrl",
+    "!ALL_PROXY",
+    "!AWS_CONTAINER_*",
+    "!AWS_ENDPOINT_URL*",
+    "!AWS_METADATA_ENDPOINT",
+    "!AWS_ROLE_*",
+    "!AWS_WEB_IDENTITY_TOKEN_FILE",
+    "!AZURE_*",
+    "!Aws*",
+    "!AzBuilder*",
+    "!Azure*",
+    "!CURL_CA_BUNDLE",
+    "!CustomTerraformReleasesUrl",
+    "!Ephemeral*",
+    "!Executor*",
+    "!GIT_*",
+    "!Gcp*",
+    "!HOME",
+    "!HTTPS_PROXY",
+    "!HTTP_PROXY",
     "!InternalSecret",
+    "!JAVA_TOOL_OPTIONS",
+    "!JDK_JAVA_OPTIONS",
     "!LD_*",
+    "!LogViaApi",
     "!MAYFLY_*",
-    "!TerrakubeRedisClusterNodes",
-    "!TerrakubeRedisHostname",
-    "!TerrakubeRedisSentinelNodes",
+    "!NO_PROXY",
+    "!PATH",
+    "!SSL_CERT_*",
+    "!TerraformStateType",
+    "!Terrakube*",
+    "!_JAVA_OPTIONS",
+    "!all_proxy",
+    "!http_proxy",
+    "!https_proxy",
+    "!no_proxy",
 ];
 
 /// As open as the stock launcher, except where that would hand a workspace the platform: no image of its own
@@ -493,7 +521,7 @@ mod tests {
     #[rstest]
     #[case(env::EPHEMERAL_SERVICE_ACCOUNT, "any")]
     #[case(env::EPHEMERAL_TOLERATIONS, "anything:Exists")]
-    #[case(env::EPHEMERAL_ENV, "TerrakubeRedisSSL=false;TF_LOG=debug")]
+    #[case(env::EPHEMERAL_ENV, "AWS_REGION=eu-central-1;TF_LOG=debug")]
     #[case(env::EPHEMERAL_CPU_LIMIT, "512")]
     #[case(env::EPHEMERAL_POD_SECURITY, "runAsUser=5000;runAsNonRoot=true")]
     #[case(
@@ -537,6 +565,77 @@ mod tests {
         let refusals = refusals("{}", variable, value);
         assert_eq!(refusals.len(), 1, "{refusals:?}");
         assert!(refusals[0].contains(rule), "{refusals:?}");
+    }
+
+    #[test]
+    fn no_workspace_diverts_what_the_executor_sends_or_trusts() {
+        let diverting = [
+            "ALL_PROXY",
+            "HTTPS_PROXY",
+            "HTTP_PROXY",
+            "NO_PROXY",
+            "all_proxy",
+            "http_proxy",
+            "https_proxy",
+            "no_proxy",
+            "CURL_CA_BUNDLE",
+            "SSL_CERT_DIR",
+            "SSL_CERT_FILE",
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+            "AWS_ENDPOINT_URL_STS",
+            "AWS_ROLE_ARN",
+            "AWS_WEB_IDENTITY_TOKEN_FILE",
+            "AZURE_AUTHORITY_HOST",
+            "GIT_SSL_CAINFO",
+            "HOME",
+            "PATH",
+            env::JAVA_TOOL_OPTIONS,
+            env::STATE_TYPE,
+            env::AZURE_ACCOUNT,
+            env::AZURE_RESOURCE_GROUP,
+            env::AZURE_CONTAINER,
+            env::AZURE_ACCESS_KEY,
+            env::AWS_ACCESS_KEY,
+            env::AWS_SECRET_KEY,
+            env::AWS_BUCKET,
+            env::AWS_REGION,
+            env::AWS_ENDPOINT,
+            env::AWS_INCLUDE_BACKEND_KEYS,
+            env::AWS_ENABLE_ROLE_AUTH,
+            env::AWS_USE_LOCKFILE,
+            env::GCP_CREDENTIALS,
+            env::GCP_BUCKET,
+            env::GCP_PROJECT,
+            env::DISABLE_ACKNOWLEDGE,
+            env::COLOR_OUTPUT,
+            env::TERRAFORM_RELEASES_URL,
+            env::API_URL,
+            env::PUBLIC_API_URL,
+            env::INTERNAL_SECRET,
+            env::ENABLE_SECURITY,
+            env::REGISTRY_DOMAIN,
+            env::TOOLS_REPOSITORY,
+            env::TOOLS_BRANCH,
+            env::LOG_VIA_API,
+            env::REDIS_HOSTNAME,
+            env::REDIS_PORT,
+            env::REDIS_USERNAME,
+            env::REDIS_PASSWORD,
+            env::REDIS_SSL,
+            env::REDIS_TRUSTSTORE_PATH,
+            env::REDIS_CLUSTER_NODES,
+            env::REDIS_SENTINEL_MASTER,
+            env::REDIS_SENTINEL_NODES,
+            env::BACKEND_CREDENTIALS,
+            env::RELEASE_MIRROR_URL,
+            env::MAX_DURATION_MINUTES,
+            env::OUTCOME_EXIT_CODE,
+        ];
+        let allowed: Vec<&str> = diverting
+            .into_iter()
+            .filter(|name| Policy::default().environment.allow(name))
+            .collect();
+        assert_eq!(allowed, [""; 0]);
     }
 
     #[test]

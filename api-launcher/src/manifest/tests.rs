@@ -68,7 +68,7 @@ const ALL_OPTIONS: &[(&str, &str)] = &[
     (env::EPHEMERAL_MEMORY_LIMIT, "1Gi"),
     (env::EPHEMERAL_STORAGE_REQUEST, "1Gi"),
     (env::EPHEMERAL_STORAGE_LIMIT, "3Gi"),
-    (env::EPHEMERAL_ENV, "TerrakubeRedisSSL=false;GREETING=a=b"),
+    (env::EPHEMERAL_ENV, "TeamFlag=false;GREETING=a=b"),
     (env::PLUGIN_CACHE_DIR, "/var/cache/tf"),
     (env::PLUGIN_CACHE_CLAIM, "plugin-cache"),
 ];
@@ -346,7 +346,7 @@ fn the_workspace_comes_before_the_deployment_for_every_variable() {
         (env::EPHEMERAL_MEMORY_LIMIT, "9Gi"),
         (env::EPHEMERAL_STORAGE_REQUEST, "9Gi"),
         (env::EPHEMERAL_STORAGE_LIMIT, "9Gi"),
-        (env::EPHEMERAL_ENV, "GREETING=other;TerrakubeRedisSSL=other"),
+        (env::EPHEMERAL_ENV, "GREETING=other;TeamFlag=other"),
         (env::DEPLOYMENT_PLUGIN_CACHE_DIR, "/other-cache"),
         (env::DEPLOYMENT_PLUGIN_CACHE_CLAIM, "other"),
     ]
