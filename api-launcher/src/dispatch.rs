@@ -104,7 +104,7 @@ impl Target {
         }
     }
 
-    /// What waits and runs here; a cluster's runs are not held by the launcher.
+    /// What waits and runs here. Of a cluster the replica that watches keeps count.
     pub(crate) fn load(&self) -> Option<Load> {
         match self {
             Self::Kubernetes(_) => None,

@@ -12,6 +12,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
+use crate::cluster::watch::Standings;
+use crate::verdict::VerdictKind;
+
 /// Media type of [`Metrics::render`].
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -82,6 +85,9 @@ pub(crate) struct Metrics {
     oldest_seconds: Gauge,
     finished: Family<Label, Counter>,
     start_failures: Counter,
+    watching: Gauge,
+    ended: Family<Label, Counter>,
+    report_failures: Counter,
 }
 
 impl Default for Metrics {
@@ -94,6 +100,9 @@ impl Default for Metrics {
             oldest_seconds: Gauge::default(),
             finished: Family::default(),
             start_failures: Counter::default(),
+            watching: Gauge::default(),
+            ended: Family::default(),
+            report_failures: Counter::default(),
         };
         metrics.register();
         metrics
@@ -147,6 +156,62 @@ impl Metrics {
         );
     }
 
+    /// Adds what only a launcher has that watches a cluster.
+    pub(crate) fn for_cluster(self) -> Self {
+        for kind in VerdictKind::ALL {
+            drop(self.ended.get_or_create(&[("verdict", kind.name())]));
+        }
+        self.stand(Standings::default());
+        let mut registry = self.lock();
+        registry.register(
+            "watching",
+            "Whether this replica watches the runs: it holds the Lease, or may hold none",
+            self.watching.clone(),
+        );
+        registry.register(
+            "runs_ended",
+            "Runs this replica saw end, by verdict",
+            self.ended.clone(),
+        );
+        registry.register(
+            "report_failures",
+            "Verdicts the platform could not take, by attempt",
+            self.report_failures.clone(),
+        );
+        drop(registry);
+        self
+    }
+
+    /// This replica watches for as long as the value lives.
+    pub(crate) fn watch(&self) -> WatchingNow<'_> {
+        self.watching.set(1);
+        WatchingNow(self)
+    }
+
+    /// How many runs of the cluster stand where.
+    pub(crate) fn stand(&self, standings: Standings) {
+        for (state, count) in [
+            ("held", standings.held),
+            ("queued", standings.queued),
+            ("in_flight", standings.in_flight),
+        ] {
+            self.runs
+                .get_or_create(&[("state", state)])
+                .set(gauge(count));
+        }
+    }
+
+    /// Counts a run of the cluster that has ended.
+    pub(crate) fn ended(&self, kind: VerdictKind) {
+        self.ended.get_or_create(&[("verdict", kind.name())]).inc();
+        self.finished(kind == VerdictKind::Completed);
+    }
+
+    /// Counts a verdict the platform could not take.
+    pub(crate) fn report_failed(&self) {
+        self.report_failures.inc();
+    }
+
     /// Counts an answered dispatch.
     pub(crate) fn dispatched(&self, result: DispatchResult, took: Duration) {
         self.dispatches.get_or_create(&result.label()).inc();
@@ -176,19 +241,33 @@ impl Metrics {
     }
 
     fn set(&self, load: Load) {
-        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let seconds = i64::try_from(load.oldest.as_secs()).unwrap_or(i64::MAX);
         self.runs
             .get_or_create(&[("state", "queued")])
-            .set(count(load.queued));
+            .set(gauge(load.queued));
         self.runs
             .get_or_create(&[("state", "running")])
-            .set(count(load.running));
+            .set(gauge(load.running));
         self.oldest_seconds.set(seconds);
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Registry> {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn gauge(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// Ends with the watching: what another replica watches now is its to tell.
+#[derive(Debug)]
+pub(crate) struct WatchingNow<'a>(&'a Metrics);
+
+impl Drop for WatchingNow<'_> {
+    fn drop(&mut self) {
+        self.0.watching.set(0);
+        self.0.stand(Standings::default());
     }
 }
 
@@ -220,6 +299,34 @@ mod tests {
             r#"mayfly_runs_finished_total{outcome="failed"} 1"#,
             "mayfly_executor_start_failures_total 1",
         ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        assert!(!text.contains("mayfly_watching"), "{text}");
+    }
+
+    #[test]
+    fn who_watches_a_cluster_tells_of_it_and_who_has_stopped_does_not() {
+        let metrics = Metrics::default().for_cluster();
+        let watching = metrics.watch();
+        metrics.stand(Standings {
+            held: 3,
+            queued: 2,
+            in_flight: 25,
+        });
+        let text = metrics.render(None);
+        for line in [
+            "mayfly_watching 1",
+            r#"mayfly_runs{state="held"} 3"#,
+            r#"mayfly_runs{state="queued"} 2"#,
+            r#"mayfly_runs{state="in_flight"} 25"#,
+            r#"mayfly_runs_ended_total{verdict="oom_killed"} 0"#,
+            "# HELP mayfly_report_failures Verdicts the platform could not take, by attempt.",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        drop(watching);
+        let text = metrics.render(None);
+        for line in ["mayfly_watching 0", r#"mayfly_runs{state="in_flight"} 0"#] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
     }

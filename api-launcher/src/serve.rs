@@ -151,8 +151,14 @@ async fn open(
                 Some(platform) => Some(platform.open()?),
                 None => data_dir.as_deref().map(Desk::local),
             };
-            let target =
-                KubernetesTarget::new(cluster, *deployment, *watching, desk, shutdown.clone());
+            let target = KubernetesTarget::new(
+                cluster,
+                *deployment,
+                *watching,
+                desk,
+                metrics.clone(),
+                shutdown.clone(),
+            );
             Target::Kubernetes(Box::new(target))
         }
         TargetSettings::Process(settings) => Target::Process(ProcessTarget::open(

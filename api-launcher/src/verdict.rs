@@ -182,6 +182,29 @@ pub enum VerdictKind {
 }
 
 impl VerdictKind {
+    /// Every kind there is.
+    pub(crate) const ALL: [Self; 19] = [
+        Self::Completed,
+        Self::StepFailed,
+        Self::NeverScheduled,
+        Self::ImageNotPulled,
+        Self::ConfigMissing,
+        Self::QuotaExceeded,
+        Self::AdmissionRefused,
+        Self::OomKilled,
+        Self::Evicted,
+        Self::Preempted,
+        Self::NodeLost,
+        Self::DeadlineExceeded,
+        Self::Deleted,
+        Self::Lost,
+        Self::BadJobData,
+        Self::Claimed,
+        Self::Infrastructure,
+        Self::Defect,
+        Self::Signalled,
+    ];
+
     /// The word on the wire and in tables.
     pub const fn name(self) -> &'static str {
         match self {

@@ -51,6 +51,20 @@ pub trait RunObserver: Send + Sync + 'static {
     ///
     /// A verdict may be `Completed`: an executor of another make ends with 0 only after it has reported.
     fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, bool>;
+
+    /// How many runs stand where. Called after every change.
+    fn on_standings(&self, _standings: Standings) {}
+}
+
+/// How many runs that are not over stand where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standings {
+    /// Suspended until the launcher releases them.
+    pub held: usize,
+    /// Suspended until a queue of the cluster does.
+    pub queued: usize,
+    /// Released.
+    pub in_flight: usize,
 }
 
 /// How the watcher behaves.
@@ -542,7 +556,7 @@ impl Watch {
         }
         let limit = self.cluster.max_in_flight;
         let now = Instant::now();
-        let mut in_flight = 0;
+        let (mut in_flight, mut queued) = (0, 0);
         let mut held = Vec::new();
         let mut later = Vec::new();
         for (name, entry) in &self.runs {
@@ -560,7 +574,8 @@ impl Watch {
                         });
                     }
                 }
-                Standing::Queued | Standing::Over => {}
+                Standing::Queued => queued += 1,
+                Standing::Over => {}
             }
         }
         let waiting: Vec<String> = held.iter().map(|held| held.name.to_owned()).collect();
@@ -568,6 +583,11 @@ impl Watch {
             .into_iter()
             .map(str::to_owned)
             .collect();
+        self.observer.on_standings(Standings {
+            held: waiting.len() + later.len() - names.len(),
+            queued,
+            in_flight: in_flight + names.len(),
+        });
         let chosen: HashSet<&String> = names.iter().collect();
         for name in waiting.iter().filter(|name| !chosen.contains(name)) {
             self.tell_queued(name);

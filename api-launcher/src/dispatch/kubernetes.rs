@@ -21,6 +21,7 @@ use crate::cluster::lease::LeaseSettings;
 use crate::cluster::{Cluster, ClusterError, Submitted, labels};
 use crate::config::Deployment;
 use crate::manifest::{self, Manifest, ManifestErrors};
+use crate::metrics::Metrics;
 use crate::serve::config::Watching;
 use crate::shutdown::Shutdown;
 
@@ -48,6 +49,7 @@ pub(crate) struct KubernetesTarget {
     watching: Watching,
     /// The platform the launcher reports to, where one is configured.
     desk: Option<Desk>,
+    metrics: Metrics,
     shutdown: Shutdown,
     /// What was promised by an answer and is done after it.
     promised: TaskTracker,
@@ -63,6 +65,7 @@ impl KubernetesTarget {
         deployment: Deployment,
         watching: Watching,
         desk: Option<Desk>,
+        metrics: Metrics,
         shutdown: Shutdown,
     ) -> Self {
         let cluster = cluster.with_max_in_flight(watching.max_in_flight);
@@ -75,6 +78,7 @@ impl KubernetesTarget {
             deployment,
             watching,
             desk,
+            metrics: metrics.for_cluster(),
             shutdown,
             promised: TaskTracker::new(),
             last: Mutex::new(None),
@@ -87,10 +91,11 @@ impl KubernetesTarget {
         let namespace = self.watching.lease_namespace.as_ref();
         let namespace = namespace.unwrap_or(&self.deployment.namespace);
         let lease = LeaseSettings::new(namespace, &self.watching.lease_name, identity());
-        let observer = Arc::new(Observer::new(self.desk.clone()));
+        let observer = Arc::new(Observer::new(self.desk.clone(), self.metrics.clone()));
         let stop = self.shutdown.graceful.cancelled();
         self.cluster
             .lead(&lease, stop, || async {
+                let _watching = self.metrics.watch();
                 tokio::join!(
                     self.cluster
                         .watch(self.watching.watch.clone(), Arc::clone(&observer) as _),
@@ -435,6 +440,7 @@ mod tests {
             Deployment::default(),
             Watching::default(),
             None,
+            Metrics::default(),
             Shutdown::default(),
         )
     }

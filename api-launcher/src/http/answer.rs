@@ -44,9 +44,9 @@ impl Refusal {
         match self {
             Self::Unauthorized(_) => StatusCode::UNAUTHORIZED,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::TooSlow => StatusCode::REQUEST_TIMEOUT,
             Self::Broken | Self::Invalid(_) => StatusCode::BAD_REQUEST,
-            Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            // A slow network passes, and 408 would fail the job for good.
+            Self::TooSlow | Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 }
@@ -99,4 +99,36 @@ pub(super) fn json_body(status: StatusCode, text: String) -> Response {
         HeaderValue::from_static("application/json"),
     );
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_may_pass_by_itself_may_come_again() {
+        for (refusal, status) in [
+            (
+                Refusal::Unauthorized(AuthError::Missing),
+                StatusCode::UNAUTHORIZED,
+            ),
+            (Refusal::TooLarge, StatusCode::PAYLOAD_TOO_LARGE),
+            (Refusal::Invalid(String::new()), StatusCode::BAD_REQUEST),
+            (Refusal::TooSlow, StatusCode::SERVICE_UNAVAILABLE),
+            (
+                Refusal::Unavailable(String::new()),
+                StatusCode::SERVICE_UNAVAILABLE,
+            ),
+        ] {
+            let words = refusal.to_string();
+            assert_eq!(refusal.into_response().status(), status, "{words}");
+        }
+    }
+
+    #[test]
+    fn the_rest_of_a_slow_body_is_not_taken_for_the_next_request() {
+        let response = Refusal::TooSlow.into_response();
+        assert_eq!(response.headers()[header::CONNECTION], "close");
+        assert_eq!(Refusal::TooSlow.result(), DispatchResult::Timeout);
+    }
 }

@@ -16,9 +16,10 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tracing::{debug, info, warn};
 
-use crate::cluster::watch::RunObserver;
+use crate::cluster::watch::{RunObserver, Standings};
 use crate::cluster::{Cluster, RunKey};
 use crate::dispatch::desk::{Desk, DeskError, story};
+use crate::metrics::Metrics;
 use crate::verdict::{Observation, Verdict, VerdictKind};
 
 /// How often the platform is asked whether a run was cancelled (contract 11.4), and how long after it was first seen a
@@ -35,6 +36,7 @@ const HEAD_START: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct Observer {
     desk: Option<Desk>,
+    metrics: Metrics,
     head_start: Duration,
     /// Runs that are not over, or whose end the platform does not know yet.
     live: Mutex<BTreeMap<RunKey, Live>>,
@@ -52,6 +54,8 @@ struct Live {
     over_before: bool,
     /// The run is being stopped, or has ended.
     leaving: bool,
+    /// It has ended and is counted; only its report is missing.
+    ended: bool,
 }
 
 impl fmt::Debug for Live {
@@ -64,9 +68,10 @@ impl fmt::Debug for Live {
 }
 
 impl Observer {
-    pub(super) const fn new(desk: Option<Desk>) -> Self {
+    pub(super) const fn new(desk: Option<Desk>, metrics: Metrics) -> Self {
         Self {
             desk,
+            metrics,
             head_start: HEAD_START,
             live: Mutex::new(BTreeMap::new()),
         }
@@ -145,6 +150,7 @@ impl Observer {
             notes: None,
             over_before: false,
             leaving: false,
+            ended: false,
         });
     }
 
@@ -178,8 +184,12 @@ impl RunObserver for Observer {
     fn on_observation(&self, run: &RunKey, observation: &Observation) {
         match observation {
             // Its end may be known to the platform already, as after a restart.
-            Observation::Ended(_) => {
-                self.live().remove(run);
+            Observation::Ended(verdict) => {
+                // A run that was over when it was first seen was counted by who saw it end.
+                let live = self.live().remove(run);
+                if live.is_some_and(|live| !live.ended) {
+                    self.metrics.ended(verdict.kind);
+                }
             }
             Observation::Waiting(wait) => {
                 self.seen(run);
@@ -197,6 +207,7 @@ impl RunObserver for Observer {
             self.seen(run);
             if let Some(live) = self.live().get_mut(run) {
                 live.leaving = true;
+                live.ended = true;
             }
             info!(%run, verdict = ?verdict.kind, sentence = verdict.sentence, "a run ended without a word of its executor");
             // An executor of another make ends with 0 only once it has reported.
@@ -211,11 +222,16 @@ impl RunObserver for Observer {
                 }
                 Err(error) => {
                     warn!(%run, error = story(&error), "the verdict could not be reported");
+                    self.metrics.report_failed();
                     false
                 }
             }
         }
         .boxed()
+    }
+
+    fn on_standings(&self, standings: Standings) {
+        self.metrics.stand(standings);
     }
 }
 
@@ -273,4 +289,78 @@ fn told(verdict: &Verdict) -> String {
         .chain(advice)
         .collect();
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use job_contract::Exit;
+
+    use super::*;
+
+    fn run() -> RunKey {
+        RunKey {
+            job_id: "412".into(),
+            step_id: "step".into(),
+            name: "job-412-step".into(),
+            organization_id: "org".into(),
+            workspace_id: "ws".into(),
+            step_type: "terraformPlan".into(),
+        }
+    }
+
+    fn verdict(kind: VerdictKind) -> Verdict {
+        Verdict {
+            kind,
+            sentence: "it was killed".into(),
+            evidence: Vec::new(),
+            advice: None,
+            outcome: Exit::Infrastructure,
+            started: true,
+            job_over: true,
+            report: None,
+        }
+    }
+
+    fn assert_says(metrics: &Metrics, lines: &[&str]) {
+        let text = metrics.render(None);
+        for line in lines {
+            assert!(text.lines().any(|found| found == *line), "{line}\n{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_run_is_counted_once_by_who_saw_it_end_and_every_failed_report() {
+        let folder = tempfile::tempdir().unwrap();
+        let jobs = folder.path().join("platform/jobs");
+        fs::create_dir_all(&jobs).unwrap();
+        fs::write(jobs.join("412.json"), "no record").unwrap();
+        let metrics = Metrics::default().for_cluster();
+        let observer = Observer::new(Some(Desk::local(folder.path())), metrics.clone());
+        let verdict = verdict(VerdictKind::OomKilled);
+        let ended = Observation::Ended(Box::new(verdict.clone()));
+
+        // As after a restart: another has counted it.
+        observer.on_observation(&run(), &ended);
+        assert_says(
+            &metrics,
+            &[r#"mayfly_runs_ended_total{verdict="oom_killed"} 0"#],
+        );
+        observer.on_observation(&run(), &Observation::Running);
+        observer.on_observation(&run(), &ended);
+        assert!(!observer.on_ended(&run(), &verdict).await);
+        assert!(!observer.on_ended(&run(), &verdict).await);
+        // Its Job is gone before it could be reported.
+        observer.on_observation(&run(), &ended);
+        assert_says(
+            &metrics,
+            &[
+                r#"mayfly_runs_ended_total{verdict="oom_killed"} 1"#,
+                r#"mayfly_runs_finished_total{outcome="failed"} 1"#,
+                r#"mayfly_runs_finished_total{outcome="done"} 0"#,
+                "mayfly_report_failures_total 2",
+            ],
+        );
+    }
 }
