@@ -43,7 +43,7 @@ impl StepRef {
 pub enum Admission {
     /// It may.
     Granted(Standing),
-    /// Its job is over, with that status.
+    /// Its job is over, with that status; or the step itself is, and the job goes on without it.
     Over(JobStatus),
     /// The platform never recorded the dispatch, and will probably repeat it: this one is not to touch the job.
     NotDispatched(JobStatus),
@@ -54,7 +54,7 @@ pub enum Admission {
 pub enum Start {
     /// The platform knows.
     Told,
-    /// The job ended meanwhile, with that status: the step is not to run.
+    /// The job, which has that status, or the step itself ended meanwhile: the step is not to run.
     Over(JobStatus),
 }
 
@@ -71,6 +71,16 @@ pub struct Standing {
     pub terraform_plan: Option<String>,
     /// Whether a plan step of this job has completed, so that an apply must use its plan.
     pub planned: bool,
+}
+
+impl Standing {
+    /// Whether the step has an outcome, whoever reported it.
+    pub const fn step_has_ended(&self) -> bool {
+        !matches!(
+            self.step,
+            None | Some(StepStatus::Pending | StepStatus::Running)
+        )
+    }
 }
 
 /// Who holds a claim.
@@ -215,7 +225,9 @@ impl Platform {
                 let standing = local.standing(step)?;
                 let rejected = standing.status == JobStatus::Rejected
                     && step.step_type != StepType::Approval.name();
-                Ok(if standing.status.is_over() || rejected {
+                // The steps of a rejected job have ended before the rejection's scripts run.
+                let ended = standing.step_has_ended() && standing.status != JobStatus::Rejected;
+                Ok(if standing.status.is_over() || rejected || ended {
                     Admission::Over(standing.status)
                 } else {
                     Admission::Granted(standing)

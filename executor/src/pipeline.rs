@@ -161,6 +161,9 @@ async fn operate(run: &Run<'_>, prepared: Prepared) -> Verdict {
         history: None,
         error: Some(StageError::Panicked),
     });
+    if let Some(StageError::StepEnded) = &operated.error {
+        return preparation::step_has_ended(run);
+    }
     if let Some(failure) = &operated.error {
         tell(run, failure).await;
     }

@@ -108,12 +108,35 @@ pub(crate) async fn prepare(run: &Run<'_>, standing: &Standing) -> Result<Readin
     }
 }
 
-/// A job that ended meanwhile is not run.
+/// A job that ended meanwhile is not run, and neither is a step that has an outcome in a job that goes on.
 async fn job_is_over(run: &Run<'_>, status: &JobStatus) -> Verdict {
-    let text = format!("the job is already {status}: nothing is run");
+    if status.is_over() || *status == JobStatus::Rejected {
+        let text = format!("the job is already {status}: nothing is run");
+        warn!("{text}");
+        run.log.writer().line(&text).await;
+        return Verdict::not_ours(Exit::Done, text);
+    }
+    step_has_ended(run)
+}
+
+/// The log is that of whoever ran the step, so nothing is written there.
+pub(crate) fn step_has_ended(run: &Run<'_>) -> Verdict {
+    let text = format!(
+        "step {} has already ended: it is not run again",
+        run.step.step_id
+    );
     warn!("{text}");
-    run.log.writer().line(&text).await;
-    Verdict::not_ours(Exit::Done, text)
+    Verdict::not_ours(taken(run), text)
+}
+
+/// The exit code for a step that is somebody else's. Under a launcher that repeats failed pods it must not look like a
+/// failure: there is nothing to repeat.
+const fn taken(run: &Run<'_>) -> Exit {
+    if run.config.run.outcome_exit_code {
+        Exit::Claimed
+    } else {
+        Exit::Done
+    }
 }
 
 /// Gives up work that may be repeated when a stop order comes: nothing has been changed yet.
@@ -271,6 +294,12 @@ async fn claim(run: &Run<'_>, workspace: &Workspace) -> Result<Option<Verdict>, 
             return Ok(Some(Verdict::not_ours(Exit::Claimed, text)));
         }
         Claim::Held(holder) => {
+            // Its outcome may be under review already, and what it stored must stay what was reviewed.
+            let patience = run.patience();
+            let known = run.link.platform.standing(&run.step, &patience).await?;
+            if known.step_has_ended() && !known.status.is_over() {
+                return Ok(Some(step_has_ended(run)));
+            }
             info!(%holder, "the step was started before; repeating it changes nothing");
         }
         Claim::Granted => {}

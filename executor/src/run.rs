@@ -97,6 +97,8 @@ pub enum StageError {
     },
     #[error("stopped before anything was started")]
     Stopped,
+    #[error("the step has ended while it was run a second time")]
+    StepEnded,
     #[error("a stage of the run panicked")]
     Panicked,
 }
@@ -124,6 +126,7 @@ impl StageError {
             | Self::Process(ProcessError::TooLarge { .. }) => Fault::User,
             Self::Panicked => Fault::Defect,
             Self::Stopped
+            | Self::StepEnded
             | Self::Config(_)
             | Self::WorkDir { .. }
             | Self::Log(_)

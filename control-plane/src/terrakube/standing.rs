@@ -29,6 +29,10 @@ impl Terrakube {
             let document = self.job(step, &Patience::lasting(ORDINARY)).await?;
             let status = &document.job().status;
             match status {
+                // Of a dispatch that came twice: the job may already wait for its next step.
+                JobStatus::Queue | JobStatus::Running if has_ended(&document, step) => {
+                    return Ok(Admission::Over(status.clone()));
+                }
                 JobStatus::Queue | JobStatus::Running => {
                     return Ok(Admission::Granted(standing(&document, step)));
                 }
@@ -74,6 +78,11 @@ impl Terrakube {
         }
         std::future::pending().await
     }
+}
+
+/// Whether the step has an outcome, whoever reported it.
+pub(super) fn has_ended(document: &JobDocument, step: &StepRef) -> bool {
+    standing(document, step).step_has_ended()
 }
 
 fn standing(document: &JobDocument, step: &StepRef) -> Standing {

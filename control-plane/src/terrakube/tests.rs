@@ -136,6 +136,26 @@ async fn a_job_that_ended_is_not_revived(
     assert_eq!(api.status(), status);
 }
 
+/// The dispatch came a second time, and the job may already be on its way to the next step.
+#[rstest]
+#[case("queue", "completed")]
+#[case("running", "completed")]
+#[case("running", "failed")]
+#[tokio::test]
+async fn a_step_that_ended_is_not_run_again_and_its_job_is_left_alone(
+    #[case] status: &str,
+    #[case] known: &str,
+) {
+    let api = StandIn::with_status(status).await;
+    api.job().steps[0].1.insert("status".into(), json!(known));
+    let (client, plan) = (api.client(), step("plan-id", PLAN));
+    let admission = client.admission(&plan).await.unwrap();
+    assert!(matches!(admission, Admission::Over(_)), "{admission:?}");
+    let start = client.report_running(&plan, "abc", "https://api/log").await;
+    assert!(matches!(start, Ok(Start::Over(_))), "{start:?}");
+    assert!(api.told().is_empty(), "{:?}", api.told());
+}
+
 #[tokio::test]
 async fn a_job_cancelled_while_the_api_was_away_is_not_revived() {
     let api = StandIn::with_status("queue").await;
