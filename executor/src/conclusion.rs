@@ -19,6 +19,7 @@ use crate::Ended;
 use crate::config::Config;
 use crate::fault::chain;
 use crate::link::Link;
+use crate::preparation;
 use crate::run::{Run, StageError};
 use crate::stop::{Budget, Stop};
 
@@ -115,26 +116,35 @@ pub(crate) async fn refuse(
         hint = verdict.hint,
         "the step cannot run"
     );
-    let told = report_refusal(link, &StepRef::of(job), verdict.error.clone(), stop).await;
-    if let Err(error) = &told {
-        error!(error = chain(error), "the failure could not be reported");
+    match report_refusal(config, link, job, verdict.error.clone(), stop).await {
+        Ok(None) => refused(job, verdict, true),
+        Ok(Some(not_ours)) => refused(job, not_ours, false),
+        Err(error) => {
+            error!(error = chain(&error), "the failure could not be reported");
+            refused(job, verdict, false)
+        }
     }
-    refused(job, verdict, told.is_ok())
 }
 
-/// The platform takes reports once it has recorded the dispatch, and none of a job that is over.
+/// The platform takes reports once it has recorded the dispatch, and none of a job that is over. `Some` when the step is
+/// somebody else's to report.
 async fn report_refusal(
+    config: &Config,
     link: &Link,
-    refused: &StepRef,
+    job: &JobData,
     note: Option<String>,
     stop: &Stop,
-) -> Result<(), PlatformError> {
+) -> Result<Option<Verdict>, PlatformError> {
+    let refused = &StepRef::of(job);
     let admission = tokio::select! {
         admission = link.platform.admission(refused) => admission?,
-        _ = stop.ordered() => return Ok(()),
+        _ = stop.ordered() => return Ok(None),
     };
     if !matches!(admission, Admission::Granted(_)) {
-        return Ok(());
+        return Ok(None);
+    }
+    if let Some(not_ours) = preparation::claim_to_report(&link.platform, config, job).await? {
+        return Ok(Some(not_ours));
     }
     let outcome = Outcome {
         settlement: settlement::settle(StepType::Approval, Ending::NotReached, true, false, 1),
@@ -147,7 +157,8 @@ async fn report_refusal(
     let patience = link.patience(stop, budget);
     link.platform
         .report_outcome(refused, &outcome, &patience)
-        .await
+        .await?;
+    Ok(None)
 }
 
 fn refused(job: &JobData, verdict: Verdict, reported: bool) -> Ended {

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::time::SystemTime;
 
 use control_plane::platform::{Admission, Claim, Holder, Standing, Start};
+use control_plane::{Platform, PlatformError, StepRef};
 use job_contract::progress::Phase;
 use job_contract::status::JobStatus;
 use job_contract::{Exit, JobData, StepType};
@@ -12,6 +13,7 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::conclusion::{Verdict, output_key};
+use crate::config::Config;
 use crate::fault::chain;
 use crate::operation::Prepared;
 use crate::plan;
@@ -280,18 +282,16 @@ async fn claim(run: &Run<'_>, workspace: &Workspace) -> Result<Option<Verdict>, 
     let claim = run
         .phase(
             Phase::Claim,
-            run.link.platform.claim(&run.step, &holder(run)),
+            run.link.platform.claim(&run.step, &holder(run.config)),
         )
         .await?;
-    let runs_scripts = !run.job.command_list.is_empty() && !run.step_type.uses_tool();
     match claim {
-        Claim::Held(holder) if run.step_type.changes_infrastructure() || runs_scripts => {
-            let text = format!(
-                "step {} was already taken by pod {holder}: it is not run again",
-                run.step.step_id
-            );
-            run.log.writer().line(&run.palette().failure(&text)).await;
-            return Ok(Some(Verdict::not_ours(Exit::Claimed, text)));
+        Claim::Held(holder) if changes_something(&run.job) => {
+            let verdict = held(&run.step, &holder);
+            if let Some(text) = &verdict.error {
+                run.log.writer().line(&run.palette().failure(text)).await;
+            }
+            return Ok(Some(verdict));
         }
         Claim::Held(holder) => {
             // Its outcome may be under review already, and what it stored must stay what was reviewed.
@@ -325,22 +325,55 @@ async fn claim(run: &Run<'_>, workspace: &Workspace) -> Result<Option<Verdict>, 
     Ok(None)
 }
 
-fn holder(run: &Run<'_>) -> Holder {
+/// Whether the step must not be run twice. Of a step nobody here can read the worst is assumed.
+pub(crate) fn changes_something(job: &JobData) -> bool {
+    match job.step_type() {
+        Ok(step_type) if step_type.uses_tool() => step_type.changes_infrastructure(),
+        Ok(_) => !job.command_list.is_empty(),
+        Err(_) => true,
+    }
+}
+
+/// Claims a step that fails before it is begun, so that its failure may be reported: whoever holds it may be in the
+/// middle of it, and reports it. `Some` when it is somebody else's.
+pub(crate) async fn claim_to_report(
+    platform: &Platform,
+    config: &Config,
+    job: &JobData,
+) -> Result<Option<Verdict>, PlatformError> {
+    let step = StepRef::of(job);
+    if !changes_something(job) {
+        return Ok(None);
+    }
+    Ok(match platform.claim(&step, &holder(config)).await? {
+        Claim::Granted => None,
+        Claim::Held(holder) => Some(held(&step, &holder)),
+    })
+}
+
+fn held(step: &StepRef, holder: &Holder) -> Verdict {
+    let text = format!(
+        "step {} was already taken by pod {holder}: it is not run again",
+        step.step_id
+    );
+    warn!("{text}");
+    Verdict::not_ours(Exit::Claimed, text)
+}
+
+fn holder(config: &Config) -> Holder {
     let host = || {
         nix::unistd::gethostname()
             .ok()
             .and_then(|name| name.into_string().ok())
     };
     Holder {
-        pod: run
-            .config
+        pod: config
             .run
             .pod_name
             .clone()
             .or_else(host)
             .unwrap_or_else(|| "unknown".to_owned()),
-        uid: run
-            .config
+        uid: config
             .run
             .pod_uid
             .clone()
