@@ -21,6 +21,7 @@ use tracing::warn;
 use crate::child_env::ChildEnv;
 use crate::fault::{caught, chain};
 use crate::plan::{PlanRecord, ReviewedPlan};
+use crate::preparation;
 use crate::process::{Capture, Completion, Ended};
 use crate::publication::{self, Publication};
 use crate::run::{Run, StageError};
@@ -442,13 +443,7 @@ impl<'r, 'c> Operation<'r, 'c> {
 
     /// The changes of the job's one plan, still to be done.
     async fn planned_changes(&self) -> Structured {
-        let context = match self.run.link.platform.context(&self.run.step).await {
-            Ok(context) => context,
-            Err(error) => {
-                warn!(error = chain(&error), "the job context is not available");
-                return Structured::default();
-            }
-        };
+        let context = preparation::known_context(self.run).await;
         match context
             .get("planStructuredOutput")
             .and_then(Value::as_object)

@@ -2,13 +2,15 @@
 
 use std::borrow::Cow;
 use std::future::Future;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use control_plane::platform::{Admission, Claim, Holder, Standing, Start};
 use control_plane::{Platform, PlatformError, StepRef};
 use job_contract::progress::Phase;
 use job_contract::status::JobStatus;
 use job_contract::{Exit, JobData, StepType};
+use serde_json::{Map, Value};
+use tokio::time::timeout;
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -21,6 +23,9 @@ use crate::run::{Run, StageError};
 use crate::scripts;
 use crate::tool::{self, ResolvedTool, ToolConfig};
 use crate::workspace::{self, ArchiveLimits, AzureEnvironment, Workspace, WorkspaceConfig};
+
+/// How long the job context is asked for.
+const CONTEXT_TIME: Duration = Duration::from_secs(10);
 
 /// What a step is ready for.
 pub(crate) enum Readiness {
@@ -230,7 +235,12 @@ async fn reviewed_plan(
     if run.step_type != StepType::Apply {
         return Ok(None);
     }
-    let context = run.link.platform.context(&run.step).await?;
+    // Without a plan there is nothing to compare.
+    let context = if standing.terraform_plan.is_some() {
+        known_context(run).await
+    } else {
+        Map::new()
+    };
     Ok(plan::fetch(
         standing,
         &context,
@@ -239,6 +249,20 @@ async fn reviewed_plan(
         run.job.tool(),
     )
     .await?)
+}
+
+/// The job context, as far as it is to be had: no platform needs it for running a job, and not every installation lets an
+/// executor reach it. An empty one costs the comparison with what the plan step left, and the tool's exact version.
+pub(crate) async fn known_context(run: &Run<'_>) -> Map<String, Value> {
+    match timeout(CONTEXT_TIME, run.link.platform.context(&run.step)).await {
+        Ok(Ok(context)) => return context,
+        Ok(Err(error)) => warn!(
+            error = chain(&error),
+            "the job context is not available, going on without it"
+        ),
+        Err(_) => warn!("the job context is not available in time, going on without it"),
+    }
+    Map::new()
 }
 
 async fn resolve_tool(run: &Run<'_>, range: &str) -> Result<ResolvedTool, StageError> {
