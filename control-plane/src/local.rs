@@ -214,7 +214,12 @@ impl LocalPlatform {
     ) -> Result<Start, PlatformError> {
         let mut start = Start::Told;
         self.update_job(step, |record| {
-            if record.status.is_over() {
+            let known = record.step(&step.step_id).map(|known| known.status);
+            let ended = !matches!(
+                known,
+                None | Some(StepStatus::Pending | StepStatus::Running)
+            );
+            if record.status.is_over() || ended && record.status != JobStatus::Rejected {
                 start = Start::Over(record.status.clone());
                 return;
             }

@@ -56,7 +56,7 @@ pub enum Admission {
 pub enum Start {
     /// The platform knows.
     Told,
-    /// The job ended meanwhile, with that status: the step is not to run.
+    /// The job, which has that status, or the step itself ended meanwhile: the step is not to run.
     Over(JobStatus),
 }
 
@@ -79,8 +79,15 @@ impl Standing {
     /// How the step ended. Scripts of a rejected job come for a step that is over, and run all the same.
     pub fn outcome(&self) -> Option<StepStatus> {
         let outcome = self.step?;
-        let open = matches!(outcome, StepStatus::Pending | StepStatus::Running);
-        (!open && self.status != JobStatus::Rejected).then_some(outcome)
+        (self.step_has_ended() && self.status != JobStatus::Rejected).then_some(outcome)
+    }
+
+    /// Whether the step has an outcome, whoever reported it.
+    pub const fn step_has_ended(&self) -> bool {
+        !matches!(
+            self.step,
+            None | Some(StepStatus::Pending | StepStatus::Running)
+        )
     }
 }
 

@@ -19,6 +19,7 @@ use crate::Ended;
 use crate::config::Config;
 use crate::fault::chain;
 use crate::link::Link;
+use crate::preparation;
 use crate::run::{Run, StageError};
 use crate::stop::{Budget, Stop};
 
@@ -73,6 +74,8 @@ impl Verdict {
 
 /// How long sinks may take to receive the rest of the log.
 const LOG_FLUSH: Duration = Duration::from_mins(1);
+/// How long the store may take for the log.
+const LOG_STORE: Duration = Duration::from_mins(1);
 /// How long the last lines of a log can be read before the platform deletes it.
 const READING_TIME: Duration = Duration::from_secs(3);
 
@@ -115,26 +118,35 @@ pub(crate) async fn refuse(
         hint = verdict.hint,
         "the step cannot run"
     );
-    let told = report_refusal(link, &StepRef::of(job), verdict.error.clone(), stop).await;
-    if let Err(error) = &told {
-        error!(error = chain(error), "the failure could not be reported");
+    match report_refusal(config, link, job, verdict.error.clone(), stop).await {
+        Ok(None) => refused(job, verdict, true),
+        Ok(Some(not_ours)) => refused(job, not_ours, false),
+        Err(error) => {
+            error!(error = chain(&error), "the failure could not be reported");
+            refused(job, verdict, false)
+        }
     }
-    refused(job, verdict, told.is_ok())
 }
 
-/// The platform takes reports once it has recorded the dispatch, and none of a job that is over.
+/// The platform takes reports once it has recorded the dispatch, and none of a job that is over. `Some` when the step is
+/// somebody else's to report.
 async fn report_refusal(
+    config: &Config,
     link: &Link,
-    refused: &StepRef,
+    job: &JobData,
     note: Option<String>,
     stop: &Stop,
-) -> Result<(), PlatformError> {
+) -> Result<Option<Verdict>, PlatformError> {
+    let refused = &StepRef::of(job);
     let admission = tokio::select! {
         admission = link.platform.admission(refused) => admission?,
-        _ = stop.ordered() => return Ok(()),
+        _ = stop.ordered() => return Ok(None),
     };
     if !matches!(admission, Admission::Granted(_)) {
-        return Ok(());
+        return Ok(None);
+    }
+    if let Some(not_ours) = preparation::claim_to_report(&link.platform, config, job).await? {
+        return Ok(Some(not_ours));
     }
     let outcome = Outcome {
         settlement: settlement::settle(StepType::Approval, Ending::NotReached, true, false, 1),
@@ -147,7 +159,8 @@ async fn report_refusal(
     let patience = link.patience(stop, budget);
     link.platform
         .report_outcome(refused, &outcome, &patience)
-        .await
+        .await?;
+    Ok(None)
 }
 
 fn refused(job: &JobData, verdict: Verdict, reported: bool) -> Ended {
@@ -172,23 +185,27 @@ fn is_addressable(job: &JobData) -> bool {
 
 /// The tail of every run: the log delivered and stored, the outcome reported, nothing left behind.
 pub(crate) async fn conclude(run: Run<'_>, mut verdict: Verdict) -> Ended {
-    let patience = run.patience();
     let Run {
         log,
         layout,
         clock,
         stop,
+        budget,
         ..
     } = run;
-    let summary = log.finish(flush_time(&stop)).await;
+    let summary = log
+        .finish_within(&before_report(&stop, budget, LOG_FLUSH))
+        .await;
     let teller = Reporter {
         config: run.config,
         job: &run.job,
         step: &run.step,
+        link: &run.link,
         platform: &run.link.platform,
         store: &run.store,
+        stop: &stop,
+        budget,
         template_steps: run.standing.get().map(|standing| standing.template_steps),
-        patience,
         reading_time: reading_time(&run.link, &run.job, &stop),
     };
     let told = clock
@@ -238,13 +255,11 @@ pub(crate) async fn conclude(run: Run<'_>, mut verdict: Verdict) -> Ended {
     }
 }
 
-/// Under a stop order the process has little time left; the report matters more than the last lines.
-fn flush_time(stop: &Stop) -> Duration {
-    if stop.given().is_some() {
-        Duration::from_secs(5)
-    } else {
-        LOG_FLUSH
-    }
+/// For what comes before the report and matters less. Under a stop order the process has little time left, and most of
+/// it belongs to the report.
+fn before_report(stop: &Stop, budget: Budget, limit: Duration) -> Patience {
+    let share = budget.saving.saturating_sub(budget.tool) / 4;
+    Patience::lasting(limit).hurried_by(stop.token(), share)
 }
 
 /// The remote client of CLI-driven runs reads the live log alone, which the platform deletes soon after the final
@@ -262,11 +277,13 @@ struct Reporter<'r> {
     config: &'r Config,
     job: &'r JobData,
     step: &'r StepRef,
+    link: &'r Link,
     platform: &'r Platform,
     store: &'r Store,
+    stop: &'r Stop,
+    budget: Budget,
     /// As the platform said at the beginning, if it came to that.
     template_steps: Option<usize>,
-    patience: Patience,
     reading_time: Duration,
 }
 
@@ -277,19 +294,33 @@ impl Reporter<'_> {
             return Ok(());
         }
         // The outcome matters more than the log: it is reported even when the log could not be stored.
-        let (output, ()) = tokio::join!(self.store_log(log), tokio::time::sleep(self.reading_time));
+        let (output, ()) =
+            tokio::join!(self.log_in_time(log), tokio::time::sleep(self.reading_time));
         if !verdict.reported {
             return output.map(drop);
         }
         self.record_history(verdict).await;
         if !self.config.run.disable_acknowledge {
-            let outcome = self.outcome(verdict, output.as_ref().ok()).await?;
+            // Only now, so that nothing before it is taken from it.
+            let patience = self.link.patience(self.stop, self.budget);
+            let outcome = self
+                .outcome(verdict, output.as_ref().ok(), &patience)
+                .await?;
             self.platform
-                .report_outcome(self.step, &outcome, &self.patience)
+                .report_outcome(self.step, &outcome, &patience)
                 .await?;
         }
         output?;
         Ok(())
+    }
+
+    async fn log_in_time(&self, log: &Path) -> Result<String, StageError> {
+        let patience = before_report(self.stop, self.budget, LOG_STORE);
+        tokio::select! {
+            biased;
+            stored = self.store_log(log) => stored,
+            () = patience.over() => Err(StageError::LogNotStored),
+        }
     }
 
     /// Stores the log behind what stands there already: why the step waited, and what an attempt before this one
@@ -321,9 +352,10 @@ impl Reporter<'_> {
         let Some(history) = &verdict.history else {
             return;
         };
+        let patience = self.link.patience(self.stop, self.budget);
         let recorded = self
             .platform
-            .record_history(self.step, history, &self.patience)
+            .record_history(self.step, history, &patience)
             .await;
         if let Err(error) = recorded {
             error!(
@@ -337,21 +369,30 @@ impl Reporter<'_> {
         &self,
         verdict: &Verdict,
         output: Option<&String>,
+        patience: &Patience,
     ) -> Result<Outcome, StageError> {
-        let template_steps = if let Some(steps) = self.template_steps {
-            steps
-        } else {
-            let standing = self.platform.standing(self.step, &self.patience).await?;
-            standing.template_steps
-        };
-        Ok(Outcome {
-            settlement: settlement::settle(
-                self.job.step_type()?,
-                verdict.ending,
-                verdict.after_ok,
+        let step_type = self.job.step_type()?;
+        let settle = |template_steps| {
+            let (ending, after_ok) = (verdict.ending, verdict.after_ok);
+            settlement::settle(
+                step_type,
+                ending,
+                after_ok,
                 self.job.ignore_error,
                 template_steps,
-            ),
+            )
+        };
+        let settlement = match self.template_steps {
+            Some(steps) => settle(steps),
+            // Most endings do not depend on the template.
+            None if settle(1) == settle(2) => settle(1),
+            None => {
+                let standing = self.platform.standing(self.step, patience).await?;
+                settle(standing.template_steps)
+            }
+        };
+        Ok(Outcome {
+            settlement,
             output: output.map(|stored| self.platform.step_output(self.step, stored.clone())),
             note: verdict.error.clone(),
             plan: verdict.plan.clone(),

@@ -1,6 +1,7 @@
 //! What a run speaks to beside its tool: the platform, and the Redis between the two. Decides from the configuration
 //! which these are; knows nothing of what is said.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use control_plane::heartbeat::Heartbeat;
@@ -45,6 +46,16 @@ impl Link {
         Ok(Self {
             platform,
             redis,
+            log_via_api: config.run.log_via_api,
+        })
+    }
+
+    /// A link to the API alone, for reporting that the rest cannot be opened.
+    pub fn to_api(config: &Config) -> Option<Self> {
+        let terrakube = Terrakube::new(config.api()?, None).ok()?;
+        Some(Self {
+            platform: Platform::Terrakube(terrakube),
+            redis: None,
             log_via_api: config.run.log_via_api,
         })
     }
@@ -98,9 +109,10 @@ impl Link {
     /// The token for the content of a CLI-driven run: for the platform's own addresses, and none but them.
     pub fn content_token(&self) -> Option<ContentToken> {
         let config = self.terrakube()?.config();
+        let tokens = config.tokens.clone();
         Some(ContentToken {
             origins: vec![config.public_url.origin(), config.api_url.origin()],
-            token: config.tokens.mint(token::BRIEF)?,
+            mint: Arc::new(move || tokens.mint(token::BRIEF)),
         })
     }
 

@@ -4,8 +4,10 @@
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use artifact_store::{BackendSettings, Digest, private_folder};
+use control_plane::Patience;
 use control_plane::live::LivePhase;
 use control_plane::platform::History;
 use job_contract::keys::{ObjectKey, PLAN_FILE};
@@ -19,6 +21,7 @@ use tracing::warn;
 use crate::child_env::ChildEnv;
 use crate::fault::{caught, chain};
 use crate::plan::{PlanRecord, ReviewedPlan};
+use crate::preparation;
 use crate::process::{Capture, Completion, Ended};
 use crate::publication::{self, Publication};
 use crate::run::{Run, StageError};
@@ -32,6 +35,8 @@ use crate::terraform::{Terraform, ToLog, credentials};
 use crate::tool::ResolvedTool;
 use crate::workspace::Workspace;
 
+/// How long the platform is asked what the plan does not depend on.
+const ASKING: Duration = Duration::from_secs(10);
 /// Output of a quiet init that is kept for the case that it fails.
 const QUIET_INIT_BYTES: usize = 4 * 1024 * 1024;
 
@@ -268,6 +273,7 @@ impl<'r, 'c> Operation<'r, 'c> {
         self.note_unusual_end(done).await;
         let mut stored = None;
         if ending != Ending::Failure {
+            self.still_ours().await?;
             stored = Some(run.phase(Phase::Store, self.store_plan()).await?);
             run.phase(Phase::Show, self.show_plan(env, &mut structured))
                 .await?;
@@ -285,6 +291,26 @@ impl<'r, 'c> Operation<'r, 'c> {
             plan: stored.map(|record| record.reference),
             ..Operated::ended(ending)
         })
+    }
+
+    /// A plan may be repeated while another executor still makes it. Once that one has reported, its plan is the one
+    /// that is reviewed, and must not be replaced.
+    async fn still_ours(&self) -> Result<(), StageError> {
+        let run = self.run;
+        let patience = Patience::lasting(ASKING);
+        match run.link.platform.standing(&run.step, &patience).await {
+            Ok(known) if known.step_has_ended() && !known.status.is_over() => {
+                Err(StageError::StepEnded)
+            }
+            Ok(_) => Ok(()),
+            Err(error) => {
+                warn!(
+                    error = chain(&error),
+                    "the platform cannot be asked whether the plan is still awaited"
+                );
+                Ok(())
+            }
+        }
     }
 
     /// The plan is stored before any script that follows could touch it: what was planned is what is kept.
@@ -362,7 +388,17 @@ impl<'r, 'c> Operation<'r, 'c> {
         if success {
             self.print(rendered).await;
         }
-        let published = published?;
+        let (published, missing) = match published {
+            Ok(published) => (published, None),
+            // The tool has stored the state where it belongs, or it would not have succeeded. An outcome of `failed`
+            // would have people repeat what is done.
+            Err(error) if success => (None, Some(error)),
+            Err(error) => return Err(error),
+        };
+        if missing.is_some() {
+            let text = "The state is stored. Only the copy of it that the platform shows could not be published.";
+            run.log.writer().line(text).await;
+        }
         self.show_outputs(success, phase, published.as_ref()).await;
         if let Some(state) = published
             .as_ref()
@@ -382,6 +418,7 @@ impl<'r, 'c> Operation<'r, 'c> {
         };
         Ok(Operated {
             changes: structured.counts(),
+            error: missing,
             ..Operated::ended(ending)
         })
     }
@@ -417,13 +454,7 @@ impl<'r, 'c> Operation<'r, 'c> {
 
     /// The changes of the job's one plan, still to be done.
     async fn planned_changes(&self) -> Structured {
-        let context = match self.run.link.platform.context(&self.run.step).await {
-            Ok(context) => context,
-            Err(error) => {
-                warn!(error = chain(&error), "the job context is not available");
-                return Structured::default();
-            }
-        };
+        let context = preparation::known_context(self.run).await;
         match context
             .get("planStructuredOutput")
             .and_then(Value::as_object)

@@ -15,7 +15,7 @@ use tracing::warn;
 use crate::Ended;
 use crate::conclusion::{self, Verdict};
 use crate::config::Config;
-use crate::fault::caught;
+use crate::fault::{caught, chain};
 use crate::guard::{self, Watched};
 use crate::job::JobError;
 use crate::link::Link;
@@ -32,7 +32,7 @@ use crate::workspace::Workspace;
 pub async fn run(config: &Config, job: JobData, stop: Stop) -> Ended {
     let link = match open_link(config) {
         Ok(link) => link,
-        Err(failure) => return conclusion::unreported(&job, &failure),
+        Err(failure) => return refuse_unlinked(config, &job, &failure, &stop).await,
     };
     // From the first moment, and until the platform has been told how it ended.
     let heartbeat = job
@@ -61,7 +61,20 @@ pub(crate) async fn refuse(config: &Config, failure: JobError, stop: &Stop) -> E
     match open_link(config) {
         Ok(link) => conclusion::refuse(config, &link, &whose, &failure, stop).await,
         // What is wrong with the document is found in every environment.
-        Err(_) => conclusion::unreported(&whose, &failure),
+        Err(_) => refuse_unlinked(config, &whose, &failure, stop).await,
+    }
+}
+
+/// Where only Redis, or a folder, is set wrongly, the platform can still be told.
+async fn refuse_unlinked(
+    config: &Config,
+    job: &JobData,
+    failure: &StageError,
+    stop: &Stop,
+) -> Ended {
+    match Link::to_api(config) {
+        Some(link) => conclusion::refuse(config, &link, job, failure, stop).await,
+        None => conclusion::unreported(job, failure),
     }
 }
 
@@ -88,7 +101,7 @@ async fn execute(run: &Run<'_>) -> Verdict {
     let standing = match preparation::admit(run).await {
         Ok(Ok(standing)) => standing,
         Ok(Err(verdict)) => return verdict,
-        Err(failure) => return before_claim(run, &failure),
+        Err(failure) => return before_claim(run, &failure).await,
     };
     let _watch = AbortOnDropHandle::new(tokio::spawn(stop_when_cancelled(
         run.link.platform.clone(),
@@ -104,7 +117,7 @@ async fn execute(run: &Run<'_>) -> Verdict {
         Ok(Readiness::NotOurs(verdict)) => *verdict,
         Err(failure) => {
             tell(run, &failure).await;
-            before_claim(run, &failure)
+            before_claim(run, &failure).await
         }
     }
 }
@@ -118,10 +131,33 @@ async fn stop_when_cancelled(platform: Platform, running: StepRef, stop: Stop, l
     log.line(&format!("mayfly: {cause}")).await;
 }
 
+/// A step that fails before it was claimed is reported only by whoever is granted the claim now: another executor may be
+/// in the middle of it.
+async fn before_claim(run: &Run<'_>, failure: &StageError) -> Verdict {
+    let verdict = judged(run, failure);
+    if !verdict.reported {
+        return verdict;
+    }
+    match preparation::claim_to_report(&run.link.platform, run.config, &run.job).await {
+        Ok(None) => verdict,
+        Ok(Some(not_ours)) => not_ours,
+        Err(error) => {
+            warn!(
+                error = chain(&error),
+                "the step cannot be claimed, so its failure is not reported"
+            );
+            Verdict {
+                reported: false,
+                ..verdict
+            }
+        }
+    }
+}
+
 /// Nothing has been changed yet. What only failed around the step, or was stopped by a signal, is for another executor
 /// to do: a report would end the job and leave nothing to try again. Under a launcher that does not read exit codes
 /// only a stopped executor is silent; its pod is replaced by any.
-fn before_claim(run: &Run<'_>, failure: &StageError) -> Verdict {
+fn judged(run: &Run<'_>, failure: &StageError) -> Verdict {
     let verdict = Verdict::failed(failure);
     if verdict.exit != Exit::Infrastructure {
         return verdict;
@@ -161,6 +197,9 @@ async fn operate(run: &Run<'_>, prepared: Prepared) -> Verdict {
         history: None,
         error: Some(StageError::Panicked),
     });
+    if let Some(StageError::StepEnded) = &operated.error {
+        return preparation::step_has_ended(run);
+    }
     if let Some(failure) = &operated.error {
         tell(run, failure).await;
     }

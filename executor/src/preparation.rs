@@ -2,16 +2,20 @@
 
 use std::borrow::Cow;
 use std::future::Future;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use control_plane::platform::{Admission, Claim, Holder, Standing, Start};
+use control_plane::{Platform, PlatformError, StepRef};
 use job_contract::progress::Phase;
 use job_contract::status::JobStatus;
 use job_contract::{Exit, JobData, StepType};
+use serde_json::{Map, Value};
+use tokio::time::timeout;
 use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::conclusion::{Verdict, output_key};
+use crate::config::Config;
 use crate::fault::chain;
 use crate::operation::Prepared;
 use crate::plan;
@@ -19,6 +23,9 @@ use crate::run::{Run, StageError};
 use crate::scripts;
 use crate::tool::{self, ResolvedTool, ToolConfig};
 use crate::workspace::{self, ArchiveLimits, AzureEnvironment, Workspace, WorkspaceConfig};
+
+/// How long the job context is asked for.
+const CONTEXT_TIME: Duration = Duration::from_secs(10);
 
 /// What a step is ready for.
 pub(crate) enum Readiness {
@@ -34,7 +41,7 @@ pub(crate) async fn admit(run: &Run<'_>) -> Result<Result<Standing, Verdict>, St
     let standing = match unless_stopped(run, asked).await? {
         Admission::Granted(standing) => standing,
         Admission::Over(status) => return Ok(Err(job_is_over(run, &status).await)),
-        Admission::Settled(_) => return Ok(Err(step_is_over(run).await)),
+        Admission::Settled(_) => return Ok(Err(step_has_ended(run))),
         Admission::NotDispatched(status) => return Ok(Err(not_dispatched(run, &status))),
     };
     if let Some(sink) = run.link.live_log(&run.job) {
@@ -109,21 +116,35 @@ pub(crate) async fn prepare(run: &Run<'_>, standing: &Standing) -> Result<Readin
     }
 }
 
-/// A job that ended meanwhile is not run.
+/// A job that ended meanwhile is not run, and neither is a step that has an outcome in a job that goes on.
 async fn job_is_over(run: &Run<'_>, status: &JobStatus) -> Verdict {
-    over(run, format!("the job is already {status}: nothing is run")).await
+    if status.is_over() || *status == JobStatus::Rejected {
+        let text = format!("the job is already {status}: nothing is run");
+        warn!("{text}");
+        run.log.writer().line(&text).await;
+        return Verdict::not_ours(Exit::Done, text);
+    }
+    step_has_ended(run)
 }
 
-/// A dispatch that came again after its step had ended: a plan made now would take the place of the one under review.
-async fn step_is_over(run: &Run<'_>) -> Verdict {
-    let step = &run.step.step_id;
-    over(run, format!("step {step} is already over: nothing is run")).await
-}
-
-async fn over(run: &Run<'_>, text: String) -> Verdict {
+/// The log is that of whoever ran the step, so nothing is written there.
+pub(crate) fn step_has_ended(run: &Run<'_>) -> Verdict {
+    let text = format!(
+        "step {} has already ended: it is not run again",
+        run.step.step_id
+    );
     warn!("{text}");
-    run.log.writer().line(&text).await;
-    Verdict::not_ours(Exit::Done, text)
+    Verdict::not_ours(taken(run), text)
+}
+
+/// The exit code for a step that is somebody else's. Under a launcher that repeats failed pods it must not look like a
+/// failure: there is nothing to repeat.
+const fn taken(run: &Run<'_>) -> Exit {
+    if run.config.run.outcome_exit_code {
+        Exit::Claimed
+    } else {
+        Exit::Done
+    }
 }
 
 /// Gives up work that may be repeated when a stop order comes: nothing has been changed yet.
@@ -215,7 +236,12 @@ async fn reviewed_plan(
     if run.step_type != StepType::Apply {
         return Ok(None);
     }
-    let context = run.link.platform.context(&run.step).await?;
+    // Without a plan there is nothing to compare.
+    let context = if standing.terraform_plan.is_some() {
+        known_context(run).await
+    } else {
+        Map::new()
+    };
     Ok(plan::fetch(
         standing,
         &context,
@@ -224,6 +250,20 @@ async fn reviewed_plan(
         run.job.tool(),
     )
     .await?)
+}
+
+/// The job context, as far as it is to be had: no platform needs it for running a job, and not every installation lets an
+/// executor reach it. An empty one costs the comparison with what the plan step left, and the tool's exact version.
+pub(crate) async fn known_context(run: &Run<'_>) -> Map<String, Value> {
+    match timeout(CONTEXT_TIME, run.link.platform.context(&run.step)).await {
+        Ok(Ok(context)) => return context,
+        Ok(Err(error)) => warn!(
+            error = chain(&error),
+            "the job context is not available, going on without it"
+        ),
+        Err(_) => warn!("the job context is not available in time, going on without it"),
+    }
+    Map::new()
 }
 
 async fn resolve_tool(run: &Run<'_>, range: &str) -> Result<ResolvedTool, StageError> {
@@ -267,20 +307,24 @@ async fn claim(run: &Run<'_>, workspace: &Workspace) -> Result<Option<Verdict>, 
     let claim = run
         .phase(
             Phase::Claim,
-            run.link.platform.claim(&run.step, &holder(run)),
+            run.link.platform.claim(&run.step, &holder(run.config)),
         )
         .await?;
-    let runs_scripts = !run.job.command_list.is_empty() && !run.step_type.uses_tool();
     match claim {
-        Claim::Held(holder) if run.step_type.changes_infrastructure() || runs_scripts => {
-            let text = format!(
-                "step {} was already taken by pod {holder}: it is not run again",
-                run.step.step_id
-            );
-            run.log.writer().line(&run.palette().failure(&text)).await;
-            return Ok(Some(Verdict::not_ours(Exit::Claimed, text)));
+        Claim::Held(holder) if changes_something(&run.job) => {
+            let verdict = held(&run.step, &holder);
+            if let Some(text) = &verdict.error {
+                run.log.writer().line(&run.palette().failure(text)).await;
+            }
+            return Ok(Some(verdict));
         }
         Claim::Held(holder) => {
+            // Its outcome may be under review already, and what it stored must stay what was reviewed.
+            let patience = run.patience();
+            let known = run.link.platform.standing(&run.step, &patience).await?;
+            if known.step_has_ended() && !known.status.is_over() {
+                return Ok(Some(step_has_ended(run)));
+            }
             info!(%holder, "the step was started before; repeating it changes nothing");
         }
         Claim::Granted => {}
@@ -306,22 +350,55 @@ async fn claim(run: &Run<'_>, workspace: &Workspace) -> Result<Option<Verdict>, 
     Ok(None)
 }
 
-fn holder(run: &Run<'_>) -> Holder {
+/// Whether the step must not be run twice. Of a step nobody here can read the worst is assumed.
+pub(crate) fn changes_something(job: &JobData) -> bool {
+    match job.step_type() {
+        Ok(step_type) if step_type.uses_tool() => step_type.changes_infrastructure(),
+        Ok(_) => !job.command_list.is_empty(),
+        Err(_) => true,
+    }
+}
+
+/// Claims a step that fails before it is begun, so that its failure may be reported: whoever holds it may be in the
+/// middle of it, and reports it. `Some` when it is somebody else's.
+pub(crate) async fn claim_to_report(
+    platform: &Platform,
+    config: &Config,
+    job: &JobData,
+) -> Result<Option<Verdict>, PlatformError> {
+    let step = StepRef::of(job);
+    if !changes_something(job) {
+        return Ok(None);
+    }
+    Ok(match platform.claim(&step, &holder(config)).await? {
+        Claim::Granted => None,
+        Claim::Held(holder) => Some(held(&step, &holder)),
+    })
+}
+
+fn held(step: &StepRef, holder: &Holder) -> Verdict {
+    let text = format!(
+        "step {} was already taken by pod {holder}: it is not run again",
+        step.step_id
+    );
+    warn!("{text}");
+    Verdict::not_ours(Exit::Claimed, text)
+}
+
+fn holder(config: &Config) -> Holder {
     let host = || {
         nix::unistd::gethostname()
             .ok()
             .and_then(|name| name.into_string().ok())
     };
     Holder {
-        pod: run
-            .config
+        pod: config
             .run
             .pod_name
             .clone()
             .or_else(host)
             .unwrap_or_else(|| "unknown".to_owned()),
-        uid: run
-            .config
+        uid: config
             .run
             .pod_uid
             .clone()

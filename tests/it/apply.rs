@@ -7,7 +7,7 @@ use integration_tests::process::Stream;
 use integration_tests::site::files_below;
 use integration_tests::{FakeTool, Repository, Site, job};
 use job_contract::status::JobStatus;
-use job_contract::{JobData, StepType};
+use job_contract::{JobData, StepType, env};
 use serde_json::json;
 
 use crate::site;
@@ -242,6 +242,43 @@ fn a_second_executor_leaves_a_claimed_apply_alone() {
         !third.log().contains("Running Terraform APPLY"),
         "a finished apply is not repeated\n{third}"
     );
+    assert_eq!(
+        site.statuses(&apply),
+        ("completed".into(), "completed".into())
+    );
+}
+
+/// As under a platform's own Jobs, which start any number of pods and read no exit codes.
+#[test]
+fn an_executor_that_fails_before_its_claim_does_not_end_the_apply_of_another() {
+    let site = site();
+    let gate = site.scratch("gate");
+    let made = Command::new("mkfifo").arg(&gate).status().unwrap();
+    assert!(made.success());
+    let repository = Repository::module(&format!(
+        "resource \"terraform_data\" \"gated\" {{\n  provisioner \"local-exec\" {{\n    command = \"echo at-the-gate; cat {}\"\n  }}\n}}\n",
+        gate.display()
+    ));
+    let apply = job::step(StepType::Apply, &repository);
+    site.queue(&[&apply]);
+    let first = site.executor(&apply).start();
+    first.running.wait_for(Stream::Stdout, "at-the-gate");
+
+    let without_source = JobData {
+        source: Some("file:///not/there.git".into()),
+        ..apply.clone()
+    };
+    for second in [
+        site.executor(&without_source),
+        site.executor(&apply).env(env::STATE_TYPE, "NoSuchState"),
+    ] {
+        let second = second.without(env::OUTCOME_EXIT_CODE).run().expect_code(76);
+        assert!(second.error().contains("already taken"), "{second}");
+        assert_eq!(site.statuses(&apply), ("running".into(), "running".into()));
+    }
+
+    fs::write(&gate, "open\n").unwrap();
+    first.wait().expect_code(0);
     assert_eq!(
         site.statuses(&apply),
         ("completed".into(), "completed".into())

@@ -1,7 +1,12 @@
 //! A plan step: what it reports, stores and shows.
 
+use std::fs;
+use std::process::Command;
+
+use integration_tests::process::Stream;
 use integration_tests::{FakeTool, Repository, job};
-use job_contract::{JobData, StepType};
+use job_contract::status::JobStatus;
+use job_contract::{JobData, StepType, env};
 use serde_json::json;
 
 use crate::site;
@@ -233,4 +238,48 @@ fn a_user_backend_is_replaced_by_the_stores() {
     site.queue(&[&apply]);
     site.run(&apply).expect_code(0);
     assert_eq!(site.resources(&apply), ["terraform_data.a"]);
+}
+
+#[test]
+fn a_plan_that_is_dispatched_again_after_its_end_is_not_made_again() {
+    let (site, repository) = (site(), Repository::fixture());
+    let plan = job::plan(&repository);
+    site.queue(&[&plan, &job::apply_after(&plan)]);
+    site.run(&plan).expect_code(0);
+    let reviewed = fs::read(site.plan_file(&plan)).unwrap();
+
+    // The job waits for its apply, whose dispatch is on record.
+    site.set_status(&plan, JobStatus::Queue);
+    let again = site.run(&plan).expect_code(76);
+    assert!(again.error().contains("has already ended"), "{again}");
+    let under_stock = site.executor(&plan).without(env::OUTCOME_EXIT_CODE).run();
+    let under_stock = under_stock.expect_code(0);
+    for outcome in [again, under_stock] {
+        assert!(!outcome.log().contains("PLAN"), "{outcome}");
+    }
+    assert_eq!(site.statuses(&plan), ("queue".into(), "completed".into()));
+    assert!(fs::read(site.plan_file(&plan)).unwrap() == reviewed);
+}
+
+#[test]
+fn of_two_plans_at_once_the_first_to_be_reported_is_the_one_that_is_kept() {
+    let (site, repository) = (site(), Repository::fixture());
+    let plan = job::plan(&repository);
+    site.queue(&[&plan, &job::apply_after(&plan)]);
+    let gate = site.scratch("gate");
+    let made = Command::new("mkfifo").arg(&gate).status().unwrap();
+    assert!(made.success());
+    let words = format!("echo at-the-gate; cat {}", gate.display());
+    let slow = JobData {
+        command_list: vec![job::before(job::bash(1, &words))],
+        ..plan.clone()
+    };
+    let slow = site.executor(&slow).start();
+    slow.running.wait_for(Stream::Stdout, "at-the-gate");
+    site.run(&plan).expect_code(0);
+    let reviewed = fs::read(site.plan_file(&plan)).unwrap();
+    fs::write(&gate, "open\n").unwrap();
+    slow.wait().expect_code(76);
+    assert!(fs::read(site.plan_file(&plan)).unwrap() == reviewed);
+    assert_eq!(site.statuses(&plan), ("pending".into(), "completed".into()));
 }

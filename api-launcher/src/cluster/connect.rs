@@ -241,19 +241,4 @@ mod tests {
         let cause = error.source().unwrap().to_string();
         assert_eq!(cause, "No such file or directory (os error 2)");
     }
-
-    #[tokio::test]
-    async fn a_kubeconfig_that_is_not_there_is_named_once_and_plainly() {
-        let access = Access {
-            kubeconfig: Some("/nowhere/config".into()),
-            ..Access::default()
-        };
-        let error = access.config().await.unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "could not read the kubeconfig `/nowhere/config`"
-        );
-        let cause = error.source().unwrap().to_string();
-        assert_eq!(cause, "No such file or directory (os error 2)");
-    }
 }

@@ -15,6 +15,7 @@ use super::document::{
     JOB_COMMIT_WIDTH, JOB_OUTPUT_WIDTH, JOB_PLAN_WIDTH, JobChange, JobDocument, STEP_NAME_WIDTH,
     STEP_OUTPUT_WIDTH, StepChange, fits, fitting,
 };
+use super::standing::has_ended;
 use super::{Terrakube, TerrakubeError};
 use crate::patience::Patience;
 use crate::platform::{Outcome, PlanReference, Start, StepRef};
@@ -23,7 +24,8 @@ use crate::platform::{Outcome, PlanReference, Start, StepRef};
 const START_PATIENCE: Duration = Duration::from_secs(30);
 
 impl Terrakube {
-    /// Reports that the step runs, unless its job is not to be run any more.
+    /// Reports that the step runs, unless its job is not to be run any more, or the step has ended: setting it back
+    /// would have it reported, and its job changed, a second time.
     pub async fn report_running(
         &self,
         step: &StepRef,
@@ -33,7 +35,7 @@ impl Terrakube {
         let patience = Patience::lasting(START_PATIENCE);
         let found = self
             .change_job(step, &patience, |document| {
-                is_live(&document.job().status).then(|| JobChange {
+                may_start(document, step).then(|| JobChange {
                     status: Some(&JobStatus::Running),
                     commit_id: Some(fitting(commit_id, JOB_COMMIT_WIDTH)),
                     ..JobChange::default()
@@ -43,7 +45,7 @@ impl Terrakube {
         let status = &found.job().status;
         let rejection =
             *status == JobStatus::Rejected && step.step_type == StepType::Approval.name();
-        if !is_live(status) && !rejection {
+        if !may_start(&found, step) && !rejection {
             return Ok(Start::Over(status.clone()));
         }
         let change = StepChange {
@@ -115,6 +117,11 @@ const fn is_live(status: &JobStatus) -> bool {
     matches!(status, JobStatus::Queue | JobStatus::Running)
 }
 
+/// Whether the step is the one its job waits for.
+fn may_start(document: &JobDocument, step: &StepRef) -> bool {
+    is_live(&document.job().status) && !has_ended(document, step)
+}
+
 /// Whether the platform has yet to dispatch the job's next step, which then is not one that has been run.
 const fn is_waiting(status: &JobStatus) -> bool {
     matches!(
@@ -143,10 +150,7 @@ fn step_change<'o>(
     outcome: &'o Outcome,
 ) -> Option<StepChange<'o>> {
     let known = before.step(&step.step_id);
-    let is_over = known
-        .as_ref()
-        .and_then(|step| step.status)
-        .is_some_and(|status| !matches!(status, StepStatus::Pending | StepStatus::Running));
+    let is_over = has_ended(before, step);
     let rejected = before.job().status == JobStatus::Rejected;
     let output = outcome
         .output

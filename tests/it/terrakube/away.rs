@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use control_plane::terrakube::TerrakubeArgs;
+use integration_tests::Repository;
 use job_contract::env;
 use test_peers::redis::{Options, RedisServer};
 use test_platform::{Actor, Effect, Fault, Flow, Ledger, Platform, Records, Status};
@@ -121,6 +122,24 @@ async fn the_patience_for_a_report_is_minutes_and_can_be_set() {
     let output = stage.output(job.id, "terraformApply");
     assert!(output.contains("Apply complete!"), "{output}");
     platform.assert_kept().await;
+}
+
+/// It is only looked at: no plan and no apply depends on it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_planned_and_applied_although_its_context_is_out_of_order() {
+    let stage = Stage::on_this_machine().await;
+    let _launcher = stage.serve();
+    for method in ["GET", "POST"] {
+        let fault = Fault::always(method, "/context/", Effect::Status(503));
+        stage.platform.fault(fault);
+    }
+    let job = stage.start(Repository::fixture(), Flow::plan_apply());
+    let job = stage.platform.until_job(job, Status::Completed).await;
+    assert_eq!(stage.resources(job.id), ["greeting"]);
+    let ledger = stage.platform.ledger();
+    let refused = ledger.requests.iter().filter(|one| one.status == 503);
+    assert!(refused.count() > 0, "the context was never asked for");
+    stage.platform.assert_kept().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
