@@ -19,7 +19,7 @@ use kube::api::{DeleteParams, ListParams, Preconditions};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use serde_json::json;
 use tokio::sync::{Semaphore, mpsc};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::cache::{Change, JobFeed, Packed, Pods, trimmed_job};
 use super::history::{EndedRun, HistoryLimits, surplus};
@@ -131,7 +131,7 @@ impl Cluster {
                 spec.template = PodTemplateSpec::default();
             }
         }));
-        let pods = events_of(watcher(self.pods(), watch_config()).modify(|pod| {
+        let pods = heard_of(watcher(self.pods(), watch_config()).modify(|pod| {
             pod.metadata.managed_fields = None;
         }));
         let (notes, inbox) = mpsc::unbounded_channel();
@@ -147,7 +147,7 @@ impl Cluster {
             removing: HashSet::new(),
             orphans: HashMap::new(),
             listed: false,
-            pods_listed: false,
+            sight: Sight::NotYet,
             notes,
             slots: Arc::new(Semaphore::new(AT_ONCE)),
         };
@@ -174,6 +174,44 @@ where
         .filter_map(|event| futures_util::future::ready(event.ok()))
 }
 
+/// What the watch of pods says.
+enum Heard {
+    Event(watcher::Event<Pod>),
+    /// The launcher's Role has no pods, as the one of Terrakube's documentation.
+    Refused,
+}
+
+/// As [`events_of`], but whether pods may be watched at all is not for the watch alone to know.
+fn heard_of(
+    events: impl Stream<Item = watcher::Result<watcher::Event<Pod>>> + Send,
+) -> impl Stream<Item = Heard> + Send {
+    events.default_backoff().filter_map(|event| {
+        let heard = match event {
+            Ok(event) => Some(Heard::Event(event)),
+            Err(error) => is_forbidden(&error).then_some(Heard::Refused),
+        };
+        futures_util::future::ready(heard)
+    })
+}
+
+fn is_forbidden(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status.code == 403,
+        _ => false,
+    }
+}
+
+/// What can be seen of pods.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sight {
+    /// The first list is not complete: no run can be judged.
+    NotYet,
+    /// Pods may not be looked at: runs are judged by their Jobs alone.
+    Refused,
+    Listed,
+}
+
 struct Watch {
     cluster: Cluster,
     settings: WatchSettings,
@@ -191,8 +229,7 @@ struct Watch {
     orphans: HashMap<String, (RunKey, Verdict)>,
     /// The first list of Jobs is complete: before, nothing is known about slots.
     listed: bool,
-    /// The first list of pods is complete: before, no run can be judged.
-    pods_listed: bool,
+    sight: Sight,
     notes: mpsc::UnboundedSender<Note>,
     slots: Arc<Semaphore>,
 }
@@ -201,7 +238,7 @@ impl Watch {
     async fn follow(
         &mut self,
         jobs: impl Stream<Item = watcher::Event<Job>>,
-        pods: impl Stream<Item = watcher::Event<Pod>>,
+        pods: impl Stream<Item = Heard>,
         mut inbox: mpsc::UnboundedReceiver<Note>,
     ) {
         let mut jobs = std::pin::pin!(jobs.fuse());
@@ -219,7 +256,10 @@ impl Watch {
             };
             tokio::select! {
                 Some(event) = jobs.next() => self.on_job_event(event),
-                Some(event) = pods.next() => self.on_pod_event(event),
+                Some(heard) = pods.next() => match heard {
+                    Heard::Event(event) => self.on_pod_event(event),
+                    Heard::Refused => self.on_pods_refused(),
+                },
                 Some(note) = inbox.recv() => self.on_note(note),
                 () = alarm => self.on_alarm(),
                 () = gathering => {
@@ -292,8 +332,16 @@ impl Watch {
         for job in self.pods.apply(event) {
             self.look(&job);
         }
-        if done && !self.pods_listed {
-            self.pods_listed = true;
+        if done && self.sight != Sight::Listed {
+            self.sight = Sight::Listed;
+            self.look_at_all();
+        }
+    }
+
+    fn on_pods_refused(&mut self) {
+        if self.sight != Sight::Refused {
+            warn!("no right to look at pods: runs are judged by their Jobs alone");
+            self.sight = Sight::Refused;
             self.look_at_all();
         }
     }
@@ -340,7 +388,7 @@ impl Watch {
 
     /// Looks at a run, tells what is new, and does what its standing asks for.
     fn look(&mut self, name: &str) {
-        if !self.listed || !self.pods_listed {
+        if !self.listed || self.sight == Sight::NotYet {
             return;
         }
         let Some(entry) = self.runs.get(name) else {
@@ -350,9 +398,11 @@ impl Watch {
         let pods = self.pods.of(name, &entry.uid);
         let events: Vec<Event> = entry.events.iter().map(Packed::open).collect();
         let now = Timestamp::now();
-        let observation = recorded(&job).unwrap_or_else(|| {
-            verdict::observe(&job, &pods, &events, now, &self.settings.timeouts)
-        });
+        let observation = recorded(&job)
+            .or_else(|| self.unseen(&job))
+            .unwrap_or_else(|| {
+                verdict::observe(&job, &pods, &events, now, &self.settings.timeouts)
+            });
         if self.ask_for_events(name, &observation, &pods, now) {
             return;
         }
@@ -373,6 +423,13 @@ impl Watch {
             Observation::Running => {}
             Observation::Ended(verdict) => self.on_end(name, *verdict),
         }
+    }
+
+    /// A run whose pods may not be looked at is at work from its release until its Job is over: that no pod is seen says
+    /// nothing, and nobody may be given up for it.
+    fn unseen(&self, job: &Job) -> Option<Observation> {
+        let at_work = terminal(job).is_none() && !is_suspended(job);
+        (self.sight == Sight::Refused && at_work).then_some(Observation::Running)
     }
 
     /// Whether the next step has to wait for events.

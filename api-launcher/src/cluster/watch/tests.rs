@@ -1,8 +1,9 @@
 use std::sync::Mutex;
 
+use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use super::super::stand_in::{Crash, Server, inline, objects};
+use super::super::stand_in::{Crash, Server, inline, objects, refusal};
 use super::*;
 use crate::verdict::{VerdictKind, WaitReason};
 
@@ -292,6 +293,33 @@ async fn a_hopeless_run_is_stopped_reported_and_kept_with_its_verdict() {
     over(&server, "job-1-a", "Failed");
     let explained = server.cluster().explain("job-1-a").await.unwrap();
     assert_eq!(explained.verdict.unwrap().kind, VerdictKind::ImageNotPulled);
+    assert_eq!(watching.notebook.ended().len(), 1);
+}
+
+#[tokio::test]
+async fn where_pods_may_not_be_looked_at_runs_are_judged_by_their_jobs() {
+    let server = Server::start();
+    let cluster = server.faulty(|line, _| {
+        line.ends_with("/pods")
+            .then(|| refusal(StatusCode::FORBIDDEN, "Forbidden", "no pods for you"))
+    });
+    cluster.submit(&inline("1", "a")).await.unwrap();
+    // Without a pod in sight for longer than any run may be.
+    let long_ago = Timestamp::from_second(1_767_225_600).unwrap().to_string();
+    server.put(
+        "jobs",
+        json!({"metadata": {"name": "job-1-a", "creationTimestamp": long_ago},
+            "status": {"startTime": long_ago}}),
+    );
+    let watching = watching(cluster, WatchSettings::default());
+    until("it is said to be at work", || {
+        let said = watching.notebook.said.lock().unwrap();
+        said.iter().any(|(_, said)| *said == Observation::Running)
+    })
+    .await;
+    assert!(watching.notebook.ended().is_empty());
+    over(&server, "job-1-a", "Failed");
+    until("it is reported", || !watching.notebook.ended().is_empty()).await;
     assert_eq!(watching.notebook.ended().len(), 1);
 }
 
