@@ -32,7 +32,8 @@ use crate::verdict::{self, Observation, Timeouts, Verdict, is_suspended, termina
 const GATHER: Duration = Duration::from_millis(20);
 /// Everything is looked at again this often, in case an event was missed.
 const RESYNC: Duration = Duration::from_mins(5);
-/// Requests the watcher makes at once, beside its two watches.
+/// Requests the watcher makes at once, beside its two watches; and so many reports, which are slow when the platform is
+/// and must not keep runs from their release.
 const AT_ONCE: usize = 16;
 /// Waiting that is no news may last so long before events are asked for.
 const EVENTS_AFTER: SignedDuration = SignedDuration::from_secs(5);
@@ -83,6 +84,14 @@ enum Note {
     Reported(String, String, bool),
     GoneReported(String, bool),
     Removed(String),
+}
+
+/// A run whose Job is gone before its end was reported.
+struct Orphan {
+    key: RunKey,
+    verdict: Verdict,
+    /// Not before this is it reported; `None` while it is being reported.
+    due: Option<Timestamp>,
 }
 
 /// What is known of one run.
@@ -150,6 +159,7 @@ impl Cluster {
             sight: Sight::NotYet,
             notes,
             slots: Arc::new(Semaphore::new(AT_ONCE)),
+            reports: Arc::new(Semaphore::new(AT_ONCE)),
         };
         Box::pin(state.follow(jobs, pods, inbox)).await;
     }
@@ -226,12 +236,13 @@ struct Watch {
     /// Jobs that the history limits remove.
     removing: HashSet<String>,
     /// Runs whose Job is gone and whose end has still to be reported, by UID.
-    orphans: HashMap<String, (RunKey, Verdict)>,
+    orphans: HashMap<String, Orphan>,
     /// The first list of Jobs is complete: before, nothing is known about slots.
     listed: bool,
     sight: Sight,
     notes: mpsc::UnboundedSender<Note>,
     slots: Arc<Semaphore>,
+    reports: Arc<Semaphore>,
 }
 
 impl Watch {
@@ -291,19 +302,19 @@ impl Watch {
             };
             self.look(&name);
         }
-        let orphans: Vec<String> = self.orphans.keys().cloned().collect();
+        let orphans: Vec<String> = self
+            .orphans
+            .iter()
+            .filter(|(_, orphan)| orphan.due.is_some_and(|due| due <= now))
+            .map(|(uid, _)| uid.clone())
+            .collect();
         for uid in orphans {
             self.report_orphan(&uid);
         }
     }
 
     fn wake(&mut self, name: &str, pause: Duration) {
-        let at = SignedDuration::try_from(pause)
-            .ok()
-            .and_then(|pause| Timestamp::now().checked_add(pause).ok());
-        if let Some(at) = at {
-            self.due.insert((at, name.to_owned()));
-        }
+        self.due.insert((after(pause), name.to_owned()));
     }
 
     fn look_at_all(&mut self) {
@@ -381,7 +392,12 @@ impl Watch {
         let observation = Observation::Ended(Box::new(verdict.clone()));
         self.observer.on_observation(&entry.key, &observation);
         if !verdict.spoke() {
-            self.orphans.insert(entry.uid.clone(), (entry.key, verdict));
+            let orphan = Orphan {
+                key: entry.key,
+                verdict,
+                due: None,
+            };
+            self.orphans.insert(entry.uid.clone(), orphan);
             self.report_orphan(&entry.uid);
         }
     }
@@ -488,7 +504,19 @@ impl Watch {
     }
 
     fn spawn(&self, work: impl Future<Output = Note> + Send + 'static) {
-        let (slots, notes) = (Arc::clone(&self.slots), self.notes.clone());
+        self.spawn_within(&self.slots, work);
+    }
+
+    fn spawn_report(&self, work: impl Future<Output = Note> + Send + 'static) {
+        self.spawn_within(&self.reports, work);
+    }
+
+    fn spawn_within(
+        &self,
+        slots: &Arc<Semaphore>,
+        work: impl Future<Output = Note> + Send + 'static,
+    ) {
+        let (slots, notes) = (Arc::clone(slots), self.notes.clone());
         tokio::spawn(async move {
             let _slot = slots.acquire_owned().await;
             tokio::select! {
@@ -520,19 +548,21 @@ impl Watch {
             return;
         }
         entry.reporting = true;
-        self.spawn(async move {
+        self.spawn_report(async move {
             let done = cluster.conclude(&key, &uid, &verdict, &*observer).await;
             Note::Reported(name, uid, done)
         });
     }
 
     fn report_orphan(&mut self, uid: &str) {
-        let Some((key, verdict)) = self.orphans.get(uid) else {
+        let Some(orphan) = self.orphans.get_mut(uid) else {
             return;
         };
+        orphan.due = None;
         let observer = Arc::clone(&self.observer);
-        let (key, verdict, uid) = (key.clone(), verdict.clone(), uid.to_owned());
-        self.spawn(async move {
+        let (key, verdict) = (orphan.key.clone(), orphan.verdict.clone());
+        let uid = uid.to_owned();
+        self.spawn_report(async move {
             let done = observer.on_ended(&key, &verdict).await;
             Note::GoneReported(uid, done)
         });
@@ -562,8 +592,10 @@ impl Watch {
             Note::GoneReported(uid, done) => {
                 if done {
                     self.orphans.remove(&uid);
-                } else {
-                    self.wake("", self.settings.report_again);
+                } else if let Some(orphan) = self.orphans.get_mut(&uid) {
+                    let due = after(self.settings.report_again);
+                    orphan.due = Some(due);
+                    self.due.insert((due, String::new()));
                 }
             }
             Note::Settled(name, uid, settled) => self.on_settled(&name, &uid, settled),
@@ -781,6 +813,14 @@ impl Entry {
         let first = self.first_seen + turn;
         self.settle_due.map_or(first, |due| due.max(first))
     }
+}
+
+/// The moment after a pause; one beyond all time is the last there is.
+fn after(pause: Duration) -> Timestamp {
+    SignedDuration::try_from(pause)
+        .ok()
+        .and_then(|pause| Timestamp::now().checked_add(pause).ok())
+        .unwrap_or(Timestamp::MAX)
 }
 
 /// The verdict that was written onto the Job. A run that was given up is then ended by its deadline, which would

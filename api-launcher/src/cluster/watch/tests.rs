@@ -337,6 +337,72 @@ async fn a_job_that_somebody_deleted_is_reported_as_deleted() {
     assert_eq!(watching.notebook.ended()[0].1, VerdictKind::Deleted);
 }
 
+/// Never ends a report, except for one run, whose reports fail at once.
+struct Slow {
+    refused: &'static str,
+    asked: Mutex<HashMap<String, usize>>,
+}
+
+impl Slow {
+    fn asked(&self, run: &str) -> usize {
+        self.asked.lock().unwrap().get(run).copied().unwrap_or(0)
+    }
+}
+
+impl RunObserver for Slow {
+    fn on_observation(&self, _: &RunKey, _: &Observation) {}
+
+    fn on_ended<'a>(&'a self, run: &'a RunKey, _: &'a Verdict) -> BoxFuture<'a, bool> {
+        let run = run.to_string();
+        let is_refused = run == self.refused;
+        *self.asked.lock().unwrap().entry(run).or_default() += 1;
+        if is_refused {
+            futures_util::future::ready(false).boxed()
+        } else {
+            futures_util::future::pending().boxed()
+        }
+    }
+}
+
+#[tokio::test]
+async fn reports_that_take_long_are_made_once_and_keep_no_run_from_its_release() {
+    let server = Server::start();
+    let cluster = server.cluster().with_max_in_flight(100);
+    let steps: Vec<String> = (0..20).map(|number| format!("s{number}")).collect();
+    for step in &steps {
+        cluster.submit(&inline("1", step)).await.unwrap();
+    }
+    let slow = Arc::new(Slow {
+        refused: "1/s0",
+        asked: Mutex::default(),
+    });
+    let observer: Arc<dyn RunObserver> = Arc::clone(&slow) as _;
+    let settings = WatchSettings {
+        report_again: Duration::from_millis(5),
+        ..WatchSettings::default()
+    };
+    let watched = cluster.clone();
+    let task = tokio::spawn(async move { watched.watch(settings, observer).await });
+    until("all are released", || {
+        steps
+            .iter()
+            .all(|step| !suspended(&server, &format!("job-1-{step}")))
+    })
+    .await;
+    for step in &steps[..12] {
+        server.remove("jobs", &format!("job-1-{step}"));
+    }
+    until("many alarms have gone off", || slow.asked("1/s0") > 5).await;
+    let once = |step: &String| slow.asked(&format!("1/{step}")) == 1;
+    assert!(steps[1..12].iter().all(once));
+    for step in &steps[12..] {
+        server.remove("jobs", &format!("job-1-{step}"));
+    }
+    cluster.submit(&inline("1", "held")).await.unwrap();
+    until("it is released", || !suspended(&server, "job-1-held")).await;
+    task.abort();
+}
+
 #[tokio::test]
 async fn history_keeps_the_newest_that_were_reported() {
     let server = Server::start();
