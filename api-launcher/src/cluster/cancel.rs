@@ -7,7 +7,7 @@ use kube::api::{DeleteParams, Preconditions, PropagationPolicy};
 use serde_json::json;
 
 use super::{Cluster, ClusterError, annotations};
-use crate::verdict::{executor_state, newest, terminal};
+use crate::verdict::{executor_state, is_suspended, newest, terminal};
 
 /// What a cancellation met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,10 +43,13 @@ impl Cluster {
             }
             Err(error) => return Err(error),
         }
-        let pods = self.pods_of(&job).await?;
-        let started = newest(&pods)
-            .and_then(executor_state)
-            .is_some_and(|state| state.running.is_some() || state.terminated.is_some());
+        let started = match self.visible_pods_of(&job).await? {
+            Some(pods) => newest(&pods)
+                .and_then(executor_state)
+                .is_some_and(|state| state.running.is_some() || state.terminated.is_some()),
+            // Without a look at them, it may have.
+            None => !is_suspended(&job),
+        };
         if started && !head_start.is_zero() {
             tokio::time::sleep(head_start).await;
             match self.job(name).await {
@@ -79,9 +82,10 @@ impl Cluster {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::StatusCode;
     use serde_json::json;
 
-    use super::super::stand_in::{Server, inline, objects};
+    use super::super::stand_in::{Server, inline, objects, refusal};
     use super::*;
 
     #[tokio::test]
@@ -107,6 +111,27 @@ mod tests {
         let cancelled = cluster.cancel("job-1-a", Duration::ZERO).await.unwrap();
         assert_eq!(cancelled, Cancelled::AlreadyOver);
         assert_eq!(server.count("jobs"), 1);
+    }
+
+    #[tokio::test]
+    async fn an_executor_that_may_not_be_looked_at_has_its_head_start() {
+        let server = Server::start();
+        let cluster = server.faulty(|line, _| {
+            line.ends_with("/pods")
+                .then(|| refusal(StatusCode::FORBIDDEN, "Forbidden", "no pods for you"))
+        });
+        cluster.submit(&inline("1", "a")).await.unwrap();
+        let head_start = Duration::from_millis(50);
+        let begun = std::time::Instant::now();
+        let cancelled = cluster.cancel("job-1-a", head_start).await.unwrap();
+        assert_eq!(cancelled, Cancelled::Stopping);
+        assert!(begun.elapsed() >= head_start);
+        assert_eq!(server.count("jobs"), 0);
+        // What was never released has nothing to end.
+        let cluster = cluster.with_max_in_flight(1);
+        cluster.submit(&objects("1", "b")).await.unwrap();
+        let cancelled = cluster.cancel("job-1-b", Duration::from_mins(1)).await;
+        assert_eq!(cancelled.unwrap(), Cancelled::BeforeStart);
     }
 
     #[tokio::test]

@@ -140,8 +140,16 @@ impl Cluster {
         }
     }
 
-    /// The pods of one Job.
+    /// The pods of one Job; none where they may not be looked at.
     pub(super) async fn pods_of(&self, job: &Job) -> Result<Vec<Pod>, ClusterError> {
+        Ok(self.visible_pods_of(job).await?.unwrap_or_default())
+    }
+
+    /// The pods of one Job; `None` where they may not be looked at.
+    pub(super) async fn visible_pods_of(
+        &self,
+        job: &Job,
+    ) -> Result<Option<Vec<Pod>>, ClusterError> {
         let api = self.pods();
         let name = job.metadata.name.as_deref().unwrap_or_default();
         let params = ListParams::default().labels(&format!("{}={name}", labels::JOB_NAME));
@@ -149,14 +157,14 @@ impl Cluster {
             .ask("list the pods of the run", || api.list(&params))
             .await;
         let mut pods = match found {
-            Err(error) if error.is_forbidden() => return Ok(Vec::new()),
+            Err(error) if error.is_forbidden() => return Ok(None),
             pods => pods?.items,
         };
         pods.retain(|pod| {
             let mut owners = pod.metadata.owner_references.iter().flatten();
             owners.any(|owner| Some(&owner.uid) == job.metadata.uid.as_ref())
         });
-        Ok(pods)
+        Ok(Some(pods))
     }
 }
 

@@ -19,7 +19,7 @@ use kube::api::{DeleteParams, ListParams, Preconditions};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use serde_json::json;
 use tokio::sync::{Semaphore, mpsc};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::cache::{Change, JobFeed, Packed, Pods, trimmed_job};
 use super::history::{EndedRun, HistoryLimits, surplus};
@@ -32,7 +32,8 @@ use crate::verdict::{self, Observation, Timeouts, Verdict, is_suspended, termina
 const GATHER: Duration = Duration::from_millis(20);
 /// Everything is looked at again this often, in case an event was missed.
 const RESYNC: Duration = Duration::from_mins(5);
-/// Requests the watcher makes at once, beside its two watches.
+/// Requests the watcher makes at once, beside its two watches; and so many reports, which are slow when the platform is
+/// and must not keep runs from their release.
 const AT_ONCE: usize = 25;
 /// Waiting that is no news may last so long before events are asked for.
 const EVENTS_AFTER: SignedDuration = SignedDuration::from_secs(5);
@@ -99,6 +100,14 @@ enum Note {
     Removed(String),
 }
 
+/// A run whose Job is gone before its end was reported.
+struct Orphan {
+    key: RunKey,
+    verdict: Verdict,
+    /// Not before this is it reported; `None` while it is being reported.
+    due: Option<Timestamp>,
+}
+
 /// What is known of one run.
 struct Entry {
     key: RunKey,
@@ -145,7 +154,7 @@ impl Cluster {
                 spec.template = PodTemplateSpec::default();
             }
         }));
-        let pods = events_of(watcher(self.pods(), watch_config()).modify(|pod| {
+        let pods = heard_of(watcher(self.pods(), watch_config()).modify(|pod| {
             pod.metadata.managed_fields = None;
         }));
         let (notes, inbox) = mpsc::unbounded_channel();
@@ -161,9 +170,10 @@ impl Cluster {
             removing: HashSet::new(),
             orphans: HashMap::new(),
             listed: false,
-            pods_listed: false,
+            sight: Sight::NotYet,
             notes,
             slots: Arc::new(Semaphore::new(AT_ONCE)),
+            reports: Arc::new(Semaphore::new(AT_ONCE)),
         };
         Box::pin(state.follow(jobs, pods, inbox)).await;
     }
@@ -188,6 +198,44 @@ where
         .filter_map(|event| futures_util::future::ready(event.ok()))
 }
 
+/// What the watch of pods says.
+enum Heard {
+    Event(watcher::Event<Pod>),
+    /// The launcher's Role has no pods, as the one of Terrakube's documentation.
+    Refused,
+}
+
+/// As [`events_of`], but whether pods may be watched at all is not for the watch alone to know.
+fn heard_of(
+    events: impl Stream<Item = watcher::Result<watcher::Event<Pod>>> + Send,
+) -> impl Stream<Item = Heard> + Send {
+    events.default_backoff().filter_map(|event| {
+        let heard = match event {
+            Ok(event) => Some(Heard::Event(event)),
+            Err(error) => is_forbidden(&error).then_some(Heard::Refused),
+        };
+        futures_util::future::ready(heard)
+    })
+}
+
+fn is_forbidden(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status.code == 403,
+        _ => false,
+    }
+}
+
+/// What can be seen of pods.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sight {
+    /// The first list is not complete: no run can be judged.
+    NotYet,
+    /// Pods may not be looked at: runs are judged by their Jobs alone.
+    Refused,
+    Listed,
+}
+
 struct Watch {
     cluster: Cluster,
     settings: WatchSettings,
@@ -202,20 +250,20 @@ struct Watch {
     /// Jobs that the history limits remove.
     removing: HashSet<String>,
     /// Runs whose Job is gone and whose end has still to be reported, by UID.
-    orphans: HashMap<String, (RunKey, Verdict)>,
+    orphans: HashMap<String, Orphan>,
     /// The first list of Jobs is complete: before, nothing is known about slots.
     listed: bool,
-    /// The first list of pods is complete: before, no run can be judged.
-    pods_listed: bool,
+    sight: Sight,
     notes: mpsc::UnboundedSender<Note>,
     slots: Arc<Semaphore>,
+    reports: Arc<Semaphore>,
 }
 
 impl Watch {
     async fn follow(
         &mut self,
         jobs: impl Stream<Item = watcher::Event<Job>>,
-        pods: impl Stream<Item = watcher::Event<Pod>>,
+        pods: impl Stream<Item = Heard>,
         mut inbox: mpsc::UnboundedReceiver<Note>,
     ) {
         let mut jobs = std::pin::pin!(jobs.fuse());
@@ -233,7 +281,10 @@ impl Watch {
             };
             tokio::select! {
                 Some(event) = jobs.next() => self.on_job_event(event),
-                Some(event) = pods.next() => self.on_pod_event(event),
+                Some(heard) = pods.next() => match heard {
+                    Heard::Event(event) => self.on_pod_event(event),
+                    Heard::Refused => self.on_pods_refused(),
+                },
                 Some(note) = inbox.recv() => self.on_note(note),
                 () = alarm => self.on_alarm(),
                 () = gathering => {
@@ -265,19 +316,19 @@ impl Watch {
             };
             self.look(&name);
         }
-        let orphans: Vec<String> = self.orphans.keys().cloned().collect();
+        let orphans: Vec<String> = self
+            .orphans
+            .iter()
+            .filter(|(_, orphan)| orphan.due.is_some_and(|due| due <= now))
+            .map(|(uid, _)| uid.clone())
+            .collect();
         for uid in orphans {
             self.report_orphan(&uid);
         }
     }
 
     fn wake(&mut self, name: &str, pause: Duration) {
-        let at = SignedDuration::try_from(pause)
-            .ok()
-            .and_then(|pause| Timestamp::now().checked_add(pause).ok());
-        if let Some(at) = at {
-            self.due.insert((at, name.to_owned()));
-        }
+        self.due.insert((after(pause), name.to_owned()));
     }
 
     fn look_at_all(&mut self) {
@@ -306,8 +357,16 @@ impl Watch {
         for job in self.pods.apply(event) {
             self.look(&job);
         }
-        if done && !self.pods_listed {
-            self.pods_listed = true;
+        if done && self.sight != Sight::Listed {
+            self.sight = Sight::Listed;
+            self.look_at_all();
+        }
+    }
+
+    fn on_pods_refused(&mut self) {
+        if self.sight != Sight::Refused {
+            warn!("no right to look at pods: runs are judged by their Jobs alone");
+            self.sight = Sight::Refused;
             self.look_at_all();
         }
     }
@@ -347,14 +406,19 @@ impl Watch {
         let observation = Observation::Ended(Box::new(verdict.clone()));
         self.observer.on_observation(&entry.key, &observation);
         if !verdict.spoke() {
-            self.orphans.insert(entry.uid.clone(), (entry.key, verdict));
+            let orphan = Orphan {
+                key: entry.key,
+                verdict,
+                due: None,
+            };
+            self.orphans.insert(entry.uid.clone(), orphan);
             self.report_orphan(&entry.uid);
         }
     }
 
     /// Looks at a run, tells what is new, and does what its standing asks for.
     fn look(&mut self, name: &str) {
-        if !self.listed || !self.pods_listed {
+        if !self.listed || self.sight == Sight::NotYet {
             return;
         }
         let Some(entry) = self.runs.get(name) else {
@@ -364,9 +428,11 @@ impl Watch {
         let pods = self.pods.of(name, &entry.uid);
         let events: Vec<Event> = entry.events.iter().map(Packed::open).collect();
         let now = Timestamp::now();
-        let observation = recorded(&job).unwrap_or_else(|| {
-            verdict::observe(&job, &pods, &events, now, &self.settings.timeouts)
-        });
+        let observation = recorded(&job)
+            .or_else(|| self.unseen(&job))
+            .unwrap_or_else(|| {
+                verdict::observe(&job, &pods, &events, now, &self.settings.timeouts)
+            });
         if self.ask_for_events(name, &observation, &pods, now) {
             return;
         }
@@ -387,6 +453,13 @@ impl Watch {
             Observation::Running => {}
             Observation::Ended(verdict) => self.on_end(name, *verdict),
         }
+    }
+
+    /// A run whose pods may not be looked at is at work from its release until its Job is over: that no pod is seen says
+    /// nothing, and nobody may be given up for it.
+    fn unseen(&self, job: &Job) -> Option<Observation> {
+        let at_work = terminal(job).is_none() && !is_suspended(job);
+        (self.sight == Sight::Refused && at_work).then_some(Observation::Running)
     }
 
     /// Whether the next step has to wait for events.
@@ -445,7 +518,19 @@ impl Watch {
     }
 
     fn spawn(&self, work: impl Future<Output = Note> + Send + 'static) {
-        let (slots, notes) = (Arc::clone(&self.slots), self.notes.clone());
+        self.spawn_within(&self.slots, work);
+    }
+
+    fn spawn_report(&self, work: impl Future<Output = Note> + Send + 'static) {
+        self.spawn_within(&self.reports, work);
+    }
+
+    fn spawn_within(
+        &self,
+        slots: &Arc<Semaphore>,
+        work: impl Future<Output = Note> + Send + 'static,
+    ) {
+        let (slots, notes) = (Arc::clone(slots), self.notes.clone());
         tokio::spawn(async move {
             let _slot = slots.acquire_owned().await;
             tokio::select! {
@@ -477,19 +562,21 @@ impl Watch {
             return;
         }
         entry.reporting = true;
-        self.spawn(async move {
+        self.spawn_report(async move {
             let done = cluster.conclude(&key, &uid, &verdict, &*observer).await;
             Note::Reported(name, uid, done)
         });
     }
 
     fn report_orphan(&mut self, uid: &str) {
-        let Some((key, verdict)) = self.orphans.get(uid) else {
+        let Some(orphan) = self.orphans.get_mut(uid) else {
             return;
         };
+        orphan.due = None;
         let observer = Arc::clone(&self.observer);
-        let (key, verdict, uid) = (key.clone(), verdict.clone(), uid.to_owned());
-        self.spawn(async move {
+        let (key, verdict) = (orphan.key.clone(), orphan.verdict.clone());
+        let uid = uid.to_owned();
+        self.spawn_report(async move {
             let done = observer.on_ended(&key, &verdict).await;
             Note::GoneReported(uid, done)
         });
@@ -519,8 +606,10 @@ impl Watch {
             Note::GoneReported(uid, done) => {
                 if done {
                     self.orphans.remove(&uid);
-                } else {
-                    self.wake("", self.settings.report_again);
+                } else if let Some(orphan) = self.orphans.get_mut(&uid) {
+                    let due = after(self.settings.report_again);
+                    orphan.due = Some(due);
+                    self.due.insert((due, String::new()));
                 }
             }
             Note::Settled(name, uid, settled) => self.on_settled(&name, &uid, settled),
@@ -744,6 +833,14 @@ impl Entry {
         let first = self.first_seen + turn;
         self.settle_due.map_or(first, |due| due.max(first))
     }
+}
+
+/// The moment after a pause; one beyond all time is the last there is.
+fn after(pause: Duration) -> Timestamp {
+    SignedDuration::try_from(pause)
+        .ok()
+        .and_then(|pause| Timestamp::now().checked_add(pause).ok())
+        .unwrap_or(Timestamp::MAX)
 }
 
 /// The verdict that was written onto the Job. A run that was given up is then ended by its deadline, which would

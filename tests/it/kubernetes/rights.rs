@@ -2,6 +2,7 @@
 
 use integration_tests::process::Stream;
 use integration_tests::{Repository, job};
+use job_contract::status::JobStatus;
 use job_contract::{JobData, env};
 use k8s_openapi::api::batch::v1::Job;
 use kube::Api;
@@ -116,4 +117,38 @@ async fn with_job_data_in_the_environment_the_rights_of_the_documentation_carry_
     // What is denied and what is beyond the Role is the same.
     assert_eq!(rights(&asked.beyond(&place.rules)), denied);
     assert!(place.state().await.secrets.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_the_rights_of_the_documentation_failures_are_reported_and_cancelled_runs_stopped() {
+    let place = Place::of(Cluster::builder(), &rules(SEED)).await;
+    let place = place.where_it_is_refused();
+    let repository = Repository::fixture();
+    let [mut stuck, failing] = ["11", "12"].map(|id| {
+        let job = job::plan(&repository);
+        job::in_job(&job, id)
+    });
+    let nowhere = ("EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS", "disk=none");
+    let variables = &mut stuck.environment_variables;
+    variables.insert(nowhere.0.to_owned(), nowhere.1.to_owned());
+    place.site.queue(&[&stuck]);
+    place.site.queue(&[&failing]);
+    let data = place.site.data_dir();
+    let launcher = place.serve_with(&[
+        (env::JOB_DATA_MODE, "env"),
+        (env::DATA_DIR, data.to_str().unwrap()),
+    ]);
+    launcher
+        .running
+        .wait_for(Stream::Stderr, "judged by their Jobs alone");
+    launcher.accept(&stuck).await;
+    place.site.set_status(&stuck, JobStatus::Cancelled);
+
+    // Its executor is killed before it can say anything.
+    place.image_that_first("kill -9 $$");
+    launcher.accept(&failing).await;
+    place.until_reported(&failing, "Job condition Failed").await;
+
+    let stopped = |state: &State| state.job(&name(&stuck)).is_none().then_some(());
+    place.until("the cancelled run is stopped", stopped).await;
 }

@@ -1,8 +1,9 @@
 use std::sync::Mutex;
 
+use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use super::super::stand_in::{Crash, Server, inline, objects};
+use super::super::stand_in::{Crash, Server, inline, objects, refusal};
 use super::*;
 use crate::verdict::{VerdictKind, WaitReason};
 
@@ -296,6 +297,33 @@ async fn a_hopeless_run_is_stopped_reported_and_kept_with_its_verdict() {
 }
 
 #[tokio::test]
+async fn where_pods_may_not_be_looked_at_runs_are_judged_by_their_jobs() {
+    let server = Server::start();
+    let cluster = server.faulty(|line, _| {
+        line.ends_with("/pods")
+            .then(|| refusal(StatusCode::FORBIDDEN, "Forbidden", "no pods for you"))
+    });
+    cluster.submit(&inline("1", "a")).await.unwrap();
+    // Without a pod in sight for longer than any run may be.
+    let long_ago = Timestamp::from_second(1_767_225_600).unwrap().to_string();
+    server.put(
+        "jobs",
+        json!({"metadata": {"name": "job-1-a", "creationTimestamp": long_ago},
+            "status": {"startTime": long_ago}}),
+    );
+    let watching = watching(cluster, WatchSettings::default());
+    until("it is said to be at work", || {
+        let said = watching.notebook.said.lock().unwrap();
+        said.iter().any(|(_, said)| *said == Observation::Running)
+    })
+    .await;
+    assert!(watching.notebook.ended().is_empty());
+    over(&server, "job-1-a", "Failed");
+    until("it is reported", || !watching.notebook.ended().is_empty()).await;
+    assert_eq!(watching.notebook.ended().len(), 1);
+}
+
+#[tokio::test]
 async fn a_job_that_somebody_deleted_is_reported_as_deleted() {
     let server = Server::start();
     server.cluster().submit(&inline("1", "a")).await.unwrap();
@@ -307,6 +335,72 @@ async fn a_job_that_somebody_deleted_is_reported_as_deleted() {
     server.remove("jobs", "job-1-a");
     until("it is reported", || !watching.notebook.ended().is_empty()).await;
     assert_eq!(watching.notebook.ended()[0].1, VerdictKind::Deleted);
+}
+
+/// Never ends a report, except for one run, whose reports fail at once.
+struct Slow {
+    refused: &'static str,
+    asked: Mutex<HashMap<String, usize>>,
+}
+
+impl Slow {
+    fn asked(&self, run: &str) -> usize {
+        self.asked.lock().unwrap().get(run).copied().unwrap_or(0)
+    }
+}
+
+impl RunObserver for Slow {
+    fn on_observation(&self, _: &RunKey, _: &Observation) {}
+
+    fn on_ended<'a>(&'a self, run: &'a RunKey, _: &'a Verdict) -> BoxFuture<'a, bool> {
+        let run = run.to_string();
+        let is_refused = run == self.refused;
+        *self.asked.lock().unwrap().entry(run).or_default() += 1;
+        if is_refused {
+            futures_util::future::ready(false).boxed()
+        } else {
+            futures_util::future::pending().boxed()
+        }
+    }
+}
+
+#[tokio::test]
+async fn reports_that_take_long_are_made_once_and_keep_no_run_from_its_release() {
+    let server = Server::start();
+    let cluster = server.cluster().with_max_in_flight(100);
+    let steps: Vec<String> = (0..20).map(|number| format!("s{number}")).collect();
+    for step in &steps {
+        cluster.submit(&inline("1", step)).await.unwrap();
+    }
+    let slow = Arc::new(Slow {
+        refused: "1/s0",
+        asked: Mutex::default(),
+    });
+    let observer: Arc<dyn RunObserver> = Arc::clone(&slow) as _;
+    let settings = WatchSettings {
+        report_again: Duration::from_millis(5),
+        ..WatchSettings::default()
+    };
+    let watched = cluster.clone();
+    let task = tokio::spawn(async move { watched.watch(settings, observer).await });
+    until("all are released", || {
+        steps
+            .iter()
+            .all(|step| !suspended(&server, &format!("job-1-{step}")))
+    })
+    .await;
+    for step in &steps[..12] {
+        server.remove("jobs", &format!("job-1-{step}"));
+    }
+    until("many alarms have gone off", || slow.asked("1/s0") > 5).await;
+    let once = |step: &String| slow.asked(&format!("1/{step}")) == 1;
+    assert!(steps[1..12].iter().all(once));
+    for step in &steps[12..] {
+        server.remove("jobs", &format!("job-1-{step}"));
+    }
+    cluster.submit(&inline("1", "held")).await.unwrap();
+    until("it is released", || !suspended(&server, "job-1-held")).await;
+    task.abort();
 }
 
 #[tokio::test]
