@@ -346,8 +346,8 @@ async fn a_check_finds_everything_in_place_or_says_how_to_mend_it() {
 
     // The Role is for one Lease.
     place.cluster.revoke(LAUNCHER).await.unwrap();
-    let whole = rules(ROLES);
-    let granted = place.cluster.grant(LAUNCHER, &place.runs, &whole);
+    let one = rules(ROLES);
+    let granted = place.cluster.grant(LAUNCHER, &place.runs, &one);
     granted.await.unwrap();
     let failed = failing(&["--lease-name", "another"]);
     let denied =
