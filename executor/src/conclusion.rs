@@ -294,10 +294,8 @@ impl Reporter<'_> {
             return Ok(());
         }
         // The outcome matters more than the log: it is reported even when the log could not be stored.
-        let (output, ()) = tokio::join!(
-            self.log_in_time(log),
-            tokio::time::sleep(self.reading_time)
-        );
+        let (output, ()) =
+            tokio::join!(self.log_in_time(log), tokio::time::sleep(self.reading_time));
         if !verdict.reported {
             return output.map(drop);
         }
