@@ -145,7 +145,10 @@ impl TerrakubeError {
             Self::Gone { .. } => {
                 format!("the job was deleted, or the address in `{api}` is not the platform's")
             }
-            Self::NoSteps { .. } => "start a new job: the platform has lost this one's steps, or does not show them".to_owned(),
+            Self::NoSteps { .. } => {
+                "start a new job: the platform has lost this one's steps, or does not show them"
+                    .to_owned()
+            }
             Self::Malformed { .. } => {
                 format!("check that the address in `{api}` is the platform's API")
             }
