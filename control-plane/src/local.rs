@@ -167,6 +167,8 @@ impl LocalPlatform {
             template_steps: record.steps.len().max(1),
             terraform_plan: record.terraform_plan.filter(|plan| !plan.is_empty()),
             status: record.status,
+            // Both halves are one write.
+            half_told: false,
         })
     }
 

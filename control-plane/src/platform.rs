@@ -71,6 +71,9 @@ pub struct Standing {
     pub terraform_plan: Option<String>,
     /// Whether a plan step of this job has completed, so that an apply must use its plan.
     pub planned: bool,
+    /// The step has an outcome and its job still runs, with no other step at work and no word of this one: whoever
+    /// reported was interrupted between the two.
+    pub half_told: bool,
 }
 
 /// Who holds a claim.

@@ -13,7 +13,7 @@ use artifact_store::{Store, StoreError};
 use control_plane::heartbeat::{Beat, HeartbeatError, Heartbeats};
 use control_plane::local::{JobRecord, LocalPlatform, StepRecord};
 use control_plane::logs::JobStream;
-use control_plane::platform::{Admission, Outcome, PlanReference, Start};
+use control_plane::platform::{Admission, Outcome, PlanReference, Standing, Start};
 use control_plane::redis::{Redis, RedisError};
 use control_plane::terrakube::Terrakube;
 use control_plane::{Patience, Platform, PlatformError, StepRef};
@@ -27,8 +27,15 @@ use tracing::{info, warn};
 const QUESTION: Duration = Duration::from_secs(10);
 /// How long one report is tried. Whoever reports reports again.
 const REPORT: Duration = Duration::from_mins(1);
+/// How long a report that looks half told is given to become whole: its executor may be between its halves, and the next
+/// step's between telling of its job and of itself.
+const SECOND_LOOK: Duration = Duration::from_secs(3);
 /// So much of a live log becomes part of a step's output that its executor could not store.
 const SALVAGED_BYTES: usize = 16 * 1024 * 1024;
+
+/// Why a job fails whose plan was good.
+const LOST_PLAN: &str = "The plan was made, and whoever made it ended before the platform knew where it is: it cannot be \
+                         applied. Nothing was changed. Plan again.";
 
 /// Why something could not be said for a run.
 #[derive(Debug, thiserror::Error)]
@@ -54,8 +61,13 @@ pub(in crate::dispatch) struct Stand {
 impl Stand {
     /// Whether the step has an outcome.
     pub(in crate::dispatch) const fn is_settled(&self) -> bool {
-        !matches!(self.step, StepStatus::Pending | StepStatus::Running)
+        has_outcome(self.step)
     }
+}
+
+/// Whether nothing more is to be said of a step.
+const fn has_outcome(step: StepStatus) -> bool {
+    !matches!(step, StepStatus::Pending | StepStatus::Running)
 }
 
 /// The platform, in the launcher's words.
@@ -181,7 +193,9 @@ impl Desk {
                 .steps
                 .iter_mut()
                 .find(|known| known.id == step.step_id);
-            if let Some(known) = known {
+            if let Some(known) = known
+                && matches!(known.status, StepStatus::Pending | StepStatus::Running)
+            {
                 known.status = status;
             }
         })?;
@@ -296,7 +310,47 @@ impl Desk {
         }
     }
 
-    /// Reports a step that has nothing to run: that it runs, and that it is done (contract 2.9).
+    /// Tells the job of a step that has an outcome, where a report was interrupted between the two; the step is not
+    /// touched again.
+    ///
+    /// How the step ended is known, and not what it found. An apply, a destroy and scripts are followed by whatever
+    /// comes next, and the platform completes a job of which nothing is left (contract 4.6). A plan is another matter: the
+    /// address of what it stored went with the job's half, and an approval would lead to an apply of nothing, which
+    /// some executors then do unplanned. So its job fails, unless the plan was all there was to do.
+    pub(in crate::dispatch) async fn finish(&self, step: &StepRef) -> Result<(), DeskError> {
+        let patience = Patience::lasting(QUESTION);
+        if !self.platform.standing(step, &patience).await?.half_told {
+            return Ok(());
+        }
+        tokio::time::sleep(SECOND_LOOK).await;
+        let patience = Patience::lasting(QUESTION);
+        let standing = self.platform.standing(step, &patience).await?;
+        if !standing.half_told {
+            return Ok(());
+        }
+        let settlement = half_settled(step, &standing);
+        warn!(
+            job_id = step.job_id,
+            step_id = step.step_id,
+            job_status = %settlement.job,
+            "the report of a step did not reach its job and is finished"
+        );
+        let loses_its_plan =
+            settlement.job == JobStatus::Failed && settlement.step == StepStatus::Completed;
+        if loses_its_plan && let Err(error) = self.write_output(step, LOST_PLAN, None).await {
+            warn!(
+                job_id = step.job_id,
+                step_id = step.step_id,
+                error = story(&error),
+                "the reason of a failure could not be stored"
+            );
+        }
+        // Nothing about the step: it is settled.
+        self.report(step, settlement, None, None, None).await
+    }
+
+    /// Reports a step that has nothing to run: that it runs, and that it is done (contract 2.9). Of one that has an
+    /// outcome nothing is said again, since its job may be at the next step by now.
     pub(in crate::dispatch) async fn complete(&self, job: &JobData) -> Result<(), DeskError> {
         let step = StepRef::of(job);
         let standing = match self.platform.admission(&step).await? {
@@ -304,6 +358,9 @@ impl Desk {
             Admission::Over(_) => return self.skip(&step),
             Admission::NotDispatched(status) => return Err(DeskError::NotDispatched(status)),
         };
+        if standing.step.is_some_and(has_outcome) {
+            return self.finish(&step).await;
+        }
         let commit_id = job.commit_id.clone().unwrap_or_default();
         let output = match self
             .write_output(&step, "This step has nothing to run.", None)
@@ -472,6 +529,27 @@ const fn is_dispatched(status: &JobStatus) -> bool {
     )
 }
 
+/// What a step's job is told when all that is known is how the step ended.
+fn half_settled(step: &StepRef, standing: &Standing) -> Settlement {
+    let kind = StepType::parse(&step.step_type).unwrap_or(StepType::Approval);
+    let ending = match (standing.step, kind) {
+        (Some(StepStatus::Completed), StepType::Plan | StepType::PlanDestroy) => Ending::Changes,
+        (Some(StepStatus::Completed), _) => Ending::Success,
+        _ => Ending::NotReached,
+    };
+    let settlement = settlement::settle(kind, ending, true, false, standing.template_steps);
+    if ending == Ending::Changes
+        && settlement.job == JobStatus::Pending
+        && standing.terraform_plan.is_none()
+    {
+        return Settlement {
+            job: JobStatus::Failed,
+            ..settlement
+        };
+    }
+    settlement
+}
+
 /// An error with its causes, in one line.
 pub(in crate::dispatch) fn story(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -482,3 +560,6 @@ pub(in crate::dispatch) fn story(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests;

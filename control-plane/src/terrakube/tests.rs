@@ -86,6 +86,7 @@ fn granted(status: &str) -> crate::platform::Standing {
         template_steps: 2,
         terraform_plan: None,
         planned: false,
+        half_told: false,
     }
 }
 
