@@ -223,7 +223,8 @@ impl Desk {
         self.is_remote() && !stand.job.is_over() && !is_dispatched(&stand.job)
     }
 
-    /// Speaks for an executor that did not: fails the step, unless it has an outcome or its job is over.
+    /// Speaks for an executor that did not: fails the step, unless it has an outcome or its job is over. Of a step with
+    /// an outcome the job is told, where it was not.
     pub(in crate::dispatch) async fn settle(
         &self,
         step: &StepRef,
@@ -231,7 +232,7 @@ impl Desk {
     ) -> Result<(), DeskError> {
         let stand = self.stand(step).await?;
         if stand.is_settled() {
-            return Ok(());
+            return self.finish(step).await;
         }
         if stand.job.is_over() {
             return self.skip(step);

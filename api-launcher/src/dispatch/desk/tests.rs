@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
 use control_plane::terrakube::{TerrakubeConfig, TokenSource};
+use rstest::rstest;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use url::Url;
@@ -100,6 +101,16 @@ fn told(api: &Mutex<Api>) -> Vec<(String, Value)> {
     api.lock().unwrap().told.clone()
 }
 
+fn step(id: &str, step_type: &str) -> StepRef {
+    StepRef {
+        organization_id: "org".into(),
+        workspace_id: "ws".into(),
+        job_id: "412".into(),
+        step_id: id.into(),
+        step_type: step_type.into(),
+    }
+}
+
 fn approval() -> JobData {
     serde_json::from_value(json!({
         "type": "approval", "organizationId": "org", "workspaceId": "ws", "jobId": "412", "stepId": "approval",
@@ -137,4 +148,61 @@ async fn an_approval_whose_launcher_died_between_step_and_job_is_told_of_the_job
     assert_eq!(told[0].0, "412");
     assert_eq!(told[0].1["status"], "pending");
     assert_eq!(told[0].1["planChanges"], true);
+}
+
+#[rstest]
+#[case::an_apply_goes_on("apply", "terraformApply", "completed", "pending")]
+#[case::a_failure_fails_its_job("apply", "terraformApply", "failed", "failed")]
+// Where the plan is went with the other half: what follows would apply nothing, or something nobody has seen.
+#[case::a_plan_is_lost("plan", "terraformPlan", "completed", "failed")]
+#[tokio::test]
+async fn the_job_of_a_step_that_was_told_alone_is_told_too(
+    #[case] id: &str,
+    #[case] step_type: &str,
+    #[case] status: &'static str,
+    #[case] expected: &str,
+) {
+    let steps = match id {
+        "plan" => [status, "pending", "pending"],
+        _ => ["completed", "completed", status],
+    };
+    let (desk, api) = desk(Known {
+        job: "running",
+        output: (id != "plan").then_some(" Step approval completed\n"),
+        plan: (id != "plan").then_some("https://store/plan"),
+        steps,
+    })
+    .await;
+    desk.settle(&step(id, step_type), "The pod is gone.")
+        .await
+        .unwrap();
+    let told = told(&api);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(told[0].0, "412");
+    assert_eq!(told[0].1["status"], expected);
+    assert_eq!(told[0].1["planChanges"], true);
+}
+
+#[rstest]
+#[case::the_next_step_runs("running", Some(""), ["completed", "running", "pending"])]
+#[case::the_next_step_is_queued("queue", Some(""), ["completed", "pending", "pending"])]
+#[case::the_next_step_is_about_to_say_that_it_runs("running", Some(""), ["completed", "pending", "pending"])]
+#[case::the_job_was_cancelled("cancelled", None, ["completed", "cancelled", "cancelled"])]
+#[tokio::test]
+async fn a_job_that_was_told_hears_nothing_more(
+    #[case] job: &'static str,
+    #[case] output: Option<&'static str>,
+    #[case] steps: [&'static str; 3],
+) {
+    let (desk, api) = desk(Known {
+        job,
+        output,
+        plan: Some("https://store/plan"),
+        steps,
+    })
+    .await;
+    desk.settle(&step("plan", "terraformPlan"), "The pod is gone.")
+        .await
+        .unwrap();
+    assert_eq!(told(&api), []);
 }
