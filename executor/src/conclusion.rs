@@ -1,11 +1,11 @@
 //! The tail of every run: the log delivered and stored, the outcome reported, nothing left behind.
 
 use std::fs::File;
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
-use artifact_store::Store;
+use artifact_store::{Store, StoreError};
 use control_plane::platform::{Admission, History, Outcome, PlanReference};
 use control_plane::{Patience, Platform, PlatformError, StepRef};
 use job_contract::keys::ObjectKey;
@@ -296,14 +296,20 @@ impl Reporter<'_> {
     /// said.
     async fn store_log(&self, log: &Path) -> Result<String, StageError> {
         let key = output_key(self.job);
-        let Some(before) = self.store.read(&key).await? else {
-            return Ok(self.store.put_file(&key, log).await?);
-        };
         let whole = log.with_extension("whole");
+        match self.store.fetch(&self.store.reference(&key), &whole).await {
+            Ok(_) => {}
+            Err(StoreError::Missing { .. }) => return Ok(self.store.put_file(&key, log).await?),
+            Err(error) => return Err(error.into()),
+        }
         let write = || {
-            let mut file = File::create_new(&whole)?;
-            file.write_all(&before)?;
-            if !before.ends_with(b"\n") {
+            let mut file = File::options().read(true).append(true).open(&whole)?;
+            let mut last = [b'\n'];
+            if file.metadata()?.len() > 0 {
+                file.seek(SeekFrom::End(-1))?;
+                file.read_exact(&mut last)?;
+            }
+            if last != [b'\n'] {
                 file.write_all(b"\n")?;
             }
             io::copy(&mut File::open(log)?, &mut file)

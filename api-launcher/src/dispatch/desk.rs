@@ -4,7 +4,10 @@
 //! Only the platform's own records are needed for that. Where there is a store, reasons reach the step's output; where
 //! there is Redis, they reach the live log too, and the job has a heartbeat.
 
+mod draft;
+
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +47,8 @@ pub(in crate::dispatch) enum DeskError {
     Platform(#[from] PlatformError),
     #[error("could not store the step's output")]
     Output(#[from] StoreError),
+    #[error("could not put the step's output together")]
+    Draft(#[source] io::Error),
     #[error("could not write into the run's live log")]
     Log(#[from] RedisError),
     /// It will, or it takes the dispatch back; until then the job is not to be touched (contract 2.5).
@@ -469,18 +474,27 @@ impl Desk {
             return Ok(None);
         };
         let key = ObjectKey::step_output(&step.organization_id, &step.job_id, &step.step_id);
-        let mut text = match (store.read(&key).await?, log) {
-            (Some(stored), _) => stored.to_vec(),
-            // What cannot be read any more is missing, and the reason says why it may be.
-            (None, Some(log)) => fs::read(log).unwrap_or_default(),
-            (None, None) => self.live_text(step).await,
-        };
-        if text.last().is_some_and(|byte| *byte != b'\n') {
-            text.push(b'\n');
+        // Logs may be larger than this program's memory.
+        let folder = tempfile::tempdir().map_err(DeskError::Draft)?;
+        let draft = folder.path().join("output");
+        match store.fetch(&store.reference(&key), &draft).await {
+            Ok(_) | Err(StoreError::Missing { .. }) => {}
+            Err(error) => return Err(error.into()),
         }
-        text.extend_from_slice(line.as_bytes());
-        text.push(b'\n');
-        let stored = store.put(&key, text).await?;
+        let latest = if let Some(log) = log {
+            log.to_owned()
+        } else {
+            let live = folder.path().join("live");
+            fs::write(&live, self.live_text(step).await).map_err(DeskError::Draft)?;
+            live
+        };
+        let (into, line) = (draft.clone(), line.to_owned());
+        tokio::task::spawn_blocking(move || draft::complete(&into, &latest, &line))
+            .await
+            .map_err(io::Error::other)
+            .flatten()
+            .map_err(DeskError::Draft)?;
+        let stored = store.put_file(&key, &draft).await?;
         Ok(Some(self.platform.step_output(step, stored)))
     }
 
