@@ -250,7 +250,9 @@ impl LocalPlatform {
             }
             record.status = outcome.settlement.job.clone();
             record.plan_changes = outcome.settlement.plan_changes;
-            record.commit_id = Some(outcome.commit_id.clone());
+            if outcome.commit_id.is_some() {
+                record.commit_id.clone_from(&outcome.commit_id);
+            }
             match &outcome.plan {
                 PlanReference::Keep => {}
                 PlanReference::Set(plan) => record.terraform_plan = Some(plan.clone()),
@@ -459,7 +461,7 @@ mod tests {
             output: Some("log".into()),
             note: None,
             plan,
-            commit_id: "abc".into(),
+            commit_id: Some("abc".into()),
         }
     }
 

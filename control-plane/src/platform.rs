@@ -136,8 +136,8 @@ pub struct Outcome {
     pub note: Option<String>,
     /// The plan reference.
     pub plan: PlanReference,
-    /// Commit the step ran on; empty when the workspace could not be prepared.
-    pub commit_id: String,
+    /// Commit the step ran on, empty when the workspace could not be prepared; `None` leaves what is on record.
+    pub commit_id: Option<String>,
 }
 
 /// One published state (contract 6.4).

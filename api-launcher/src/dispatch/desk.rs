@@ -367,7 +367,7 @@ impl Desk {
         if standing.step.is_some_and(has_outcome) {
             return self.finish(&step).await;
         }
-        let commit_id = job.commit_id.clone().unwrap_or_default();
+        let commit_id = job.commit_id.clone();
         let output = match self
             .write_output(&step, "This step has nothing to run.", None)
             .await
@@ -386,7 +386,7 @@ impl Desk {
         let place = output.clone().unwrap_or_default();
         let started = self
             .platform
-            .report_running(&step, &commit_id, &place)
+            .report_running(&step, commit_id.as_deref().unwrap_or_default(), &place)
             .await?;
         if let Start::Over(_) = started {
             return Ok(());
@@ -398,7 +398,7 @@ impl Desk {
             false,
             standing.template_steps,
         );
-        self.report(&step, settlement, output, None, Some(commit_id))
+        self.report(&step, settlement, output, None, commit_id)
             .await
     }
 
@@ -435,18 +435,12 @@ impl Desk {
         note: Option<String>,
         commit_id: Option<String>,
     ) -> Result<(), DeskError> {
-        let known = match &self.platform {
-            Platform::Local(local) => local
-                .job(&step.job_id)?
-                .and_then(|record: JobRecord| record.commit_id),
-            Platform::Terrakube(_) => None,
-        };
         let outcome = Outcome {
             settlement,
             output,
             note,
             plan: PlanReference::Keep,
-            commit_id: commit_id.or(known).unwrap_or_default(),
+            commit_id,
         };
         let patience = Patience::lasting(REPORT);
         Ok(self

@@ -32,7 +32,7 @@ fn outcome(step_type: StepType, ending: Ending, plan: PlanReference) -> Outcome 
         output: Some("https://api/log".into()),
         note: None,
         plan,
-        commit_id: "abc".into(),
+        commit_id: Some("abc".into()),
     }
 }
 

@@ -206,3 +206,21 @@ async fn a_job_that_was_told_hears_nothing_more(
         .unwrap();
     assert_eq!(told(&api), []);
 }
+
+#[tokio::test]
+async fn a_failure_told_for_an_executor_leaves_the_recorded_commit_alone() {
+    let (desk, api) = desk(Known {
+        job: "running",
+        output: None,
+        plan: None,
+        steps: ["running", "pending", "pending"],
+    })
+    .await;
+    desk.settle(&step("plan", "terraformPlan"), "The pod is gone.")
+        .await
+        .unwrap();
+    let told = told(&api);
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert_eq!(told[1].1["status"], "failed");
+    assert_eq!(told[1].1.get("commitId"), None);
+}
