@@ -41,6 +41,13 @@ pub enum StoreError {
     /// There is no such object.
     #[error("`{object}` does not exist")]
     Missing { object: String },
+    /// More than anybody should hold in memory.
+    #[error("`{object}` has {bytes} bytes, and at most {limit} are read into memory")]
+    TooLarge {
+        object: String,
+        bytes: u64,
+        limit: u64,
+    },
     /// There is no such bucket.
     #[error("{service} has no bucket `{bucket}`, which is the one `{setting}` names")]
     NoBucket {
@@ -112,6 +119,7 @@ impl StoreError {
             Self::ReadFile { .. }
             | Self::Source { .. }
             | Self::Foreign { .. }
+            | Self::TooLarge { .. }
             | Self::Missing { .. } => return None,
         })
     }

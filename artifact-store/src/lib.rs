@@ -33,6 +33,9 @@ pub use settings::{
     StoreConfigError, StoreKind, StoreSettings,
 };
 
+/// The largest object that is read into memory.
+pub const READ_BYTES: u64 = 16 * 1024 * 1024;
+
 /// A store of artifacts.
 #[derive(Clone, Debug)]
 pub enum Store {
@@ -112,7 +115,8 @@ impl Store {
         }
     }
 
-    /// Content of an object; `None` when there is none.
+    /// Content of an object; `None` when there is none. One of more than [`READ_BYTES`] is
+    /// [`StoreError::TooLarge`]: what may be large is fetched into a file.
     pub async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
         match self {
             Self::Local(store) => store.read(key).await,

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use job_contract::keys::{self, ObjectKey};
 
+use crate::READ_BYTES;
 use crate::backend::BackendSettings;
 use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
@@ -51,8 +52,13 @@ impl Local {
 
     pub(crate) async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
         let path = self.path(key);
-        blocking(move || match fs::read(&path) {
-            Ok(bytes) => Ok(Some(bytes.into())),
+        blocking(move || match read_whole(&path) {
+            Ok(Ok(bytes)) => Ok(Some(bytes.into())),
+            Ok(Err(bytes)) => Err(StoreError::TooLarge {
+                object: path.display().to_string(),
+                bytes,
+                limit: READ_BYTES,
+            }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(StoreError::read_file(&path, source)),
         })
@@ -121,6 +127,18 @@ impl Local {
             })
         }
     }
+}
+
+/// What is in a file, or the size of one that is too large.
+fn read_whole(path: &Path) -> io::Result<Result<Vec<u8>, u64>> {
+    let file = File::open(path)?;
+    let size = file.metadata()?.len();
+    if size > READ_BYTES {
+        return Ok(Err(size));
+    }
+    let mut bytes = Vec::new();
+    file.take(READ_BYTES).read_to_end(&mut bytes)?;
+    Ok(Ok(bytes))
 }
 
 /// Makes a folder and its parents for their owner alone.
@@ -290,5 +308,22 @@ mod tests {
         let error = store.fetch(&store.reference(&key), &target).await;
         assert!(matches!(error, Err(StoreError::Target { .. })));
         assert_eq!(fs::read(&target).unwrap(), b"mine");
+    }
+
+    #[tokio::test]
+    async fn what_is_too_large_for_memory_is_said_to_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Local::new(folder.path());
+        let key = ObjectKey::step_output("o", "1", "s");
+        store.put(&key, Bytes::from_static(b"log")).await.unwrap();
+        let file = OpenOptions::new()
+            .write(true)
+            .open(store.path(&key))
+            .unwrap();
+        file.set_len(READ_BYTES).unwrap();
+        assert!(store.read(&key).await.unwrap().is_some());
+        file.set_len(READ_BYTES + 1).unwrap();
+        let error = store.read(&key).await.unwrap_err();
+        assert!(matches!(error, StoreError::TooLarge { .. }), "{error:?}");
     }
 }

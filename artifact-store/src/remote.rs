@@ -17,6 +17,7 @@ use object_store::{
 use tokio::fs::File;
 use tokio::io::AsyncReadExt as _;
 
+use crate::READ_BYTES;
 use crate::digest::{Digest, Hasher};
 use crate::error::{Answer, Meaning, StoreError, meaning};
 use crate::local::{create_private, discard};
@@ -149,12 +150,17 @@ impl Remote {
 
     pub(crate) async fn read(&self, name: &str) -> Result<Option<Bytes>, StoreError> {
         let read = async {
-            let found = self.client.get(&location(name)?).await;
-            match found {
-                Ok(found) => found.bytes().await,
-                Err(error) => Err(error),
+            let failed = |error| self.failed("fetch", name, &error);
+            let found = self.client.get(&location(name)?).await.map_err(failed)?;
+            let bytes = found.meta.size;
+            if bytes > READ_BYTES {
+                return Err(StoreError::TooLarge {
+                    object: format!("{}/{name}", self.place.bucket),
+                    bytes,
+                    limit: READ_BYTES,
+                });
             }
-            .map_err(|error| self.failed("fetch", name, &error))
+            found.bytes().await.map_err(failed)
         };
         match read.await {
             Ok(bytes) => Ok(Some(bytes)),

@@ -397,3 +397,16 @@ async fn half_a_download_is_no_file() {
     assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
     assert!(!target.exists());
 }
+
+#[tokio::test]
+async fn what_is_too_large_for_memory_is_said_to_be_before_it_is_read() {
+    let body = vec![b'x'; usize::try_from(artifact_store::READ_BYTES).unwrap() + 1];
+    let (_server, store) = s3_that(move |_| {
+        Response::new(200, body.clone())
+            .with_header("ETag", "\"e\"")
+            .with_header("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")
+    });
+    let key = ObjectKey::step_output("o", "1", "s");
+    let error = store.read(&key).await.unwrap_err();
+    assert!(matches!(error, StoreError::TooLarge { .. }), "{error:?}");
+}

@@ -167,6 +167,8 @@ impl LocalPlatform {
             template_steps: record.steps.len().max(1),
             terraform_plan: record.terraform_plan.filter(|plan| !plan.is_empty()),
             status: record.status,
+            // Both halves are one write.
+            half_told: false,
         })
     }
 
@@ -253,7 +255,9 @@ impl LocalPlatform {
             }
             record.status = outcome.settlement.job.clone();
             record.plan_changes = outcome.settlement.plan_changes;
-            record.commit_id = Some(outcome.commit_id.clone());
+            if outcome.commit_id.is_some() {
+                record.commit_id.clone_from(&outcome.commit_id);
+            }
             match &outcome.plan {
                 PlanReference::Keep => {}
                 PlanReference::Set(plan) => record.terraform_plan = Some(plan.clone()),
@@ -462,7 +466,7 @@ mod tests {
             output: Some("log".into()),
             note: None,
             plan,
-            commit_id: "abc".into(),
+            commit_id: Some("abc".into()),
         }
     }
 

@@ -73,6 +73,9 @@ pub struct Standing {
     pub terraform_plan: Option<String>,
     /// Whether a plan step of this job has completed, so that an apply must use its plan.
     pub planned: bool,
+    /// The step has an outcome and its job still runs, with no other step at work and no word of this one: whoever
+    /// reported was interrupted between the two.
+    pub half_told: bool,
 }
 
 impl Standing {
@@ -151,8 +154,8 @@ pub struct Outcome {
     pub note: Option<String>,
     /// The plan reference.
     pub plan: PlanReference,
-    /// Commit the step ran on; empty when the workspace could not be prepared.
-    pub commit_id: String,
+    /// Commit the step ran on, empty when the workspace could not be prepared; `None` leaves what is on record.
+    pub commit_id: Option<String>,
 }
 
 /// One published state (contract 6.4).

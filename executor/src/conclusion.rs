@@ -153,7 +153,7 @@ async fn report_refusal(
         output: None,
         note,
         plan: PlanReference::Keep,
-        commit_id: String::new(),
+        commit_id: Some(String::new()),
     };
     let budget = Budget::of(Budget::default_grace(StepType::Approval));
     let patience = link.patience(stop, budget);
@@ -396,7 +396,7 @@ impl Reporter<'_> {
             output: output.map(|stored| self.platform.step_output(self.step, stored.clone())),
             note: verdict.error.clone(),
             plan: verdict.plan.clone(),
-            commit_id: verdict.commit_id.clone(),
+            commit_id: Some(verdict.commit_id.clone()),
         })
     }
 }

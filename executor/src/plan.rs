@@ -228,6 +228,7 @@ mod tests {
             template_steps: 2,
             terraform_plan,
             planned,
+            half_told: false,
         }
     }
 

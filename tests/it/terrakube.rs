@@ -8,6 +8,7 @@ mod content;
 mod endings;
 mod logs;
 mod once;
+mod open;
 mod runs;
 mod stock;
 

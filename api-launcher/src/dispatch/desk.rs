@@ -4,7 +4,10 @@
 //! Only the platform's own records are needed for that. Where there is a store, reasons reach the step's output; where
 //! there is Redis, they reach the live log too, and the job has a heartbeat.
 
+mod draft;
+
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +16,7 @@ use artifact_store::{Store, StoreError};
 use control_plane::heartbeat::{Beat, HeartbeatError, Heartbeats};
 use control_plane::local::{JobRecord, LocalPlatform, StepRecord};
 use control_plane::logs::JobStream;
-use control_plane::platform::{Admission, Outcome, PlanReference, Start};
+use control_plane::platform::{Admission, Outcome, PlanReference, Standing, Start};
 use control_plane::redis::{Redis, RedisError};
 use control_plane::terrakube::Terrakube;
 use control_plane::{Patience, Platform, PlatformError, StepRef};
@@ -27,8 +30,15 @@ use tracing::{info, warn};
 const QUESTION: Duration = Duration::from_secs(10);
 /// How long one report is tried. Whoever reports reports again.
 const REPORT: Duration = Duration::from_mins(1);
+/// How long a report that looks half told is given to become whole: its executor may be between its halves, and the next
+/// step's between telling of its job and of itself.
+const SECOND_LOOK: Duration = Duration::from_secs(3);
 /// So much of a live log becomes part of a step's output that its executor could not store.
 const SALVAGED_BYTES: usize = 16 * 1024 * 1024;
+
+/// Why a job fails whose plan was good.
+const LOST_PLAN: &str = "The plan was made, and whoever made it ended before the platform knew where it is: it cannot be \
+                         applied. Nothing was changed. Plan again.";
 
 /// Why something could not be said for a run.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +47,8 @@ pub(in crate::dispatch) enum DeskError {
     Platform(#[from] PlatformError),
     #[error("could not store the step's output")]
     Output(#[from] StoreError),
+    #[error("could not put the step's output together")]
+    Draft(#[source] io::Error),
     #[error("could not write into the run's live log")]
     Log(#[from] RedisError),
     /// It will, or it takes the dispatch back; until then the job is not to be touched (contract 2.5).
@@ -54,8 +66,13 @@ pub(in crate::dispatch) struct Stand {
 impl Stand {
     /// Whether the step has an outcome.
     pub(in crate::dispatch) const fn is_settled(&self) -> bool {
-        !matches!(self.step, StepStatus::Pending | StepStatus::Running)
+        has_outcome(self.step)
     }
+}
+
+/// Whether nothing more is to be said of a step.
+const fn has_outcome(step: StepStatus) -> bool {
+    !matches!(step, StepStatus::Pending | StepStatus::Running)
 }
 
 /// The platform, in the launcher's words.
@@ -181,7 +198,9 @@ impl Desk {
                 .steps
                 .iter_mut()
                 .find(|known| known.id == step.step_id);
-            if let Some(known) = known {
+            if let Some(known) = known
+                && matches!(known.status, StepStatus::Pending | StepStatus::Running)
+            {
                 known.status = status;
             }
         })?;
@@ -209,7 +228,8 @@ impl Desk {
         self.is_remote() && !stand.job.is_over() && !is_dispatched(&stand.job)
     }
 
-    /// Speaks for an executor that did not: fails the step, unless it has an outcome or its job is over.
+    /// Speaks for an executor that did not: fails the step, unless it has an outcome or its job is over. Of a step with
+    /// an outcome the job is told, where it was not.
     pub(in crate::dispatch) async fn settle(
         &self,
         step: &StepRef,
@@ -217,7 +237,7 @@ impl Desk {
     ) -> Result<(), DeskError> {
         let stand = self.stand(step).await?;
         if stand.is_settled() {
-            return Ok(());
+            return self.finish(step).await;
         }
         if stand.job.is_over() {
             return self.skip(step);
@@ -296,7 +316,47 @@ impl Desk {
         }
     }
 
-    /// Reports a step that has nothing to run: that it runs, and that it is done (contract 2.9).
+    /// Tells the job of a step that has an outcome, where a report was interrupted between the two; the step is not
+    /// touched again.
+    ///
+    /// How the step ended is known, and not what it found. An apply, a destroy and scripts are followed by whatever
+    /// comes next, and the platform completes a job of which nothing is left (contract 4.6). A plan is another matter: the
+    /// address of what it stored went with the job's half, and an approval would lead to an apply of nothing, which
+    /// some executors then do unplanned. So its job fails, unless the plan was all there was to do.
+    pub(in crate::dispatch) async fn finish(&self, step: &StepRef) -> Result<(), DeskError> {
+        let patience = Patience::lasting(QUESTION);
+        if !self.platform.standing(step, &patience).await?.half_told {
+            return Ok(());
+        }
+        tokio::time::sleep(SECOND_LOOK).await;
+        let patience = Patience::lasting(QUESTION);
+        let standing = self.platform.standing(step, &patience).await?;
+        if !standing.half_told {
+            return Ok(());
+        }
+        let settlement = half_settled(step, &standing);
+        warn!(
+            job_id = step.job_id,
+            step_id = step.step_id,
+            job_status = %settlement.job,
+            "the report of a step did not reach its job and is finished"
+        );
+        let loses_its_plan =
+            settlement.job == JobStatus::Failed && settlement.step == StepStatus::Completed;
+        if loses_its_plan && let Err(error) = self.write_output(step, LOST_PLAN, None).await {
+            warn!(
+                job_id = step.job_id,
+                step_id = step.step_id,
+                error = story(&error),
+                "the reason of a failure could not be stored"
+            );
+        }
+        // Nothing about the step: it is settled.
+        self.report(step, settlement, None, None, None).await
+    }
+
+    /// Reports a step that has nothing to run: that it runs, and that it is done (contract 2.9). Of one that has an
+    /// outcome nothing is said again, since its job may be at the next step by now.
     pub(in crate::dispatch) async fn complete(&self, job: &JobData) -> Result<(), DeskError> {
         let step = StepRef::of(job);
         let standing = match self.platform.admission(&step).await? {
@@ -305,7 +365,10 @@ impl Desk {
             Admission::Settled(_) => return Ok(()),
             Admission::NotDispatched(status) => return Err(DeskError::NotDispatched(status)),
         };
-        let commit_id = job.commit_id.clone().unwrap_or_default();
+        if standing.step.is_some_and(has_outcome) {
+            return self.finish(&step).await;
+        }
+        let commit_id = job.commit_id.clone();
         let output = match self
             .write_output(&step, "This step has nothing to run.", None)
             .await
@@ -324,7 +387,7 @@ impl Desk {
         let place = output.clone().unwrap_or_default();
         let started = self
             .platform
-            .report_running(&step, &commit_id, &place)
+            .report_running(&step, commit_id.as_deref().unwrap_or_default(), &place)
             .await?;
         if let Start::Over(_) = started {
             return Ok(());
@@ -336,7 +399,7 @@ impl Desk {
             false,
             standing.template_steps,
         );
-        self.report(&step, settlement, output, None, Some(commit_id))
+        self.report(&step, settlement, output, None, commit_id)
             .await
     }
 
@@ -373,18 +436,12 @@ impl Desk {
         note: Option<String>,
         commit_id: Option<String>,
     ) -> Result<(), DeskError> {
-        let known = match &self.platform {
-            Platform::Local(local) => local
-                .job(&step.job_id)?
-                .and_then(|record: JobRecord| record.commit_id),
-            Platform::Terrakube(_) => None,
-        };
         let outcome = Outcome {
             settlement,
             output,
             note,
             plan: PlanReference::Keep,
-            commit_id: commit_id.or(known).unwrap_or_default(),
+            commit_id,
         };
         let patience = Patience::lasting(REPORT);
         Ok(self
@@ -412,18 +469,27 @@ impl Desk {
             return Ok(None);
         };
         let key = ObjectKey::step_output(&step.organization_id, &step.job_id, &step.step_id);
-        let mut text = match (store.read(&key).await?, log) {
-            (Some(stored), _) => stored.to_vec(),
-            // What cannot be read any more is missing, and the reason says why it may be.
-            (None, Some(log)) => fs::read(log).unwrap_or_default(),
-            (None, None) => self.live_text(step).await,
-        };
-        if text.last().is_some_and(|byte| *byte != b'\n') {
-            text.push(b'\n');
+        // Logs may be larger than this program's memory.
+        let folder = tempfile::tempdir().map_err(DeskError::Draft)?;
+        let draft = folder.path().join("output");
+        match store.fetch(&store.reference(&key), &draft).await {
+            Ok(_) | Err(StoreError::Missing { .. }) => {}
+            Err(error) => return Err(error.into()),
         }
-        text.extend_from_slice(line.as_bytes());
-        text.push(b'\n');
-        let stored = store.put(&key, text).await?;
+        let latest = if let Some(log) = log {
+            log.to_owned()
+        } else {
+            let live = folder.path().join("live");
+            fs::write(&live, self.live_text(step).await).map_err(DeskError::Draft)?;
+            live
+        };
+        let (into, line) = (draft.clone(), line.to_owned());
+        tokio::task::spawn_blocking(move || draft::complete(&into, &latest, &line))
+            .await
+            .map_err(io::Error::other)
+            .flatten()
+            .map_err(DeskError::Draft)?;
+        let stored = store.put_file(&key, &draft).await?;
         Ok(Some(self.platform.step_output(step, stored)))
     }
 
@@ -473,6 +539,27 @@ const fn is_dispatched(status: &JobStatus) -> bool {
     )
 }
 
+/// What a step's job is told when all that is known is how the step ended.
+fn half_settled(step: &StepRef, standing: &Standing) -> Settlement {
+    let kind = StepType::parse(&step.step_type).unwrap_or(StepType::Approval);
+    let ending = match (standing.step, kind) {
+        (Some(StepStatus::Completed), StepType::Plan | StepType::PlanDestroy) => Ending::Changes,
+        (Some(StepStatus::Completed), _) => Ending::Success,
+        _ => Ending::NotReached,
+    };
+    let settlement = settlement::settle(kind, ending, true, false, standing.template_steps);
+    if ending == Ending::Changes
+        && settlement.job == JobStatus::Pending
+        && standing.terraform_plan.is_none()
+    {
+        return Settlement {
+            job: JobStatus::Failed,
+            ..settlement
+        };
+    }
+    settlement
+}
+
 /// An error with its causes, in one line.
 pub(in crate::dispatch) fn story(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -483,3 +570,6 @@ pub(in crate::dispatch) fn story(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests;

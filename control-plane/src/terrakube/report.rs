@@ -193,7 +193,10 @@ fn job_change<'o>(now: &JobDocument, step: &StepRef, outcome: &'o Outcome) -> Jo
             PlanReference::Set(reference) => Some(reference),
             PlanReference::Clear => Some(""),
         },
-        commit_id: Some(fitting(&outcome.commit_id, JOB_COMMIT_WIDTH)),
+        commit_id: outcome
+            .commit_id
+            .as_deref()
+            .map(|commit| fitting(commit, JOB_COMMIT_WIDTH)),
     }
 }
 

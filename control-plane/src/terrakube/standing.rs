@@ -2,7 +2,7 @@
 
 use backon::{BackoffBuilder as _, ConstantBuilder};
 use job_contract::StepType;
-use job_contract::status::JobStatus;
+use job_contract::status::{JobStatus, StepStatus};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info};
 
@@ -140,5 +140,29 @@ fn standing(document: &JobDocument, step: &StepRef) -> Standing {
                 .tcl
                 .as_deref()
                 .is_some_and(|tcl| template::was_planned(tcl, document.steps())),
+        half_told: is_half_told(document, &step.step_id),
     }
+}
+
+/// A job's output tells which steps it has heard of: the first one by being there, each other by name (contract 5.4). An
+/// executor tells the job of its start before the step, so that whoever acts on this looks twice.
+fn is_half_told(document: &JobDocument, step_id: &str) -> bool {
+    let job = document.job();
+    let ended = |status: Option<StepStatus>| {
+        matches!(status, Some(StepStatus::Completed | StepStatus::Failed))
+    };
+    let Some(step) = document.step(step_id).filter(|known| ended(known.status)) else {
+        return false;
+    };
+    let is_first = !document
+        .steps()
+        .any(|other| other.id != step_id && ended(other.status) && other.number < step.number);
+    let is_known = job
+        .output
+        .as_deref()
+        .is_some_and(|output| is_first || output.contains(&format!("Step {step_id} completed")));
+    let another_runs = document
+        .steps()
+        .any(|other| other.status == Some(StepStatus::Running));
+    job.status == JobStatus::Running && !is_known && !another_runs
 }

@@ -32,7 +32,7 @@ fn outcome(step_type: StepType, ending: Ending, plan: PlanReference) -> Outcome 
         output: Some("https://api/log".into()),
         note: None,
         plan,
-        commit_id: "abc".into(),
+        commit_id: Some("abc".into()),
     }
 }
 
@@ -106,6 +106,7 @@ fn granted(status: &str) -> crate::platform::Standing {
         template_steps: 2,
         terraform_plan: None,
         planned: false,
+        half_told: false,
     }
 }
 

@@ -178,6 +178,17 @@ impl Observer {
             None => Ok(()),
         }
     }
+
+    /// Tells the job what its step came to, where the executor told the step alone.
+    async fn finish(&self, run: &RunKey) -> Result<(), DeskError> {
+        let Some(desk) = &self.desk else {
+            return Ok(());
+        };
+        match desk.known(step_of(run))? {
+            Some(step) => desk.finish(&step).await,
+            None => Ok(()),
+        }
+    }
 }
 
 impl RunObserver for Observer {
@@ -210,9 +221,9 @@ impl RunObserver for Observer {
                 live.ended = true;
             }
             info!(%run, verdict = ?verdict.kind, sentence = verdict.sentence, "a run ended without a word of its executor");
-            // An executor of another make ends with 0 only once it has reported.
             let settled = match verdict.kind {
-                VerdictKind::Completed => Ok(()),
+                // An executor of another make ends with 0 once it has reported, or has given up between step and job.
+                VerdictKind::Completed => self.finish(run).await,
                 _ => self.settle(run, verdict).await,
             };
             match settled {

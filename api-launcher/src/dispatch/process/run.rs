@@ -98,7 +98,9 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
     }
     let mut running = match before(inner, &folder, &step).await? {
         Before::Over(stand) => {
-            if !stand.is_settled() {
+            if stand.is_settled() {
+                inner.desk.finish(&step).await?;
+            } else {
                 inner.desk.skip(&step)?;
             }
             return Ok(Some(inner.desk.stand(&step).await?));
@@ -230,7 +232,8 @@ async fn settle(
 ) -> Result<Stand, RunError> {
     let stand = inner.desk.stand(step).await?;
     if stand.is_settled() {
-        return Ok(stand);
+        inner.desk.finish(step).await?;
+        return Ok(inner.desk.stand(step).await?);
     }
     // It repeats a dispatch it did not record, and this one is then tried again.
     if inner.desk.awaits_dispatch(&stand) {

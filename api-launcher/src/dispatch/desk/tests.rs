@@ -1,0 +1,226 @@
+//! The desk before a platform of a few lines: one job of three steps, which notes every change it is told.
+
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{Method, StatusCode, Uri};
+use axum::response::{IntoResponse as _, Response};
+use control_plane::terrakube::{TerrakubeConfig, TokenSource};
+use rstest::rstest;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use url::Url;
+
+use super::*;
+
+/// Status of the job, its output, and the statuses of its steps.
+#[derive(Debug)]
+struct Known {
+    job: &'static str,
+    output: Option<&'static str>,
+    plan: Option<&'static str>,
+    steps: [&'static str; 3],
+}
+
+#[derive(Debug)]
+struct Api {
+    known: Known,
+    told: Vec<(String, Value)>,
+}
+
+const STEPS: [&str; 3] = ["plan", "approval", "apply"];
+
+async fn answer(
+    State(api): State<Arc<Mutex<Api>>>,
+    method: Method,
+    uri: Uri,
+    body: Bytes,
+) -> Response {
+    let mut api = api.lock().unwrap();
+    if method == Method::PATCH {
+        let place = uri.path().rsplit('/').next().unwrap_or_default().to_owned();
+        let change: Value = serde_json::from_slice(&body).unwrap();
+        let attributes = change["data"]["attributes"].clone();
+        api.told.push((place, attributes));
+        return StatusCode::NO_CONTENT.into_response();
+    }
+    let known = &api.known;
+    let steps = (0..STEPS.len()).map(|at| {
+        json!({"type": "step", "id": STEPS[at], "attributes": {
+            "status": known.steps[at], "stepNumber": 100 * (at + 1), "output": "https://api/log",
+        }})
+    });
+    let included: Vec<Value> = steps.collect();
+    let references: Vec<Value> = STEPS
+        .iter()
+        .map(|id| json!({"type": "step", "id": id}))
+        .collect();
+    let document = json!({
+        "data": {
+            "type": "job", "id": "412",
+            "attributes": {
+                "status": known.job, "output": known.output, "terraformPlan": known.plan,
+                "commitId": "abc",
+            },
+            "relationships": {"step": {"data": references}},
+        },
+        "included": included,
+    });
+    document.to_string().into_response()
+}
+
+/// A platform, and a desk that speaks to it.
+async fn desk(known: Known) -> (Desk, Arc<Mutex<Api>>) {
+    // Another test may have installed it already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let api = Arc::new(Mutex::new(Api {
+        known,
+        told: Vec::new(),
+    }));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let app = Router::new().fallback(answer).with_state(Arc::clone(&api));
+    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    let url = Url::parse(&url).unwrap();
+    let config = TerrakubeConfig {
+        api_url: url.clone(),
+        public_url: url,
+        registry_domain: None,
+        tokens: TokenSource::disabled(),
+        dispatch_wait: Duration::from_millis(50),
+        status_poll: Duration::from_millis(50),
+        report_patience: Duration::from_secs(5),
+    };
+    let terrakube = Terrakube::new(config, None).unwrap();
+    (Desk::terrakube(terrakube, None, None).unwrap(), api)
+}
+
+fn told(api: &Mutex<Api>) -> Vec<(String, Value)> {
+    api.lock().unwrap().told.clone()
+}
+
+fn step(id: &str, step_type: &str) -> StepRef {
+    StepRef {
+        organization_id: "org".into(),
+        workspace_id: "ws".into(),
+        job_id: "412".into(),
+        step_id: id.into(),
+        step_type: step_type.into(),
+    }
+}
+
+fn approval() -> JobData {
+    serde_json::from_value(json!({
+        "type": "approval", "organizationId": "org", "workspaceId": "ws", "jobId": "412", "stepId": "approval",
+    }))
+    .unwrap()
+}
+
+#[tokio::test]
+async fn an_approval_delivered_again_after_its_end_does_not_disturb_the_step_that_follows() {
+    for (job, apply) in [("queue", "pending"), ("running", "running")] {
+        let (desk, api) = desk(Known {
+            job,
+            output: Some(" Step approval completed\n"),
+            plan: Some("https://store/plan"),
+            steps: ["completed", "completed", apply],
+        })
+        .await;
+        desk.complete(&approval()).await.unwrap();
+        assert_eq!(told(&api), [], "{job}");
+    }
+}
+
+#[tokio::test]
+async fn an_approval_whose_launcher_died_between_step_and_job_is_told_of_the_job_alone() {
+    let (desk, api) = desk(Known {
+        job: "running",
+        output: Some(""),
+        plan: Some("https://store/plan"),
+        steps: ["completed", "completed", "pending"],
+    })
+    .await;
+    desk.complete(&approval()).await.unwrap();
+    let told = told(&api);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(told[0].0, "412");
+    assert_eq!(told[0].1["status"], "pending");
+    assert_eq!(told[0].1["planChanges"], true);
+}
+
+#[rstest]
+#[case::an_apply_goes_on("apply", "terraformApply", "completed", "pending")]
+#[case::a_failure_fails_its_job("apply", "terraformApply", "failed", "failed")]
+// Where the plan is went with the other half: what follows would apply nothing, or something nobody has seen.
+#[case::a_plan_is_lost("plan", "terraformPlan", "completed", "failed")]
+#[tokio::test]
+async fn the_job_of_a_step_that_was_told_alone_is_told_too(
+    #[case] id: &str,
+    #[case] step_type: &str,
+    #[case] status: &'static str,
+    #[case] expected: &str,
+) {
+    let steps = match id {
+        "plan" => [status, "pending", "pending"],
+        _ => ["completed", "completed", status],
+    };
+    let (desk, api) = desk(Known {
+        job: "running",
+        output: (id != "plan").then_some(" Step approval completed\n"),
+        plan: (id != "plan").then_some("https://store/plan"),
+        steps,
+    })
+    .await;
+    desk.settle(&step(id, step_type), "The pod is gone.")
+        .await
+        .unwrap();
+    let told = told(&api);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(told[0].0, "412");
+    assert_eq!(told[0].1["status"], expected);
+    assert_eq!(told[0].1["planChanges"], true);
+}
+
+#[rstest]
+#[case::the_next_step_runs("running", Some(""), ["completed", "running", "pending"])]
+#[case::the_next_step_is_queued("queue", Some(""), ["completed", "pending", "pending"])]
+#[case::the_next_step_is_about_to_say_that_it_runs("running", Some(""), ["completed", "pending", "pending"])]
+#[case::the_job_was_cancelled("cancelled", None, ["completed", "cancelled", "cancelled"])]
+#[tokio::test]
+async fn a_job_that_was_told_hears_nothing_more(
+    #[case] job: &'static str,
+    #[case] output: Option<&'static str>,
+    #[case] steps: [&'static str; 3],
+) {
+    let (desk, api) = desk(Known {
+        job,
+        output,
+        plan: Some("https://store/plan"),
+        steps,
+    })
+    .await;
+    desk.settle(&step("plan", "terraformPlan"), "The pod is gone.")
+        .await
+        .unwrap();
+    assert_eq!(told(&api), []);
+}
+
+#[tokio::test]
+async fn a_failure_told_for_an_executor_leaves_the_recorded_commit_alone() {
+    let (desk, api) = desk(Known {
+        job: "running",
+        output: None,
+        plan: None,
+        steps: ["running", "pending", "pending"],
+    })
+    .await;
+    desk.settle(&step("plan", "terraformPlan"), "The pod is gone.")
+        .await
+        .unwrap();
+    let told = told(&api);
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert_eq!(told[1].1["status"], "failed");
+    assert_eq!(told[1].1.get("commitId"), None);
+}
