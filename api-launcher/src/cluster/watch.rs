@@ -892,7 +892,12 @@ impl Cluster {
                 "spec": {"activeDeadlineSeconds": 1},
             });
             match self.patch_job("stop the run", &key.name, &stop).await {
-                Err(error) if error.is_transient() => return false,
+                // Its pod may still start, so that the platform must not hear of an end: at the latest the Job's own
+                // deadline brings it. What is gone starts nothing.
+                Err(error) if !error.is_not_found() => {
+                    warn!(run = %key, %error, "a run without hope could not be stopped, trying again");
+                    return false;
+                }
                 _ => {}
             }
         }
