@@ -186,7 +186,7 @@ where
 
 /// What the watch of pods says.
 enum Heard {
-    Event(watcher::Event<Pod>),
+    Event(Box<watcher::Event<Pod>>),
     /// The launcher's Role has no pods, as the one of Terrakube's documentation.
     Refused,
 }
@@ -197,7 +197,7 @@ fn heard_of(
 ) -> impl Stream<Item = Heard> + Send {
     events.default_backoff().filter_map(|event| {
         let heard = match event {
-            Ok(event) => Some(Heard::Event(event)),
+            Ok(event) => Some(Heard::Event(Box::new(event))),
             Err(error) => is_forbidden(&error).then_some(Heard::Refused),
         };
         futures_util::future::ready(heard)
@@ -268,7 +268,7 @@ impl Watch {
             tokio::select! {
                 Some(event) = jobs.next() => self.on_job_event(event),
                 Some(heard) = pods.next() => match heard {
-                    Heard::Event(event) => self.on_pod_event(event),
+                    Heard::Event(event) => self.on_pod_event(*event),
                     Heard::Refused => self.on_pods_refused(),
                 },
                 Some(note) = inbox.recv() => self.on_note(note),
