@@ -200,7 +200,7 @@ where
 
 /// What the watch of pods says.
 enum Heard {
-    Event(watcher::Event<Pod>),
+    Event(Box<watcher::Event<Pod>>),
     /// The launcher's Role has no pods, as the one of Terrakube's documentation.
     Refused,
 }
@@ -211,7 +211,7 @@ fn heard_of(
 ) -> impl Stream<Item = Heard> + Send {
     events.default_backoff().filter_map(|event| {
         let heard = match event {
-            Ok(event) => Some(Heard::Event(event)),
+            Ok(event) => Some(Heard::Event(Box::new(event))),
             Err(error) => is_forbidden(&error).then_some(Heard::Refused),
         };
         futures_util::future::ready(heard)
@@ -282,7 +282,7 @@ impl Watch {
             tokio::select! {
                 Some(event) = jobs.next() => self.on_job_event(event),
                 Some(heard) = pods.next() => match heard {
-                    Heard::Event(event) => self.on_pod_event(event),
+                    Heard::Event(event) => self.on_pod_event(*event),
                     Heard::Refused => self.on_pods_refused(),
                 },
                 Some(note) = inbox.recv() => self.on_note(note),
@@ -912,7 +912,12 @@ impl Cluster {
                 "spec": {"activeDeadlineSeconds": 1},
             });
             match self.patch_job("stop the run", &key.name, &stop).await {
-                Err(error) if error.is_transient() => return false,
+                // Its pod may still start, so that the platform must not hear of an end: at the latest the Job's own
+                // deadline brings it. What is gone starts nothing.
+                Err(error) if !error.is_not_found() => {
+                    warn!(run = %key, %error, "a run without hope could not be stopped, trying again");
+                    return false;
+                }
                 _ => {}
             }
         }

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use control_plane::StepRef;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use job_contract::status::JobStatus;
 use job_contract::{JobData, env};
 use tokio::sync::Mutex;
@@ -180,7 +182,7 @@ impl KubernetesTarget {
         until: Deadline,
     ) -> Result<Accepted, Refused> {
         // An earlier delivery may have been accepted, before a setting changed.
-        let there = self.cluster.has_run(&job.job_id, &job.step_id);
+        let there = self.cluster.has_run(&job.job_id, &job.step_id).boxed();
         if !matches!(timeout_at(until, there).await, Ok(Ok(false))) {
             return Err(Refused::Invalid(reason));
         }
@@ -217,7 +219,11 @@ impl KubernetesTarget {
         let cluster = self.cluster.clone();
         // Releasing is not waited for: the run is safe in the cluster by then, and the watcher releases what is left
         // over.
-        accepted(until, async move { cluster.accept(&manifest).await }).await
+        accepted(
+            until,
+            async move { cluster.accept(&manifest).await }.boxed(),
+        )
+        .await
     }
 
     /// Keeps a step in the cluster that has nothing to run, without a pod: only in case it cannot be completed.
@@ -228,7 +234,7 @@ impl KubernetesTarget {
     ) -> Result<(Accepted, Option<String>), Refused> {
         let name = manifest.job.metadata.name.clone();
         let cluster = self.cluster.clone();
-        let held = accepted(until, async move { cluster.hold(&manifest).await });
+        let held = accepted(until, async move { cluster.hold(&manifest).await }.boxed());
         Ok((held.await?, name))
     }
 
@@ -315,7 +321,7 @@ async fn tell_refused(desk: &Desk, job: &JobData, reason: &str) {
 /// in the cluster is found by the next delivery, and by the watcher.
 async fn accepted(
     until: Deadline,
-    submission: impl Future<Output = Result<Submitted, ClusterError>> + Send + 'static,
+    submission: BoxFuture<'static, Result<Submitted, ClusterError>>,
 ) -> Result<Accepted, Refused> {
     match tokio::spawn(timeout_at(until, submission)).await {
         Ok(Ok(Ok(Submitted::Created))) => Ok(Accepted::New),

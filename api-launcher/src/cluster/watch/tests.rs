@@ -324,6 +324,40 @@ async fn where_pods_may_not_be_looked_at_runs_are_judged_by_their_jobs() {
 }
 
 #[tokio::test]
+async fn a_run_that_could_not_be_stopped_is_not_yet_reported_to_have_ended() {
+    let server = Server::start();
+    server.cluster().submit(&inline("1", "a")).await.unwrap();
+    let refusals = Arc::new(Mutex::new(vec![
+        StatusCode::FORBIDDEN,
+        StatusCode::UNPROCESSABLE_ENTITY,
+    ]));
+    let left = Arc::clone(&refusals);
+    let cluster = server.faulty(move |line, _| {
+        let code = line
+            .starts_with("PATCH")
+            .then(|| left.lock().unwrap().pop())?;
+        code.map(|code| refusal(code, "Refused", "an admission webhook says no"))
+    });
+    let settings = WatchSettings {
+        report_again: Duration::from_millis(5),
+        ..WatchSettings::default()
+    };
+    let watching = watching(cluster, settings);
+    pod(
+        &server,
+        "job-1-a",
+        container(&json!({"waiting": {"reason": "InvalidImageName", "message": "A B"}})),
+    );
+    until("it is reported", || !watching.notebook.ended().is_empty()).await;
+    assert!(refusals.lock().unwrap().is_empty());
+    let job = server.object("jobs", "job-1-a").unwrap();
+    assert_eq!(
+        job["spec"]["activeDeadlineSeconds"], 1,
+        "it is stopped first"
+    );
+}
+
+#[tokio::test]
 async fn a_job_that_somebody_deleted_is_reported_as_deleted() {
     let server = Server::start();
     server.cluster().submit(&inline("1", "a")).await.unwrap();
