@@ -14,7 +14,9 @@ use std::time::Duration;
 
 use artifact_store::{Store, StoreError};
 use control_plane::heartbeat::{Beat, HeartbeatError, Heartbeats};
-use control_plane::local::{JobRecord, LocalPlatform, StepRecord};
+#[cfg(test)]
+use control_plane::local::JobRecord;
+use control_plane::local::{LocalPlatform, StepRecord};
 use control_plane::logs::JobStream;
 use control_plane::platform::{Admission, Outcome, PlanReference, Standing, Start};
 use control_plane::redis::{Redis, RedisError};
