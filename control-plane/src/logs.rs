@@ -37,11 +37,13 @@ use std::time::{Duration, Instant};
 use job_contract::Exit;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::sync::{Semaphore, oneshot};
+use tokio_util::sync::CancellationToken;
 
 use self::feed::Feed;
 use self::lines::{LineBuffer, count_lines};
 use self::sink::Sink;
 use self::spool::{Command, Spool};
+use crate::patience::Patience;
 
 pub use self::api::{ApiLog, Bearer};
 pub use self::redact::{MASK, Redactor};
@@ -295,24 +297,47 @@ impl RunLog {
     /// Delivers everything written so far and says what became of it. Writers must have been closed before; what
     /// they write later is dropped. Lines that are not delivered within `deadline` are counted as lost.
     pub async fn finish(self, deadline: Duration) -> LogSummary {
-        const LONG: Duration = Duration::from_hours(365 * 24);
-        let deadline = Instant::now() + deadline.min(LONG);
+        self.finish_within(&Patience::lasting(deadline)).await
+    }
+
+    /// The same for as long as `patience` lasts, which may come to an earlier end while it is waited.
+    pub async fn finish_within(self, patience: &Patience) -> LogSummary {
+        let (shared, spool_ended) = (self.shared, self.spool_ended);
         let running = self
             .sinks
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
-        for sink in &running {
-            sink.feed.set_deadline(deadline);
-        }
-        let _ = self.shared.commands.send(Command::Finish);
-        // Threads watch the deadline themselves; those that are stuck in the system are left behind.
-        let patience = tokio::time::Instant::from_std(deadline + 5 * POLL_INTERVAL);
-        let _ = tokio::time::timeout_at(patience, self.spool_ended).await;
-        let written = self.shared.written.load(Ordering::Acquire);
-        let mut sinks = Vec::new();
-        for sink in running {
-            sinks.push(sink.finish(patience, written).await);
-        }
+        let feeds: Vec<_> = running.iter().map(|sink| Arc::clone(&sink.feed)).collect();
+        let given_up = CancellationToken::new();
+        let watch = async {
+            patience.over().await;
+            for feed in &feeds {
+                feed.set_deadline(Instant::now());
+            }
+            // Threads watch the deadline themselves; those that are stuck in the system are left behind.
+            tokio::time::sleep(5 * POLL_INTERVAL).await;
+            given_up.cancel();
+            std::future::pending::<()>().await;
+        };
+        let _ = shared.commands.send(Command::Finish);
+        let deliver = async {
+            tokio::select! {
+                biased;
+                _ = spool_ended => {}
+                () = given_up.cancelled() => {}
+            }
+            let written = shared.written.load(Ordering::Acquire);
+            let mut sinks = Vec::new();
+            for sink in running {
+                sinks.push(sink.finish(&given_up, written).await);
+            }
+            (written, sinks)
+        };
+        let (written, sinks) = tokio::select! {
+            biased;
+            delivered = deliver => delivered,
+            () = watch => unreachable!("whoever watches waits for ever"),
+        };
         let spool = self
             .spool_summary
             .lock()
@@ -353,8 +378,12 @@ impl RunningSink {
         Ok(Self { name, feed, ended })
     }
 
-    async fn finish(self, patience: tokio::time::Instant, written: u64) -> SinkSummary {
-        let stuck = tokio::time::timeout_at(patience, self.ended).await.is_err();
+    async fn finish(self, given_up: &CancellationToken, written: u64) -> SinkSummary {
+        let stuck = tokio::select! {
+            biased;
+            _ = self.ended => false,
+            () = given_up.cancelled() => true,
+        };
         let (delivered, last_error) = self.feed.outcome();
         if stuck {
             self.feed.close();

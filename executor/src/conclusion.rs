@@ -74,6 +74,8 @@ impl Verdict {
 
 /// How long sinks may take to receive the rest of the log.
 const LOG_FLUSH: Duration = Duration::from_mins(1);
+/// How long the store may take for the log.
+const LOG_STORE: Duration = Duration::from_mins(1);
 /// How long the last lines of a log can be read before the platform deletes it.
 const READING_TIME: Duration = Duration::from_secs(3);
 
@@ -183,23 +185,27 @@ fn is_addressable(job: &JobData) -> bool {
 
 /// The tail of every run: the log delivered and stored, the outcome reported, nothing left behind.
 pub(crate) async fn conclude(run: Run<'_>, mut verdict: Verdict) -> Ended {
-    let patience = run.patience();
     let Run {
         log,
         layout,
         clock,
         stop,
+        budget,
         ..
     } = run;
-    let summary = log.finish(flush_time(&stop)).await;
+    let summary = log
+        .finish_within(&before_report(&stop, budget, LOG_FLUSH))
+        .await;
     let teller = Reporter {
         config: run.config,
         job: &run.job,
         step: &run.step,
+        link: &run.link,
         platform: &run.link.platform,
         store: &run.store,
+        stop: &stop,
+        budget,
         template_steps: run.standing.get().map(|standing| standing.template_steps),
-        patience,
         reading_time: reading_time(&run.link, &run.job, &stop),
     };
     let told = clock
@@ -249,13 +255,11 @@ pub(crate) async fn conclude(run: Run<'_>, mut verdict: Verdict) -> Ended {
     }
 }
 
-/// Under a stop order the process has little time left; the report matters more than the last lines.
-fn flush_time(stop: &Stop) -> Duration {
-    if stop.given().is_some() {
-        Duration::from_secs(5)
-    } else {
-        LOG_FLUSH
-    }
+/// For what comes before the report and matters less. Under a stop order the process has little time left, and most of
+/// it belongs to the report.
+fn before_report(stop: &Stop, budget: Budget, limit: Duration) -> Patience {
+    let share = budget.saving.saturating_sub(budget.tool) / 4;
+    Patience::lasting(limit).hurried_by(stop.token(), share)
 }
 
 /// The remote client of CLI-driven runs reads the live log alone, which the platform deletes soon after the final
@@ -273,11 +277,13 @@ struct Reporter<'r> {
     config: &'r Config,
     job: &'r JobData,
     step: &'r StepRef,
+    link: &'r Link,
     platform: &'r Platform,
     store: &'r Store,
+    stop: &'r Stop,
+    budget: Budget,
     /// As the platform said at the beginning, if it came to that.
     template_steps: Option<usize>,
-    patience: Patience,
     reading_time: Duration,
 }
 
@@ -288,19 +294,33 @@ impl Reporter<'_> {
             return Ok(());
         }
         // The outcome matters more than the log: it is reported even when the log could not be stored.
-        let (output, ()) = tokio::join!(self.store_log(log), tokio::time::sleep(self.reading_time));
+        let (output, ()) =
+            tokio::join!(self.log_in_time(log), tokio::time::sleep(self.reading_time));
         if !verdict.reported {
             return output.map(drop);
         }
         self.record_history(verdict).await;
         if !self.config.run.disable_acknowledge {
-            let outcome = self.outcome(verdict, output.as_ref().ok()).await?;
+            // Only now, so that nothing before it is taken from it.
+            let patience = self.link.patience(self.stop, self.budget);
+            let outcome = self
+                .outcome(verdict, output.as_ref().ok(), &patience)
+                .await?;
             self.platform
-                .report_outcome(self.step, &outcome, &self.patience)
+                .report_outcome(self.step, &outcome, &patience)
                 .await?;
         }
         output?;
         Ok(())
+    }
+
+    async fn log_in_time(&self, log: &Path) -> Result<String, StageError> {
+        let patience = before_report(self.stop, self.budget, LOG_STORE);
+        tokio::select! {
+            biased;
+            stored = self.store_log(log) => stored,
+            () = patience.over() => Err(StageError::LogNotStored),
+        }
     }
 
     /// Stores the log behind what stands there already: why the step waited, and what an attempt before this one
@@ -331,9 +351,10 @@ impl Reporter<'_> {
         let Some(history) = &verdict.history else {
             return;
         };
+        let patience = self.link.patience(self.stop, self.budget);
         let recorded = self
             .platform
-            .record_history(self.step, history, &self.patience)
+            .record_history(self.step, history, &patience)
             .await;
         if let Err(error) = recorded {
             error!(
@@ -347,21 +368,30 @@ impl Reporter<'_> {
         &self,
         verdict: &Verdict,
         output: Option<&String>,
+        patience: &Patience,
     ) -> Result<Outcome, StageError> {
-        let template_steps = if let Some(steps) = self.template_steps {
-            steps
-        } else {
-            let standing = self.platform.standing(self.step, &self.patience).await?;
-            standing.template_steps
-        };
-        Ok(Outcome {
-            settlement: settlement::settle(
-                self.job.step_type()?,
-                verdict.ending,
-                verdict.after_ok,
+        let step_type = self.job.step_type()?;
+        let settle = |template_steps| {
+            let (ending, after_ok) = (verdict.ending, verdict.after_ok);
+            settlement::settle(
+                step_type,
+                ending,
+                after_ok,
                 self.job.ignore_error,
                 template_steps,
-            ),
+            )
+        };
+        let settlement = match self.template_steps {
+            Some(steps) => settle(steps),
+            // Most endings do not depend on the template.
+            None if settle(1) == settle(2) => settle(1),
+            None => {
+                let standing = self.platform.standing(self.step, patience).await?;
+                settle(standing.template_steps)
+            }
+        };
+        Ok(Outcome {
+            settlement,
             output: output.map(|stored| self.platform.step_output(self.step, stored.clone())),
             note: verdict.error.clone(),
             plan: verdict.plan.clone(),

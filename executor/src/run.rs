@@ -95,6 +95,8 @@ pub enum StageError {
         #[source]
         source: io::Error,
     },
+    #[error("the log could not be stored in time")]
+    LogNotStored,
     #[error("stopped before anything was started")]
     Stopped,
     #[error("the step has ended while it was run a second time")]
@@ -127,6 +129,7 @@ impl StageError {
             Self::Panicked => Fault::Defect,
             Self::Stopped
             | Self::StepEnded
+            | Self::LogNotStored
             | Self::Config(_)
             | Self::WorkDir { .. }
             | Self::Log(_)
@@ -223,7 +226,7 @@ impl<'c> Run<'c> {
         })
     }
 
-    /// How long the platform is told what became of the run.
+    /// How long the platform is asked or told something.
     pub fn patience(&self) -> Patience {
         self.link.patience(&self.stop, self.budget)
     }

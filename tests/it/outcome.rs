@@ -1,8 +1,12 @@
 //! The rows of contract 4.6 that a real tool cannot be made to show, and what the exit code says.
 
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
 use integration_tests::{FakeTool, Outcome, Repository, Site, job};
 use job_contract::keys::ObjectKey;
-use job_contract::{JobData, StepType};
+use job_contract::{JobData, StepType, env};
+use nix::sys::signal::Signal;
 
 use crate::site;
 
@@ -187,4 +191,41 @@ fn an_outcome_is_reported_even_when_the_log_cannot_be_stored() {
         !site.resources(&apply).is_empty(),
         "the state is kept: {outcome}"
     );
+}
+
+/// What may come before the report must not take its time away.
+#[test]
+fn an_outcome_is_reported_although_the_store_never_answers() {
+    let (site, repository) = (site(), Repository::fixture());
+    let scripts = job::scripts(&repository, vec![job::bash(1, "echo the-work-is-done")]);
+    site.queue(&[&scripts]);
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let running = site
+        .executor(&scripts)
+        .env(env::STATE_TYPE, "AwsTerraformStateImpl")
+        .env(env::AWS_BUCKET, "bucket")
+        .env(env::AWS_REGION, "eu-central-1")
+        .env(
+            env::AWS_ENDPOINT,
+            format!("http://{}", silent.local_addr().unwrap()),
+        )
+        .env(env::AWS_ACCESS_KEY, "key")
+        .env(env::AWS_SECRET_KEY, "secret")
+        .env(env::GRACE_PERIOD_SECONDS, "10")
+        .start();
+    let connection = silent.accept().unwrap();
+    let asked_to_stop = Instant::now();
+    running.running.signal(Signal::SIGTERM);
+    let outcome = running.wait();
+    assert!(
+        asked_to_stop.elapsed() < Duration::from_secs(10),
+        "{outcome}"
+    );
+    drop(connection);
+    assert_eq!(
+        site.statuses(&scripts).1,
+        "completed",
+        "the work was done: {outcome}"
+    );
+    assert!(outcome.error().contains("in time"), "{outcome}");
 }

@@ -250,6 +250,24 @@ async fn a_sink_that_never_works_loses_everything_by_the_deadline_and_says_why()
     assert_eq!(summary.sinks[1].lost, 0);
 }
 
+#[tokio::test]
+async fn an_order_that_comes_while_the_rest_is_delivered_ends_the_wait() {
+    let folder = TempDir::new().unwrap();
+    let full = Sink::File(FileSink::new("/dev/full".into()));
+    let log = start(&folder, u64::MAX, vec![full]);
+    write(&log, &numbered_lines(100)).await;
+    let order = CancellationToken::new();
+    let patience = Patience::lasting(LONG).hurried_by(order.clone(), Duration::from_millis(50));
+    let give = async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        order.cancel();
+    };
+    let finished = async { tokio::join!(log.finish_within(&patience), give) };
+    let finished = tokio::time::timeout(LONG / 4, finished).await;
+    let (summary, ()) = finished.expect("the order was not heard");
+    assert_eq!(summary.sinks[0].lost, 100);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lines_of_concurrent_writers_stay_whole_and_in_each_writers_order() {
     const WRITERS: usize = 8;
