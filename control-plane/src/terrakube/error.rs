@@ -63,6 +63,12 @@ pub enum TerrakubeError {
         #[source]
         source: serde_json::Error,
     },
+    /// A job of no steps, however often it is read.
+    #[error("the platform names no step of job {job_id}")]
+    NoSteps {
+        /// The job.
+        job_id: String,
+    },
     /// The time there was for it is over, and not even one attempt came to an end.
     #[error("there was no time left for `{call}`")]
     OutOfTime {
@@ -120,6 +126,7 @@ impl TerrakubeError {
             | Self::Status { .. }
             | Self::TooLarge { .. }
             | Self::Malformed { .. }
+            | Self::NoSteps { .. }
             | Self::OutOfTime { .. } => Exit::Infrastructure,
         }
     }
@@ -137,6 +144,10 @@ impl TerrakubeError {
             ),
             Self::Gone { .. } => {
                 format!("the job was deleted, or the address in `{api}` is not the platform's")
+            }
+            Self::NoSteps { .. } => {
+                "start a new job: the platform has lost this one's steps, or does not show them"
+                    .to_owned()
             }
             Self::Malformed { .. } => {
                 format!("check that the address in `{api}` is the platform's API")

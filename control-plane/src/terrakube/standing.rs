@@ -11,6 +11,9 @@ use super::{ORDINARY, Terrakube, TerrakubeError, template};
 use crate::patience::Patience;
 use crate::platform::{Admission, Standing, StepRef};
 
+/// How often a job that has no steps is read again.
+const STEP_READS: u32 = 5;
+
 impl Terrakube {
     /// What the platform says about the step now.
     pub async fn standing(
@@ -18,16 +21,25 @@ impl Terrakube {
         step: &StepRef,
         patience: &Patience,
     ) -> Result<Standing, TerrakubeError> {
-        Ok(standing(&self.job(step, patience).await?, step))
+        let mut looked = 0;
+        loop {
+            let document = self.job(step, patience).await?;
+            if !self.lacks_steps(&document, step, &mut looked).await? {
+                return Ok(standing(&document, step));
+            }
+        }
     }
 
     /// Whether the step may run. The platform records a dispatch only after it was accepted, and deletes the log of
     /// the step before in between: nothing may be written until then (contract 2.5).
     pub async fn admission(&self, step: &StepRef) -> Result<Admission, TerrakubeError> {
-        let mut asked_since = None;
+        let (mut asked_since, mut looked) = (None, 0);
         loop {
             let document = self.job(step, &Patience::lasting(ORDINARY)).await?;
             let status = &document.job().status;
+            if is_awaited(status) && self.lacks_steps(&document, step, &mut looked).await? {
+                continue;
+            }
             match status {
                 // Of a dispatch that came twice: the job may already wait for its next step.
                 JobStatus::Queue | JobStatus::Running if has_ended(&document, step) => {
@@ -55,6 +67,27 @@ impl Terrakube {
         }
     }
 
+    /// Whether the document has to be read again, after a pause, because the platform has not told the job's steps yet
+    /// (contract 5.3). What becomes of a job depends on how many they are: none at all is no answer.
+    async fn lacks_steps(
+        &self,
+        document: &JobDocument,
+        step: &StepRef,
+        looked: &mut u32,
+    ) -> Result<bool, TerrakubeError> {
+        if document.template_steps() > 0 {
+            return Ok(false);
+        }
+        if *looked >= STEP_READS {
+            return Err(TerrakubeError::NoSteps {
+                job_id: step.job_id.clone(),
+            });
+        }
+        sleep(self.0.pace.first_pause * (*looked + 1)).await;
+        *looked += 1;
+        Ok(true)
+    }
+
     /// Returns once the job was cancelled, or failed by somebody else: nothing else tells an executor
     /// (contract 11.4). A platform that does not answer has cancelled nothing.
     pub async fn cancelled(&self, step: &StepRef) -> JobStatus {
@@ -80,6 +113,14 @@ impl Terrakube {
     }
 }
 
+/// Whether an executor of the job has something to do, or to tell.
+const fn is_awaited(status: &JobStatus) -> bool {
+    matches!(
+        status,
+        JobStatus::Queue | JobStatus::Running | JobStatus::Rejected
+    )
+}
+
 /// Whether the step has an outcome, whoever reported it.
 pub(super) fn has_ended(document: &JobDocument, step: &StepRef) -> bool {
     standing(document, step).step_has_ended()
@@ -90,7 +131,7 @@ fn standing(document: &JobDocument, step: &StepRef) -> Standing {
     Standing {
         status: job.status.clone(),
         step: document.step(&step.step_id).and_then(|known| known.status),
-        template_steps: document.template_steps().max(1),
+        template_steps: document.template_steps(),
         terraform_plan: job.terraform_plan.clone(),
         planned: job.terraform_plan.is_some()
             || job

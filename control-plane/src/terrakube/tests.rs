@@ -136,6 +136,32 @@ async fn a_job_that_ended_is_not_revived(
     assert_eq!(api.status(), status);
 }
 
+/// Taken for a template of one step, a plan with changes would complete its job, and nothing would be applied.
+#[tokio::test]
+async fn a_job_whose_steps_are_not_told_is_read_again_and_never_taken_for_one_of_a_single_step() {
+    let api = StandIn::with_status("queue").await;
+    let steps = std::mem::take(&mut api.job().steps);
+    let (client, plan) = (api.client(), step("plan-id", PLAN));
+    let patience = patience();
+    for error in [
+        client.admission(&plan).await.unwrap_err(),
+        client.standing(&plan, &patience).await.unwrap_err(),
+    ] {
+        assert!(matches!(error, TerrakubeError::NoSteps { .. }), "{error}");
+        assert_eq!(error.exit(), Exit::Infrastructure);
+    }
+    assert_eq!(api.job().asked, 12, "read and read again five times, twice");
+
+    let told = async {
+        while api.job().asked < 14 {
+            tokio::task::yield_now().await;
+        }
+        api.job().steps = steps;
+    };
+    let (standing, ()) = tokio::join!(client.standing(&plan, &patience), told);
+    assert_eq!(standing.unwrap().template_steps, 2);
+}
+
 /// The dispatch came a second time, and the job may already be on its way to the next step.
 #[rstest]
 #[case("queue", "completed")]
