@@ -321,6 +321,11 @@ impl Config {
         }
     }
 
+    /// The platform's API alone, if it is named and its settings are sound.
+    pub fn api(&self) -> Option<TerrakubeConfig> {
+        self.platform.resolve().ok().flatten()
+    }
+
     /// Where releases of Terraform and of OpenTofu are listed.
     pub fn release_indexes(&self) -> Result<(Url, Url), ConfigError> {
         let url = |name, text: &str| Url::parse(text).map_err(|_| ConfigError::BadUrl { name });

@@ -49,6 +49,16 @@ impl Link {
         })
     }
 
+    /// A link to the API alone, for reporting that the rest cannot be opened.
+    pub fn to_api(config: &Config) -> Option<Self> {
+        let terrakube = Terrakube::new(config.api()?, None).ok()?;
+        Some(Self {
+            platform: Platform::Terrakube(terrakube),
+            redis: None,
+            log_via_api: config.run.log_via_api,
+        })
+    }
+
     const fn terrakube(&self) -> Option<&Terrakube> {
         match &self.platform {
             Platform::Local(_) => None,

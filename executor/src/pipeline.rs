@@ -32,7 +32,7 @@ use crate::workspace::Workspace;
 pub async fn run(config: &Config, job: JobData, stop: Stop) -> Ended {
     let link = match open_link(config) {
         Ok(link) => link,
-        Err(failure) => return conclusion::unreported(&job, &failure),
+        Err(failure) => return refuse_unlinked(config, &job, &failure, &stop).await,
     };
     // From the first moment, and until the platform has been told how it ended.
     let heartbeat = job
@@ -61,7 +61,20 @@ pub(crate) async fn refuse(config: &Config, failure: JobError, stop: &Stop) -> E
     match open_link(config) {
         Ok(link) => conclusion::refuse(config, &link, &whose, &failure, stop).await,
         // What is wrong with the document is found in every environment.
-        Err(_) => conclusion::unreported(&whose, &failure),
+        Err(_) => refuse_unlinked(config, &whose, &failure, stop).await,
+    }
+}
+
+/// Where only Redis, or a folder, is set wrongly, the platform can still be told.
+async fn refuse_unlinked(
+    config: &Config,
+    job: &JobData,
+    failure: &StageError,
+    stop: &Stop,
+) -> Ended {
+    match Link::to_api(config) {
+        Some(link) => conclusion::refuse(config, &link, job, failure, stop).await,
+        None => conclusion::unreported(job, failure),
     }
 }
 

@@ -1,11 +1,12 @@
 //! Runs that cannot speak for themselves: the launcher tells the platform what became of them.
 
 use integration_tests::Repository;
-use job_contract::env;
+use job_contract::{encoding, env};
 use k8s_openapi::api::core::v1::Pod;
-use test_platform::{Flow, NewJob, Status, Variable, Workspace};
+use test_platform::{Flow, Native, NewJob, Platform, Status, Variable, Workspace};
 
-use super::{Gate, Stage};
+use super::{Gate, Ground, Stage};
+use crate::site;
 
 /// Short where a cluster would give nodes and images minutes to come.
 const IMPATIENT: [(&str, &str); 2] = [
@@ -112,4 +113,43 @@ impl Stage {
         };
         pod.clone()
     }
+}
+
+/// As under the platform's own Jobs, where nobody reads the executor's own words.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_setting_of_redis_that_cannot_be_used_is_told_through_the_api() {
+    let native = Native::new(|_| async { Ok(()) });
+    let platform = Platform::builder().native(native);
+    let stage = Stage::of(Ground::Machine(site()), platform, None).await;
+    stage.platform.edit(|records| {
+        records
+            .globals
+            .push(Variable::env(env::EPHEMERAL_SWITCH, "true"));
+    });
+    let job = stage.start(Repository::fixture(), Flow::only("terraformApply"));
+    stage.platform.until_job(job, Status::Queue).await;
+    let data = serde_json::from_value(stage.platform.job_data(job)).unwrap();
+    let keystore = stage.site().scratch("truststore.jks");
+    std::fs::write(&keystore, b"\xfe\xed\xfe\xed\0\0\0\x02").unwrap();
+
+    let run = stage
+        .site()
+        .executor_with_data(Some(&encoding::encode(&data)))
+        .without(env::OUTCOME_EXIT_CODE)
+        .env(env::REDIS_HOSTNAME, "127.0.0.1")
+        .env(env::REDIS_SSL, "true")
+        .env(env::REDIS_TRUSTSTORE_PATH, keystore);
+    let settings = stage.settings().into_iter();
+    let run = settings.fold(run, |run, (name, value)| run.env(name, value));
+    let outcome = tokio::task::block_in_place(|| run.run()).expect_code(0);
+
+    let job = stage.platform.until_job(job, Status::Failed).await;
+    assert_eq!(job.step_statuses(), [Status::Failed], "{outcome}");
+    assert!(
+        job.steps[0].name.contains("Redis"),
+        "{:?} {outcome}",
+        job.steps[0]
+    );
+    assert!(stage.resources(job.id).is_empty());
+    stage.platform.assert_kept().await;
 }
