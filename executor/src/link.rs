@@ -1,6 +1,7 @@
 //! What a run speaks to beside its tool: the platform, and the Redis between the two. Decides from the configuration
 //! which these are; knows nothing of what is said.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use control_plane::heartbeat::Heartbeat;
@@ -108,9 +109,10 @@ impl Link {
     /// The token for the content of a CLI-driven run: for the platform's own addresses, and none but them.
     pub fn content_token(&self) -> Option<ContentToken> {
         let config = self.terrakube()?.config();
+        let tokens = config.tokens.clone();
         Some(ContentToken {
             origins: vec![config.public_url.origin(), config.api_url.origin()],
-            token: config.tokens.mint(token::BRIEF)?,
+            mint: Arc::new(move || tokens.mint(token::BRIEF)),
         })
     }
 

@@ -388,7 +388,17 @@ impl<'r, 'c> Operation<'r, 'c> {
         if success {
             self.print(rendered).await;
         }
-        let published = published?;
+        let (published, missing) = match published {
+            Ok(published) => (published, None),
+            // The tool has stored the state where it belongs, or it would not have succeeded. An outcome of `failed`
+            // would have people repeat what is done.
+            Err(error) if success => (None, Some(error)),
+            Err(error) => return Err(error),
+        };
+        if missing.is_some() {
+            let text = "The state is stored. Only the copy of it that the platform shows could not be published.";
+            run.log.writer().line(text).await;
+        }
         self.show_outputs(success, phase, published.as_ref()).await;
         if let Some(state) = published
             .as_ref()
@@ -408,6 +418,7 @@ impl<'r, 'c> Operation<'r, 'c> {
         };
         Ok(Operated {
             changes: structured.counts(),
+            error: missing,
             ..Operated::ended(ending)
         })
     }

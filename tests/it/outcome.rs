@@ -229,3 +229,26 @@ fn an_outcome_is_reported_although_the_store_never_answers() {
     );
     assert!(outcome.error().contains("in time"), "{outcome}");
 }
+
+#[test]
+fn an_apply_whose_state_could_not_be_copied_is_still_an_apply() {
+    let (site, repository) = (site(), Repository::fixture());
+    let apply = job::step(StepType::Apply, &repository);
+    site.queue(&[&apply]);
+    let copy = ObjectKey::state_json(&apply.organization_id, &apply.workspace_id, "any");
+    let folder = site.object(&copy).parent().unwrap().to_owned();
+    std::fs::create_dir_all(folder.parent().unwrap()).unwrap();
+    std::fs::write(&folder, "in the way").unwrap();
+
+    let outcome = site.run(&apply).expect_code(0);
+
+    assert_eq!(
+        site.statuses(&apply),
+        ("completed".into(), "completed".into()),
+        "{outcome}"
+    );
+    assert_eq!(site.resources(&apply), ["terraform_data.greeting"]);
+    assert!(outcome.error().contains("could not"), "{outcome}");
+    let log = site.step_output(&apply);
+    assert!(log.contains("Only the copy"), "{log}");
+}

@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Seek as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable as _};
@@ -22,8 +23,8 @@ use super::source::{SourceError, display_address, local_path};
 pub struct ContentToken {
     /// Schemes, hosts and ports of the platform's API.
     pub origins: Vec<Origin>,
-    /// Sent as a bearer token.
-    pub token: SecretString,
+    /// Makes the bearer token of one request: it lives for a minute, and a download may be tried for longer.
+    pub mint: Arc<dyn Fn() -> Option<SecretString> + Send + Sync>,
 }
 
 impl fmt::Debug for ContentToken {
@@ -199,8 +200,9 @@ impl Download<'_> {
         let mut url = start.clone();
         for _ in 0..=MAX_REDIRECTS {
             let mut request = client.get(url.clone());
-            if let Some(token) = self.token.filter(|token| token.is_for(&url)) {
-                request = request.bearer_auth(token.token.expose_secret());
+            let token = self.token.filter(|token| token.is_for(&url));
+            if let Some(token) = token.and_then(|token| (token.mint)()) {
+                request = request.bearer_auth(token.expose_secret());
             }
             let answer = request.send().await.map_err(|e| transfer(&url, e))?;
             let status = answer.status();

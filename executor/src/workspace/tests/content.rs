@@ -3,6 +3,8 @@
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -41,9 +43,26 @@ fn with_token(server: &Server) -> Bench {
     let mut bench = Bench::new();
     bench.config.content_token = Some(ContentToken {
         origins: vec![Url::parse(&server.url()).unwrap().origin()],
-        token: TOKEN.into(),
+        mint: Arc::new(|| Some(TOKEN.into())),
     });
     bench
+}
+
+/// It lives for a minute, which a slow server alone may take.
+#[tokio::test]
+async fn every_attempt_brings_a_token_of_its_own() {
+    let server = Server::start(|_| Response::new(503, "")).unwrap();
+    let mut bench = with_token(&server);
+    let minted = AtomicUsize::new(0);
+    let mint = move || {
+        let number = minted.fetch_add(1, Ordering::Relaxed);
+        Some(number.to_string().into())
+    };
+    bench.config.content_token.as_mut().unwrap().mint = Arc::new(mint);
+    let source = format!("{}/content.tar.gz", server.url());
+    bench.prepare(&content_job(&source)).await.unwrap_err();
+    let brought = ["Bearer 0", "Bearer 1", "Bearer 2"].map(|token| Some(token.to_owned()));
+    assert_eq!(tokens(&server), brought);
 }
 
 fn tokens(server: &Server) -> Vec<Option<String>> {
@@ -104,7 +123,7 @@ async fn another_host_gets_no_token() {
 fn scheme_host_and_port_decide_who_sees_the_token() {
     let token = ContentToken {
         origins: vec![Url::parse("https://api.example.test").unwrap().origin()],
-        token: TOKEN.into(),
+        mint: Arc::new(|| Some(TOKEN.into())),
     };
     for (url, shown) in [
         ("https://api.example.test/remote/c.tar.gz", true),
