@@ -55,6 +55,8 @@ pub use self::sink::SinkConfig;
 const CHUNK_BYTES: usize = 64 * 1024;
 /// How many bytes may be on their way to the spool.
 const IN_FLIGHT_BYTES: usize = 512 * 1024;
+/// How long the end of a run waits for a sink that has never taken anything.
+const FIRST_DELIVERY: Duration = Duration::from_secs(10);
 /// How soon a thread that waits for a reader notices that time is up.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -308,6 +310,9 @@ impl RunLog {
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
         let feeds: Vec<_> = running.iter().map(|sink| Arc::clone(&sink.feed)).collect();
+        for feed in &feeds {
+            feed.set_first_deadline(Instant::now() + FIRST_DELIVERY);
+        }
         let given_up = CancellationToken::new();
         let watch = async {
             patience.over().await;

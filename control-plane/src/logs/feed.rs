@@ -40,16 +40,17 @@ struct State {
     /// The sink has nobody to deliver to.
     closed: bool,
     deadline: Option<Instant>,
+    /// Ends the wait for a sink that has failed from the beginning.
+    first_deadline: Option<Instant>,
     delivered: u64,
     last_error: Option<String>,
 }
 
 impl State {
     fn is_over(&self) -> bool {
-        self.closed
-            || self
-                .deadline
-                .is_some_and(|deadline| Instant::now() >= deadline)
+        let passed = |deadline: Option<Instant>| deadline.is_some_and(|at| Instant::now() >= at);
+        let never_worked = self.delivered == 0 && self.last_error.is_some();
+        self.closed || passed(self.deadline) || never_worked && passed(self.first_deadline)
     }
 }
 
@@ -115,6 +116,11 @@ impl Feed {
     pub(super) fn set_deadline(&self, deadline: Instant) {
         self.state().deadline = Some(deadline);
         self.changed.notify_all();
+    }
+
+    /// A sink that has failed from the beginning is given up sooner than one that has ever worked.
+    pub(super) fn set_first_deadline(&self, deadline: Instant) {
+        self.state().first_deadline = Some(deadline);
     }
 
     /// Waits for something to do. `None`: there will be nothing, or it is too late, or there is no reader.

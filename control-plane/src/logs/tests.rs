@@ -251,6 +251,17 @@ async fn a_sink_that_never_works_loses_everything_by_the_deadline_and_says_why()
 }
 
 #[tokio::test]
+async fn a_sink_that_has_failed_from_the_beginning_is_not_waited_for_long() {
+    let folder = TempDir::new().unwrap();
+    let sink = file_sink(&folder, "away/sink.log");
+    let log = start(&folder, u64::MAX, vec![sink]);
+    write(&log, &numbered_lines(100)).await;
+    let finished = tokio::time::timeout(LONG / 2, log.finish(LONG)).await;
+    let summary = finished.expect("it was waited for to the end");
+    assert_eq!(summary.sinks[0].lost, 100);
+}
+
+#[tokio::test]
 async fn an_order_that_comes_while_the_rest_is_delivered_ends_the_wait() {
     let folder = TempDir::new().unwrap();
     let full = Sink::File(FileSink::new("/dev/full".into()));
