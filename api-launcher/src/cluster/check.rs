@@ -14,7 +14,7 @@ use kube::api::{ListParams, PostParams};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::rights::{Need, Place, RIGHTS, Right};
+use super::rights::{LEASE, Need, Place, RIGHTS, Right};
 use super::{Cluster, ClusterError};
 use crate::manifest::image;
 use crate::manifest::references::References;
@@ -24,8 +24,10 @@ use crate::manifest::references::References;
 pub struct Expectations {
     /// Job data travels in Secrets.
     pub job_data_in_secret: bool,
-    /// Namespace of the launcher, when several replicas elect a watcher.
-    pub election_namespace: Option<String>,
+    /// Namespace of the Lease; `None`: that of the runs.
+    pub lease_namespace: Option<String>,
+    /// Its name; `None`: the usual one.
+    pub lease_name: Option<String>,
     /// What pods of runs refer to.
     pub references: References,
 }
@@ -91,13 +93,16 @@ impl Cluster {
     pub async fn check(&self, expected: &Expectations) -> Vec<CheckResult> {
         let mut results = vec![self.check_namespace().await];
         for right in RIGHTS {
-            let namespace = match (right.need, &expected.election_namespace) {
-                (Need::Election, None) => continue,
-                (Need::JobDataInSecret, _) if !expected.job_data_in_secret => continue,
-                (_, Some(namespace)) if right.place == Place::Launcher => namespace,
+            if right.need == Need::JobDataInSecret && !expected.job_data_in_secret {
+                continue;
+            }
+            let namespace = match (right.place, &expected.lease_namespace) {
+                (Place::Launcher, Some(namespace)) => namespace,
                 _ => &self.namespace,
             };
-            results.push(self.check_right(right, namespace).await);
+            let lease = expected.lease_name.as_deref().unwrap_or(LEASE);
+            let name = right.lease_only.then_some(lease);
+            results.push(self.check_right(right, name, namespace).await);
         }
         let refers = &expected.references;
         for name in &refers.secrets {
@@ -181,8 +186,12 @@ impl Cluster {
         tried.is_err_and(|error| error.is_not_found())
     }
 
-    async fn check_right(&self, right: &Right, namespace: &str) -> CheckResult {
-        let what = what(right);
+    /// Whether the launcher has the right, to every object or to the one of that name.
+    async fn check_right(&self, right: &Right, name: Option<&str>, namespace: &str) -> CheckResult {
+        let what = match name {
+            Some(name) => format!("{} {name}", what(right)),
+            None => what(right),
+        };
         let subject = format!("right to {} {what}", right.verb);
         let reviews: Api<SelfSubjectAccessReview> = Api::all(self.client.clone());
         let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
@@ -190,6 +199,7 @@ impl Cluster {
             spec: SelfSubjectAccessReviewSpec {
                 resource_attributes: Some(ResourceAttributes {
                     namespace: some(namespace),
+                    name: name.map(str::to_owned),
                     verb: some(right.verb),
                     group: some(right.group),
                     resource: some(right.resource),
@@ -213,10 +223,7 @@ impl Cluster {
             Ok(_) => CheckResult::failed(
                 subject,
                 format!("denied; the launcher needs it to {}", right.purpose),
-                format!(
-                    "grant `{}` on `{what}` in the namespace `{namespace}` (rbac/ has the Role)",
-                    right.verb
-                ),
+                fix(right, &what, namespace),
             ),
             Err(error) => CheckResult::unknown(subject, &error),
         }
@@ -252,7 +259,7 @@ impl Cluster {
             ..RIGHTS[0]
         };
         let namespace = kind.namespace.unwrap_or_default();
-        let may = self.check_right(&reading, namespace).await.outcome == CheckOutcome::Ok;
+        let may = self.check_right(&reading, None, namespace).await.outcome == CheckOutcome::Ok;
         for name in names {
             if !may {
                 results.push(untold(kind.name, name));
@@ -322,6 +329,18 @@ fn untold(kind: &str, name: &str) -> CheckResult {
         finding: "cannot be told without the right to read it, which runs do not need".to_owned(),
         fix: None,
     }
+}
+
+fn fix(right: &Right, what: &str, namespace: &str) -> String {
+    let alone = if right.need == Need::Election {
+        ", or run a single replica, which watches without it"
+    } else {
+        ""
+    };
+    format!(
+        "grant `{}` on `{what}` in the namespace `{namespace}` (rbac/ has the Role){alone}",
+        right.verb
+    )
 }
 
 fn what(right: &Right) -> String {

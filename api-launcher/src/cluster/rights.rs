@@ -1,5 +1,8 @@
 //! Every right the launcher uses, and what for. `rbac/` grants these and no others.
 
+/// The Lease unless it is named; the Role grants this one.
+pub const LEASE: &str = "mayfly-launcher";
+
 /// Where a right is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -28,6 +31,8 @@ pub struct Right {
     pub subresource: &'static str,
     pub place: Place,
     pub need: Need,
+    /// Whether it is needed for the Lease alone. A `create` cannot be limited to a name.
+    pub lease_only: bool,
     /// What the launcher does with it.
     pub purpose: &'static str,
 }
@@ -45,6 +50,7 @@ const fn right(
         subresource: "",
         place: Place::Runs,
         need: Need::Always,
+        lease_only: false,
         purpose,
     }
 }
@@ -61,6 +67,13 @@ const fn lease(verb: &'static str, purpose: &'static str) -> Right {
         place: Place::Launcher,
         need: Need::Election,
         ..right(verb, "coordination.k8s.io", "leases", purpose)
+    }
+}
+
+const fn own_lease(verb: &'static str, purpose: &'static str) -> Right {
+    Right {
+        lease_only: true,
+        ..lease(verb, purpose)
     }
 }
 
@@ -108,8 +121,8 @@ pub const RIGHTS: &[Right] = &[
     secret("get", "tell whose job data is in the way (metadata only)"),
     secret("delete", "remove job data that a deleted Job left"),
     lease("create", "let one replica watch"),
-    lease("get", "let one replica watch"),
-    lease("update", "let one replica watch"),
+    own_lease("get", "let one replica watch"),
+    own_lease("update", "let one replica watch"),
 ];
 
 #[cfg(test)]
@@ -136,7 +149,7 @@ mod tests {
             .map(|v| v.as_str().unwrap())
     }
 
-    /// Every `verb resource.group` that a Role grants.
+    /// Every `verb resource.group` that a Role grants, and the names it is limited to.
     fn granted(documents: &[Value], role: &str) -> BTreeSet<String> {
         let role = documents
             .iter()
@@ -147,7 +160,11 @@ mod tests {
             for group in texts(&rule["apiGroups"]) {
                 for resource in texts(&rule["resources"]) {
                     for verb in texts(&rule["verbs"]) {
-                        let right = format!("{verb} {resource}.{group}");
+                        let mut right = format!("{verb} {resource}.{group}");
+                        if !rule["resourceNames"].is_null() {
+                            let names: Vec<_> = texts(&rule["resourceNames"]).collect();
+                            right = format!("{right} {}", names.join(","));
+                        }
                         assert!(granted.insert(right.clone()), "{right} is granted twice");
                     }
                 }
@@ -166,8 +183,13 @@ mod tests {
                 } else {
                     "/"
                 };
+                let name = if right.lease_only {
+                    format!(" {LEASE}")
+                } else {
+                    String::new()
+                };
                 format!(
-                    "{} {}{slash}{}.{}",
+                    "{} {}{slash}{}.{}{name}",
                     right.verb, right.resource, right.subresource, right.group
                 )
             })

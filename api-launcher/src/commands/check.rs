@@ -3,7 +3,7 @@
 mod peers;
 
 use clap::Args;
-use job_contract::Exit;
+use job_contract::{Exit, env};
 use serde_json::json;
 
 pub use self::peers::PeerArgs;
@@ -21,9 +21,12 @@ use crate::table::{Cell, Table, Tone};
 /// What is checked: the configuration `serve` and `launch` would use.
 #[derive(Args, Debug)]
 pub struct CheckArgs {
-    /// Namespace of the launcher, when several replicas elect one to watch: checks the rights on leases too
-    #[arg(long, value_name = "NAME", env = job_contract::env::LEASE_NAMESPACE)]
-    pub election_namespace: Option<String>,
+    /// Namespace of the Lease of the replica that watches [default: that of the runs]
+    #[arg(long, alias = "election-namespace", value_name = "NAME", env = env::LEASE_NAMESPACE)]
+    pub lease_namespace: Option<String>,
+    /// Its name [default: mayfly-launcher]
+    #[arg(long, value_name = "NAME", env = env::LEASE_NAME)]
+    pub lease_name: Option<String>,
     #[command(flatten)]
     pub peers: PeerArgs,
     #[command(flatten)]
@@ -45,8 +48,12 @@ pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, Co
         attempts: 1,
         ..Patience::default()
     });
-    let election_namespace = args.election_namespace.as_deref();
-    let expected = expectations(&deployment, election_namespace).map_err(CommandError::Manifest)?;
+    let set = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
+    let expected = Expectations {
+        lease_namespace: set(&args.lease_namespace),
+        lease_name: set(&args.lease_name),
+        ..expectations(&deployment).map_err(CommandError::Manifest)?
+    };
     let mut results = cluster.check(&expected).await;
     results.extend(peers::check(&args.peers).await);
     let exit = verdict(&results);
@@ -60,14 +67,11 @@ pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, Co
     Ok(exit)
 }
 
-fn expectations(
-    deployment: &Deployment,
-    election_namespace: Option<&str>,
-) -> Result<Expectations, ManifestErrors> {
+fn expectations(deployment: &Deployment) -> Result<Expectations, ManifestErrors> {
     Ok(Expectations {
         job_data_in_secret: deployment.job_data_mode == Mode::Secret,
-        election_namespace: election_namespace.map(str::to_owned),
         references: manifest::references(deployment)?,
+        ..Expectations::default()
     })
 }
 
@@ -174,7 +178,7 @@ mod tests {
             priority_class: Some("batch".into()),
             ..Deployment::default()
         };
-        let expected = expectations(&deployment, None).unwrap();
+        let expected = expectations(&deployment).unwrap();
         assert!(expected.job_data_in_secret);
         let names = expected.references;
         for secret in ["pull", "terrakube-executor-secrets", "tls"] {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use api_launcher::cluster::rights::{RIGHTS, Right};
+use api_launcher::cluster::rights::{LEASE, RIGHTS, Right};
 use integration_tests::process::Stream;
 use integration_tests::{Finished, Repository, Running, job};
 use job_contract::JobData;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use test_cluster::{Cluster, Rule, State};
 
 use super::endings::{begun, endless};
-use super::{LAUNCHER, Place, name};
+use super::{LAUNCHER, Place, ROLES, name, rules};
 
 impl Place {
     /// What a command comes to.
@@ -56,7 +56,11 @@ fn rule(right: &Right) -> Rule {
     Rule {
         api_groups: vec![right.group.to_owned()],
         resources: vec![resource],
-        resource_names: Vec::new(),
+        resource_names: right
+            .lease_only
+            .then(|| LEASE.to_owned())
+            .into_iter()
+            .collect(),
         verbs: vec![right.verb.to_owned()],
     }
 }
@@ -328,7 +332,7 @@ async fn a_check_finds_everything_in_place_or_says_how_to_mend_it() {
         let (cluster, runs) = (&place.cluster, &place.runs);
         cluster.revoke(LAUNCHER).await.unwrap();
         cluster.grant(LAUNCHER, runs, &rules).await.unwrap();
-        let failed = failing(&["--election-namespace", runs]);
+        let failed = failing(&[]);
         let right = format!("right to {} {}", missing.verb, missing.resource);
         let rights: Vec<String> = subjects(&failed)
             .into_iter()
@@ -339,6 +343,16 @@ async fn a_check_finds_everything_in_place_or_says_how_to_mend_it() {
         let fix = &failed.as_array().unwrap().last().unwrap()["fix"];
         assert!(fix.as_str().unwrap().contains("rbac/"), "{failed}");
     }
+
+    // The Role is for one Lease.
+    place.cluster.revoke(LAUNCHER).await.unwrap();
+    let one = rules(ROLES);
+    let granted = place.cluster.grant(LAUNCHER, &place.runs, &one);
+    granted.await.unwrap();
+    let failed = failing(&["--lease-name", "another"]);
+    let denied =
+        ["get", "update"].map(|verb| format!("right to {verb} leases.coordination.k8s.io another"));
+    assert_eq!(subjects(&failed), denied);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -38,7 +38,7 @@ async fn everything_the_launcher_does_uses_each_right_and_no_other() {
     place.site.queue(&[&plan]);
     place.site.queue(&[&other]);
 
-    place.told(&["check", "--election-namespace", &place.runs]);
+    place.told(&["check"]);
     let launcher = place.serve();
     assert_eq!(launcher.door().get("/actuator/health/readiness").await, 200);
     launcher.accept(&plan).await;

@@ -8,13 +8,20 @@ use integration_tests::{Repository, job};
 use job_contract::env;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
-use test_cluster::ADMIN;
+use test_cluster::{ADMIN, Cluster};
 
-use super::{Place, name};
+use super::{Place, ROLES, name, rules};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_more_jobs_are_released_than_may_be_in_flight_and_the_lease_is_the_one_named() {
-    let (place, repository) = (Place::new().await, Repository::fixture());
+    // The Role names the Lease, and so does the operator who names another.
+    let roles = ROLES.replace(
+        "resourceNames: [\"mayfly-launcher\"]",
+        "resourceNames: [\"of-these-runs\"]",
+    );
+    assert_ne!(roles, ROLES);
+    let place = Place::of(Cluster::builder(), &rules(&roles)).await;
+    let repository = Repository::fixture();
     let gate = place.site.scratch("gate");
     let begun = gate.with_extension("begun");
     assert!(

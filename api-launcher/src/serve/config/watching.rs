@@ -8,12 +8,10 @@ use job_contract::env;
 use super::{Reader, present};
 use crate::cluster::history::HistoryLimits;
 use crate::cluster::limit::RateLimit;
+use crate::cluster::rights::LEASE;
 use crate::cluster::watch::WatchSettings;
 use crate::manifest::check;
 use crate::verdict::Timeouts;
-
-/// The Lease unless it is named.
-const LEASE: &str = "mayfly-launcher";
 
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Target `kubernetes`")]
