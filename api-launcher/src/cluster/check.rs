@@ -262,7 +262,7 @@ impl Cluster {
         let may = self.check_right(&reading, None, namespace).await.outcome == CheckOutcome::Ok;
         for name in names {
             if !may {
-                results.push(untold(kind.name, name));
+                results.push(untold(kind.name, name, kind.namespace));
                 continue;
             }
             let found = self
@@ -317,17 +317,21 @@ fn presence(
             format!("not in {place}"),
             format!("create the {kind} `{name}` there, or take it out of the configuration"),
         ),
-        Err(error) if error.is_forbidden() => untold(kind, name),
+        Err(error) if error.is_forbidden() => untold(kind, name, namespace),
         Err(error) => CheckResult::unknown(subject, &error),
     }
 }
 
-fn untold(kind: &str, name: &str) -> CheckResult {
+fn untold(kind: &str, name: &str, namespace: Option<&str>) -> CheckResult {
+    let place = namespace.map_or_else(String::new, |namespace| format!(" -n {namespace}"));
     CheckResult {
         subject: format!("{kind} {name}"),
         outcome: CheckOutcome::Unknown,
         finding: "cannot be told without the right to read it, which runs do not need".to_owned(),
-        fix: None,
+        fix: Some(format!(
+            "look with an account that may: `kubectl get{place} {} {name}`",
+            kind.to_lowercase()
+        )),
     }
 }
 

@@ -353,6 +353,12 @@ async fn a_check_finds_everything_in_place_or_says_how_to_mend_it() {
     let denied =
         ["get", "update"].map(|verb| format!("right to {verb} leases.coordination.k8s.io another"));
     assert_eq!(subjects(&failed), denied);
+
+    // What the Role does not let it read is no fault, and can be looked at otherwise.
+    let told = place.told(&["check", "--env-config-maps", "settings"]);
+    assert!(told.contains("1 could not be told"), "{told}");
+    let look = format!("kubectl get -n {} configmap settings", place.runs);
+    assert!(told.contains(&look), "{told}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
