@@ -45,6 +45,8 @@ pub enum Admission {
     Granted(Standing),
     /// Its job is over, with that status.
     Over(JobStatus),
+    /// The step has an outcome, though its job goes on: a dispatch that came late.
+    Settled(StepStatus),
     /// The platform never recorded the dispatch, and will probably repeat it: this one is not to touch the job.
     NotDispatched(JobStatus),
 }
@@ -71,6 +73,15 @@ pub struct Standing {
     pub terraform_plan: Option<String>,
     /// Whether a plan step of this job has completed, so that an apply must use its plan.
     pub planned: bool,
+}
+
+impl Standing {
+    /// How the step ended. Scripts of a rejected job come for a step that is over, and run all the same.
+    pub fn outcome(&self) -> Option<StepStatus> {
+        let outcome = self.step?;
+        let open = matches!(outcome, StepStatus::Pending | StepStatus::Running);
+        (!open && self.status != JobStatus::Rejected).then_some(outcome)
+    }
 }
 
 /// Who holds a claim.
@@ -215,10 +226,10 @@ impl Platform {
                 let standing = local.standing(step)?;
                 let rejected = standing.status == JobStatus::Rejected
                     && step.step_type != StepType::Approval.name();
-                Ok(if standing.status.is_over() || rejected {
-                    Admission::Over(standing.status)
-                } else {
-                    Admission::Granted(standing)
+                Ok(match standing.outcome() {
+                    _ if standing.status.is_over() || rejected => Admission::Over(standing.status),
+                    Some(outcome) => Admission::Settled(outcome),
+                    None => Admission::Granted(standing),
                 })
             }
             Self::Terrakube(terrakube) => Ok(terrakube.admission(step).await?),

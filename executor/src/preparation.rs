@@ -34,6 +34,7 @@ pub(crate) async fn admit(run: &Run<'_>) -> Result<Result<Standing, Verdict>, St
     let standing = match unless_stopped(run, asked).await? {
         Admission::Granted(standing) => standing,
         Admission::Over(status) => return Ok(Err(job_is_over(run, &status).await)),
+        Admission::Settled(_) => return Ok(Err(step_is_over(run).await)),
         Admission::NotDispatched(status) => return Ok(Err(not_dispatched(run, &status))),
     };
     if let Some(sink) = run.link.live_log(&run.job) {
@@ -110,7 +111,16 @@ pub(crate) async fn prepare(run: &Run<'_>, standing: &Standing) -> Result<Readin
 
 /// A job that ended meanwhile is not run.
 async fn job_is_over(run: &Run<'_>, status: &JobStatus) -> Verdict {
-    let text = format!("the job is already {status}: nothing is run");
+    over(run, format!("the job is already {status}: nothing is run")).await
+}
+
+/// A dispatch that came again after its step had ended: a plan made now would take the place of the one under review.
+async fn step_is_over(run: &Run<'_>) -> Verdict {
+    let step = &run.step.step_id;
+    over(run, format!("step {step} is already over: nothing is run")).await
+}
+
+async fn over(run: &Run<'_>, text: String) -> Verdict {
     warn!("{text}");
     run.log.writer().line(&text).await;
     Verdict::not_ours(Exit::Done, text)

@@ -290,7 +290,7 @@ impl Desk {
             }
             Platform::Terrakube(_) => match self.platform.admission(&step).await? {
                 Admission::Granted(_) => self.settle(&step, &reason).await,
-                Admission::Over(_) => Ok(()),
+                Admission::Over(_) | Admission::Settled(_) => Ok(()),
                 Admission::NotDispatched(status) => Err(DeskError::NotDispatched(status)),
             },
         }
@@ -302,6 +302,7 @@ impl Desk {
         let standing = match self.platform.admission(&step).await? {
             Admission::Granted(standing) => standing,
             Admission::Over(_) => return self.skip(&step),
+            Admission::Settled(_) => return Ok(()),
             Admission::NotDispatched(status) => return Err(DeskError::NotDispatched(status)),
         };
         let commit_id = job.commit_id.clone().unwrap_or_default();
@@ -356,7 +357,7 @@ impl Desk {
             Platform::Terrakube(_) if self.redis.is_some() => {
                 match self.platform.admission(step).await? {
                     Admission::Granted(_) => self.remark(step, line).await,
-                    Admission::Over(_) => Ok(()),
+                    Admission::Over(_) | Admission::Settled(_) => Ok(()),
                     Admission::NotDispatched(status) => Err(DeskError::NotDispatched(status)),
                 }
             }

@@ -28,6 +28,11 @@ impl Terrakube {
         loop {
             let document = self.job(step, &Patience::lasting(ORDINARY)).await?;
             let status = &document.job().status;
+            if !status.is_over()
+                && let Some(outcome) = standing(&document, step).outcome()
+            {
+                return Ok(Admission::Settled(outcome));
+            }
             match status {
                 JobStatus::Queue | JobStatus::Running => {
                     return Ok(Admission::Granted(standing(&document, step)));

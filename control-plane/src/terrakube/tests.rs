@@ -79,6 +79,26 @@ async fn only_a_dispatched_job_runs_and_nobody_elses_is_touched(
     assert!(api.told().is_empty());
 }
 
+/// A dispatch that comes again when nobody remembers the first.
+#[rstest]
+#[case("running", "completed", Admission::Settled(StepStatus::Completed))]
+#[case("pending", "completed", Admission::Settled(StepStatus::Completed))]
+#[case("approved", "failed", Admission::Settled(StepStatus::Failed))]
+#[case("completed", "completed", Admission::Over(JobStatus::Completed))]
+#[tokio::test]
+async fn a_step_that_is_over_does_not_run_again_though_its_job_goes_on(
+    #[case] job: &str,
+    #[case] status: &str,
+    #[case] expected: Admission,
+) {
+    let api = StandIn::with_status(job).await;
+    api.job().steps[0].1["status"] = status.into();
+    let admission = api.client().admission(&step("plan-id", PLAN)).await;
+    assert_eq!(admission.unwrap(), expected);
+    assert_eq!(api.job().asked, 1);
+    assert!(api.told().is_empty());
+}
+
 fn granted(status: &str) -> crate::platform::Standing {
     crate::platform::Standing {
         status: serde_json::from_value(status.into()).unwrap(),

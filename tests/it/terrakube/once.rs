@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use integration_tests::Repository;
+use k8s_openapi::api::batch::v1::Job;
+use kube::Api;
+use kube::api::DeleteParams;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use test_cluster::Fault;
+use test_cluster::{ADMIN, Fault, State};
 use test_platform::{Flow, NewJob, Platform, Status, Variable, Workspace};
 
 use super::{Ground, Stage};
@@ -165,4 +168,39 @@ async fn no_credential_shows_in_the_cluster_or_in_the_log_of_the_launcher() {
         said.contains("listening") && visible.contains(&job.to_string()),
         "nothing was looked at"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plan_that_waits_for_approval_is_not_made_again_by_a_late_delivery() {
+    let stage = Stage::in_cluster().await;
+    let launcher = stage.serve();
+    let job = stage.start(Repository::fixture(), Flow::plan_approve_apply());
+    stage.platform.until_job(job, Status::WaitingApproval).await;
+    // Its time to live has passed.
+    let place = stage.place();
+    let name = only_job(&place.state().await);
+    let jobs = Api::<Job>::namespaced(place.cluster.client(ADMIN).unwrap(), &place.runs);
+    jobs.delete(&name, &DeleteParams::background())
+        .await
+        .unwrap();
+    let gone = |state: &State| state.jobs.is_empty().then_some(());
+    place.until("the Job is gone", gone).await;
+    let before = stage.platform.job(job);
+
+    let answer = stage.deliver_again(&launcher, job).await;
+    assert_eq!(answer, (202, "{}".to_owned()));
+    let complete = |state: &State| state.has_condition(&name, "Complete").then_some(());
+    place.until("the second Job is over", complete).await;
+    let after = stage.platform.job(job);
+    assert_eq!(after.status, Status::WaitingApproval);
+    assert_eq!(after.terraform_plan, before.terraform_plan);
+    assert_eq!(after.step_statuses(), before.step_statuses());
+    stage.platform.assert_kept().await;
+}
+
+fn only_job(state: &State) -> String {
+    let [job] = &state.jobs[..] else {
+        panic!("{} Jobs", state.jobs.len());
+    };
+    job.metadata.name.clone().unwrap()
 }
