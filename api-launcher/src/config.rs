@@ -39,7 +39,7 @@ pub struct DeploymentArgs {
     /// Registry, or registry and path, that images are pulled from instead of their own.
     #[arg(long, env = env::IMAGE_REGISTRY)]
     pub image_registry: Option<String>,
-    /// `Always`, `IfNotPresent` or `Never`.
+    /// `Always`, `IfNotPresent` or `Never` [default: `IfNotPresent`].
     #[arg(long, env = env::IMAGE_PULL_POLICY)]
     pub image_pull_policy: Option<String>,
     /// Comma list of pull secrets.
@@ -323,13 +323,15 @@ impl DeploymentArgs {
             ("IfNotPresent", "IfNotPresent"),
             ("Never", "Never"),
         ];
-        deployment.image_pull_policy = one_of(
+        let policy = one_of(
             found,
             env::IMAGE_PULL_POLICY,
             self.image_pull_policy.as_ref(),
             &policies,
-        )
-        .map(str::to_owned);
+        );
+        if let Some(policy) = policy {
+            deployment.image_pull_policy = Some(policy.to_owned());
+        }
     }
 
     fn resolve_times(&self, deployment: &mut Deployment, found: &mut Problems) {

@@ -28,8 +28,8 @@ use crate::metrics::Metrics;
 const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
 /// How long a body may take. The platform gives up after 60 s in all.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bodies held in memory at a time; further requests wait for their turn.
-const MAX_BODIES: usize = 32;
+/// Dispatches that are accepted at a time, each with its body in memory; further ones wait for their turn.
+const MAX_BODIES: usize = 25;
 
 /// What the handlers share.
 #[derive(Clone, Debug)]

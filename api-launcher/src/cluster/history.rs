@@ -3,10 +3,28 @@
 use k8s_openapi::jiff::Timestamp;
 
 /// How many ended Jobs stay; `None` leaves them to their time to live.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HistoryLimits {
     pub successful: Option<usize>,
     pub failed: Option<usize>,
+}
+
+impl HistoryLimits {
+    /// Everything stays for its time to live.
+    pub const NONE: Self = Self {
+        successful: None,
+        failed: None,
+    };
+}
+
+impl Default for HistoryLimits {
+    /// Ten of each: enough to look at, and a burst of runs leaves no heap.
+    fn default() -> Self {
+        Self {
+            successful: Some(10),
+            failed: Some(10),
+        }
+    }
 }
 
 /// An ended run, as far as the limits look at it.
@@ -69,7 +87,7 @@ mod tests {
     #[test]
     fn without_limits_everything_stays() {
         let ended = vec![run("a", true, 1), run("b", false, 1)];
-        assert!(surplus(ended, HistoryLimits::default()).is_empty());
+        assert!(surplus(ended, HistoryLimits::NONE).is_empty());
     }
 
     #[test]

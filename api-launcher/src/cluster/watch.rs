@@ -33,7 +33,7 @@ const GATHER: Duration = Duration::from_millis(20);
 /// Everything is looked at again this often, in case an event was missed.
 const RESYNC: Duration = Duration::from_mins(5);
 /// Requests the watcher makes at once, beside its two watches.
-const AT_ONCE: usize = 16;
+const AT_ONCE: usize = 25;
 /// Waiting that is no news may last so long before events are asked for.
 const EVENTS_AFTER: SignedDuration = SignedDuration::from_secs(5);
 /// Events of a run that still waits are asked for again after this long, then twice as long.
@@ -631,7 +631,7 @@ impl Watch {
 
     fn trim_history(&mut self) {
         let limits = self.settings.history;
-        if limits == HistoryLimits::default() || !self.listed {
+        if limits == HistoryLimits::NONE || !self.listed {
             return;
         }
         let ended = self

@@ -16,6 +16,8 @@ pub const DEFAULT_IMAGE: &str = concat!("mayfly-executor:", env!("CARGO_PKG_VERS
 pub const DEFAULT_NAMESPACE: &str = "terrakube";
 /// Secret used when none is configured (contract 3.1).
 pub const DEFAULT_ENV_SECRET: &str = "terrakube-executor-secrets";
+/// `imagePullPolicy` used when none is configured.
+const DEFAULT_PULL_POLICY: &str = "IfNotPresent";
 /// The least time the executor needs to stop its tool, store what there is and report.
 pub const MIN_GRACE_SECONDS: i64 = 30;
 
@@ -28,7 +30,7 @@ pub struct Deployment {
     pub image: String,
     /// Registry, or registry and path, that takes the place of images' own.
     pub image_registry: Option<String>,
-    /// `imagePullPolicy`; `None` leaves it to Kubernetes.
+    /// `imagePullPolicy`; `None` leaves it to Kubernetes, which pulls `latest` every time.
     pub image_pull_policy: Option<String>,
     pub image_pull_secrets: Vec<String>,
     /// Secrets that become environment.
@@ -76,7 +78,7 @@ impl Default for Deployment {
             namespace: DEFAULT_NAMESPACE.to_owned(),
             image: DEFAULT_IMAGE.to_owned(),
             image_registry: None,
-            image_pull_policy: None,
+            image_pull_policy: Some(DEFAULT_PULL_POLICY.to_owned()),
             image_pull_secrets: Vec::new(),
             env_secrets: vec![DEFAULT_ENV_SECRET.to_owned()],
             env_config_maps: Vec::new(),

@@ -1,5 +1,7 @@
 //! How target `kubernetes` treats its cluster: how much at once, how patiently, and who watches.
 
+use std::num::ParseIntError;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
@@ -21,11 +23,11 @@ pub struct WatchArgs {
     #[arg(long, value_name = "N", env = env::MAX_JOBS_IN_FLIGHT)]
     pub max_jobs_in_flight: Option<String>,
 
-    /// How many Jobs that completed are kept, beside their time to live [default: all]
+    /// How many Jobs that completed are kept, beside their time to live, or `all` [default: 10]
     #[arg(long, value_name = "N", env = env::HISTORY_SUCCEEDED)]
     pub history_succeeded: Option<String>,
 
-    /// How many Jobs that failed are kept, beside their time to live [default: all]
+    /// How many Jobs that failed are kept, beside their time to live, or `all` [default: 10]
     #[arg(long, value_name = "N", env = env::HISTORY_FAILED)]
     pub history_failed: Option<String>,
 
@@ -102,6 +104,20 @@ impl Default for Watching {
 }
 
 const NUMBER: &str = "a number";
+
+/// A limit of the history.
+struct Kept(Option<usize>);
+
+impl FromStr for Kept {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.eq_ignore_ascii_case("all") {
+            return Ok(Self(None));
+        }
+        text.parse().map(|number| Self(Some(number)))
+    }
+}
 
 impl WatchArgs {
     pub(super) fn resolve(&self, reader: &mut Reader) -> Watching {
@@ -181,13 +197,18 @@ impl WatchArgs {
         if report_again.is_zero() {
             reader.problem(env::REPORT_RETRY_SECONDS, "is 0, expected at least 1");
         }
+        let mut kept = |variable, text: &Option<String>, usual| {
+            let kept = reader.parse(variable, text.as_deref(), "a number or `all`");
+            kept.map_or(usual, |Kept(kept)| kept)
+        };
+        let usual = default.history;
         let history = HistoryLimits {
-            successful: reader.parse(
+            successful: kept(
                 env::HISTORY_SUCCEEDED,
-                self.history_succeeded.as_deref(),
-                NUMBER,
+                &self.history_succeeded,
+                usual.successful,
             ),
-            failed: reader.parse(env::HISTORY_FAILED, self.history_failed.as_deref(), NUMBER),
+            failed: kept(env::HISTORY_FAILED, &self.history_failed, usual.failed),
         };
         WatchSettings {
             timeouts,
@@ -264,7 +285,8 @@ mod tests {
         assert!(reader.problems.is_empty());
         assert_eq!(watching.max_in_flight, 0);
         assert_eq!(watching.watch.timeouts, Timeouts::default());
-        assert_eq!(watching.watch.history, HistoryLimits::default());
+        let history = watching.watch.history;
+        assert_eq!((history.successful, history.failed), (Some(10), Some(10)));
         assert!(watching.rate.is_none(), "fairness is the API server's");
         assert_eq!(watching.lease_name, "mayfly-launcher");
     }
@@ -309,6 +331,18 @@ mod tests {
         assert_eq!((history.successful, history.failed), (Some(0), Some(50)));
         assert_eq!(watching.rate, RateLimit::new(2.5, Some(5)));
         assert_eq!(watching.lease_namespace.as_deref(), Some("mayfly"));
+    }
+
+    #[test]
+    fn every_ended_job_can_be_kept_for_its_time_to_live() {
+        let mut reader = Reader::default();
+        let args = WatchArgs {
+            history_succeeded: text("all"),
+            history_failed: text("ALL"),
+            ..WatchArgs::default()
+        };
+        assert_eq!(args.resolve(&mut reader).watch.history, HistoryLimits::NONE);
+        assert!(reader.problems.is_empty(), "{:?}", reader.problems);
     }
 
     #[test]
