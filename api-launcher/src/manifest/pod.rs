@@ -41,6 +41,9 @@ const CONFIG_MAP_VOLUME: &str = "config-volume";
 const PLUGIN_CACHE_VOLUME: &str = "tf-plugin-volume";
 const WORK_VOLUME: &str = "work";
 const TMP_VOLUME: &str = "tmp";
+/// How long a run may wait for a node and then for its start, unless the launcher is told otherwise. The manifest does not
+/// depend on what the launcher is told.
+const WAITS_SECONDS: i64 = 900 + 300;
 /// User and group of the executor's image.
 const USER: i64 = 1000;
 
@@ -317,14 +320,17 @@ fn replace<T>(field: &mut Option<T>, value: Option<T>) {
     }
 }
 
-/// What needs both levels at once, and what nobody may change.
 /// The executor's own deadline, in seconds: so far ahead of the Job's that it can stop, save and report before the
-/// Job ends it. The Job's counts from before the pod was placed, hence a minute more than the grace period.
+/// Job ends it. The Job's counts from its release and the executor's from its start, so that what a run may wait for a
+/// node and an image is left out, and a minute beside. Of a short deadline half remains all the same, or three quarters
+/// of what the grace period leaves. A second pod counts anew: the Job's deadline may then come first.
 fn own_deadline(job_seconds: i64, grace_seconds: i64) -> i64 {
     let spare = (job_seconds - grace_seconds).max(1);
-    (spare - (spare / 4).min(60)).max(1)
+    let least = (job_seconds / 2).min(spare - spare / 4);
+    (spare - WAITS_SECONDS - 60).max(least).max(1)
 }
 
+/// What needs both levels at once, and what nobody may change.
 fn finish(template: &mut PodTemplateSpec, from: &Ingredients<'_>) {
     let metadata = template.metadata.get_or_insert_default();
     metadata
@@ -551,4 +557,29 @@ fn amount_in(quantities: Option<&BTreeMap<String, Quantity>>, name: &str) -> Opt
     quantities
         .and_then(|quantities| quantities.get(name))
         .and_then(|quantity| Amount::parse(&quantity.0).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verdict::Timeouts;
+
+    #[test]
+    fn the_executor_stops_before_its_job_does_however_long_it_has_waited() {
+        let usual = Timeouts::default();
+        let waits = (usual.unschedulable + usual.start).as_secs();
+        assert_eq!(u64::try_from(WAITS_SECONDS).unwrap(), waits);
+        let (job, grace) = (21_600, 300);
+        assert_eq!(own_deadline(job, grace), 20_040);
+        assert!(WAITS_SECONDS + own_deadline(job, grace) + grace < job);
+    }
+
+    #[test]
+    fn a_short_deadline_leaves_time_to_run_and_to_stop() {
+        assert_eq!(own_deadline(1800, 60), 900);
+        for (job, grace) in [(600, 300), (400, 300), (120, 60), (31, 30), (2, 1)] {
+            let own = own_deadline(job, grace);
+            assert!(own >= 1 && own + grace <= job, "{job} {grace}: {own}");
+        }
+    }
 }
