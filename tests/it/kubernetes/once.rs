@@ -5,6 +5,9 @@ use test_cluster::Fault;
 
 use super::{LAUNCHER, Place, many, name, post_all, suspended};
 
+/// Jobs of a busy platform that comes back.
+const BURST: usize = 300;
+
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_duplicates_at_two_replicas_make_one_job() {
     let place = Place::without_pods().await;
@@ -20,7 +23,7 @@ async fn concurrent_duplicates_at_two_replicas_make_one_job() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_killed_in_a_burst_leaves_exactly_one_job_each() {
     let place = Place::without_pods().await;
-    let jobs = many(&job::plan(&Repository::fixture()), 60);
+    let jobs = many(&job::plan(&Repository::fixture()), BURST);
     let (doomed, other) = (place.serve(), place.serve());
     // Some deliveries hang between Job and Secret, so that the crash finds them there however fast the rest is.
     place
@@ -52,9 +55,9 @@ async fn a_replica_killed_in_a_burst_leaves_exactly_one_job_each() {
     let posts = jobs.iter().enumerate();
     let posts = posts.map(|(number, job)| (doors[number % 2].clone(), job.clone()));
     let answers = post_all(posts.collect()).await;
-    assert_eq!(answers, vec![Some(202); 60]);
+    assert_eq!(answers, vec![Some(202); BURST]);
     place.assert_exactly_one_each(&jobs).await;
-    assert_eq!(place.jobs_created(), 60, "no Job was made twice");
+    assert_eq!(place.jobs_created(), BURST, "no Job was made twice");
 }
 
 #[tokio::test(flavor = "multi_thread")]
