@@ -1,11 +1,11 @@
 //! The tail of every run: the log delivered and stored, the outcome reported, nothing left behind.
 
 use std::fs::File;
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
-use artifact_store::Store;
+use artifact_store::{Store, StoreError};
 use control_plane::platform::{Admission, History, Outcome, PlanReference};
 use control_plane::{Patience, Platform, PlatformError, StepRef};
 use job_contract::keys::ObjectKey;
@@ -296,19 +296,13 @@ impl Reporter<'_> {
     /// said.
     async fn store_log(&self, log: &Path) -> Result<String, StageError> {
         let key = output_key(self.job);
-        let Some(before) = self.store.read(&key).await? else {
-            return Ok(self.store.put_file(&key, log).await?);
-        };
         let whole = log.with_extension("whole");
-        let write = || {
-            let mut file = File::create_new(&whole)?;
-            file.write_all(&before)?;
-            if !before.ends_with(b"\n") {
-                file.write_all(b"\n")?;
-            }
-            io::copy(&mut File::open(log)?, &mut file)
+        let before = self.store.reference(&key);
+        match self.store.fetch(&before, &whole).await {
+            Err(StoreError::Missing { .. }) => return Ok(self.store.put_file(&key, log).await?),
+            fetched => fetched?,
         };
-        write().map_err(|source| StageError::WorkDir {
+        append(log, &whole).map_err(|source| StageError::WorkDir {
             path: whole.display().to_string(),
             source,
         })?;
@@ -359,6 +353,44 @@ impl Reporter<'_> {
     }
 }
 
+/// Adds `log` to what `whole` holds, which need not end with a line break.
+fn append(log: &Path, whole: &Path) -> io::Result<()> {
+    let mut file = File::options().read(true).append(true).open(whole)?;
+    if file.metadata()?.len() > 0 {
+        let mut last = [0];
+        file.seek(SeekFrom::End(-1))?;
+        file.read_exact(&mut last)?;
+        if last != *b"\n" {
+            file.write_all(b"\n")?;
+        }
+    }
+    io::copy(&mut File::open(log)?, &mut file).map(drop)
+}
+
 pub(crate) fn output_key(job: &JobData) -> ObjectKey {
     ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn what_was_there_before_stays_and_ends_its_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        fs::write(&log, "planned\n").unwrap();
+        for (before, expected) in [
+            ("it waits", "it waits\nplanned\n"),
+            ("it waits\n", "it waits\nplanned\n"),
+            ("", "planned\n"),
+        ] {
+            let whole = folder.path().join("whole");
+            fs::write(&whole, before).unwrap();
+            append(&log, &whole).unwrap();
+            assert_eq!(fs::read_to_string(&whole).unwrap(), expected);
+        }
+    }
 }
