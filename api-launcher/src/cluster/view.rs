@@ -9,7 +9,7 @@ use kube::api::ListParams;
 use serde::Serialize;
 
 use super::{Cluster, ClusterError, RunKey, annotation, annotations, label, labels};
-use crate::verdict::{self, Observation, Timeouts, Verdict, VerdictKind};
+use crate::verdict::{self, Observation, Timeouts, Verdict, VerdictKind, WaitReason};
 
 /// Objects in one page of a list.
 const PAGE: u32 = 500;
@@ -23,6 +23,8 @@ pub enum RunState {
     /// Released, but the executor has not started.
     Waiting,
     Running,
+    /// Its Job or its pod is being deleted.
+    Stopping,
     /// Ended as it should.
     Completed,
     /// Ended otherwise.
@@ -169,10 +171,14 @@ fn view(key: RunKey, job: &Job, pods: &[Pod], now: Timestamp) -> RunView {
         |verdict| Observation::Ended(Box::new(verdict)),
     );
     let (state, sentence, verdict) = match observation {
-        Observation::Waiting(wait) if wait.reason == verdict::WaitReason::Queued => {
-            (RunState::Queued, Some(wait.sentence), None)
+        Observation::Waiting(wait) => {
+            let state = match wait.reason {
+                WaitReason::Queued => RunState::Queued,
+                WaitReason::Stopping => RunState::Stopping,
+                _ => RunState::Waiting,
+            };
+            (state, Some(wait.sentence), None)
         }
-        Observation::Waiting(wait) => (RunState::Waiting, Some(wait.sentence), None),
         Observation::Running => (RunState::Running, None, None),
         Observation::Ended(verdict) => {
             let state = if verdict.kind == VerdictKind::Completed {
@@ -200,5 +206,37 @@ fn view(key: RunKey, job: &Job, pods: &[Pod], now: Timestamp) -> RunView {
         ended: verdict::terminal(job)
             .and_then(|condition| condition.last_transition_time.as_ref())
             .map(|time| time.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn state_of(deletion: &Value) -> RunState {
+        let job: Job = serde_json::from_value(json!({
+            "metadata": {"name": "job-412-step", "uid": "u-1", "deletionTimestamp": deletion},
+            "spec": {"suspend": false, "template": {}},
+            "status": {"startTime": "2026-01-01T00:00:00Z"},
+        }))
+        .unwrap();
+        let key = RunKey {
+            job_id: "412".into(),
+            step_id: "step".into(),
+            name: "job-412-step".into(),
+            organization_id: "org".into(),
+            workspace_id: "ws".into(),
+            step_type: "terraformPlan".into(),
+        };
+        let now = Timestamp::from_second(1_767_225_601).unwrap();
+        view(key, &job, &[], now).state
+    }
+
+    #[test]
+    fn a_run_whose_job_is_being_deleted_is_stopping() {
+        assert_eq!(state_of(&json!("2026-01-01T00:00:00Z")), RunState::Stopping);
+        assert_eq!(state_of(&Value::Null), RunState::Waiting);
     }
 }

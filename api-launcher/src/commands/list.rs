@@ -96,6 +96,7 @@ fn state(run: &RunView) -> Cell {
         RunState::Queued => ("queued", Tone::Dim),
         RunState::Waiting => ("waiting", Tone::Warning),
         RunState::Running => ("running", Tone::Plain),
+        RunState::Stopping => ("stopping", Tone::Warning),
         RunState::Completed => ("completed", Tone::Good),
         RunState::Failed => (
             run.verdict.map_or("failed", |verdict| verdict.name()),
