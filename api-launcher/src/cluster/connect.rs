@@ -1,5 +1,7 @@
 //! Getting a client: configuration as `kubectl` finds it, and answers that keep what the server asked for.
 
+use std::error::Error;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -7,7 +9,7 @@ use axum::body::Body as AnyBody;
 use axum::http::header::RETRY_AFTER;
 use axum::http::{Request, Response, StatusCode};
 use kube::client::{Body, ClientBuilder};
-use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::Status;
 use kube::core::response::StatusDetails;
 use kube::{Client, Config};
@@ -23,11 +25,39 @@ const REFUSAL_BYTES: usize = 64 * 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     #[error("could not find out how to reach the cluster")]
-    Configuration(#[source] Box<kube::config::InferConfigError>),
+    Configuration(#[source] Box<InferConfigError>),
+    /// Nothing was named, and there is nothing where it usually is.
+    #[error("this is no pod of a cluster, and the kubeconfig `{}` could not be read", path.display())]
+    Nowhere {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("could not use the kubeconfig")]
     Kubeconfig(#[source] Box<KubeconfigError>),
+    /// Said here: the library puts the path into two kinds of quotes.
+    #[error("could not read the kubeconfig `{}`", path.display())]
+    KubeconfigFile {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("could not set up the connection to the cluster")]
     Client(#[source] Box<kube::Error>),
+}
+
+impl ConnectError {
+    fn of_inference(error: InferConfigError) -> Self {
+        let cause = error.source().and_then(<dyn Error>::downcast_ref);
+        if let Some(KubeconfigError::ReadConfig(source, path)) = cause {
+            let again = source.raw_os_error().map(io::Error::from_raw_os_error);
+            return Self::Nowhere {
+                path: path.clone(),
+                source: again.unwrap_or_else(|| source.kind().into()),
+            };
+        }
+        Self::Configuration(Box::new(error))
+    }
 }
 
 /// Which cluster is meant, where somebody says so.
@@ -44,9 +74,7 @@ pub struct Access {
 impl Access {
     async fn config(&self) -> Result<Config, ConnectError> {
         if self.context.is_none() && self.kubeconfig.is_none() {
-            return Config::infer()
-                .await
-                .map_err(|source| ConnectError::Configuration(Box::new(source)));
+            return Config::infer().await.map_err(ConnectError::of_inference);
         }
         let options = KubeConfigOptions {
             context: self.context.clone(),
@@ -59,7 +87,12 @@ impl Access {
             },
             None => Config::from_kubeconfig(&options).await,
         };
-        config.map_err(|source| ConnectError::Kubeconfig(Box::new(source)))
+        config.map_err(|error| match error {
+            KubeconfigError::ReadConfig(source, path) => {
+                ConnectError::KubeconfigFile { path, source }
+            }
+            error => ConnectError::Kubeconfig(Box::new(error)),
+        })
     }
 }
 
@@ -144,4 +177,24 @@ async fn keep_retry_after(response: Response<Body>) -> Result<Response<Body>, Bo
     let text = serde_json::to_vec(&status)?;
     parts.headers.remove(axum::http::header::CONTENT_LENGTH);
     Ok(Response::from_parts(parts, Body::from(text)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_kubeconfig_that_is_not_there_is_named_once_and_plainly() {
+        let access = Access {
+            kubeconfig: Some("/nowhere/config".into()),
+            ..Access::default()
+        };
+        let error = access.config().await.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "could not read the kubeconfig `/nowhere/config`"
+        );
+        let cause = error.source().unwrap().to_string();
+        assert_eq!(cause, "No such file or directory (os error 2)");
+    }
 }

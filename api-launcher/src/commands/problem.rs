@@ -45,7 +45,9 @@ impl CommandError {
     pub(super) fn exit(&self) -> Exit {
         match self {
             // Only ever about a file or a context that was named.
-            Self::Connect(ConnectError::Kubeconfig(_)) => Exit::BadConfiguration,
+            Self::Connect(ConnectError::Kubeconfig(_) | ConnectError::KubeconfigFile { .. }) => {
+                Exit::BadConfiguration
+            }
             Self::Connect(_) | Self::Runtime(_) => Exit::Infrastructure,
             Self::Cluster(error) if error.is_transient() => Exit::Infrastructure,
             Self::Cluster(_)

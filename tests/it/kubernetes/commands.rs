@@ -280,7 +280,7 @@ async fn a_cluster_that_is_not_there_is_named_with_a_way_out() {
         let wrong = place.run(&[words, &["--context", "nowhere"]].concat());
         assert_refused(&wrong, 64, &["nowhere", "get-contexts"]);
         let wrong = place.run(&[words, &["--kubeconfig", "/nowhere"]].concat());
-        assert_refused(&wrong, 64, &["/nowhere"]);
+        assert_refused(&wrong, 64, &["the kubeconfig `/nowhere`: No such file"]);
     }
 }
 
