@@ -150,4 +150,35 @@ mod tests {
     fn sensible_lines_are_accepted(#[case] line: &str) {
         assert!(parse_words(line).is_ok(), "{line}");
     }
+
+    #[test]
+    fn secrets_are_not_offered_as_options() {
+        let mut command = Args::command();
+        command.build();
+        for program in command.get_subcommands() {
+            let secrets = program
+                .get_arguments()
+                .filter(|argument| argument.is_hide_env_values_set());
+            for argument in secrets {
+                assert!(
+                    argument.is_hide_set(),
+                    "{argument} of {}",
+                    program.get_name()
+                );
+            }
+        }
+        let serve = command.find_subcommand_mut("serve").unwrap();
+        let help = serve.render_long_help().to_string();
+        for option in [
+            "--internal-secret",
+            "redis-password",
+            "secret-key",
+            "access-key",
+        ] {
+            assert!(!help.contains(option), "{option} in {help}");
+        }
+        for variable in ["InternalSecret", "TerrakubeRedisPassword"] {
+            assert!(help.contains(variable), "{variable} in {help}");
+        }
+    }
 }

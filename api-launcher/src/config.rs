@@ -158,7 +158,7 @@ pub struct DefaultsArgs {
     #[arg(long, env = env::EPHEMERAL_STORAGE_LIMIT)]
     pub storage_limit: Option<String>,
     /// Pairs: environment of the executor.
-    #[arg(long, env = env::EPHEMERAL_ENV, hide_env_values = true)]
+    #[arg(long, env = env::EPHEMERAL_ENV, hide_env_values = true, hide = true)]
     pub executor_env: Option<String>,
     /// Mounts the plugin cache there, for every workspace.
     #[arg(long, env = env::DEPLOYMENT_PLUGIN_CACHE_DIR)]

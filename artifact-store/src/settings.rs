@@ -81,10 +81,10 @@ pub struct StoreArgs {
     #[arg(long, env = env::AWS_REGION)]
     pub aws_region: Option<String>,
     /// Access key id.
-    #[arg(long, env = env::AWS_ACCESS_KEY, hide_env_values = true)]
+    #[arg(long, env = env::AWS_ACCESS_KEY, hide_env_values = true, hide = true)]
     pub aws_access_key: Option<String>,
     /// Secret access key.
-    #[arg(long, env = env::AWS_SECRET_KEY, hide_env_values = true)]
+    #[arg(long, env = env::AWS_SECRET_KEY, hide_env_values = true, hide = true)]
     pub aws_secret_key: Option<String>,
     /// Address of another S3 service than AWS.
     #[arg(long, env = env::AWS_ENDPOINT)]
@@ -113,7 +113,7 @@ pub struct StoreArgs {
     #[arg(long, env = env::AZURE_CONTAINER)]
     pub azure_container: Option<String>,
     /// Key of the storage account.
-    #[arg(long, env = env::AZURE_ACCESS_KEY, hide_env_values = true)]
+    #[arg(long, env = env::AZURE_ACCESS_KEY, hide_env_values = true, hide = true)]
     pub azure_access_key: Option<String>,
     /// Bucket on Google Cloud Storage.
     #[arg(long, env = env::GCP_BUCKET)]
@@ -122,7 +122,7 @@ pub struct StoreArgs {
     #[arg(long, env = env::GCP_PROJECT)]
     pub gcp_project: Option<String>,
     /// Key of the service account: base64 of its JSON.
-    #[arg(long, env = env::GCP_CREDENTIALS, hide_env_values = true)]
+    #[arg(long, env = env::GCP_CREDENTIALS, hide_env_values = true, hide = true)]
     pub gcp_credentials: Option<String>,
 }
 

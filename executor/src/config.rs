@@ -29,7 +29,10 @@ use crate::workspace::ArchiveLimits;
     after_help = "Exit codes: 0 done, 1 the tool or a script said no, 2 a defect of the executor, 64 bad \
                   configuration, 65 bad job data, 75 infrastructure failed before anything was started, 76 \
                   another executor holds the step, 128+n ended by signal n. Unless MAYFLY_OUTCOME_EXIT_CODE is \
-                  true, every outcome that was reported ends with 0."
+                  true, every outcome that was reported ends with 0.\n\n\
+                  Secrets are given by the environment and are no options, because command lines are open to \
+                  everybody: EphemeralJobData (or a file, --job-data-file), InternalSecret, TerrakubeRedisPassword, \
+                  TerrakubeRedisSentinelPassword and the keys of the artifact store."
 )]
 pub struct Config {
     #[command(flatten)]
@@ -55,7 +58,7 @@ pub struct Config {
 #[command(next_help_heading = "Job data")]
 pub struct JobConfig {
     /// The job document: base64 of JSON, also URL-safe, line-wrapped or zstd-compressed.
-    #[arg(long, env = env::JOB_DATA, hide_env_values = true)]
+    #[arg(long, env = env::JOB_DATA, hide_env_values = true, hide = true)]
     pub job_data: Option<String>,
     /// A file that holds the job document, for documents too large for one environment string.
     #[arg(long, env = env::JOB_DATA_FILE)]
@@ -357,6 +360,32 @@ mod tests {
 
     fn config(args: &[&str]) -> Config {
         Config::parse_from([&["executor"], args].concat())
+    }
+
+    #[test]
+    fn secrets_are_not_offered_as_options() {
+        let help = Config::command().render_long_help().to_string();
+        for option in [
+            "internal-secret",
+            "redis-password",
+            "secret-key",
+            "access-key",
+            "--job-data <",
+        ] {
+            assert!(!help.contains(option), "{option} in {help}");
+        }
+        for variable in [env::INTERNAL_SECRET, env::REDIS_PASSWORD, env::JOB_DATA] {
+            assert!(help.contains(variable), "{variable} in {help}");
+        }
+        let secrets = |argument: &&clap::Arg| argument.is_hide_env_values_set();
+        let command = Config::command();
+        assert!(command.get_arguments().filter(secrets).count() >= 9);
+        assert!(
+            command
+                .get_arguments()
+                .filter(secrets)
+                .all(clap::Arg::is_hide_set)
+        );
     }
 
     #[test]

@@ -139,6 +139,9 @@ Examples:
   MAYFLY_ROUTE=flag MAYFLY_PERSISTENT_EXECUTOR_URL=http://executor:8090/api/v1/terraform-rs \\
       InternalSecret=… api-launcher serve
 
+Secrets are given by the environment and are no options, because command lines are open to everybody:
+InternalSecret, TerrakubeRedisPassword, TerrakubeRedisSentinelPassword and the keys of the artifact store.
+
 SIGTERM stops accepting, finishes open requests, and keeps what is queued for the next start; a second one
 leaves at once.";
 

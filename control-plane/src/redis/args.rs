@@ -35,8 +35,8 @@ pub struct RedisArgs {
     /// User, where Redis has users.
     #[arg(long, value_name = "NAME", env = env::REDIS_USERNAME)]
     pub redis_username: Option<String>,
-    /// Password of Redis; better given by the environment.
-    #[arg(long, value_name = "PASSWORD", env = env::REDIS_PASSWORD, hide_env_values = true)]
+    /// Password of Redis.
+    #[arg(long, value_name = "PASSWORD", env = env::REDIS_PASSWORD, hide_env_values = true, hide = true)]
     pub redis_password: Option<SecretString>,
     /// `true` speaks TLS to Redis [default: false].
     #[arg(long, value_name = "BOOL", env = env::REDIS_SSL)]
@@ -48,7 +48,7 @@ pub struct RedisArgs {
     #[arg(long, value_name = "FILE", env = env::REDIS_TRUSTSTORE_PATH)]
     pub redis_truststore_path: Option<PathBuf>,
     /// Password of Java's trust store; accepted and not needed.
-    #[arg(long, value_name = "PASSWORD", env = env::REDIS_TRUSTSTORE_PASSWORD, hide_env_values = true)]
+    #[arg(long, value_name = "PASSWORD", env = env::REDIS_TRUSTSTORE_PASSWORD, hide_env_values = true, hide = true)]
     pub redis_truststore_password: Option<SecretString>,
     /// Milliseconds one command may take, connecting included [default: 10000, at most 15000].
     #[arg(long, value_name = "MILLISECONDS", env = env::REDIS_TIMEOUT)]
@@ -69,7 +69,7 @@ pub struct RedisArgs {
     #[arg(long, value_name = "NAME", env = env::REDIS_SENTINEL_USERNAME)]
     pub redis_sentinel_username: Option<String>,
     /// Password for sentinels, and for Redis when it has none of its own.
-    #[arg(long, value_name = "PASSWORD", env = env::REDIS_SENTINEL_PASSWORD, hide_env_values = true)]
+    #[arg(long, value_name = "PASSWORD", env = env::REDIS_SENTINEL_PASSWORD, hide_env_values = true, hide = true)]
     pub redis_sentinel_password: Option<SecretString>,
 }
 

@@ -29,7 +29,7 @@ pub struct TerrakubeArgs {
     #[arg(long, env = env::REGISTRY_DOMAIN, value_name = "HOST[:PORT]")]
     pub registry_domain: Option<String>,
     /// The secret shared with the platform, base64.
-    #[arg(long, env = env::INTERNAL_SECRET, value_name = "BASE64", hide_env_values = true)]
+    #[arg(long, env = env::INTERNAL_SECRET, value_name = "BASE64", hide_env_values = true, hide = true)]
     pub internal_secret: Option<SecretString>,
     /// `false` for a platform that checks no tokens [default: true].
     #[arg(long, env = env::ENABLE_SECURITY, value_name = "BOOL")]
