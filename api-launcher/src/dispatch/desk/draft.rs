@@ -2,7 +2,7 @@
 //! In files alone, whatever their size.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek as _, SeekFrom, Write as _};
+use std::io::{self, BufRead, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 
 /// Adds to `output` what it lacks of the log `latest`, and a line. One that ends with the line is complete: whoever tells
@@ -68,7 +68,7 @@ fn overlap(output: &mut File, latest: &mut File) -> io::Result<u64> {
     Ok(if same { length } else { 0 })
 }
 
-fn same(one: impl Read, other: impl Read) -> io::Result<bool> {
+fn same(one: impl BufRead, other: impl BufRead) -> io::Result<bool> {
     for (one, other) in one.bytes().zip(other.bytes()) {
         if one? != other? {
             return Ok(false);
