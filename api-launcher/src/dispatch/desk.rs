@@ -481,9 +481,9 @@ impl Desk {
         let latest = if let Some(log) = log {
             log.to_owned()
         } else {
-            let copy = folder.path().join("live");
-            fs::write(&copy, self.live_text(step).await).map_err(DeskError::Draft)?;
-            copy
+            let from_redis = folder.path().join("live");
+            fs::write(&from_redis, self.live_text(step).await).map_err(DeskError::Draft)?;
+            from_redis
         };
         let (into, line) = (draft.clone(), line.to_owned());
         tokio::task::spawn_blocking(move || draft::complete(&into, &latest, &line))
