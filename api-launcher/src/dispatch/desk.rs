@@ -119,6 +119,16 @@ impl Desk {
             .map(|heartbeats| heartbeats.beat(job_id))
     }
 
+    /// How long after the end of a run its job is kept alive while the platform does not take the report: after that it
+    /// must be free to end the job itself.
+    pub(in crate::dispatch) fn report_patience(&self) -> Duration {
+        match &self.platform {
+            Platform::Terrakube(terrakube) => terrakube.config().report_patience,
+            // Nobody looks for signs of life there.
+            Platform::Local(_) => Duration::ZERO,
+        }
+    }
+
     /// Whether the platform queues steps itself, and fails what it is refused without a reason.
     pub(in crate::dispatch) const fn is_remote(&self) -> bool {
         matches!(self.platform, Platform::Terrakube(_))

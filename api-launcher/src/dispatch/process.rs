@@ -11,14 +11,14 @@ use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
 use control_plane::heartbeat::Beat;
 use job_contract::JobData;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use self::index::{Index, Turn};
 use self::queue::{Queue, RunKey, Stamp};
@@ -87,7 +87,7 @@ struct Inner {
     on_stop: RunsOnStop,
     index: Mutex<Index>,
     /// Of runs that wait or run: the executor's own begin when it does.
-    beats: Mutex<HashMap<RunKey, Beat>>,
+    beats: Mutex<HashMap<RunKey, KeptAlive>>,
     wake: Notify,
     metrics: Metrics,
     shutdown: Shutdown,
@@ -124,7 +124,10 @@ impl ProcessTarget {
         }
         let mut beats = HashMap::new();
         for (at, key) in found.waiting {
-            beats.extend(desk.beat(&key.job_id()).map(|beat| (key.clone(), beat)));
+            beats.extend(
+                desk.beat(&key.job_id())
+                    .map(|beat| (key.clone(), KeptAlive::by(beat))),
+            );
             index.admit(at, key);
         }
         Ok(Self {
@@ -242,6 +245,23 @@ struct Place {
     inner: Arc<Inner>,
 }
 
+/// The heartbeat of a run.
+#[derive(Debug)]
+struct KeptAlive {
+    _beat: Beat,
+    /// When its executor ended.
+    ended: Option<Instant>,
+}
+
+impl KeptAlive {
+    const fn by(beat: Beat) -> Self {
+        Self {
+            _beat: beat,
+            ended: None,
+        }
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         self.inner.index().ended();
@@ -254,14 +274,34 @@ impl Inner {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn beats(&self) -> MutexGuard<'_, HashMap<RunKey, Beat>> {
+    fn beats(&self) -> MutexGuard<'_, HashMap<RunKey, KeptAlive>> {
         self.beats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Until it has ended.
     fn keep_alive(&self, key: &RunKey) {
         let beat = self.desk.beat(&key.job_id());
-        self.beats().extend(beat.map(|beat| (key.clone(), beat)));
+        self.beats()
+            .extend(beat.map(|beat| (key.clone(), KeptAlive::by(beat))));
+    }
+
+    /// Its executor is gone: what is missing is that the platform takes its end.
+    fn has_ended(&self, key: &RunKey) {
+        if let Some(kept) = self.beats().get_mut(key) {
+            kept.ended.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Stops keeping the job of a run alive whose end the platform has not taken in all the time there is for that: it has
+    /// to be free to end the job itself.
+    fn let_go(&self, key: &RunKey) {
+        let patience = self.desk.report_patience();
+        let mut beats = self.beats();
+        let ended = beats.get(key).and_then(|kept| kept.ended);
+        if ended.is_some_and(|ended| ended.elapsed() >= patience) {
+            beats.remove(key);
+            warn!(run = %key, "the platform does not take its end: its job is not kept alive any longer");
+        }
     }
 
     fn next(&self) -> Option<RunKey> {

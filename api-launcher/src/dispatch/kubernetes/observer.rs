@@ -45,8 +45,9 @@ pub(super) struct Observer {
 /// A run the platform waits for.
 struct Live {
     since: Instant,
-    /// Until the platform knows how it ended: otherwise it would say that it was lost, and not why.
-    _beat: Option<Beat>,
+    /// Until the platform knows how it ended: otherwise it would say that it was lost, and not why. When that takes too
+    /// long, the platform has to be free to say so.
+    beat: Option<Beat>,
     /// Writes one reason after the other.
     notes: Option<UnboundedSender<String>>,
     /// The platform's job was over the last time somebody looked, and not by being cancelled: its executor may have
@@ -54,8 +55,8 @@ struct Live {
     over_before: bool,
     /// The run is being stopped, or has ended.
     leaving: bool,
-    /// It has ended and is counted; only its report is missing.
-    ended: bool,
+    /// When it ended; it is counted, and only its report is missing.
+    ended: Option<Instant>,
 }
 
 impl fmt::Debug for Live {
@@ -146,12 +147,27 @@ impl Observer {
     fn seen(&self, run: &RunKey) {
         self.live().entry(run.clone()).or_insert_with(|| Live {
             since: Instant::now(),
-            _beat: self.desk.as_ref().and_then(|desk| desk.beat(&run.job_id)),
+            beat: self.desk.as_ref().and_then(|desk| desk.beat(&run.job_id)),
             notes: None,
             over_before: false,
             leaving: false,
-            ended: false,
+            ended: None,
         });
+    }
+
+    /// Stops keeping the job of a run alive whose end the platform has not taken in all the time there is for that.
+    fn let_go(&self, run: &RunKey) {
+        let Some(desk) = &self.desk else { return };
+        let mut live = self.live();
+        let Some(entry) = live.get_mut(run) else {
+            return;
+        };
+        let lasted = entry
+            .ended
+            .is_some_and(|ended| ended.elapsed() >= desk.report_patience());
+        if lasted && entry.beat.take().is_some() {
+            warn!(%run, "the platform does not take its end: its job is not kept alive any longer");
+        }
     }
 
     fn note(&self, run: &RunKey, sentence: &str) {
@@ -198,7 +214,7 @@ impl RunObserver for Observer {
             Observation::Ended(verdict) => {
                 // A run that was over when it was first seen was counted by who saw it end.
                 let live = self.live().remove(run);
-                if live.is_some_and(|live| !live.ended) {
+                if live.is_some_and(|live| live.ended.is_none()) {
                     self.metrics.ended(verdict.kind);
                 }
             }
@@ -218,7 +234,7 @@ impl RunObserver for Observer {
             self.seen(run);
             if let Some(live) = self.live().get_mut(run) {
                 live.leaving = true;
-                live.ended = true;
+                live.ended.get_or_insert_with(Instant::now);
             }
             info!(%run, verdict = ?verdict.kind, sentence = verdict.sentence, "a run ended without a word of its executor");
             let settled = match verdict.kind {
@@ -234,6 +250,7 @@ impl RunObserver for Observer {
                 Err(error) => {
                     warn!(%run, error = story(&error), "the verdict could not be reported");
                     self.metrics.report_failed();
+                    self.let_go(run);
                     false
                 }
             }
@@ -304,6 +321,9 @@ fn told(verdict: &Verdict) -> String {
 
 #[cfg(test)]
 mod tests {
+    use control_plane::redis::{Redis, RedisArgs};
+    use control_plane::terrakube::{Terrakube, TerrakubeArgs};
+
     use std::fs;
 
     use job_contract::Exit;
@@ -373,5 +393,41 @@ mod tests {
                 "mayfly_report_failures_total 2",
             ],
         );
+    }
+
+    /// A platform that is away, and its Redis with it.
+    fn away() -> Desk {
+        let terrakube = TerrakubeArgs {
+            api_url: Some("http://127.0.0.1:1".to_owned()),
+            public_api_url: Some("http://127.0.0.1:1".to_owned()),
+            enable_security: Some("false".to_owned()),
+            report_patience_seconds: Some("600".to_owned()),
+            ..TerrakubeArgs::default()
+        };
+        let redis = RedisArgs {
+            redis_hostname: Some("127.0.0.1".to_owned()),
+            redis_port: Some("1".to_owned()),
+            ..RedisArgs::default()
+        };
+        let redis = Redis::new(redis.resolve().unwrap().unwrap());
+        let config = terrakube.resolve().unwrap().unwrap();
+        let terrakube = Terrakube::new(config, Some(redis.clone())).unwrap();
+        Desk::terrakube(terrakube, None, Some(redis)).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_job_whose_end_is_not_taken_is_kept_alive_for_a_while_only() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let observer = Observer::new(Some(away()), Metrics::default());
+        let beats = |after: Option<Duration>| {
+            let ended = after.map(|after| Instant::now().checked_sub(after).unwrap());
+            observer.live().get_mut(&run()).unwrap().ended = ended;
+            observer.let_go(&run());
+            observer.live()[&run()].beat.is_some()
+        };
+        observer.on_observation(&run(), &Observation::Running);
+        assert!(beats(None), "it runs");
+        assert!(beats(Some(Duration::from_secs(590))), "there is still time");
+        assert!(!beats(Some(Duration::from_mins(10))));
     }
 }

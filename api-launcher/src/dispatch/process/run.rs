@@ -56,6 +56,7 @@ pub(super) async fn carry_out(place: Place, key: RunKey) {
         Ok(None) => info!(run = %key, "a run goes on without this launcher"),
         Err(failure) => {
             drop(place);
+            inner.let_go(&key);
             error!(run = %key, error = story(&failure), "a run could not be carried on; it is tried again");
             tokio::select! {
                 () = inner.shutdown.graceful.cancelled() => {}
@@ -130,7 +131,10 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
     match follow(inner, key, &step, &mut running).await? {
         Followed::Left => Ok(None),
         Followed::Ended(status) if is_for_later(inner, status) => Ok(None),
-        Followed::Ended(status) => settle(inner, &folder, &step, status).await.map(Some),
+        Followed::Ended(status) => {
+            inner.has_ended(key);
+            settle(inner, &folder, &step, status).await.map(Some)
+        }
     }
 }
 
