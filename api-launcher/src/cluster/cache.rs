@@ -85,7 +85,8 @@ impl JobFeed {
 /// Pods by the Job they belong to.
 #[derive(Debug, Default)]
 pub(super) struct Pods {
-    of_job: HashMap<String, BTreeMap<String, Packed>>,
+    /// Nearly all have one.
+    of_job: HashMap<String, Vec<(Box<str>, Packed)>>,
     listing: Option<HashSet<String>>,
 }
 
@@ -121,10 +122,14 @@ impl Pods {
         };
         let packed = Packed::of(&pod);
         let pods = self.of_job.entry(job.clone()).or_default();
-        if pods.get(&name) == Some(&packed) {
-            return Vec::new();
+        match pods.iter_mut().find(|(known, _)| **known == *name) {
+            Some((_, known)) if *known == packed => return Vec::new(),
+            Some((_, known)) => *known = packed,
+            None => {
+                pods.reserve_exact(1);
+                pods.push((name.into_boxed_str(), packed));
+            }
         }
-        pods.insert(name, packed);
         vec![job]
     }
 
@@ -135,7 +140,7 @@ impl Pods {
         let mut touched = Vec::new();
         for (job, pods) in &mut self.of_job {
             for (name, packed) in pods.iter_mut() {
-                let pod: Option<Pod> = (!listed.contains(name)).then(|| packed.open());
+                let pod: Option<Pod> = (!listed.contains(&**name)).then(|| packed.open());
                 if let Some(pod) = pod {
                     *packed = Packed::of(&buried(pod));
                     touched.push(job.clone());
@@ -146,8 +151,8 @@ impl Pods {
     }
 
     pub(super) fn of(&self, job: &str, uid: &str) -> Vec<Pod> {
-        let pods = self.of_job.get(job).into_iter().flat_map(BTreeMap::values);
-        pods.map(Packed::open::<Pod>)
+        let pods = self.of_job.get(job).into_iter().flatten();
+        pods.map(|(_, packed)| packed.open::<Pod>())
             .filter(|pod| belongs_to(pod, uid))
             .collect()
     }

@@ -242,7 +242,8 @@ struct Watch {
     observer: Arc<dyn RunObserver>,
     feed: JobFeed,
     pods: Pods,
-    runs: HashMap<String, Entry>,
+    /// Boxed, so that the room a growing table keeps free costs little.
+    runs: HashMap<String, Box<Entry>>,
     /// When runs are to be looked at though nothing happened.
     due: BTreeSet<(Timestamp, String)>,
     /// Jobs whose release is under way.
@@ -381,9 +382,11 @@ impl Watch {
         let entry = self
             .runs
             .remove(&name)
+            .map(|entry| *entry)
             .filter(|entry| entry.uid == uid)
             .unwrap_or_else(|| Entry::new(key, uid, packed.clone()));
-        self.runs.insert(name.clone(), entry.with(&trimmed, packed));
+        self.runs
+            .insert(name.clone(), Box::new(entry.with(&trimmed, packed)));
         self.look(&name);
     }
 

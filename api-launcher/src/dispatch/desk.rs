@@ -374,12 +374,9 @@ impl Desk {
         let standing = match self.platform.admission(&step).await? {
             Admission::Granted(standing) => standing,
             Admission::Over(_) => return self.skip(&step),
-            Admission::Settled(_) => return Ok(()),
+            Admission::Settled(_) => return self.finish(&step).await,
             Admission::NotDispatched(status) => return Err(DeskError::NotDispatched(status)),
         };
-        if standing.step.is_some_and(has_outcome) {
-            return self.finish(&step).await;
-        }
         let commit_id = job.commit_id.clone();
         let output = match self
             .write_output(&step, "This step has nothing to run.", None)
