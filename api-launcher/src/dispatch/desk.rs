@@ -7,6 +7,7 @@
 mod draft;
 
 use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -84,6 +85,21 @@ pub(crate) struct Desk {
     outputs: Option<Store>,
     redis: Option<Redis>,
     heartbeats: Option<Arc<Heartbeats>>,
+    turns: Arc<Turns>,
+}
+
+/// Outputs are read, added to and written back: of two who do that to one of them, the second has to wait, or a reason
+/// for waiting takes the place of a verdict. Steps share a few turns.
+#[derive(Debug, Default)]
+struct Turns([tokio::sync::Mutex<()>; 16]);
+
+impl Turns {
+    async fn of(&self, step_id: &str) -> tokio::sync::MutexGuard<'_, ()> {
+        let mut hasher = DefaultHasher::new();
+        step_id.hash(&mut hasher);
+        let turn = usize::try_from(hasher.finish() % 16).unwrap_or_default();
+        self.0[turn].lock().await
+    }
 }
 
 impl Desk {
@@ -94,6 +110,7 @@ impl Desk {
             outputs: Some(Store::local(data_dir)),
             redis: None,
             heartbeats: None,
+            turns: Arc::default(),
         }
     }
 
@@ -109,6 +126,7 @@ impl Desk {
             outputs,
             redis,
             heartbeats: heartbeats.map(Arc::new),
+            turns: Arc::default(),
         })
     }
 
@@ -477,6 +495,7 @@ impl Desk {
         let Some(store) = &self.outputs else {
             return Ok(None);
         };
+        let _turn = self.turns.of(&step.step_id).await;
         let key = ObjectKey::step_output(&step.organization_id, &step.job_id, &step.step_id);
         // Logs may be larger than this program's memory.
         let folder = tempfile::tempdir().map_err(DeskError::Draft)?;
