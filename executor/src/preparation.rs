@@ -127,24 +127,14 @@ async fn job_is_over(run: &Run<'_>, status: &JobStatus) -> Verdict {
     step_has_ended(run)
 }
 
-/// The log is that of whoever ran the step, so nothing is written there.
+/// The log is that of whoever ran the step, so nothing is written there. Its outcome is known, so this is none.
 pub(crate) fn step_has_ended(run: &Run<'_>) -> Verdict {
     let text = format!(
         "step {} has already ended: it is not run again",
         run.step.step_id
     );
     warn!("{text}");
-    Verdict::not_ours(taken(run), text)
-}
-
-/// The exit code for a step that is somebody else's. Under a launcher that repeats failed pods it must not look like a
-/// failure: there is nothing to repeat.
-const fn taken(run: &Run<'_>) -> Exit {
-    if run.config.run.outcome_exit_code {
-        Exit::Claimed
-    } else {
-        Exit::Done
-    }
+    Verdict::not_ours(Exit::Done, text)
 }
 
 /// Gives up work that may be repeated when a stop order comes: nothing has been changed yet.
