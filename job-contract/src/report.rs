@@ -40,6 +40,15 @@ pub struct FinalReport {
     /// Counts of a plan, apply or destroy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub changes: Option<ChangeCounts>,
+    /// How far an apply or a destroy came that did not end well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<ApplyProgress>,
+    /// What became of the state of an apply or a destroy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<StateStanding>,
+    /// The lock on the state that stood in the way, or that was left behind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lock: Option<StateLock>,
     /// Durations, in the order the phases ran.
     pub phases: Vec<PhaseTiming>,
     /// Lines of the run's log that never reached every sink; 0 unless something was lost.
@@ -69,6 +78,10 @@ impl FinalReport {
         let mut message = encode(&report);
         if message.len() > MAX_TERMINATION_MESSAGE_BYTES {
             report.phases.clear();
+            if let Some(progress) = &mut report.progress {
+                progress.failed.truncate(1);
+                progress.unfinished.truncate(1);
+            }
             message = encode(&report);
         }
         while message.len() > MAX_TERMINATION_MESSAGE_BYTES {
@@ -130,6 +143,76 @@ impl ChangeCounts {
     }
 }
 
+/// How far an apply or a destroy came.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ApplyProgress {
+    /// Changes that were made.
+    pub applied: u64,
+    /// Addresses of resources whose change failed; the first [`ApplyProgress::MAX_ADDRESSES`].
+    pub failed: Vec<String>,
+    /// Addresses whose change had begun and of whose end nothing is known; as many.
+    pub unfinished: Vec<String>,
+    /// Changes that were planned and not begun; `None` where the plan is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_begun: Option<u64>,
+}
+
+impl ApplyProgress {
+    /// More addresses than this are only counted in the log.
+    pub const MAX_ADDRESSES: usize = 10;
+}
+
+/// What became of the state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum StateStanding {
+    /// The tool stored it, and a copy is published.
+    Stored,
+    /// The tool could not store it and left `errored.tfstate`, which was pushed.
+    Rescued,
+    /// `errored.tfstate` could not be pushed and is kept in the artifact store.
+    Kept,
+    /// Whether the backend has it is not known.
+    Unknown,
+}
+
+/// A lock on a state, as the tool describes it (`statemgr.LockInfo` of Terraform and `OpenTofu`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StateLock {
+    pub id: String,
+    /// `user@host`; in a pod the host is the pod's name.
+    pub who: String,
+    /// What its holder does, such as `OperationTypeApply`.
+    pub operation: String,
+    /// When it was taken, as the tool writes it.
+    pub created: String,
+    /// Where the state is, if the backend says so.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub path: String,
+    pub standing: LockStanding,
+}
+
+impl StateLock {
+    /// The host it was taken on: a pod's name when its holder was a pod.
+    pub fn host(&self) -> Option<&str> {
+        self.who.rsplit_once('@').map(|(_, host)| host)
+    }
+}
+
+/// Whose a lock is and what became of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum LockStanding {
+    /// Somebody else's: the step did not run because of it.
+    InTheWay,
+    /// This step's own, whose tool died with it; the executor released it.
+    Released,
+    /// This step's own, and it could not be released.
+    LeftBehind,
+}
+
 /// Duration of one phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -146,6 +229,11 @@ mod tests {
     #[test]
     fn a_termination_message_always_fits() {
         let report = FinalReport {
+            progress: Some(ApplyProgress {
+                failed: vec!["module.network[\"eu-central-1\"].aws_subnet.private[0]".into(); 10],
+                unfinished: vec!["aws_instance.web".into(); 200],
+                ..ApplyProgress::default()
+            }),
             error: Some("\u{e9}\n".repeat(6000)),
             hint: Some("h".repeat(9000)),
             phases: vec![
