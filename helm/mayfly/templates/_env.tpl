@@ -126,7 +126,7 @@ server-side apply refuses a container with one.
 {{- $jobs := $launcher.jobs -}}
 {{- $env := list
   (dict "name" "MAYFLY_TARGET" "value" "kubernetes")
-  (dict "name" "MAYFLY_LISTEN" "value" (printf "0.0.0.0:%d" (int $launcher.service.port)))
+  (dict "name" "MAYFLY_LISTEN" "value" (printf "%s:%d" $launcher.listenAddress (int $launcher.service.port)))
   (dict "name" "MAYFLY_LOG" "value" .root.Values.log.level)
   (dict "name" "MAYFLY_POD_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name")))
   (dict "name" "MAYFLY_SHUTDOWN_SECONDS" "value" (toString (int $launcher.shutdown.timeoutSeconds)))

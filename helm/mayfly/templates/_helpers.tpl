@@ -165,11 +165,15 @@ app.kubernetes.io/managed-by: mayfly
 
 {{/* Images */}}
 
+{{/* An image without tag and digest. Takes root and image. */}}
+{{- define "mayfly.imageRepository" -}}
+{{- with default .image.registry .root.Values.global.imageRegistry }}{{ trimSuffix "/" . }}/{{ end -}}
+{{- .image.repository -}}
+{{- end -}}
+
 {{/* Takes root and image. */}}
 {{- define "mayfly.image" -}}
-{{- $registry := default .image.registry .root.Values.global.imageRegistry -}}
-{{- with $registry }}{{ trimSuffix "/" . }}/{{ end -}}
-{{- .image.repository -}}
+{{- include "mayfly.imageRepository" . -}}
 {{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ default .root.Chart.AppVersion .image.tag }}{{ end -}}
 {{- end -}}
 
@@ -179,15 +183,6 @@ app.kubernetes.io/managed-by: mayfly
 {{- range .Values.global.imagePullSecrets }}{{- $names = append $names .name -}}{{- end -}}
 {{- if .Values.imagePullSecretDockerConfig }}{{- $names = append $names (include "mayfly.pullSecretName" .) -}}{{- end -}}
 {{- join "," $names -}}
-{{- end -}}
-
-{{- define "mayfly.pullSecrets" -}}
-{{- with include "mayfly.pullSecretNames" . }}
-imagePullSecrets:
-  {{- range splitList "," . }}
-  - name: {{ . }}
-  {{- end }}
-{{- end }}
 {{- end -}}
 
 {{/* Rights */}}
