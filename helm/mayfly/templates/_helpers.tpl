@@ -165,13 +165,15 @@ app.kubernetes.io/managed-by: mayfly
 
 {{/* Images */}}
 
-{{/* An image without tag and digest. Takes root and image. */}}
+{{/* An image without tag and digest. Takes root and image; leaveRegistry leaves `global.imageRegistry` to somebody else. */}}
 {{- define "mayfly.imageRepository" -}}
-{{- with default .image.registry .root.Values.global.imageRegistry }}{{ trimSuffix "/" . }}/{{ end -}}
+{{- $everywhere := .root.Values.global.imageRegistry -}}
+{{- $registry := ternary (ternary "" $everywhere (default false .leaveRegistry)) .image.registry (not (empty $everywhere)) -}}
+{{- with $registry }}{{ trimSuffix "/" . }}/{{ end -}}
 {{- .image.repository -}}
 {{- end -}}
 
-{{/* Takes root and image. */}}
+{{/* Takes the same. */}}
 {{- define "mayfly.image" -}}
 {{- include "mayfly.imageRepository" . -}}
 {{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ default .root.Chart.AppVersion .image.tag }}{{ end -}}
