@@ -124,14 +124,16 @@ server-side apply refuses a container with one.
 {{- $launcher := .root.Values.launcher -}}
 {{- $executor := .root.Values.executor -}}
 {{- $jobs := $launcher.jobs -}}
+{{- /* The launcher itself puts the registry of every image in front of it. */ -}}
+{{- $image := include "mayfly.image" (dict "root" .root "image" $executor.image "leaveRegistry" true) -}}
 {{- $env := list
   (dict "name" "MAYFLY_TARGET" "value" "kubernetes")
-  (dict "name" "MAYFLY_LISTEN" "value" (printf "0.0.0.0:%d" (int $launcher.service.port)))
+  (dict "name" "MAYFLY_LISTEN" "value" (printf "%s:%d" $launcher.listenAddress (int $launcher.service.port)))
   (dict "name" "MAYFLY_LOG" "value" .root.Values.log.level)
   (dict "name" "MAYFLY_POD_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name")))
   (dict "name" "MAYFLY_SHUTDOWN_SECONDS" "value" (toString (int $launcher.shutdown.timeoutSeconds)))
   (dict "name" "ExecutorEphemeralNamespace" "value" .runsIn)
-  (dict "name" "ExecutorEphemeralImage" "value" (include "mayfly.image" (dict "root" .root "image" $executor.image)))
+  (dict "name" "ExecutorEphemeralImage" "value" $image)
   (dict "name" "ExecutorEphemeralSecret" "value" (join "," $executor.secretNames))
   (dict "name" "MAYFLY_IMAGE_PULL_POLICY" "value" $executor.image.pullPolicy)
   (dict "name" "MAYFLY_JOB_DATA_MODE" "value" $executor.jobData.mode)

@@ -165,11 +165,17 @@ app.kubernetes.io/managed-by: mayfly
 
 {{/* Images */}}
 
-{{/* Takes root and image. */}}
-{{- define "mayfly.image" -}}
-{{- $registry := default .image.registry .root.Values.global.imageRegistry -}}
+{{/* An image without tag and digest. Takes root and image; leaveRegistry leaves `global.imageRegistry` to somebody else. */}}
+{{- define "mayfly.imageRepository" -}}
+{{- $everywhere := .root.Values.global.imageRegistry -}}
+{{- $registry := ternary (ternary "" $everywhere (default false .leaveRegistry)) .image.registry (not (empty $everywhere)) -}}
 {{- with $registry }}{{ trimSuffix "/" . }}/{{ end -}}
 {{- .image.repository -}}
+{{- end -}}
+
+{{/* Takes the same. */}}
+{{- define "mayfly.image" -}}
+{{- include "mayfly.imageRepository" . -}}
 {{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ default .root.Chart.AppVersion .image.tag }}{{ end -}}
 {{- end -}}
 
@@ -179,15 +185,6 @@ app.kubernetes.io/managed-by: mayfly
 {{- range .Values.global.imagePullSecrets }}{{- $names = append $names .name -}}{{- end -}}
 {{- if .Values.imagePullSecretDockerConfig }}{{- $names = append $names (include "mayfly.pullSecretName" .) -}}{{- end -}}
 {{- join "," $names -}}
-{{- end -}}
-
-{{- define "mayfly.pullSecrets" -}}
-{{- with include "mayfly.pullSecretNames" . }}
-imagePullSecrets:
-  {{- range splitList "," . }}
-  - name: {{ . }}
-  {{- end }}
-{{- end }}
 {{- end -}}
 
 {{/* Rights */}}
