@@ -288,9 +288,19 @@ impl Assert {
             let holds = self
                 .holds(&document.value)
                 .map_err(|why| format!("{document}: {why}"))?;
-            self.judge(holds, || format!("{document} says\n{}", document.text))?;
+            self.judge(holds, || {
+                format!("{document} says {}", self.shown(document))
+            })?;
         }
         Ok(())
+    }
+
+    /// What an assertion looked at: what is at its path, or all.
+    fn shown(&self, document: &Document) -> String {
+        match self.path() {
+            Ok(path) => json!(path.find(&document.value)).to_string(),
+            Err(_) => document.text.clone(),
+        }
     }
 
     fn judge(&self, holds: bool, found: impl Fn() -> String) -> Result<(), String> {
