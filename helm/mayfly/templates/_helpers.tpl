@@ -209,6 +209,11 @@ app.kubernetes.io/managed-by: mayfly
 {{- end -}}
 {{- end -}}
 
+{{/* Admission policies are stable from 1.30; before, whoever wants them has turned the beta on. */}}
+{{- define "mayfly.admissionApiVersion" -}}
+{{- semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version | ternary "admissionregistration.k8s.io/v1" "admissionregistration.k8s.io/v1beta1" -}}
+{{- end -}}
+
 {{/* TLS */}}
 
 {{/* Where the authorities lie in a pod; empty without any. */}}

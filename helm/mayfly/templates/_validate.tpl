@@ -106,9 +106,6 @@
 {{- if and $values.networkPolicy.enabled $values.networkPolicy.launcher.restrictEgress (not $values.networkPolicy.launcher.apiServerCidrs) -}}
 {{- fail "networkPolicy.launcher.apiServerCidrs: are required with networkPolicy.launcher.restrictEgress" -}}
 {{- end -}}
-{{- if and $values.admissionPolicy.enabled (semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version) -}}
-{{- fail "admissionPolicy.enabled: needs Kubernetes 1.30" -}}
-{{- end -}}
 {{- if and $values.metrics.serviceMonitor.enabled $values.metrics.podMonitor.enabled -}}
 {{- fail "metrics.podMonitor.enabled: excludes metrics.serviceMonitor.enabled, or every launcher is counted twice" -}}
 {{- end -}}
