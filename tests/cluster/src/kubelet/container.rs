@@ -182,7 +182,7 @@ impl Running<'_> {
         let given = |list: &Option<Vec<String>>| -> Vec<String> {
             list.iter()
                 .flatten()
-                .map(|text| mounts.real(&expand(text, &env)))
+                .map(|text| mounts.real_in(&expand(text, &env)))
                 .collect()
         };
         let mut command = given(&self.container.command);

@@ -53,6 +53,31 @@ impl Mounts {
     }
 }
 
+/// Whether a path may go on with this character.
+fn of_a_path(char: char) -> bool {
+    char.is_ascii_alphanumeric() || "._-/".contains(char)
+}
+
+impl Mounts {
+    /// A text, such as a script, in which every mount path has its folder in its place.
+    pub(crate) fn real_in(&self, text: &str) -> String {
+        let (mut out, mut rest) = (String::with_capacity(text.len()), text);
+        while let Some(char) = rest.chars().next() {
+            let starts = char == '/' && !out.ends_with(of_a_path);
+            let end = rest.find(|c| !of_a_path(c)).unwrap_or(rest.len());
+            let end = if starts { end } else { char.len_utf8() };
+            let (part, after) = rest.split_at(end);
+            out.push_str(&if starts {
+                self.real(part)
+            } else {
+                part.to_owned()
+            });
+            rest = after;
+        }
+        out
+    }
+}
+
 fn write_all(
     dir: &Path,
     files: &[(String, Vec<u8>)],
@@ -160,4 +185,18 @@ pub(crate) async fn mount_all(
         mounted.push((volume.name.clone(), dir));
     }
     Ok(mounted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Mounts;
+
+    #[test]
+    fn mount_paths_in_a_script_lead_to_their_folders() {
+        let mounts = [("/etc/a", "/tmp/1"), ("/tmp", "/tmp/2")];
+        let mounts = Mounts(mounts.map(|(path, dir)| (path.into(), dir.into())).into());
+        let script = "x=$(</etc/a/job) >/tmp/out; /bin/true /etc/ab \"/tmp\" a/tmp é";
+        let real = "x=$(</tmp/1/job) >/tmp/2/out; /bin/true /etc/ab \"/tmp/2\" a/tmp é";
+        assert_eq!(mounts.real_in(script), real);
+    }
 }

@@ -1,0 +1,250 @@
+{{/*
+Environment is built as {"items": [EnvVar, ...]}, so that the lists of several levels can be joined without a name twice:
+server-side apply refuses a container with one.
+*/}}
+
+{{/* Joins lists, given as `levels` from the lowest: of those with the same `key`, the last wins, at the place of the first. */}}
+{{- define "mayfly.join" -}}
+{{- $key := .key -}}
+{{- $found := dict -}}
+{{- $order := list -}}
+{{- range .levels -}}
+{{- range . -}}
+{{- $is := get . $key -}}
+{{- if not (hasKey $found $is) -}}{{- $order = append $order $is -}}{{- end -}}
+{{- $_ := set $found $is . -}}
+{{- end -}}
+{{- end -}}
+{{- $all := list -}}
+{{- range $order -}}{{- $all = append $all (get $found .) -}}{{- end -}}
+{{- dict "items" $all | toJson -}}
+{{- end -}}
+
+{{/* One EnvVar from a Secret. Takes name, secret and key. */}}
+{{- define "mayfly.env.fromSecret" -}}
+{{- dict "name" .name "valueFrom" (dict "secretKeyRef" (dict "name" .secret "key" .key)) | toJson -}}
+{{- end -}}
+
+{{/* What launcher and executor are told alike: how to reach the platform, Redis and the store; proxy and authorities. */}}
+{{- define "mayfly.env.shared" -}}
+{{- $env := list -}}
+{{- $platform := .Values.platform -}}
+{{- with $platform.apiUrl -}}
+{{- $env = append $env (dict "name" "AzBuilderApiUrl" "value" .) -}}
+{{- $env = append $env (dict "name" "TerrakubeApiUrl" "value" $platform.publicApiUrl) -}}
+{{- if not $platform.security -}}
+{{- $env = append $env (dict "name" "TerrakubeEnableSecurity" "value" "false") -}}
+{{- end -}}
+{{- end -}}
+{{- with $platform.registryDomain }}{{- $env = append $env (dict "name" "TerrakubeRegistryDomain" "value" .) -}}{{- end -}}
+{{- if $platform.logViaApi }}{{- $env = append $env (dict "name" "LogViaApi" "value" "true") -}}{{- end -}}
+{{- $redis := $platform.redis -}}
+{{- if or $redis.host $redis.clusterNodes $redis.sentinel.nodes -}}
+{{- with $redis.host -}}
+{{- $env = append $env (dict "name" "TerrakubeRedisHostname" "value" .) -}}
+{{- $env = append $env (dict "name" "TerrakubeRedisPort" "value" (toString $redis.port)) -}}
+{{- end -}}
+{{- with $redis.clusterNodes }}{{- $env = append $env (dict "name" "TerrakubeRedisClusterNodes" "value" (join "," .)) -}}{{- end -}}
+{{- with $redis.sentinel -}}
+{{- if .nodes -}}
+{{- $env = append $env (dict "name" "TerrakubeRedisSentinelMaster" "value" .master) -}}
+{{- $env = append $env (dict "name" "TerrakubeRedisSentinelNodes" "value" (join "," .nodes)) -}}
+{{- with .username }}{{- $env = append $env (dict "name" "TerrakubeRedisSentinelUsername" "value" .) -}}{{- end -}}
+{{- if .existingSecret -}}
+{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "TerrakubeRedisSentinelPassword" "secret" .existingSecret "key" .key))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with $redis.username }}{{- $env = append $env (dict "name" "TerrakubeRedisUsername" "value" .) -}}{{- end -}}
+{{- with $redis.existingSecret -}}
+{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "TerrakubeRedisPassword" "secret" . "key" $redis.key))) -}}
+{{- end -}}
+{{- $env = append $env (dict "name" "TerrakubeRedisTimeout" "value" (toString (int64 $redis.timeoutMilliseconds))) -}}
+{{- if $redis.tls -}}
+{{- $env = append $env (dict "name" "TerrakubeRedisSSL" "value" "true") -}}
+{{- with include "mayfly.caFile" $ }}{{- $env = append $env (dict "name" "MAYFLY_REDIS_CA_FILE" "value" .) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $storage := $platform.storage -}}
+{{- if $storage.type -}}
+{{- $types := dict "local" "LocalTerraformStateImpl" "aws" "AwsTerraformStateImpl" "azure" "AzureTerraformStateImpl" "gcp" "GcpTerraformStateImpl" -}}
+{{- $env = append $env (dict "name" "TerraformStateType" "value" (get $types $storage.type)) -}}
+{{- with $storage.backendCredentials }}{{- $env = append $env (dict "name" "MAYFLY_BACKEND_CREDENTIALS" "value" .) -}}{{- end -}}
+{{- if eq $storage.type "aws" -}}
+{{- $aws := $storage.aws -}}
+{{- $env = append $env (dict "name" "AwsTerraformStateBucketName" "value" $aws.bucket) -}}
+{{- $env = append $env (dict "name" "AwsTerraformStateRegion" "value" $aws.region) -}}
+{{- with $aws.endpoint }}{{- $env = append $env (dict "name" "AwsEndpoint" "value" .) -}}{{- end -}}
+{{- if $aws.useLockfile }}{{- $env = append $env (dict "name" "AwsUseLockfile" "value" "true") -}}{{- end -}}
+{{- if $aws.roleAuth }}{{- $env = append $env (dict "name" "AwsEnableRoleAuth" "value" "true") -}}{{- end -}}
+{{- with $aws.existingSecret -}}
+{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "AwsTerraformStateAccessKey" "secret" . "key" $aws.accessKeyKey))) -}}
+{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "AwsTerraformStateSecretKey" "secret" . "key" $aws.secretKeyKey))) -}}
+{{- end -}}
+{{- else if eq $storage.type "azure" -}}
+{{- $azure := $storage.azure -}}
+{{- $env = append $env (dict "name" "AzureTerraformStateStorageAccountName" "value" $azure.accountName) -}}
+{{- $env = append $env (dict "name" "AzureTerraformStateStorageContainerName" "value" $azure.container) -}}
+{{- with $azure.resourceGroup }}{{- $env = append $env (dict "name" "AzureTerraformStateResourceGroup" "value" .) -}}{{- end -}}
+{{- with $azure.existingSecret -}}
+{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "AzureTerraformStateStorageAccessKey" "secret" . "key" $azure.key))) -}}
+{{- end -}}
+{{- else if eq $storage.type "gcp" -}}
+{{- $gcp := $storage.gcp -}}
+{{- $env = append $env (dict "name" "GcpTerraformStateBucketName" "value" $gcp.bucket) -}}
+{{- with $gcp.projectId }}{{- $env = append $env (dict "name" "GcpTerraformStateProjectId" "value" .) -}}{{- end -}}
+{{- with $gcp.existingSecret -}}
+{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "GcpTerraformStateCredentials" "secret" . "key" $gcp.key))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $proxy := .Values.global.proxy -}}
+{{- if or $proxy.httpProxy $proxy.httpsProxy -}}
+{{- /* Kubernetes gives every container the API server's address, and expands it here. */ -}}
+{{- $direct := join "," (concat (compact (list $proxy.noProxy)) (list "localhost,127.0.0.1,::1,.svc,.cluster.local,$(KUBERNETES_SERVICE_HOST)")) -}}
+{{- range $name, $value := dict "HTTP_PROXY" $proxy.httpProxy "HTTPS_PROXY" $proxy.httpsProxy "NO_PROXY" $direct -}}
+{{- if $value -}}
+{{- $env = append $env (dict "name" $name "value" $value) -}}
+{{- $env = append $env (dict "name" (lower $name) "value" $value) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with include "mayfly.caFile" . }}{{- $env = append $env (dict "name" "SSL_CERT_FILE" "value" .) -}}{{- end -}}
+{{- with .Values.auth.internalSecret -}}
+{{- if and .existingSecret $platform.apiUrl -}}
+{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "InternalSecret" "secret" .existingSecret "key" .key))) -}}
+{{- end -}}
+{{- end -}}
+{{- dict "items" $env | toJson -}}
+{{- end -}}
+
+{{/* Environment of the launcher of a namespace of runs, and of whoever asks in its place. Takes root and runsIn. */}}
+{{- define "mayfly.launcher.env" -}}
+{{- $root := .root -}}
+{{- $launcher := .root.Values.launcher -}}
+{{- $executor := .root.Values.executor -}}
+{{- $jobs := $launcher.jobs -}}
+{{- /* The launcher itself puts the registry of every image in front of it. */ -}}
+{{- $image := include "mayfly.image" (dict "root" .root "image" $executor.image "leaveRegistry" true) -}}
+{{- $env := list
+  (dict "name" "MAYFLY_TARGET" "value" "kubernetes")
+  (dict "name" "MAYFLY_LISTEN" "value" (printf "%s:%d" $launcher.listenAddress (int $launcher.service.port)))
+  (dict "name" "MAYFLY_LOG" "value" .root.Values.log.level)
+  (dict "name" "MAYFLY_POD_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name")))
+  (dict "name" "MAYFLY_SHUTDOWN_SECONDS" "value" (toString (int $launcher.shutdown.timeoutSeconds)))
+  (dict "name" "ExecutorEphemeralNamespace" "value" .runsIn)
+  (dict "name" "ExecutorEphemeralImage" "value" $image)
+  (dict "name" "ExecutorEphemeralSecret" "value" (join "," $executor.secretNames))
+  (dict "name" "MAYFLY_IMAGE_PULL_POLICY" "value" $executor.image.pullPolicy)
+  (dict "name" "MAYFLY_JOB_DATA_MODE" "value" $executor.jobData.mode)
+  (dict "name" "MAYFLY_JOB_DATA_COMPRESSION" "value" $executor.jobData.compression)
+  (dict "name" "ExecutorEphemeralActiveDeadlineSeconds" "value" (toString (int64 $executor.job.activeDeadlineSeconds)))
+  (dict "name" "ExecutorEphemeralTtlSecondsAfterFinished" "value" (toString (int64 $executor.job.ttlSecondsAfterFinished)))
+  (dict "name" "ExecutorEphemeralTerminationGracePeriodSeconds" "value" (toString (int64 $executor.terminationGracePeriodSeconds)))
+  (dict "name" "MAYFLY_APPLY_GRACE_PERIOD_SECONDS" "value" (toString (int64 $executor.applyTerminationGracePeriodSeconds)))
+  (dict "name" "MAYFLY_WORK_SIZE_LIMIT" "value" (toString $executor.workspace.sizeLimit))
+  (dict "name" "MAYFLY_TMP_SIZE_LIMIT" "value" (toString $executor.workspace.tmpSizeLimit))
+  (dict "name" "MAYFLY_MAX_JOBS_IN_FLIGHT" "value" (toString (int64 $jobs.maxConcurrent)))
+  (dict "name" "MAYFLY_HISTORY_SUCCEEDED" "value" (toString $executor.job.historyLimit.successful))
+  (dict "name" "MAYFLY_HISTORY_FAILED" "value" (toString $executor.job.historyLimit.failed))
+  (dict "name" "MAYFLY_NO_POD_EXPLAIN_SECONDS" "value" (toString (int64 $jobs.noPodExplainSeconds)))
+  (dict "name" "MAYFLY_NO_POD_SECONDS" "value" (toString (int64 $jobs.noPodTimeoutSeconds)))
+  (dict "name" "MAYFLY_UNSCHEDULABLE_SECONDS" "value" (toString (int64 $jobs.schedulingTimeoutSeconds)))
+  (dict "name" "MAYFLY_CONTAINER_ERROR_SECONDS" "value" (toString (int64 $jobs.containerErrorTimeoutSeconds)))
+  (dict "name" "MAYFLY_START_SECONDS" "value" (toString (int64 $jobs.startTimeoutSeconds)))
+  (dict "name" "MAYFLY_LINGER_SECONDS" "value" (toString (int64 $jobs.lingerSeconds)))
+  (dict "name" "MAYFLY_INCOMPLETE_SECONDS" "value" (toString (int64 $jobs.incompleteSeconds)))
+  (dict "name" "MAYFLY_REPORT_RETRY_SECONDS" "value" (toString (int64 $jobs.reportRetrySeconds)))
+  (dict "name" "MAYFLY_POD_TEMPLATE_FILE" "value" "/etc/mayfly/launcher/pod-template.yaml")
+  (dict "name" "MAYFLY_POLICY_FILE" "value" "/etc/mayfly/launcher/policy.yaml")
+-}}
+{{- with .root.Values.log.format }}{{- $env = append $env (dict "name" "MAYFLY_LOG_FORMAT" "value" .) -}}{{- end -}}
+{{- with .root.Values.auth.internalSecret.existingSecret -}}
+{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "InternalSecret" "secret" . "key" $root.Values.auth.internalSecret.key))) -}}
+{{- end -}}
+{{- if include "mayfly.elects" .root -}}
+{{- $env = append $env (dict "name" "MAYFLY_LEASE_NAME" "value" (include "mayfly.leaseName" .)) -}}
+{{- $env = append $env (dict "name" "MAYFLY_LEASE_NAMESPACE" "value" (include "mayfly.leaseNamespace" .)) -}}
+{{- end -}}
+{{- with .root.Values.global.imageRegistry }}{{- $env = append $env (dict "name" "MAYFLY_IMAGE_REGISTRY" "value" .) -}}{{- end -}}
+{{- with include "mayfly.pullSecretNames" .root }}{{- $env = append $env (dict "name" "MAYFLY_IMAGE_PULL_SECRETS" "value" .) -}}{{- end -}}
+{{- with $executor.configMapNames }}{{- $env = append $env (dict "name" "ExecutorEphemeralConfigMap" "value" (join "," .)) -}}{{- end -}}
+{{- if not (kindIs "invalid" $executor.job.backoffLimit) -}}
+{{- $env = append $env (dict "name" "ExecutorEphemeralBackoffLimit" "value" (toString (int64 $executor.job.backoffLimit))) -}}
+{{- end -}}
+{{- range $name, $pairs := dict "EPHEMERAL_CONFIG_ANNOTATIONS" $executor.job.annotations "EPHEMERAL_CONFIG_LABELS" $executor.job.labels -}}
+{{- if $pairs -}}
+{{- $text := list -}}
+{{- range $key, $value := $pairs }}{{- $text = append $text (printf "%s=%s" $key $value) -}}{{- end -}}
+{{- $env = append $env (dict "name" $name "value" (join ";" $text)) -}}
+{{- end -}}
+{{- end -}}
+{{- with .root.Values.persistence.cache -}}
+{{- if and .enabled (not .hostPath) -}}
+{{- $env = append $env (dict "name" "MAYFLY_PLUGIN_CACHE_DIR" "value" .mountPath) -}}
+{{- $env = append $env (dict "name" "MAYFLY_PLUGIN_CACHE_CLAIM" "value" (include "mayfly.claimName" (dict "root" $root "kind" "cache"))) -}}
+{{- end -}}
+{{- end -}}
+{{- if include "mayfly.launcher.mountsState" . -}}
+{{- $env = append $env (dict "name" "MAYFLY_DATA_DIR" "value" .root.Values.persistence.state.mountPath) -}}
+{{- end -}}
+{{- if $jobs.requireWorkspaceFlag -}}
+{{- $env = append $env (dict "name" "MAYFLY_ROUTE" "value" "flag") -}}
+{{- $env = append $env (dict "name" "MAYFLY_ROUTE_STRICT" "value" (toString $jobs.strictWorkspaceFlag)) -}}
+{{- $env = append $env (dict "name" "MAYFLY_PERSISTENT_EXECUTOR_URL" "value" $jobs.persistentExecutorUrl) -}}
+{{- end -}}
+{{- if not (kindIs "invalid" $launcher.kubeApi.requestsPerSecond) -}}
+{{- $env = append $env (dict "name" "MAYFLY_KUBE_REQUESTS_PER_SECOND" "value" (toString $launcher.kubeApi.requestsPerSecond)) -}}
+{{- end -}}
+{{- if not (kindIs "invalid" $launcher.kubeApi.burst) -}}
+{{- $env = append $env (dict "name" "MAYFLY_KUBE_BURST" "value" (toString (int64 $launcher.kubeApi.burst))) -}}
+{{- end -}}
+{{- with $launcher.compatJavaToolOptions }}{{- $env = append $env (dict "name" "JAVA_TOOL_OPTIONS" "value" .) -}}{{- end -}}
+{{- $shared := (fromJson (include "mayfly.env.shared" .root)).items -}}
+{{- include "mayfly.join" (dict "key" "name" "levels" (list $env $shared .root.Values.global.extraEnv $launcher.extraEnv)) -}}
+{{- end -}}
+
+{{/* Whether the launcher can reach the claim of state: only in the namespace of its runs. Takes root and runsIn. */}}
+{{- define "mayfly.launcher.mountsState" -}}
+{{- if and .root.Values.persistence.state.enabled (eq .runsIn (include "mayfly.namespace" .root)) }}true{{ end -}}
+{{- end -}}
+
+{{/* Volumes and mounts of the launcher, and of whoever asks in its place. Take root and runsIn. */}}
+{{- define "mayfly.launcher.volumes" -}}
+- name: config
+  configMap:
+    name: {{ include "mayfly.fullname" .root }}
+    items:
+      - key: pod-template.yaml
+        path: pod-template.yaml
+      - key: policy.yaml
+        path: policy.yaml
+- name: tmp
+  emptyDir:
+    sizeLimit: 64Mi
+{{- if include "mayfly.caFile" .root }}
+- {{- include "mayfly.caVolume" (dict "root" .root "configMap" (include "mayfly.fullname" .root)) | nindent 2 }}
+{{- end }}
+{{- if include "mayfly.launcher.mountsState" . }}
+- name: state
+  persistentVolumeClaim:
+    claimName: {{ include "mayfly.claimName" (dict "root" .root "kind" "state") }}
+{{- end }}
+{{- end -}}
+
+{{- define "mayfly.launcher.volumeMounts" -}}
+- name: config
+  mountPath: /etc/mayfly/launcher
+  readOnly: true
+- name: tmp
+  mountPath: /tmp
+{{- if include "mayfly.caFile" .root }}
+- name: tls
+  mountPath: /etc/mayfly/tls
+  readOnly: true
+{{- end }}
+{{- if include "mayfly.launcher.mountsState" . }}
+- name: state
+  mountPath: {{ .root.Values.persistence.state.mountPath }}
+{{- end }}
+{{- end -}}

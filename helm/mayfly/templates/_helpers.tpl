@@ -1,0 +1,249 @@
+{{/* Names */}}
+
+{{- define "mayfly.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Cut to 52, so that there is room for suffixes. */}}
+{{- define "mayfly.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "mayfly.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride -}}
+{{- end -}}
+
+{{/* The namespace of runs of the first launcher. */}}
+{{- define "mayfly.runsNamespace" -}}
+{{- default (include "mayfly.namespace" .) .Values.executor.namespace -}}
+{{- end -}}
+
+{{/* Every namespace of runs, the first launcher's first: {"items": [...]}. */}}
+{{- define "mayfly.runsNamespaces" -}}
+{{- $all := prepend .Values.executor.extraNamespaces (include "mayfly.runsNamespace" .) -}}
+{{- dict "items" $all | toJson -}}
+{{- end -}}
+
+{{/* Name of the launcher of a namespace of runs, and of what belongs to it. Takes root and runsIn. */}}
+{{- define "mayfly.launcher.name" -}}
+{{- $name := include "mayfly.fullname" .root -}}
+{{- if ne .runsIn (include "mayfly.runsNamespace" .root) -}}
+{{- $long := printf "%s-%s" $name .runsIn -}}
+{{- if gt (len $long) 63 -}}
+{{- $name = printf "%s-%s" ($long | trunc 54 | trimSuffix "-") (sha256sum $long | trunc 8) -}}
+{{- else -}}
+{{- $name = $long -}}
+{{- end -}}
+{{- end -}}
+{{- $name -}}
+{{- end -}}
+
+{{/* Name of the launcher's account for a namespace of runs. Takes root and runsIn. */}}
+{{- define "mayfly.launcher.serviceAccountName" -}}
+{{- $values := .root.Values.launcher.serviceAccount -}}
+{{- if ne .runsIn (include "mayfly.runsNamespace" .root) -}}
+{{- include "mayfly.launcher.name" . -}}
+{{- else if $values.create -}}
+{{- default (include "mayfly.fullname" .root) $values.name -}}
+{{- else -}}
+{{- default "default" $values.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "mayfly.executor.name" -}}
+{{- printf "%s-executor" (include "mayfly.fullname" .) -}}
+{{- end -}}
+
+{{- define "mayfly.executor.serviceAccountName" -}}
+{{- if .Values.executor.serviceAccount.create -}}
+{{- default (include "mayfly.executor.name" .) .Values.executor.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.executor.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "mayfly.pullSecretName" -}}
+{{- printf "%s-pull" (include "mayfly.fullname" .) -}}
+{{- end -}}
+
+{{/* The claim of a kind of persistence. Takes root and kind. */}}
+{{- define "mayfly.claimName" -}}
+{{- $values := index .root.Values.persistence .kind -}}
+{{- default (printf "%s-%s" (include "mayfly.fullname" .root) .kind) $values.existingClaim -}}
+{{- end -}}
+
+{{/* The static volume of a claim; cluster-wide, so the release's namespace is in it. Takes root, kind, runsIn. */}}
+{{- define "mayfly.volumeName" -}}
+{{- $long := printf "%s-%s-%s" .runsIn (include "mayfly.fullname" .root) .kind -}}
+{{- if gt (len $long) 63 -}}
+{{- printf "%s-%s" ($long | trunc 54 | trimSuffix "-") (sha256sum $long | trunc 8) -}}
+{{- else -}}
+{{- $long -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels */}}
+
+{{- define "mayfly.labels" -}}
+{{- $own := dict
+  "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-")
+  "app.kubernetes.io/name" (include "mayfly.name" .)
+  "app.kubernetes.io/instance" .Release.Name
+  "app.kubernetes.io/version" .Chart.AppVersion
+  "app.kubernetes.io/managed-by" .Release.Service
+  "app.kubernetes.io/part-of" "mayfly" -}}
+{{- toYaml (mergeOverwrite (deepCopy .Values.commonLabels) $own) -}}
+{{- end -}}
+
+{{/* Metadata of an object. Takes root, name, and may take namespace, component, labels, annotations. */}}
+{{- define "mayfly.metadata" -}}
+{{- $labels := fromYaml (include "mayfly.labels" .root) -}}
+{{- with .component }}{{- $_ := set $labels "app.kubernetes.io/component" . -}}{{- end -}}
+{{- $labels = mergeOverwrite (deepCopy (default (dict) .labels)) $labels -}}
+{{- $annotations := mergeOverwrite (deepCopy .root.Values.commonAnnotations) (default (dict) .annotations) -}}
+name: {{ .name }}
+{{- with .namespace }}
+namespace: {{ . }}
+{{- end }}
+labels:
+  {{- toYaml $labels | nindent 2 }}
+{{- with $annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/*
+What selects the pods of one launcher. The first launcher's does not name its namespace of runs, so that it can change;
+the components differ, so that no launcher's selector takes in another's pods. Takes root and runsIn.
+*/}}
+{{- define "mayfly.launcher.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "mayfly.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- if eq .runsIn (include "mayfly.runsNamespace" .root) }}
+app.kubernetes.io/component: launcher
+{{- else }}
+app.kubernetes.io/component: namespace-launcher
+mayfly.dev/runs-in: {{ .runsIn }}
+{{- end }}
+{{- end -}}
+
+{{/* What selects the pods of every launcher of the release. */}}
+{{- define "mayfly.launchers.selector" -}}
+matchLabels:
+  app.kubernetes.io/name: {{ include "mayfly.name" . }}
+  app.kubernetes.io/instance: {{ .Release.Name }}
+matchExpressions:
+  - key: app.kubernetes.io/component
+    operator: In
+    values: [launcher, namespace-launcher]
+{{- end -}}
+
+{{/* What selects pods of runs: the launcher's own labels, see docs/kubernetes-manifest.md. */}}
+{{- define "mayfly.executor.selectorLabels" -}}
+app.kubernetes.io/name: mayfly-executor
+app.kubernetes.io/managed-by: mayfly
+{{- end -}}
+
+{{/* Topology spread with the selector filled in. Takes constraints and selector. */}}
+{{- define "mayfly.topologySpread" -}}
+{{- $all := list -}}
+{{- range .constraints -}}
+{{- $all = append $all (mergeOverwrite (dict "labelSelector" (dict "matchLabels" (fromYaml $.selector))) (deepCopy .)) -}}
+{{- end -}}
+{{- toYaml $all -}}
+{{- end -}}
+
+{{/* Images */}}
+
+{{/* An image without tag and digest. Takes root and image; leaveRegistry leaves `global.imageRegistry` to somebody else. */}}
+{{- define "mayfly.imageRepository" -}}
+{{- $everywhere := .root.Values.global.imageRegistry -}}
+{{- $registry := ternary (ternary "" $everywhere (default false .leaveRegistry)) .image.registry (not (empty $everywhere)) -}}
+{{- with $registry }}{{ trimSuffix "/" . }}/{{ end -}}
+{{- .image.repository -}}
+{{- end -}}
+
+{{/* Takes the same. */}}
+{{- define "mayfly.image" -}}
+{{- include "mayfly.imageRepository" . -}}
+{{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ default .root.Chart.AppVersion .image.tag }}{{ end -}}
+{{- end -}}
+
+{{/* Names of pull secrets, joined by commas. */}}
+{{- define "mayfly.pullSecretNames" -}}
+{{- $names := list -}}
+{{- range .Values.global.imagePullSecrets }}{{- $names = append $names .name -}}{{- end -}}
+{{- if .Values.imagePullSecretDockerConfig }}{{- $names = append $names (include "mayfly.pullSecretName" .) -}}{{- end -}}
+{{- join "," $names -}}
+{{- end -}}
+
+{{/* Rights */}}
+
+{{/* Whether one replica is chosen by a Lease: "true" or nothing. */}}
+{{- define "mayfly.elects" -}}
+{{- if and .Values.launcher.leaderElection.enabled (eq .Values.rbac.profile "least") }}true{{ end -}}
+{{- end -}}
+
+{{/* Namespace of the Lease. Takes root and runsIn. */}}
+{{- define "mayfly.leaseNamespace" -}}
+{{- default .runsIn .root.Values.launcher.leaderElection.leaseNamespace -}}
+{{- end -}}
+
+{{/* Name of the Lease. In one namespace launchers of different namespaces of runs need one each. Takes root and runsIn. */}}
+{{- define "mayfly.leaseName" -}}
+{{- $election := .root.Values.launcher.leaderElection -}}
+{{- if and $election.leaseNamespace (ne .runsIn (include "mayfly.runsNamespace" .root)) -}}
+{{- printf "%s-%s" $election.leaseName .runsIn -}}
+{{- else -}}
+{{- $election.leaseName -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Admission policies are stable from 1.30; before, whoever wants them has turned the beta on. */}}
+{{- define "mayfly.admissionApiVersion" -}}
+{{- semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version | ternary "admissionregistration.k8s.io/v1" "admissionregistration.k8s.io/v1beta1" -}}
+{{- end -}}
+
+{{/* TLS */}}
+
+{{/* Where the authorities lie in a pod; empty without any. */}}
+{{- define "mayfly.caFile" -}}
+{{- $tls := .Values.global.tls -}}
+{{- if or $tls.caBundle $tls.caBundleExistingSecret.name $tls.caBundleConfigMap.name }}/etc/mayfly/tls/ca.crt{{ end -}}
+{{- end -}}
+
+{{/* The volume of the authorities. Takes root and configMap, that of the pod's own namespace. */}}
+{{- define "mayfly.caVolume" -}}
+{{- $tls := .root.Values.global.tls -}}
+name: tls
+{{- if $tls.caBundleExistingSecret.name }}
+secret:
+  secretName: {{ $tls.caBundleExistingSecret.name }}
+  items:
+    - key: {{ $tls.caBundleExistingSecret.key }}
+      path: ca.crt
+{{- else }}
+configMap:
+  {{- if $tls.caBundleConfigMap.name }}
+  name: {{ $tls.caBundleConfigMap.name }}
+  items:
+    - key: {{ $tls.caBundleConfigMap.key }}
+      path: ca.crt
+  {{- else }}
+  name: {{ .configMap }}
+  items:
+    - key: ca.crt
+      path: ca.crt
+  {{- end }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,115 @@
+{{/* What no schema can say: keys that contradict each other. Each message begins with the path of the value. */}}
+{{- define "mayfly.validate" -}}
+{{- $values := .Values -}}
+{{- $launcher := .Values.launcher -}}
+{{- $executor := .Values.executor -}}
+{{- if $launcher.enabled -}}
+{{- $named := list -}}
+{{- range concat $values.global.extraEnv $launcher.extraEnv }}{{- $named = append $named .name -}}{{- end -}}
+{{- if not (or $values.auth.internalSecret.existingSecret $launcher.extraEnvFrom (has "InternalSecret" $named) (has "MAYFLY_ALLOW_UNAUTHENTICATED" $named)) -}}
+{{- fail "auth.internalSecret.existingSecret: name the Secret with the platform's shared secret, or give the launcher `InternalSecret` by launcher.extraEnvFrom" -}}
+{{- end -}}
+{{- if le (int $launcher.terminationGracePeriodSeconds) (int $launcher.shutdown.timeoutSeconds) -}}
+{{- fail (printf "launcher.terminationGracePeriodSeconds: must be longer than launcher.shutdown.timeoutSeconds, which is %d" (int $launcher.shutdown.timeoutSeconds)) -}}
+{{- end -}}
+{{- if and (gt (int $launcher.replicaCount) 1) (not (include "mayfly.elects" .)) -}}
+{{- fail "launcher.replicaCount: more than one replica needs launcher.leaderElection.enabled and rbac.profile `least`, so that one of them watches" -}}
+{{- end -}}
+{{- if and (eq $values.rbac.profile "terrakube") (ne $executor.jobData.mode "env") -}}
+{{- fail "executor.jobData.mode: has to be `env` with rbac.profile `terrakube`, which has no right to create Secrets" -}}
+{{- end -}}
+{{- if and $launcher.jobs.requireWorkspaceFlag (not $launcher.jobs.persistentExecutorUrl) -}}
+{{- fail "launcher.jobs.persistentExecutorUrl: is required with launcher.jobs.requireWorkspaceFlag" -}}
+{{- end -}}
+{{- with $launcher.podDisruptionBudget -}}
+{{- if and .enabled (not (kindIs "invalid" .minAvailable)) (not (kindIs "invalid" .maxUnavailable)) -}}
+{{- fail "launcher.podDisruptionBudget.minAvailable: excludes maxUnavailable; set one of them to null" -}}
+{{- end -}}
+{{- end -}}
+{{- if and (not (kindIs "invalid" $launcher.kubeApi.burst)) (kindIs "invalid" $launcher.kubeApi.requestsPerSecond) -}}
+{{- fail "launcher.kubeApi.burst: needs launcher.kubeApi.requestsPerSecond" -}}
+{{- end -}}
+{{- if and $executor.extraNamespaces (not $launcher.serviceAccount.create) -}}
+{{- fail "launcher.serviceAccount.create: has to be true with executor.extraNamespaces, where each launcher has an account of its own" -}}
+{{- end -}}
+{{- end -}}
+{{- $namespaces := (fromJson (include "mayfly.runsNamespaces" .)).items -}}
+{{- if ne (len $namespaces) (len (uniq $namespaces)) -}}
+{{- fail "executor.extraNamespaces: names a namespace twice, or the one of executor.namespace" -}}
+{{- end -}}
+{{- if and $executor.extraNamespaces (not $launcher.enabled) -}}
+{{- fail "executor.extraNamespaces: needs launcher.enabled" -}}
+{{- end -}}
+{{- range $path, $env := dict "global.extraEnv" $values.global.extraEnv "launcher.extraEnv" $launcher.extraEnv "executor.extraEnv" $executor.extraEnv -}}
+{{- $seen := dict -}}
+{{- range $env -}}
+{{- if hasKey $seen .name }}{{- fail (printf "%s: names `%s` twice" $path .name) -}}{{- end -}}
+{{- $_ := set $seen .name true -}}
+{{- end -}}
+{{- end -}}
+{{- with $values.platform -}}
+{{- if and .apiUrl (not .publicApiUrl) -}}
+{{- fail "platform.publicApiUrl: is required with platform.apiUrl" -}}
+{{- end -}}
+{{- if and .redis.sentinel.nodes (not .redis.sentinel.master) -}}
+{{- fail "platform.redis.sentinel.master: is required with platform.redis.sentinel.nodes" -}}
+{{- end -}}
+{{- if and (eq .storage.type "aws") (not (and .storage.aws.bucket .storage.aws.region)) -}}
+{{- fail "platform.storage.aws: bucket and region are required with platform.storage.type `aws`" -}}
+{{- end -}}
+{{- if and (eq .storage.type "azure") (not (and .storage.azure.accountName .storage.azure.container)) -}}
+{{- fail "platform.storage.azure: accountName and container are required with platform.storage.type `azure`" -}}
+{{- end -}}
+{{- if and (eq .storage.type "gcp") (not .storage.gcp.bucket) -}}
+{{- fail "platform.storage.gcp.bucket: is required with platform.storage.type `gcp`" -}}
+{{- end -}}
+{{- end -}}
+{{- with $values.global.tls -}}
+{{- if gt (len (compact (list .caBundle .caBundleExistingSecret.name .caBundleConfigMap.name))) 1 -}}
+{{- fail "global.tls: caBundle, caBundleExistingSecret and caBundleConfigMap exclude each other" -}}
+{{- end -}}
+{{- end -}}
+{{- if le (int64 $executor.job.activeDeadlineSeconds) (max (int64 $executor.terminationGracePeriodSeconds) (int64 $executor.applyTerminationGracePeriodSeconds)) -}}
+{{- fail "executor.job.activeDeadlineSeconds: must be longer than both termination grace periods" -}}
+{{- end -}}
+{{- range $path, $labels := dict "executor.job.labels" $executor.job.labels "executor.podLabels" $executor.podLabels "global.podLabels" $values.global.podLabels -}}
+{{- if hasKey $labels "app.kubernetes.io/instance" -}}
+{{- fail (printf "%s: must not hold app.kubernetes.io/instance, by which Argo CD would remove runs" $path) -}}
+{{- end -}}
+{{- end -}}
+{{- range $path, $pairs := dict "executor.job.annotations" $executor.job.annotations "executor.job.labels" $executor.job.labels -}}
+{{- range $key, $value := $pairs -}}
+{{- if contains ";" (toString $value) -}}
+{{- fail (printf "%s.%s: must not hold a semicolon; use executor.podTemplate.metadata" $path $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and $executor.sidecars (semverCompare "<1.29.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail "executor.sidecars: need Kubernetes 1.29, which ends them with the executor" -}}
+{{- end -}}
+{{- if and $executor.kubernetesBackendNamespaces (not $executor.serviceAccount.automountToken) -}}
+{{- fail "executor.kubernetesBackendNamespaces: needs executor.serviceAccount.automountToken" -}}
+{{- end -}}
+{{- with $values.persistence -}}
+{{- if and .cache.enabled .cache.hostPath (ne (default "restricted" $executor.policy.podSecurity) "privileged") -}}
+{{- fail "persistence.cache.hostPath: needs executor.policy.podSecurity `privileged`; a claim does not" -}}
+{{- end -}}
+{{- range $kind, $of := dict "cache" .cache "state" .state -}}
+{{- if and $of.enabled $of.csi.driver (not $of.csi.volumeHandle) -}}
+{{- fail (printf "persistence.%s.csi.volumeHandle: is required with persistence.%s.csi.driver" $kind $kind) -}}
+{{- end -}}
+{{- if and $of.enabled $of.csi.driver $of.existingClaim -}}
+{{- fail (printf "persistence.%s.csi: excludes persistence.%s.existingClaim, which has a volume already" $kind $kind) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and $values.networkPolicy.enabled $values.networkPolicy.launcher.restrictEgress (not $values.networkPolicy.launcher.apiServerCidrs) -}}
+{{- fail "networkPolicy.launcher.apiServerCidrs: are required with networkPolicy.launcher.restrictEgress" -}}
+{{- end -}}
+{{- if and $values.metrics.serviceMonitor.enabled $values.metrics.podMonitor.enabled -}}
+{{- fail "metrics.podMonitor.enabled: excludes metrics.serviceMonitor.enabled, or every launcher is counted twice" -}}
+{{- end -}}
+{{- if and $values.tests.enabled $values.tests.canary.enabled $launcher.enabled (eq $values.rbac.profile "terrakube") -}}
+{{- fail "tests.canary.enabled: needs rbac.profile `least`, since the test follows its run" -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,38 @@
+{{/* Metadata of a pod of `helm test`. Takes root and name. */}}
+{{- define "mayfly.test.metadata" -}}
+{{- include "mayfly.metadata" (dict "root" .root "name" .name "namespace" (include "mayfly.namespace" .root) "component" "test" "annotations" (dict
+  "helm.sh/hook" "test"
+  "helm.sh/hook-delete-policy" "before-hook-creation,hook-succeeded"
+)) -}}
+{{- end -}}
+
+{{/* What every such pod has in common. Takes root. */}}
+{{- define "mayfly.test.pod" -}}
+restartPolicy: Never
+enableServiceLinks: false
+activeDeadlineSeconds: 900
+{{- with include "mayfly.pullSecretNames" .root }}
+imagePullSecrets:
+  {{- range splitList "," . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- with .root.Values.launcher.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.launcher.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- toYaml .root.Values.launcher.podSecurityContext | nindent 2 }}
+{{- end -}}
+
+{{/* What every container of them has in common. Takes root. */}}
+{{- define "mayfly.test.container" -}}
+resources:
+  {{- toYaml .root.Values.tests.resources | nindent 2 }}
+securityContext:
+  {{- toYaml .root.Values.launcher.securityContext | nindent 2 }}
+{{- end -}}

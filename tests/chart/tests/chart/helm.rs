@@ -1,0 +1,148 @@
+//! What Helm itself says of the chart.
+
+use std::collections::BTreeSet;
+
+use test_chart::programs::{helm_with, told};
+use test_chart::{chart, files, values_files};
+
+use crate::{VERSIONS, documents, releases};
+
+#[test]
+fn the_chart_is_linted_strictly_with_all_its_values() {
+    for (_, file) in values_files() {
+        let mut command = helm_with(["lint", "--strict"]);
+        let said = told(command.arg(chart()).arg("--values").arg(file));
+        assert!(said.contains("0 chart(s) failed"), "{said}");
+        assert!(
+            !said.contains("[WARNING]") && !said.contains("[INFO]"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn the_chart_renders_for_every_version_and_twice_the_same() {
+    for (name, release) in releases() {
+        for version in VERSIONS {
+            let release = release.clone().on(version);
+            let [one, other] = [(), ()].map(|()| {
+                release
+                    .text()
+                    .unwrap_or_else(|error| panic!("{name}: {error}"))
+            });
+            assert!(one == other, "{name} on {version} is not the same twice");
+            assert!(one.contains("\nkind: Deployment\n"), "{name}: {one}");
+        }
+        let error = release.on("1.27.0").text().unwrap_err();
+        assert!(
+            error.contains("incompatible with Kubernetes v1.27.0"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn every_template_is_rendered_by_some_values() {
+    let rendered = documents().into_iter().flat_map(|(_, documents)| documents);
+    let rendered: BTreeSet<String> = rendered.map(|document| document.template).collect();
+    let mut there = BTreeSet::new();
+    for folder in ["templates", "templates/tests"] {
+        for file in files(&chart().join(folder), ".yaml") {
+            there.insert(format!(
+                "{folder}/{}",
+                file.file_name().unwrap().to_string_lossy()
+            ));
+        }
+    }
+    assert!(there.len() > 10, "{there:?}");
+    assert_eq!(rendered, there);
+}
+
+/// A second release in the same namespace, or the same one in another cluster-wide scope, takes no object of the first.
+#[test]
+fn two_releases_share_no_object() {
+    for (name, release) in releases() {
+        let mut other = release.clone();
+        "second".clone_into(&mut other.name);
+        "elsewhere".clone_into(&mut other.namespace);
+        let names = |release: &test_chart::Release| -> BTreeSet<String> {
+            let documents = release.documents().into_iter();
+            documents
+                .map(|document| {
+                    format!(
+                        "{}/{}/{}",
+                        document.kind(),
+                        document.namespace(),
+                        document.name()
+                    )
+                })
+                .collect()
+        };
+        let (one, other) = (names(&release), names(&other));
+        let shared: Vec<_> = one.intersection(&other).collect();
+        assert!(shared.is_empty(), "{name}: {shared:?}");
+    }
+}
+
+#[test]
+fn every_object_has_a_namespace_and_the_labels_all_charts_have() {
+    const CLUSTER: [&str; 5] = [
+        "PersistentVolume",
+        "StorageClass",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+        "Namespace",
+    ];
+    for (name, documents) in documents() {
+        for document in documents {
+            let of_values = document.template.ends_with("extra-objects.yaml");
+            let has_namespace = !document.namespace().is_empty();
+            assert_ne!(
+                has_namespace,
+                CLUSTER.contains(&document.kind()),
+                "{name}: {document}"
+            );
+            for label in ["name", "instance", "version", "managed-by"] {
+                let label = format!("/metadata/labels/app.kubernetes.io~1{label}");
+                assert!(
+                    of_values || !document.text_at(&label).is_empty(),
+                    "{name}: {document}: {label}"
+                );
+            }
+            assert!(
+                !document.kind().starts_with("Cluster"),
+                "{name}: {document}"
+            );
+            assert_ne!(document.kind(), "CustomResourceDefinition");
+        }
+    }
+}
+
+#[test]
+fn the_chart_is_packaged_without_its_tests() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = helm_with(["package"]);
+    told(command.arg(chart()).arg("--destination").arg(folder.path()));
+    let package = files(folder.path(), ".tgz");
+    assert_eq!(package.len(), 1);
+    let mut list = std::process::Command::new("tar");
+    let list = told(list.arg("-tzf").arg(&package[0]));
+    for wanted in [
+        "Chart.yaml",
+        "values.yaml",
+        "values.schema.json",
+        "README.md",
+        "templates/NOTES.txt",
+    ] {
+        assert!(
+            list.contains(&format!("mayfly/{wanted}\n")),
+            "{wanted}: {list}"
+        );
+    }
+    for unwanted in ["mayfly/tests/", "mayfly/ci/"] {
+        assert!(!list.contains(unwanted), "{list}");
+    }
+    let shown = told(helm_with(["show", "values"]).arg(&package[0]));
+    let values = std::fs::read_to_string(chart().join("values.yaml")).unwrap();
+    assert_eq!(shown.trim_end(), values.trim_end());
+}

@@ -1,0 +1,48 @@
+//! The chart, held against Helm, its schema, the Kubernetes API, Pod Security and what it says of itself.
+
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking"
+)]
+
+#[path = "chart/api.rs"]
+mod api;
+#[path = "chart/helm.rs"]
+mod helm;
+#[path = "chart/runner.rs"]
+mod runner;
+#[path = "chart/schema.rs"]
+mod schema;
+#[path = "chart/security.rs"]
+mod security;
+#[path = "chart/suites.rs"]
+mod suites;
+
+use test_chart::{Document, Release, values_files};
+
+/// The versions of Kubernetes the chart is rendered for: the oldest, one between, the newest there is a schema for.
+const VERSIONS: [&str; 4] = ["1.28.0", "1.30.0", "1.33.0", "1.37.0"];
+
+/// What optional kinds a cluster may have.
+const OPTIONAL: [&str; 3] = [
+    "monitoring.coreos.com/v1/ServiceMonitor",
+    "monitoring.coreos.com/v1/PodMonitor",
+    "monitoring.coreos.com/v1/PrometheusRule",
+];
+
+/// The chart with each of its values, in a cluster that has all optional kinds.
+fn releases() -> Vec<(String, Release)> {
+    let release = |(name, file): (String, std::path::PathBuf)| {
+        let mut release = Release::new().with(&file);
+        release.api_versions = OPTIONAL.map(str::to_owned).to_vec();
+        (name, release)
+    };
+    values_files().into_iter().map(release).collect()
+}
+
+/// All documents of all of them.
+fn documents() -> Vec<(String, Vec<Document>)> {
+    let rendered = |(name, release): (String, Release)| (name, release.documents());
+    releases().into_iter().map(rendered).collect()
+}

@@ -1,0 +1,705 @@
+//! What the chart installs, at work: its launcher runs in a pod as the chart makes it, with its configuration and under
+//! its Roles, and so do the pods of `helm test`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use api_launcher::manifest::pod_security::{Level, violations};
+use integration_tests::{Repository, Running, job};
+use job_contract::JobData;
+use k8s_openapi::api::core::v1::{Pod, PodSpec, Secret};
+use kube::api::{DeleteParams, DynamicObject, LogParams, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+use test_chart::{Document, Release, api, values_files};
+use test_cluster::{ADMIN, Cluster, Rule, State};
+
+use super::rights::everything_it_does;
+use super::{Door, LAUNCHER, PATIENCE, Place, ROLES, RUNS, SECRET, rules};
+
+const SEED: &str = include_str!("../../../rbac/seed.yaml");
+
+/// The kinds that make a difference to pods.
+const APPLIED: &[(&str, &str, &str)] = &[
+    ("", "v1", "ConfigMap"),
+    ("", "v1", "Secret"),
+    ("", "v1", "ServiceAccount"),
+    ("", "v1", "PersistentVolumeClaim"),
+    ("rbac.authorization.k8s.io", "v1", "Role"),
+    ("rbac.authorization.k8s.io", "v1", "RoleBinding"),
+];
+
+/// Each right once, whatever rule it stands in.
+fn singles(rules: &[Rule]) -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    for rule in rules {
+        for (group, resource) in rule
+            .api_groups
+            .iter()
+            .flat_map(|group| rule.resources.iter().map(move |resource| (group, resource)))
+        {
+            for verb in &rule.verbs {
+                all.insert(format!(
+                    "{verb} {resource}.{group} {:?}",
+                    rule.resource_names
+                ));
+            }
+        }
+    }
+    all
+}
+
+fn deployments(documents: &[Document]) -> impl Iterator<Item = &Document> {
+    documents
+        .iter()
+        .filter(|document| document.kind() == "Deployment")
+}
+
+/// What an account may do, by namespace: the Roles that are bound to it.
+fn granted(documents: &[Document], namespace: &str, account: &str) -> BTreeMap<String, Vec<Rule>> {
+    let mut all = BTreeMap::<String, Vec<Rule>>::new();
+    let subject = json!({"kind": "ServiceAccount", "name": account, "namespace": namespace});
+    for binding in documents
+        .iter()
+        .filter(|document| document.kind() == "RoleBinding")
+    {
+        if !binding.value["subjects"]
+            .as_array()
+            .unwrap()
+            .contains(&subject)
+        {
+            continue;
+        }
+        assert_eq!(binding.value["roleRef"]["kind"], "Role", "{binding}");
+        let bound = |document: &&Document| {
+            document.kind() == "Role"
+                && document.value["metadata"]["name"] == binding.value["roleRef"]["name"]
+                && document.namespace() == binding.namespace()
+        };
+        let role = documents
+            .iter()
+            .find(bound)
+            .unwrap_or_else(|| panic!("{binding} binds nothing"));
+        let rules: Vec<Rule> = serde_json::from_value(role.value["rules"].clone()).unwrap();
+        all.entry(role.namespace().to_owned())
+            .or_default()
+            .extend(rules);
+    }
+    all
+}
+
+/// The value of a variable of a Deployment's container.
+fn variable<'d>(deployment: &'d Document, name: &str) -> &'d str {
+    let variables = deployment.value["spec"]["template"]["spec"]["containers"][0]["env"].as_array();
+    let found = variables
+        .unwrap()
+        .iter()
+        .find(|variable| variable["name"] == name);
+    found.map_or("", |variable| {
+        variable["value"].as_str().unwrap_or_default()
+    })
+}
+
+/// What each launcher of a release may do, in the one namespace it may do anything in.
+fn launchers_rights(documents: &[Document]) -> Vec<(String, Vec<Rule>)> {
+    let rights = |deployment: &Document| {
+        let account = deployment.text_at("/spec/template/spec/serviceAccountName");
+        let granted = granted(documents, deployment.namespace(), account);
+        let runs = variable(deployment, "ExecutorEphemeralNamespace").to_owned();
+        assert_eq!(granted.keys().collect::<Vec<_>>(), [&runs], "{deployment}");
+        let rules = granted.into_values().next().unwrap();
+        (runs, rules)
+    };
+    deployments(documents).map(rights).collect()
+}
+
+fn values(name: &str) -> Vec<Document> {
+    let all = values_files();
+    let (_, file) = all
+        .iter()
+        .find(|(known, _)| known == name)
+        .unwrap_or_else(|| panic!("no {name}"));
+    Release::new().with(file).documents()
+}
+
+#[test]
+fn the_chart_grants_each_launcher_what_the_plain_manifests_grant() {
+    for (name, launchers) in [("default", 1), ("multi-namespace", 2)] {
+        let rights = launchers_rights(&values(name));
+        assert!(rights.len() >= launchers, "{name}: {rights:?}");
+        let namespaces: BTreeSet<&String> = rights.iter().map(|(namespace, _)| namespace).collect();
+        assert_eq!(namespaces.len(), rights.len(), "{name}: {namespaces:?}");
+        for (namespace, granted) in &rights {
+            assert_eq!(
+                singles(granted),
+                singles(&rules(ROLES)),
+                "{name}: {namespace}"
+            );
+        }
+    }
+}
+
+#[test]
+fn with_the_profile_of_terrakube_the_chart_grants_what_its_documentation_grants() {
+    let documents = values("terrakube");
+    let roles = documents
+        .iter()
+        .filter(|document| document.kind() == "Role");
+    let of_launchers = roles.filter(|role| role.template.contains("launcher-role"));
+    let mut seen = 0;
+    for role in of_launchers {
+        let granted: Vec<Rule> = serde_json::from_value(role.value["rules"].clone()).unwrap();
+        assert_eq!(singles(&granted), singles(&rules(SEED)), "{role}");
+        seen += 1;
+    }
+    assert!(seen > 0);
+}
+
+#[test]
+fn the_chart_grants_the_account_of_runs_nothing() {
+    for (name, file) in values_files() {
+        let documents = Release::new().with(&file).documents();
+        let accounts = documents.iter().filter(|document| {
+            document.kind() == "ServiceAccount" && document.template.contains("executor-")
+        });
+        let with_rules = ["full"].contains(&name.as_str());
+        for account in accounts {
+            let granted = granted(&documents, account.namespace(), account.name());
+            assert_eq!(
+                granted.is_empty(),
+                !with_rules,
+                "{name}: {account}: {granted:?}"
+            );
+            assert_eq!(
+                account.value["automountServiceAccountToken"], false,
+                "{name}: {account}"
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_the_launcher_does_uses_each_right_the_chart_grants_and_no_other() {
+    let mut done = BTreeSet::new();
+    for name in ["default", "multi-namespace"] {
+        for (_, rules) in launchers_rights(&values(name)) {
+            // Launchers with the same rights need no further proof.
+            if done.insert(singles(&rules)) {
+                everything_it_does(Place::of(Cluster::builder(), &rules).await).await;
+            }
+        }
+    }
+    assert!(!done.is_empty());
+}
+
+/// What a launcher's pod has in its environment, with the chart's files in a folder in place of its mounts.
+fn environment(
+    documents: &[Document],
+    deployment: &Document,
+    folder: &Path,
+) -> Vec<(String, String)> {
+    let spec = &deployment.value["spec"]["template"]["spec"];
+    let container = &spec["containers"][0];
+    let mut mounts = Vec::new();
+    for mount in container["volumeMounts"].as_array().unwrap() {
+        let name = mount["name"].as_str().unwrap();
+        let volumes = spec["volumes"].as_array().unwrap();
+        let volume = volumes
+            .iter()
+            .find(|volume| volume["name"] == name)
+            .unwrap();
+        let place = folder.join(name);
+        fs::create_dir_all(&place).unwrap();
+        let map = documents.iter().find(|document| {
+            document.kind() == "ConfigMap"
+                && document.value["metadata"]["name"] == volume["configMap"]["name"]
+                && document.namespace() == deployment.namespace()
+        });
+        for item in volume["configMap"]["items"]
+            .as_array()
+            .into_iter()
+            .flatten()
+        {
+            // Others are somebody else's.
+            let Some(map) = map else { continue };
+            let text = map.value["data"][item["key"].as_str().unwrap()].as_str();
+            let text = text.unwrap_or_else(|| panic!("{map} has no {}", item["key"]));
+            fs::write(place.join(item["path"].as_str().unwrap()), text).unwrap();
+        }
+        mounts.push((mount["mountPath"].as_str().unwrap().to_owned(), place));
+    }
+    let variables = container["env"].as_array().unwrap().iter();
+    variables
+        .map(|variable| {
+            let value = variable["value"]
+                .as_str()
+                .unwrap_or("placeholder")
+                .to_owned();
+            let mount = mounts
+                .iter()
+                .find(|(path, _)| value.starts_with(&format!("{path}/")));
+            let value = mount.map_or(value.clone(), |(path, place)| {
+                value.replacen(path, place.to_str().unwrap(), 1)
+            });
+            (variable["name"].as_str().unwrap().to_owned(), value)
+        })
+        .collect()
+}
+
+/// What the launcher makes of a job document with the configuration of a Deployment.
+fn rendered(documents: &[Document], deployment: &Document, job: &JobData) -> Vec<Value> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("job.json");
+    fs::write(&file, serde_json::to_vec(job).unwrap()).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
+    command
+        .args(["render", "-o", "json", "-f"])
+        .arg(&file)
+        .env_clear()
+        .envs(environment(documents, deployment, folder.path()));
+    let finished = Running::start(&mut command).wait();
+    assert_eq!(finished.code(), 0, "{deployment}: {finished}");
+    let list: Value = serde_json::from_str(&finished.stdout).unwrap();
+    list["items"].as_array().unwrap().clone()
+}
+
+/// Names of objects of a kind that a pod's spec refers to.
+fn referred(spec: &PodSpec) -> Vec<(&'static str, String)> {
+    let mut names = Vec::new();
+    let mut add = |kind, name: Option<String>| names.extend(name.map(|name| (kind, name)));
+    add("ServiceAccount", spec.service_account_name.clone());
+    for volume in spec.volumes.iter().flatten() {
+        let map = volume.config_map.as_ref().map(|source| source.name.clone());
+        add("ConfigMap", map);
+        let claim = volume.persistent_volume_claim.as_ref();
+        add(
+            "PersistentVolumeClaim",
+            claim.map(|source| source.claim_name.clone()),
+        );
+    }
+    names
+}
+
+#[test]
+fn jobs_made_with_the_charts_configuration_are_restricted_known_to_the_api_and_find_what_they_name()
+{
+    let repository = Repository::fixture();
+    let plan = job::plan(&repository);
+    let steps = [
+        plan.clone(),
+        job::apply_after(&plan),
+        job::scripts(&repository, vec![job::bash(1, "true")]),
+    ];
+    let mut seen = 0;
+    for (name, file) in values_files() {
+        let documents = Release::new().with(&file).documents();
+        for deployment in deployments(&documents) {
+            let runs = variable(deployment, "ExecutorEphemeralNamespace");
+            for step in &steps {
+                let objects = rendered(&documents, deployment, step);
+                for object in &objects {
+                    assert_eq!(api::check(object), Ok(()), "{name}: {object:#}");
+                    assert_eq!(object["metadata"]["namespace"], runs, "{name}");
+                    let text = object.to_string();
+                    // Argo CD would take the Job for one of its own, and remove it.
+                    assert!(
+                        !text.contains("app.kubernetes.io/instance"),
+                        "{name}: {text}"
+                    );
+                }
+                let job = objects
+                    .iter()
+                    .find(|object| object["kind"] == "Job")
+                    .unwrap();
+                let spec = &job["spec"]["template"]["spec"];
+                let spec: PodSpec = serde_json::from_value(spec.clone()).unwrap();
+                assert_eq!(
+                    violations(&spec, Level::Restricted),
+                    Vec::<String>::new(),
+                    "{name}"
+                );
+                for (kind, referred) in referred(&spec) {
+                    let of_chart = referred.starts_with("mayfly");
+                    let is_there = documents.iter().any(|document| {
+                        document.kind() == kind
+                            && document.name() == referred
+                            && document.namespace() == runs
+                    });
+                    assert!(
+                        is_there || !of_chart,
+                        "{name}: no {kind} {referred} in {runs}"
+                    );
+                }
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen >= 15, "{seen}");
+}
+
+/// A release in a cluster.
+struct Installed {
+    place: Place,
+    documents: Vec<Document>,
+    port: u16,
+}
+
+impl Installed {
+    /// Installs the chart with values over the defaults. Pods come when they are asked for.
+    async fn with(over: Value) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let mut values = json!({
+            "auth": {"internalSecret": {"existingSecret": "internal"}},
+            "launcher": {"listenAddress": "127.0.0.1", "service": {"port": port}},
+            // What runs find here is the tool on this machine, and a repository on it.
+            "executor": {"cli": {"toolSelection": "installed"}},
+            "persistence": {"state": {"enabled": true}},
+        });
+        merge(&mut values, over);
+        let mut release = Release::new().set(values);
+        RUNS.clone_into(&mut release.namespace);
+        let documents = release.documents();
+        let rights = launchers_rights(&documents);
+        assert_eq!(rights.len(), 1);
+        let place = Place::of(Cluster::builder(), &rights[0].1).await;
+        let installed = Self {
+            place,
+            documents,
+            port,
+        };
+        installed.apply().await;
+        installed.put_images();
+        installed
+    }
+
+    async fn apply(&self) {
+        let client = self.place.cluster.client(ADMIN).unwrap();
+        for document in &self.documents {
+            let (version, kind) = (document.text_at("/apiVersion"), document.kind());
+            let (group, version) = version.split_once('/').unwrap_or(("", version));
+            if !APPLIED.contains(&(group, version, kind)) {
+                continue;
+            }
+            let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+            let api = Api::<DynamicObject>::namespaced_with(
+                client.clone(),
+                document.namespace(),
+                &resource,
+            );
+            let object: DynamicObject = serde_json::from_value(document.value.clone()).unwrap();
+            let made = api.create(&PostParams::default(), &object).await;
+            made.unwrap_or_else(|error| panic!("{document}: {error}"));
+        }
+        let secret: Secret = serde_json::from_value(json!({
+            "metadata": {"name": "internal"},
+            "stringData": {"InternalSecret": base64::Engine::encode(&base64::prelude::BASE64_STANDARD, SECRET)},
+        }))
+        .unwrap();
+        let secrets = Api::<Secret>::namespaced(client, &self.place.runs);
+        secrets
+            .create(&PostParams::default(), &secret)
+            .await
+            .unwrap();
+        // The claim is where this test keeps its records.
+        let claims = self
+            .documents
+            .iter()
+            .filter(|document| document.kind() == "PersistentVolumeClaim");
+        for claim in claims {
+            let folder = self
+                .place
+                .cluster
+                .claim_dir(claim.namespace(), claim.name());
+            fs::create_dir_all(folder.parent().unwrap()).unwrap();
+            symlink(self.place.site.data_dir(), folder).unwrap();
+        }
+    }
+
+    fn put_images(&self) {
+        let (place, cluster) = (&self.place, &self.place.cluster);
+        let kubeconfig = cluster.kubeconfig_file(LAUNCHER, &place.runs).unwrap();
+        let launcher = place.site.scratch("launcher");
+        // In a script, since the pod has its own `/tmp`, and a path in a variable would be one of the pod. In a cluster the
+        // account's token is where the client looks for it.
+        let script = format!(
+            "#!/bin/sh\nexport KUBECONFIG='{}'\nexec '{}' \"$@\"\n",
+            kubeconfig.display(),
+            env!("CARGO_BIN_EXE_launcher_under_test"),
+        );
+        fs::write(&launcher, script).unwrap();
+        fs::set_permissions(&launcher, fs::Permissions::from_mode(0o755)).unwrap();
+        let executor = Path::new(env!("CARGO_BIN_EXE_executor_under_test"));
+        let deployment = self.deployment();
+        let image = deployment.text_at("/spec/template/spec/containers/0/image");
+        cluster.image(image, &launcher);
+        cluster.image(variable(deployment, "ExecutorEphemeralImage"), executor);
+    }
+
+    fn deployment(&self) -> &Document {
+        deployments(&self.documents).next().unwrap()
+    }
+
+    /// The pods of `helm test` whose names end so.
+    fn test(&self, suffix: &str) -> Value {
+        let found = self
+            .documents
+            .iter()
+            .filter(|document| document.is_test() && document.kind() == "Pod");
+        let mut found = found.filter(|document| document.name().ends_with(suffix));
+        found
+            .next()
+            .unwrap_or_else(|| panic!("no test {suffix}"))
+            .value
+            .clone()
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.place.cluster.client(ADMIN).unwrap(), &self.place.runs)
+    }
+
+    /// Makes a pod, with the addresses of Services resolved as a cluster's DNS would.
+    async fn start(&self, pod: Value) -> String {
+        let mut text = pod.to_string();
+        for service in self
+            .documents
+            .iter()
+            .filter(|document| document.kind() == "Service")
+        {
+            let host = format!("{}.{}.svc", service.name(), service.namespace());
+            if text.contains(&host) {
+                self.assert_leads_to_the_launcher(service);
+                text = text.replace(&host, "127.0.0.1");
+            }
+        }
+        assert!(!text.contains(".svc\""), "no Service has this name: {text}");
+        let pod: Pod = serde_json::from_str(&text).unwrap();
+        let made = self.pods().create(&PostParams::default(), &pod).await;
+        made.unwrap_or_else(|error| panic!("{error}: {text}"))
+            .name_any()
+    }
+
+    fn assert_leads_to_the_launcher(&self, service: &Document) {
+        let template = &self.deployment().value["spec"]["template"];
+        let selector = service.value["spec"]["selector"].as_object().unwrap();
+        for (key, value) in selector {
+            assert_eq!(template["metadata"]["labels"][key], *value, "{service}");
+        }
+        let port = &service.value["spec"]["ports"][0];
+        let of_container = &template["spec"]["containers"][0]["ports"][0];
+        assert_eq!(port["targetPort"], of_container["name"], "{service}");
+        assert_eq!(
+            (&port["port"], &of_container["containerPort"]),
+            (&json!(self.port), &json!(self.port))
+        );
+    }
+
+    /// Starts the launcher's pod, as its Deployment would.
+    async fn launch(&self) -> (String, Door) {
+        let template = &self.deployment().value["spec"]["template"];
+        let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"], "spec": template["spec"]});
+        pod["metadata"]["name"] = format!("{}-0", self.deployment().name()).into();
+        let name = self.start(pod).await;
+        let door = Door {
+            address: format!("127.0.0.1:{}", self.port),
+            client: reqwest::Client::builder()
+                .no_proxy()
+                .timeout(PATIENCE)
+                .build()
+                .unwrap(),
+        };
+        let until = Instant::now() + PATIENCE;
+        let url = format!("http://{}/actuator/health/readiness", door.address);
+        loop {
+            let answer = door.client.get(&url).send().await;
+            if answer.as_ref().is_ok_and(|answer| answer.status() == 200) {
+                return (name, door);
+            }
+            assert!(
+                Instant::now() < until,
+                "{answer:?}: {}",
+                self.log(&name, "launcher").await
+            );
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    }
+
+    /// The end of a container's log.
+    async fn log(&self, pod: &str, container: &str) -> String {
+        let params = LogParams {
+            container: Some(container.to_owned()),
+            tail_lines: Some(100),
+            ..LogParams::default()
+        };
+        let log = self.pods().logs(pod, &params).await;
+        log.unwrap_or_else(|error| error.to_string())
+    }
+
+    /// Runs a pod of `helm test`, which must succeed, and returns its log.
+    async fn tested(&self, suffix: &str) -> String {
+        let pod = self.test(suffix);
+        let container = pod["spec"]["containers"][0]["name"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        let name = self.start(pod).await;
+        let phase = |state: &State| {
+            let pod = state.pods.iter().find(|pod| pod.name_any() == name)?;
+            let phase = pod.status.as_ref()?.phase.clone()?;
+            ["Succeeded", "Failed"]
+                .contains(&phase.as_str())
+                .then_some(phase)
+        };
+        let phase = self.place.until(&format!("{name} ends"), phase).await;
+        let log = self.log(&name, &container).await;
+        assert_eq!(phase, "Succeeded", "{name}: {log}");
+        log
+    }
+}
+
+/// Values over values, as Helm lays them.
+fn merge(values: &mut Value, over: Value) {
+    match (values, over) {
+        (Value::Object(values), Value::Object(over)) => {
+            for (key, value) in over {
+                merge(values.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (values, over) => *values = over,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_installed_launcher_runs_what_is_dispatched_to_it() {
+    let repository = Repository::fixture();
+    let (plan, mut document) = (job::plan(&repository), job::plan(&repository));
+    document.step_type = Some("customScripts".to_owned());
+    document.command_list = vec![job::bash(1, "echo the canary sings")];
+    document.job_id = "@JOB@".to_owned();
+    document.step_id = "@STEP@".to_owned();
+    let canary = serde_json::to_string(&document).unwrap();
+    let installed =
+        Installed::with(json!({"tests": {"canary": {"enabled": true, "jobData": canary}}})).await;
+    let place = &installed.place;
+    let apply = job::apply_after(&plan);
+    place.site.queue(&[&plan, &apply]);
+
+    let (launcher, door) = installed.launch().await;
+    assert_eq!(door.post(&plan).await.unwrap(), 202);
+    place.until_over(&plan, "Complete").await;
+    assert!(place.site.record(&plan).plan_changes);
+    assert_eq!(door.post(&apply).await.unwrap(), 202);
+    place.until_over(&apply, "Complete").await;
+    assert_eq!(place.site.resources(&apply), ["terraform_data.greeting"]);
+
+    let said = installed.tested("-test-http").await;
+    assert!(said.contains("readiness: 200"), "{said}");
+    let said = installed.tested("-test-rights").await;
+    assert!(said.contains("Nothing is missing"), "{said}");
+    let said = installed.tested("-test-canary").await;
+    assert!(said.contains("the canary sings"), "{said}");
+
+    // What it made is what the API knows, and restricted.
+    let state = place.state().await;
+    assert_eq!(state.jobs.len(), 3);
+    for pod in &state.pods {
+        let spec = pod.spec.clone().unwrap();
+        assert_eq!(
+            violations(&spec, Level::Restricted),
+            Vec::<String>::new(),
+            "{}",
+            pod.name_any()
+        );
+    }
+
+    // It ends in the time its pod has.
+    let grace =
+        installed.deployment().value["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+            .as_u64();
+    let started = Instant::now();
+    installed
+        .pods()
+        .delete(&launcher, &DeleteParams::default())
+        .await
+        .unwrap();
+    let gone = |state: &State| {
+        state
+            .pods
+            .iter()
+            .all(|pod| pod.name_any() != launcher)
+            .then_some(())
+    };
+    place.until("the launcher is gone", gone).await;
+    assert!(started.elapsed().as_secs() < grace.unwrap());
+}
+
+/// Names of metrics in a text of queries. What begins with `mayfly_dev_` is a label, from `mayfly.dev/`.
+fn metric_names(text: &str) -> BTreeSet<String> {
+    let of_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    text.match_indices("mayfly_")
+        .filter(|(at, _)| !text[..*at].ends_with(of_a_name))
+        .map(|(at, _)| {
+            text[at..]
+                .split(|c| !of_a_name(c))
+                .next()
+                .unwrap()
+                .to_owned()
+        })
+        .filter(|name| !name.starts_with("mayfly_dev_"))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn alerts_and_dashboard_ask_for_what_the_launcher_counts() {
+    let installed = Installed::with(json!({
+        "metrics": {"prometheusRule": {"enabled": true}, "dashboards": {"enabled": true}},
+    }))
+    .await;
+    let (_, door) = installed.launch().await;
+    let url = format!("http://{}/metrics", door.address);
+    let text = door
+        .client
+        .get(url)
+        .send()
+        .await
+        .unwrap()
+        .text()
+        .await
+        .unwrap();
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    let mut counted: BTreeSet<String> = samples.flat_map(metric_names).collect();
+    // A family shows no sample before its first one.
+    let described = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    counted.extend(described.flat_map(|line| {
+        match line.split_once(' ') {
+            Some((name, "counter")) => vec![format!("{name}_total")],
+            Some((name, "histogram")) => ["bucket", "sum", "count"]
+                .map(|end| format!("{name}_{end}"))
+                .to_vec(),
+            Some((name, "info")) => vec![format!("{name}_info")],
+            Some((name, _)) => vec![name.to_owned()],
+            None => Vec::new(),
+        }
+    }));
+    let mut asked = BTreeSet::new();
+    for document in &installed.documents {
+        if document.kind() == "PrometheusRule" || document.template.contains("dashboard") {
+            let names = metric_names(&document.value["spec"].to_string());
+            let names: BTreeSet<_> = names
+                .into_iter()
+                .chain(metric_names(&document.value["data"].to_string()))
+                .collect();
+            assert!(!names.is_empty(), "{document}");
+            asked.extend(names);
+        }
+    }
+    let unknown: Vec<_> = asked.difference(&counted).collect();
+    assert!(unknown.is_empty(), "{unknown:?} of {counted:?}");
+}
