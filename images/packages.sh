@@ -50,6 +50,10 @@ copy_packages() {
         dpkg-query --status "$package" > "$root/var/lib/dpkg/status.d/$package"
         dpkg-query --listfiles "$package"
     done | sort -u | while read -r path; do
+        case $path in
+        # Scripts, which have no shell here, and character sets the programs do not read.
+        /usr/sbin/* | */gconv | */gconv/*) continue ;;
+        esac
         # What the rules above left out is listed all the same.
         if [ -e "$path" ] || [ -L "$path" ]; then
             echo "${path#/}"

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use crate::output_of;
+use crate::{output_of, workspace_root};
 
 /// The release the default base is of.
 const SUITE: &str = "trixie";
@@ -37,6 +37,18 @@ impl Base {
         Self {
             folder: folder.into(),
         }
+    }
+
+    /// The one `cargo xtask setup` makes, below the target directory.
+    pub fn installed() -> Self {
+        let target = std::env::var_os("CARGO_TARGET_DIR")
+            .map_or_else(|| workspace_root().join("target"), PathBuf::from);
+        Self::in_folder(target.join("peers/images"))
+    }
+
+    /// Where it lies.
+    pub fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// What a folder made now would hold: changes when this file does.

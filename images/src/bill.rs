@@ -1,4 +1,4 @@
-//! What software a program is made of: an SBOM in CycloneDX, and a list of licences with their texts. Both come from
+//! What software a program is made of: an SBOM in `CycloneDX`, and a list of licences with their texts. Both come from
 //! cargo alone, of exactly the crates that are linked into that program on this platform; tools that make them read
 //! the resolution of the whole workspace, tests included, and take longer to install than the programs to build.
 //!
@@ -121,7 +121,7 @@ impl Bill {
         Ok(())
     }
 
-    /// The SBOM, CycloneDX 1.6.
+    /// The SBOM, `CycloneDX` 1.6.
     pub fn sbom(&self) -> Value {
         let others = self.crates.iter().filter(|(id, _)| **id != self.program);
         let components: Vec<_> = others
@@ -181,11 +181,13 @@ impl Bill {
 impl Crate {
     fn from_metadata(package: &Value) -> Result<Self> {
         let text = |key: &str| package[key].as_str().map(str::to_owned);
-        let licence = text("license")
-            .with_context(|| format!("{} names no licence", package["name"]))?;
+        let licence =
+            text("license").with_context(|| format!("{} names no licence", package["name"]))?;
         let manifest = text("manifest_path").with_context(|| "a package without a manifest")?;
         let folder = PathBuf::from(manifest);
-        let folder = folder.parent().with_context(|| "a manifest without a folder")?;
+        let folder = folder
+            .parent()
+            .with_context(|| "a manifest without a folder")?;
         Ok(Self {
             licence: spdx(&licence),
             description: text("description"),
@@ -198,7 +200,9 @@ impl Crate {
 
 fn cargo(command: &str) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args([command, "--locked"]).current_dir(workspace_root());
+    cargo
+        .args([command, "--locked"])
+        .current_dir(workspace_root());
     cargo
 }
 
@@ -225,14 +229,14 @@ fn tree(text: &str) -> Result<(Id, BTreeMap<Id, BTreeSet<Id>>)> {
         path.truncate(depth);
         edges.entry(id.clone()).or_default();
         if let Some(parent) = path.last() {
-            edges
-                .entry(parent.clone())
-                .or_default()
-                .insert(id.clone());
+            edges.entry(parent.clone()).or_default().insert(id.clone());
         }
         path.push(id);
     }
-    let root = path.into_iter().next().with_context(|| "cargo's tree is empty")?;
+    let root = path
+        .into_iter()
+        .next()
+        .with_context(|| "cargo's tree is empty")?;
     Ok((root, edges))
 }
 

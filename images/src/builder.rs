@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use crate::base::{Base, REPOSITORY_MOUNT};
@@ -49,7 +49,13 @@ pub struct Image {
 impl std::fmt::Display for Image {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let tenths = self.compressed / 100_000;
-        write!(f, "{}.{} MB to pull, {}", tenths / 10, tenths % 10, self.digest)
+        write!(
+            f,
+            "{}.{} MB to pull, {}",
+            tenths / 10,
+            tenths % 10,
+            self.digest
+        )
     }
 }
 
@@ -76,24 +82,29 @@ impl Builder {
         buildah
     }
 
-    /// Makes an image of an archived file system.
+    /// Makes an image of a base.
     ///
     /// # Errors
-    /// Fails with what the builder said.
-    pub fn import(&self, archive: &Path, name: &str) -> Result<()> {
-        let folder = archive.parent().context("an archive lies in a folder")?;
-        let file = archive.file_name().context("an archive has a name")?;
+    /// Fails when the base was never made, or with what the builder said.
+    pub fn import(&self, base: &Base, name: &str) -> Result<()> {
+        let archive = base.archive();
+        if !archive.exists() {
+            bail!(
+                "there is no `{}`: `cargo xtask setup` makes it, as root and with mmdebstrap",
+                archive.display()
+            );
+        }
         let recipe = self.storage.join("import.Dockerfile");
         fs::create_dir_all(&self.storage)
             .with_context(|| format!("could not make `{}`", self.storage.display()))?;
-        fs::write(&recipe, format!("FROM scratch\nADD {} /\n", file.display()))
+        fs::write(&recipe, "FROM scratch\nADD base.tar /\n")
             .with_context(|| format!("could not write `{}`", recipe.display()))?;
         let mut build = self.buildah("build");
         build
             .args(["--quiet", "--timestamp", "0", "--tag", name, "--file"])
             .arg(&recipe)
             .args(["--ignorefile", "/dev/null"])
-            .arg(folder);
+            .arg(base.folder());
         output_of(&mut build).map(drop)
     }
 
@@ -192,10 +203,12 @@ fn blob(layout: &Path, digest: &str) -> PathBuf {
 
 fn read_json(path: &Path) -> Result<Value> {
     let content = fs::read(path).with_context(|| format!("could not read `{}`", path.display()))?;
-    serde_json::from_slice(&content)
-        .with_context(|| format!("`{}` is not JSON", path.display()))
+    serde_json::from_slice(&content).with_context(|| format!("`{}` is not JSON", path.display()))
 }
 
 fn text(value: &Value) -> Result<String> {
-    Ok(value.as_str().context("no digest in the layout")?.to_owned())
+    Ok(value
+        .as_str()
+        .context("no digest in the layout")?
+        .to_owned())
 }

@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     match args.base.as_deref() {
         Some("packages") => {
             setup::ensure_base()?;
-            builder.import(&Base::in_folder(setup::base_folder()).archive(), BASE)?;
+            builder.import(&Base::installed(), BASE)?;
             arguments.push(("DEBIAN_IMAGE".to_owned(), BASE.to_owned()));
         }
         Some(base) => arguments.push(("DEBIAN_IMAGE".to_owned(), base.to_owned())),
@@ -96,7 +96,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         if wanted(args.target, program) {
             let build = Build {
                 program,
-                name: format!("localhost/{}:{}", program.image(), env!("CARGO_PKG_VERSION")),
+                name: format!(
+                    "localhost/{}:{}",
+                    program.image(),
+                    env!("CARGO_PKG_VERSION")
+                ),
                 programs: programs.clone(),
                 offline: None,
                 arguments: arguments.clone(),
@@ -105,7 +109,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             run_stage(program.image(), &mut builder.build_command(&build))?;
             let layout = output.join(program.image());
             let image = builder.export(&build.name, &layout)?;
-            say(&format!("{}: {}, {image}", program.image(), layout.display()));
+            say(&format!(
+                "{}: {}, {image}",
+                program.image(),
+                layout.display()
+            ));
         }
     }
     Ok(ExitCode::SUCCESS)

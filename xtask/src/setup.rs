@@ -2,7 +2,7 @@
 
 mod servers;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Result, bail};
@@ -161,11 +161,6 @@ pub(crate) fn ensure() -> Result<()> {
         refuse_missing(&absent)?;
     }
     servers::install()
-}
-
-/// Where the base image of the tests lies.
-pub(crate) fn base_folder() -> PathBuf {
-    servers::peers_folder().join("images")
 }
 
 /// Makes the base image where it is not there.

@@ -25,15 +25,10 @@ struct Part {
     install: fn(&Path) -> Result<()>,
 }
 
-/// The folder of everything that is installed.
-pub(super) fn peers_folder() -> PathBuf {
+fn parts() -> [Part; 3] {
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| workspace_root().join("target"), PathBuf::from);
-    target.join("peers")
-}
-
-fn parts() -> [Part; 3] {
-    let peers = peers_folder();
+    let peers = target.join("peers");
     [
         Part {
             folder: peers.join("python"),
@@ -45,13 +40,13 @@ fn parts() -> [Part; 3] {
             wanted: AZURITE.to_owned(),
             install: node,
         },
-        base(&peers),
+        base(),
     ]
 }
 
-fn base(peers: &Path) -> Part {
+fn base() -> Part {
     Part {
-        folder: peers.join("images"),
+        folder: Base::installed().folder().to_owned(),
         wanted: Base::wanted(),
         install: |folder| {
             say("\n==> base image: of Debian packages");
@@ -62,7 +57,7 @@ fn base(peers: &Path) -> Part {
 
 /// Makes the base of images alone.
 pub(super) fn install_base() -> Result<()> {
-    let base = base(&peers_folder());
+    let base = base();
     if base.is_installed() {
         return Ok(());
     }
