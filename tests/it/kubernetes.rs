@@ -7,6 +7,7 @@ mod commands;
 mod disruptions;
 mod endings;
 mod faults;
+mod images;
 mod once;
 mod rights;
 mod runs;

@@ -9,6 +9,7 @@
     reason = "a harness fails a test by panicking, with all there is to know about it"
 )]
 
+pub mod container;
 pub mod fake_tool;
 pub mod job;
 pub mod laptop;

@@ -2,6 +2,7 @@
 //! nothing of how they work inside.
 
 mod bench;
+mod image;
 mod report;
 mod setup;
 mod suite;
@@ -28,6 +29,10 @@ enum Command {
     Test(suite::Args),
     /// Measure Mayfly against its floors: the bare tool, plain copying, the size and memory goals
     Bench(bench::Args),
+    /// Build the container images without a daemon
+    Image(image::Args),
+    /// Write the SBOM and the list of licences of both programs
+    Bill(image::BillArgs),
 }
 
 fn main() -> ExitCode {
@@ -35,6 +40,8 @@ fn main() -> ExitCode {
         Command::Setup(args) => setup::run(&args),
         Command::Test(args) => suite::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Image(args) => image::run(&args),
+        Command::Bill(args) => image::bill(&args),
     };
     match outcome {
         Ok(code) => code,

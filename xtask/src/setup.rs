@@ -103,6 +103,33 @@ const NEEDS: &[Need] = &[
         present: || works("npm", &["--version"]),
     },
     Need {
+        // Builds images without a daemon. The tests build and start both.
+        program: "buildah",
+        packages: &["buildah"],
+        elsewhere: "your package manager (1.28 or newer)",
+        present: || works("buildah", &["--version"]),
+    },
+    Need {
+        // Starts them as a node would.
+        program: "runc",
+        packages: &["runc"],
+        elsewhere: "your package manager",
+        present: || works("runc", &["--version"]),
+    },
+    Need {
+        // Makes a base image of Debian packages.
+        program: "mmdebstrap",
+        packages: &["mmdebstrap"],
+        elsewhere: "your package manager",
+        present: || works("mmdebstrap", &["--version"]),
+    },
+    Need {
+        program: "dpkg-scanpackages",
+        packages: &["dpkg-dev"],
+        elsewhere: "your package manager (dpkg)",
+        present: || works("dpkg-scanpackages", &["--version"]),
+    },
+    Need {
         program: "terraform",
         packages: &[],
         elsewhere: "put a terraform 1.x binary on PATH (developer.hashicorp.com/terraform/install)",
@@ -136,6 +163,11 @@ pub(crate) fn ensure() -> Result<()> {
         refuse_missing(&absent)?;
     }
     servers::install()
+}
+
+/// Makes the base image where it is not there.
+pub(crate) fn ensure_base() -> Result<()> {
+    servers::install_base()
 }
 
 fn missing() -> Vec<&'static Need> {

@@ -96,7 +96,7 @@ fn missing(command: &Command, error: &io::Error) -> io::Error {
 }
 
 /// Where `cargo xtask setup` installs servers from package registries.
-pub(crate) fn installed(path: &str) -> PathBuf {
+pub fn installed(path: &str) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(
         || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target")),
         PathBuf::from,

