@@ -39,6 +39,9 @@ const PACKAGE: &str = "mayfly-fuzz";
 pub(crate) struct Args {
     /// Files of `fuzz/fuzz_targets`, without `.rs`; all of them unless named
     targets: Vec<String>,
+    /// The run that is a part of `cargo xtask test`: seconds instead of minutes, and built without delay
+    #[arg(long, conflicts_with_all = ["time", "keep"])]
+    short: bool,
     /// How long each target runs
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = humantime::parse_duration)]
     time: Duration,
@@ -53,53 +56,61 @@ pub(crate) struct Args {
     input: Option<PathBuf>,
 }
 
-/// The long run.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let all = targets()?;
-    let chosen = choose(&all, &args.targets)?;
-    let programs = build_everything()?;
-    if let Some(input) = &args.input {
-        let [target] = chosen.as_slice() else {
-            bail!("`--input` needs the one target that reads the file");
-        };
-        run_stage(
-            target,
-            Command::new(program(&programs, target)?)
-                .arg(input)
-                .args(LIMITS),
-        )?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let found = workspace_root().join("target/fuzz/corpus");
-    let limits = Limits {
-        runs: None,
-        time: args.time,
+    let chosen = choose(&targets()?, &args.targets)?;
+    let programs = if args.short {
+        build_beside_tests(&chosen)?
+    } else {
+        build_everything()?
     };
-    run_all(&programs, &chosen, &limits, &found, args.jobs)?;
-    if args.keep {
-        for target in &chosen {
-            let mut merge = Command::new(program(&programs, target)?);
-            merge
-                .arg("-merge=1")
-                .args([seeds(target), found.join(target)])
-                .stderr(Stdio::null());
-            run_stage(&format!("seeds of {target}"), &mut merge)?;
-        }
+    match &args.input {
+        Some(input) => replay(&programs, &chosen, input)?,
+        None if args.short => run_short(&programs, &chosen, args.jobs)?,
+        None => run_long(&programs, &chosen, args)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The short run: every seed, and a fixed number of inputs made from them.
+/// The short run of all targets: every seed, and a fixed number of inputs made from them.
 pub(crate) fn short() -> Result<()> {
     let all = targets()?;
-    let programs = build_beside_tests(&all)?;
+    run_short(&build_beside_tests(&all)?, &all, None)
+}
+
+fn replay(programs: &Programs, chosen: &[String], input: &Path) -> Result<()> {
+    let [target] = chosen else {
+        bail!("`--input` needs the one target that reads the file");
+    };
+    let mut command = Command::new(program(programs, target)?);
+    run_stage(target, command.arg(input).args(LIMITS))
+}
+
+fn run_short(programs: &Programs, chosen: &[String], jobs: Option<NonZeroUsize>) -> Result<()> {
     // New inputs are not kept: what is in the repository was chosen.
     let found = tempfile::tempdir().context("no folder for temporary files")?;
     let limits = Limits {
         runs: Some(SHORT_RUNS),
         time: SHORT_TIME,
     };
-    run_all(&programs, &all, &limits, found.path(), None)
+    run_all(programs, chosen, &limits, found.path(), jobs)
+}
+
+fn run_long(programs: &Programs, chosen: &[String], args: &Args) -> Result<()> {
+    let found = workspace_root().join("target/fuzz/corpus");
+    let limits = Limits {
+        runs: None,
+        time: args.time,
+    };
+    run_all(programs, chosen, &limits, &found, args.jobs)?;
+    for target in chosen.iter().filter(|_| args.keep) {
+        let mut merge = Command::new(program(programs, target)?);
+        merge
+            .arg("-merge=1")
+            .args([seeds(target), found.join(target)])
+            .stderr(Stdio::null());
+        run_stage(&format!("seeds of {target}"), &mut merge)?;
+    }
+    Ok(())
 }
 
 fn targets() -> Result<Vec<String>> {
@@ -288,17 +299,17 @@ fn run_one(programs: &Programs, target: &str, limits: &Limits, found: &Path) -> 
     )
 }
 
-/// What came of a target, from what the engine says.
-fn judge(target: &str, passed: bool, log: &str) -> Result<String> {
+/// What came of a target, from what the engine says. `again` is the command that runs the same target.
+fn judge(again: &str, passed: bool, log: &str) -> Result<String> {
     if !passed {
         let artifact = log
             .lines()
             .find_map(|line| line.split_once("Test unit written to "))
             .map(|(_, path)| path);
-        let again = artifact
-            .map(|path| format!("\n  once more: cargo xtask fuzz {target} --input {path}"))
+        let hint = artifact
+            .map(|path| format!("\n  once more: {again} --input {path}"))
             .unwrap_or_default();
-        bail!("{}{again}", fault(log));
+        bail!("{}{hint}", fault(log));
     }
     let reached = after(log, " cov: ").unwrap_or(0);
     if reached == 0 {
@@ -368,7 +379,9 @@ mod tests {
     fn a_find_is_told_with_the_way_to_see_it_again() {
         let log = "INFO: Seed: 1\n\nthread '<unnamed>' (7) panicked at fuzz/fuzz_targets/pairs.rs:12:5:\n\
                    no\nstack backtrace:\n   0: rust\nartifact_prefix='x/'; Test unit written to x/crash-1\n";
-        let told = judge("pairs", false, log).unwrap_err().to_string();
+        let told = judge("cargo xtask fuzz pairs", false, log)
+            .unwrap_err()
+            .to_string();
         assert_eq!(
             told,
             "thread '<unnamed>' (7) panicked at fuzz/fuzz_targets/pairs.rs:12:5:\n  no\n  \
@@ -379,10 +392,10 @@ mod tests {
     #[test]
     fn a_target_that_learns_nothing_has_failed() {
         let stats = "stat::number_of_executed_units: 20\nstat::new_units_added:          3\n";
-        assert!(judge("pairs", true, stats).is_err());
+        assert!(judge("cargo xtask fuzz pairs", true, stats).is_err());
         let log =
             format!("#2\tINITED cov: 7 ft: 8\n#20\tDONE   cov: 12 ft: 30 corp: 3/9b\n{stats}");
-        let summary = judge("pairs", true, &log).unwrap();
+        let summary = judge("cargo xtask fuzz pairs", true, &log).unwrap();
         assert_eq!(
             summary,
             "20 inputs, 12 places in the code, 3 inputs reached new ones"
