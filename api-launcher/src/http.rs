@@ -2,7 +2,7 @@
 //! What becomes of an accepted dispatch is the target's business.
 
 mod answer;
-mod auth;
+pub mod auth;
 mod dispatch;
 mod health;
 mod server;

@@ -24,6 +24,8 @@ use std::process::ExitCode;
 use clap::CommandFactory as _;
 use job_contract::Exit;
 
+pub use crate::http::auth;
+
 use crate::cli::{Args, Command};
 
 /// Parses the command line, does what it asks, and says how it ended.

@@ -15,6 +15,7 @@ mod verify;
 
 use std::{error::Error, ffi::OsString, fmt, path::PathBuf, str::FromStr};
 
+pub use cache::install_archive;
 pub use error::{ArchiveError, ToolError};
 pub use fetch::FetchError;
 pub use job_contract::job::Tool;

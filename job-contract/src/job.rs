@@ -141,9 +141,8 @@ impl JobData {
     pub fn step_type(&self) -> Result<StepType, JobDataError> {
         match self.step_type.as_deref() {
             None | Some("") => Err(JobDataError::Missing { field: "type" }),
-            Some(text) => StepType::parse(text).ok_or_else(|| JobDataError::UnknownType {
-                found: text.to_owned(),
-            }),
+            Some(text) => StepType::parse(text)
+                .ok_or_else(|| JobDataError::UnknownType { found: shown(text) }),
         }
     }
 
@@ -193,7 +192,7 @@ impl JobData {
         }
         if self.job_id.parse::<i32>().is_err() {
             return Err(JobDataError::BadJobId {
-                found: self.job_id.clone(),
+                found: shown(&self.job_id),
             });
         }
         Ok(())
@@ -208,6 +207,20 @@ fn is_path_segment(id: &str) -> bool {
         && id
             .bytes()
             .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+}
+
+/// A piece of the document inside a message: short, and on one line.
+fn shown(text: &str) -> String {
+    const LONGEST: usize = 60;
+    let mut shown: String = text
+        .chars()
+        .take(LONGEST)
+        .flat_map(char::escape_debug)
+        .collect();
+    if text.chars().nth(LONGEST).is_some() {
+        shown.push('…');
+    }
+    shown
 }
 
 /// What is wrong with a job document. Messages name fields, never values that could be secret.
@@ -550,6 +563,24 @@ mod tests {
     )]
     fn validation_names_the_field(#[case] document: &str, #[case] expected: JobDataError) {
         assert_eq!(parse(document).validate(), Err(expected));
+    }
+
+    #[test]
+    fn a_message_about_a_hostile_document_is_short_and_one_line() {
+        let hostile = format!("x\\n2026-01-01 forged line\\u001b[2J{}", "y".repeat(9000));
+        for document in [
+            format!(r#"{{"type":"{hostile}"}}"#),
+            format!(
+                r#"{{"type":"approval","organizationId":"o","workspaceId":"w","jobId":"{}","stepId":"s"}}"#,
+                "7".repeat(128)
+            ),
+        ] {
+            let message = parse(&document).validate().unwrap_err().to_string();
+            assert!(
+                message.len() < 300 && !message.contains(char::is_control),
+                "{message}"
+            );
+        }
     }
 
     #[test]

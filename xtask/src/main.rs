@@ -2,6 +2,7 @@
 //! nothing of how they work inside.
 
 mod bench;
+mod fuzz;
 mod image;
 mod report;
 mod setup;
@@ -13,7 +14,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Set-up, test and bench commands of the Mayfly workspace.
+/// Set-up, test, fuzz, image and bench commands of the Mayfly workspace.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Args {
@@ -29,6 +30,8 @@ enum Command {
     Test(suite::Args),
     /// Measure Mayfly against its floors: the bare tool, plain copying, the size and memory goals
     Bench(bench::Args),
+    /// Give hostile input to every reader of foreign data, for as long as you like; finds go to `fuzz/artifacts`
+    Fuzz(fuzz::Args),
     /// Build the container images without a daemon
     Image(image::Args),
     /// Write the SBOM and the list of licences of both programs
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
         Command::Setup(args) => setup::run(&args),
         Command::Test(args) => suite::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::Image(args) => image::run(&args),
         Command::Bill(args) => image::bill(&args),
     };

@@ -46,6 +46,13 @@ const NEEDS: &[Need] = &[
         present: || works("bash", &["--version"]),
     },
     Need {
+        // Builds the engine of the fuzz targets.
+        program: "c++",
+        packages: &["g++"],
+        elsewhere: "your package manager (g++ or clang)",
+        present: || works("c++", &["--version"]),
+    },
+    Need {
         program: "ssh",
         packages: &["openssh-client"],
         elsewhere: "your package manager (OpenSSH)",

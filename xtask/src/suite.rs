@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use crate::terminal::{run_stage, say};
-use crate::{setup, workspace_root};
+use crate::{fuzz, setup, workspace_root};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -20,6 +20,9 @@ pub(crate) struct Args {
     /// Skip making sure of the programs the tests use
     #[arg(long)]
     no_setup: bool,
+    /// Skip the short run of the fuzz targets
+    #[arg(long)]
+    no_fuzz: bool,
     /// Run only tests whose names contain one of these
     #[arg(last = true)]
     filters: Vec<String>,
@@ -38,6 +41,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             "documentation tests",
             &mut cargo(["test", "--quiet", "--workspace", "--locked", "--doc"]),
         )?;
+    }
+    if args.filters.is_empty() && !args.no_fuzz {
+        fuzz::short()?;
     }
     // Last, so that the runner's own summary closes the output.
     run_stage("tests", &mut test_command(&args.filters))?;

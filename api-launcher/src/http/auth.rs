@@ -18,7 +18,7 @@ const SKEW: Duration = Duration::from_mins(1);
 
 /// The secret shared with the platform.
 #[derive(Clone)]
-pub(crate) struct InternalSecret(DecodingKey);
+pub struct InternalSecret(DecodingKey);
 
 impl std::fmt::Debug for InternalSecret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -28,7 +28,7 @@ impl std::fmt::Debug for InternalSecret {
 
 /// Why a text is no secret of the platform. Never quotes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum SecretError {
+pub enum SecretError {
     #[error("is not base64")]
     NotBase64,
     #[error("holds {found} bytes, at least {MIN_SECRET_BYTES} are needed")]
@@ -38,7 +38,7 @@ pub(crate) enum SecretError {
 impl InternalSecret {
     /// Reads base64 in the URL-safe or the standard alphabet, padded or not: the platform's chart writes the
     /// standard one although the platform reads the other.
-    pub(crate) fn parse(text: &str) -> Result<Self, SecretError> {
+    pub fn parse(text: &str) -> Result<Self, SecretError> {
         let text = text.trim().trim_end_matches('=');
         let url_safe = text.replace('+', "-").replace('/', "_");
         let bytes = URL_SAFE_NO_PAD
@@ -78,7 +78,7 @@ impl Audience {
 
 /// Why a request is not the platform's. Told to whoever asks, so it holds nothing of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AuthError {
+pub enum AuthError {
     #[error("the request has no bearer token in its `Authorization` header")]
     Missing,
     #[error("the bearer token is not a JSON Web Token with algorithm HS256, HS384 or HS512")]
@@ -101,7 +101,7 @@ pub(crate) enum AuthError {
 
 /// Decides who may dispatch.
 #[derive(Clone, Debug)]
-pub(crate) struct Gate {
+pub struct Gate {
     /// `None` lets everybody in.
     secret: Option<InternalSecret>,
     now: fn() -> SystemTime,
@@ -109,12 +109,12 @@ pub(crate) struct Gate {
 
 impl Gate {
     /// Lets in who signs with this secret, or everybody without one. `now` is the clock.
-    pub(crate) const fn new(secret: Option<InternalSecret>, now: fn() -> SystemTime) -> Self {
+    pub const fn new(secret: Option<InternalSecret>, now: fn() -> SystemTime) -> Self {
         Self { secret, now }
     }
 
     /// Checks the value of an `Authorization` header.
-    pub(crate) fn check(&self, authorization: Option<&[u8]>) -> Result<(), AuthError> {
+    pub fn check(&self, authorization: Option<&[u8]>) -> Result<(), AuthError> {
         let Some(secret) = &self.secret else {
             return Ok(());
         };

@@ -63,13 +63,14 @@ pub fn check(text: &str) -> Result<(), &'static str> {
 
 /// Whether a text can stand before a repository: a registry, perhaps with a path.
 pub fn check_registry(text: &str) -> Result<(), &'static str> {
-    const RULE: &str = "must be a registry, `host[:port][/path]`, without a scheme";
+    const RULE: &str = "must be a registry, `host[:port][/path]`, without a scheme; the host has a dot or a port, or is `localhost`";
     let text = text.trim_end_matches('/');
     let (host, path) = match text.split_once('/') {
         Some((host, path)) => (host, Some(path)),
         None => (text, None),
     };
-    if is_host(host) && path.is_none_or(is_repository) {
+    // Any other word would be taken for the first part of a path on the default registry.
+    if is_registry(host) && is_host(host) && path.is_none_or(is_repository) {
         Ok(())
     } else {
         Err(RULE)
@@ -171,11 +172,29 @@ mod tests {
             reference.in_registry("r:5000/mirrors/quay/"),
             format!("r:5000/mirrors/quay/acme/executor{DIGEST}")
         );
-        for registry in ["r", "r:5000", "r.example/a/b", "r/"] {
+        for registry in ["r.example", "r:5000", "r.example/a/b", "localhost/"] {
             assert!(check_registry(registry).is_ok(), "{registry}");
         }
-        for registry in ["", "/", "https://r", "r:port", "r/A", "r//a", "r:0", "a b"] {
+        for registry in [
+            "",
+            "/",
+            "https://r",
+            "r:port",
+            "r:1/A",
+            "r:1//a",
+            "r:0",
+            "a b",
+        ] {
             assert!(check_registry(registry).is_err(), "{registry}");
+        }
+    }
+
+    #[test]
+    fn a_word_the_runtime_takes_for_a_path_on_the_default_registry_is_no_registry() {
+        for word in ["mirror", "mirror/", "mirror/team"] {
+            let moved = Reference::parse("app").unwrap().in_registry(word);
+            assert_eq!(Reference::parse(&moved).unwrap().origin().0, "docker.io");
+            assert!(check_registry(word).is_err(), "{word}");
         }
     }
 

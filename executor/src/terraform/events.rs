@@ -90,7 +90,7 @@ fn trim_end(line: &[u8]) -> &[u8] {
 
 /// What people read of an event. The message of a diagnostic is only its title; the rest of what the tool
 /// would print without `-json` is added.
-fn console_text(event: &Value) -> Option<String> {
+pub fn console_text(event: &Value) -> Option<String> {
     let message = event["@message"].as_str();
     if event["type"] == "diagnostic" && event["diagnostic"].is_object() {
         return Some(diagnostic_text(&event["diagnostic"], message));

@@ -25,7 +25,7 @@ use super::Fault;
 pub struct ArchiveLimits {
     /// Bytes of all files together; a download is held to it too.
     pub max_bytes: u64,
-    /// Files, folders and links together.
+    /// Files, folders and links together, folders that are only named on the way to others included.
     pub max_entries: u64,
 }
 
@@ -40,9 +40,9 @@ impl Default for ArchiveLimits {
 
 /// What was unpacked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Unpacked {
-    pub(super) entries: u64,
-    pub(super) bytes: u64,
+pub struct Unpacked {
+    pub entries: u64,
+    pub bytes: u64,
 }
 
 /// Why an archive was not unpacked.
@@ -145,7 +145,7 @@ const MAX_METADATA_BYTES: u64 = 1024 * 1024;
 const COPY_BYTES: usize = 64 * 1024;
 
 /// Unpacks `archive` into `target` until done or `stop` is set.
-pub(super) fn unpack(
+pub fn unpack(
     archive: impl Read,
     target: &Path,
     limits: ArchiveLimits,
@@ -171,6 +171,7 @@ pub(super) fn unpack(
         stop,
         allowance,
         folders: HashSet::new(),
+        implied: 0,
         unpacked: Unpacked::default(),
     };
     for entry in archive.entries().map_err(read_error)? {
@@ -203,17 +204,15 @@ struct Unpacker<'a> {
     allowance: Rc<Cell<u64>>,
     /// Folders known to be real ones; they are never replaced.
     folders: HashSet<PathBuf>,
+    /// How many folders were made that had no entry yet.
+    implied: u64,
     unpacked: Unpacked,
 }
 
 impl Unpacker<'_> {
     fn entry<R: Read>(&mut self, mut entry: Entry<'_, R>) -> Result<(), ArchiveError> {
         self.unpacked.entries += 1;
-        if self.unpacked.entries > self.limits.max_entries {
-            return Err(ArchiveError::TooManyEntries {
-                limit: self.limits.max_entries,
-            });
-        }
+        self.check_entries()?;
         let kind = entry.header().entry_type();
         if kind == EntryType::XGlobalHeader {
             // `git archive` begins with one; the reader hands its content over instead of using it.
@@ -249,14 +248,20 @@ impl Unpacker<'_> {
         Ok(())
     }
 
+    fn check_entries(&self) -> Result<(), TooManyEntries> {
+        let limit = self.limits.max_entries;
+        if self.unpacked.entries + self.implied > limit {
+            return Err(TooManyEntries { limit });
+        }
+        Ok(())
+    }
+
     /// Makes a folder and those above it, each of which must be new or a real folder.
     fn folder(&mut self, path: &Path) -> Result<(), Problem> {
         if path.as_os_str().is_empty() || self.folders.contains(path) {
             return Ok(());
         }
-        if let Some(parent) = path.parent() {
-            self.folder(parent)?;
-        }
+        self.folders_above(path)?;
         let full = self.target.join(path);
         match fs::symlink_metadata(&full) {
             Ok(found) if found.is_dir() => {}
@@ -270,14 +275,25 @@ impl Unpacker<'_> {
         Ok(())
     }
 
+    /// One path of 3 KB can name more folders than an honest archive has.
+    fn folders_above(&mut self, path: &Path) -> Result<(), Problem> {
+        let Some(parent) = path.parent() else {
+            return Ok(());
+        };
+        if parent.as_os_str().is_empty() || self.folders.contains(parent) {
+            return Ok(());
+        }
+        self.implied += 1;
+        self.check_entries()?;
+        self.folder(parent)
+    }
+
     /// Makes the folders above `path` and removes an earlier file or link of that name: the last entry counts.
     fn make_room(&mut self, path: &Path) -> Result<(), Problem> {
         if path.as_os_str().is_empty() {
             return Err(Refusal::NoName.into());
         }
-        if let Some(parent) = path.parent() {
-            self.folder(parent)?;
-        }
+        self.folders_above(path)?;
         let full = self.target.join(path);
         match fs::symlink_metadata(&full) {
             Ok(found) if found.is_dir() => Err(Refusal::ReplacesFolder.into()),
@@ -356,6 +372,24 @@ impl Unpacker<'_> {
 enum Problem {
     Refused(Refusal),
     Io(io::Error),
+    TooMany(TooManyEntries),
+}
+
+/// One entry or folder beyond the limit.
+struct TooManyEntries {
+    limit: u64,
+}
+
+impl From<TooManyEntries> for ArchiveError {
+    fn from(TooManyEntries { limit }: TooManyEntries) -> Self {
+        Self::TooManyEntries { limit }
+    }
+}
+
+impl From<TooManyEntries> for Problem {
+    fn from(error: TooManyEntries) -> Self {
+        Self::TooMany(error)
+    }
 }
 
 impl From<Refusal> for Problem {
@@ -406,6 +440,7 @@ impl Place<'_> {
                 entry: self.display(),
                 source,
             },
+            Problem::TooMany(error) => error.into(),
         }
     }
 }

@@ -348,6 +348,19 @@ fn limits_hold_against_small_archives_with_much_in_them() {
         result,
         Err(ArchiveError::TooManyEntries { limit: 3 })
     ));
+    let deep = [file("a/b/c/d", "")];
+    let result = Sandbox::new().unpack_with(&gzip(&tar(&deep)), limits);
+    assert!(matches!(
+        result,
+        Err(ArchiveError::TooManyEntries { limit: 3 })
+    ));
+    let known = [
+        raw(EntryType::Directory, "a", ""),
+        raw(EntryType::Directory, "a/b", ""),
+        file("a/b/c", ""),
+    ];
+    let result = Sandbox::new().unpack_with(&gzip(&tar(&known)), limits);
+    assert_eq!(result.unwrap().entries, 3);
 }
 
 #[test]

@@ -1,0 +1,35 @@
+//! Image references and registries, one per line: a reference that is moved to another registry is one there.
+
+#![no_main]
+
+use api_launcher::manifest::image::{Reference, check, check_registry};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    let (image, registry) = text
+        .split_once('\n')
+        .unwrap_or((text, "mirror.example:5000/team"));
+    let reference = Reference::parse(image);
+    assert_eq!(check(image).is_ok(), reference.is_ok());
+    let Ok(reference) = reference else {
+        return;
+    };
+    let (host, path) = reference.origin();
+    assert!(path.starts_with(&format!("{host}/")), "{path}");
+    assert!(!image.chars().any(char::is_whitespace));
+
+    if check_registry(registry).is_err() {
+        return;
+    }
+    let moved = reference.in_registry(registry);
+    // A path may be too long only together.
+    if registry.len() + image.len() < 200 {
+        let (host, path) = Reference::parse(&moved)
+            .expect("still a reference")
+            .origin();
+        assert!(
+            path.starts_with(registry.trim_end_matches('/')),
+            "{moved} comes from {host}"
+        );
+    }
+});

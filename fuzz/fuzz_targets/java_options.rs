@@ -1,0 +1,59 @@
+//! `JAVA_TOOL_OPTIONS`: whatever else they hold, a node selector made of them is one Kubernetes takes.
+
+#![no_main]
+
+use std::collections::BTreeMap;
+
+use api_launcher::config::DeploymentArgs;
+use job_contract::env;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|options: &str| {
+    let Some(selector) = node_selector(options) else {
+        return;
+    };
+    let unquoted: String = options
+        .chars()
+        .filter(|c| !['"', '\''].contains(c))
+        .collect();
+    let mut written = String::from("-Xmx64m");
+    for (key, value) in &selector {
+        let name = key.rsplit('/').next().unwrap_or(key);
+        assert!(is_label(name) && !name.is_empty() && (value.is_empty() || is_label(value)));
+        assert!(unquoted.contains(key.as_str()) && unquoted.contains(value.as_str()));
+        written.push_str(&format!(
+            " \"-Dio.terrakube.executor.ephemeral.nodeSelector[{key}]={value}\""
+        ));
+    }
+    assert_eq!(node_selector(&written), Some(selector));
+});
+
+/// `None` when the deployment is refused because of them.
+fn node_selector(options: &str) -> Option<BTreeMap<String, String>> {
+    let args = DeploymentArgs {
+        java_tool_options: Some(options.to_owned()),
+        ..DeploymentArgs::default()
+    };
+    match args.resolve() {
+        Ok(deployment) => Some(deployment.defaults.node_selector.unwrap_or_default()),
+        Err(problems) => {
+            assert!(!problems.is_empty());
+            for problem in problems {
+                assert_eq!(problem.subject, env::JAVA_TOOL_OPTIONS);
+                let message = problem.to_string();
+                assert!(
+                    message.len() <= 1024 && !message.contains('\n'),
+                    "{message}"
+                );
+            }
+            None
+        }
+    }
+}
+
+fn is_label(text: &str) -> bool {
+    text.len() <= 63
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+}

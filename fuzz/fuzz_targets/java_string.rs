@@ -1,0 +1,24 @@
+//! Strings as Java serialises them: every text survives, and other bytes are refused or become a text that does.
+
+#![no_main]
+
+use control_plane::java::{JavaStringError, decode, encode};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    match decode(data) {
+        Ok(text) => survives(&text),
+        Err(JavaStringError::Malformed { at }) => assert!(at < data.len()),
+        Err(error) => assert!(error.to_string().len() < 200),
+    }
+    survives(&String::from_utf8_lossy(data));
+});
+
+fn survives(text: &str) {
+    let bytes = encode(text);
+    // At most three bytes for each of a text's, and a head of thirteen.
+    assert!(bytes.len() <= 3 * text.len() + 13);
+    assert_eq!(decode(&bytes).as_deref(), Ok(text));
+    let head = if bytes[4] == 0x74 { 7 } else { 13 };
+    assert!(!bytes[head..].contains(&0));
+}

@@ -1,0 +1,68 @@
+//! Job data in every form it travels in: what decodes survives every other form, and what does not is refused
+//! with a short reason that never quotes the document.
+
+#![no_main]
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use job_contract::encoding::{decode, encode, encode_compressed, identify};
+use libfuzzer_sys::fuzz_target;
+
+/// Stands in seeds where a secret would; never a part of our own words.
+const SECRET: &[u8] = b"s3cr3t";
+
+fuzz_target!(|data: &[u8]| {
+    let as_it_is = decode(data);
+    check(data);
+    // What is no text yet is one in transport form.
+    let wrapped = STANDARD.encode(data);
+    check(wrapped.as_bytes());
+    if data.trim_ascii_start().starts_with(b"{") {
+        assert_eq!(as_it_is, decode(wrapped.as_bytes()));
+    }
+});
+
+fn check(text: &[u8]) {
+    match decode(text) {
+        Ok(job) => {
+            let plain = encode(&job);
+            let lines: Vec<_> = plain.as_bytes().chunks(76).collect();
+            let compressed = encode_compressed(&job).expect("there is memory");
+            for form in [
+                plain.as_bytes(),
+                plain.trim_end_matches('=').as_bytes(),
+                plain.replace('+', "-").replace('/', "_").as_bytes(),
+                &lines.join(&b"\r\n"[..]),
+                compressed.as_bytes(),
+            ] {
+                assert_eq!(decode(form).as_ref(), Ok(&job));
+            }
+            if let Err(error) = job.validate() {
+                short(&error.to_string());
+            }
+            if let Some(known) = identify(text) {
+                assert_eq!(
+                    (&known.job_id, &known.step_id, &known.organization_id),
+                    (&job.job_id, &job.step_id, &job.organization_id)
+                );
+            }
+        }
+        Err(error) => {
+            let message = error.to_string();
+            short(&message);
+            let quotes_secret = message
+                .as_bytes()
+                .windows(SECRET.len())
+                .any(|w| w == SECRET);
+            assert!(!quotes_secret, "{message}");
+            let _ = identify(text);
+        }
+    }
+}
+
+fn short(message: &str) {
+    assert!(
+        message.len() <= 1024 && !message.contains('\n'),
+        "{message}"
+    );
+}

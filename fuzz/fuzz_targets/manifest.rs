@@ -1,0 +1,112 @@
+//! Job data made into Kubernetes objects: the same bytes each time, the document in its Secret alone and whole, and
+//! under the default policy no pod that could do more than the default one.
+
+#![no_main]
+
+use api_launcher::manifest::{Deployment, build};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use job_contract::encoding::decode;
+use libfuzzer_sys::fuzz_target;
+use serde_json::{Value, json};
+
+const TOKEN: &str = "s3cr3t-access-token";
+
+fuzz_target!(|data: &[u8]| {
+    let Ok(mut job) = decode(data) else {
+        return;
+    };
+    job.access_token = Some(TOKEN.to_owned());
+    let deployment = Deployment::default();
+    let manifest = match build(&job, &deployment) {
+        Ok(manifest) => manifest,
+        Err(errors) => {
+            assert!(!errors.problems().is_empty());
+            for problem in errors.problems() {
+                let message = problem.to_string();
+                assert!(message.len() <= 2048, "{message}");
+                assert!(
+                    !message.contains('\n') && !message.contains(TOKEN),
+                    "{message}"
+                );
+            }
+            return;
+        }
+    };
+    let list = manifest.to_list();
+    assert_eq!(
+        build(&job, &deployment)
+            .expect("it was built before")
+            .to_list(),
+        list
+    );
+
+    let object = &list["items"][0];
+    assert!(!object.to_string().contains(TOKEN));
+    let document = list["items"][1]["data"]["job-data"]
+        .as_str()
+        .expect("a Secret holds it");
+    let document = STANDARD
+        .decode(document)
+        .expect("Kubernetes encodes bytes so");
+    assert_eq!(decode(&document).as_ref(), Ok(&job));
+
+    let name = object["metadata"]["name"].as_str().expect("a name");
+    assert!(is_dns_label(name), "{name}");
+    for metadata in [&object["metadata"], &object["spec"]["template"]["metadata"]] {
+        for (key, value) in metadata["labels"].as_object().expect("labels") {
+            let key = key.rsplit('/').next().expect("a name");
+            let value = value.as_str().expect("a text");
+            assert!(
+                is_label(key) && !key.is_empty() && is_label(value),
+                "{key}={value}"
+            );
+        }
+    }
+    harmless(&object["spec"]["template"]["spec"]);
+});
+
+fn harmless(pod: &Value) {
+    assert_eq!(pod["automountServiceAccountToken"], false);
+    for name in ["hostNetwork", "hostPID", "hostIPC", "hostUsers"] {
+        assert!(
+            pod[name].is_null() || pod[name] == (name == "hostUsers"),
+            "{name}"
+        );
+    }
+    for volume in pod["volumes"].as_array().expect("volumes") {
+        assert!(volume.get("hostPath").is_none());
+    }
+    for container in pod["containers"].as_array().expect("containers") {
+        let context = &container["securityContext"];
+        assert_eq!(context["privileged"], false);
+        assert_eq!(context["allowPrivilegeEscalation"], false);
+        assert_eq!(context["capabilities"]["drop"], json!(["ALL"]));
+        assert_ne!(context["runAsUser"], 0);
+        for variable in container["env"].as_array().expect("an environment") {
+            let literals = container["env"].as_array().expect("an environment").iter();
+            assert_eq!(
+                literals
+                    .filter(|other| other["name"] == variable["name"])
+                    .count(),
+                1
+            );
+        }
+    }
+}
+
+fn is_dns_label(text: &str) -> bool {
+    (1..=63).contains(&text.len())
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+fn is_label(text: &str) -> bool {
+    text.len() <= 63
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+}

@@ -1,0 +1,52 @@
+//! Tolerations: what is read can be written and read again, keeps Kubernetes' rules, and never tolerates
+//! everything unasked.
+
+#![no_main]
+
+use api_launcher::manifest::tolerations::parse_tolerations;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    let tolerations = match parse_tolerations(text) {
+        Ok(tolerations) => tolerations,
+        Err(errors) => {
+            assert!(!errors.is_empty() && errors.len() <= text.split(';').count());
+            for error in errors {
+                let message = error.to_string();
+                assert!(
+                    message.len() <= 1024 && !message.contains('\n'),
+                    "{message}"
+                );
+            }
+            return;
+        }
+    };
+    let mut written = String::new();
+    for toleration in &tolerations {
+        let operator = toleration.operator.as_deref().expect("always said");
+        let key = toleration.key.as_deref().unwrap_or_default();
+        if key.is_empty() {
+            assert!(operator == "Exists" && text.to_ascii_lowercase().contains(":exists"));
+        }
+        assert_eq!(operator == "Equal", toleration.value.is_some());
+        let effect = toleration.effect.as_deref().unwrap_or_default();
+        let seconds = match toleration.toleration_seconds {
+            Some(seconds) => {
+                assert!(seconds >= 0 && effect == "NoExecute");
+                seconds.to_string()
+            }
+            None => String::new(),
+        };
+        let value = toleration
+            .value
+            .as_ref()
+            .map(|value| format!("={value}"))
+            .unwrap_or_default();
+        written.push_str(&format!("{key}{value}:{operator}:{effect}:{seconds};"));
+    }
+    assert_eq!(
+        parse_tolerations(&written).as_ref(),
+        Ok(&tolerations),
+        "{written}"
+    );
+});
