@@ -78,10 +78,14 @@ fn marked(value: &Value, marks: &Value, found: &mut Vec<String>) {
     match (value, marks) {
         (Value::String(text), Value::Bool(true)) => found.push(text.clone()),
         (Value::Object(parts), Value::Bool(true)) => {
-            parts.values().for_each(|part| marked(part, marks, found));
+            for part in parts.values() {
+                marked(part, marks, found);
+            }
         }
         (Value::Array(parts), Value::Bool(true)) => {
-            parts.iter().for_each(|part| marked(part, marks, found));
+            for part in parts {
+                marked(part, marks, found);
+            }
         }
         (Value::Object(parts), Value::Object(marks)) => {
             for (name, part) in parts {
