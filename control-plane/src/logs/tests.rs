@@ -1,5 +1,7 @@
 //! The whole path with real files, pipes and full disks.
 
+mod shapes;
+
 use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead as _, BufReader, PipeReader, PipeWriter, Read as _};
