@@ -15,8 +15,9 @@ const MIN_LINE_BYTES: usize = 6;
 /// Larger values are masked piece by piece, which bounds how much of an endless line must be held back, and in
 /// fewer encodings, which bounds memory.
 const PIECE_BYTES: usize = 4096;
-/// Larger values are not looked for in documents that were encoded together with them, which bounds memory.
-const NESTED_BYTES: usize = 512;
+/// Larger values are not looked for in documents that were quoted or encoded once more, which bounds memory: what is
+/// larger is a key or a document of its own.
+const NESTED_BYTES: usize = 128;
 
 /// What percent-encoders leave as it is beside letters and digits.
 const KEPT_IN_URLS: [&str; 7] = [
@@ -99,15 +100,14 @@ impl Forms {
             self.add_lines(&quoted);
         }
         if secret.len() <= NESTED_BYTES {
-            self.add_nested(secret);
+            for json in json_forms(secret) {
+                for quoted in shell_forms(&json) {
+                    self.add_lines(&quoted);
+                }
+                self.add_base64(json.as_bytes());
+            }
         }
-    }
-
-    /// In base64 of a document that holds it escaped or encoded itself, as in a Docker configuration.
-    fn add_nested(&mut self, secret: &str) {
-        for json in json_forms(secret) {
-            self.add_base64(json.as_bytes());
-        }
+        // In base64 of a document that holds a login in base64, as a Docker configuration does.
         for lead in 0..3 {
             let inner = embedded_base64(&STANDARD_NO_PAD, lead, secret.as_bytes());
             if inner.len() >= 2 * MIN_SECRET_BYTES {

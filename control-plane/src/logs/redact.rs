@@ -329,11 +329,38 @@ mod tests {
     }
 
     #[test]
+    fn the_secrets_of_a_large_job_take_little_memory() {
+        let lines = |count: usize| {
+            let lines = (0..count).map(|line| format!("{line:04}{}\n", "Ab+/9".repeat(12)));
+            lines.collect::<String>()
+        };
+        let mut secrets = vec![AWKWARD.to_owned(), "eyJ".to_owned() + &"aZ0_-".repeat(300)];
+        secrets.extend((40..43).map(lines));
+        secrets.extend(
+            (0..50).map(|number| {
+                format!("ghs_{}", lines(1).replace("00", &number.to_string()).trim())
+            }),
+        );
+        let redactor = Redactor::new(&secrets);
+        let Matcher::Forms(forms) = &redactor.matcher else {
+            panic!("too many forms");
+        };
+        let bytes = forms.memory_usage() + redactor.wrapped.memory_usage();
+        assert!(
+            bytes < 8_000_000,
+            "{bytes} bytes for {} secrets",
+            secrets.len()
+        );
+    }
+
+    #[test]
     fn debug_output_shows_no_secret() {
         assert!(!format!("{:?}", Redactor::new(["hunter22"])).contains("hunter"));
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
         #[test]
         fn text_without_secrets_passes_as_it_is(
             secrets in proptest::collection::vec("[ -~]{6,40}", 0..5),

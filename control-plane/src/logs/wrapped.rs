@@ -57,6 +57,11 @@ impl Wrapped {
         wrapped
     }
 
+    #[cfg(test)]
+    pub(super) fn memory_usage(&self) -> usize {
+        self.texts.capacity() + 4 * self.places.capacity() + 8 * self.filter.capacity()
+    }
+
     fn part_at(&self, place: u32) -> Option<Part> {
         let place = usize::try_from(place).ok()?;
         let part = self.texts.get(place..place + MIN_PART_BYTES)?;

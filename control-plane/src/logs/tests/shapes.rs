@@ -116,6 +116,8 @@ fn core(encoded: &str, before: usize, secret: usize) -> &str {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
     #[test]
     fn no_shape_of_a_secret_comes_out_however_it_is_written(
         secret in "[!-~\u{e4}\u{20ac}][ -~\u{e4}\u{20ac}]{6,40}[!-~]",
