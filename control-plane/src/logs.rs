@@ -24,6 +24,7 @@ mod spool;
 mod stdout;
 #[cfg(test)]
 mod tests;
+mod wrapped;
 
 use std::fmt;
 use std::fs::File;

@@ -49,6 +49,7 @@ pub fn main_from_env() -> ExitCode {
 
 /// The executor as a process, configured by its command line over its environment.
 pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    telemetry::name_panics("the executor");
     match Config::try_parse_from(args) {
         Ok(config) => ExitCode::from(run_process(&config)),
         Err(usage) => usage_exit(&usage),

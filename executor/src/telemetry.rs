@@ -24,7 +24,6 @@ impl LogFormat {
 pub fn install(config: &TelemetryConfig) -> Result<(), tracing_subscriber::filter::ParseError> {
     let filter = EnvFilter::try_new(&config.log_filter)?;
     subscribe(config.log_format.unwrap_or_else(LogFormat::detect), filter);
-    name_panics("the executor");
     Ok(())
 }
 

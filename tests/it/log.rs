@@ -99,3 +99,34 @@ fn the_log_goes_to_a_file_too_when_asked() {
         .expect_code(0);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), outcome.log());
 }
+
+/// The limit on file sizes makes the kernel behave as it does when a disk is full.
+#[test]
+fn a_run_whose_disk_is_full_is_shown_to_its_end_and_its_stored_log_says_what_it_lacks() {
+    const LINES: usize = 60_000;
+    let (site, repository) = (site(), Repository::fixture());
+    let script = format!("seq -f 'line %.0f of many' 1 {LINES}; echo last words");
+    let job = job::scripts(&repository, vec![job::bash(1, &script)]);
+    site.queue(&[&job]);
+    let outcome = site
+        .executor(&job)
+        .wrapped_in(&["bash", "-c", "trap '' XFSZ; ulimit -f 400; exec \"$0\""])
+        .run()
+        .expect_code(0);
+    let shown: Vec<_> = outcome.log().lines().collect();
+    let numbered = shown.iter().filter(|line| line.starts_with("line "));
+    let expected = (1..=LINES).map(|number| format!("line {number} of many"));
+    assert!(numbered.map(|line| (*line).to_owned()).eq(expected));
+    assert!(outcome.log().contains("last words"));
+
+    let stored = site.step_output(&job);
+    let (before, after) = stored
+        .split_once("[mayfly] log lines missing here: ")
+        .unwrap_or_else(|| panic!("nothing is missing in {} bytes", stored.len()));
+    assert!(outcome.log().starts_with(before) && before.len() > 100_000);
+    let (notice, after) = after.split_once('\n').unwrap();
+    assert!(outcome.log().ends_with(after));
+    let missing: usize = notice.split(' ').next().unwrap().parse().unwrap();
+    let stored = before.lines().count() + after.lines().count();
+    assert_eq!(stored + missing, shown.len(), "{notice}");
+}

@@ -2,10 +2,16 @@
 //! nor a file that outlives it.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::Command;
 
-use integration_tests::site::files_below;
+use integration_tests::process::Stream;
+use integration_tests::site::{files_below, give_away};
 use integration_tests::{Outcome, Repository, Site, job};
 use job_contract::{JobData, StepType, env};
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 
 use crate::site;
 
@@ -142,7 +148,9 @@ fn a_user_process_cannot_read_the_executors_environment() {
         &repository,
         vec![job::bash(
             1,
-            "for file in environ mem maps; do head -c1 /proc/$PPID/$file >/dev/null 2>&1 && echo \"readable: $file\"; done; echo tried $(id -u)",
+            "for file in environ mem maps auxv stack syscall; do head -c1 /proc/$PPID/$file >/dev/null 2>&1 && echo \"readable: $file\"; done; \
+             ls /proc/$PPID/fd /proc/$PPID/map_files >/dev/null 2>&1 && echo readable: files; \
+             ls /proc/$$/fd >/dev/null || echo readable: nothing at all; echo tried $(id -u)",
         )],
     ));
     site.queue(&[&job]);
@@ -157,6 +165,112 @@ fn a_user_process_cannot_read_the_executors_environment() {
     let outcome = outcome.expect_code(0);
     assert!(outcome.log().contains("tried "), "{outcome}");
     assert!(!outcome.log().contains("readable: "), "{outcome}");
+}
+
+/// Allows a program, whose path comes after it, memory dumps of any size.
+const DUMPING: [&str; 3] = ["bash", "-c", "ulimit -c unlimited; exec \"$0\" \"$@\""];
+
+fn most_of_a_dump(pid: Pid) -> String {
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max core"));
+    let words = line.unwrap().split_whitespace().skip(4);
+    words.take(2).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn a_crash_of_the_executor_or_of_what_it_starts_leaves_no_memory_on_disk() {
+    let (site, repository) = (site(), Repository::fixture());
+    let script =
+        "ulimit -Sc; ulimit -Hc; echo at-the-gate; read -r < /dev/tcp/127.0.0.1/9 || sleep 600";
+    let job = entrusted(job::scripts(&repository, vec![job::bash(1, script)]));
+    site.queue(&[&job]);
+    let executor = site.executor(&job).wrapped_in(&DUMPING).start();
+    executor.running.wait_for(Stream::Stdout, "at-the-gate");
+    assert_eq!(most_of_a_dump(executor.running.pid()), "0 0");
+    executor.running.signal(Signal::SIGABRT);
+    let outcome = executor.wait();
+    let status = outcome.finished.status;
+    assert_eq!(status.signal(), Some(Signal::SIGABRT as i32), "{outcome}");
+    assert!(!status.core_dumped());
+    assert!(outcome.log().contains("0\n0\nat-the-gate"), "{outcome}");
+    assert_unseen(&site, &outcome, &job_contract::encoding::encode(&job));
+}
+
+#[test]
+fn a_launcher_that_serves_keeps_its_memory_and_its_environment_to_itself() {
+    // Of the client there is in the handle of a launcher.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let site = site();
+    let program = site.scratch("launcher");
+    fs::copy(env!("CARGO_BIN_EXE_launcher_under_test"), &program).unwrap();
+    let mut command = Command::new(DUMPING[0]);
+    command.args(&DUMPING[1..]);
+    if nix::unistd::geteuid().is_root() {
+        // What root's processes show belongs to root in any case.
+        give_away(site.folder(), 65534);
+        command.args([
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+        ]);
+    }
+    command
+        .arg(program)
+        .args(["serve", "--target", "process"])
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap())
+        .env("HOME", site.scratch("home"))
+        .env(env::DATA_DIR, site.data_dir())
+        .env(env::LISTEN, "127.0.0.1:0")
+        .env(env::LOG_FORMAT, "json")
+        .env(env::INTERNAL_SECRET, INTERNAL);
+    let launcher = crate::kubernetes::Launcher::start(&mut command);
+    let pid = launcher.running.pid();
+    assert_eq!(most_of_a_dump(pid), "0 0");
+    // The kernel gives what others may not look into to root.
+    let owner = |file: &str| fs::metadata(format!("/proc/{pid}/{file}")).unwrap().uid();
+    assert_eq!((owner("environ"), owner("mem")), (0, 0));
+    launcher.running.signal(Signal::SIGABRT);
+    let ended = launcher.into_running().wait();
+    assert_eq!(
+        ended.status.signal(),
+        Some(Signal::SIGABRT as i32),
+        "{ended}"
+    );
+    assert!(!ended.status.core_dumped());
+}
+
+#[test]
+fn scripts_and_tools_inherit_no_open_file_of_the_executor() {
+    let show = "ls -l /proc/self/fd | sed -n 's/.* -> /open: /p'";
+    // Which an executor in a pod does not inherit itself.
+    let alone = "for fd in /proc/$$/fd/*; do fd=${fd##*/}; if [ $fd -gt 2 ]; then eval \"exec $fd>&-\"; fi; done; exec \"$0\"";
+    let (site, repository) = (
+        site(),
+        Repository::module(&format!(
+            "resource \"terraform_data\" \"a\" {{\n  provisioner \"local-exec\" {{\n    command = \"{show}\"\n  }}\n}}\n",
+        )),
+    );
+    let apply = JobData {
+        command_list: vec![job::after(job::bash(1, show))],
+        ..job::step(StepType::Apply, &repository)
+    };
+    site.queue(&[&apply]);
+    let executor = site.executor(&apply).wrapped_in(&["bash", "-c", alone]);
+    let outcome = executor.run().expect_code(0);
+    let lines = outcome.log().lines().filter(|line| !line.contains("sed "));
+    let open = lines.filter_map(|line| line.split_once("open: "));
+    let open: Vec<_> = open.map(|(_, file)| file).collect();
+    // Three streams and the folder that is listed, twice.
+    assert_eq!(open.len(), 8, "{open:?}");
+    for file in open {
+        let harmless = ["pipe:", "/dev/null", "/proc/"];
+        assert!(
+            harmless.iter().any(|known| file.starts_with(known)),
+            "{file} is open\n{outcome}"
+        );
+    }
 }
 
 #[test]

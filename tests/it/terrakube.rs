@@ -9,6 +9,7 @@ mod endings;
 mod logs;
 mod once;
 mod open;
+mod planted;
 mod runs;
 mod stock;
 
@@ -46,6 +47,8 @@ struct Stage {
     platform: Platform,
     redis: Option<RedisServer>,
     ground: Ground,
+    /// Beside the usual ones, or in their place.
+    more: Settings,
     /// They stay for as long as a run may fetch them.
     repositories: Mutex<Vec<Repository>>,
 }
@@ -89,6 +92,15 @@ impl Stage {
     }
 
     async fn of(ground: Ground, platform: Builder, redis: Option<RedisServer>) -> Self {
+        Self::with(ground, platform, redis, Settings::new()).await
+    }
+
+    async fn with(
+        ground: Ground,
+        platform: Builder,
+        redis: Option<RedisServer>,
+        more: Settings,
+    ) -> Self {
         let outputs = ground.site().data_dir().join("local/output");
         let platform = platform
             .outputs(Outputs::folder(&outputs))
@@ -99,6 +111,7 @@ impl Stage {
             platform,
             redis,
             ground,
+            more,
             repositories: Mutex::default(),
         };
         if let Ground::Cluster(place) = &stage.ground {
@@ -140,7 +153,9 @@ impl Stage {
             settings.push((env::REDIS_PORT, redis.port().to_string()));
         }
         let owned = |(name, value): (&str, String)| (name.to_owned(), value);
-        settings.into_iter().map(owned).collect()
+        let mut settings: Settings = settings.into_iter().map(owned).collect();
+        settings.extend(self.more.clone());
+        settings
     }
 
     async fn make_settings_secret(&self, place: &Place) {

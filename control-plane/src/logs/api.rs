@@ -14,7 +14,7 @@ use serde::Serialize;
 use tokio::runtime::Runtime;
 
 use super::POLL_INTERVAL;
-use super::lines::whole_lines_len;
+use super::lines::{char_boundary, whole_lines_len};
 use super::sink::{Batch, SinkError};
 
 const MEDIA_TYPE: &str = "application/vnd.api+json";
@@ -22,6 +22,8 @@ const MEDIA_TYPE: &str = "application/vnd.api+json";
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// A few lines wait this long for more; a reader does not notice, the API does.
 const INTERVAL: Duration = Duration::from_millis(500);
+/// No piece of a line is shorter than a character.
+const LONGEST_CHAR: usize = 4;
 /// So many bytes wait for nothing.
 const ENOUGH: usize = 16 * 1024;
 
@@ -63,6 +65,8 @@ pub(super) struct ApiSink {
     last_post: Option<Instant>,
     /// The API, or a proxy before it, takes no more at a time.
     most_bytes: usize,
+    /// How much of the next line has been posted, where it is too long to be posted at once.
+    posted_of_line: usize,
 }
 
 #[derive(Debug)]
@@ -94,6 +98,7 @@ impl ApiSink {
             is_set_up: false,
             last_post: None,
             most_bytes: usize::MAX,
+            posted_of_line: 0,
         }
     }
 
@@ -129,14 +134,34 @@ impl ApiSink {
             self.is_set_up = true;
         }
         let text = self.some_of(batch.text);
-        let body = self.render(text, batch.first_line)?;
-        let request = client.post(self.address("logs")).body(body);
-        let answer = self.send(request).await?;
-        if answer == StatusCode::PAYLOAD_TOO_LARGE && text.len() > 1 {
-            self.most_bytes = text.len() / 2;
+        // All of it, unless it is a line that is too long.
+        while self.posted_of_line < text.len() {
+            let piece = self.piece_of(&text[self.posted_of_line..]);
+            let body = self.render(piece, batch.first_line)?;
+            let request = client.post(self.address("logs")).body(body);
+            let answer = self.send(request).await?;
+            if answer == StatusCode::PAYLOAD_TOO_LARGE && piece.len() > 1 {
+                self.most_bytes = piece.len() / 2;
+            }
+            accepted(answer)?;
+            self.posted_of_line += piece.len();
         }
-        accepted(answer)?;
+        self.posted_of_line = 0;
         Ok(text.len())
+    }
+
+    /// As much as may be posted of one line, or of several that may be posted together. Pieces of a line have its
+    /// number, one after the other.
+    fn piece_of<'t>(&self, text: &'t [u8]) -> &'t [u8] {
+        if text.len() <= self.most_bytes {
+            return text;
+        }
+        // The newline is no part of what is posted, and no piece of its own.
+        let end = match text.len() - 1 {
+            most if most <= self.most_bytes => text.len(),
+            _ => char_boundary(text, self.most_bytes.max(LONGEST_CHAR).min(text.len())),
+        };
+        &text[..end]
     }
 
     /// As many whole lines as may be posted, at least one.

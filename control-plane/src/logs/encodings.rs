@@ -15,93 +15,191 @@ const MIN_LINE_BYTES: usize = 6;
 /// Larger values are masked piece by piece, which bounds how much of an endless line must be held back, and in
 /// fewer encodings, which bounds memory.
 const PIECE_BYTES: usize = 4096;
-/// Where `base64` (76) and `openssl` (64) wrap their output.
-const BASE64_WRAPS: [usize; 2] = [76, 64];
+/// Larger values are not looked for in documents that were quoted or encoded once more, which bounds memory: what is
+/// larger is a key or a document of its own.
+const NESTED_BYTES: usize = 128;
+
+/// What percent-encoders leave as it is beside letters and digits.
+const KEPT_IN_URLS: [&str; 7] = [
+    // RFC 3986, Go's queries, `jq` and `curl`.
+    "-_.~",
+    // Python.
+    "-_.~/",
+    // JavaScript's components of addresses.
+    "-_.~!'()*",
+    // Go's paths, and its logins.
+    "-_.~$&+=:@",
+    "-_.~$&+,;=",
+    // Lenient writers of paths, and JavaScript's whole addresses.
+    "-_.~!'()*$&+,;=:@/",
+    "-_.~!'()*$&+,;=:@/?#",
+];
+/// The same in HTML forms, where a space is `+`: Go and Terraform, PHP, browsers and Java.
+const KEPT_IN_FORMS: [&str; 3] = ["-_.~", "-_.", "-_.*"];
+
+/// So many documents in one another are looked into.
+const JSON_DEPTH: usize = 3;
 
 const UPPER_HEX: &[u8; 16] = b"0123456789ABCDEF";
 const LOWER_HEX: &[u8; 16] = b"0123456789abcdef";
 
-/// Adds every text that must be masked because of `secret`. None of them contains a newline, so that masking
-/// works on single lines.
-pub(super) fn add_forms(secret: &str, forms: &mut BTreeSet<String>) {
-    let secret = secret.trim();
-    if secret.len() < MIN_SECRET_BYTES {
-        return;
-    }
-    if secret.len() <= PIECE_BYTES {
-        add_common_forms(secret, forms);
-        add_rare_forms(secret, forms);
-        return;
-    }
-    let mut rest = secret;
-    while rest.len() > PIECE_BYTES {
-        let (piece, after) = rest.split_at(floor_char_boundary(rest, PIECE_BYTES));
-        add_common_forms(piece, forms);
-        rest = after;
-    }
-    // The last piece is taken from the end, so that it is never too short to be masked.
-    let tail = ceil_char_boundary(secret, secret.len() - PIECE_BYTES);
-    add_common_forms(&secret[tail..], forms);
+/// What to look for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Forms {
+    /// Texts that must be masked. None of them contains a newline, so that masking works on single lines.
+    pub(super) whole: BTreeSet<String>,
+    /// Those among them that are part of a longer text as it is, and are broken with it where that has too long
+    /// lines.
+    pub(super) wrapped: BTreeSet<String>,
 }
 
-/// As it is, in JSON, and in base64: what secrets of any size are printed as.
-fn add_common_forms(secret: &str, forms: &mut BTreeSet<String>) {
-    add_lines(secret, forms);
-    let json = json_escaped(secret);
-    add_lines(&json_ascii(&json), forms);
-    add_lines(&json_html_safe(&json), forms);
-    // A document inside a document, as in a plan that shows the result of `jsonencode`.
-    add_lines(&json_escaped(&json), forms);
-    add_lines(&json, forms);
-    add_base64(secret.as_bytes(), forms);
-}
-
-fn add_rare_forms(secret: &str, forms: &mut BTreeSet<String>) {
-    add_lines(&hcl_escaped(secret), forms);
-    for hex in [UPPER_HEX, LOWER_HEX] {
-        // RFC 3986; what JavaScript keeps beside it; paths and other lenient writers.
-        for kept in ["-_.~", "-_.~!'()*", "-_.~!'()*$&+,;=:@/"] {
-            add_lines(&url_encoded(secret, kept, hex), forms);
+impl Forms {
+    /// Adds every text that must be masked because of `secret`.
+    pub(super) fn add(&mut self, secret: &str) {
+        let secret = secret.trim();
+        if secret.len() < MIN_SECRET_BYTES {
+            return;
         }
-        // HTML forms: Go's `QueryEscape` and Terraform's `urlencode`, browsers.
-        for kept in ["-_.~", "-_.*"] {
-            add_lines(&url_encoded(secret, kept, hex).replace("%20", "+"), forms);
+        if secret.len() <= PIECE_BYTES {
+            self.add_common(secret);
+            self.add_rare(secret);
+            return;
+        }
+        let mut rest = secret;
+        while rest.len() > PIECE_BYTES {
+            let (piece, after) = rest.split_at(floor_char_boundary(rest, PIECE_BYTES));
+            self.add_common(piece);
+            rest = after;
+        }
+        // The last piece is taken from the end, so that it is never too short to be masked.
+        let tail = ceil_char_boundary(secret, secret.len() - PIECE_BYTES);
+        self.add_common(&secret[tail..]);
+    }
+
+    /// As it is, in JSON, and in base64: what secrets of any size are printed as.
+    fn add_common(&mut self, secret: &str) {
+        self.add_lines(secret);
+        for json in json_forms(secret) {
+            self.add_lines(&json);
+        }
+        self.add_base64(secret.as_bytes());
+    }
+
+    fn add_rare(&mut self, secret: &str) {
+        self.add_lines(&hcl_escaped(secret));
+        for hex in [UPPER_HEX, LOWER_HEX] {
+            for kept in KEPT_IN_URLS {
+                self.add_lines(&url_encoded(secret, kept, hex));
+            }
+            for kept in KEPT_IN_FORMS {
+                self.add_lines(&url_encoded(secret, kept, hex).replace("%20", "+"));
+            }
+            self.add_encoded(hex_encoded(secret, hex));
+        }
+        for quoted in shell_forms(secret) {
+            self.add_lines(&quoted);
+        }
+        if secret.len() <= NESTED_BYTES {
+            for json in json_forms(secret) {
+                for quoted in shell_forms(&json) {
+                    self.add_lines(&quoted);
+                }
+                self.add_base64(json.as_bytes());
+            }
+        }
+        // In base64 of a document that holds a login in base64, as a Docker configuration does.
+        for lead in 0..3 {
+            let inner = embedded_base64(&STANDARD_NO_PAD, lead, secret.as_bytes());
+            if inner.len() >= 2 * MIN_SECRET_BYTES {
+                self.add_embedded_base64(inner.as_bytes());
+            }
         }
     }
-    add_lines(&secret.replace('\'', r"'\''"), forms);
-    add_lines(&secret.replace('\'', r#"'"'"'"#), forms);
-    add_lines(
-        &escaped(secret, |c| matches!(c, '"' | '\\' | '$' | '`')),
-        forms,
-    );
-    // `printf %q`
-    add_lines(
-        &escaped(secret, |c| {
+
+    /// One text per line, without indentation, for tools print values of several lines indented.
+    fn add_lines(&mut self, text: &str) {
+        if !text.contains('\n') {
+            self.whole.insert(text.to_owned());
+            return;
+        }
+        let lines = text.lines().map(str::trim);
+        self.whole.extend(
+            lines
+                .filter(|line| line.len() >= MIN_LINE_BYTES)
+                .map(str::to_owned),
+        );
+    }
+
+    fn add_base64(&mut self, secret: &[u8]) {
+        for engine in [&STANDARD, &URL_SAFE] {
+            self.whole.insert(engine.encode(secret));
+        }
+        self.add_embedded_base64(secret);
+    }
+
+    /// Wherever it stands in a longer text. At the beginning, this is also what is encoded without padding.
+    fn add_embedded_base64(&mut self, secret: &[u8]) {
+        for engine in [&STANDARD_NO_PAD, &URL_SAFE_NO_PAD] {
+            self.whole.insert(engine.encode(secret));
+            for lead in 0..3 {
+                self.add_encoded(embedded_base64(engine, lead, secret));
+            }
+        }
+    }
+
+    fn add_encoded(&mut self, text: String) {
+        if text.len() >= MIN_SECRET_BYTES {
+            self.wrapped.insert(text.clone());
+            self.whole.insert(text);
+        }
+    }
+}
+
+/// The inside of a string in JSON, as different writers have it, and of strings in documents in strings, as in a plan
+/// that shows the result of `jsonencode`.
+fn json_forms(text: &str) -> BTreeSet<String> {
+    let mut forms = BTreeSet::new();
+    let mut inner = BTreeSet::from([text.to_owned()]);
+    for _ in 0..JSON_DEPTH {
+        let mut outer = BTreeSet::new();
+        for text in &inner {
+            let json = json_escaped(text);
+            outer.insert(json_html_safe(&json));
+            outer.insert(json_ascii(&json));
+            outer.insert(json);
+        }
+        forms.extend(outer.iter().cloned());
+        inner = outer;
+    }
+    let json = json_escaped(text);
+    // PHP.
+    forms.insert(json.replace('/', r"\/"));
+    forms.insert(json_cautious(text, LOWER_HEX));
+    forms.insert(json_cautious(text, UPPER_HEX));
+    forms
+}
+
+/// What shells print that they can read again, and what people write with quotes.
+fn shell_forms(text: &str) -> Vec<String> {
+    let ansi = escaped(text, |c| matches!(c, '\'' | '\\'))
+        .replace('\n', r"\n")
+        .replace('\t', r"\t")
+        .replace('\r', r"\r");
+    vec![
+        text.replace('\'', r"'\''"),
+        text.replace('\'', r#"'"'"'"#),
+        // YAML and PowerShell; tables.
+        text.replace('\'', "''"),
+        text.replace('"', r#""""#),
+        escaped(text, |c| matches!(c, '"' | '\\' | '$' | '`')),
+        // `printf %q`
+        escaped(text, |c| {
             c.is_ascii() && !c.is_ascii_alphanumeric() && !"-_./:=@%+\n".contains(c)
         }),
-        forms,
-    );
-    // `$'…'`
-    add_lines(
-        &escaped(secret, |c| matches!(c, '\'' | '\\'))
-            .replace('\n', r"\n")
-            .replace('\t', r"\t"),
-        forms,
-    );
-}
-
-/// One text per line, without indentation, for tools print values of several lines indented.
-fn add_lines(text: &str, forms: &mut BTreeSet<String>) {
-    if !text.contains('\n') {
-        forms.insert(text.to_owned());
-        return;
-    }
-    let lines = text.lines().map(str::trim);
-    forms.extend(
-        lines
-            .filter(|line| line.len() >= MIN_LINE_BYTES)
-            .map(str::to_owned),
-    );
+        // `$'…'`, as it is where the locale is UTF-8, and where it is not.
+        octal_escaped(&ansi),
+        ansi,
+    ]
 }
 
 fn json_escaped(text: &str) -> String {
@@ -133,6 +231,29 @@ fn json_ascii(json: &str) -> String {
     ascii
 }
 
+/// What .NET and Gson write: no character that means something to anybody.
+fn json_cautious(text: &str, hex: &[u8; 16]) -> String {
+    let mut cautious = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\\' => cautious.push_str(r"\\"),
+            '\n' => cautious.push_str(r"\n"),
+            '\r' => cautious.push_str(r"\r"),
+            '\t' => cautious.push_str(r"\t"),
+            c if c.is_ascii_graphic() && !"\"'&<>+`=".contains(c) || c == ' ' => cautious.push(c),
+            c => {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    cautious.push_str(r"\u");
+                    for byte in unit.to_be_bytes() {
+                        cautious.extend(hex_digits(byte, hex));
+                    }
+                }
+            }
+        }
+    }
+    cautious
+}
+
 /// A quoted string of Terraform's own language.
 fn hcl_escaped(text: &str) -> String {
     json_escaped(text).replace("${", "$${").replace("%{", "%%{")
@@ -145,11 +266,33 @@ fn url_encoded(text: &str, kept: &str, hex: &[u8; 16]) -> String {
             encoded.push(char::from(byte));
         } else {
             encoded.push('%');
-            encoded.push(char::from(hex[usize::from(byte >> 4)]));
-            encoded.push(char::from(hex[usize::from(byte & 15)]));
+            encoded.extend(hex_digits(byte, hex));
         }
     }
     encoded
+}
+
+fn hex_encoded(text: &str, hex: &[u8; 16]) -> String {
+    text.bytes()
+        .flat_map(|byte| hex_digits(byte, hex))
+        .collect()
+}
+
+fn hex_digits(byte: u8, hex: &[u8; 16]) -> [char; 2] {
+    [byte >> 4, byte & 15].map(|digit| char::from(hex[usize::from(digit)]))
+}
+
+/// Bytes that are no ASCII as a shell names them.
+fn octal_escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii() {
+            escaped.push(char::from(byte));
+        } else {
+            let _ = write!(escaped, r"\{byte:03o}");
+        }
+    }
+    escaped
 }
 
 fn escaped(text: &str, special: impl Fn(char) -> bool) -> String {
@@ -161,32 +304,6 @@ fn escaped(text: &str, special: impl Fn(char) -> bool) -> String {
         escaped.push(c);
     }
     escaped
-}
-
-fn add_base64(secret: &[u8], forms: &mut BTreeSet<String>) {
-    for engine in [&STANDARD, &URL_SAFE, &STANDARD_NO_PAD, &URL_SAFE_NO_PAD] {
-        forms.insert(engine.encode(secret));
-    }
-    for engine in [&STANDARD_NO_PAD, &URL_SAFE_NO_PAD] {
-        for lead in 0..3 {
-            let embedded = embedded_base64(engine, lead, secret);
-            if embedded.len() >= MIN_SECRET_BYTES {
-                forms.insert(embedded);
-            }
-        }
-        let whole = engine.encode(secret);
-        for width in BASE64_WRAPS
-            .into_iter()
-            .filter(|width| whole.len() > *width)
-        {
-            let mut rest = whole.as_str();
-            while rest.len() >= MIN_LINE_BYTES {
-                let (line, after) = rest.split_at(rest.len().min(width));
-                forms.insert(line.to_owned());
-                rest = after;
-            }
-        }
-    }
 }
 
 /// The characters that depend on nothing but the secret when it stands `lead` bytes (modulo 3) into a longer

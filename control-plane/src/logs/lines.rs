@@ -179,7 +179,7 @@ fn remove_carriage_returns(out: &mut Vec<u8>, start: usize) {
 }
 
 /// The last place at or before `at` where no character is cut; `at` itself in bytes that are no UTF-8.
-fn char_boundary(text: &[u8], at: usize) -> usize {
+pub(super) fn char_boundary(text: &[u8], at: usize) -> usize {
     let is_continuation = |at: usize| text.get(at).is_some_and(|byte| byte & 0xc0 == 0x80);
     (at.saturating_sub(3)..=at)
         .rev()

@@ -190,29 +190,74 @@ impl Spool {
         }
     }
 
-    /// Writes as many whole lines as the disk takes, and opens a gap when these are not all.
+    /// Writes as many whole lines as the disk takes, behind a line about those that are missing. When that is none, the
+    /// gap stays open, or opens.
     fn keep(&mut self, text: &[u8]) -> usize {
-        if self.gap.is_some() && !self.close_gap() {
+        let Some(gap) = self.gap.take() else {
+            return self.keep_here(text);
+        };
+        if gap.retry_at.is_none_or(|at| at > Instant::now()) {
+            self.gap = Some(gap);
             return 0;
         }
+        let before = self.length;
+        // The sinks have these lines and are not told.
+        let kept = if self.write_notice(&gap) {
+            self.keep_here(text)
+        } else {
+            0
+        };
+        if kept == 0 {
+            self.cut_back(before);
+            self.gap = Some(Gap {
+                retry_at: Some(Instant::now() + RETRY_AFTER),
+                ..gap
+            });
+        } else {
+            info!("the run's log on disk can grow again");
+        }
+        kept
+    }
+
+    /// Writes as many whole lines as there is room for, and opens a gap when these are not all.
+    fn keep_here(&mut self, text: &[u8]) -> usize {
         let room = self
             .max_bytes
             .saturating_sub(self.length + NOTICE_BYTES as u64);
         let room = usize::try_from(room).unwrap_or(usize::MAX);
-        if text.len() > room {
-            let (kept, error) = self.write(&text[..whole_lines_len(&text[..room])]);
-            let (why, retry_at) = match error {
-                Some(error) => (error.to_string(), Some(Instant::now() + RETRY_AFTER)),
-                None => (format!("it may not exceed {} bytes", self.max_bytes), None),
-            };
-            self.open_gap(why, retry_at);
+        let fitting = if text.len() > room {
+            whole_lines_len(&text[..room])
+        } else {
+            text.len()
+        };
+        let (kept, error) = self.write(&text[..fitting]);
+        if let Some(error) = error {
+            let kept = self.leave_room(&text[..kept], &error);
+            self.open_gap(error.to_string(), Some(Instant::now() + RETRY_AFTER));
             return kept;
         }
-        let (kept, error) = self.write(text);
-        if let Some(error) = error {
-            self.open_gap(error.to_string(), Some(Instant::now() + RETRY_AFTER));
+        if fitting < text.len() {
+            let why = format!("it may not exceed {} bytes", self.max_bytes);
+            self.open_gap(why, None);
         }
         kept
+    }
+
+    /// Takes back as much of what was written last as the line about what is missing needs.
+    fn leave_room(&mut self, written: &[u8], error: &io::Error) -> usize {
+        let notice = missing_lines_notice(u64::MAX, &error.to_string());
+        let left = written.len().saturating_sub(notice.len());
+        let kept = whole_lines_len(&written[..left]);
+        self.cut_back(self.length - (written.len() - kept) as u64);
+        kept
+    }
+
+    fn cut_back(&mut self, length: u64) {
+        if length < self.length {
+            self.length = length;
+            let _ = self.file.set_len(length);
+            self.update(|summary| summary.bytes = length);
+        }
     }
 
     fn open_gap(&mut self, why: String, retry_at: Option<Instant>) {
@@ -225,33 +270,10 @@ impl Spool {
         });
     }
 
-    /// Tries to go on with the file where lines are missing. Returns whether it did.
-    fn close_gap(&mut self) -> bool {
-        match &mut self.gap {
-            Some(Gap {
-                retry_at: Some(retry_at),
-                ..
-            }) if *retry_at <= Instant::now() => *retry_at = Instant::now() + RETRY_AFTER,
-            _ => return false,
-        }
-        let written = self.write_notice();
-        if written {
-            info!("the run's log on disk can grow again");
-        }
-        written
-    }
-
-    /// Says how many lines are missing. The sinks have these lines and are not told.
-    fn write_notice(&mut self) -> bool {
-        let Some(gap) = &self.gap else {
-            return true;
-        };
+    /// Says how many lines are missing.
+    fn write_notice(&mut self, gap: &Gap) -> bool {
         let notice = missing_lines_notice(gap.lines, &gap.why);
-        let written = self.write(notice.as_bytes()).1.is_none();
-        if written {
-            self.gap = None;
-        }
-        written
+        self.write(notice.as_bytes()).1.is_none()
     }
 
     /// Writes at the end of the file, and returns how much of the whole lines at the beginning is there now.
@@ -283,10 +305,12 @@ impl Spool {
     }
 
     fn finish(&mut self) {
-        if self.gap.is_some() && !self.write_notice() {
+        if let Some(gap) = self.gap.take()
+            && !self.write_notice(&gap)
+        {
             // The room kept for this line.
             let _ = fs::remove_file(&self.reserve);
-            if !self.write_notice() {
+            if !self.write_notice(&gap) {
                 warn!(path = %self.path.display(), "could not say in the run's log on disk what it lacks");
             }
         }

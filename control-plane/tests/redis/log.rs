@@ -398,3 +398,81 @@ async fn requests_shrink_until_the_api_takes_them() {
     assert!(summary.is_complete(), "{summary:?}");
     assert_eq!(posted(&accepted.lock().unwrap()).len(), 1000);
 }
+
+#[tokio::test]
+async fn a_line_too_long_for_the_api_arrives_in_pieces_and_those_behind_it_after_it() {
+    const MOST: usize = 20_000;
+    let accepted: Arc<Mutex<Vec<Request>>> = Arc::default();
+    let seen = Arc::clone(&accepted);
+    let server = Server::start(move |request| {
+        if request.body.len() > MOST {
+            return Response::new(413, "");
+        }
+        let mut seen = seen.lock().unwrap();
+        seen.push(request.clone());
+        // Some pieces are refused for other reasons, and sent again.
+        if seen.len() % 7 == 3 {
+            seen.pop();
+            seen.push(Request::default());
+            return Response::new(503, "");
+        }
+        Response::new(200, "")
+    })
+    .unwrap();
+    let folder = TempDir::new().unwrap();
+    let log = start(&folder, api_sink(&server));
+    let long = "1234\u{20ac}".repeat(30_000);
+    log.writer().line(&format!("before\n{long}\nafter")).await;
+    let summary = log.finish(LONG).await;
+    assert!(summary.is_complete(), "{summary:?}");
+    let accepted: Vec<_> = accepted
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(|request| !request.body.is_empty())
+        .cloned()
+        .collect();
+    let mut lines = vec![String::new(); 3];
+    let mut last = 1;
+    for (number, output) in posted(&accepted) {
+        assert!(number >= last, "{number} after {last}");
+        last = number;
+        lines[usize::try_from(number).unwrap() - 1].push_str(&output);
+    }
+    assert_eq!(lines[0], "before");
+    assert!(lines[1] == long, "{} of {}", lines[1].len(), long.len());
+    assert_eq!(lines[2], "after");
+}
+
+/// As long as an outage may well take: more than any pause between two attempts, and longer than connections live
+/// that nobody uses.
+#[tokio::test]
+async fn a_redis_that_is_away_for_a_minute_gets_what_was_written_meanwhile_once_and_in_order() {
+    const OUTAGE: u32 = 62;
+    const LINES: u32 = 200;
+    let mut server = RedisServer::with(Options::default().keeps()).unwrap();
+    let folder = TempDir::new().unwrap();
+    let log = start(&folder, redis_sink(redis_at(&server)));
+    let mut writer = log.writer();
+    write_numbers(&mut writer, 0..LINES).await;
+    let mut client = server.connect().unwrap();
+    eventually("some lines arrive", || {
+        let entries: u32 = redis::cmd("XLEN")
+            .arg(java::encode("412"))
+            .query(&mut client)
+            .unwrap();
+        (entries > 0).then_some(())
+    })
+    .await;
+    server.kill();
+    let mut seconds = tokio::time::interval(Duration::from_secs(1));
+    for second in 1..=OUTAGE {
+        seconds.tick().await;
+        write_numbers(&mut writer, second * LINES..(second + 1) * LINES).await;
+    }
+    server.restart().unwrap();
+    writer.close().await;
+    let summary = log.finish(LONG).await;
+    assert!(summary.is_complete(), "{summary:?}");
+    assert_whole(&server, (OUTAGE + 1) * LINES);
+}

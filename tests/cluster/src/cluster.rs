@@ -381,6 +381,11 @@ impl Cluster {
         );
     }
 
+    /// Where everything lies that its nodes keep: logs, volumes, termination messages.
+    pub fn folder(&self) -> &Path {
+        self.dir.path()
+    }
+
     /// The folder behind a claim.
     pub fn claim_dir(&self, namespace: &str, claim: &str) -> PathBuf {
         self.runner.claim_dir(namespace, claim)

@@ -1,7 +1,10 @@
 //! Logs on their way to who watches.
 
+use std::fs;
+
+use integration_tests::Repository;
 use job_contract::env;
-use test_platform::{Flow, Platform, Status};
+use test_platform::{Flow, NewJob, Platform, Status, Workspace};
 
 use super::{Gate, Ground, Stage};
 use crate::site;
@@ -64,5 +67,64 @@ async fn a_run_is_watched_live_as_text_and_as_a_picture() {
     }
     gate.open().await;
     stage.platform.until_job(job, Status::Completed).await;
+    stage.platform.assert_kept().await;
+}
+
+/// The executor that this launcher started.
+fn executor_of(launcher: nix::unistd::Pid) -> String {
+    let is_child = |pid: &String| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.contains(&format!("\nPPid:\t{launcher}\n"))
+    };
+    let all = fs::read_dir("/proc").unwrap().flatten();
+    let mut names = all.filter_map(|entry| entry.file_name().into_string().ok());
+    names.find(is_child).expect("the launcher runs an executor")
+}
+
+/// In kibibytes.
+fn peak_memory(pid: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let peak = peak.unwrap().trim().trim_end_matches(" kB");
+    peak.parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_burst_of_100_megabytes_is_watched_and_stored_whole_in_little_memory() {
+    const LINES: usize = 10_000;
+    let stage = Stage::on_this_machine().await;
+    let gate = Gate::new(stage.site());
+    let launcher = stage.serve();
+    let script = format!(
+        "echo at-the-gate; cat {0} > /dev/null\nseq -f \"%.0f $(head -c 10000 /dev/zero | tr '\\0' x)\" {LINES}\n\
+         echo all-is-said; cat {0} > /dev/null",
+        gate.0.display()
+    );
+    let repository = Repository::fixture();
+    let workspace = Workspace::new(&repository.url());
+    let workspace = stage.platform.workspace(workspace);
+    let template = vec![Flow::new("customScripts", 100).with_script(&script)];
+    let job = stage.platform.start_job(NewJob::new(&workspace, template));
+    stage.platform.until_streamed(job, "at-the-gate").await;
+    let executor = executor_of(launcher.running.pid());
+    let before = peak_memory(&executor);
+    gate.open().await;
+    // Once it is here, everything before it has gone all the way.
+    stage.platform.until_streamed(job, "all-is-said").await;
+    let growth = peak_memory(&executor) - before;
+    gate.open().await;
+    stage.platform.until_job(job, Status::Completed).await;
+    // Beside the few batches and buffers there are: no more than a hundredth of the burst.
+    assert!(growth < 10_000, "{growth} KiB");
+
+    let number = |line: &str| {
+        let (number, rest) = line.split_once(' ')?;
+        (rest.len() == 10_000).then(|| number.parse::<usize>().ok())?
+    };
+    let streamed = stage.platform.streamed(job).await;
+    let watched = streamed.iter().filter_map(|line| number(&line.output));
+    assert!(watched.eq(1..=LINES));
+    let stored = stage.output(job, "customScripts");
+    assert!(stored.lines().filter_map(number).eq(1..=LINES));
     stage.platform.assert_kept().await;
 }
