@@ -2,6 +2,7 @@
 //! nothing of how they work inside.
 
 mod bench;
+mod chaos;
 mod report;
 mod setup;
 mod suite;
@@ -28,6 +29,8 @@ enum Command {
     Test(suite::Args),
     /// Measure Mayfly against its floors: the bare tool, plain copying, the size and memory goals
     Bench(bench::Args),
+    /// Many runs while everything around them fails in turn, and the balance of what became of them
+    Chaos(chaos::Args),
 }
 
 fn main() -> ExitCode {
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
         Command::Setup(args) => setup::run(&args),
         Command::Test(args) => suite::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Chaos(args) => chaos::run(&args),
     };
     match outcome {
         Ok(code) => code,
