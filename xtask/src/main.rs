@@ -2,6 +2,7 @@
 //! nothing of how they work inside.
 
 mod bench;
+mod chaos;
 mod fuzz;
 mod image;
 mod report;
@@ -30,6 +31,8 @@ enum Command {
     Test(suite::Args),
     /// Measure Mayfly against its floors: the bare tool, plain copying, the size and memory goals
     Bench(bench::Args),
+    /// Many runs while everything around them fails in turn, and the balance of what became of them
+    Chaos(chaos::Args),
     /// Give hostile input to every reader of foreign data, for as long as you like; finds go to `fuzz/artifacts`
     Fuzz(fuzz::Args),
     /// Build the container images without a daemon
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         Command::Setup(args) => setup::run(&args),
         Command::Test(args) => suite::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Chaos(args) => chaos::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Image(args) => image::run(&args),
         Command::Bill(args) => image::bill(&args),

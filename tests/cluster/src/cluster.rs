@@ -358,6 +358,25 @@ impl Cluster {
         Ok(())
     }
 
+    /// Ends every watch but the cluster's own, in the middle of its stream. Together with [`Cluster::compact`], whoever
+    /// comes again gets `410 Gone`.
+    pub fn cut_watches(&self) {
+        self.front.cut_watches();
+    }
+
+    /// What every container of a pod run here has written so far, also of pods that are gone.
+    pub fn container_logs(&self) -> Vec<String> {
+        let texts = self.front.logs.texts().into_iter();
+        texts.map(|(_, text)| text).collect()
+    }
+
+    /// What a container of a pod has written so far.
+    pub fn container_log(&self, pod: &Pod, container: &str) -> Option<String> {
+        self.front
+            .logs
+            .text(&pod.uid().unwrap_or_default(), container)
+    }
+
     /// Runs `program` for containers of this image.
     pub fn image(&self, name: &str, program: &Path) {
         self.image_with(name, program, &[], &[]);

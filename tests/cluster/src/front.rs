@@ -14,9 +14,11 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::{Request, Response, header};
+use futures_util::{StreamExt as _, stream};
 use hyper::body::Incoming;
 use serde_json::Value;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::api_server::authorizer::{ADMIN, Rule};
@@ -57,6 +59,8 @@ pub(crate) struct Front {
     /// Whether containers are run by other kubelets, which then have the logs too.
     foreign_kubelets: bool,
     address: SocketAddr,
+    /// Changes when watches are cut.
+    cuts: watch::Sender<u64>,
     stop: CancellationToken,
 }
 
@@ -75,6 +79,7 @@ impl Front {
             logs: Arc::default(),
             foreign_kubelets,
             address: listener.local_addr()?,
+            cuts: watch::Sender::new(0),
             stop,
         });
         tokio::spawn(Arc::clone(&front).accept(listener));
@@ -170,7 +175,28 @@ impl Front {
             None => self.answer(&identity, request, &target).await?,
         };
         self.recorder.answered(at, response.status().as_u16());
+        if target.verb == "watch" && identity != crate::CONTROLLERS {
+            return Ok(self.cuttable(response));
+        }
         Ok(response)
+    }
+
+    /// Ends the watches of all clients but the cluster's own, in the middle of their streams.
+    pub(crate) fn cut_watches(&self) {
+        self.cuts.send_modify(|cuts| *cuts += 1);
+    }
+
+    fn cuttable(&self, response: Response<Body>) -> Response<Body> {
+        let (head, body) = response.into_parts();
+        let start = Some((body.into_data_stream(), self.cuts.subscribe()));
+        let chunks = stream::unfold(start, |state| async move {
+            let (mut chunks, mut cuts) = state?;
+            tokio::select! {
+                chunk = chunks.next() => Some((chunk?, Some((chunks, cuts)))),
+                Ok(()) = cuts.changed() => Some((Err(axum::Error::new(Dropped)), None)),
+            }
+        });
+        Response::from_parts(head, Body::from_stream(chunks))
     }
 
     async fn answer(

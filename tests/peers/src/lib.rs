@@ -6,6 +6,7 @@ mod daemon;
 pub mod gcs;
 pub mod git_http;
 pub mod http;
+pub mod proxy;
 pub mod redis;
 pub mod s3;
 pub mod sshd;

@@ -96,6 +96,74 @@ impl S3 {
         self.address
     }
 
+    /// From now on the bucket keeps every version of an object.
+    ///
+    /// # Errors
+    /// Fails when the service does not answer.
+    pub fn keep_versions(&self) -> io::Result<()> {
+        let body = "<VersioningConfiguration xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\
+                    <Status>Enabled</Status></VersioningConfiguration>";
+        let path = format!("/{BUCKET}?versioning");
+        let (status, answer) = self.ask("PUT", &path, body.as_bytes())?;
+        expect(status == 200, &answer)
+    }
+
+    /// An object of the bucket, past all clients; only where signatures are believed.
+    ///
+    /// # Errors
+    /// Fails when the service does not answer.
+    pub fn object(&self, key: &str) -> io::Result<Option<String>> {
+        let (status, answer) = self.ask("GET", &format!("/{BUCKET}/{key}"), b"")?;
+        match status {
+            404 => Ok(None),
+            _ => expect(status == 200, &answer).map(|()| Some(answer)),
+        }
+    }
+
+    /// Every version of an object, the oldest first; none for each time it was deleted.
+    ///
+    /// # Errors
+    /// Fails when the service does not answer.
+    pub fn versions(&self, key: &str) -> io::Result<Vec<Option<String>>> {
+        let path = format!("/{BUCKET}?versions&prefix={key}");
+        let (status, listing) = self.ask("GET", &path, b"")?;
+        expect(status == 200, &listing)?;
+        let mut versions = Vec::new();
+        for (kind, id) in entries_of(&listing, key) {
+            versions.push(match kind {
+                "DeleteMarker" => None,
+                _ => {
+                    let path = format!("/{BUCKET}/{key}?versionId={id}");
+                    let (status, answer) = self.ask("GET", &path, b"")?;
+                    expect(status == 200, &answer)?;
+                    Some(answer)
+                }
+            });
+        }
+        // They are listed with the newest first.
+        versions.reverse();
+        Ok(versions)
+    }
+
+    /// Keys of the bucket that begin so.
+    ///
+    /// # Errors
+    /// Fails when the service does not answer.
+    pub fn keys(&self, prefix: &str) -> io::Result<Vec<String>> {
+        let path = format!("/{BUCKET}?list-type=2&prefix={prefix}");
+        let (status, listing) = self.ask("GET", &path, b"")?;
+        expect(status == 200, &listing)?;
+        let keys = listing.split("<Key>").skip(1);
+        Ok(keys
+            .filter_map(|rest| Some(rest.split_once('<')?.0.to_owned()))
+            .collect())
+    }
+
+    fn ask(&self, method: &str, target: &str, body: &[u8]) -> io::Result<(u16, String)> {
+        let headers = [("Authorization", &*unsigned("s3"))];
+        ask(self.address, method, target, &headers, body)
+    }
+
     /// Where its security token service listens.
     pub fn security_tokens(&self) -> SocketAddr {
         self.tokens.address()
@@ -155,6 +223,34 @@ fn unsigned(service: &str) -> String {
     )
 }
 
+/// Kind and version of the entries of this key in a listing of versions.
+fn entries_of<'a>(listing: &'a str, key: &str) -> Vec<(&'static str, &'a str)> {
+    let text = |entry: &'a str, name: &str| {
+        let (_, rest) = entry.split_once(&format!("<{name}>"))?;
+        Some(rest.split_once('<')?.0)
+    };
+    let mut entries = Vec::new();
+    let mut rest = listing;
+    while let Some(at) = rest
+        .find("<Version>")
+        .into_iter()
+        .chain(rest.find("<DeleteMarker>"))
+        .min()
+    {
+        let entry = &rest[at + 1..];
+        let kind = if entry.starts_with("Version") {
+            "Version"
+        } else {
+            "DeleteMarker"
+        };
+        if text(entry, "Key") == Some(key) {
+            entries.extend(text(entry, "VersionId").map(|id| (kind, id)));
+        }
+        rest = entry;
+    }
+    entries
+}
+
 fn iam(address: SocketAddr, query: &str) -> io::Result<String> {
     let headers = [
         ("Authorization", &*unsigned("iam")),
@@ -187,5 +283,28 @@ fn expect(done: bool, answer: &str) -> io::Result<()> {
         Ok(())
     } else {
         Err(io::Error::other(answer.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_version_of_an_object_is_there_in_the_order_it_was_written() {
+        let server = S3::start_open().unwrap();
+        server.keep_versions().unwrap();
+        for text in ["one", "two"] {
+            let (status, answer) = server.ask("PUT", "/states/a/b", text.as_bytes()).unwrap();
+            assert_eq!(status, 200, "{answer}");
+        }
+        server.ask("PUT", "/states/a/bc", b"another").unwrap();
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(server.object("a/b").unwrap(), text("two"));
+        server.ask("DELETE", "/states/a/b", b"").unwrap();
+        assert_eq!(server.object("a/b").unwrap(), None);
+        let versions = server.versions("a/b").unwrap();
+        assert_eq!(versions, [text("one"), text("two"), None]);
+        assert_eq!(server.keys("a/").unwrap(), ["a/bc"]);
     }
 }

@@ -50,6 +50,27 @@ impl Logs {
         }
     }
 
+    /// Text of every log so far, by pod UID and container.
+    pub(crate) fn texts(&self) -> Vec<((String, String), String)> {
+        let all = self
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        all.into_iter()
+            .map(|(whose, log)| {
+                let text = plain_text(&log.path);
+                (whose, String::from_utf8_lossy(&text).into_owned())
+            })
+            .collect()
+    }
+
+    /// Text of the log of this container so far.
+    pub(crate) fn text(&self, uid: &str, container: &str) -> Option<String> {
+        let text = plain_text(&self.find(uid, container)?.path);
+        Some(String::from_utf8_lossy(&text).into_owned())
+    }
+
     fn find(&self, uid: &str, container: &str) -> Option<LogFile> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(&(uid.to_owned(), container.to_owned())).cloned()

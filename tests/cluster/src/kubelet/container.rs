@@ -315,18 +315,18 @@ impl Running<'_> {
                 let code = if let Some(code) = waited {
                     code
                 } else {
-                    process.signal(Signal::SIGKILL);
+                    process.kill();
                     process.wait(&groups).await
                 };
                 (code, reason(code))
             }
             Some(End::OomKill) => {
-                process.signal(Signal::SIGKILL);
+                process.kill();
                 process.wait(&groups).await;
                 (137, "OOMKilled")
             }
             _ => {
-                process.signal(Signal::SIGKILL);
+                process.kill();
                 let code = process.wait(&groups).await;
                 (code, reason(code))
             }

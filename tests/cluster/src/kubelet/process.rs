@@ -105,6 +105,21 @@ impl Process {
         let _ = kill(Pid::from_raw(self.id), signal);
     }
 
+    /// As the end of a container does: nothing of it goes on, whichever process group it is in.
+    pub(crate) fn kill(&self) {
+        let mut tree = vec![self.id];
+        let mut next = 0;
+        while let Some(process) = tree.get(next).copied() {
+            // Stopped first, so that it has no more children than are found.
+            let _ = kill(Pid::from_raw(process), Signal::SIGSTOP);
+            tree.extend(children_of(process));
+            next += 1;
+        }
+        for process in tree {
+            let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
+        }
+    }
+
     /// The exit code as a container runtime reports it.
     pub(crate) async fn wait(&mut self, groups: &Groups) -> i32 {
         use std::os::unix::process::ExitStatusExt as _;
@@ -118,6 +133,18 @@ impl Process {
                 .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
         })
     }
+}
+
+fn children_of(process: i32) -> Vec<i32> {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task"));
+    let threads = threads.into_iter().flatten().flatten();
+    threads
+        .filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok())
+        .flat_map(|list| {
+            let ids = list.split_whitespace().filter_map(|id| id.parse().ok());
+            ids.collect::<Vec<i32>>()
+        })
+        .collect()
 }
 
 fn open_log(path: &Path) -> io::Result<std::fs::File> {

@@ -1,0 +1,320 @@
+//! Reads off the peers what the books are balanced from; nothing of it is asked of the programs under test.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use anyhow::Result;
+use serde_json::Value;
+use test_platform::{Records, Status};
+
+use crate::books::{Ending, Facts, Job, Line, Published, Run, State, Step};
+use crate::journey::Driven;
+use crate::schedule::Kind;
+use crate::world::{LAUNCHER, LINES, World};
+
+/// Writes what steps stored and containers wrote into a folder, for people who look for the reason.
+pub(crate) fn dump(world: &World, folder: &Path) -> Result<()> {
+    let records = world.platform.records();
+    for job in records.jobs.values() {
+        for step in &job.steps {
+            let key = format!(
+                "tfoutput/{}/{}/{}.tfoutput",
+                records.organization, job.id, step.id
+            );
+            if let Some(text) = world.store.object(&key)? {
+                let name = format!("job-{}-{}.output", job.id, step.flow.kind);
+                fs::write(folder.join(name), text)?;
+            }
+        }
+    }
+    for (number, log) in world.cluster.container_logs().into_iter().enumerate() {
+        fs::write(folder.join(format!("container-{number}.log")), log)?;
+    }
+    fs::write(folder.join("platform"), world.platform.report())?;
+    Ok(())
+}
+
+/// Collects the facts of these runs; what is left in the cluster is for whoever waited for it.
+pub(crate) async fn collect(world: &World, driven: &[Driven]) -> Result<Facts> {
+    world.platform.look_back().await;
+    let records = world.platform.records();
+    let printed = printed(world);
+    let denied = world.cluster.recorded().of(LAUNCHER);
+    let denied: BTreeSet<String> = denied
+        .denied()
+        .into_iter()
+        .map(test_cluster::Request::right)
+        .collect();
+    let violations = world.platform.ledger().violations;
+    let mut runs = Vec::new();
+    for driven in driven {
+        runs.push(run(world, driven, &records, &printed)?);
+    }
+    Ok(Facts {
+        runs,
+        left: Vec::new(),
+        denied: denied.into_iter().collect(),
+        broken: violations.iter().map(ToString::to_string).collect(),
+    })
+}
+
+/// Lines of every container, by run.
+type Printed = BTreeMap<u32, Vec<Vec<Line>>>;
+
+fn printed(world: &World) -> Printed {
+    let mut printed = Printed::new();
+    for log in world.cluster.container_logs() {
+        let mut of_container = BTreeMap::<u32, Vec<Line>>::new();
+        for (run, line) in marks(&log) {
+            of_container.entry(run).or_default().push(line);
+        }
+        for (run, lines) in of_container {
+            printed.entry(run).or_default().push(lines);
+        }
+    }
+    printed
+}
+
+/// Numbered lines in a text, with the runs they are of. A tool that fails says again what its provisioner had printed;
+/// that is no second line.
+fn marks(text: &str) -> Vec<(u32, Line)> {
+    let mark = |line: &str| {
+        let (before, rest) = line.rsplit_once("mark ")?;
+        let mut words = rest.split_whitespace();
+        let run = words.next()?.parse().ok()?;
+        let phase = words.next()?.to_owned();
+        let number = words.next()?.parse().ok()?;
+        let is_first_hand = match phase.as_str() {
+            "plan" | "script" => before.is_empty(),
+            _ => before.ends_with("(local-exec): "),
+        };
+        let whole = is_first_hand && words.next().is_none();
+        whole.then_some((run, Line { phase, number }))
+    };
+    text.lines().filter_map(mark).collect()
+}
+
+fn run(world: &World, driven: &Driven, records: &Records, printed: &Printed) -> Result<Run> {
+    let number = driven.run.number;
+    let journal = world.journal(number);
+    let mut run = Run {
+        name: driven.run.to_string(),
+        struck: driven.struck,
+        begun: begun(&journal),
+        let_in: driven.let_in.clone(),
+        ..Run::default()
+    };
+    if driven.run.kind == Kind::BadData {
+        return Ok(run);
+    }
+    let base = format!("tfstate/{}/{}", records.organization, driven.workspace);
+    let key = format!("{base}/terraform.tfstate");
+    for version in world.store.versions(&key)? {
+        run.versions.push(version.as_deref().and_then(state));
+    }
+    let of_container = printed.get(&number).cloned().unwrap_or_default();
+    for id in &driven.jobs {
+        run.jobs
+            .push(job(world, driven, *id, records, &of_container)?);
+        if driven.was_killed(*id) {
+            continue;
+        }
+        let done = |phase: &str| journal.iter().any(|line| *line == format!("end {phase}"));
+        let is_destroy = driven.run.kind == Kind::Destroy && driven.jobs.last() == Some(id);
+        let completed = records.job(*id).status == Status::Completed;
+        for (phase, resource) in [("first", "first"), ("second", "second")] {
+            if done(phase) && !is_destroy {
+                run.made.insert(resource.to_owned());
+            }
+            if is_destroy && (completed || (resource == "second" && done("gone"))) {
+                run.removed.insert(resource.to_owned());
+            }
+        }
+    }
+    let killed = driven.jobs.iter().any(|job| driven.was_killed(*job));
+    let locks = world.store.keys(&format!("{key}.tflock"))?;
+    run.locked = !killed && !locks.is_empty();
+    Ok(run)
+}
+
+/// How often the tool began what changes something, and what it runs, by what the journal calls it.
+fn begun(journal: &[String]) -> BTreeMap<String, u32> {
+    let mut begun = BTreeMap::new();
+    for line in journal {
+        let counts = line.starts_with("tool ") || line.starts_with("begin ");
+        if counts && line != "begin plan" {
+            *begun.entry(line.clone()).or_default() += 1;
+        }
+    }
+    begun
+}
+
+fn state(text: &str) -> Option<State> {
+    let state: Value = serde_json::from_str(text).ok()?;
+    let resources = state["resources"].as_array()?;
+    Some(State {
+        serial: state["serial"].as_u64()?,
+        lineage: state["lineage"].as_str()?.to_owned(),
+        resources: resources
+            .iter()
+            .filter_map(|resource| resource["name"].as_str().map(str::to_owned))
+            .collect(),
+    })
+}
+
+fn job(
+    world: &World,
+    driven: &Driven,
+    id: u32,
+    records: &Records,
+    of_container: &[Vec<Line>],
+) -> Result<Job> {
+    let record = records.job(id);
+    let mut steps = Vec::new();
+    for step in &record.steps {
+        let key = format!(
+            "tfoutput/{}/{id}/{}.tfoutput",
+            records.organization, step.id
+        );
+        let stored = world.store.object(&key)?;
+        let script = script(driven.run.kind, &step.flow.kind);
+        let printed: Vec<Vec<Line>> = of_container
+            .iter()
+            .map(|lines| {
+                let ours = lines.iter().filter(|line| script.contains(line));
+                ours.cloned().collect()
+            })
+            .filter(|lines: &Vec<Line>| !lines.is_empty())
+            .collect();
+        let accepted = records
+            .transitions
+            .iter()
+            .any(|change| change.job == id && change.to == Status::Queue)
+            && (record.dispatched.as_ref() == Some(&step.id) || stored.is_some());
+        steps.push(Step {
+            name: step.flow.kind.clone(),
+            accepted,
+            endings: endings(records, id, Some(step.flow.number)),
+            prints_all: driven.permitted(id) == [Ending::Failed].into()
+                && !driven.run.strike.is_some_and(crate::schedule::Strike::ends)
+                && driven.run.kind == Kind::FailingApply,
+            script,
+            printed,
+            stored: stored.map(|text| {
+                let marks = marks(&text).into_iter();
+                marks.map(|(_, line)| line).collect()
+            }),
+        });
+    }
+    let mut published = Vec::new();
+    let histories = records.histories.iter();
+    for history in histories.filter(|history| history.job_reference == id.to_string()) {
+        published.push(publication(world, &records.organization, history)?);
+    }
+    Ok(Job {
+        name: format!("job {id}"),
+        endings: endings(records, id, None),
+        permitted: driven.permitted(id),
+        steps,
+        publishes: !matches!(driven.run.kind, Kind::Scripts | Kind::FailingPlan),
+        published,
+    })
+}
+
+fn endings(records: &Records, job: u32, step: Option<u32>) -> Vec<Ending> {
+    let changes = records.transitions.iter();
+    let of_it = changes.filter(|change| change.job == job && change.step == step);
+    of_it.filter_map(|change| ending(change.to)).collect()
+}
+
+const fn ending(status: Status) -> Option<Ending> {
+    match status {
+        Status::Completed | Status::NoChanges => Some(Ending::Completed),
+        Status::Failed | Status::Rejected => Some(Ending::Failed),
+        Status::Cancelled => Some(Ending::Cancelled),
+        Status::NotExecuted => Some(Ending::NotExecuted),
+        _ => None,
+    }
+}
+
+/// The numbered lines that a step of this type prints in a run of this kind.
+fn script(kind: Kind, step: &str) -> Vec<Line> {
+    let phases: &[&str] = match (kind, step) {
+        (Kind::PlanApply | Kind::Approved, "terraformPlan") => &["plan"],
+        (Kind::BadSetting | Kind::BadFolder | Kind::FailingPlan, _) => &[],
+        (_, "terraformApply") => &["first", "second"],
+        (_, "terraformDestroy") => &["gone"],
+        (_, "customScripts") => &["script"],
+        _ => &[],
+    };
+    let lines = |phase: &&str| {
+        let phase = (*phase).to_owned();
+        (1..=2 * LINES).map(move |number| Line {
+            phase: phase.clone(),
+            number,
+        })
+    };
+    phases.iter().flat_map(lines).collect()
+}
+
+/// Whether the store has what the platform was told of a state, under the address it was told.
+fn publication(
+    world: &World,
+    organization: &str,
+    history: &test_platform::History,
+) -> Result<Published> {
+    let serial = u64::try_from(history.serial).unwrap_or_default();
+    // The platform's own address of it; the store has it under the same name.
+    let name = history.output.rsplit_once("/state/");
+    let name = name.and_then(|(_, name)| name.strip_suffix(".json"));
+    let stored = match name {
+        None => false,
+        Some(name) => {
+            let base = format!("tfstate/{organization}/{}/state/{name}", history.workspace);
+            let shown = world.store.object(&format!("{base}.json"))?;
+            let raw = world.store.object(&format!("{base}.raw.json"))?;
+            let raw = raw.as_deref().and_then(state);
+            shown.is_some() && raw.is_some_and(|raw| raw.serial == serial)
+        }
+    };
+    Ok(Published { serial, stored })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbered_lines_are_found_however_the_tool_shows_them() {
+        let text = "mark 3 plan 1\nterraform_data.first (local-exec): mark 3 first 2\n\
+                    Output: mark 3 first 1\nmark 3 first 2\nExecuting: [\"sh\" \"-c\" \"echo mark $RUN\"]\nremarks\n";
+        let found: Vec<_> = marks(text)
+            .into_iter()
+            .map(|(run, line)| format!("{run} {line}"))
+            .collect();
+        assert_eq!(found, ["3 `plan 1`", "3 `first 2`"]);
+    }
+
+    #[test]
+    fn only_what_changes_something_counts_as_begun() {
+        let journal = [
+            "begin plan",
+            "tool apply",
+            "begin first",
+            "end first",
+            "tool apply",
+        ];
+        let counted = begun(&journal.map(str::to_owned));
+        let expected = [("begin first".to_owned(), 1), ("tool apply".to_owned(), 2)];
+        assert_eq!(counted, expected.into());
+    }
+
+    #[test]
+    fn a_state_is_told_by_its_number_and_resources() {
+        let text = r#"{"serial": 4, "lineage": "x", "resources": [{"name": "first"}]}"#;
+        let state = state(text).unwrap();
+        assert_eq!((state.serial, state.resources.len()), (4, 1));
+        assert_eq!(super::state("{"), None);
+    }
+}

@@ -1,0 +1,94 @@
+//! `chaos`: makes a journey and prints its tally. Started under the name of one of Mayfly's programs, it is that program,
+//! so that a journey needs no other build.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program for a terminal"
+)]
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use clap::Parser;
+use test_chaos::journey::{Options, travel};
+
+/// Many runs while everything around them fails in turn, and the balance of what became of them.
+#[derive(Debug, Parser)]
+#[command(name = "chaos")]
+struct Args {
+    /// Decides what is run and what happens to it
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many runs
+    #[arg(long, default_value_t = 200)]
+    runs: u32,
+    /// How many runs at a time
+    #[arg(long, default_value_t = 6)]
+    at_once: usize,
+    /// Only this run of the schedule
+    #[arg(long, value_name = "RUN")]
+    only: Option<u32>,
+    /// Print what would be run and what would happen to it
+    #[arg(long)]
+    dry_run: bool,
+    /// Leave journals and logs of the launchers where they are
+    #[arg(long)]
+    keep: bool,
+    /// How to print the tally
+    #[arg(long, value_enum, default_value = "text")]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Output {
+    Text,
+    Json,
+}
+
+fn main() -> ExitCode {
+    let name = std::env::args_os().next().map(PathBuf::from);
+    match name.as_deref().and_then(Path::file_name) {
+        Some(name) if name == "launcher" => api_launcher::main_from_args(std::env::args_os()),
+        Some(name) if name == "executor" => executor::main_from_env(),
+        _ => match chaos(&Args::parse()) {
+            Ok(code) => code,
+            Err(error) => {
+                eprintln!("error: {error:#}");
+                ExitCode::FAILURE
+            }
+        },
+    }
+}
+
+fn chaos(args: &Args) -> Result<ExitCode> {
+    let program = std::env::current_exe().context("this program does not know where it is")?;
+    let options = Options {
+        at_once: args.at_once.max(1),
+        only: args.only,
+        keep: args.keep,
+        ..Options::new(args.seed, args.runs, &program)
+    };
+    if args.dry_run {
+        for run in options.schedule() {
+            println!("{run}");
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(4)
+        .enable_all()
+        .build()?;
+    let tally = runtime.block_on(travel(&options, |line| eprintln!("{line}")))?;
+    match args.output {
+        Output::Text => println!("{tally}"),
+        Output::Json => println!("{:#}", tally.as_json()),
+    }
+    if tally.balances() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (seed, runs) = (args.seed, args.runs);
+    eprintln!("to repeat it: cargo xtask chaos --seed {seed} --runs {runs}");
+    Ok(ExitCode::FAILURE)
+}

@@ -1,0 +1,585 @@
+//! The peers of a journey: a cluster, the platform, Redis, an object store, and two launchers as processes, with ways
+//! in between that can be troubled.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::net::SocketAddr;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use job_contract::env;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::Api;
+use kube::api::{ListParams, PostParams};
+use serde_json::Value;
+use tempfile::TempDir;
+use test_cluster::{ADMIN, Cluster, Rule};
+use test_peers::proxy::Proxy;
+use test_peers::redis::RedisServer;
+use test_peers::s3::{self, S3};
+use test_platform::{Outputs, Platform};
+
+/// Namespace of the runs.
+pub(crate) const RUNS: &str = "runs";
+/// Who the launchers are in the cluster.
+pub(crate) const LAUNCHER: &str = "launcher";
+/// The only Secret that is there before any run.
+pub(crate) const SETTINGS: &str = "terrakube-executor-secrets";
+const IMAGE: &str = "registry.example.test/mayfly-executor:1";
+const ROLES: &str = include_str!("../../../rbac/launcher.yaml");
+/// Held by the launcher that watches.
+const LEASE: &str = "mayfly-launcher";
+/// Longer than a Lease lasts whose holder is gone.
+const SUCCESSION: Duration = Duration::from_secs(40);
+const POLL: Duration = Duration::from_millis(25);
+/// A launcher that does not listen by then never will.
+const LISTENING: Duration = Duration::from_secs(60);
+/// How long a dispatch may take to be answered, so that one that hangs does not hold up all others for long.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Jobs whose end is known are removed at once; others when their launcher is long back.
+const TTL_SECONDS: &str = "90";
+
+/// Lines that a phase prints before the place where a run can be held, and after it.
+pub(crate) const LINES: u32 = 12;
+
+/// Everything a run may meet.
+#[derive(Debug)]
+pub(crate) struct World {
+    folder: TempDir,
+    began: Instant,
+    pub(crate) cluster: Cluster,
+    pub(crate) platform: Platform,
+    pub(crate) redis: tokio::sync::Mutex<RedisServer>,
+    pub(crate) store: std::sync::Arc<S3>,
+    /// Between executors and the store.
+    pub(crate) way_to_store: Proxy,
+    /// The address both launchers share.
+    pub(crate) door: Proxy,
+    pub(crate) launchers: tokio::sync::Mutex<Launchers>,
+    pub(crate) client: reqwest::Client,
+    /// One strike at a time against each of these.
+    pub(crate) turns: Turns,
+    /// Runs under way, and whether the store was away meanwhile.
+    under_way: Mutex<BTreeMap<u32, bool>>,
+    store_away: AtomicUsize,
+}
+
+/// Whoever troubles one of these has it alone.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    pub(crate) platform: tokio::sync::Mutex<()>,
+    pub(crate) store: tokio::sync::Mutex<()>,
+    pub(crate) api: tokio::sync::Mutex<()>,
+    pub(crate) launchers: tokio::sync::Mutex<()>,
+}
+
+/// Where a run can be held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gate {
+    Fetch,
+    Work,
+}
+
+impl Gate {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Fetch => "fetch",
+            Self::Work => "work",
+        }
+    }
+}
+
+impl World {
+    /// Starts everything. `program` is launcher and executor, by the name it is started with.
+    pub(crate) async fn start(program: &Path) -> Result<Self> {
+        // The client of this process; an earlier one stays.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let folder = tempfile::tempdir()?;
+        lay_out(folder.path(), program)?;
+        let cluster = Cluster::builder().start().await?;
+        cluster.namespace(RUNS).await?;
+        cluster.grant(LAUNCHER, RUNS, &rules()?).await?;
+        cluster.image(IMAGE, &folder.path().join("image"));
+        let redis = RedisServer::start()?;
+        let store = std::sync::Arc::new(S3::start_open()?);
+        store.keep_versions()?;
+        let way_to_store = Proxy::start(&[store.address()])?;
+        let outputs = std::sync::Arc::clone(&store);
+        let outputs = Outputs::from_fn(move |organization, job, step| {
+            let key = format!("tfoutput/{organization}/{job}/{step}.tfoutput");
+            outputs.object(&key).ok()?.map(String::into_bytes)
+        });
+        let platform = Platform::builder()
+            .redis(&format!("redis://{}", redis.address()))
+            .outputs(outputs)
+            .answer_within(ANSWER)
+            .start()
+            .await?;
+        let settings = settings(&platform, &redis, &store, way_to_store.address());
+        make_settings_secret(&cluster, &settings).await?;
+        let launchers = Launchers {
+            folder: folder.path().to_owned(),
+            kubeconfig: cluster.kubeconfig_file(LAUNCHER, RUNS)?,
+            settings,
+            running: BTreeMap::new(),
+            started: 0,
+        };
+        let door = Proxy::start(&[])?;
+        platform.dispatch_to(&format!("http://{}/api/v1/terraform-rs", door.address()));
+        let world = Self {
+            folder,
+            began: Instant::now(),
+            cluster,
+            platform,
+            redis: tokio::sync::Mutex::new(redis),
+            store,
+            way_to_store,
+            door,
+            launchers: tokio::sync::Mutex::new(launchers),
+            client: reqwest::Client::builder()
+                .no_proxy()
+                .pool_max_idle_per_host(0)
+                .timeout(Duration::from_secs(60))
+                .build()?,
+            turns: Turns::default(),
+            under_way: Mutex::default(),
+            store_away: AtomicUsize::new(0),
+        };
+        world.start_launchers().await?;
+        Ok(world)
+    }
+
+    /// How long it has been there.
+    pub(crate) fn age(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// Where everything of the journey lies.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Leaves the folder of the journey where it is, and says where.
+    pub(crate) fn keep(self) -> PathBuf {
+        self.folder.keep()
+    }
+
+    /// Repository of a run; all have the same content.
+    pub(crate) fn source(&self, run: u32) -> Result<String> {
+        let path = self.path("source").join(run.to_string());
+        symlink(self.path("repository"), &path)?;
+        Ok(format!("file://{}", path.display()))
+    }
+
+    /// A word of shell that does a phase's work.
+    pub(crate) fn work(&self, phase: &str) -> String {
+        format!("sh {} {phase}", self.path("work.sh").display())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// What the tool and scripts of a run noted.
+    pub(crate) fn journal(&self, run: u32) -> Vec<String> {
+        let text = fs::read_to_string(self.path("journal").join(run.to_string()));
+        text.unwrap_or_default()
+            .lines()
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// From now on the run stops there.
+    pub(crate) fn hold(&self, run: u32, gate: Gate) -> Result<()> {
+        let name = format!("{run}-{}", gate.name());
+        Ok(fs::write(self.path("hold").join(name), "")?)
+    }
+
+    /// Lets the run go on.
+    pub(crate) fn release(&self, run: u32, gate: Gate) {
+        let name = format!("{run}-{}", gate.name());
+        // Nobody was held where there is nothing to remove.
+        let _ = fs::remove_file(self.path("hold").join(name));
+    }
+
+    /// Whether the run has come to the place where it is held.
+    pub(crate) fn is_held(&self, run: u32, gate: Gate) -> bool {
+        let name = format!("{run}-{}", gate.name());
+        self.path("held").join(name).exists()
+    }
+
+    /// The pods of a step's Job.
+    pub(crate) async fn pods(&self, job: u32, step: &str) -> Vec<Pod> {
+        let Ok(client) = self.cluster.client(ADMIN) else {
+            return Vec::new();
+        };
+        let label = format!("batch.kubernetes.io/job-name=job-{job}-{step}");
+        let pods = Api::<Pod>::namespaced(client, RUNS);
+        let list = pods.list(&ListParams::default().labels(&label)).await;
+        list.map(|list| list.items).unwrap_or_default()
+    }
+
+    /// A run begins.
+    pub(crate) fn begin(&self, run: u32) {
+        let away = self.store_away.load(Ordering::SeqCst) > 0;
+        lock(&self.under_way).insert(run, away);
+    }
+
+    /// A run is over; says whether the store was away meanwhile.
+    pub(crate) fn end(&self, run: u32) -> bool {
+        lock(&self.under_way).remove(&run).unwrap_or_default()
+    }
+
+    /// The store is away, for all who are under way or will be until it is back.
+    pub(crate) fn store_goes(&self) {
+        self.store_away.fetch_add(1, Ordering::SeqCst);
+        for away in lock(&self.under_way).values_mut() {
+            *away = true;
+        }
+    }
+
+    /// The store is back.
+    pub(crate) fn store_returns(&self) {
+        self.way_to_store.clear();
+        self.store_away.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Starts what launchers are missing, and waits until one of those that live watches: until then whoever dies
+    /// dies in the same accident.
+    pub(crate) async fn recover_launchers(&self) -> Result<()> {
+        self.start_launchers().await?;
+        let leases = Api::<Lease>::namespaced(self.cluster.client(ADMIN)?, RUNS);
+        let living = self.launchers.lock().await.identities();
+        let limit = Instant::now() + SUCCESSION;
+        while Instant::now() < limit {
+            let lease = leases.get_opt(LEASE).await?;
+            let holder = lease.and_then(|lease| lease.spec?.holder_identity);
+            let holder = holder.unwrap_or_default();
+            if living.iter().any(|identity| holder.ends_with(identity)) {
+                break;
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
+    }
+
+    /// Starts what launchers are missing, and leads the door to them.
+    pub(crate) async fn start_launchers(&self) -> Result<()> {
+        let mut launchers = self.launchers.lock().await;
+        launchers.start_missing().await?;
+        self.door.pass_on_to(&launchers.addresses());
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until something is so; says whether it came to be within `limit`.
+pub(crate) async fn until(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + limit;
+    while !is_so() {
+        if Instant::now() > end {
+            return false;
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    true
+}
+
+/// Two replicas behind one address.
+#[derive(Debug)]
+pub(crate) struct Launchers {
+    folder: PathBuf,
+    kubeconfig: PathBuf,
+    settings: BTreeMap<String, String>,
+    running: BTreeMap<usize, Launcher>,
+    started: u32,
+}
+
+#[derive(Debug)]
+struct Launcher {
+    process: Child,
+    address: SocketAddr,
+}
+
+impl Launchers {
+    const REPLICAS: usize = 2;
+
+    /// Kills one as a crash does.
+    pub(crate) fn kill(&mut self, replica: usize) {
+        if let Some(mut launcher) = self.running.remove(&(replica % Self::REPLICAS)) {
+            // It is gone either way.
+            let _ = launcher.process.kill();
+            let _ = launcher.process.wait();
+        }
+    }
+
+    pub(crate) fn kill_all(&mut self) {
+        (0..Self::REPLICAS).for_each(|replica| self.kill(replica));
+    }
+
+    pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
+        let running = self.running.values();
+        running.map(|launcher| launcher.address).collect()
+    }
+
+    /// How the identities of those that run end.
+    fn identities(&self) -> Vec<String> {
+        let running = self.running.values();
+        running
+            .map(|launcher| format!("-{}", launcher.process.id()))
+            .collect()
+    }
+
+    /// How many were started so far.
+    pub(crate) const fn started(&self) -> u32 {
+        self.started
+    }
+
+    async fn start_missing(&mut self) -> Result<()> {
+        for replica in 0..Self::REPLICAS {
+            if !self.running.contains_key(&replica) {
+                let launcher = self.start().await?;
+                self.running.insert(replica, launcher);
+            }
+        }
+        Ok(())
+    }
+
+    async fn start(&mut self) -> Result<Launcher> {
+        self.started += 1;
+        let log = self.folder.join(format!("launcher-{}.log", self.started));
+        let process = Command::new(self.folder.join("programs/launcher"))
+            .args(["serve", "--target", "kubernetes"])
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("HOME", self.folder.join("home"))
+            .env("KUBECONFIG", &self.kubeconfig)
+            .env(env::NAMESPACE, RUNS)
+            .env(env::IMAGE, IMAGE)
+            .env(env::ENV_SECRETS, SETTINGS)
+            .env(env::LISTEN, "127.0.0.1:0")
+            .env(env::LOG_FORMAT, "json")
+            .env(env::HISTORY_SUCCEEDED, "0")
+            .env(env::HISTORY_FAILED, "0")
+            .env(env::TTL_SECONDS_AFTER_FINISHED, TTL_SECONDS)
+            .envs(&self.settings)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(&log)?)
+            .spawn()?;
+        // From here on it dies with its value.
+        let mut launcher = Launcher {
+            process,
+            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+        };
+        let mut address = None;
+        until(LISTENING, || {
+            address = address_in(&fs::read_to_string(&log).unwrap_or_default());
+            address.is_some()
+        })
+        .await;
+        let said = || fs::read_to_string(&log).unwrap_or_default();
+        launcher.address = address.with_context(|| format!("no launcher:\n{}", said()))?;
+        Ok(launcher)
+    }
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Where a launcher says that it listens.
+fn address_in(log: &str) -> Option<SocketAddr> {
+    let mut lines = log.split_inclusive('\n');
+    let line = lines.find(|line| line.ends_with('\n') && line.contains("\"listening\""))?;
+    let line: Value = serde_json::from_str(line).ok()?;
+    line["address"].as_str()?.parse().ok()
+}
+
+fn rules() -> Result<Vec<Rule>> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(ROLES)?;
+    let roles = documents
+        .iter()
+        .filter(|document| document["kind"] == "Role");
+    let mut rules = Vec::new();
+    for role in roles {
+        rules.extend(serde_json::from_value::<Vec<Rule>>(role["rules"].clone())?);
+    }
+    ensure!(!rules.is_empty(), "no Role in the launcher's manifest");
+    Ok(rules)
+}
+
+/// What an operator sets, for launchers and executors alike.
+fn settings(
+    platform: &Platform,
+    redis: &RedisServer,
+    store: &S3,
+    way_to_store: SocketAddr,
+) -> BTreeMap<String, String> {
+    [
+        (env::API_URL, platform.url()),
+        (env::PUBLIC_API_URL, platform.url()),
+        (env::INTERNAL_SECRET, platform.secret()),
+        (env::ENABLE_SECURITY, "true".to_owned()),
+        (env::REGISTRY_DOMAIN, "registry.example.test".to_owned()),
+        (env::COLOR_OUTPUT, "false".to_owned()),
+        (env::TERRAFORM_RELEASES_URL, String::new()),
+        (env::REDIS_HOSTNAME, "127.0.0.1".to_owned()),
+        (env::REDIS_PORT, redis.port().to_string()),
+        (env::STATE_TYPE, "AwsTerraformStateImpl".to_owned()),
+        (env::AWS_BUCKET, s3::BUCKET.to_owned()),
+        (env::AWS_REGION, s3::REGION.to_owned()),
+        (env::AWS_ENDPOINT, format!("http://{way_to_store}")),
+        (env::AWS_ACCESS_KEY, store.access_key().to_owned()),
+        (env::AWS_SECRET_KEY, store.secret_key().to_owned()),
+        (env::AWS_USE_LOCKFILE, "true".to_owned()),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into()
+}
+
+async fn make_settings_secret(
+    cluster: &Cluster,
+    settings: &BTreeMap<String, String>,
+) -> Result<()> {
+    let mut secret = Secret::default();
+    secret.metadata.name = Some(SETTINGS.to_owned());
+    let bytes =
+        |(name, value): (&String, &String)| (name.clone(), ByteString(value.clone().into_bytes()));
+    secret.data = Some(settings.iter().map(bytes).collect());
+    let secrets = Api::<Secret>::namespaced(cluster.client(ADMIN)?, RUNS);
+    secrets.create(&PostParams::default(), &secret).await?;
+    Ok(())
+}
+
+/// Programs, repository and scripts of a journey.
+fn lay_out(base: &Path, program: &Path) -> Result<()> {
+    for folder in [
+        "bin",
+        "data",
+        "held",
+        "hold",
+        "home",
+        "journal",
+        "programs",
+        "repository",
+        "source",
+    ] {
+        fs::create_dir(base.join(folder))?;
+    }
+    for name in ["launcher", "executor"] {
+        symlink(program, base.join("programs").join(name))?;
+    }
+    let here = base.display();
+    write_script(
+        &base.join("image"),
+        &format!(
+            "export {}='{here}/data' {}=installed {}=1 PATH='{here}/bin':\"$PATH\"\n\
+             exec '{here}/programs/executor'\n",
+            env::DATA_DIR,
+            env::TOOL_SELECTION,
+            env::STATUS_POLL_SECONDS,
+        ),
+    )?;
+    // The tool's own processes say when one begins that changes something; they are not asked by anything of ours.
+    let tool = which::which("terraform").context("`terraform` is missing: cargo xtask setup")?;
+    write_script(
+        &base.join("bin/terraform"),
+        &format!(
+            "case \"$1\" in apply|destroy) echo \"tool $1\" >> '{here}/journal/'\"$RUN\" ;; esac\n\
+             exec '{}' \"$@\"\n",
+            tool.display()
+        ),
+    )?;
+    let git = which::which("git")?;
+    write_script(
+        &base.join("bin/git"),
+        &format!(
+            "for word; do case \"$word\" in file://{here}/source/*) run=\"${{word##*/}}-fetch\" ;; esac; done\n\
+             if test -n \"$run\" && test -e '{here}/hold/'\"$run\"; then\n\
+             : > '{here}/held/'\"$run\"\n\
+             while test -e '{here}/hold/'\"$run\"; do sleep 0.05; done\nfi\n\
+             exec '{}' \"$@\"\n",
+            git.display()
+        ),
+    )?;
+    fs::write(base.join("work.sh"), work_script(base))?;
+    repository(base, &git)
+}
+
+/// Prints lines, stops where it is held, prints more, and notes when it began and ended.
+fn work_script(base: &Path) -> String {
+    let here = base.display();
+    format!(
+        "phase=$1\n\
+         say() {{ n=$1; while test $n -le $2; do echo \"mark $RUN $phase $n\"; n=$((n+1)); done; }}\n\
+         echo \"begin $phase\" >> '{here}/journal/'\"$RUN\"\n\
+         say 1 {LINES}\n\
+         if test -e '{here}/hold/'\"$RUN-work\"; then case $phase in second|script|gone)\n\
+         : > '{here}/held/'\"$RUN-work\"\n\
+         while test -e '{here}/hold/'\"$RUN-work\"; do sleep 0.05; done\n;; esac; fi\n\
+         say {} {}\n\
+         echo \"end $phase\" >> '{here}/journal/'\"$RUN\"\n\
+         test \"$FAIL\" != \"$phase\"\n",
+        LINES + 1,
+        2 * LINES
+    )
+}
+
+fn repository(base: &Path, git: &Path) -> Result<()> {
+    let folder = base.join("repository");
+    let work = |phase: &str| format!("sh {}/work.sh {phase}", base.display());
+    let module = format!(
+        "resource \"terraform_data\" \"first\" {{\n  provisioner \"local-exec\" {{\n    command = \"{}\"\n  }}\n}}\n\
+         resource \"terraform_data\" \"second\" {{\n  depends_on = [terraform_data.first]\n  \
+         provisioner \"local-exec\" {{\n    command = \"{}\"\n  }}\n  \
+         provisioner \"local-exec\" {{\n    when    = destroy\n    command = \"{}\"\n  }}\n}}\n",
+        work("first"),
+        work("second"),
+        work("gone"),
+    );
+    let wrong = "resource \"terraform_data\" \"first\" {\n  input = var.missing\n}\n";
+    for (name, text) in [("good", module.as_str()), ("wrong", wrong)] {
+        fs::create_dir(folder.join(name))?;
+        fs::write(folder.join(name).join("main.tf"), text)?;
+    }
+    for words in [
+        &["init", "--quiet", "--initial-branch=main"][..],
+        &["add", "--all"],
+        &["commit", "--quiet", "--message=fixture"],
+    ] {
+        let done = Command::new(git)
+            .current_dir(&folder)
+            .args([
+                "-c",
+                "user.name=Fixture",
+                "-c",
+                "user.email=fixture@example.test",
+            ])
+            .args(words)
+            .env("GIT_CONFIG_GLOBAL", "/dev/null")
+            .env("GIT_CONFIG_NOSYSTEM", "1")
+            .status()?;
+        ensure!(done.success(), "git {words:?} failed");
+    }
+    Ok(())
+}
+
+fn write_script(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, format!("#!/bin/sh\n{text}"))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
+    Ok(())
+}

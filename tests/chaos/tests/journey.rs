@@ -1,0 +1,31 @@
+//! A journey short enough for every day, in which everything that can happen happens once.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
+
+use std::path::Path;
+
+use test_chaos::journey::{Options, travel};
+use test_chaos::schedule::{Kind, Strike};
+
+const SEED: u64 = 1;
+const RUNS: u32 = 40;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn whatever_fails_every_run_ends_once_nothing_is_lost_and_nothing_is_left() {
+    let options = Options::new(SEED, RUNS, Path::new(env!("CARGO_BIN_EXE_chaos")));
+    let runs = options.schedule();
+    for strike in Strike::ALL {
+        assert!(
+            runs.iter().any(|run| run.strike == Some(strike)),
+            "{strike:?}"
+        );
+    }
+    for kind in Kind::ALL {
+        assert!(runs.iter().any(|run| run.kind == kind), "{kind:?}");
+    }
+    let tally = travel(&options, |line| println!("{line}")).await.unwrap();
+    assert!(
+        tally.balances(),
+        "{tally}\nto repeat it: cargo xtask chaos --seed {SEED} --runs {RUNS}"
+    );
+}
