@@ -28,6 +28,10 @@ deny:
 advisories:
     cargo deny --locked check advisories
 
+# Build the images without a daemon
+image *options:
+    cargo xtask image {{ options }}
+
 # Measure against the floors and goals
 bench *options:
     cargo xtask bench {{ options }}

@@ -23,6 +23,7 @@ mod sources;
 mod stores;
 mod terrakube;
 mod variables;
+mod workflows;
 
 use integration_tests::{Laptop, Site};
 
