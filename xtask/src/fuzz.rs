@@ -33,7 +33,7 @@ const LIMITS: [&str; 2] = ["-timeout=20", "-rss_limit_mb=2048"];
 const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
-const PACKAGE: &str = "mayfly-fuzz";
+pub(crate) const PACKAGE: &str = "mayfly-fuzz";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {

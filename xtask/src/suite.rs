@@ -86,7 +86,10 @@ fn test_command(filters: &[String]) -> Command {
     let mut command = if nextest {
         cargo(["nextest", "run", "--workspace", "--locked"])
     } else {
-        cargo(["test", "--workspace", "--locked", "--all-targets"])
+        let mut command = cargo(["test", "--workspace", "--locked", "--all-targets"]);
+        // `--all-targets` would start the fuzz targets without a limit.
+        command.args(["--exclude", fuzz::PACKAGE]);
+        command
     };
     if !filters.is_empty() && !nextest {
         command.arg("--");
