@@ -402,8 +402,8 @@ async fn requests_shrink_until_the_api_takes_them() {
 #[tokio::test]
 async fn a_line_too_long_for_the_api_arrives_in_pieces_and_those_behind_it_after_it() {
     const MOST: usize = 20_000;
-    let accepted: Arc<Mutex<Vec<Request>>> = Arc::default();
-    let seen = Arc::clone(&accepted);
+    let taken: Arc<Mutex<Vec<Request>>> = Arc::default();
+    let seen = Arc::clone(&taken);
     let server = Server::start(move |request| {
         if request.body.len() > MOST {
             return Response::new(413, "");
@@ -425,7 +425,7 @@ async fn a_line_too_long_for_the_api_arrives_in_pieces_and_those_behind_it_after
     log.writer().line(&format!("before\n{long}\nafter")).await;
     let summary = log.finish(LONG).await;
     assert!(summary.is_complete(), "{summary:?}");
-    let accepted: Vec<_> = accepted
+    let taken: Vec<_> = taken
         .lock()
         .unwrap()
         .iter()
@@ -434,7 +434,7 @@ async fn a_line_too_long_for_the_api_arrives_in_pieces_and_those_behind_it_after
         .collect();
     let mut lines = vec![String::new(); 3];
     let mut last = 1;
-    for (number, output) in posted(&accepted) {
+    for (number, output) in posted(&taken) {
         assert!(number >= last, "{number} after {last}");
         last = number;
         lines[usize::try_from(number).unwrap() - 1].push_str(&output);

@@ -26,7 +26,10 @@ use test_peers::s3::{self, S3};
 use test_platform::{Flow, NewJob, Outputs, Platform, Status, Variable, Workspace};
 
 use super::{Gate, Ground, Settings, Stage, quick};
-use crate::kubernetes::{Place, RUNS};
+use crate::kubernetes::{Launcher, Place, RUNS};
+
+/// What the tool says once a run has come to the gate: not that it is about to.
+const AT_THE_GATE: &str = "(local-exec): at-the-gate";
 
 /// The programs an executor starts by their names.
 const PROGRAMS: [&str; 3] = ["git", "terraform", "bash"];
@@ -122,7 +125,7 @@ impl Trust {
                 env::EPHEMERAL_POD_ANNOTATIONS,
                 &format!("example.test/open={}", self.open.value),
             ));
-        workspace.vcs_type = "GITHUB".to_owned();
+        "GITHUB".clone_into(&mut workspace.vcs_type);
         workspace.connection_type = Some("STANDALONE".to_owned());
         workspace.access_token = Some(self.token.value.clone());
         workspace.module_ssh_key = Some(self.module_key.value.clone());
@@ -454,7 +457,7 @@ impl Scene {
 
     /// Waits for a run to say that it is at the gate, and looks at what is alive.
     async fn look_at_the_living(&self, job: u32, findings: &mut Findings) {
-        self.stage.platform.until_streamed(job, "at-the-gate").await;
+        self.stage.platform.until_streamed(job, AT_THE_GATE).await;
         let (open, all) = (&self.trust.open, Search::of(self.trust.all()));
         // Servers of this test have their passwords as arguments.
         let ours = |process: &PathBuf| {
@@ -517,7 +520,12 @@ impl Scene {
             let text = format!("{name} {}", request.body);
             (name, text.into_bytes())
         });
-        told.collect()
+        let records = self.stage.platform.records();
+        let contexts = json!(records.contexts).to_string();
+        let jobs = format!("{:?}", records.jobs);
+        told.chain(one("contexts", contexts))
+            .chain(one("jobs and steps", jobs))
+            .collect()
     }
 }
 
@@ -538,26 +546,20 @@ fn holds_inputs(key: &str) -> bool {
     name.ends_with(".tfPlan") || name.contains(".tfstate") || key.contains("/state/")
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn planted_secrets_are_nowhere_they_should_not_be() {
-    let scene = Scene::new().await;
+/// Runs of all kinds, the first of which goes well.
+async fn carry_out(scene: &Scene, findings: &mut Findings) -> u32 {
     let (stage, trust) = (&scene.stage, &scene.trust);
     let platform = &stage.platform;
-    let launcher = stage.serve_with(&[(env::LOG_FILTER, "trace")]);
-    let mut findings = Findings::default();
-
     let gate = format!("sh -c '{}' {}", scene.gate.words(), trust.open.value);
     let repositories = [
         Repository::module(&module(&gate)),
         Repository::module(REFUSED),
     ];
-    let login = format!("x-access-token:{}", trust.token.value);
     let options = GitHttpOptions {
-        credentials: Some(login),
+        credentials: Some(format!("x-access-token:{}", trust.token.value)),
         ..GitHttpOptions::default()
     };
-    let folder = repositories[0].path().parent().unwrap();
-    let git = serve_git(folder, options).unwrap();
+    let git = serve_git(repositories[0].path().parent().unwrap(), options).unwrap();
     let [shown, refused] = repositories.each_ref().map(|repository| {
         let name = repository.path().file_name().unwrap().to_str().unwrap();
         format!("{}/{name}/.git", git.url())
@@ -569,7 +571,7 @@ async fn planted_secrets_are_nowhere_they_should_not_be() {
     template[2].commands = scripts(SHOW, false);
     template[1].commands = scripts(SHOW, true);
     let well = scene.start(&shown, template);
-    scene.look_at_the_living(well, &mut findings).await;
+    scene.look_at_the_living(well, findings).await;
     scene.gate.open().await;
     platform.until_job(well, Status::Completed).await;
 
@@ -586,46 +588,48 @@ async fn planted_secrets_are_nowhere_they_should_not_be() {
 
     // Ended from outside in the middle of an apply.
     let ended = scene.start(&shown, Flow::only("terraformApply"));
-    platform.until_streamed(ended, "at-the-gate").await;
+    platform.until_streamed(ended, AT_THE_GATE).await;
     let state = stage.place().state().await;
     let name = format!("job-{ended}-");
-    let mut pods = state
-        .pods
-        .iter()
-        .filter_map(|pod| pod.metadata.name.as_deref());
-    let pod = pods.find(|pod| pod.starts_with(&name)).unwrap();
+    let names = state.pods.iter().map(kube::ResourceExt::name_any);
+    let pod = names
+        .into_iter()
+        .find(|pod| pod.starts_with(&name))
+        .unwrap();
     let api = Api::<Pod>::namespaced(stage.place().cluster.client(ADMIN).unwrap(), RUNS);
-    api.delete(pod, &DeleteParams::default()).await.unwrap();
+    api.delete(&pod, &DeleteParams::default()).await.unwrap();
     platform.until_job(ended, Status::Failed).await;
+    well
+}
 
-    let (all, open) = (Search::of(trust.all()), trust.open.value.as_str());
-    findings.look("Kubernetes", open, &all, &scene.objects().await);
-    findings.look("the platform", open, &all, &scene.told());
-    let records = platform.records();
-    let contexts = json!(records.contexts).to_string();
-    findings.look("the platform", open, &all, &one("contexts", contexts));
-    let steps = format!("{:?}", records.jobs);
-    findings.look(
-        "the platform",
-        &format!("{well}"),
-        &all,
-        &one("steps", steps),
-    );
+/// What a launcher says, until it is stopped.
+async fn look_at(launcher: Launcher, well: u32, all: &Search, findings: &mut Findings) {
     let address = launcher.door().address;
     let metrics = reqwest::get(format!("http://{address}/metrics"))
         .await
         .unwrap();
     let metrics = metrics.text().await.unwrap();
-    findings.look("the launcher", "mayfly_", &all, &one("metrics", metrics));
+    findings.look("the launcher", "mayfly_", all, &one("metrics", metrics));
     let launcher = launcher.into_running();
     launcher.signal(Signal::SIGTERM);
-    let launcher = launcher.wait();
-    let name = format!("job-{well}-");
-    let words = one("diagnostics", launcher.stderr);
-    findings.look("the launcher", &name, &all, &words);
-    let words = one("output", format!("{name}{}", launcher.stdout));
-    findings.look("the launcher", &name, &all, &words);
+    let ended = launcher.wait();
+    let job = format!("job-{well}-");
+    findings.look("the launcher", &job, all, &one("diagnostics", ended.stderr));
+    assert_eq!(ended.stdout, "");
+}
 
+#[tokio::test(flavor = "multi_thread")]
+async fn planted_secrets_are_nowhere_they_should_not_be() {
+    let scene = Scene::new().await;
+    let (stage, trust) = (&scene.stage, &scene.trust);
+    let launcher = stage.serve_with(&[(env::LOG_FILTER, "trace")]);
+    let mut findings = Findings::default();
+    let well = carry_out(&scene, &mut findings).await;
+
+    let (all, open) = (Search::of(trust.all()), trust.open.value.as_str());
+    findings.look("Kubernetes", open, &all, &scene.objects().await);
+    findings.look("the platform", open, &all, &scene.told());
+    look_at(launcher, well, &all, &mut findings).await;
     for program in PROGRAMS {
         let arguments = one(program, scene.noted.read(program, "arguments"));
         let known = match program {
@@ -639,17 +643,15 @@ async fn planted_secrets_are_nowhere_they_should_not_be() {
         findings.look("environments", "PATH=", &kept, &environment);
     }
 
-    let site = stage.site();
     // Container logs, termination messages and volumes among them.
     let nodes = contents(stage.place().cluster.folder());
     assert!(nodes.iter().any(|(name, _)| name.ends_with(".termination")));
     findings.look("nodes", open, &all, &nodes);
-    findings.look("files left behind", open, &all, &contents(site.folder()));
-    let outside_inputs = trust.all().into_iter();
-    let outside_inputs = Search::of(
-        outside_inputs
-            .filter(|secret| ![trust.api_token.name, trust.login.name].contains(&secret.name)),
-    );
+    let left = contents(stage.site().folder());
+    findings.look("files left behind", open, &all, &left);
+    let others = trust.all().into_iter();
+    let others =
+        others.filter(|secret| ![trust.api_token.name, trust.login.name].contains(&secret.name));
     let (artifacts, outputs): (Vec<_>, Vec<_>) = scene
         .store
         .objects()
@@ -658,13 +660,11 @@ async fn planted_secrets_are_nowhere_they_should_not_be() {
         .map(|(key, bytes)| unpacked(key, bytes))
         .partition(|(key, _)| holds_inputs(key));
     findings.look("outputs of steps", open, &all, &outputs);
-    findings.look("plans and states", open, &outside_inputs, &artifacts);
-    let mut redis = scene.overheard.end();
+    findings.look("plans and states", open, &Search::of(others), &artifacts);
     // As it shows what it was told.
-    redis = String::from_utf8_lossy(&redis)
+    let redis = String::from_utf8_lossy(&scene.overheard.end())
         .replace("\\\"", "\"")
-        .replace("\\\\", "\\")
-        .into_bytes();
+        .replace("\\\\", "\\");
     findings.look("Redis", open, &all, &one("everything it was told", redis));
     findings.are_none();
 }
