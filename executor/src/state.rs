@@ -11,7 +11,7 @@ use artifact_store::{BackendSettings, StoreError, hex};
 use bytes::Bytes;
 use control_plane::platform::History;
 use job_contract::keys::ObjectKey;
-use job_contract::report::{LockStanding, StateLock, StateStanding};
+use job_contract::report::{ApplyProgress, LockStanding, StateLock, StateStanding};
 use md5::{Digest as _, Md5};
 use serde_json::Value;
 use tokio::time::sleep;
@@ -130,29 +130,31 @@ fn fate(left: &Left, published: &Result<Option<Published>, StageError>) -> Optio
             hint,
         })
     };
-    match published {
-        Ok(Some(published)) => {
-            // A tool that is killed may not have stored its last changes yet.
-            let lost = match &published.json {
-                Some(json) if left.tenure.is_some() && !left.success => {
-                    let known: HashSet<&str> = addresses(json);
-                    left.progress
-                        .missing_from(|address| known.contains(address))
-                }
-                _ => Vec::new(),
-            };
-            if lost.is_empty() {
-                return of(StateStanding::Stored, "the state is stored".into(), None);
-            }
-            of(
-                StateStanding::Unknown,
-                format!(
-                    "the state does not hold what was made last: {}",
-                    lost.join(", ")
-                ),
-                Some("import what the state does not hold, or it is made a second time".into()),
-            )
+    // A tool that is killed may not have stored its last changes yet.
+    let lost = match published {
+        Ok(Some(Published {
+            json: Some(json), ..
+        })) if left.tenure.is_some() && !left.success => {
+            let known: HashSet<&str> = addresses(json);
+            left.progress
+                .missing_from(|address| known.contains(address))
         }
+        Ok(None) if !left.success => left.progress.missing_from(|_| false),
+        _ => Vec::new(),
+    };
+    if !lost.is_empty() {
+        let mut named = lost[..lost.len().min(ApplyProgress::MAX_ADDRESSES)].join(", ");
+        if lost.len() > ApplyProgress::MAX_ADDRESSES {
+            named.push_str(", \u{2026}");
+        }
+        return of(
+            StateStanding::Unknown,
+            format!("the state does not hold what was made last: {named}"),
+            Some("import what the state does not hold, or it is made a second time".into()),
+        );
+    }
+    match published {
+        Ok(Some(_)) => of(StateStanding::Stored, "the state is stored".into(), None),
         // It would not have succeeded otherwise.
         _ if left.success => of(StateStanding::Stored, "the state is stored".into(), None),
         Err(error @ StageError::Artifact(_)) => of(
