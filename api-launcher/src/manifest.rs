@@ -3,6 +3,7 @@
 //! Pure: no client, clock, randomness or environment. The same document and the same deployment give the same
 //! bytes, so a second delivery makes nothing new, and `render` shows exactly what would be created.
 
+mod budget;
 pub(crate) mod check;
 pub mod deployment;
 pub mod image;
@@ -35,7 +36,6 @@ use serde_json::{Value, json};
 pub use self::deployment::Deployment;
 pub use self::problem::{Fault, ManifestErrors, Problem};
 
-use self::deployment::MIN_GRACE_SECONDS;
 use self::job_data::{Mode, Transport};
 use self::overrides::{Names, Overrides};
 use self::problem::Problems;
@@ -262,20 +262,17 @@ fn check_template(
             ),
         );
     }
+    let deadline = deployment.active_deadline_seconds;
     let grace = spec.termination_grace_period_seconds.unwrap_or_default();
-    if grace < MIN_GRACE_SECONDS {
-        problems.add(
-            subject,
-            format!(
-                "leaves {grace} s of grace, less than the {MIN_GRACE_SECONDS} s the executor needs to stop and save"
-            ),
-        );
-    }
-    if grace >= deployment.active_deadline_seconds {
+    if grace >= deadline {
         problems.add(
             env::ACTIVE_DEADLINE_SECONDS,
-            format!("must be longer than the grace period of {grace} s"),
+            format!("is {deadline} s and must be longer than the grace period of {grace} s"),
         );
+    } else {
+        for violation in budget::violations(&spec) {
+            problems.add(subject, violation);
+        }
     }
     ManifestErrors::check(problems.into_vec())
 }

@@ -19,6 +19,7 @@ use crate::Ended;
 use crate::config::Config;
 use crate::fault::chain;
 use crate::link::Link;
+use crate::operation::Account;
 use crate::preparation;
 use crate::run::{Run, StageError};
 use crate::stop::{Budget, Stop};
@@ -39,6 +40,7 @@ pub(crate) struct Verdict {
     pub(crate) hint: Option<String>,
     /// Why it was stopped before it was done.
     pub(crate) stopped: Option<StopReason>,
+    pub(crate) account: Account,
     /// Whether the platform is told. A step that is somebody else's, over, or to be tried again is not reported.
     pub(crate) reported: bool,
 }
@@ -57,6 +59,7 @@ impl Verdict {
             error: Some(error.story()),
             hint: error.hint(),
             stopped: None,
+            account: Account::default(),
             reported: true,
         }
     }
@@ -240,6 +243,9 @@ pub(crate) async fn conclude(run: Run<'_>, mut verdict: Verdict) -> Ended {
         tool: verdict.tool,
         commit_id: Some(verdict.commit_id).filter(|commit| !commit.is_empty()),
         changes: verdict.changes,
+        progress: verdict.account.progress,
+        state: verdict.account.state,
+        lock: verdict.account.lock,
         phases: clock.timings(),
         lost_log_lines: summary
             .sinks

@@ -24,6 +24,7 @@ mod guard;
 pub mod harden;
 pub mod job;
 pub mod link;
+pub mod lock;
 pub mod operation;
 pub mod pipeline;
 pub mod plan;

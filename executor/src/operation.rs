@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use artifact_store::{BackendSettings, Digest, private_folder};
 use control_plane::Patience;
@@ -12,7 +12,7 @@ use control_plane::live::LivePhase;
 use control_plane::platform::History;
 use job_contract::keys::{ObjectKey, PLAN_FILE};
 use job_contract::progress::Phase;
-use job_contract::report::ChangeCounts;
+use job_contract::report::{ApplyProgress, ChangeCounts, StateLock, StateStanding};
 use job_contract::settlement::{self, Ending};
 use job_contract::{StepType, progress};
 use serde_json::{Map, Value, json};
@@ -20,13 +20,14 @@ use tracing::warn;
 
 use crate::child_env::ChildEnv;
 use crate::fault::{caught, chain};
+use crate::lock;
 use crate::plan::{PlanRecord, ReviewedPlan};
 use crate::preparation;
 use crate::process::{Capture, Completion, Ended};
 use crate::publication::{self, Publication};
 use crate::run::{Run, StageError};
 use crate::scripts::{self, Moment, Scripts};
-use crate::state::{self, Published};
+use crate::state::{self, Left, Published};
 use crate::terraform::backend::{self, BackendAccess};
 use crate::terraform::board::Board;
 use crate::terraform::structured::Structured;
@@ -61,10 +62,24 @@ pub struct Operated {
     pub history: Option<History>,
     /// What went wrong, unless the tool's own output says it all.
     pub error: Option<StageError>,
+    pub account: Account,
+}
+
+/// What is told of an operation beside its outcome: how far it came, and what became of the state.
+#[derive(Debug, Default)]
+pub struct Account {
+    pub progress: Option<ApplyProgress>,
+    pub state: Option<StateStanding>,
+    pub lock: Option<StateLock>,
+    /// How the tool ended, in words.
+    pub end: Option<String>,
+    /// The rest of what is worth a sentence when it did not end well.
+    pub sentence: Option<String>,
+    pub hint: Option<String>,
 }
 
 impl Operated {
-    const fn ended(ending: Ending) -> Self {
+    fn ended(ending: Ending) -> Self {
         Self {
             ending,
             after_ok: true,
@@ -72,6 +87,7 @@ impl Operated {
             plan: None,
             history: None,
             error: None,
+            account: Account::default(),
         }
     }
 }
@@ -98,6 +114,7 @@ pub async fn run(run: &Run<'_>, prepared: &Prepared) -> Operated {
         },
     };
     operated.history = operation.history.take();
+    operated.account = std::mem::take(&mut operation.account);
     operation.follow_up(&mut operated, &mut env).await;
     operated
 }
@@ -110,6 +127,7 @@ struct Operation<'r, 'c> {
     terraform_output: String,
     /// Of the state as it was published.
     history: Option<History>,
+    account: Account,
 }
 
 impl<'r, 'c> Operation<'r, 'c> {
@@ -138,6 +156,7 @@ impl<'r, 'c> Operation<'r, 'c> {
             terraform,
             terraform_output: String::new(),
             history: None,
+            account: Account::default(),
         })
     }
 
@@ -256,19 +275,28 @@ impl<'r, 'c> Operation<'r, 'c> {
         })
     }
 
-    async fn plan(&self, env: &ChildEnv) -> Result<Operated, StageError> {
-        let run = self.run;
+    async fn plan(&mut self, env: &ChildEnv) -> Result<Operated, StageError> {
+        let (run, started) = (self.run, SystemTime::now());
         let destroy = run.step_type == StepType::PlanDestroy;
         let shown = Publication::start(run, self.terraform.board.clone(), LivePhase::Plan);
         let planned = self.terraform.plan(env, destroy, run.log.writer());
-        let (done, mut structured) = run
+        let planned = run
             .clock
             .time(
                 Phase::Plan,
                 planned,
                 |done| matches!(done, Ok((done, _)) if plan_ending(*done) != Ending::Failure),
             )
-            .await?;
+            .await;
+        let done = planned.as_ref().ok().map(|(done, _)| *done);
+        if !self.told_of_lock() {
+            let tenure = lock::tenure(run, &self.terraform, Phase::Plan, started, done);
+            if let Some(tenure) = tenure {
+                self.account.lock = lock::release(run, &self.terraform, env, &tenure).await;
+                self.advise_on_lock();
+            }
+        }
+        let (done, mut structured) = planned?;
         let ending = plan_ending(done);
         self.note_unusual_end(done).await;
         let mut stored = None;
@@ -360,7 +388,8 @@ impl<'r, 'c> Operation<'r, 'c> {
 
     /// Apply or destroy, and then the state, whatever happened.
     async fn change(&mut self, phase: Phase, env: &ChildEnv) -> Result<Operated, StageError> {
-        let run = self.run;
+        let (run, started) = (self.run, SystemTime::now());
+        let errored_before = state::errored_at(&self.prepared.working_dir);
         if let Some(plan) = &self.prepared.plan {
             plan.place(&self.prepared.working_dir.join(PLAN_FILE))?;
         }
@@ -375,26 +404,27 @@ impl<'r, 'c> Operation<'r, 'c> {
             )
             .await
             .unwrap_or(Err(StageError::Panicked));
-        // From here on something may have been changed: the state is published before any error is looked at.
-        let published = run
-            .phase(Phase::State, state::publish(run, &self.terraform, env))
-            .await;
-        if let Ok(Some(published)) = &published {
-            self.history.clone_from(&published.history);
-        }
+        // From here on something may have been changed: the state is saved before any error is looked at.
+        let done = changed.as_ref().ok().map(|(done, ..)| *done);
+        let left = Left {
+            success: done.is_some_and(|done| done.ended.is_success()),
+            progress: self.terraform.board.progress(),
+            tenure: lock::tenure(run, &self.terraform, phase, started, done),
+            errored_before,
+        };
+        let (published, missing) = self.save(env, &left).await;
+        self.account.end = done
+            .filter(|_| !left.success)
+            .map(|done| format!("the tool ended with {}", done.ended));
         let (done, mut structured, rendered) = changed?;
         self.note_unusual_end(done).await;
         let success = done.ended.is_success();
         if success {
             self.print(rendered).await;
         }
-        let (published, missing) = match published {
-            Ok(published) => (published, None),
-            // The tool has stored the state where it belongs, or it would not have succeeded. An outcome of `failed`
-            // would have people repeat what is done.
-            Err(error) if success => (None, Some(error)),
-            Err(error) => return Err(error),
-        };
+        // The tool has stored the state where it belongs, or it would not have succeeded. An outcome of `failed` would
+        // have people repeat what is done.
+        let missing = missing.filter(|_| success);
         if missing.is_some() {
             let text = "The state is stored. Only the copy of it that the platform shows could not be published.";
             run.log.writer().line(text).await;
@@ -404,7 +434,7 @@ impl<'r, 'c> Operation<'r, 'c> {
             .as_ref()
             .and_then(|published| published.json.as_ref())
         {
-            structured.complete_from_state(state);
+            structured.complete_from_state(state, success);
         }
         let outputs = published
             .as_ref()
@@ -421,6 +451,61 @@ impl<'r, 'c> Operation<'r, 'c> {
             error: missing,
             ..Operated::ended(ending)
         })
+    }
+
+    /// Saves the state and keeps account of it. A lock of somebody else's kept everything from happening: there is
+    /// nothing to save then, and what would be published is theirs.
+    async fn save(
+        &mut self,
+        env: &ChildEnv,
+        left: &Left,
+    ) -> (Option<Published>, Option<StageError>) {
+        let run = self.run;
+        if !left.progress.has_begun() && self.told_of_lock() {
+            return (None, None);
+        }
+        let save = state::save(run, &self.terraform, env, left);
+        let saved = run
+            .clock
+            .time(Phase::State, save, |saved| saved.missing.is_none())
+            .await;
+        self.account.state = saved.standing;
+        self.account.lock = saved.lock;
+        self.account.hint = saved.hint;
+        if !left.success {
+            let progress = left.progress.sentence();
+            self.account.sentence = Some(match saved.words {
+                Some(words) => format!("{progress}; {words}"),
+                None => progress,
+            });
+            self.account.progress = Some(left.progress.report());
+        }
+        self.advise_on_lock();
+        if let Some(published) = &saved.published {
+            self.history.clone_from(&published.history);
+        }
+        (saved.published, saved.missing)
+    }
+
+    /// Keeps account of the lock the tool met, if it met one.
+    fn told_of_lock(&mut self) -> bool {
+        let Some(lock) = self.terraform.board.locks().in_the_way() else {
+            return false;
+        };
+        self.account.sentence = Some(format!(
+            "the state is locked {}: nothing was changed",
+            lock::words(&lock)
+        ));
+        self.account.lock = Some(lock);
+        self.advise_on_lock();
+        true
+    }
+
+    fn advise_on_lock(&mut self) {
+        let lock = self.account.lock.as_ref();
+        let advice = lock.and_then(|lock| lock::advice(lock, self.run.job.tool()));
+        let both = [self.account.hint.take(), advice];
+        self.account.hint = joined(both, "; ");
     }
 
     async fn apply_or_destroy(
@@ -595,6 +680,14 @@ impl<'r, 'c> Operation<'r, 'c> {
             .line(&self.run.palette().failure(&text))
             .await;
     }
+}
+
+/// What there is of these texts, one behind the other.
+pub fn joined(texts: [Option<String>; 2], by: &str) -> Option<String> {
+    texts
+        .into_iter()
+        .flatten()
+        .reduce(|one, other| format!("{one}{by}{other}"))
 }
 
 /// Scripts of this run in a folder.

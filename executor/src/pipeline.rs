@@ -5,7 +5,7 @@ use control_plane::logs::LogWriter;
 use control_plane::platform::PlanReference;
 use control_plane::{Platform, StepRef};
 use job_contract::progress::Phase;
-use job_contract::report::ToolRecord;
+use job_contract::report::{LockStanding, ToolRecord};
 use job_contract::settlement::{self, Ending};
 use job_contract::status::StepStatus;
 use job_contract::{Exit, JobData, StepType};
@@ -19,7 +19,7 @@ use crate::fault::{caught, chain};
 use crate::guard::{self, Watched};
 use crate::job::JobError;
 use crate::link::Link;
-use crate::operation::{self, Operated, Prepared, scripts_in};
+use crate::operation::{self, Account, Operated, Prepared, joined, scripts_in};
 use crate::preparation::{self, Readiness};
 use crate::run::{Run, StageError};
 use crate::scripts::{self, Moment};
@@ -92,6 +92,9 @@ async fn run_linked(config: &Config, link: &Link, job: JobData, stop: Stop) -> E
     let verdict = caught(Box::pin(execute(&run)))
         .await
         .unwrap_or_else(|_| Verdict::failed(&StageError::Panicked));
+    // The tail needs no guard. Nothing is heard of it, nothing in it grows, and each of its waits has a limit of its own
+    // that is far below what lies between the executor's deadline and its Job's. Should that come all the same, its
+    // signal hurries whatever is left.
     guard.abort();
     conclusion::conclude(run, verdict).await
 }
@@ -196,12 +199,10 @@ async fn operate(run: &Run<'_>, prepared: Prepared) -> Verdict {
         plan: None,
         history: None,
         error: Some(StageError::Panicked),
+        account: Account::default(),
     });
     if let Some(StageError::StepEnded) = &operated.error {
         return preparation::step_has_ended(run);
-    }
-    if let Some(failure) = &operated.error {
-        tell(run, failure).await;
     }
     // Whether the step failed does not depend on the template, only what becomes of the job does.
     let settlement = settlement::settle(
@@ -237,9 +238,41 @@ async fn operate(run: &Run<'_>, prepared: Prepared) -> Verdict {
         hint: operated.error.as_ref().and_then(StageError::hint),
         error: operated.error.as_ref().map(StageError::story),
         stopped: None,
+        account: operated.account,
         reported: true,
     };
-    stopped_or(run, verdict)
+    let verdict = with_account(run, stopped_or(run, verdict));
+    if let (Some(_), Some(failure)) = (verdict.stopped, &operated.error) {
+        // It may have failed for a reason of its own before it was stopped.
+        tell(run, failure).await;
+    }
+    say(run, verdict.error.as_deref(), verdict.hint.as_deref()).await;
+    verdict
+}
+
+/// How an operation that failed ended, how far it came, and what became of the state, in one sentence.
+fn with_account(run: &Run<'_>, verdict: Verdict) -> Verdict {
+    let account = &verdict.account;
+    if verdict.exit == Exit::Done {
+        return verdict;
+    }
+    let met = matches!(&account.lock, Some(lock) if lock.standing == LockStanding::InTheWay);
+    // How a tool ended that met a lock says nothing that the lock does not.
+    let end = account
+        .end
+        .clone()
+        .filter(|_| !met || account.progress.is_some());
+    let error = joined(
+        [verdict.error.clone().or(end), account.sentence.clone()],
+        ": ",
+    );
+    let hint = joined([account.hint.clone(), verdict.hint.clone()], "; ");
+    let redactor = run.log.redactor();
+    Verdict {
+        error: error.map(|error| redactor.redact(&error).into_owned()),
+        hint,
+        ..verdict
+    }
 }
 
 /// `customScripts` and `approval`: every command in the clone root, by priority.
@@ -307,16 +340,20 @@ fn stopped_or(run: &Run<'_>, verdict: Verdict) -> Verdict {
 
 /// Says in the run's log why it ends; the platform shows nothing else.
 async fn tell(run: &Run<'_>, failure: &StageError) {
-    let log = run.log.writer();
     if let StageError::Workspace(_) = failure {
+        let log = run.log.writer();
         log.line("Failed to prepare work dir").await;
     }
-    log.line(
-        &run.palette()
-            .failure(&format!("error: {}", failure.story())),
-    )
-    .await;
-    if let Some(hint) = failure.hint() {
+    say(run, Some(&failure.story()), failure.hint().as_deref()).await;
+}
+
+async fn say(run: &Run<'_>, error: Option<&str>, hint: Option<&str>) {
+    let log = run.log.writer();
+    if let Some(error) = error {
+        let text = run.palette().failure(&format!("error: {error}"));
+        log.line(&text).await;
+    }
+    if let Some(hint) = hint {
         log.line(&format!("hint: {hint}")).await;
     }
 }

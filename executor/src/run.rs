@@ -95,6 +95,8 @@ pub enum StageError {
         #[source]
         source: io::Error,
     },
+    #[error("the state could not be read back from where the tool keeps it")]
+    StateUnread,
     #[error("the log could not be stored in time")]
     LogNotStored,
     #[error("stopped before anything was started")]
@@ -130,6 +132,7 @@ impl StageError {
             Self::Stopped
             | Self::StepEnded
             | Self::LogNotStored
+            | Self::StateUnread
             | Self::Config(_)
             | Self::WorkDir { .. }
             | Self::Log(_)
@@ -229,6 +232,17 @@ impl<'c> Run<'c> {
     /// How long the platform is asked or told something.
     pub fn patience(&self) -> Patience {
         self.link.patience(&self.stop, self.budget)
+    }
+
+    /// How long something is tried that saves results.
+    pub fn while_saving(&self, limit: Duration) -> Patience {
+        match self.stop.given() {
+            Some(order) => {
+                let left = self.budget.saving.saturating_sub(order.at.elapsed());
+                Patience::lasting(limit.min(left))
+            }
+            None => Patience::lasting(limit).hurried_by(self.stop.token(), self.budget.saving),
+        }
     }
 
     /// Colours of what Mayfly itself writes.

@@ -1,24 +1,71 @@
-//! Publishes the state after an apply or a destroy, whatever became of it (contract 6.4): the state itself, its
-//! raw form, a history record, and the outputs. State never goes to the log.
+//! Saves the state after an apply or a destroy, whatever became of it (contract 6.4): what the tool could not store is
+//! rescued, a copy, its rendering and a history record are published, and a lock the tool died with is given back.
+//! State never goes to the log.
 
-use std::path::Path;
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
-use artifact_store::{BackendSettings, hex};
+use artifact_store::{BackendSettings, StoreError, hex};
 use bytes::Bytes;
 use control_plane::platform::History;
 use job_contract::keys::ObjectKey;
+use job_contract::report::{ApplyProgress, LockStanding, StateLock, StateStanding};
 use md5::{Digest as _, Md5};
 use serde_json::Value;
+use tokio::time::sleep;
 use tracing::warn;
 use uuid::Uuid;
 
 use crate::child_env::ChildEnv;
+use crate::fault::chain;
+use crate::lock;
 use crate::run::{Run, StageError};
 use crate::terraform::Terraform;
+use crate::terraform::lock::Tenure;
+use crate::terraform::progress::Progress;
 use crate::terraform::state::RawState;
+use crate::terraform::structured::addresses;
+use crate::workspace::write_private_file;
 
 /// The tool's last resort when it could not store the state.
 const ERRORED_STATE: &str = "errored.tfstate";
+/// How long a place for such a state is looked for: a store that is away for minutes may come back.
+const RESCUE: Duration = Duration::from_mins(10);
+/// The first pause between two attempts; each is twice as long as the one before.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// What an apply or a destroy left.
+#[derive(Debug)]
+pub struct Left {
+    pub success: bool,
+    pub progress: Progress,
+    /// Of a tool that may have left its lock.
+    pub tenure: Option<Tenure>,
+    /// When `errored.tfstate` was written, if there was one before: it may be part of the content.
+    pub errored_before: Option<SystemTime>,
+}
+
+/// When the tool's last resort was written, if it is there.
+pub fn errored_at(working_dir: &Path) -> Option<SystemTime> {
+    let file = fs::metadata(working_dir.join(ERRORED_STATE)).ok()?;
+    file.modified().ok()
+}
+
+/// What became of the state.
+#[derive(Debug)]
+pub struct Saved {
+    pub published: Option<Published>,
+    /// Why the copy of a state that is stored is missing.
+    pub missing: Option<StageError>,
+    pub standing: Option<StateStanding>,
+    pub lock: Option<StateLock>,
+    /// The standing as part of a sentence, where there is one.
+    pub words: Option<String>,
+    pub hint: Option<String>,
+}
 
 /// A published state.
 #[derive(Debug)]
@@ -31,13 +78,116 @@ pub struct Published {
     pub history: Option<History>,
 }
 
-/// Stores what state there is; `None` when there is none.
-pub async fn publish(
+/// Saves what state there is. The lock is given back last: until then nobody else writes what is being read.
+pub async fn save(run: &Run<'_>, terraform: &Terraform<'_>, env: &ChildEnv, left: &Left) -> Saved {
+    let rescued = rescue(run, terraform, env, left).await;
+    let published = publish(run, terraform, env).await;
+    let (rescued, lock) = match rescued {
+        Some(rescued) => (Some(rescued.fate), rescued.lock),
+        None => (None, None),
+    };
+    let lock = match (lock, &left.tenure) {
+        (None, Some(tenure)) => lock::release(run, terraform, env, tenure).await,
+        (lock, _) => lock,
+    };
+    let fate = rescued.or_else(|| fate(left, &published));
+    let (published, missing) = match published {
+        Ok(published) => (published, None),
+        Err(error) => (None, Some(error)),
+    };
+    let (standing, words, hint) = match fate {
+        Some(Fate {
+            standing,
+            words,
+            hint,
+        }) => (Some(standing), Some(words), hint),
+        None => (None, None, None),
+    };
+    Saved {
+        published,
+        missing,
+        standing,
+        lock,
+        words,
+        hint,
+    }
+}
+
+/// What became of a state, for report and reader.
+#[derive(Debug)]
+struct Fate {
+    standing: StateStanding,
+    words: String,
+    hint: Option<String>,
+}
+
+/// The fate of a state the tool stored itself. `None` where there was nothing to store.
+fn fate(left: &Left, published: &Result<Option<Published>, StageError>) -> Option<Fate> {
+    let of = |standing, words: String, hint| {
+        Some(Fate {
+            standing,
+            words,
+            hint,
+        })
+    };
+    // A tool that is killed may not have stored its last changes yet.
+    let lost = match published {
+        Ok(Some(Published {
+            json: Some(json), ..
+        })) if left.tenure.is_some() && !left.success => {
+            let known: HashSet<&str> = addresses(json);
+            left.progress
+                .missing_from(|address| known.contains(address))
+        }
+        Ok(None) if !left.success => left.progress.missing_from(|_| false),
+        _ => Vec::new(),
+    };
+    if !lost.is_empty() {
+        let mut named = lost[..lost.len().min(ApplyProgress::MAX_ADDRESSES)].join(", ");
+        if lost.len() > ApplyProgress::MAX_ADDRESSES {
+            named.push_str(", \u{2026}");
+        }
+        return of(
+            StateStanding::Unknown,
+            format!("the state does not hold what was made last: {named}"),
+            Some("import what the state does not hold, or it is made a second time".into()),
+        );
+    }
+    match published {
+        Ok(Some(_)) => of(StateStanding::Stored, "the state is stored".into(), None),
+        // It would not have succeeded otherwise.
+        _ if left.success => of(StateStanding::Stored, "the state is stored".into(), None),
+        Err(error @ StageError::Artifact(_)) => of(
+            StateStanding::Stored,
+            format!(
+                "the state is stored, but no copy of it is published: {}",
+                error.story()
+            ),
+            error.hint(),
+        ),
+        _ if !left.progress.has_begun() => None,
+        Ok(None) => of(
+            StateStanding::Unknown,
+            "there is no state of it".into(),
+            None,
+        ),
+        Err(error) => of(
+            StateStanding::Unknown,
+            format!(
+                "whether the state is stored is not known: {}",
+                error.story()
+            ),
+            error.hint(),
+        ),
+    }
+}
+
+/// Publishes copies; `None` when there is no state.
+async fn publish(
     run: &Run<'_>,
     terraform: &Terraform<'_>,
     env: &ChildEnv,
 ) -> Result<Option<Published>, StageError> {
-    rescue(run, terraform, env).await?;
     let (json, raw) = tokio::join!(
         terraform.show_state_json(env),
         raw_state(run, terraform, env)
@@ -100,36 +250,152 @@ async fn raw_state(
             }
         },
         // What a failed `state pull` prints is no state (W-40).
-        _ => terraform.state_pull(env).await?,
+        _ => {
+            let state = terraform.state_pull(env).await?;
+            Some(state.ok_or(StageError::StateUnread)?)
+        }
     };
     Ok(state.filter(|state| !state.is_empty()).map(Bytes::from))
 }
 
-/// Pushes a state the tool could not store, and keeps a copy in the store should that fail again.
+/// A state the tool could not store, and what became of it.
+struct Rescued {
+    fate: Fate,
+    lock: Option<StateLock>,
+}
+
+/// Pushes a state the tool could not store, and keeps a copy in the store should that fail again; neither is given up as
+/// long as there is time. `None` when there is no such state.
 async fn rescue(
     run: &Run<'_>,
     terraform: &Terraform<'_>,
     env: &ChildEnv,
-) -> Result<(), StageError> {
-    let file = terraform.working_dir.join(ERRORED_STATE);
-    if !Path::exists(&file) {
-        return Ok(());
+    left: &Left,
+) -> Option<Rescued> {
+    let written = errored_at(terraform.working_dir)?;
+    if left.errored_before == Some(written) {
+        return None;
     }
+    let file = terraform.working_dir.join(ERRORED_STATE);
     let log = run.log.writer();
     log.line("The tool could not store the state and left it in errored.tfstate: storing it now.")
         .await;
-    let pushed = terraform.state_push(env, &file, run.log.writer()).await?;
-    if pushed.ended.is_success() {
-        log.line("The state is stored.").await;
-        return Ok(());
+    let patience = run.while_saving(RESCUE);
+    let (mut pause, mut first, mut lock) = (FIRST_PAUSE, true, None);
+    let mut kept: Option<Result<String, StoreError>> = None;
+    let fate = loop {
+        let met = match terraform.state_push(env, &file).await {
+            Ok(said) if said.ok => {
+                log.line("The state is stored.").await;
+                break Fate {
+                    standing: StateStanding::Rescued,
+                    words: "the state was rescued and is stored".into(),
+                    hint: None,
+                };
+            }
+            Ok(said) => {
+                if first {
+                    let mut log = run.log.writer();
+                    log.write(&said.words).await;
+                    log.close().await;
+                }
+                said.lock()
+            }
+            Err(error) => {
+                warn!(error = chain(&error), "the state could not be pushed");
+                None
+            }
+        };
+        if !matches!(kept, Some(Ok(_))) {
+            kept = tokio::select! {
+                biased;
+                done = keep(run, &file) => Some(done),
+                () = patience.over() => kept,
+            };
+        }
+        // Only now that there are two of it.
+        if let (Some(met), None) = (met, &lock) {
+            let met = match &left.tenure {
+                Some(tenure) => lock::settle(run, terraform, env, tenure, met).await,
+                None => met,
+            };
+            let released = met.standing == LockStanding::Released;
+            lock = Some(met);
+            if released {
+                first = false;
+                continue;
+            }
+        }
+        if let Some(Ok(kept)) = &kept {
+            break Fate {
+                standing: StateStanding::Kept,
+                words: format!("the state could not be stored and is kept in {kept}"),
+                hint: Some(push_advice(run, kept)),
+            };
+        }
+        if first {
+            log.line("The state could neither be stored nor kept: trying again.")
+                .await;
+            first = false;
+        }
+        tokio::select! {
+            () = patience.over() => break lay_aside(run, &file, kept),
+            () = sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
+        }
+    };
+    if fate.standing != StateStanding::Rescued {
+        let text = format!(
+            "{}. Push it with `state push` before the next run.",
+            capitalised(&fate.words)
+        );
+        log.line(&run.palette().failure(&text)).await;
     }
+    Some(Rescued { fate, lock })
+}
+
+fn push_advice(run: &Run<'_>, from: &str) -> String {
+    let tool = run.job.tool().binary();
+    format!("store the state that is in {from} with `{tool} state push` before the next run")
+}
+
+async fn keep(run: &Run<'_>, file: &Path) -> Result<String, StoreError> {
     let job = &run.job;
     let name = format!("errored-{}-{}", job.job_id, job.step_id);
     let key = ObjectKey::state_raw(&job.organization_id, &job.workspace_id, &name);
-    let kept = run.store.put_file(&key, &file).await?;
-    let text = format!(
-        "The state could not be stored. It is kept in {kept}: push it with `state push` before the next run."
-    );
-    log.line(&run.palette().failure(&text)).await;
-    Ok(())
+    run.store.put_file(&key, file).await
+}
+
+/// The very last resort: beside the run's folders, which are removed. In a pod it lasts as long as the pod.
+fn lay_aside(run: &Run<'_>, file: &Path, kept: Option<Result<String, StoreError>>) -> Fate {
+    let job = &run.job;
+    let name = format!("errored-{}-{}.tfstate", job.job_id, job.step_id);
+    let aside: PathBuf = run.folders.work.join(name);
+    let laid = fs::read(file).and_then(|state| write_private_file(&aside, &state));
+    let place = match laid {
+        Ok(()) => format!(" and lies in {}", aside.display()),
+        Err(error) => {
+            warn!(%error, "the state could not be laid aside");
+            String::new()
+        }
+    };
+    let error = kept.and_then(Result::err).map(StageError::from);
+    let reason = error
+        .as_ref()
+        .map(|error| format!(": {}", error.story()))
+        .unwrap_or_default();
+    Fate {
+        standing: StateStanding::Unknown,
+        words: format!("the state could neither be stored nor kept{place}{reason}"),
+        hint: error
+            .and_then(|error| error.hint())
+            .or_else(|| Some(push_advice(run, &aside.display().to_string()))),
+    }
+}
+
+fn capitalised(text: &str) -> String {
+    let mut chars = text.chars();
+    chars
+        .next()
+        .map(|first| first.to_uppercase().chain(chars).collect())
+        .unwrap_or_default()
 }

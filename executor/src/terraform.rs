@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use control_plane::logs::LogWriter;
+use job_contract::report::StateLock;
 
 use crate::child_env::ChildEnv;
 use crate::process::{
@@ -13,6 +14,7 @@ use crate::stop::{Budget, Stop};
 use crate::terraform::args::Operation;
 use crate::terraform::board::Board;
 use crate::terraform::events::EventStream;
+use crate::terraform::lock::met_in;
 use crate::terraform::structured::Structured;
 use crate::tool::ResolvedTool;
 
@@ -21,12 +23,16 @@ pub mod backend;
 pub mod board;
 pub mod credentials;
 pub mod events;
+pub mod lock;
+pub mod progress;
 pub mod state;
 pub mod structured;
 pub mod variables;
 
 /// Largest JSON document read from the tool into memory: plans of thousands of resources stay far below it.
 const MAX_DOCUMENT_BYTES: usize = 512 * 1024 * 1024;
+/// More than any of the small commands says.
+const MAX_WORDS_BYTES: usize = 1024 * 1024;
 
 /// The tool in one working directory.
 #[derive(Debug)]
@@ -43,6 +49,20 @@ pub struct Terraform<'r> {
     pub refresh_only: bool,
     /// Where the account of an operation is kept while it runs.
     pub board: Board,
+}
+
+/// What one of the small commands said, and whether it did what it was asked to.
+#[derive(Debug)]
+pub struct Said {
+    pub ok: bool,
+    pub words: Vec<u8>,
+}
+
+impl Said {
+    /// The lock that was in its way.
+    pub fn lock(&self) -> Option<StateLock> {
+        if self.ok { None } else { met_in(&self.words) }
+    }
 }
 
 /// Lines of a child's output go to the run's log as they are.
@@ -160,22 +180,29 @@ impl Terraform<'_> {
         self.document(env, args::state_pull()).await
     }
 
-    /// Stores a state the tool could not store itself; what it says goes to the log.
-    pub async fn state_push(
-        &self,
-        env: &ChildEnv,
-        file: &Path,
-        log: LogWriter,
-    ) -> Result<Completion, ProcessError> {
-        let mut consumer = ToLog(log);
-        let done = process::run(
-            &self.invocation(env, args::state_push(file)),
-            &self.saving(),
-            &mut consumer,
-        )
-        .await;
-        consumer.0.close().await;
-        done
+    /// Stores a state the tool could not store itself.
+    pub async fn state_push(&self, env: &ChildEnv, file: &Path) -> Result<Said, ProcessError> {
+        self.said(env, args::state_push(file)).await
+    }
+
+    /// The lock on the state, if there is one: found by taking it for a moment, to change nothing.
+    pub async fn standing_lock(&self, env: &ChildEnv) -> Result<Option<StateLock>, ProcessError> {
+        let said = self.said(env, args::touch_lock()).await?;
+        Ok(said.lock())
+    }
+
+    /// Releases a lock, whoever holds it.
+    pub async fn force_unlock(&self, env: &ChildEnv, id: &str) -> Result<Said, ProcessError> {
+        self.said(env, args::force_unlock(id)).await
+    }
+
+    async fn said(&self, env: &ChildEnv, args: Vec<OsString>) -> Result<Said, ProcessError> {
+        let mut capture = Capture::up_to(MAX_WORDS_BYTES);
+        let done = process::run(&self.invocation(env, args), &self.saving(), &mut capture).await?;
+        Ok(Said {
+            ok: done.ended.is_success(),
+            words: capture.bytes,
+        })
     }
 
     async fn operation(

@@ -167,13 +167,13 @@ impl ApplyProgress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StateStanding {
-    /// The tool stored it, and a copy is published.
+    /// The tool stored it.
     Stored,
     /// The tool could not store it and left `errored.tfstate`, which was pushed.
     Rescued,
     /// `errored.tfstate` could not be pushed and is kept in the artifact store.
     Kept,
-    /// Whether the backend has it is not known.
+    /// Whether the backend has it is not known, or it certainly lacks something.
     Unknown,
 }
 
@@ -205,7 +205,7 @@ impl StateLock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LockStanding {
-    /// Somebody else's: the step did not run because of it.
+    /// Somebody else's: the step did not run, or its state could not be pushed, because of it.
     InTheWay,
     /// This step's own, whose tool died with it; the executor released it.
     Released,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use integration_tests::{FakeTool, Repository, job};
 use job_contract::keys::local_backend_state;
-use job_contract::report::StopReason;
+use job_contract::report::{StateStanding, StopReason};
 use job_contract::{StepType, env};
 
 use crate::site;
@@ -82,13 +82,14 @@ fn a_run_that_falls_silent_is_interrupted_and_its_state_kept() {
 }
 
 /// A control group with a memory limit, for one process tree.
-struct MemoryGroup(PathBuf);
+struct MemoryGroup {
+    folder: PathBuf,
+    mib: u64,
+}
 
 impl MemoryGroup {
-    const MIB: u64 = 160;
-
     /// `None` where this user may not make one.
-    fn new() -> Option<Self> {
+    fn of(mib: u64) -> Option<Self> {
         let root = Path::new("/sys/fs/cgroup");
         let name = format!("mayfly-test-{}", std::process::id());
         let (folder, limit) = if root.join("cgroup.controllers").exists() {
@@ -97,26 +98,34 @@ impl MemoryGroup {
             (root.join("memory").join(name), "memory.limit_in_bytes")
         };
         fs::create_dir(&folder).ok()?;
-        let group = Self(folder);
+        let group = Self { folder, mib };
         fs::OpenOptions::new()
             .write(true)
-            .open(group.0.join(limit))
-            .and_then(|mut file| write!(file, "{}", Self::MIB << 20))
+            .open(group.folder.join(limit))
+            .and_then(|mut file| write!(file, "{}", mib << 20))
             .ok()?;
         Some(group)
+    }
+
+    /// A shell command that enters it and becomes what it is given.
+    fn entrance(&self) -> String {
+        format!(
+            "echo $$ > '{}/cgroup.procs' && exec \"$@\"",
+            self.folder.display()
+        )
     }
 }
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
         // Its processes have ended, or the test failed anyway.
-        let _ = fs::remove_dir(&self.0);
+        let _ = fs::remove_dir(&self.folder);
     }
 }
 
 #[test]
 fn a_tool_that_fills_its_memory_is_interrupted_before_the_kernel_kills_it() {
-    let Some(group) = MemoryGroup::new() else {
+    let Some(group) = MemoryGroup::of(160) else {
         let _ = writeln!(
             std::io::stderr(),
             "not tested: this user may not make a memory control group"
@@ -132,14 +141,10 @@ for i in {1..12}; do grown+=("$ten"); echo "grown to ${i}0 MiB"; sleep 0.3; done
     );
     let apply = job::step(StepType::Apply, &repository);
     site.queue(&[&apply]);
-    let enter = format!(
-        "echo $$ > '{}/cgroup.procs' && exec \"$@\"",
-        group.0.display()
-    );
     let outcome = site
         .executor(&apply)
         .env("PATH", tool.path())
-        .wrapped_in(&["sh", "-c", &enter, "sh"])
+        .wrapped_in(&["sh", "-c", &group.entrance(), "sh"])
         .run()
         .expect_code(1);
 
@@ -154,14 +159,50 @@ for i in {1..12}; do grown+=("$ten"); echo "grown to ${i}0 MiB"; sleep 0.3; done
         .expect("a warning");
     let stopped = log.find("of memory were in use").expect("the reason");
     assert!(warned < stopped, "{outcome}");
-    assert!(
-        log.contains(&format!("of {} MiB", MemoryGroup::MIB)),
-        "{outcome}"
-    );
+    assert!(log.contains(&format!("of {} MiB", group.mib)), "{outcome}");
     assert_eq!(
         site.record(&apply).history.len(),
         1,
         "state was not kept\n{outcome}"
     );
     assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
+}
+
+#[test]
+fn the_real_tool_is_interrupted_in_a_full_memory_and_saves_its_state() {
+    let Some(group) = MemoryGroup::of(400) else {
+        let _ = writeln!(
+            std::io::stderr(),
+            "not tested: this user may not make a memory control group"
+        );
+        return;
+    };
+    let site = site();
+    let grow = r#"grown=(); ten=$(head -c 10485760 /dev/zero | tr '\0' x)
+      while :; do grown+=("$ten"); sleep 0.1; done"#;
+    let repository = Repository::module(&format!(
+        "resource \"terraform_data\" \"first\" {{\n  input = \"made\"\n}}\nresource \"terraform_data\" \
+         \"second\" {{\n  depends_on = [terraform_data.first]\n  provisioner \"local-exec\" {{\n    \
+         interpreter = [\"bash\", \"-c\"]\n    command     = <<-END\n      {grow}\n    END\n  }}\n}}\n"
+    ));
+    let apply = job::step(StepType::Apply, &repository);
+    site.queue(&[&apply]);
+    let outcome = site
+        .executor(&apply)
+        .wrapped_in(&["sh", "-c", &group.entrance(), "sh"])
+        .run()
+        .expect_code(1);
+
+    let report = outcome.report();
+    assert_eq!(report.stopped, Some(StopReason::Memory), "{outcome}");
+    assert_eq!(report.state, Some(StateStanding::Stored), "{outcome}");
+    assert_eq!(report.progress.as_ref().unwrap().applied, 1, "{outcome}");
+    assert_eq!(
+        outcome.log().matches("Interrupt received").count(),
+        1,
+        "{outcome}"
+    );
+    let resources = site.resources(&apply);
+    assert!(resources.contains(&"terraform_data.first".to_owned()));
+    assert_eq!(site.record(&apply).history.len(), 1, "{outcome}");
 }

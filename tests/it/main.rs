@@ -20,6 +20,7 @@ mod scripts;
 mod secrets;
 mod signals;
 mod sources;
+mod state;
 mod stores;
 mod terrakube;
 mod variables;

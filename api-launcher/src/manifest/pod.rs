@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use super::budget;
 use super::deployment::{self, Deployment, PluginCache};
 use super::image::Reference;
 use super::job_data::Transport;
@@ -345,10 +346,11 @@ fn finish(template: &mut PodTemplateSpec, from: &Ingredients<'_>) {
     harden_others(spec);
     let (mut volumes, mut mounts) = extra_volumes(from);
     if let Some(executor) = executor_of(spec) {
+        let own_grace = budget::executor_grace(grace, executor);
         let variables = executor.env.get_or_insert_default();
         set_env(
             variables,
-            literal(env::GRACE_PERIOD_SECONDS, &grace.to_string()),
+            literal(env::GRACE_PERIOD_SECONDS, &own_grace.to_string()),
         );
         let deadline = own_deadline(from.deadline_seconds, grace);
         set_env(

@@ -630,7 +630,22 @@ fn defaults_give_way_to_an_overlays_amounts_too() {
     "`helper`"
 )]
 #[case("spec: {volumes: [{name: v, hostPath: {path: /}}]}", "`v`")]
-#[case("spec: {terminationGracePeriodSeconds: 5}", "grace")]
+#[case(
+    "spec: {terminationGracePeriodSeconds: 5}",
+    "leaves 5 s of grace, less than the 30 s"
+)]
+#[case(
+    "spec: {containers: [{name: executor, lifecycle: {preStop: {sleep: {seconds: 45}}}}]}",
+    "leaves 15 s of grace (60 s, less 45 s of its `preStop` hook), less than the 30 s"
+)]
+#[case(
+    "spec: {containers: [{name: executor, lifecycle: {preStop: {exec: {command: [drain]}}}}]}",
+    "unknown part of the 60 s"
+)]
+#[case(
+    "spec: {containers: [{name: executor, livenessProbe: {terminationGracePeriodSeconds: 20}}]}",
+    "20 s of grace when its `livenessProbe` fails, less than the 60 s"
+)]
 fn an_overlay_cannot_go_below_the_policy(#[case] overlay: &str, #[case] named: &str) {
     let deployment = with_overlay(overlay);
     let errors = build(&job("terraformPlan", &[]), &deployment).unwrap_err();
@@ -640,6 +655,44 @@ fn an_overlay_cannot_go_below_the_policy(#[case] overlay: &str, #[case] named: &
         "{errors}"
     );
     assert_eq!(errors.exit(), job_contract::Exit::BadConfiguration);
+}
+
+/// What the executor divides up, whoever set the pod's: stopping, saving and a hook before them end in time.
+#[rstest]
+#[case("spec: {terminationGracePeriodSeconds: 90}", 90, 90)]
+#[case(
+    "spec: {terminationGracePeriodSeconds: 120, containers: [{name: executor, lifecycle: {preStop: {sleep: {seconds: 20}}}}]}",
+    120,
+    100
+)]
+fn the_executor_is_told_what_an_overlay_leaves_of_the_grace_period(
+    #[case] overlay: &str,
+    #[case] pods: i64,
+    #[case] executors: i64,
+) {
+    for step_type in ["terraformPlan", "terraformApply"] {
+        let manifest = build(&job(step_type, &[]), &with_overlay(overlay)).unwrap();
+        let spec = manifest.to_list()["items"][0]["spec"].clone();
+        let pod = &spec["template"]["spec"];
+        assert_eq!(pod["terminationGracePeriodSeconds"], pods);
+        let told = |name: &str| -> i64 {
+            let value = env_of(pod, name).unwrap();
+            value.as_str().unwrap().parse().unwrap()
+        };
+        assert_eq!(told(env::GRACE_PERIOD_SECONDS), executors);
+        let over = told(env::DEADLINE_SECONDS) + pods;
+        assert!(over <= spec["activeDeadlineSeconds"].as_i64().unwrap());
+    }
+}
+
+#[test]
+fn a_grace_period_as_long_as_the_jobs_deadline_is_refused_with_both() {
+    let mut deployment = with_overlay("spec: {terminationGracePeriodSeconds: 600}");
+    deployment.active_deadline_seconds = 600;
+    let errors = build(&job("terraformPlan", &[]), &deployment).unwrap_err();
+    let words = "is 600 s and must be longer than the grace period of 600 s";
+    assert!(errors.to_string().contains(words), "{errors}");
+    assert!(errors.to_string().contains(env::ACTIVE_DEADLINE_SECONDS));
 }
 
 #[rstest]

@@ -143,6 +143,26 @@ pub fn state_push(file: &Path) -> Vec<OsString> {
     vec!["state".into(), "push".into(), file.into()]
 }
 
+/// Takes the lock on the state and gives it back: nothing has that address, and nothing is changed.
+pub fn touch_lock() -> Vec<OsString> {
+    [
+        "untaint",
+        "-no-color",
+        "-allow-missing",
+        "terraform_data.mayfly_asks_for_the_lock",
+    ]
+    .map(OsString::from)
+    .into()
+}
+
+/// Releases the lock of that id.
+pub fn force_unlock(id: &str) -> Vec<OsString> {
+    // The flags end where the id begins: it is the backend's text.
+    ["force-unlock", "-force", "--", id]
+        .map(OsString::from)
+        .into()
+}
+
 fn command(name: &str) -> Vec<OsString> {
     vec![name.into()]
 }

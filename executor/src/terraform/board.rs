@@ -1,11 +1,13 @@
-//! The changes of the operation that runs, where whoever shows them can look at any time: the reader of the tool's
-//! events keeps the account and waits for nobody.
+//! The account of the operation that runs, where whoever shows it can look at any time: the reader of the tool's
+//! output keeps it and waits for nobody.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 use tokio::sync::Notify;
 
+use crate::terraform::lock::{LockWatch, without_colours};
+use crate::terraform::progress::Progress;
 use crate::terraform::structured::Structured;
 
 /// The account of one operation. Clones share it.
@@ -14,26 +16,58 @@ pub struct Board(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    structured: Mutex<Structured>,
+    account: Mutex<Account>,
     changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Account {
+    structured: Structured,
+    progress: Progress,
+    lock: LockWatch,
 }
 
 impl Board {
     /// Starts from this account.
     pub fn begin(&self, structured: Structured) {
-        *self.lock() = structured;
+        *self.lock() = Account {
+            structured,
+            ..Account::default()
+        };
         self.0.changed.notify_one();
     }
 
     /// Takes one event of the tool.
     pub fn event(&self, event: &Value) {
-        self.lock().event(event);
+        let mut account = self.lock();
+        account.structured.event(event);
+        account.progress.event(event);
+        account.lock.event(event);
+        drop(account);
         self.0.changed.notify_one();
     }
 
-    /// The account at the end; an empty one is left.
+    /// Takes one line of a tool that speaks no JSON.
+    pub fn line(&self, line: &[u8]) {
+        let line = without_colours(&String::from_utf8_lossy(line));
+        let mut account = self.lock();
+        account.progress.line(&line);
+        account.lock.line(&line);
+    }
+
+    /// The changes at the end; none are left.
     pub fn take(&self) -> Structured {
-        std::mem::take(&mut *self.lock())
+        std::mem::take(&mut self.lock().structured)
+    }
+
+    /// How far the operation came.
+    pub fn progress(&self) -> Progress {
+        self.lock().progress.clone()
+    }
+
+    /// What the tool said of locks.
+    pub fn locks(&self) -> LockWatch {
+        self.lock().lock.clone()
     }
 
     /// Returns once something has changed since the last time.
@@ -43,14 +77,17 @@ impl Board {
 
     /// Changes and diagnostics as they are now.
     pub fn picture(&self) -> (Value, Value) {
-        let structured = self.lock();
-        (structured.changes(), structured.diagnostics())
+        let account = self.lock();
+        (
+            account.structured.changes(),
+            account.structured.diagnostics(),
+        )
     }
 
-    fn lock(&self) -> MutexGuard<'_, Structured> {
+    fn lock(&self) -> MutexGuard<'_, Account> {
         // An event that panicked has at worst counted too little.
         self.0
-            .structured
+            .account
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }

@@ -52,6 +52,7 @@ impl EventStream {
             }
             self.board.event(&event);
         } else {
+            self.board.line(line);
             text.extend_from_slice(line);
             text.push(b'\n');
         }

@@ -1,7 +1,7 @@
 //! Structured plan and apply output: the list of changes a user interface shows, kept from the tool's JSON
 //! events and completed from its `show` (contract 6.6 and Appendix B). Sensitive values never enter it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use job_contract::report::ChangeCounts;
 use serde_json::{Map, Value, json};
@@ -258,9 +258,9 @@ impl Structured {
             .collect();
     }
 
-    /// Completes an apply from the new state: what was still pending and is there has been applied, and values
-    /// unknown to the plan are filled in unless plan or state calls them sensitive.
-    pub fn complete_from_state(&mut self, state: &Value) {
+    /// Completes an apply from the new state: values unknown to the plan are filled in unless plan or state calls them
+    /// sensitive, and after one that did `all` of it what was still pending and is there has been applied.
+    pub fn complete_from_state(&mut self, state: &Value, all: bool) {
         let mut resources = HashMap::new();
         collect_resources(&state["values"]["root_module"], &mut resources);
         for change in &mut self.changes {
@@ -271,7 +271,7 @@ impl Structured {
             else {
                 continue;
             };
-            if change.get("status").and_then(Value::as_str) == Some("pending") {
+            if all && change.get("status").and_then(Value::as_str) == Some("pending") {
                 change.insert("status".into(), json!("applied"));
             }
             fill_unknown(change, resource);
@@ -433,6 +433,13 @@ fn holds_true(marks: &Value) -> bool {
         Value::Array(parts) => parts.iter().any(holds_true),
         _ => false,
     }
+}
+
+/// Addresses of everything in a state for machines.
+pub fn addresses(state: &Value) -> HashSet<&str> {
+    let mut resources = HashMap::new();
+    collect_resources(&state["values"]["root_module"], &mut resources);
+    resources.into_keys().collect()
 }
 
 fn collect_resources<'v>(module: &'v Value, resources: &mut HashMap<&'v str, &'v Value>) {
@@ -654,7 +661,7 @@ mod tests {
         assert_eq!(structured.changes()[2]["status"], "applied");
         structured.complete_from_state(&json!({"values": {"root_module": {"child_modules": [{"resources": [
             {"address": "a.x", "values": {"n": 1, "id": "i-1", "token": "hunter2", "deep": {"a": "hunter3"}},
-             "sensitive_values": {"deep": {"a": true}}}]}]}}}));
+             "sensitive_values": {"deep": {"a": true}}}]}]}}}), true);
         let changes = structured.changes();
         assert_eq!(changes[0]["status"], "applied");
         assert_eq!(

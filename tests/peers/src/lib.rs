@@ -3,6 +3,7 @@
 pub mod azurite;
 pub mod clouds;
 mod daemon;
+pub mod door;
 pub mod gcs;
 pub mod git_http;
 pub mod http;

@@ -1,0 +1,274 @@
+//! Locks on states, as the tool tells of them: the block `Lock Info:` of its errors, and whose lock that is.
+
+use std::time::SystemTime;
+
+use job_contract::report::{LockStanding, StateLock};
+use serde_json::Value;
+
+/// Titles of the two errors that carry such a block.
+const ACQUIRING: &str = "Error acquiring the state lock";
+const RELEASING: &str = "Error releasing the state lock";
+
+/// Looks for locks in what the tool says.
+#[derive(Clone, Debug, Default)]
+pub struct LockWatch {
+    title: Option<Trouble>,
+    block: Option<Block>,
+    in_the_way: Option<StateLock>,
+    unreleased: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trouble {
+    Acquiring,
+    Releasing,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Block {
+    id: String,
+    path: String,
+    operation: String,
+    who: String,
+    created: String,
+}
+
+impl LockWatch {
+    /// Takes one event of the JSON stream: only what the tool itself diagnoses counts.
+    pub fn event(&mut self, event: &Value) {
+        let diagnostic = &event["diagnostic"];
+        let (Some("error"), Some(summary)) = (
+            diagnostic["severity"].as_str(),
+            diagnostic["summary"].as_str(),
+        ) else {
+            return;
+        };
+        self.line(&format!("Error: {summary}"));
+        for line in diagnostic["detail"].as_str().unwrap_or_default().lines() {
+            self.line(line);
+        }
+        self.end_of_block();
+    }
+
+    /// Takes one line of an error for people, without colours.
+    pub fn line(&mut self, line: &str) {
+        let line = line.trim_matches(|c: char| c.is_whitespace() || "│╷╵".contains(c));
+        if let Some(title) = line.strip_prefix("Error: ") {
+            self.end_of_block();
+            self.title = match title {
+                ACQUIRING => Some(Trouble::Acquiring),
+                RELEASING => Some(Trouble::Releasing),
+                _ => None,
+            };
+            self.unreleased |= self.title == Some(Trouble::Releasing);
+        } else if line == "Lock Info:" && self.title.is_some() {
+            self.block = Some(Block::default());
+        } else if let (Some(block), Some((key, value))) = (&mut self.block, line.split_once(':')) {
+            let value = value.trim();
+            let field = match key {
+                "ID" => &mut block.id,
+                "Path" => &mut block.path,
+                "Operation" => &mut block.operation,
+                "Who" => &mut block.who,
+                "Created" => &mut block.created,
+                _ => return,
+            };
+            value.clone_into(field);
+        } else {
+            self.end_of_block();
+        }
+    }
+
+    fn end_of_block(&mut self) {
+        let Some(block) = self.block.take().filter(|block| !block.id.is_empty()) else {
+            return;
+        };
+        if self.title == Some(Trouble::Acquiring) {
+            self.in_the_way = Some(StateLock {
+                id: block.id,
+                who: block.who,
+                operation: block.operation,
+                created: block.created,
+                path: block.path,
+                standing: LockStanding::InTheWay,
+            });
+        }
+    }
+
+    /// The lock the tool met.
+    pub fn in_the_way(mut self) -> Option<StateLock> {
+        self.end_of_block();
+        self.in_the_way
+    }
+
+    /// Whether the tool said that it could not give its own lock back.
+    pub const fn is_unreleased(&self) -> bool {
+        self.unreleased
+    }
+}
+
+/// Reads a rendering for people to its end.
+pub fn met_in(text: &[u8]) -> Option<StateLock> {
+    let mut watch = LockWatch::default();
+    for line in String::from_utf8_lossy(text).lines() {
+        watch.line(&without_colours(line));
+    }
+    watch.in_the_way()
+}
+
+/// A line without the escape sequences that colour it.
+pub fn without_colours(line: &str) -> String {
+    let mut plain = String::with_capacity(line.len());
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once("\u{1b}[") {
+        plain.push_str(before);
+        rest = after
+            .find(|c: char| c.is_ascii_alphabetic())
+            .map_or("", |end| &after[end + 1..]);
+    }
+    plain.push_str(rest);
+    plain
+}
+
+/// A process of the tool that is over: what a lock must agree with to have been its own.
+#[derive(Clone, Debug)]
+pub struct Tenure {
+    /// As the tool names what it did.
+    pub operation: &'static str,
+    pub host: String,
+    /// Whether nothing else ever has that name, as with a pod.
+    pub host_is_ours_alone: bool,
+    /// Before the process began.
+    pub started: SystemTime,
+    /// When it certainly held the lock.
+    pub held: Option<SystemTime>,
+}
+
+impl Tenure {
+    /// Whether this lock was taken by that process and by no other. A state has one lock at a time: one that was taken
+    /// after the process began and no later than the moment at which the process held one is the one it held. Where
+    /// the host's name is nobody else's, having been taken there since is enough.
+    pub fn proves(&self, lock: &StateLock) -> bool {
+        let Some(created) = instant(&lock.created) else {
+            return false;
+        };
+        lock.host() == Some(&self.host)
+            && lock.operation == self.operation
+            && created >= self.started
+            && (self.host_is_ours_alone || self.held.is_some_and(|held| created <= held))
+    }
+
+    /// Whether it may have been, as far as anybody can tell.
+    pub fn allows(&self, lock: &StateLock) -> bool {
+        lock.host() == Some(&self.host)
+            && instant(&lock.created).is_none_or(|created| created >= self.started)
+    }
+}
+
+/// `2026-11-21 17:57:55.44851567 +0000 UTC`, as Go writes it, or RFC 3339.
+fn instant(text: &str) -> Option<SystemTime> {
+    let plain = text.strip_suffix(" +0000 UTC").unwrap_or(text);
+    humantime::parse_rfc3339_weak(plain).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::time::Duration;
+
+    const DETAIL: &str = "Error message: resource temporarily unavailable\nLock Info:\n  ID:        \
+        a3269c67-80db-5afc-f139-8fa6b2425ef6\n  Path:      states/o/w/terraform.tfstate\n  Operation: \
+        OperationTypeApply\n  Who:       root@pod-1\n  Version:   1.11.4\n  Created:   2026-11-21 \
+        17:57:55.44851567 +0000 UTC\n  Info:      \n\n\nTerraform acquires a state lock to protect the state";
+
+    fn lock() -> StateLock {
+        StateLock {
+            id: "a3269c67-80db-5afc-f139-8fa6b2425ef6".into(),
+            who: "root@pod-1".into(),
+            operation: "OperationTypeApply".into(),
+            created: "2026-11-21 17:57:55.44851567 +0000 UTC".into(),
+            path: "states/o/w/terraform.tfstate".into(),
+            standing: LockStanding::InTheWay,
+        }
+    }
+
+    fn event(summary: &str) -> Value {
+        json!({"type": "diagnostic", "diagnostic":
+            {"severity": "error", "summary": summary, "detail": DETAIL}})
+    }
+
+    #[test]
+    fn a_lock_is_read_from_both_renderings() {
+        let mut watch = LockWatch::default();
+        watch.event(&event("Error acquiring the state lock"));
+        assert_eq!(watch.in_the_way(), Some(lock()));
+
+        let boxed: Vec<String> = DETAIL
+            .lines()
+            .map(|line| format!("\u{1b}[31m│\u{1b}[0m {line}"))
+            .collect();
+        let boxed = boxed.join("\n");
+        let text = format!(
+            "╷\n\u{1b}[31m│ \u{1b}[1mError: \u{1b}[0mError acquiring the state lock\n{boxed}╵\n"
+        );
+        assert_eq!(met_in(text.as_bytes()), Some(lock()));
+        assert_eq!(
+            met_in(format!("Error: Error acquiring the state lock\n\n{DETAIL}").as_bytes()),
+            Some(lock())
+        );
+    }
+
+    #[test]
+    fn only_the_tools_own_errors_about_locks_count() {
+        let mut watch = LockWatch::default();
+        watch.event(&event("Check block assertion failed"));
+        watch.event(
+            &json!({"type": "provision_progress", "@message": DETAIL, "hook": {"output": DETAIL}}),
+        );
+        assert!(!watch.is_unreleased());
+        assert_eq!(watch.in_the_way(), None);
+        let mut watch = LockWatch::default();
+        watch.event(&event("Error releasing the state lock"));
+        assert!(watch.is_unreleased());
+        assert_eq!(watch.in_the_way(), None);
+        assert_eq!(met_in(DETAIL.as_bytes()), None);
+    }
+
+    #[test]
+    fn only_the_lock_a_process_certainly_held_is_its_own() {
+        let created = instant(&lock().created).unwrap();
+        let second = Duration::from_secs(1);
+        let tenure = Tenure {
+            operation: "OperationTypeApply",
+            host: "pod-1".into(),
+            host_is_ours_alone: false,
+            started: created - second,
+            held: Some(created + second),
+        };
+        assert!(tenure.proves(&lock()));
+        let other = |change: fn(&mut Tenure)| {
+            let mut other = tenure.clone();
+            change(&mut other);
+            other
+        };
+        let doubts: [fn(&mut Tenure); 5] = [
+            |it| it.host = "pod-2".into(),
+            |it| it.operation = "OperationTypePlan",
+            |it| it.started += Duration::from_secs(2),
+            |it| it.held = None,
+            // Taken by another process after somebody had released ours.
+            |it| it.held = Some(it.started),
+        ];
+        for doubt in doubts {
+            assert!(!other(doubt).proves(&lock()));
+        }
+        assert!(other(|it| (it.held, it.host_is_ours_alone) = (None, true)).proves(&lock()));
+        let undated = StateLock {
+            created: "yesterday".into(),
+            ..lock()
+        };
+        assert!(!tenure.proves(&undated));
+        assert!(tenure.allows(&undated) && !other(|it| it.host = "x".into()).allows(&lock()));
+    }
+}

@@ -1,0 +1,393 @@
+//! How far an operation came: which changes were planned, begun, made and failed, and since when the tool must have
+//! held the lock on its state. Told by the tool's JSON events, or by its lines where it speaks no JSON. Values never
+//! enter it, only addresses.
+
+use std::collections::HashMap;
+use std::time::SystemTime;
+
+use job_contract::report::ApplyProgress;
+use serde_json::Value;
+
+/// The account of one operation's changes.
+#[derive(Clone, Debug, Default)]
+pub struct Progress {
+    /// In the order they were first heard of.
+    changes: Vec<Change>,
+    by_address: HashMap<String, usize>,
+    /// Plans are made, and changes begun, only under the lock.
+    locked_by: Option<SystemTime>,
+    /// The last diagnostic in lines was an error, so an address that follows is where.
+    in_error: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Change {
+    address: String,
+    standing: Standing,
+    /// A replacement is two operations of the tool on one address.
+    operations_left: u8,
+    /// Whether something is there once it is made.
+    leaves: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Planned,
+    Begun,
+    Made,
+    Failed,
+}
+
+/// What the tool writes when it begins an operation and when it has ended it, and whether something is there then.
+const BEGINNINGS: [(&str, bool); 3] = [
+    (": Creating...", true),
+    (": Modifying...", true),
+    (": Destroying...", false),
+];
+const ENDS: [(&str, bool); 3] = [
+    (": Creation complete after", true),
+    (": Modifications complete after", true),
+    (": Destruction complete after", false),
+];
+/// How a plan for people announces a change, and how many operations that is.
+const ANNOUNCEMENTS: [(&str, u8); 6] = [
+    (" is tainted, so must be replaced", 2),
+    (" must be replaced", 2),
+    (" will be replaced", 2),
+    (" will be created", 1),
+    (" will be updated in-place", 1),
+    (" will be destroyed", 1),
+];
+
+impl Progress {
+    /// Takes one event of the JSON stream.
+    pub fn event(&mut self, event: &Value) {
+        match event["type"].as_str().unwrap_or_default() {
+            "planned_change" => {
+                self.locked();
+                let change = &event["change"];
+                let operations = match change["action"].as_str() {
+                    Some("create" | "update" | "delete") => 1,
+                    Some("replace") => 2,
+                    _ => return,
+                };
+                if let Some(address) = change["resource"]["addr"].as_str() {
+                    self.planned(address, operations);
+                }
+            }
+            kind @ ("apply_start" | "apply_complete" | "apply_errored") => {
+                self.locked();
+                let hook = &event["hook"];
+                let leaves = match hook["action"].as_str() {
+                    Some("create" | "update") => true,
+                    Some("delete") => false,
+                    // Data is read, which changes nothing.
+                    _ => return,
+                };
+                let Some(address) = hook["resource"]["addr"].as_str() else {
+                    return;
+                };
+                match kind {
+                    "apply_start" => self.begun(address),
+                    "apply_complete" => self.made(address, leaves),
+                    _ => self.failed(address),
+                }
+            }
+            "refresh_start" | "change_summary" => self.locked(),
+            _ => {}
+        }
+    }
+
+    /// Takes one line of the rendering for people, without colours.
+    pub fn line(&mut self, line: &str) {
+        let line = line.trim_matches(|c: char| c.is_whitespace() || "│╷╵".contains(c));
+        if let Some(announced) = line.strip_prefix("# ") {
+            let found = ANNOUNCEMENTS
+                .iter()
+                .find_map(|(words, operations)| Some((announced.rfind(words)?, *operations)));
+            if let Some((end, operations)) = found {
+                self.locked();
+                self.planned(&announced[..end], operations);
+            }
+        } else if let Some((address, _)) = spoken_of(line, &BEGINNINGS) {
+            self.locked();
+            self.begun(address);
+        } else if let Some((address, leaves)) = spoken_of(line, &ENDS) {
+            self.made(address, leaves);
+        } else if line.starts_with("Error: ") {
+            self.in_error = true;
+        } else if line.starts_with("Warning: ") {
+            self.in_error = false;
+        } else if let Some(address) = line
+            .strip_prefix("with ")
+            .and_then(|rest| rest.strip_suffix(','))
+            && self.in_error
+            && self.standing(address) == Some(Standing::Begun)
+        {
+            self.failed(address);
+        } else if line.ends_with(": Refreshing state...") || line.starts_with("Plan: ") {
+            self.locked();
+        }
+    }
+
+    /// When it was first certain that the tool held the lock on the state, if it ever was.
+    pub const fn locked_by(&self) -> Option<SystemTime> {
+        self.locked_by
+    }
+
+    /// Whether anything may have been changed.
+    pub fn has_begun(&self) -> bool {
+        let begun = |change: &Change| change.standing != Standing::Planned;
+        self.changes.iter().any(begun)
+    }
+
+    /// The account for a report.
+    pub fn report(&self) -> ApplyProgress {
+        let planned = self.count(Standing::Planned);
+        ApplyProgress {
+            applied: self.count(Standing::Made),
+            failed: self.addresses(Standing::Failed),
+            unfinished: self.addresses(Standing::Begun),
+            not_begun: (!self.changes.is_empty()).then_some(planned),
+        }
+    }
+
+    /// The account as part of a sentence.
+    pub fn sentence(&self) -> String {
+        if !self.has_begun() {
+            return match self.count(Standing::Planned) {
+                0 => "no change was begun".to_owned(),
+                planned => format!("none of {planned} changes was begun"),
+            };
+        }
+        let mut parts = vec![format!(
+            "{} of {} changes {} made",
+            self.count(Standing::Made),
+            self.changes.len(),
+            were(self.count(Standing::Made)),
+        )];
+        for (standing, verb) in [
+            (Standing::Failed, "failed"),
+            (Standing::Begun, "in progress"),
+        ] {
+            let count = self.count(standing);
+            if count > 0 {
+                let verb = if standing == Standing::Failed {
+                    verb.to_owned()
+                } else {
+                    format!("{} {verb}", were(count))
+                };
+                let mut named = self.addresses(standing).join(", ");
+                if count > ApplyProgress::MAX_ADDRESSES as u64 {
+                    named.push_str(", \u{2026}");
+                }
+                parts.push(format!("{count} {verb} ({named})"));
+            }
+        }
+        let planned = self.count(Standing::Planned);
+        if planned > 0 {
+            parts.push(format!("{planned} {} not begun", were(planned)));
+        }
+        parts.join(", ")
+    }
+
+    /// Addresses of which something was made that is not among these.
+    pub fn missing_from(&self, known: impl Fn(&str) -> bool) -> Vec<String> {
+        self.changes
+            .iter()
+            .filter(|change| change.standing == Standing::Made && change.leaves)
+            .filter(|change| !known(&change.address))
+            .map(|change| change.address.clone())
+            .collect()
+    }
+
+    fn locked(&mut self) {
+        self.locked_by.get_or_insert_with(SystemTime::now);
+    }
+
+    fn planned(&mut self, address: &str, operations: u8) {
+        let change = self.change(address);
+        if change.standing == Standing::Planned {
+            change.operations_left = operations;
+        }
+    }
+
+    fn begun(&mut self, address: &str) {
+        self.change(address).standing = Standing::Begun;
+    }
+
+    fn made(&mut self, address: &str, leaves: bool) {
+        let change = self.change(address);
+        change.operations_left = change.operations_left.saturating_sub(1);
+        change.leaves |= leaves;
+        if change.operations_left == 0 {
+            change.standing = Standing::Made;
+        }
+    }
+
+    fn failed(&mut self, address: &str) {
+        self.change(address).standing = Standing::Failed;
+    }
+
+    fn change(&mut self, address: &str) -> &mut Change {
+        let index = *self
+            .by_address
+            .entry(address.to_owned())
+            .or_insert_with(|| {
+                self.changes.push(Change {
+                    address: address.to_owned(),
+                    standing: Standing::Planned,
+                    operations_left: 1,
+                    leaves: false,
+                });
+                self.changes.len() - 1
+            });
+        &mut self.changes[index]
+    }
+
+    fn standing(&self, address: &str) -> Option<Standing> {
+        let index = *self.by_address.get(address)?;
+        Some(self.changes[index].standing)
+    }
+
+    fn count(&self, standing: Standing) -> u64 {
+        let changes = self.changes.iter();
+        changes.filter(|change| change.standing == standing).count() as u64
+    }
+
+    fn addresses(&self, standing: Standing) -> Vec<String> {
+        self.changes
+            .iter()
+            .filter(|change| change.standing == standing)
+            .take(ApplyProgress::MAX_ADDRESSES)
+            .map(|change| change.address.clone())
+            .collect()
+    }
+}
+
+const fn were(count: u64) -> &'static str {
+    if count == 1 { "was" } else { "were" }
+}
+
+/// The address before one of these phrases. What a provisioner writes comes behind its resource's address and its own
+/// name in parentheses, and so does what is deposed.
+fn spoken_of<'l>(line: &'l str, phrases: &[(&str, bool)]) -> Option<(&'l str, bool)> {
+    phrases.iter().find_map(|(phrase, leaves)| {
+        let address = &line[..line.find(phrase)?];
+        let plain = address.split('[').next().unwrap_or_default();
+        (!plain.is_empty() && !plain.contains(' ')).then_some((address, *leaves))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn told(events: &[Value]) -> Progress {
+        let mut progress = Progress::default();
+        for event in events {
+            progress.event(event);
+        }
+        progress
+    }
+
+    fn planned(address: &str, action: &str) -> Value {
+        json!({"type": "planned_change", "change": {"action": action, "resource": {"addr": address}}})
+    }
+
+    fn hook(kind: &str, address: &str, action: &str) -> Value {
+        json!({"type": kind, "hook": {"action": action, "resource": {"addr": address}}})
+    }
+
+    #[test]
+    fn every_change_is_made_failed_in_progress_or_not_begun() {
+        let progress = told(&[
+            planned("a.made", "create"),
+            planned("a.failed", "update"),
+            planned("a.late", "delete"),
+            planned("a.later", "create"),
+            planned("a.nothing", "noop"),
+            hook("apply_start", "data.x", "read"),
+            hook("apply_complete", "data.x", "read"),
+            hook("apply_start", "a.made", "create"),
+            hook("apply_start", "a.failed", "update"),
+            hook("apply_complete", "a.made", "create"),
+            hook("apply_errored", "a.failed", "update"),
+            hook("apply_start", "a.late", "delete"),
+        ]);
+        assert_eq!(
+            progress.report(),
+            ApplyProgress {
+                applied: 1,
+                failed: vec!["a.failed".into()],
+                unfinished: vec!["a.late".into()],
+                not_begun: Some(1),
+            }
+        );
+        assert_eq!(
+            progress.sentence(),
+            "1 of 4 changes was made, 1 failed (a.failed), 1 was in progress (a.late), 1 was not begun"
+        );
+        assert!(progress.locked_by().is_some());
+        assert_eq!(progress.missing_from(|_| false), ["a.made"]);
+        assert!(progress.missing_from(|known| known == "a.made").is_empty());
+    }
+
+    #[test]
+    fn a_replacement_is_made_once_both_its_halves_are() {
+        let mut progress = told(&[
+            planned("a.x", "replace"),
+            hook("apply_start", "a.x", "delete"),
+            hook("apply_complete", "a.x", "delete"),
+        ]);
+        assert_eq!(progress.report().unfinished, ["a.x"]);
+        progress.event(&hook("apply_start", "a.x", "create"));
+        progress.event(&hook("apply_complete", "a.x", "create"));
+        assert_eq!(progress.report().applied, 1);
+    }
+
+    #[test]
+    fn nothing_begun_is_nothing_changed() {
+        assert_eq!(Progress::default().sentence(), "no change was begun");
+        assert!(Progress::default().locked_by().is_none());
+        let planned = told(&[planned("a.x", "create"), planned("a.y", "create")]);
+        assert_eq!(planned.sentence(), "none of 2 changes was begun");
+        assert!(!planned.has_begun());
+    }
+
+    #[test]
+    fn lines_for_people_tell_the_same() {
+        let mut progress = Progress::default();
+        for line in [
+            "  # a.made will be created",
+            "  # a.failed[\"x (y): z\"] will be updated in-place",
+            "  # a.late must be replaced",
+            "  # data.x will be read during apply",
+            "  # a.later will be destroyed",
+            "  # (because a.later is not in configuration)",
+            "Plan: 2 to add, 1 to change, 2 to destroy.",
+            "a.made: Creating...",
+            "a.made (local-exec): a.forged: Creating...",
+            "a.made: Creation complete after 0s [id=x]",
+            "a.failed[\"x (y): z\"]: Modifying... [id=x]",
+            "a.late: Destroying... [id=y]",
+            "a.late (deposed object 12): Destroying... [id=y]",
+            "│ Warning: Deprecated",
+            "│   with a.late,",
+            "│ Error: no",
+            "│   with a.failed[\"x (y): z\"],",
+        ] {
+            progress.line(line);
+        }
+        assert_eq!(
+            progress.report(),
+            ApplyProgress {
+                applied: 1,
+                failed: vec!["a.failed[\"x (y): z\"]".into()],
+                unfinished: vec!["a.late".into()],
+                not_begun: Some(1),
+            }
+        );
+    }
+}
