@@ -31,3 +31,7 @@ advisories:
 # Measure against the floors and goals
 bench *options:
     cargo xtask bench {{ options }}
+
+# Many runs while everything around them fails in turn
+chaos *options:
+    cargo xtask chaos {{ options }}

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use serde_json::json;
 use test_cluster::State;
-use test_platform::{Flow, NewJob, Status, Variable, Workspace};
+use test_platform::{Flow, NewJob, Records, Status, Variable, Workspace};
 
 use crate::books::{Ending, balance};
 use crate::facts;
@@ -93,6 +93,12 @@ impl Driven {
             permitted.insert(Ending::Failed);
         }
         permitted
+    }
+
+    /// Whether the run failed for want of the store before it came to where it was to be struck.
+    pub(crate) fn fell_before(&self, records: &Records) -> bool {
+        let last = self.jobs.last().map(|job| records.job(*job).status);
+        self.store_was_away && last == Some(Status::Failed)
     }
 
     /// Whether the processes of the job were ended at once.

@@ -40,7 +40,7 @@ const LEASE: &str = "mayfly-launcher";
 const SUCCESSION: Duration = Duration::from_secs(40);
 const POLL: Duration = Duration::from_millis(25);
 /// A launcher that does not listen by then never will.
-const LISTENING: Duration = Duration::from_secs(60);
+const LISTENING: Duration = Duration::from_mins(1);
 /// How long a dispatch may take to be answered, so that one that hangs does not hold up all others for long.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Jobs whose end is known are removed at once; others when their launcher is long back.
@@ -146,7 +146,7 @@ impl World {
             client: reqwest::Client::builder()
                 .no_proxy()
                 .pool_max_idle_per_host(0)
-                .timeout(Duration::from_secs(60))
+                .timeout(Duration::from_mins(1))
                 .build()?,
             turns: Turns::default(),
             under_way: Mutex::default(),
@@ -411,11 +411,8 @@ fn address_in(log: &str) -> Option<SocketAddr> {
 
 fn rules() -> Result<Vec<Rule>> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(ROLES)?;
-    let roles = documents
-        .iter()
-        .filter(|document| document["kind"] == "Role");
     let mut rules = Vec::new();
-    for role in roles {
+    for role in documents.iter().filter(|found| found["kind"] == "Role") {
         rules.extend(serde_json::from_value::<Vec<Rule>>(role["rules"].clone())?);
     }
     ensure!(!rules.is_empty(), "no Role in the launcher's manifest");
