@@ -201,7 +201,7 @@ fn job(
                 let ours = lines.iter().filter(|line| script.contains(line));
                 ours.cloned().collect()
             })
-            .filter(|lines: &Vec<Line>| !lines.is_empty())
+            .filter(|lines: &Vec<Line>| !lines.is_empty() && !driven.log_is_gone(id))
             .collect();
         let accepted = records
             .transitions

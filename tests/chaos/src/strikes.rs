@@ -176,6 +176,7 @@ impl World {
                 redis.kill();
                 self.let_it_work(target).await;
                 redis.restart()?;
+                self.redis_forgets();
                 Ok(true)
             }
             Strike::RedisFrozen => {

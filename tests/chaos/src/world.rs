@@ -66,8 +66,8 @@ pub(crate) struct World {
     pub(crate) client: reqwest::Client,
     /// One strike at a time against each of these.
     pub(crate) turns: Turns,
-    /// Runs under way, and whether the store was away meanwhile.
-    under_way: Mutex<BTreeMap<u32, bool>>,
+    /// Runs under way, and what they had to live with.
+    under_way: Mutex<BTreeMap<u32, Weather>>,
     store_away: AtomicUsize,
 }
 
@@ -78,6 +78,13 @@ pub(crate) struct Turns {
     pub(crate) store: tokio::sync::Mutex<()>,
     pub(crate) api: tokio::sync::Mutex<()>,
     pub(crate) launchers: tokio::sync::Mutex<()>,
+}
+
+/// What a run had to live with while it was under way, whoever was struck.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Weather {
+    pub(crate) store_was_away: bool,
+    pub(crate) redis_forgot: bool,
 }
 
 /// Where a run can be held.
@@ -228,20 +235,30 @@ impl World {
 
     /// A run begins.
     pub(crate) fn begin(&self, run: u32) {
-        let away = self.store_away.load(Ordering::SeqCst) > 0;
-        lock(&self.under_way).insert(run, away);
+        let weather = Weather {
+            store_was_away: self.store_away.load(Ordering::SeqCst) > 0,
+            ..Weather::default()
+        };
+        lock(&self.under_way).insert(run, weather);
     }
 
-    /// A run is over; says whether the store was away meanwhile.
-    pub(crate) fn end(&self, run: u32) -> bool {
+    /// A run is over; says what it had to live with.
+    pub(crate) fn end(&self, run: u32) -> Weather {
         lock(&self.under_way).remove(&run).unwrap_or_default()
+    }
+
+    /// Redis is empty, with what it had of all who are under way.
+    pub(crate) fn redis_forgets(&self) {
+        for weather in lock(&self.under_way).values_mut() {
+            weather.redis_forgot = true;
+        }
     }
 
     /// The store is away, for all who are under way or will be until it is back.
     pub(crate) fn store_goes(&self) {
         self.store_away.fetch_add(1, Ordering::SeqCst);
-        for away in lock(&self.under_way).values_mut() {
-            *away = true;
+        for weather in lock(&self.under_way).values_mut() {
+            weather.store_was_away = true;
         }
     }
 
