@@ -35,3 +35,7 @@ image *options:
 # Measure against the floors and goals
 bench *options:
     cargo xtask bench {{ options }}
+
+# Many runs while everything around them fails in turn
+chaos *options:
+    cargo xtask chaos {{ options }}

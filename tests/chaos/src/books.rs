@@ -129,8 +129,8 @@ pub struct Run {
     pub made: BTreeSet<String>,
     /// Resources the tool removed to the end and was not killed after.
     pub removed: BTreeSet<String>,
-    /// Whether the lock of the state is held by somebody although nobody was killed.
-    pub locked: bool,
+    /// The lock of the state that was left although nobody was killed, and that no output names by its id.
+    pub untold_lock: Option<String>,
     /// Requests at the launcher's door that must be refused and were not, as what it answered.
     pub let_in: Vec<String>,
 }
@@ -169,7 +169,7 @@ pub enum Kind {
     StateLost,
     /// A state is not on record, or the store does not have what is.
     NotPublished,
-    /// The lock of a state was left.
+    /// The lock of a state was left without a word.
     Locked,
     /// A line is not in the stored output.
     LineMissing,
@@ -265,8 +265,8 @@ impl Findings {
             );
         }
         self.state(run);
-        if run.locked {
-            self.add(Kind::Locked, &run.name, "the lock of its state was left");
+        if let Some(lock) = &run.untold_lock {
+            self.add(Kind::Locked, &run.name, lock.clone());
         }
         for answer in &run.let_in {
             self.add(Kind::LetIn, &run.name, answer.clone());
@@ -305,8 +305,10 @@ impl Findings {
 
     fn publications(&mut self, of: &str, job: &Job) {
         let completed = job.endings.last() == Some(&Ending::Completed);
-        if job.publishes && completed && job.published.len() != 1 {
-            let detail = format!("{} states are on record", job.published.len());
+        let serials: BTreeSet<u64> = job.published.iter().map(|one| one.serial).collect();
+        // One whose answer was lost is told again: that is the same state.
+        if job.publishes && completed && serials.len() != 1 {
+            let detail = format!("{} states are on record", serials.len());
             self.add(Kind::NotPublished, of, detail);
         }
         for published in job.published.iter().filter(|published| !published.stored) {
@@ -539,15 +541,22 @@ mod tests {
     fn a_state_that_is_not_on_record_or_not_in_the_store_is_found() {
         let none = spoil_job(|job| job.published.clear());
         assert_eq!(none, [Kind::NotPublished]);
-        let twice = spoil_job(|job| job.published.push(job.published[0].clone()));
-        assert_eq!(twice, [Kind::NotPublished]);
+        let again = |serial| {
+            move |job: &mut Job| {
+                let stored = true;
+                job.published.push(Published { serial, stored });
+            }
+        };
+        assert_eq!(spoil_job(again(3)), [Kind::NotPublished]);
+        assert_eq!(spoil_job(again(2)), [], "its answer was lost");
         let gone = spoil_job(|job| job.published[0].stored = false);
         assert_eq!(gone, [Kind::NotPublished]);
     }
 
     #[test]
-    fn a_lock_that_was_left_is_found() {
-        assert_eq!(spoil_run(|run| run.locked = true), [Kind::Locked]);
+    fn a_lock_that_was_left_without_a_word_is_found() {
+        let left = spoil_run(|run| run.untold_lock = Some("07ce11eb".to_owned()));
+        assert_eq!(left, [Kind::Locked]);
     }
 
     #[test]

@@ -18,11 +18,7 @@ pub(crate) fn dump(world: &World, folder: &Path) -> Result<()> {
     let records = world.platform.records();
     for job in records.jobs.values() {
         for step in &job.steps {
-            let key = format!(
-                "tfoutput/{}/{}/{}.tfoutput",
-                records.organization, job.id, step.id
-            );
-            if let Some(text) = world.store.object(&key)? {
+            if let Some(text) = output(world, &records, job.id, &step.id)? {
                 let name = format!("job-{}-{}.output", job.id, step.flow.kind);
                 fs::write(folder.join(name), text)?;
             }
@@ -100,7 +96,7 @@ fn run(world: &World, driven: &Driven, records: &Records, printed: &Printed) -> 
     let journal = world.journal(number);
     let mut run = Run {
         name: driven.run.to_string(),
-        struck: driven.struck,
+        struck: driven.struck || driven.fell_before(records),
         begun: begun(&journal),
         let_in: driven.let_in.clone(),
         ..Run::default()
@@ -133,9 +129,33 @@ fn run(world: &World, driven: &Driven, records: &Records, printed: &Printed) -> 
         }
     }
     let killed = driven.jobs.iter().any(|job| driven.was_killed(*job));
-    let locks = world.store.keys(&format!("{key}.tflock"))?;
-    run.locked = !killed && !locks.is_empty();
+    if !killed && let Some(lock) = world.store.object(&format!("{key}.tflock"))? {
+        let lock: Value = serde_json::from_str(&lock).unwrap_or_default();
+        let id = lock["ID"].as_str().unwrap_or_default();
+        let mut told = false;
+        for output in outputs(world, driven, records)? {
+            told |= !id.is_empty() && output.contains(id);
+        }
+        run.untold_lock = (!told).then(|| lock.to_string());
+    }
     Ok(run)
+}
+
+/// Stored outputs of a run.
+fn outputs(world: &World, driven: &Driven, records: &Records) -> Result<Vec<String>> {
+    let mut outputs = Vec::new();
+    for job in &driven.jobs {
+        for step in &records.job(*job).steps {
+            outputs.extend(output(world, records, *job, &step.id)?);
+        }
+    }
+    Ok(outputs)
+}
+
+fn output(world: &World, records: &Records, job: u32, step: &str) -> Result<Option<String>> {
+    let organization = &records.organization;
+    let key = format!("tfoutput/{organization}/{job}/{step}.tfoutput");
+    Ok(world.store.object(&key)?)
 }
 
 /// How often the tool began what changes something, and what it runs, by what the journal calls it.
@@ -173,11 +193,7 @@ fn job(
     let record = records.job(id);
     let mut steps = Vec::new();
     for step in &record.steps {
-        let key = format!(
-            "tfoutput/{}/{id}/{}.tfoutput",
-            records.organization, step.id
-        );
-        let stored = world.store.object(&key)?;
+        let stored = output(world, records, id, &step.id)?;
         let script = script(driven.run.kind, &step.flow.kind);
         let printed: Vec<Vec<Line>> = of_container
             .iter()
@@ -185,7 +201,7 @@ fn job(
                 let ours = lines.iter().filter(|line| script.contains(line));
                 ours.cloned().collect()
             })
-            .filter(|lines: &Vec<Line>| !lines.is_empty())
+            .filter(|lines: &Vec<Line>| !lines.is_empty() && !driven.log_is_gone(id))
             .collect();
         let accepted = records
             .transitions

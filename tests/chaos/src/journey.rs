@@ -11,14 +11,14 @@ use tokio::task::JoinSet;
 
 use serde_json::json;
 use test_cluster::State;
-use test_platform::{Flow, NewJob, Status, Variable, Workspace};
+use test_platform::{Flow, NewJob, Records, Status, Variable, Workspace};
 
 use crate::books::{Ending, balance};
 use crate::facts;
 use crate::schedule::{Kind, Moment, Run, Strike, schedule};
 use crate::strikes::Target;
 use crate::tally::Tally;
-use crate::world::{Gate, RUNS, SETTINGS, World};
+use crate::world::{Gate, RUNS, SETTINGS, Weather, World};
 
 /// How long the dust may take to settle: leases pass on, verdicts are told, histories are cut.
 const SETTLE: Duration = Duration::from_secs(150);
@@ -69,7 +69,7 @@ pub(crate) struct Driven {
     /// The platform's jobs, in order; the last is the one that was struck.
     pub(crate) jobs: Vec<u32>,
     pub(crate) struck: bool,
-    pub(crate) store_was_away: bool,
+    pub(crate) weather: Weather,
     pub(crate) let_in: Vec<String>,
 }
 
@@ -89,10 +89,23 @@ impl Driven {
             _ => [own].into(),
         };
         // The tool gives up when its own patience ends, and says so.
-        if self.store_was_away {
+        if self.weather.store_was_away {
             permitted.insert(Ending::Failed);
         }
         permitted
+    }
+
+    /// Whether nobody has what the job's containers wrote: the live log was in a Redis that forgot it, and the container
+    /// went with its node or with its pod.
+    pub(crate) fn log_is_gone(&self, job: u32) -> bool {
+        let goes = matches!(self.run.strike, Some(Strike::NodeLost | Strike::Deleted));
+        self.jobs.last() == Some(&job) && goes && self.weather.redis_forgot
+    }
+
+    /// Whether the run failed for want of the store before it came to where it was to be struck.
+    pub(crate) fn fell_before(&self, records: &Records) -> bool {
+        let last = self.jobs.last().map(|job| records.job(*job).status);
+        self.weather.store_was_away && last == Some(Status::Failed)
     }
 
     /// Whether the processes of the job were ended at once.
@@ -198,7 +211,7 @@ async fn drive(world: &World, run: Run) -> Result<Driven> {
         workspace: String::new(),
         jobs: Vec::new(),
         struck: run.strike.is_none(),
-        store_was_away: false,
+        weather: Weather::default(),
         let_in: Vec::new(),
     };
     if run.kind == Kind::BadData {
@@ -248,7 +261,7 @@ async fn drive(world: &World, run: Run) -> Result<Driven> {
     driven.struck = struck?;
     drop(turn);
     world.until_over(job).await;
-    driven.store_was_away = world.end(run.number);
+    driven.weather = world.end(run.number);
     Ok(driven)
 }
 

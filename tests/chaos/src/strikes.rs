@@ -17,11 +17,11 @@ use crate::schedule::{Moment, Run, Strike};
 use crate::world::{Gate, LAUNCHER, LINES, RUNS, World, until};
 
 /// A run that has not come to the place of its strike by then never will.
-const ARRIVAL: Duration = Duration::from_secs(120);
+const ARRIVAL: Duration = Duration::from_mins(2);
 /// How long what was struck may take to end.
-const END: Duration = Duration::from_secs(60);
+const END: Duration = Duration::from_mins(1);
 /// How long what follows a gate may take, with everything around it in trouble.
-const WORK: Duration = Duration::from_secs(60);
+const WORK: Duration = Duration::from_mins(1);
 /// What slow peers take.
 const SLOW: Duration = Duration::from_secs(3);
 
@@ -176,6 +176,7 @@ impl World {
                 redis.kill();
                 self.let_it_work(target).await;
                 redis.restart()?;
+                self.redis_forgets();
                 Ok(true)
             }
             Strike::RedisFrozen => {
@@ -401,7 +402,7 @@ impl World {
         let done = format!("end {}", target.phase);
         until(WORK, || {
             let journal = self.journal(target.run.number);
-            journal.iter().any(|line| *line == done)
+            journal.contains(&done)
         })
         .await;
     }

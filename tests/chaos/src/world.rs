@@ -40,7 +40,7 @@ const LEASE: &str = "mayfly-launcher";
 const SUCCESSION: Duration = Duration::from_secs(40);
 const POLL: Duration = Duration::from_millis(25);
 /// A launcher that does not listen by then never will.
-const LISTENING: Duration = Duration::from_secs(60);
+const LISTENING: Duration = Duration::from_mins(1);
 /// How long a dispatch may take to be answered, so that one that hangs does not hold up all others for long.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Jobs whose end is known are removed at once; others when their launcher is long back.
@@ -66,8 +66,8 @@ pub(crate) struct World {
     pub(crate) client: reqwest::Client,
     /// One strike at a time against each of these.
     pub(crate) turns: Turns,
-    /// Runs under way, and whether the store was away meanwhile.
-    under_way: Mutex<BTreeMap<u32, bool>>,
+    /// Runs under way, and what they had to live with.
+    under_way: Mutex<BTreeMap<u32, Weather>>,
     store_away: AtomicUsize,
 }
 
@@ -78,6 +78,13 @@ pub(crate) struct Turns {
     pub(crate) store: tokio::sync::Mutex<()>,
     pub(crate) api: tokio::sync::Mutex<()>,
     pub(crate) launchers: tokio::sync::Mutex<()>,
+}
+
+/// What a run had to live with while it was under way, whoever was struck.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Weather {
+    pub(crate) store_was_away: bool,
+    pub(crate) redis_forgot: bool,
 }
 
 /// Where a run can be held.
@@ -146,7 +153,7 @@ impl World {
             client: reqwest::Client::builder()
                 .no_proxy()
                 .pool_max_idle_per_host(0)
-                .timeout(Duration::from_secs(60))
+                .timeout(Duration::from_mins(1))
                 .build()?,
             turns: Turns::default(),
             under_way: Mutex::default(),
@@ -228,20 +235,30 @@ impl World {
 
     /// A run begins.
     pub(crate) fn begin(&self, run: u32) {
-        let away = self.store_away.load(Ordering::SeqCst) > 0;
-        lock(&self.under_way).insert(run, away);
+        let weather = Weather {
+            store_was_away: self.store_away.load(Ordering::SeqCst) > 0,
+            ..Weather::default()
+        };
+        lock(&self.under_way).insert(run, weather);
     }
 
-    /// A run is over; says whether the store was away meanwhile.
-    pub(crate) fn end(&self, run: u32) -> bool {
+    /// A run is over; says what it had to live with.
+    pub(crate) fn end(&self, run: u32) -> Weather {
         lock(&self.under_way).remove(&run).unwrap_or_default()
+    }
+
+    /// Redis is empty, with what it had of all who are under way.
+    pub(crate) fn redis_forgets(&self) {
+        for weather in lock(&self.under_way).values_mut() {
+            weather.redis_forgot = true;
+        }
     }
 
     /// The store is away, for all who are under way or will be until it is back.
     pub(crate) fn store_goes(&self) {
         self.store_away.fetch_add(1, Ordering::SeqCst);
-        for away in lock(&self.under_way).values_mut() {
-            *away = true;
+        for weather in lock(&self.under_way).values_mut() {
+            weather.store_was_away = true;
         }
     }
 
@@ -411,11 +428,8 @@ fn address_in(log: &str) -> Option<SocketAddr> {
 
 fn rules() -> Result<Vec<Rule>> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(ROLES)?;
-    let roles = documents
-        .iter()
-        .filter(|document| document["kind"] == "Role");
     let mut rules = Vec::new();
-    for role in roles {
+    for role in documents.iter().filter(|found| found["kind"] == "Role") {
         rules.extend(serde_json::from_value::<Vec<Rule>>(role["rules"].clone())?);
     }
     ensure!(!rules.is_empty(), "no Role in the launcher's manifest");
