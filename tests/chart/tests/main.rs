@@ -6,6 +6,8 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "chart/agreement.rs"]
+mod agreement;
 #[path = "chart/api.rs"]
 mod api;
 #[path = "chart/helm.rs"]
