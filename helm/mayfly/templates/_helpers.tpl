@@ -154,6 +154,20 @@ app.kubernetes.io/name: mayfly-executor
 app.kubernetes.io/managed-by: mayfly
 {{- end -}}
 
+{{/* The same as a selector. Runs of Terrakube's own API carry fewer labels. */}}
+{{- define "mayfly.executor.selector" -}}
+{{- if .Values.launcher.enabled }}
+matchLabels:
+  {{- include "mayfly.executor.selectorLabels" . | nindent 2 }}
+{{- else }}
+matchExpressions:
+  - key: terrakube.io/organization
+    operator: Exists
+  - key: terrakube.io/workspace
+    operator: Exists
+{{- end }}
+{{- end -}}
+
 {{/* Topology spread with the selector filled in. Takes constraints and selector. */}}
 {{- define "mayfly.topologySpread" -}}
 {{- $all := list -}}

@@ -106,6 +106,9 @@
 {{- if and $values.networkPolicy.enabled $values.networkPolicy.launcher.restrictEgress (not $values.networkPolicy.launcher.apiServerCidrs) -}}
 {{- fail "networkPolicy.launcher.apiServerCidrs: are required with networkPolicy.launcher.restrictEgress" -}}
 {{- end -}}
+{{- if and $values.admissionPolicy.enabled (not $launcher.enabled) -}}
+{{- fail "admissionPolicy.enabled: needs launcher.enabled, since it knows the launcher's runs by what only they have" -}}
+{{- end -}}
 {{- if and $values.metrics.serviceMonitor.enabled $values.metrics.podMonitor.enabled -}}
 {{- fail "metrics.podMonitor.enabled: excludes metrics.serviceMonitor.enabled, or every launcher is counted twice" -}}
 {{- end -}}
