@@ -16,7 +16,8 @@ pub struct Row {
 
 /// All of them, in the order of the file, or what is not documented.
 pub fn rows() -> Result<Vec<Row>, String> {
-    let text = fs::read_to_string(crate::chart().join("values.yaml")).map_err(|error| error.to_string())?;
+    let text = fs::read_to_string(crate::chart().join("values.yaml"))
+        .map_err(|error| error.to_string())?;
     read(&text)
 }
 
@@ -41,7 +42,9 @@ pub fn read(text: &str) -> Result<Vec<Row>, String> {
             // Goes on with what was begun; else it is for readers of the file alone.
             comment = comment.map(|begun| format!("{begun} {}", more.trim()));
         } else {
-            let (key, rest) = line.split_once(':').ok_or_else(|| format!("no key: {line}"))?;
+            let (key, rest) = line
+                .split_once(':')
+                .ok_or_else(|| format!("no key: {line}"))?;
             above.retain(|(of, _)| *of < depth);
             above.push((depth, key.to_owned()));
             let path: Vec<&str> = above.iter().map(|(_, key)| key.as_str()).collect();
@@ -50,7 +53,8 @@ pub fn read(text: &str) -> Result<Vec<Row>, String> {
                 Some(description) => {
                     documented = Some(depth);
                     let value = values.pointer(&format!("/{}", path.join("/")));
-                    let value = value.ok_or_else(|| format!("{key} is not where it seems to be"))?;
+                    let value =
+                        value.ok_or_else(|| format!("{key} is not where it seems to be"))?;
                     let default = value.to_string();
                     rows.push(Row {
                         key,
@@ -109,7 +113,11 @@ group:
         let expected = [
             row("name", "\"\"", "Name | other"),
             row("group.one", "[1]", "One and more"),
-            row("group.resources", r#"{"limits":{"memory":"1Gi"}}"#, "Resources"),
+            row(
+                "group.resources",
+                r#"{"limits":{"memory":"1Gi"}}"#,
+                "Resources",
+            ),
             row("group.inner.last", "null", "Last"),
         ];
         assert_eq!(rows, expected);

@@ -40,9 +40,17 @@ fn the_readme_of_the_chart_has_the_table_of_its_values() {
 fn the_chart_is_of_the_version_of_the_programs() {
     let manifest = yaml("helm/mayfly/Chart.yaml");
     assert_eq!(manifest["appVersion"], env!("CARGO_PKG_VERSION"));
-    let images = manifest["annotations"]["artifacthub.io/images"].as_str().unwrap();
-    let rendered = Release::new().with(&chart().join("ci/default-values.yaml")).text().unwrap();
-    for line in images.lines().filter_map(|line| line.trim().strip_prefix("image: ")) {
+    let images = manifest["annotations"]["artifacthub.io/images"]
+        .as_str()
+        .unwrap();
+    let rendered = Release::new()
+        .with(&chart().join("ci/default-values.yaml"))
+        .text()
+        .unwrap();
+    for line in images
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("image: "))
+    {
         assert!(rendered.contains(line), "{line} is not what is installed");
         assert!(line.ends_with(env!("CARGO_PKG_VERSION")), "{line}");
     }
@@ -51,8 +59,12 @@ fn the_chart_is_of_the_version_of_the_programs() {
 /// Names of the environment in `job-contract`.
 fn names_of_the_contract() -> BTreeSet<String> {
     let names = read("job-contract/src/env.rs");
-    let names = names.lines().filter(|line| line.starts_with("pub const") && line.contains(": &str"));
-    names.map(|line| line.split('"').nth(1).unwrap().to_owned()).collect()
+    let names = names
+        .lines()
+        .filter(|line| line.starts_with("pub const") && line.contains(": &str"));
+    names
+        .map(|line| line.split('"').nth(1).unwrap().to_owned())
+        .collect()
 }
 
 /// What other programs in the pods read: the system's libraries, and tools a run starts.
@@ -65,7 +77,6 @@ const OF_OTHERS: &[&str] = &[
     "REQUESTS_CA_BUNDLE",
     "SSL_CERT_FILE",
     "TF_PLUGIN_CACHE_DIR",
-    "TZ",
     "http_proxy",
     "https_proxy",
     "no_proxy",
@@ -82,10 +93,15 @@ fn environments(documents: &[Document]) -> Vec<(String, Vec<Value>)> {
     };
     for document in documents {
         match document.kind() {
-            "Deployment" => add(document.to_string(), &document.value["spec"]["template"]["spec"]),
+            "Deployment" => add(
+                document.to_string(),
+                &document.value["spec"]["template"]["spec"],
+            ),
             "Pod" => add(document.to_string(), &document.value["spec"]),
             "ConfigMap" => {
-                let Some(text) = document.value["data"]["pod-template.yaml"].as_str() else { continue };
+                let Some(text) = document.value["data"]["pod-template.yaml"].as_str() else {
+                    continue;
+                };
                 let template: Value = serde_saphyr::from_str(text).unwrap();
                 add(document.to_string(), &template["spec"]);
             }
@@ -95,17 +111,42 @@ fn environments(documents: &[Document]) -> Vec<(String, Vec<Value>)> {
     found
 }
 
+/// Names that values themselves put into environments, which are the user's business.
+fn names_of_values(values: &Value, found: &mut BTreeSet<String>) {
+    for (key, value) in values.as_object().into_iter().flatten() {
+        if ["env", "extraEnv"].contains(&key.as_str()) {
+            let variables = value.as_array().into_iter().flatten();
+            found.extend(
+                variables.filter_map(|variable| Some(variable["name"].as_str()?.to_owned())),
+            );
+        }
+        names_of_values(value, found);
+    }
+    for value in values.as_array().into_iter().flatten() {
+        names_of_values(value, found);
+    }
+}
+
 #[test]
 fn every_variable_the_chart_sets_is_one_somebody_reads() {
     let known = names_of_the_contract();
+    let mut of_users = BTreeSet::new();
+    for (_, file) in values_files() {
+        let values: Value = serde_saphyr::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+        names_of_values(&values, &mut of_users);
+    }
     let mut seen = BTreeSet::new();
     for (name, documents) in documents() {
         for (container, variables) in environments(&documents) {
             for variable in variables {
                 let variable = variable["name"].as_str().unwrap().to_owned();
                 // The test's own script reads these two.
-                let of_script = container.contains("http") && ["HOST", "PORT"].contains(&variable.as_str());
-                let read = known.contains(&variable) || OF_OTHERS.contains(&variable.as_str()) || of_script;
+                let of_script =
+                    container.contains("http") && ["HOST", "PORT"].contains(&variable.as_str());
+                let read = known.contains(&variable)
+                    || OF_OTHERS.contains(&variable.as_str())
+                    || of_users.contains(&variable)
+                    || of_script;
                 assert!(read, "{name}: nobody reads {variable} in {container}");
                 seen.insert(variable);
             }
@@ -113,7 +154,10 @@ fn every_variable_the_chart_sets_is_one_somebody_reads() {
     }
     let ours = seen.iter().filter(|name| known.contains(*name)).count();
     assert!(ours > 50, "only {ours} of {seen:?}");
-    let unused: Vec<_> = OF_OTHERS.iter().filter(|name| !seen.contains(**name)).collect();
+    let unused: Vec<_> = OF_OTHERS
+        .iter()
+        .filter(|name| !seen.contains(**name))
+        .collect();
     assert!(unused.is_empty(), "{unused:?}");
 }
 
@@ -124,9 +168,16 @@ fn defaults_in_the_help() -> BTreeMap<String, String> {
     let serve = command.find_subcommand("serve").unwrap();
     let default = |argument: &clap::Arg| {
         let name = argument.get_env()?.to_str()?.to_owned();
-        let help = argument.get_long_help().or(argument.get_help())?.to_string();
+        let help = argument
+            .get_long_help()
+            .or(argument.get_help())?
+            .to_string();
         let (_, default) = help.split_once("[default: ")?;
-        let default = default.split([']', ',', ';']).next()?.trim_matches('`').to_owned();
+        let default = default
+            .split([']', ',', ';'])
+            .next()?
+            .trim_matches('`')
+            .to_owned();
         Some((name, default))
     };
     serve.get_arguments().filter_map(default).collect()
@@ -135,13 +186,25 @@ fn defaults_in_the_help() -> BTreeMap<String, String> {
 /// Defaults in the tables of variables of our documents.
 fn defaults_in_the_documents() -> BTreeMap<String, String> {
     let mut texts = vec![read("README.md")];
-    texts.extend(files(&root().join("docs"), ".md").iter().map(|path| fs::read_to_string(path).unwrap()));
+    texts.extend(
+        files(&root().join("docs"), ".md")
+            .iter()
+            .map(|path| fs::read_to_string(path).unwrap()),
+    );
     let mut found = BTreeMap::new();
     for text in texts {
         let tables = text.split("\n| Variable | Default |").skip(1);
-        for row in tables.flat_map(|table| table.lines().skip(2).take_while(|line| line.starts_with('|'))) {
+        for row in tables.flat_map(|table| {
+            table
+                .lines()
+                .skip(2)
+                .take_while(|line| line.starts_with('|'))
+        }) {
             let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-            found.insert(cells[1].trim_matches('`').to_owned(), cells[2].trim_matches('`').to_owned());
+            found.insert(
+                cells[1].trim_matches('`').to_owned(),
+                cells[2].trim_matches('`').to_owned(),
+            );
         }
     }
     found
@@ -149,20 +212,40 @@ fn defaults_in_the_documents() -> BTreeMap<String, String> {
 
 /// Where the chart says something else than the programs would without it, and why.
 const OTHERWISE: &[(&str, &str)] = &[
-    ("ExecutorEphemeralNamespace", "runs are in the release's namespace"),
-    ("ExecutorEphemeralSecret", "a Secret that is not there would keep every run from starting"),
-    ("ExecutorEphemeralTerminationGracePeriodSeconds", "the chart has a key for each of the two"),
-    ("MAYFLY_APPLY_GRACE_PERIOD_SECONDS", "the chart has a key for each of the two"),
+    (
+        "ExecutorEphemeralNamespace",
+        "runs are in the release's namespace",
+    ),
+    (
+        "ExecutorEphemeralSecret",
+        "a Secret that is not there would keep every run from starting",
+    ),
+    (
+        "ExecutorEphemeralTerminationGracePeriodSeconds",
+        "the chart has a key for each of the two",
+    ),
+    (
+        "MAYFLY_APPLY_GRACE_PERIOD_SECONDS",
+        "the chart has a key for each of the two",
+    ),
     ("MAYFLY_POD_NAME", "the pod's name is the host's"),
-    ("MAYFLY_LEASE_NAMESPACE", "the namespace of runs, by its name"),
-    ("ExecutorEphemeralImage", "by its tag, which the version of the chart is held to"),
+    (
+        "MAYFLY_LEASE_NAMESPACE",
+        "the namespace of runs, by its name",
+    ),
+    (
+        "ExecutorEphemeralImage",
+        "by its tag, which the version of the chart is held to",
+    ),
 ];
 
 #[test]
 fn defaults_of_the_chart_are_those_of_the_programs() {
     let mut known = defaults_in_the_documents();
     known.extend(defaults_in_the_help());
-    let documents = Release::new().with(&chart().join("ci/default-values.yaml")).documents();
+    let documents = Release::new()
+        .with(&chart().join("ci/default-values.yaml"))
+        .documents();
     let mut compared = BTreeSet::new();
     for (container, variables) in environments(&documents) {
         for variable in variables {
@@ -171,7 +254,9 @@ fn defaults_of_the_chart_are_those_of_the_programs() {
                 compared.insert(name.to_owned());
                 continue;
             }
-            let (Some(value), Some(default)) = (variable["value"].as_str(), known.get(name)) else { continue };
+            let (Some(value), Some(default)) = (variable["value"].as_str(), known.get(name)) else {
+                continue;
+            };
             if !default.is_empty() {
                 assert_eq!(value, default, "{name} of {container}");
                 compared.insert(name.to_owned());
@@ -180,10 +265,16 @@ fn defaults_of_the_chart_are_those_of_the_programs() {
     }
     assert!(compared.len() >= 25, "{compared:?}");
     for (name, why) in OTHERWISE {
-        assert!(compared.contains(*name), "{name} is not set any more: {why}");
+        assert!(
+            compared.contains(*name),
+            "{name} is not set any more: {why}"
+        );
     }
     let resources = rows().unwrap();
-    let resources = resources.iter().find(|row| row.key == "executor.resources").unwrap();
+    let resources = resources
+        .iter()
+        .find(|row| row.key == "executor.resources")
+        .unwrap();
     let resources: Value = serde_json::from_str(&resources.default).unwrap();
     for (variable, at) in [
         ("EPHEMERAL_CPU_REQUEST", "/requests/cpu"),
@@ -202,8 +293,11 @@ fn keys_named(text: &str, top: &BTreeSet<String>) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for word in words {
         let of_a_key = |c: char| c.is_ascii_alphanumeric() || ".-_*".contains(c);
-        let Some((first, _)) = word.split_once('.') else { continue };
-        if top.contains(first) && word.chars().all(of_a_key) {
+        let Some((first, _)) = word.split_once('.') else {
+            continue;
+        };
+        let is_file = word.ends_with(".yaml");
+        if top.contains(first) && !is_file && word.chars().all(of_a_key) {
             found.insert(word.to_owned());
         }
     }
@@ -229,7 +323,9 @@ fn keys_named_in_documents_are_there() {
                 if place.as_object().is_some_and(serde_json::Map::is_empty) {
                     break;
                 }
-                place = place.get(part).unwrap_or_else(|| panic!("{}: no value `{key}`", path.display()));
+                place = place
+                    .get(part)
+                    .unwrap_or_else(|| panic!("{}: no value `{key}`", path.display()));
             }
             count += 1;
         }
@@ -241,14 +337,18 @@ fn keys_named_in_documents_are_there() {
 fn the_readme_of_the_plain_manifests_tells_every_right() {
     let text = read("rbac/README.md");
     let documents: Vec<Value> = serde_saphyr::from_multiple(&read("rbac/launcher.yaml")).unwrap();
-    let rules = documents.iter().filter(|document| document["kind"] == "Role");
+    let rules = documents
+        .iter()
+        .filter(|document| document["kind"] == "Role");
     let texts = |value: &Value| -> Vec<String> {
         let list = value.as_array().unwrap().iter();
         list.map(|text| text.as_str().unwrap().to_owned()).collect()
     };
     for rule in rules.flat_map(|role| role["rules"].as_array().unwrap()) {
         for resource in texts(&rule["resources"]) {
-            let row = text.lines().find(|line| line.starts_with(&format!("| `{resource}` ")));
+            let row = text
+                .lines()
+                .find(|line| line.starts_with(&format!("| `{resource}` ")));
             let row = row.unwrap_or_else(|| panic!("no row for {resource}"));
             let cell = row.split('|').nth(1).unwrap();
             for verb in texts(&rule["verbs"]) {
@@ -265,7 +365,13 @@ fn every_file_of_values_says_what_it_is_for() {
         let text = fs::read_to_string(file).unwrap();
         assert!(text.starts_with("# "), "{name}");
     }
-    let required = ["air-gapped", "default", "full", "multi-namespace", "terrakube"];
+    let required = [
+        "air-gapped",
+        "default",
+        "full",
+        "multi-namespace",
+        "terrakube",
+    ];
     let names: Vec<String> = values_files().into_iter().map(|(name, _)| name).collect();
     for name in required {
         assert!(names.contains(&name.to_owned()), "{names:?}");

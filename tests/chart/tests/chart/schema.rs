@@ -93,8 +93,18 @@ fn values_and_schema_have_the_same_keys() {
     let (schema, defaults) = (schema(), defaults());
     for path in maps() {
         let described = at(&schema, &path).unwrap_or_else(|| panic!("the schema has no {path}"));
-        let described: BTreeSet<&String> = described["properties"].as_object().unwrap().keys().collect();
-        let there: BTreeSet<&String> = defaults.pointer(&path).unwrap().as_object().unwrap().keys().collect();
+        let described: BTreeSet<&String> = described["properties"]
+            .as_object()
+            .unwrap()
+            .keys()
+            .collect();
+        let there: BTreeSet<&String> = defaults
+            .pointer(&path)
+            .unwrap()
+            .as_object()
+            .unwrap()
+            .keys()
+            .collect();
         assert_eq!(described, there, "{path}");
     }
 }
@@ -109,7 +119,11 @@ fn a_key_nobody_reads_is_refused_wherever_it_stands() {
         let mut values = json!({});
         let mut place = &mut values;
         for key in path.split('/').skip(1) {
-            place = place.as_object_mut().unwrap().entry(key).or_insert(json!({}));
+            place = place
+                .as_object_mut()
+                .unwrap()
+                .entry(key)
+                .or_insert(json!({}));
         }
         place["imge"] = json!("typo");
         let refused = Release::new().set(values).text();
