@@ -12,6 +12,8 @@ mod agreement;
 mod api;
 #[path = "chart/helm.rs"]
 mod helm;
+#[path = "chart/kustomize.rs"]
+mod kustomize;
 #[path = "chart/runner.rs"]
 mod runner;
 #[path = "chart/schema.rs"]

@@ -17,6 +17,7 @@ use kube::api::{DeleteParams, DynamicObject, LogParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
+use test_chart::programs::{helm_with, told};
 use test_chart::{Document, Release, api, values_files};
 use test_cluster::{ADMIN, Cluster, Rule, State};
 
@@ -702,4 +703,52 @@ async fn alerts_and_dashboard_ask_for_what_the_launcher_counts() {
     }
     let unknown: Vec<_> = asked.difference(&counted).collect();
     assert!(unknown.is_empty(), "{unknown:?} of {counted:?}");
+}
+
+/// What `helm install` would tell whoever installs.
+fn notes(place: &Place, values: &Path) -> String {
+    let kubeconfig = place.cluster.kubeconfig_file(ADMIN, &place.runs).unwrap();
+    let mut command = helm_with([
+        "install",
+        "mayfly",
+        "--dry-run=client",
+        "--disable-openapi-validation",
+    ]);
+    command
+        .arg(test_chart::chart())
+        .arg("--values")
+        .arg(values)
+        .arg("--kubeconfig")
+        .arg(kubeconfig);
+    let said = told(&mut command);
+    said.split_once("\nNOTES:\n")
+        .unwrap_or_else(|| panic!("no NOTES: {said}"))
+        .1
+        .to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_installs_is_told_addresses_that_are_there() {
+    let place = Place::without_pods().await;
+    for (name, file) in values_files() {
+        let notes = notes(&place, &file);
+        let documents = Release::new().with(&file).documents();
+        for service in documents
+            .iter()
+            .filter(|document| document.kind() == "Service")
+        {
+            let port = &service.value["spec"]["ports"][0]["port"];
+            // The release is in the namespace of the kubeconfig.
+            let namespace = service.namespace().replace("terrakube", &place.runs);
+            let address = format!(
+                "http://{}.{namespace}.svc:{port}/api/v1/terraform-rs",
+                service.name()
+            );
+            assert!(notes.contains(&address), "{name}: no {address} in {notes}");
+        }
+        assert!(
+            !notes.contains("<no value>") && !notes.contains("%!"),
+            "{name}: {notes}"
+        );
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use api_launcher::cli::Args;
 use clap::CommandFactory as _;
@@ -76,7 +76,6 @@ const OF_OTHERS: &[&str] = &[
     "NO_PROXY",
     "REQUESTS_CA_BUNDLE",
     "SSL_CERT_FILE",
-    "TF_PLUGIN_CACHE_DIR",
     "http_proxy",
     "https_proxy",
     "no_proxy",
@@ -296,7 +295,7 @@ fn keys_named(text: &str, top: &BTreeSet<String>) -> BTreeSet<String> {
         let Some((first, _)) = word.split_once('.') else {
             continue;
         };
-        let is_file = word.ends_with(".yaml");
+        let is_file = Path::new(word).extension().is_some_and(|end| end == "yaml");
         if top.contains(first) && !is_file && word.chars().all(of_a_key) {
             found.insert(word.to_owned());
         }
