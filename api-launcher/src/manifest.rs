@@ -41,7 +41,8 @@ use self::overrides::{Names, Overrides};
 use self::problem::Problems;
 use self::references::References;
 
-/// The objects of one run, complete but for what only the cluster knows: the Secret's owner is the Job's UID.
+/// The objects of one run, complete but for what only the cluster knows: the Secret's owner is the Job's UID. The Secret
+/// has the Job's name until it gets that of an attempt, see [`Manifest::of_attempt`].
 #[derive(Clone, PartialEq)]
 pub struct Manifest {
     /// The Job, suspended: it is released when its Secret exists.
@@ -61,9 +62,29 @@ impl std::fmt::Debug for Manifest {
 }
 
 impl Manifest {
-    /// The Job as it is created.
-    pub fn suspended(&self) -> Job {
-        self.job.clone()
+    /// The objects of one attempt to create the Job: while the Job's name is always the same, the Secret's is of this
+    /// attempt alone. A Secret that is met under it is therefore this very Job's, and nobody has to read it to know.
+    #[must_use]
+    pub fn of_attempt(&self, attempt: &str) -> Self {
+        let job = self.job_of_attempt(attempt);
+        let secret = self.secret.clone().map(|mut secret| {
+            let name = self.job.metadata.name.as_deref().unwrap_or_default();
+            secret.metadata.name = Some(names::secret_name(name, attempt));
+            secret
+        });
+        Self { job, secret }
+    }
+
+    /// The Job of [`Manifest::of_attempt`], from which the Secret's name is told.
+    #[must_use]
+    pub fn job_of_attempt(&self, attempt: &str) -> Job {
+        let mut job = self.job.clone();
+        let name = names::secret_name(job.metadata.name.as_deref().unwrap_or_default(), attempt);
+        let spec = job.spec.as_mut();
+        if let Some(spec) = spec.and_then(|spec| spec.template.spec.as_mut()) {
+            pod::read_job_data_from(spec, &name);
+        }
+        job
     }
 
     /// Both objects in a `v1/List`, in the order they are created.

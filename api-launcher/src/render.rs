@@ -12,6 +12,9 @@ use crate::config::DeploymentArgs;
 use crate::manifest;
 use crate::run::document::{self, DocumentError};
 
+/// Stands for what tells one attempt to create a Job from another, so that the same document renders the same.
+const ATTEMPT: &str = "0000000000000000";
+
 /// What is rendered, and how.
 #[derive(Args, Debug)]
 pub struct RenderArgs {
@@ -61,7 +64,7 @@ fn render(args: &RenderArgs) -> Result<String, (Exit, Vec<String>)> {
         let lines = errors.problems().iter().map(ToString::to_string);
         (errors.exit(), lines.collect())
     })?;
-    to_text(&manifest.to_list(), args.output).map_err(|error| {
+    to_text(&manifest.of_attempt(ATTEMPT).to_list(), args.output).map_err(|error| {
         (
             Exit::Defect,
             vec![format!("could not write the list: {error}")],

@@ -185,25 +185,20 @@ impl Place {
         };
         self.until("every Job is released", released).await;
         let state = self.state().await;
-        let mut jobs: Vec<_> = state.jobs.iter().map(|job| &job.metadata).collect();
-        let mut secrets: Vec<_> = state
-            .secrets
-            .iter()
-            .map(|secret| &secret.metadata)
-            .collect();
-        jobs.sort_by_key(|meta| meta.name.clone());
-        secrets.sort_by_key(|meta| meta.name.clone());
-        let names = |metas: &[&k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta]| {
-            let names = metas.iter().map(|meta| meta.name.clone().unwrap());
-            names.collect::<Vec<String>>()
-        };
-        assert_eq!(names(&jobs), expected);
-        assert_eq!(names(&secrets), expected);
-        for (job, secret) in jobs.iter().zip(&secrets) {
-            let owners = secret.owner_references.as_deref().unwrap_or_default();
-            let uids: Vec<&str> = owners.iter().map(|owner| owner.uid.as_str()).collect();
-            assert_eq!(uids, [job.uid.as_deref().unwrap()], "{:?}", secret.name);
+        let mut names: Vec<_> = state.jobs.iter().map(|job| &job.metadata.name).collect();
+        names.sort();
+        let names: Vec<String> = names.into_iter().flatten().cloned().collect();
+        assert_eq!(names, expected);
+        for job in &state.jobs {
+            let name = job_data(job).expect("its job data is in a Secret");
+            let mut secrets = state.secrets.iter().map(|secret| &secret.metadata);
+            let secret = secrets.find(|secret| secret.name.as_deref() == Some(name));
+            let owners = secret.and_then(|secret| secret.owner_references.as_deref());
+            let owners = owners.unwrap_or_default().iter();
+            let uids: Vec<&str> = owners.map(|owner| owner.uid.as_str()).collect();
+            assert_eq!(uids, [job.metadata.uid.as_deref().unwrap()], "{name}");
         }
+        assert_eq!(state.secrets.len(), expected.len(), "{:?}", state.secrets);
     }
 
     /// How many Jobs the API server has made for the launcher.
@@ -251,6 +246,16 @@ fn rights(requests: &[&Request]) -> Vec<String> {
 
 fn suspended(job: &k8s_openapi::api::batch::v1::Job) -> bool {
     job.spec.as_ref().and_then(|spec| spec.suspend) == Some(true)
+}
+
+/// The Secret a Job's pod reads its job data from.
+fn job_data(job: &k8s_openapi::api::batch::v1::Job) -> Option<&str> {
+    let pod = job.spec.as_ref()?.template.spec.as_ref()?;
+    let variables = pod.containers[0].env.iter().flatten();
+    let sources = variables.filter_map(|variable| variable.value_from.as_ref());
+    let mut names =
+        sources.filter_map(|source| Some(source.secret_key_ref.as_ref()?.name.as_str()));
+    names.next()
 }
 
 /// The name of a run's Job, as the contract writes it.

@@ -6,7 +6,7 @@ use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, ServiceAccount};
 use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::Api;
@@ -105,16 +105,15 @@ impl Cluster {
             results.push(self.check_right(right, name, namespace).await);
         }
         let refers = &expected.references;
-        for name in &refers.secrets {
-            results.push(self.check_secret(name).await);
-        }
         let ours = || Some(self.namespace.as_str());
         let client = || self.client.clone();
         let maps: Api<ConfigMap> = Api::namespaced(client(), &self.namespace);
         let accounts: Api<ServiceAccount> = Api::namespaced(client(), &self.namespace);
+        let secrets = self.secrets();
         let claims: Api<PersistentVolumeClaim> = Api::namespaced(client(), &self.namespace);
         let priorities: Api<PriorityClass> = Api::all(client());
         let runtimes: Api<RuntimeClass> = Api::all(client());
+        let secret = Kind::of("", "secrets", "Secret", ours());
         let map = Kind::of("", "configmaps", "ConfigMap", ours());
         let account = Kind::of("", "serviceaccounts", "ServiceAccount", ours());
         let claim = Kind::of(
@@ -130,6 +129,8 @@ impl Cluster {
             None,
         );
         let runtime = Kind::of("node.k8s.io", "runtimeclasses", "RuntimeClass", None);
+        self.check_all(&secret, &secrets, &refers.secrets, &mut results)
+            .await;
         self.check_all(&map, &maps, &refers.config_maps, &mut results)
             .await;
         self.check_all(&account, &accounts, &refers.service_accounts, &mut results)
@@ -227,15 +228,6 @@ impl Cluster {
             ),
             Err(error) => CheckResult::unknown(subject, &error),
         }
-    }
-
-    async fn check_secret(&self, name: &str) -> CheckResult {
-        let api: Api<Secret> = self.secrets();
-        let found = self
-            .ask("look for the Secret", || api.get_metadata_opt(name))
-            .await
-            .map(|found| found.is_some());
-        presence("Secret", name, Some(&self.namespace), found)
     }
 
     /// Objects of a kind runs do not read, so that the launcher's Role need not let it either.

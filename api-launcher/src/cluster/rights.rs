@@ -118,8 +118,6 @@ pub const RIGHTS: &[Right] = &[
         "tell why a run waits or ended without a word",
     ),
     secret("create", "store the job data"),
-    secret("get", "tell whose job data is in the way (metadata only)"),
-    secret("delete", "remove job data that a deleted Job left"),
     lease("create", "let one replica watch"),
     own_lease("get", "let one replica watch"),
     own_lease("update", "let one replica watch"),

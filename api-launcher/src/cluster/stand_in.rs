@@ -128,14 +128,18 @@ impl Server {
         let kind = path[at + 2].to_owned();
         let name = path.get(at + 3).map(|name| (*name).to_owned());
         let query = parts.uri.query().unwrap_or_default();
+        let trial = query.contains("dryRun=All");
         if query.contains("watch=true") {
             return self.watch(&kind, query);
         }
         let mut store = self.store.lock().unwrap();
-        store
-            .requests
-            .push(format!("{} {kind}", parts.method.as_str().to_lowercase()));
+        store.requests.push(format!(
+            "{}{} {kind}",
+            if trial { "try to " } else { "" },
+            parts.method.as_str().to_lowercase()
+        ));
         let answer = match (parts.method, name) {
+            (Method::POST, None) if trial => store.could_create(&kind, body),
             (Method::POST, None) => store.create(&kind, body),
             (Method::GET, None) => Ok(store.list(&kind)),
             (Method::GET, Some(name)) => store.get(&kind, &name),
@@ -198,6 +202,16 @@ impl Server {
         self.store.lock().unwrap().requests.clone()
     }
 
+    /// The Secret that a Job names, and whether it is there.
+    pub(super) fn job_data_of(&self, job: &str) -> (String, Option<Value>) {
+        let job = self.object("jobs", job).expect("the Job is there");
+        let executor = &job["spec"]["template"]["spec"]["containers"][0];
+        let name = &executor["env"][0]["valueFrom"]["secretKeyRef"]["name"];
+        let name = name.as_str().unwrap().to_owned();
+        let secret = self.object("secrets", &name);
+        (name, secret)
+    }
+
     /// What a controller or the kubelet would write.
     pub(super) fn put(&self, kind: &str, object: Value) {
         let mut store = self.store.lock().unwrap();
@@ -255,6 +269,14 @@ impl Store {
             meta["creationTimestamp"] = json!(Timestamp::now().to_string());
         }
         Ok(self.write(kind, "ADDED", object))
+    }
+
+    fn could_create(&self, kind: &str, object: Value) -> Answer {
+        let name = object["metadata"]["name"].as_str().unwrap();
+        match self.get(kind, name) {
+            Ok(_) => Err((StatusCode::CONFLICT, "AlreadyExists")),
+            Err(_) => Ok(object),
+        }
     }
 
     fn get(&self, kind: &str, name: &str) -> Answer {

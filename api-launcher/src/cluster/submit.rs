@@ -4,6 +4,11 @@
 //! meets 409 continues where the one before it stopped. Two things keep a crash or a race from losing a run that
 //! was accepted: whoever continues a Job it did not create writes to that Job after it stored the Secret, and
 //! whoever removes an incomplete Job does so only if nothing was written to it since the Secret was looked for.
+//!
+//! No Secret is ever read. Each request that may create the Job names another Secret in it, so that under the name in a
+//! Job's spec there can only be that Job's own: to store it again and be told that it exists is as good, and storing it
+//! for trial (a dry run) tells whether it does. A Secret whose Job is gone is left to the garbage collector, and is in
+//! nobody's way.
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Secret;
@@ -13,9 +18,10 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use tracing::info;
+use uuid::Uuid;
 
 use super::{Cluster, ClusterError, annotation, annotations, label, labels};
-use crate::manifest::{Manifest, names};
+use crate::manifest::{Manifest, names, pod};
 use crate::verdict::{is_suspended, terminal};
 
 /// Name under which writes appear in managed fields.
@@ -174,10 +180,8 @@ impl Cluster {
             match self.create_job(objects).await {
                 Ok(job) => {
                     let uid = uid_of(&job.metadata)?;
-                    if let Some(secret) = &objects.secret
-                        && !self.store_secret(secret, &objects.job, name, &uid).await?
-                    {
-                        continue;
+                    if let Some(secret) = &objects.secret {
+                        self.store_secret(secret, &job).await?;
                     }
                     if begun.elapsed() > SLOW && !self.mark_stored(name, &uid).await? {
                         continue;
@@ -216,15 +220,18 @@ impl Cluster {
 
     async fn create_job(&self, objects: &Manifest) -> Result<Job, ClusterError> {
         let jobs = self.jobs();
-        let mut job = objects.job.clone();
-        if self.is_released_at_once(objects)
-            && let Some(spec) = &mut job.spec
-        {
-            spec.suspend = Some(false);
-        }
-        let params = post();
-        self.ask("create the Job", || jobs.create(&params, &job))
-            .await
+        let at_once = self.is_released_at_once(objects);
+        // A request without an answer may have been carried out, and its Job may have come and gone: the next one is
+        // another attempt.
+        let create = || {
+            let mut job = objects.job_of_attempt(&attempt());
+            if at_once && let Some(spec) = &mut job.spec {
+                spec.suspend = Some(false);
+            }
+            let jobs = jobs.clone();
+            async move { jobs.create(&post(), &job).await }
+        };
+        self.ask("create the Job", create).await
     }
 
     /// Continues what an earlier delivery began. `None`: the Job is gone or going, start anew.
@@ -258,13 +265,15 @@ impl Cluster {
             }
             Found::Held(held) => held,
         };
-        if let Some(secret) = &objects.secret
-            && !held.stored
-        {
-            let stored = self
-                .store_secret(secret, &objects.job, name, &held.uid)
-                .await?;
-            if !stored || !self.mark_stored(name, &held.uid).await? {
+        if !held.stored && job_data_secret(&job).is_some() {
+            let Some(secret) = &objects.secret else {
+                // Made by a launcher that was set up otherwise: it gets its job data by the one way it was made for, or
+                // not at all.
+                self.remove_incomplete(name, &job).await?;
+                return Ok(None);
+            };
+            self.store_secret(secret, &job).await?;
+            if !self.mark_stored(name, &held.uid).await? {
                 return Ok(None);
             }
         }
@@ -277,66 +286,37 @@ impl Cluster {
         }))
     }
 
-    /// Stores the Secret, owned by the Job of that UID. `false`: something is in its place that is on its way out.
-    async fn store_secret(
-        &self,
-        secret: &Secret,
-        job: &Job,
-        job_name: &str,
-        uid: &str,
-    ) -> Result<bool, ClusterError> {
+    /// Stores the Secret under the name this Job reads it by, owned by this Job. One that is there already is this Job's:
+    /// no other names it.
+    async fn store_secret(&self, secret: &Secret, job: &Job) -> Result<(), ClusterError> {
         let secrets = self.secrets();
-        let name = name_of(&secret.metadata)?;
-        let owned = owned_by(secret, job_name, uid);
+        let owned = owned_by(secret, job)?;
         let params = post();
         let created = self
             .ask("store the job data", || secrets.create(&params, &owned))
             .await;
         match created {
-            Ok(_) => return Ok(true),
-            Err(error) if error.is_already_exists() => {}
-            Err(error) => return Err(error),
-        }
-        let Some(there) = self.secret_metadata(name).await? else {
-            return Ok(false);
-        };
-        if is_owner(&there, uid) {
-            return Ok(true);
-        }
-        if !is_same_run(&there, &job.metadata) {
-            return Err(ClusterError::NameTaken {
-                kind: "Secret",
-                name: name.to_owned(),
-            });
-        }
-        // Left by an earlier Job of this name that is gone. The garbage collector would come; the run need not wait.
-        self.remove_secret(name, &there).await?;
-        Ok(false)
-    }
-
-    async fn secret_metadata(&self, name: &str) -> Result<Option<ObjectMeta>, ClusterError> {
-        let secrets = self.secrets();
-        // Only the metadata: the launcher has no use for what it has stored.
-        let found = self
-            .ask("look for the job data", || secrets.get_metadata_opt(name))
-            .await?;
-        Ok(found.map(|found| found.metadata))
-    }
-
-    async fn remove_secret(&self, name: &str, seen: &ObjectMeta) -> Result<(), ClusterError> {
-        let secrets = self.secrets();
-        let params = DeleteParams::default().preconditions(Preconditions {
-            uid: seen.uid.clone(),
-            resource_version: None,
-        });
-        let removed = self
-            .ask("remove left-over job data", || {
-                secrets.delete(name, &params)
-            })
-            .await;
-        match removed {
-            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
+            Err(error) if !error.is_already_exists() => Err(error),
             _ => Ok(()),
+        }
+    }
+
+    /// Whether there is a Secret of that name, told by trying to store one; nothing is stored.
+    async fn is_secret_there(&self, name: &str) -> Result<bool, ClusterError> {
+        let secrets = self.secrets();
+        let mut trial = Secret::default();
+        trial.metadata.name = Some(name.to_owned());
+        let params = PostParams {
+            dry_run: true,
+            ..post()
+        };
+        let tried = self
+            .ask("look for the job data", || secrets.create(&params, &trial))
+            .await;
+        match tried {
+            Ok(_) => Ok(false),
+            Err(error) if error.is_already_exists() => Ok(true),
+            Err(error) => Err(error),
         }
     }
 
@@ -416,8 +396,7 @@ impl Cluster {
         let Some(secret) = job_data_secret(job) else {
             return Ok(true);
         };
-        let there = self.secret_metadata(&secret).await?;
-        Ok(there.is_some_and(|there| is_owner(&there, &held.uid)))
+        self.is_secret_there(secret).await
     }
 
     /// No delivery was answered for such a Job, so the platform delivers again, and a new one is made.
@@ -494,11 +473,6 @@ fn is_same_run(one: &ObjectMeta, other: &ObjectMeta) -> bool {
         .all(|name| label(one, name).is_some() && label(one, name) == label(other, name))
 }
 
-fn is_owner(meta: &ObjectMeta, uid: &str) -> bool {
-    let owners = meta.owner_references.iter().flatten();
-    meta.deletion_timestamp.is_none() && owners.into_iter().any(|owner| owner.uid == uid)
-}
-
 pub(super) fn is_queued_by_cluster(job: &Job) -> bool {
     label(&job.metadata, labels::KUEUE_QUEUE).is_some()
 }
@@ -517,37 +491,30 @@ fn found(job: &Job) -> Result<Found, ClusterError> {
     }))
 }
 
-/// The Secret the executor of this Job reads its job data from: it has the Job's own name.
-pub(super) fn job_data_secret(job: &Job) -> Option<String> {
-    let name = job.metadata.name.as_deref()?;
-    let pod = job.spec.as_ref()?.template.spec.as_ref()?;
-    let in_env = pod
-        .containers
-        .iter()
-        .flat_map(|container| container.env.iter().flatten())
-        .filter_map(|var| var.value_from.as_ref()?.secret_key_ref.as_ref())
-        .any(|reference| reference.name == name);
-    let as_file = pod
-        .volumes
-        .iter()
-        .flatten()
-        .filter_map(|volume| volume.secret.as_ref()?.secret_name.as_deref())
-        .any(|secret| secret == name);
-    (in_env || as_file).then(|| name.to_owned())
+/// The Secret the executor of this Job reads its job data from.
+fn job_data_secret(job: &Job) -> Option<&str> {
+    pod::job_data_secret(job.spec.as_ref()?.template.spec.as_ref()?)
 }
 
-fn owned_by(secret: &Secret, job_name: &str, uid: &str) -> Secret {
+/// What tells this attempt to create a Job from every other, and what nobody can foresee.
+fn attempt() -> String {
+    format!("{:016x}", Uuid::new_v4().as_u64_pair().1)
+}
+
+fn owned_by(secret: &Secret, job: &Job) -> Result<Secret, ClusterError> {
+    let name = job_data_secret(job).ok_or(ClusterError::Incomplete("job data"))?;
     let mut secret = secret.clone();
+    secret.metadata.name = Some(name.to_owned());
     secret.metadata.owner_references = Some(vec![OwnerReference {
         api_version: "batch/v1".to_owned(),
         kind: "Job".to_owned(),
-        name: job_name.to_owned(),
-        uid: uid.to_owned(),
+        name: name_of(&job.metadata)?.to_owned(),
+        uid: uid_of(&job.metadata)?,
         controller: Some(true),
         // `true` would ask for a right on finalizers where owner references are guarded.
         block_owner_deletion: Some(false),
     }]);
-    secret
+    Ok(secret)
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Names of objects: a function of job and step alone, so that a second delivery meets the first one's Job.
+//! Names of objects. The Job's is a function of job and step alone, so that a second delivery meets the first one's
+//! Job; its Secret's is no other Job's, so that whoever meets that need not look whose it is.
 
 use std::fmt::Write as _;
 
@@ -9,8 +10,8 @@ use super::check;
 /// How much of a job and step id stays readable in a name that had to be hashed.
 const READABLE: usize = 24;
 
-/// The name of the Job, and of the Secret beside it: `job-<jobId>-<stepId>` where that is a DNS label, else a
-/// readable beginning and a hash of the pair.
+/// The name of the Job: `job-<jobId>-<stepId>` where that is a DNS label, else a readable beginning and a hash of the
+/// pair.
 ///
 /// Different pairs never share a name: in the plain form the job id is digits alone, so its end is certain, and
 /// the hashed form has a letter where the plain one has a digit.
@@ -33,6 +34,11 @@ pub fn job_name(job_id: &str, step_id: &str) -> String {
         .take(READABLE)
         .collect();
     format!("job-x{readable}-{}", hash(job_id, step_id))
+}
+
+/// The name of the Secret of a Job: the Job's own, and what tells this attempt to create the Job from every other.
+pub fn secret_name(job_name: &str, attempt: &str) -> String {
+    format!("{job_name}-{attempt}")
 }
 
 fn hash(job_id: &str, step_id: &str) -> String {

@@ -464,6 +464,40 @@ fn job_data_volume(secret: &str) -> Volume {
     }
 }
 
+/// The Secret a pod reads its job data from, unless it brings it.
+pub fn job_data_secret(spec: &PodSpec) -> Option<&str> {
+    let executor = spec.containers.iter().find(|c| c.name == CONTAINER)?;
+    let variables = executor.env.iter().flatten();
+    let in_env = variables
+        .filter(|variable| variable.name == env::JOB_DATA)
+        .find_map(|variable| variable.value_from.as_ref()?.secret_key_ref.as_ref())
+        .map(|key| key.name.as_str());
+    let volumes = spec.volumes.iter().flatten();
+    let as_file = volumes
+        .filter(|volume| volume.name == JOB_DATA_VOLUME)
+        .find_map(|volume| volume.secret.as_ref()?.secret_name.as_deref());
+    in_env.or(as_file)
+}
+
+/// Has the pod read its job data from the Secret of that name, if it reads it from one.
+pub(super) fn read_job_data_from(spec: &mut PodSpec, secret: &str) {
+    if let Some(executor) = executor_of(spec) {
+        let variables = executor.env.iter_mut().flatten();
+        for variable in variables.filter(|variable| variable.name == env::JOB_DATA) {
+            let source = variable.value_from.as_mut();
+            if let Some(key) = source.and_then(|source| source.secret_key_ref.as_mut()) {
+                secret.clone_into(&mut key.name);
+            }
+        }
+    }
+    let volumes = spec.volumes.iter_mut().flatten();
+    for volume in volumes.filter(|volume| volume.name == JOB_DATA_VOLUME) {
+        if let Some(source) = &mut volume.secret {
+            source.secret_name = Some(secret.to_owned());
+        }
+    }
+}
+
 fn executor_of(spec: &mut PodSpec) -> Option<&mut Container> {
     spec.containers.iter_mut().find(|c| c.name == CONTAINER)
 }

@@ -749,3 +749,27 @@ proptest! {
         }
     }
 }
+
+#[rstest]
+#[case::in_the_environment("")]
+#[case::as_a_file(&"x".repeat(200_000))]
+fn each_attempt_reads_its_job_data_from_a_secret_of_its_own(#[case] token: &str) {
+    let mut job = job("terraformPlan", &[]);
+    job.access_token = Some(token.to_owned());
+    let manifest = build(&job, &Deployment::default()).unwrap();
+    let [one, other] = ["1", "2"].map(|attempt| manifest.of_attempt(attempt));
+    for (objects, attempt) in [(&one, "1"), (&other, "2")] {
+        let pod = objects.job.spec.as_ref().unwrap().template.spec.as_ref();
+        let secret = objects.secret.as_ref().unwrap();
+        assert_eq!(
+            pod::job_data_secret(pod.unwrap()),
+            secret.metadata.name.as_deref()
+        );
+        let name = manifest.job.metadata.name.as_deref().unwrap();
+        assert_eq!(
+            secret.metadata.name,
+            Some(names::secret_name(name, attempt))
+        );
+    }
+    assert_eq!(one.job.metadata, other.job.metadata);
+}

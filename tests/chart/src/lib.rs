@@ -13,6 +13,7 @@ mod path;
 pub mod programs;
 pub mod render;
 pub mod suite;
+pub mod values;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -82,7 +82,10 @@ impl Suite {
     /// Reads a suite of a chart.
     pub fn read(chart: &FilePath, file: &FilePath) -> Result<Self, String> {
         let text = fs::read_to_string(file).map_err(|error| error.to_string())?;
-        let value: Value = serde_saphyr::from_str(&text).map_err(|error| error.to_string())?;
+        // As the plugin reads it, and unlike what Kubernetes does: `y` and `on` are texts.
+        let strict = serde_saphyr::options! { strict_booleans: true };
+        let value: Value = serde_saphyr::from_str_with_options(&text, strict)
+            .map_err(|error| error.to_string())?;
         let said = Said::of(&value, "suite", &["suite", "tests"], &[])?;
         let list = value["tests"]
             .as_array()

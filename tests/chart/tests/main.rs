@@ -6,10 +6,14 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "chart/agreement.rs"]
+mod agreement;
 #[path = "chart/api.rs"]
 mod api;
 #[path = "chart/helm.rs"]
 mod helm;
+#[path = "chart/kustomize.rs"]
+mod kustomize;
 #[path = "chart/runner.rs"]
 mod runner;
 #[path = "chart/schema.rs"]

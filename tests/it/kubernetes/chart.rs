@@ -10,6 +10,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use api_launcher::manifest::pod_security::{Level, violations};
+use base64::Engine as _;
 use integration_tests::{Repository, Running, job};
 use job_contract::JobData;
 use k8s_openapi::api::core::v1::{Pod, PodSpec, Secret};
@@ -17,23 +18,14 @@ use kube::api::{DeleteParams, DynamicObject, LogParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
+use test_chart::programs::{helm_with, told};
 use test_chart::{Document, Release, api, values_files};
-use test_cluster::{ADMIN, Cluster, Rule, State};
+use test_cluster::{ADMIN, Cluster, Rule, State, Target};
 
 use super::rights::everything_it_does;
 use super::{Door, LAUNCHER, PATIENCE, Place, ROLES, RUNS, SECRET, rules};
 
 const SEED: &str = include_str!("../../../rbac/seed.yaml");
-
-/// The kinds that make a difference to pods.
-const APPLIED: &[(&str, &str, &str)] = &[
-    ("", "v1", "ConfigMap"),
-    ("", "v1", "Secret"),
-    ("", "v1", "ServiceAccount"),
-    ("", "v1", "PersistentVolumeClaim"),
-    ("rbac.authorization.k8s.io", "v1", "Role"),
-    ("rbac.authorization.k8s.io", "v1", "RoleBinding"),
-];
 
 /// Each right once, whatever rule it stands in.
 fn singles(rules: &[Rule]) -> BTreeSet<String> {
@@ -351,7 +343,8 @@ struct Installed {
 }
 
 impl Installed {
-    /// Installs the chart with values over the defaults. Pods come when they are asked for.
+    /// Installs the chart with values over the defaults. Of the launcher's Deployment nothing comes: its pod is made when
+    /// it is asked for.
     async fn with(over: Value) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -375,49 +368,51 @@ impl Installed {
             documents,
             port,
         };
-        installed.apply().await;
+        installed.prepare().await;
+        installed.install().await;
         installed.put_images();
         installed
     }
 
-    async fn apply(&self) {
+    /// Makes all objects of the release, as Helm does. Helm itself would keep its record in a format that the server in
+    /// this process does not read.
+    async fn install(&self) {
         let client = self.place.cluster.client(ADMIN).unwrap();
-        for document in &self.documents {
-            let (version, kind) = (document.text_at("/apiVersion"), document.kind());
+        let is_pod = |document: &&Document| document.kind() == "Pod";
+        for document in self.documents.iter().filter(|document| !is_pod(document)) {
+            let version = document.text_at("/apiVersion");
             let (group, version) = version.split_once('/').unwrap_or(("", version));
-            if !APPLIED.contains(&(group, version, kind)) {
-                continue;
-            }
-            let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-            let api = Api::<DynamicObject>::namespaced_with(
-                client.clone(),
-                document.namespace(),
-                &resource,
-            );
-            let object: DynamicObject = serde_json::from_value(document.value.clone()).unwrap();
+            let kind = GroupVersionKind::gvk(group, version, document.kind());
+            let kind = ApiResource::from_gvk(&kind);
+            let namespace = document.namespace();
+            let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &kind);
+            let object = serde_json::from_value(document.value.clone()).unwrap();
             let made = api.create(&PostParams::default(), &object).await;
             made.unwrap_or_else(|error| panic!("{document}: {error}"));
         }
+    }
+
+    /// What is there before: the platform's secret, and behind the claim the folder where this test keeps its records.
+    async fn prepare(&self) {
+        let secret = base64::prelude::BASE64_STANDARD.encode(SECRET);
         let secret: Secret = serde_json::from_value(json!({
             "metadata": {"name": "internal"},
-            "stringData": {"InternalSecret": base64::Engine::encode(&base64::prelude::BASE64_STANDARD, SECRET)},
+            "stringData": {"InternalSecret": secret},
         }))
         .unwrap();
+        let client = self.place.cluster.client(ADMIN).unwrap();
         let secrets = Api::<Secret>::namespaced(client, &self.place.runs);
         secrets
             .create(&PostParams::default(), &secret)
             .await
             .unwrap();
-        // The claim is where this test keeps its records.
         let claims = self
             .documents
             .iter()
             .filter(|document| document.kind() == "PersistentVolumeClaim");
         for claim in claims {
-            let folder = self
-                .place
-                .cluster
-                .claim_dir(claim.namespace(), claim.name());
+            let cluster = &self.place.cluster;
+            let folder = cluster.claim_dir(claim.namespace(), claim.name());
             fs::create_dir_all(folder.parent().unwrap()).unwrap();
             symlink(self.place.site.data_dir(), folder).unwrap();
         }
@@ -545,11 +540,8 @@ impl Installed {
     /// Runs a pod of `helm test`, which must succeed, and returns its log.
     async fn tested(&self, suffix: &str) -> String {
         let pod = self.test(suffix);
-        let container = pod["spec"]["containers"][0]["name"]
-            .as_str()
-            .unwrap()
-            .to_owned();
-        let name = self.start(pod).await;
+        let container = pod["spec"]["containers"][0]["name"].as_str().unwrap();
+        let name = self.start(pod.clone()).await;
         let phase = |state: &State| {
             let pod = state.pods.iter().find(|pod| pod.name_any() == name)?;
             let phase = pod.status.as_ref()?.phase.clone()?;
@@ -558,7 +550,7 @@ impl Installed {
                 .then_some(phase)
         };
         let phase = self.place.until(&format!("{name} ends"), phase).await;
-        let log = self.log(&name, &container).await;
+        let log = self.log(&name, container).await;
         assert_eq!(phase, "Succeeded", "{name}: {log}");
         log
     }
@@ -658,10 +650,11 @@ fn metric_names(text: &str) -> BTreeSet<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn alerts_and_dashboard_ask_for_what_the_launcher_counts() {
-    let installed = Installed::with(json!({
-        "metrics": {"prometheusRule": {"enabled": true}, "dashboards": {"enabled": true}},
-    }))
-    .await;
+    let installed = Installed::with(json!({})).await;
+    let documents = Release::new()
+        .with(&test_chart::chart().join("ci/default-values.yaml"))
+        .set(json!({"metrics": {"prometheusRule": {"enabled": true}, "dashboards": {"enabled": true}}}))
+        .documents();
     let (_, door) = installed.launch().await;
     let url = format!("http://{}/metrics", door.address);
     let text = door
@@ -689,7 +682,7 @@ async fn alerts_and_dashboard_ask_for_what_the_launcher_counts() {
         }
     }));
     let mut asked = BTreeSet::new();
-    for document in &installed.documents {
+    for document in &documents {
         if document.kind() == "PrometheusRule" || document.template.contains("dashboard") {
             let names = metric_names(&document.value["spec"].to_string());
             let names: BTreeSet<_> = names
@@ -702,4 +695,45 @@ async fn alerts_and_dashboard_ask_for_what_the_launcher_counts() {
     }
     let unknown: Vec<_> = asked.difference(&counted).collect();
     assert!(unknown.is_empty(), "{unknown:?} of {counted:?}");
+}
+
+/// A command of Helm with the chart and a file of values, for the namespace of runs of a place.
+fn helm_for(place: &Place, verb: &str, values: &Path) -> Command {
+    let kubeconfig = place.cluster.kubeconfig_file(ADMIN, &place.runs).unwrap();
+    // The server in this process describes no types; those of the documents are looked at elsewhere.
+    let mut command = helm_with([verb, "mayfly", "--disable-openapi-validation"]);
+    command
+        .arg(test_chart::chart())
+        .arg("--values")
+        .arg(values)
+        .arg("--kubeconfig")
+        .arg(kubeconfig);
+    command
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_installs_is_told_addresses_that_are_there() {
+    // Another server has no kinds of the Prometheus operator.
+    let parts = Cluster::builder().on(Target::InProcess);
+    let place = Place::of(parts, &rules(ROLES)).await;
+    for (name, file) in values_files() {
+        let notes = told(helm_for(&place, "install", &file).arg("--dry-run=client"));
+        let (_, notes) = notes.split_once("\nNOTES:\n").unwrap();
+        let mut release = Release::new().with(&file);
+        place.runs.clone_into(&mut release.namespace);
+        let documents = release.documents();
+        for service in documents
+            .iter()
+            .filter(|document| document.kind() == "Service")
+        {
+            let port = &service.value["spec"]["ports"][0]["port"];
+            let host = format!("{}.{}.svc", service.name(), service.namespace());
+            let address = format!("http://{host}:{port}/api/v1/terraform-rs");
+            assert!(notes.contains(&address), "{name}: no {address} in {notes}");
+        }
+        assert!(
+            !notes.contains("<no value>") && !notes.contains("%!"),
+            "{name}: {notes}"
+        );
+    }
 }

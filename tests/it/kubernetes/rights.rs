@@ -60,14 +60,20 @@ pub(super) async fn everything_it_does(place: Place) {
     place.told(&["logs", "-f", "12"]);
     place.told(&["explain", "11"]);
 
-    // Job data that an earlier Job left is in the way of the next one, whose run is then cancelled before it starts.
+    // Job data that an earlier Job left is in nobody's way, and the next run is cancelled before it starts.
     let mut stuck = stuck;
     let nowhere = ("EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS", "disk=none");
     let variables = &mut stuck.environment_variables;
     variables.insert(nowhere.0.to_owned(), nowhere.1.to_owned());
     launcher.accept(&stuck).await;
+    let job_data = async || {
+        let state = place.state().await;
+        super::job_data(state.job(&name(&stuck)).unwrap()).map(str::to_owned)
+    };
+    let left = job_data().await;
     place.orphan(&stuck).await;
     launcher.accept(&stuck).await;
+    assert_ne!(job_data().await, left);
     place.told(&["cancel", "13"]);
     let cancelled = |state: &State| state.job(&name(&stuck)).is_none().then_some(());
     place.until("the run is cancelled", cancelled).await;

@@ -131,7 +131,9 @@ async fn a_run_whose_job_data_was_deleted_ends_with_its_name() {
     let client = place.cluster.client(ADMIN).unwrap();
     let secrets = Api::<Secret>::namespaced(client, &place.runs);
     let params = DeleteParams::default();
-    secrets.delete(&name(&plan), &params).await.unwrap();
+    let state = place.state().await;
+    let job_data = super::job_data(state.job(&name(&plan)).unwrap()).unwrap();
+    secrets.delete(job_data, &params).await.unwrap();
     place.cluster.nodes().set(Node {
         name: "node-2".to_owned(),
         labels: [("disk".to_owned(), "ssd".to_owned())].into(),

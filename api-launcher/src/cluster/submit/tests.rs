@@ -14,12 +14,23 @@ fn assert_whole(server: &Server, name: &str) {
     let job = server.object("jobs", name).expect("the Job is there");
     assert_eq!(job["spec"]["suspend"], json!(false), "released");
     assert_eq!(server.count("jobs"), 1);
-    let secret = server.object("secrets", name).expect("its Secret is there");
+    let (_, secret) = server.job_data_of(name);
+    let secret = secret.expect("its Secret is there");
     let owner = &secret["metadata"]["ownerReferences"][0];
     assert_eq!(owner["uid"], job["metadata"]["uid"]);
     assert_eq!(owner["kind"], json!("Job"));
     assert_ne!(owner["blockOwnerDeletion"], json!(true));
     assert_eq!(server.count("secrets"), 1);
+    assert_never_reads_secrets(server);
+}
+
+/// The Role grants it `create` and nothing else.
+fn assert_never_reads_secrets(server: &Server) {
+    let asked = server.requests().into_iter();
+    let of_secrets = asked.filter(|request| request.ends_with(" secrets"));
+    for request in of_secrets {
+        assert!(request.ends_with("post secrets"), "{request}");
+    }
 }
 
 #[tokio::test]
@@ -123,29 +134,83 @@ async fn a_job_that_an_operator_suspended_is_left_alone() {
 }
 
 #[tokio::test]
-async fn job_data_left_by_a_deleted_job_is_replaced() {
+async fn job_data_that_a_deleted_job_left_is_in_nobodys_way() {
     let server = Server::start();
-    let mut left = serde_json::to_value(objects("1", "a").secret.unwrap()).unwrap();
-    left["metadata"]["ownerReferences"] =
-        json!([{"apiVersion": "batch/v1", "kind": "Job", "name": "job-1-a", "uid": "older"}]);
-    server.put("secrets", left);
     server.cluster().submit(&objects("1", "a")).await.unwrap();
+    let (left, secret) = server.job_data_of("job-1-a");
+    server.remove("jobs", "job-1-a");
+    // The garbage collector has not come yet.
+    server.put("secrets", secret.unwrap());
+    let again = server.cluster().submit(&objects("1", "a")).await.unwrap();
+    assert_eq!(again, Submitted::Created);
+    let (name, secret) = server.job_data_of("job-1-a");
+    assert_ne!(name, left);
+    assert!(secret.is_some());
+    server.remove("secrets", &left);
     assert_whole(&server, "job-1-a");
 }
 
-#[rstest]
-#[case("jobs", "batch/v1", "Job")]
-#[case("secrets", "v1", "Secret")]
+/// A delivery is told that the Job exists, continues it, and loses it to somebody who deletes it.
 #[tokio::test]
-async fn what_belongs_to_others_is_neither_taken_nor_removed(
-    #[case] kind: &str,
-    #[case] version: &str,
-    #[case] type_: &str,
-) {
+async fn a_job_deleted_under_a_delivery_is_made_anew_with_job_data_of_its_own() {
+    let server = Server::start();
+    let _ = server
+        .crashing(Crash::Before(1))
+        .submit(&objects("1", "a"))
+        .await;
+    let (first, _) = server.job_data_of("job-1-a");
+    let (inner, seen) = (Arc::clone(&server), first.clone());
+    let patches = AtomicUsize::new(0);
+    let delivery = server.faulty(move |line, _| {
+        if line.starts_with("PATCH") && patches.fetch_add(1, Ordering::SeqCst) == 0 {
+            let secret = inner.object("secrets", &seen).expect("it was stored");
+            inner.remove("jobs", "job-1-a");
+            // The garbage collector has not come yet.
+            inner.put("secrets", secret);
+        }
+        None
+    });
+    let submitted = delivery.submit(&objects("1", "a")).await.unwrap();
+    assert_eq!(submitted, Submitted::Created);
+    let (name, secret) = server.job_data_of("job-1-a");
+    assert_ne!(name, first);
+    let job = server.object("jobs", "job-1-a").unwrap();
+    let owner = &secret.unwrap()["metadata"]["ownerReferences"][0]["uid"];
+    assert_eq!(*owner, job["metadata"]["uid"]);
+    assert_never_reads_secrets(&server);
+}
+
+/// Whatever became of the Job before it.
+#[tokio::test]
+async fn no_two_jobs_name_the_same_job_data() {
+    let server = Server::start();
+    let names = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let (inner, seen) = (Arc::clone(&server), Arc::clone(&names));
+    let cluster = server.faulty(move |line, number| {
+        if line == "POST /apis/batch/v1/namespaces/runs/jobs" && number > 1 {
+            seen.lock().unwrap().push(inner.job_data_of("job-1-a").0);
+            inner.remove("jobs", "job-1-a");
+        }
+        None
+    });
+    for _ in 0..3 {
+        let jobs = cluster.create_job(&objects("1", "a")).await.unwrap();
+        assert!(job_data_secret(&jobs).is_some());
+    }
+    let (last, _) = server.job_data_of("job-1-a");
+    let mut names = names.lock().unwrap().clone();
+    names.push(last);
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), 3);
+}
+
+#[tokio::test]
+async fn a_job_of_another_launcher_is_neither_taken_nor_removed() {
     let server = Server::start();
     server.put(
-        kind,
-        json!({"apiVersion": version, "kind": type_, "metadata": {"name": "job-1-a"},
+        "jobs",
+        json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job-1-a"},
         "spec": {"template": {}}}),
     );
     let error = server
@@ -155,7 +220,45 @@ async fn what_belongs_to_others_is_neither_taken_nor_removed(
         .unwrap_err();
     assert!(matches!(error, ClusterError::NameTaken { .. }), "{error}");
     assert!(!error.is_transient());
-    assert!(server.object(kind, "job-1-a").is_some());
+    assert!(server.object("jobs", "job-1-a").is_some());
+}
+
+/// As after the mode of job data was changed: the Job would wait for a Secret that nobody stores.
+#[tokio::test]
+async fn a_job_cut_off_from_its_secret_is_made_anew_by_a_launcher_that_uses_none() {
+    let server = Server::start();
+    let _ = server
+        .crashing(Crash::Before(1))
+        .submit(&objects("1", "a"))
+        .await;
+    let submitted = server.cluster().submit(&inline("1", "a")).await.unwrap();
+    assert_eq!(submitted, Submitted::Created);
+    let job = server.object("jobs", "job-1-a").unwrap();
+    assert_eq!(job["spec"]["suspend"], json!(false));
+    let executor = &job["spec"]["template"]["spec"]["containers"][0];
+    assert!(executor["env"].is_null(), "{executor}");
+    assert_eq!(server.count("secrets"), 0);
+}
+
+/// By a watcher that has not made the Job, and may not look at Secrets.
+#[tokio::test]
+async fn a_run_cut_between_its_secret_and_its_release_is_released() {
+    let server = Server::start();
+    let _ = server
+        .crashing(Crash::Within(2))
+        .submit(&objects("1", "a"))
+        .await;
+    assert!(server.job_data_of("job-1-a").1.is_some());
+    let before = server.requests().len();
+    assert_eq!(
+        server.cluster().settle("job-1-a", true).await.unwrap(),
+        Settled::Released
+    );
+    assert_eq!(
+        server.requests()[before..],
+        ["get jobs", "try to post secrets", "patch jobs"]
+    );
+    assert_whole(&server, "job-1-a");
 }
 
 #[tokio::test]
@@ -207,6 +310,7 @@ async fn a_delivery_that_comes_between_the_look_and_the_removal_keeps_its_run() 
         if line.starts_with("DELETE") && inner.count("secrets") == 0 {
             let uid = inner.object("jobs", "job-1-a").unwrap()["metadata"]["uid"].clone();
             let mut secret = serde_json::to_value(objects("1", "a").secret.unwrap()).unwrap();
+            secret["metadata"]["name"] = json!(inner.job_data_of("job-1-a").0);
             secret["metadata"]["ownerReferences"] =
                 json!([{"apiVersion": "batch/v1", "kind": "Job", "name": "job-1-a", "uid": uid}]);
             inner.put("secrets", secret);

@@ -1,9 +1,11 @@
 //! The schema of values: sound, local, closed, and true of every file of values.
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use serde_json::{Value, json};
 use test_chart::programs::{python, told};
+use test_chart::values::rows;
 use test_chart::{Release, chart, values_files};
 
 fn schema() -> Value {
@@ -61,18 +63,19 @@ fn resolved<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
     schema
 }
 
-/// Collects every map of values that has keys of ours, with its path.
-fn maps(value: &Value, path: &str, found: &mut Vec<String>) {
-    let Some(map) = value
-        .as_object()
-        .filter(|map| !map.is_empty() || path.is_empty())
-    else {
-        return;
-    };
-    found.push(path.to_owned());
-    for (key, value) in map {
-        maps(value, &format!("{path}/{key}"), found);
+/// Maps whose keys are ours: those the documented values lie in.
+fn maps() -> BTreeSet<String> {
+    let mut found = BTreeSet::from([String::new()]);
+    for row in rows().unwrap() {
+        let mut path = String::new();
+        let (parents, _) = row.key.rsplit_once('.').unwrap_or_default();
+        for key in parents.split('.').filter(|key| !key.is_empty()) {
+            path = format!("{path}/{key}");
+            found.insert(path.clone());
+        }
     }
+    assert!(found.len() > 25, "{found:?}");
+    found
 }
 
 /// The schema of the values at a path, if it says anything of them.
@@ -88,39 +91,31 @@ fn at<'s>(root: &'s Value, path: &str) -> Option<&'s Value> {
 #[test]
 fn values_and_schema_have_the_same_keys() {
     let (schema, defaults) = (schema(), defaults());
-    let mut paths = Vec::new();
-    maps(&defaults, "", &mut paths);
-    assert!(paths.len() > 30, "{paths:?}");
-    for path in paths {
+    for path in maps() {
         let described = at(&schema, &path).unwrap_or_else(|| panic!("the schema has no {path}"));
-        // Maps with keys of users: labels, limits, security contexts.
-        let Some(properties) = described["properties"].as_object() else {
-            continue;
-        };
-        let value = defaults.pointer(&path).unwrap().as_object().unwrap();
-        let absent: Vec<_> = value
+        let described: BTreeSet<&String> = described["properties"]
+            .as_object()
+            .unwrap()
             .keys()
-            .filter(|key| !properties.contains_key(*key))
             .collect();
-        assert!(absent.is_empty(), "the schema has no {absent:?} of {path}");
-        let absent: Vec<_> = properties
+        let there: BTreeSet<&String> = defaults
+            .pointer(&path)
+            .unwrap()
+            .as_object()
+            .unwrap()
             .keys()
-            .filter(|key| !value.contains_key(*key))
             .collect();
-        assert!(absent.is_empty(), "values.yaml has no {absent:?} of {path}");
+        assert_eq!(described, there, "{path}");
     }
 }
 
 #[test]
 fn a_key_nobody_reads_is_refused_wherever_it_stands() {
-    let (schema, defaults) = (schema(), defaults());
-    let mut paths = Vec::new();
-    maps(&defaults, "", &mut paths);
-    let ours =
-        |path: &String| at(&schema, path).is_some_and(|schema| schema["properties"].is_object());
-    let ours: Vec<_> = paths.into_iter().filter(ours).collect();
-    assert!(ours.len() > 25, "{ours:?}");
-    for path in ours {
+    for path in maps() {
+        // A parent chart shares it with all its charts.
+        if path == "/global" {
+            continue;
+        }
         let mut values = json!({});
         let mut place = &mut values;
         for key in path.split('/').skip(1) {

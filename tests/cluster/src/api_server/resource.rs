@@ -147,7 +147,83 @@ pub(crate) static RESOURCES: &[ResourceType] = &[
         verbs: &["create"],
         ..BASE
     },
+    kept("", "Service", "services", "service"),
+    kept("", "ResourceQuota", "resourcequotas", "resourcequota"),
+    kept("apps", "Deployment", "deployments", "deployment"),
+    kept(
+        "networking.k8s.io",
+        "NetworkPolicy",
+        "networkpolicies",
+        "networkpolicy",
+    ),
+    kept(
+        "policy",
+        "PodDisruptionBudget",
+        "poddisruptionbudgets",
+        "poddisruptionbudget",
+    ),
+    kept(
+        "monitoring.coreos.com",
+        "ServiceMonitor",
+        "servicemonitors",
+        "servicemonitor",
+    ),
+    kept(
+        "monitoring.coreos.com",
+        "PodMonitor",
+        "podmonitors",
+        "podmonitor",
+    ),
+    kept(
+        "monitoring.coreos.com",
+        "PrometheusRule",
+        "prometheusrules",
+        "prometheusrule",
+    ),
+    ResourceType {
+        namespaced: false,
+        ..kept(
+            "",
+            "PersistentVolume",
+            "persistentvolumes",
+            "persistentvolume",
+        )
+    },
+    ResourceType {
+        namespaced: false,
+        ..kept(
+            "admissionregistration.k8s.io",
+            "ValidatingAdmissionPolicy",
+            "validatingadmissionpolicies",
+            "validatingadmissionpolicy",
+        )
+    },
+    ResourceType {
+        namespaced: false,
+        ..kept(
+            "admissionregistration.k8s.io",
+            "ValidatingAdmissionPolicyBinding",
+            "validatingadmissionpolicybindings",
+            "validatingadmissionpolicybinding",
+        )
+    },
 ];
+
+/// A kind that is kept and served, so that an installation goes through; nothing comes of its objects.
+const fn kept(
+    group: &'static str,
+    kind: &'static str,
+    plural: &'static str,
+    singular: &'static str,
+) -> ResourceType {
+    ResourceType {
+        group,
+        kind,
+        plural,
+        singular,
+        ..BASE
+    }
+}
 
 impl ResourceType {
     pub(crate) fn find(group: &str, version: &str, plural: &str) -> Option<&'static Self> {

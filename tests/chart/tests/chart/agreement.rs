@@ -1,0 +1,378 @@
+//! What the chart says of itself and of the programs is so.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use api_launcher::cli::Args;
+use clap::CommandFactory as _;
+use serde_json::Value;
+use test_chart::values::{rows, table};
+use test_chart::{Document, Release, chart, files, root, values_files};
+
+use crate::documents;
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn yaml(path: &str) -> Value {
+    serde_saphyr::from_str(&read(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The command that writes the table anew is in `CONTRIBUTING.md`.
+#[test]
+fn the_readme_of_the_chart_has_the_table_of_its_values() {
+    const BEGIN: &str = "<!-- values:begin -->\n";
+    const END: &str = "<!-- values:end -->";
+    let text = read("helm/mayfly/README.md");
+    let (before, rest) = text.split_once(BEGIN).expect("the table has a beginning");
+    let (_, after) = rest.split_once(END).expect("the table has an end");
+    let wanted = format!("{before}{BEGIN}\n{}\n{END}{after}", table(&rows().unwrap()));
+    if std::env::var_os("UPDATE_CHART_README").is_some() {
+        fs::write(chart().join("README.md"), wanted).unwrap();
+    } else {
+        assert!(text == wanted, "run this test with UPDATE_CHART_README=1");
+    }
+}
+
+#[test]
+fn the_chart_is_of_the_version_of_the_programs() {
+    let manifest = yaml("helm/mayfly/Chart.yaml");
+    assert_eq!(manifest["appVersion"], env!("CARGO_PKG_VERSION"));
+    let images = manifest["annotations"]["artifacthub.io/images"]
+        .as_str()
+        .unwrap();
+    let rendered = Release::new()
+        .with(&chart().join("ci/default-values.yaml"))
+        .text()
+        .unwrap();
+    for line in images
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("image: "))
+    {
+        assert!(rendered.contains(line), "{line} is not what is installed");
+        assert!(line.ends_with(env!("CARGO_PKG_VERSION")), "{line}");
+    }
+}
+
+/// Names of the environment in `job-contract`.
+fn names_of_the_contract() -> BTreeSet<String> {
+    let names = read("job-contract/src/env.rs");
+    let names = names
+        .lines()
+        .filter(|line| line.starts_with("pub const") && line.contains(": &str"));
+    names
+        .map(|line| line.split('"').nth(1).unwrap().to_owned())
+        .collect()
+}
+
+/// What other programs in the pods read: the system's libraries, and tools a run starts.
+const OF_OTHERS: &[&str] = &[
+    "CURL_CA_BUNDLE",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "NODE_EXTRA_CA_CERTS",
+    "NO_PROXY",
+    "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_FILE",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+];
+
+/// The environment of every container of ours, that of executors included, as the chart sets it.
+fn environments(documents: &[Document]) -> Vec<(String, Vec<Value>)> {
+    let mut found = Vec::new();
+    let mut add = |of: String, spec: &Value| {
+        for container in spec["containers"].as_array().into_iter().flatten() {
+            let variables = container["env"].as_array().cloned().unwrap_or_default();
+            found.push((format!("{} of {of}", container["name"]), variables));
+        }
+    };
+    for document in documents {
+        match document.kind() {
+            "Deployment" => add(
+                document.to_string(),
+                &document.value["spec"]["template"]["spec"],
+            ),
+            "Pod" => add(document.to_string(), &document.value["spec"]),
+            "ConfigMap" => {
+                let Some(text) = document.value["data"]["pod-template.yaml"].as_str() else {
+                    continue;
+                };
+                let template: Value = serde_saphyr::from_str(text).unwrap();
+                add(document.to_string(), &template["spec"]);
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Names that values themselves put into environments, which are the user's business.
+fn names_of_values(values: &Value, found: &mut BTreeSet<String>) {
+    for (key, value) in values.as_object().into_iter().flatten() {
+        if ["env", "extraEnv"].contains(&key.as_str()) {
+            let variables = value.as_array().into_iter().flatten();
+            found.extend(
+                variables.filter_map(|variable| Some(variable["name"].as_str()?.to_owned())),
+            );
+        }
+        names_of_values(value, found);
+    }
+    for value in values.as_array().into_iter().flatten() {
+        names_of_values(value, found);
+    }
+}
+
+#[test]
+fn every_variable_the_chart_sets_is_one_somebody_reads() {
+    let known = names_of_the_contract();
+    let mut of_users = BTreeSet::new();
+    for (_, file) in values_files() {
+        let values: Value = serde_saphyr::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+        names_of_values(&values, &mut of_users);
+    }
+    let mut seen = BTreeSet::new();
+    for (name, documents) in documents() {
+        for (container, variables) in environments(&documents) {
+            for variable in variables {
+                let variable = variable["name"].as_str().unwrap().to_owned();
+                // The test's own script reads these two.
+                let of_script =
+                    container.contains("http") && ["HOST", "PORT"].contains(&variable.as_str());
+                let read = known.contains(&variable)
+                    || OF_OTHERS.contains(&variable.as_str())
+                    || of_users.contains(&variable)
+                    || of_script;
+                assert!(read, "{name}: nobody reads {variable} in {container}");
+                seen.insert(variable);
+            }
+        }
+    }
+    let ours = seen.iter().filter(|name| known.contains(*name)).count();
+    assert!(ours > 50, "only {ours} of {seen:?}");
+    let unused: Vec<_> = OF_OTHERS
+        .iter()
+        .filter(|name| !seen.contains(**name))
+        .collect();
+    assert!(unused.is_empty(), "{unused:?}");
+}
+
+/// Defaults in the help of `api-launcher serve`.
+fn defaults_in_the_help() -> BTreeMap<String, String> {
+    let mut command = Args::command();
+    command.build();
+    let serve = command.find_subcommand("serve").unwrap();
+    let default = |argument: &clap::Arg| {
+        let name = argument.get_env()?.to_str()?.to_owned();
+        let help = argument
+            .get_long_help()
+            .or(argument.get_help())?
+            .to_string();
+        let (_, default) = help.split_once("[default: ")?;
+        let default = default
+            .split([']', ',', ';'])
+            .next()?
+            .trim_matches('`')
+            .to_owned();
+        Some((name, default))
+    };
+    serve.get_arguments().filter_map(default).collect()
+}
+
+/// Defaults in the tables of variables of our documents.
+fn defaults_in_the_documents() -> BTreeMap<String, String> {
+    let mut texts = vec![read("README.md")];
+    texts.extend(
+        files(&root().join("docs"), ".md")
+            .iter()
+            .map(|path| fs::read_to_string(path).unwrap()),
+    );
+    let mut found = BTreeMap::new();
+    for text in texts {
+        let tables = text.split("\n| Variable | Default |").skip(1);
+        for row in tables.flat_map(|table| {
+            table
+                .lines()
+                .skip(2)
+                .take_while(|line| line.starts_with('|'))
+        }) {
+            let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+            found.insert(
+                cells[1].trim_matches('`').to_owned(),
+                cells[2].trim_matches('`').to_owned(),
+            );
+        }
+    }
+    found
+}
+
+/// Where the chart says something else than the programs would without it, and why.
+const OTHERWISE: &[(&str, &str)] = &[
+    (
+        "ExecutorEphemeralNamespace",
+        "runs are in the release's namespace",
+    ),
+    (
+        "ExecutorEphemeralSecret",
+        "a Secret that is not there would keep every run from starting",
+    ),
+    (
+        "ExecutorEphemeralTerminationGracePeriodSeconds",
+        "the chart has a key for each of the two",
+    ),
+    (
+        "MAYFLY_APPLY_GRACE_PERIOD_SECONDS",
+        "the chart has a key for each of the two",
+    ),
+    ("MAYFLY_POD_NAME", "the pod's name is the host's"),
+    (
+        "MAYFLY_LEASE_NAMESPACE",
+        "the namespace of runs, by its name",
+    ),
+    (
+        "ExecutorEphemeralImage",
+        "by its tag, which the version of the chart is held to",
+    ),
+];
+
+#[test]
+fn defaults_of_the_chart_are_those_of_the_programs() {
+    let mut known = defaults_in_the_documents();
+    known.extend(defaults_in_the_help());
+    let documents = Release::new()
+        .with(&chart().join("ci/default-values.yaml"))
+        .documents();
+    let mut compared = BTreeSet::new();
+    for (container, variables) in environments(&documents) {
+        for variable in variables {
+            let name = variable["name"].as_str().unwrap();
+            if OTHERWISE.iter().any(|(known, _)| *known == name) {
+                compared.insert(name.to_owned());
+                continue;
+            }
+            let (Some(value), Some(default)) = (variable["value"].as_str(), known.get(name)) else {
+                continue;
+            };
+            if !default.is_empty() {
+                assert_eq!(value, default, "{name} of {container}");
+                compared.insert(name.to_owned());
+            }
+        }
+    }
+    assert!(compared.len() >= 25, "{compared:?}");
+    for (name, why) in OTHERWISE {
+        assert!(
+            compared.contains(*name),
+            "{name} is not set any more: {why}"
+        );
+    }
+    let resources = rows().unwrap();
+    let resources = resources
+        .iter()
+        .find(|row| row.key == "executor.resources")
+        .unwrap();
+    let resources: Value = serde_json::from_str(&resources.default).unwrap();
+    for (variable, at) in [
+        ("EPHEMERAL_CPU_REQUEST", "/requests/cpu"),
+        ("EPHEMERAL_MEMORY_REQUEST", "/requests/memory"),
+        ("EPHEMERAL_STORAGE_REQUEST", "/requests/ephemeral-storage"),
+        ("EPHEMERAL_MEMORY_LIMIT", "/limits/memory"),
+    ] {
+        let value = resources.pointer(at).and_then(Value::as_str);
+        assert_eq!(value, known.get(variable).map(String::as_str), "{variable}");
+    }
+}
+
+/// Words in code marks that look like keys of values: their first part is a key at the top.
+fn keys_named(text: &str, top: &BTreeSet<String>) -> BTreeSet<String> {
+    let words = text.split('`').skip(1).step_by(2);
+    let mut found = BTreeSet::new();
+    for word in words {
+        let of_a_key = |c: char| c.is_ascii_alphanumeric() || ".-_*".contains(c);
+        let Some((first, _)) = word.split_once('.') else {
+            continue;
+        };
+        let is_file = Path::new(word).extension().is_some_and(|end| end == "yaml");
+        if top.contains(first) && !is_file && word.chars().all(of_a_key) {
+            found.insert(word.to_owned());
+        }
+    }
+    found
+}
+
+#[test]
+fn keys_named_in_documents_are_there() {
+    let defaults = yaml("helm/mayfly/values.yaml");
+    let top: BTreeSet<String> = defaults.as_object().unwrap().keys().cloned().collect();
+    let mut texts: Vec<PathBuf> = files(&root().join("docs"), ".md");
+    texts.extend(files(&chart(), ".md"));
+    texts.extend(["README.md", "CHANGELOG.md", "rbac/README.md"].map(|path| root().join(path)));
+    texts.push(chart().join("values.yaml"));
+    texts.push(chart().join("templates/NOTES.txt"));
+    let mut count = 0;
+    for path in texts {
+        let text = fs::read_to_string(&path).unwrap();
+        for key in keys_named(&text, &top) {
+            let mut place = &defaults;
+            for part in key.split('.').filter(|part| *part != "*") {
+                // Below an empty map, or a fragment of Kubernetes' own, anything may stand.
+                if place.as_object().is_some_and(serde_json::Map::is_empty) {
+                    break;
+                }
+                place = place
+                    .get(part)
+                    .unwrap_or_else(|| panic!("{}: no value `{key}`", path.display()));
+            }
+            count += 1;
+        }
+    }
+    assert!(count > 40, "only {count} keys were found");
+}
+
+#[test]
+fn the_readme_of_the_plain_manifests_tells_every_right() {
+    let text = read("rbac/README.md");
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&read("rbac/launcher.yaml")).unwrap();
+    let rules = documents
+        .iter()
+        .filter(|document| document["kind"] == "Role");
+    let texts = |value: &Value| -> Vec<String> {
+        let list = value.as_array().unwrap().iter();
+        list.map(|text| text.as_str().unwrap().to_owned()).collect()
+    };
+    for rule in rules.flat_map(|role| role["rules"].as_array().unwrap()) {
+        for resource in texts(&rule["resources"]) {
+            let row = text
+                .lines()
+                .find(|line| line.starts_with(&format!("| `{resource}` ")));
+            let row = row.unwrap_or_else(|| panic!("no row for {resource}"));
+            let cell = row.split('|').nth(1).unwrap();
+            for verb in texts(&rule["verbs"]) {
+                assert!(cell.contains(&verb), "{resource}: no {verb} in {cell}");
+            }
+        }
+    }
+}
+
+/// Each file of values is one somebody can install, so each begins by saying for whom it is.
+#[test]
+fn every_file_of_values_says_what_it_is_for() {
+    for (name, file) in values_files() {
+        let text = fs::read_to_string(file).unwrap();
+        assert!(text.starts_with("# "), "{name}");
+    }
+    let required = [
+        "air-gapped",
+        "default",
+        "full",
+        "multi-namespace",
+        "terrakube",
+    ];
+    let names: Vec<String> = values_files().into_iter().map(|(name, _)| name).collect();
+    for name in required {
+        assert!(names.contains(&name.to_owned()), "{names:?}");
+    }
+}
