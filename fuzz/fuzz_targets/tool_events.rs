@@ -24,7 +24,8 @@ fuzz_target!(|data: &[u8]| {
                 }
             }
         } else if let Some(state) = document(line, b"state ") {
-            structured.complete_from_state(&state);
+            // Of an apply that came to its end, and of one that did not.
+            structured.complete_from_state(&state, line.len() % 2 == 0);
         } else if let Some(event @ Value::Object(_)) = document(line, b"") {
             if let Some(text) = console_text(&event) {
                 // Line numbers are all that is added to the event's own words.
