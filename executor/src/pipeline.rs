@@ -251,7 +251,7 @@ async fn operate(run: &Run<'_>, prepared: Prepared) -> Verdict {
 }
 
 /// How an operation that failed ended, how far it came, and what became of the state, in one sentence.
-fn with_account(run: &Run<'_>, verdict: Verdict) -> Verdict {
+fn with_account(run: &Run<'_>, mut verdict: Verdict) -> Verdict {
     let account = &verdict.account;
     if verdict.exit == Exit::Done {
         return verdict;
@@ -267,7 +267,13 @@ fn with_account(run: &Run<'_>, verdict: Verdict) -> Verdict {
         ": ",
     );
     let hint = joined([account.hint.clone(), verdict.hint.clone()], "; ");
+    // An address may hold a key that is a secret somewhere else.
     let redactor = run.log.redactor();
+    if let Some(progress) = &mut verdict.account.progress {
+        for address in progress.failed.iter_mut().chain(&mut progress.unfinished) {
+            *address = redactor.redact(address).into_owned();
+        }
+    }
     Verdict {
         error: error.map(|error| redactor.redact(&error).into_owned()),
         hint,

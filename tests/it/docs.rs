@@ -212,7 +212,10 @@ fn every_line_of_the_conformance_list_names_tests_that_exist() {
             .filter(|row| row.starts_with(&format!("| {letter}")))
             .collect();
         let numbers = first_cells(&rows.join("\n"));
-        let expected: Names = (1..=9).map(|number| format!("{letter}{number}")).collect();
+        // The first nine are the contract's own.
+        let expected: Names = (1..=rows.len().max(9))
+            .map(|number| format!("{letter}{number}"))
+            .collect();
         assert_eq!(numbers, expected);
         for row in rows {
             let tests = tests_in(row);

@@ -741,3 +741,22 @@ fn an_executor_killed_before_it_could_tell_anybody_has_stored_everything_and_is_
     let again = journey.executor().run().expect_code(76);
     assert!(!again.log().contains("Running Terraform"), "{again}");
 }
+
+#[test]
+fn an_address_that_holds_a_secret_is_told_without_it() {
+    let site = site();
+    let repository = Repository::module(
+        "resource \"terraform_data\" \"x\" {\n  for_each = toset([\"hunter2000\"])\n  provisioner \"local-exec\" \
+         {\n    command = \"exit 9\"\n  }\n}\n",
+    );
+    let mut apply = job::step(StepType::Apply, &repository);
+    let password = ("DB_PASSWORD".to_owned(), "hunter2000".to_owned());
+    apply.environment_variables.extend([password]);
+    site.queue(&[&apply]);
+    let outcome = site.run(&apply).expect_code(1);
+    let failed = &outcome.report().progress.as_ref().unwrap().failed;
+    assert_eq!(failed.len(), 1, "{outcome}");
+    assert!(failed[0].starts_with("terraform_data.x["), "{outcome}");
+    assert!(outcome.error().contains("1 failed"), "{outcome}");
+    assert!(!outcome.to_string().contains("hunter2000"), "{outcome}");
+}

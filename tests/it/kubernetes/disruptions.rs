@@ -7,6 +7,9 @@ use api_launcher::verdict::VerdictKind;
 use integration_tests::{Repository, job};
 use job_contract::{StepType, env};
 use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::EvictParams;
+use test_cluster::ADMIN;
 
 use super::{Place, name};
 
@@ -136,4 +139,39 @@ async fn a_run_preempted_at_work_says_so_when_its_pod_is_gone() {
         ("failed".into(), "failed".into())
     );
     assert_eq!(super::endings::begun(&place), 1);
+}
+
+/// As `kubectl drain` does it: through the eviction API, with the pod's own grace.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_apply_on_a_node_that_is_drained_saves_its_state_and_says_how_far_it_came() {
+    let place = Place::new().await;
+    let begun = place.site.scratch("begun");
+    let repository = Repository::module(&format!(
+        "resource \"terraform_data\" \"first\" {{}}\nresource \"terraform_data\" \"second\" {{\n  depends_on = \
+         [terraform_data.first]\n  provisioner \"local-exec\" {{\n    command = \"touch {}; exec sleep 1000\"\n  \
+         }}\n}}\nresource \"terraform_data\" \"third\" {{\n  depends_on = [terraform_data.second]\n}}\n",
+        begun.display()
+    ));
+    let apply = job::step(StepType::Apply, &repository);
+    place.site.queue(&[&apply]);
+    let launcher = place.serve_reporting();
+    launcher.accept(&apply).await;
+    let pod = place.first_pod(&name(&apply), || begun.exists()).await;
+    let pods = Api::<Pod>::namespaced(place.cluster.client(ADMIN).unwrap(), &place.runs);
+    let pod = pod.metadata.name.unwrap();
+    pods.evict(&pod, &EvictParams::default()).await.unwrap();
+    place.until_over(&apply, "Failed").await;
+
+    let resources = place.site.resources(&apply);
+    assert!(resources.contains(&"terraform_data.first".to_owned()));
+    assert!(!resources.contains(&"terraform_data.third".to_owned()));
+    assert_eq!(place.site.record(&apply).history.len(), 1);
+    let output = place.site.step_output(&apply);
+    assert_eq!(output.matches("Interrupt received").count(), 1, "{output}");
+    for words in [
+        "stopped by signal 15 before it was done: 1 of 3 changes was made",
+        "1 was not begun; the state is stored",
+    ] {
+        assert!(output.contains(words), "{words}: {output}");
+    }
 }
