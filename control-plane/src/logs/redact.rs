@@ -347,7 +347,7 @@ mod tests {
         };
         let bytes = forms.memory_usage() + redactor.wrapped.memory_usage();
         assert!(
-            bytes < 8_000_000,
+            bytes < 7_000_000,
             "{bytes} bytes for {} secrets",
             secrets.len()
         );

@@ -2,6 +2,7 @@
 //! stands at the end of one line and the rest on the next. Pure; which texts encode secrets is decided elsewhere.
 
 use std::collections::BTreeSet;
+use std::io::BufRead as _;
 use std::ops::Range;
 
 /// Shorter parts are left alone: they are worth five bytes of a secret at most, and could be words.
@@ -108,9 +109,11 @@ impl Wrapped {
             return;
         }
         let mut start = 0;
-        for line in text.split(|byte| *byte == b'\n') {
-            let run = last_run(line);
-            let (from, run) = (start + run.start, &line[run]);
+        while start < text.len() {
+            // Searches as fast as the system can, and cannot fail in memory.
+            let length = (&text[start..]).skip_until(b'\n').unwrap_or(text.len());
+            let run = last_run(&text[start..start + length]);
+            let (from, run) = (start + run.start, &text[start..][run]);
             if run.len() >= MIN_PART_BYTES {
                 if let Some(length) = self.rest_at_the_beginning(run) {
                     found(from..from + length);
@@ -120,7 +123,7 @@ impl Wrapped {
                     found(end - length..end);
                 }
             }
-            start += line.len() + 1;
+            start += length;
         }
     }
 

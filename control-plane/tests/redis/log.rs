@@ -421,8 +421,10 @@ async fn a_line_too_long_for_the_api_arrives_in_pieces_and_those_behind_it_after
     .unwrap();
     let folder = TempDir::new().unwrap();
     let log = start(&folder, api_sink(&server));
-    let long = "1234\u{20ac}".repeat(30_000);
-    log.writer().line(&format!("before\n{long}\nafter")).await;
+    let endless = "1234\u{20ac}".repeat(30_000);
+    log.writer()
+        .line(&format!("before\n{endless}\nafter"))
+        .await;
     let summary = log.finish(LONG).await;
     assert!(summary.is_complete(), "{summary:?}");
     let taken: Vec<_> = taken
@@ -440,7 +442,12 @@ async fn a_line_too_long_for_the_api_arrives_in_pieces_and_those_behind_it_after
         lines[usize::try_from(number).unwrap() - 1].push_str(&output);
     }
     assert_eq!(lines[0], "before");
-    assert!(lines[1] == long, "{} of {}", lines[1].len(), long.len());
+    assert!(
+        lines[1] == endless,
+        "{} of {}",
+        lines[1].len(),
+        endless.len()
+    );
     assert_eq!(lines[2], "after");
 }
 

@@ -589,9 +589,9 @@ async fn carry_out(scene: &Scene, findings: &mut Findings) -> u32 {
     // Ended from outside in the middle of an apply.
     let ended = scene.start(&shown, Flow::only("terraformApply"));
     platform.until_streamed(ended, AT_THE_GATE).await;
-    let state = stage.place().state().await;
+    let there = stage.place().state().await;
     let name = format!("job-{ended}-");
-    let names = state.pods.iter().map(kube::ResourceExt::name_any);
+    let names = there.pods.iter().map(kube::ResourceExt::name_any);
     let pod = names
         .into_iter()
         .find(|pod| pod.starts_with(&name))
