@@ -34,10 +34,12 @@ path-exclude /usr/share/info/*
 path-exclude /usr/share/locale/*
 path-exclude /usr/share/lintian/*
 RULES
+    # Java links to manuals of its own, and cannot be installed where there is no folder for the links.
+    mkdir -p /usr/share/man/man1
     apt-get -q update
     apt-get -q install --yes --no-install-recommends "$@"
     rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/ldconfig/aux-cache /var/cache/debconf/*-old \
-        /var/lib/dpkg/*-old /var/log/apt /var/log/*.log /etc/*- /etc/.pwd.lock /tmp/* /var/tmp/*
+        /usr/share/man/* /var/lib/dpkg/*-old /var/log/apt /var/log/*.log /etc/*- /etc/.pwd.lock /tmp/* /var/tmp/*
 }
 
 # Copies the files of installed packages into a folder, with the entries scanners look for where there is no dpkg.
