@@ -25,7 +25,8 @@ mod suites;
 
 use test_chart::{Document, Release, values_files};
 
-/// The versions of Kubernetes the chart is rendered for: the oldest, one between, the newest there is a schema for.
+/// The versions of Kubernetes the chart is rendered for: the oldest it takes, the first with admission policies, the one
+/// `k8s-openapi` is pinned to, and the newest there is a schema for.
 const VERSIONS: [&str; 4] = ["1.28.0", "1.30.0", "1.33.0", "1.37.0"];
 
 /// What optional kinds a cluster may have.

@@ -40,7 +40,7 @@ spec:
     ),
 ];
 const HEAD: &str =
-    "release: {name: r, namespace: n}\nset: {name: x, pods: [{name: p}, {name: q}]}\n";
+    "release: {name: r, namespace: there}\nset: {name: x, pods: [{name: p}, {name: q}]}\n";
 
 fn chart() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
@@ -96,7 +96,7 @@ const OF_THE_MAP: &[&str] = &[
     "lengthEqual: {path: data, count: 2}",
     "matchRegex: {path: metadata.name, pattern: ^r-}",
     "notMatchRegex: {path: metadata.name, pattern: ^x}",
-    "containsDocument: {kind: ConfigMap, apiVersion: v1, name: r-x, namespace: n}",
+    "containsDocument: {kind: ConfigMap, apiVersion: v1, name: r-x, namespace: there}",
     "hasDocuments: {count: 1}",
     "notFailedTemplate: {}",
 ];
@@ -161,7 +161,7 @@ fn a_template_that_fails_is_asked_for_by_its_words() {
     let chart = chart();
     let with = |assert: &str, name: &str| {
         let text = format!(
-            "release: {{name: r, namespace: n}}\ntests:\n  - it: fails\n    set: {{name: {name}}}\n    asserts: [{assert}]\n"
+            "release: {{name: r, namespace: there}}\ntests:\n  - it: fails\n    set: {{name: {name}}}\n    asserts: [{assert}]\n"
         );
         suite(&chart, &text)
             .unwrap()
@@ -189,7 +189,7 @@ fn values_and_capabilities_of_a_test_lie_over_those_of_its_suite() {
     )
     .unwrap();
     let text = "
-release: {name: r, namespace: n}
+release: {name: r, namespace: there}
 values: [more.yaml]
 capabilities: {majorVersion: 1, minorVersion: 29}
 templates: [map.yaml]

@@ -218,9 +218,9 @@ const fn kept(
 ) -> ResourceType {
     ResourceType {
         group,
-        kind,
         plural,
         singular,
+        kind,
         ..BASE
     }
 }
