@@ -123,7 +123,8 @@ pub struct Run {
     pub jobs: Vec<Job>,
     /// How often a process of the tool began each operation that changes something, and scripts their work.
     pub begun: BTreeMap<String, u32>,
-    /// Every version of the workspace's state, the oldest first; none where it was deleted.
+    /// Every version of the workspace's state, the oldest first; none for one that cannot be read, and for each time it
+    /// was deleted.
     pub versions: Vec<Option<State>>,
     /// Resources the tool made to the end and was not killed after.
     pub made: BTreeSet<String>,
@@ -352,7 +353,7 @@ impl Findings {
         let mut before: Option<&State> = None;
         for version in &run.versions {
             match (before, version) {
-                (_, None) => self.add(Kind::StateLost, &run.name, "it was deleted"),
+                (_, None) => self.add(Kind::StateLost, &run.name, "it was deleted or spoilt"),
                 (Some(old), Some(new)) if new.lineage != old.lineage => {
                     self.add(Kind::StateLost, &run.name, "another one took its place");
                 }

@@ -106,9 +106,9 @@ fn run(world: &World, driven: &Driven, records: &Records, printed: &Printed) -> 
     }
     let base = format!("tfstate/{}/{}", records.organization, driven.workspace);
     let key = format!("{base}/terraform.tfstate");
-    for version in world.store.versions(&key)? {
-        run.versions.push(version.as_deref().and_then(state));
-    }
+    let (versions, deletions) = world.store.versions(&key)?;
+    run.versions = versions.iter().map(|version| state(version)).collect();
+    run.versions.extend((0..deletions).map(|_| None));
     let of_container = printed.get(&number).cloned().unwrap_or_default();
     for id in &driven.jobs {
         run.jobs

@@ -120,28 +120,23 @@ impl S3 {
         }
     }
 
-    /// Every version of an object, the oldest first; none for each time it was deleted.
+    /// Every version of an object, the oldest first, and how often it was deleted.
     ///
     /// # Errors
     /// Fails when the service does not answer.
-    pub fn versions(&self, key: &str) -> io::Result<Vec<Option<String>>> {
+    pub fn versions(&self, key: &str) -> io::Result<(Vec<String>, usize)> {
         let path = format!("/{BUCKET}?versions&prefix={key}");
         let (status, listing) = self.ask("GET", &path, b"")?;
         expect(status == 200, &listing)?;
         let mut versions = Vec::new();
-        for (kind, id) in entries_of(&listing, key) {
-            if kind == "DeleteMarker" {
-                versions.push(None);
-                continue;
-            }
+        // They are listed with the newest first.
+        for id in ids_of(&listing, "Version", key).into_iter().rev() {
             let path = format!("/{BUCKET}/{key}?versionId={id}");
             let (status, answer) = self.ask("GET", &path, b"")?;
             expect(status == 200, &answer)?;
-            versions.push(Some(answer));
+            versions.push(answer);
         }
-        // They are listed with the newest first.
-        versions.reverse();
-        Ok(versions)
+        Ok((versions, ids_of(&listing, "DeleteMarker", key).len()))
     }
 
     fn ask(&self, method: &str, target: &str, body: &[u8]) -> io::Result<(u16, String)> {
@@ -208,32 +203,19 @@ fn unsigned(service: &str) -> String {
     )
 }
 
-/// Kind and version of the entries of this key in a listing of versions.
-fn entries_of<'a>(listing: &'a str, key: &str) -> Vec<(&'static str, &'a str)> {
+/// Versions of this key among the entries of a kind in a listing, in its order.
+fn ids_of<'a>(listing: &'a str, kind: &str, key: &str) -> Vec<&'a str> {
     let text = |entry: &'a str, name: &str| {
         let (_, rest) = entry.split_once(&format!("<{name}>"))?;
         Some(rest.split_once('<')?.0)
     };
-    let mut entries = Vec::new();
-    let mut rest = listing;
-    while let Some(at) = rest
-        .find("<Version>")
-        .into_iter()
-        .chain(rest.find("<DeleteMarker>"))
-        .min()
-    {
-        let entry = &rest[at + 1..];
-        let kind = if entry.starts_with("Version") {
-            "Version"
-        } else {
-            "DeleteMarker"
-        };
-        if text(entry, "Key") == Some(key) {
-            entries.extend(text(entry, "VersionId").map(|id| (kind, id)));
-        }
-        rest = entry;
-    }
-    entries
+    let begin = format!("<{kind}>");
+    listing
+        .split(&begin)
+        .skip(1)
+        .filter(|entry| text(entry, "Key") == Some(key))
+        .filter_map(|entry| text(entry, "VersionId"))
+        .collect()
 }
 
 fn iam(address: SocketAddr, query: &str) -> io::Result<String> {
@@ -284,11 +266,10 @@ mod tests {
             assert_eq!(status, 200, "{answer}");
         }
         server.ask("PUT", "/states/a/bc", b"another").unwrap();
-        let text = |text: &str| Some(text.to_owned());
-        assert_eq!(server.object("a/b").unwrap(), text("two"));
+        assert_eq!(server.object("a/b").unwrap().as_deref(), Some("two"));
         server.ask("DELETE", "/states/a/b", b"").unwrap();
         assert_eq!(server.object("a/b").unwrap(), None);
-        let versions = server.versions("a/b").unwrap();
-        assert_eq!(versions, [text("one"), text("two"), None]);
+        let (versions, deletions) = server.versions("a/b").unwrap();
+        assert_eq!((versions, deletions), (vec!["one".into(), "two".into()], 1));
     }
 }
