@@ -20,6 +20,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use aftermath::LockHolder;
+pub(crate) use ending::speaker;
 pub(crate) use facts::{
     EXECUTOR, condition_time, executor_started, executor_state, failure_of_pod, final_report,
     is_suspended, newest, seen, terminal,
@@ -155,6 +156,23 @@ impl Verdict {
         self.report
             .as_ref()
             .is_some_and(|report| !report.unreported)
+    }
+
+    /// The executor's report of a step that was done, of which the platform was not told.
+    pub fn unreported_success(&self) -> Option<&FinalReport> {
+        let report = self.report.as_ref()?;
+        (report.unreported && report.outcome == Exit::Done.code()).then_some(report)
+    }
+
+    /// Whether the log of the run may be missing lines that its container still has.
+    pub fn lacks_log(&self) -> bool {
+        let complete = |report: &FinalReport| !report.unreported && report.lost_log_lines == 0;
+        self.started && !self.report.as_ref().is_some_and(complete)
+    }
+
+    /// Whether the launcher has something to add though the executor spoke.
+    pub(crate) fn wants_more(&self) -> bool {
+        self.lacks_log() || self.lock_host().is_some()
     }
 
     /// The host that the lock on the state names, if there is one: the name of a pod, if it was taken in one.

@@ -53,8 +53,8 @@ pub trait RunObserver: Send + Sync + 'static {
     /// A verdict may be `Completed`: an executor of another make ends with 0 only after it has reported.
     fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, bool>;
 
-    /// Something the executor of an ended run could not know, for the run's log.
-    fn on_remark<'a>(&'a self, _run: &'a RunKey, _line: &'a str) -> BoxFuture<'a, ()> {
+    /// An executor has told the platform how its run ended, and there is more than it could know or deliver.
+    fn on_more<'a>(&'a self, _run: &'a RunKey, _verdict: &'a Verdict) -> BoxFuture<'a, ()> {
         futures_util::future::ready(()).boxed()
     }
 
@@ -560,12 +560,10 @@ impl Watch {
         let (key, uid, name) = (entry.key.clone(), entry.uid.clone(), name.to_owned());
         if verdict.spoke() && verdict.job_over {
             entry.reported = true;
-            if verdict.lock_host().is_some() {
+            if verdict.wants_more() {
                 self.spawn_report(async move {
                     let verdict = cluster.with_lock_holder(verdict).await;
-                    if let Some(line) = verdict.lock_remark() {
-                        observer.on_remark(&key, &line).await;
-                    }
+                    observer.on_more(&key, &verdict).await;
                     cluster.note_verdict(&key, &uid, &verdict).await;
                     Note::Reported(name, uid, true)
                 });

@@ -72,7 +72,7 @@ pub(super) fn standing_lock(report: &FinalReport) -> Option<&StateLock> {
 
 /// What the report says of changes, state and lock.
 pub(super) fn evidence(report: &FinalReport) -> Vec<Evidence> {
-    let changes = report.progress.as_ref().map(|progress| told(progress));
+    let changes = report.progress.as_ref().map(told);
     let state = report.state.map(|state| match state {
         StateStanding::Stored => "stored, and a copy is published",
         StateStanding::Rescued => {
@@ -165,7 +165,7 @@ pub(super) fn advice(
     let is_known = report.progress.is_some() && general == Some(super::ending::PLAN_AGAIN);
     parts.extend(hint.or(general.filter(|_| !is_known)).map(str::to_owned));
     if kind != VerdictKind::Completed {
-        parts.extend(report.progress.as_ref().map(|progress| after(progress)));
+        parts.extend(report.progress.as_ref().map(after));
     }
     parts.extend(match report.state {
         Some(StateStanding::Kept) => Some(

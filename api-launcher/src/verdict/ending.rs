@@ -94,7 +94,7 @@ fn verdict(mut end: PodEnd, pods: &[Pod], events: &[Event]) -> Verdict {
 }
 
 /// The pod whose end is the run's: the last one, unless it only found that another had begun the step.
-fn speaker(pods: &[Pod]) -> Option<&Pod> {
+pub(crate) fn speaker(pods: &[Pod]) -> Option<&Pod> {
     let newest = facts::newest(pods)?;
     if of_pod(newest).kind != VerdictKind::Claimed {
         return Some(newest);
@@ -302,10 +302,16 @@ fn spoken(pod: &Pod) -> Option<PodEnd> {
         Exit::Claimed => VerdictKind::Claimed,
         Exit::Signal(_) => VerdictKind::Signalled,
     };
-    let sentence = report.error.clone().unwrap_or_else(|| match exit {
-        Exit::Done => "the step did what it was asked to do".to_owned(),
-        other => other.to_string(),
-    });
+    let sentence = match (exit, &report.error) {
+        (Exit::Done, None) => "the step did what it was asked to do".to_owned(),
+        (Exit::Done, Some(error)) => {
+            format!(
+                "the step did what it was asked to do, and its executor could not tell the platform: {error}"
+            )
+        }
+        (other, None) => other.to_string(),
+        (_, Some(error)) => error.clone(),
+    };
     Some(PodEnd {
         kind,
         sentence,
