@@ -37,7 +37,7 @@ use self::limit::RateLimit;
 pub use cancel::Cancelled;
 pub use connect::{Access, ConnectError};
 pub use error::ClusterError;
-pub use logs::LogLine;
+pub use logs::{LogLine, SaveError};
 pub use submit::Submitted;
 pub use view::{RunState, RunView};
 

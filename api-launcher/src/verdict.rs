@@ -4,6 +4,7 @@
 //! `FailureTarget` only announce it. When the executor left its final report as the termination message, that
 //! report is the verdict; everything else here is for runs that could not speak for themselves.
 
+mod aftermath;
 mod ending;
 mod facts;
 mod waiting;
@@ -18,6 +19,8 @@ use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+pub use aftermath::LockHolder;
+pub(crate) use ending::speaker;
 pub(crate) use facts::{
     EXECUTOR, condition_time, executor_started, executor_state, failure_of_pod, final_report,
     is_suspended, newest, seen, terminal,
@@ -154,6 +157,49 @@ impl Verdict {
             .as_ref()
             .is_some_and(|report| !report.unreported)
     }
+
+    /// The executor's report of a step that was done, of which the platform was not told.
+    pub fn unreported_success(&self) -> Option<&FinalReport> {
+        let report = self.report.as_ref()?;
+        (report.unreported && report.outcome == Exit::Done.code()).then_some(report)
+    }
+
+    /// Whether the log of the run may be missing lines that its container still has.
+    pub fn lacks_log(&self) -> bool {
+        let complete = |report: &FinalReport| !report.unreported && report.lost_log_lines == 0;
+        self.started && !self.report.as_ref().is_some_and(complete)
+    }
+
+    /// Whether the launcher has something to add though the executor spoke.
+    pub(crate) fn wants_more(&self) -> bool {
+        self.lacks_log() || self.lock_host().is_some()
+    }
+
+    /// The host that the lock on the state names, if there is one: the name of a pod, if it was taken in one.
+    pub fn lock_host(&self) -> Option<&str> {
+        aftermath::standing_lock(self.report.as_ref()?)?.host()
+    }
+
+    /// Adds what is known of the pod the lock was taken in.
+    pub fn tell_lock_holder(&mut self, holder: &LockHolder) {
+        let Some(host) = self.lock_host().map(str::to_owned) else {
+            return;
+        };
+        aftermath::tell_holder(&mut self.evidence, &host, holder);
+        let report = self.report.as_ref();
+        self.advice = aftermath::advice(self.kind, self.started, report, Some(holder));
+    }
+
+    /// What [`Verdict::tell_lock_holder`] added, for the run's log.
+    pub fn lock_remark(&self) -> Option<String> {
+        let told = aftermath::holder_told(&self.evidence)?;
+        let lock = aftermath::standing_lock(self.report.as_ref()?)?;
+        let advice = self.advice.as_deref().unwrap_or_default();
+        Some(format!(
+            "The lock {} on the state: {told}. What to do: {advice}",
+            lock.id
+        ))
+    }
 }
 
 /// Every way a run can end.
@@ -179,11 +225,19 @@ pub enum VerdictKind {
     Infrastructure,
     Defect,
     Signalled,
+    /// The job was cancelled.
+    Cancelled,
+    /// The executor stopped the tool before the kernel would have killed it for its memory.
+    MemoryStop,
+    /// The executor stopped the tool because nothing was heard of it.
+    Silence,
+    /// Somebody else's lock was on the state.
+    StateLocked,
 }
 
 impl VerdictKind {
     /// Every kind there is.
-    pub(crate) const ALL: [Self; 19] = [
+    pub(crate) const ALL: [Self; 23] = [
         Self::Completed,
         Self::StepFailed,
         Self::NeverScheduled,
@@ -203,6 +257,10 @@ impl VerdictKind {
         Self::Infrastructure,
         Self::Defect,
         Self::Signalled,
+        Self::Cancelled,
+        Self::MemoryStop,
+        Self::Silence,
+        Self::StateLocked,
     ];
 
     /// The word on the wire and in tables.
@@ -227,6 +285,10 @@ impl VerdictKind {
             Self::Infrastructure => "infrastructure",
             Self::Defect => "defect",
             Self::Signalled => "signalled",
+            Self::Cancelled => "cancelled",
+            Self::MemoryStop => "memory_stop",
+            Self::Silence => "silence",
+            Self::StateLocked => "state_locked",
         }
     }
 
@@ -234,7 +296,9 @@ impl VerdictKind {
     pub(crate) const fn outcome(self) -> Exit {
         match self {
             Self::Completed => Exit::Done,
-            Self::StepFailed => Exit::StepFailed,
+            Self::StepFailed | Self::MemoryStop | Self::Silence | Self::StateLocked => {
+                Exit::StepFailed
+            }
             Self::NeverScheduled
             | Self::ImageNotPulled
             | Self::QuotaExceeded
@@ -243,9 +307,11 @@ impl VerdictKind {
             Self::BadJobData => Exit::BadJobData,
             Self::Claimed => Exit::Claimed,
             Self::Defect => Exit::Defect,
-            Self::Preempted | Self::DeadlineExceeded | Self::Deleted | Self::Signalled => {
-                Exit::Signal(15)
-            }
+            Self::Preempted
+            | Self::DeadlineExceeded
+            | Self::Deleted
+            | Self::Signalled
+            | Self::Cancelled => Exit::Signal(15),
             Self::OomKilled | Self::Evicted | Self::NodeLost | Self::Lost => Exit::Signal(9),
         }
     }

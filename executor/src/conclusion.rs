@@ -220,10 +220,6 @@ pub(crate) async fn conclude(run: Run<'_>, mut verdict: Verdict) -> Ended {
         .await;
     if let Err(failure) = &told {
         error!(error = failure.story(), "the outcome could not be reported");
-        if verdict.exit == Exit::Done {
-            // Not `Infrastructure`: that would promise that starting again is safe.
-            verdict.exit = Exit::StepFailed;
-        }
         verdict.error.get_or_insert_with(|| failure.story());
     }
     if let Err(failure) = layout.remove() {

@@ -128,10 +128,13 @@ pub struct Ended {
 
 impl Ended {
     /// Under a launcher that repeats failed pods a reported outcome must not look like a failed pod
-    /// (contract 11.1).
+    /// (contract 11.1). One that nobody was told of must not look like a good end: not as `Infrastructure`, which would
+    /// promise that starting again is safe.
     fn code(&self, config: &Config) -> u8 {
         if self.reported && !config.run.outcome_exit_code {
             Exit::Done.code()
+        } else if !self.reported && self.report.outcome == Exit::Done.code() {
+            Exit::StepFailed.code()
         } else {
             self.report.outcome
         }

@@ -244,7 +244,7 @@ fn rights(requests: &[&Request]) -> Vec<String> {
     rights
 }
 
-fn suspended(job: &k8s_openapi::api::batch::v1::Job) -> bool {
+pub(crate) fn suspended(job: &k8s_openapi::api::batch::v1::Job) -> bool {
     job.spec.as_ref().and_then(|spec| spec.suspend) == Some(true)
 }
 

@@ -1,15 +1,17 @@
 //! What happened to a run, and when: its verdict and its timeline from accepted to reported.
 
-use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::batch::v1::{Job, JobCondition, JobStatus};
 use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::api::ListParams;
 use serde::Serialize;
 
 use super::view::recorded_verdict;
 use super::{Cluster, ClusterError, RunKey, annotation, annotations};
 use crate::verdict::{
-    self, Observation, Timeouts, Verdict, Wait, condition_time, executor_state, final_report,
-    newest,
+    self, Evidence, Observation, Timeouts, Verdict, VerdictKind, Wait, condition_time,
+    executor_state, final_report, newest,
 };
 
 /// A run, explained.
@@ -55,8 +57,138 @@ impl Cluster {
         let pods = self.pods_of(&job).await?;
         // Events tell more but are kept for an hour only, and may be forbidden.
         let events = self.events_of(&job, &pods).await.unwrap_or_default();
-        Ok(explanation(key, &job, &pods, &events, Timestamp::now()))
+        let mut explained = explanation(key, &job, &pods, &events, Timestamp::now());
+        if let Some(verdict) = explained.verdict.take() {
+            explained.verdict = Some(self.with_lock_holder(verdict).await);
+        }
+        Ok(explained)
     }
+}
+
+/// Where it is said that a run was told from events.
+const TRACE: &str = "Job";
+
+impl Cluster {
+    /// Explains a run whose Job is gone from the events it left, which a cluster keeps for an hour unless it is set up
+    /// otherwise; of several steps of a job the last. `None`: nothing is left.
+    pub async fn explain_gone(&self, word: &str) -> Result<Option<Explanation>, ClusterError> {
+        let of_jobs = self.events_with("involvedObject.kind=Job").await?;
+        let subject = |event: &Event| {
+            let name = event.involved_object.name.as_deref()?;
+            let key = key_of(name)?;
+            key.is_meant_by(word).then_some(key)
+        };
+        let last = of_jobs.iter().filter(|event| subject(event).is_some());
+        let Some(last) = last.max_by_key(|event| verdict::seen(event)) else {
+            return Ok(None);
+        };
+        let Some(key) = subject(last) else {
+            return Ok(None);
+        };
+        // An earlier Job of this name has left its events too.
+        let uid = last.involved_object.uid.clone();
+        let mut events: Vec<Event> = of_jobs
+            .into_iter()
+            .filter(|event| event.involved_object.uid == uid)
+            .collect();
+        let created = events.iter().filter_map(|event| {
+            let created = event.reason.as_deref() == Some("SuccessfulCreate");
+            let words = event.message.as_deref().filter(|_| created)?;
+            words.strip_prefix("Created pod: ")
+        });
+        for pod in created.map(str::to_owned).collect::<Vec<_>>() {
+            let field = format!("involvedObject.name={pod}");
+            events.extend(self.events_with(&field).await?);
+        }
+        Ok(Some(from_events(key, &events)))
+    }
+
+    async fn events_with(&self, field: &str) -> Result<Vec<Event>, ClusterError> {
+        let api = self.events();
+        let params = ListParams::default().fields(field);
+        let found = self
+            .ask("list what is left of the run", || api.list(&params))
+            .await?;
+        Ok(found.items)
+    }
+}
+
+/// The run whose Job has this name, as far as the name tells.
+fn key_of(name: &str) -> Option<RunKey> {
+    let rest = name.strip_prefix("job-")?;
+    let (job_id, step_id) = rest.split_once('-')?;
+    Some(RunKey {
+        job_id: job_id.to_owned(),
+        step_id: step_id.to_owned(),
+        name: name.to_owned(),
+        organization_id: String::new(),
+        workspace_id: String::new(),
+        step_type: String::new(),
+    })
+}
+
+/// What events tell of a run whose objects are gone. The Job controller says in an event what it says in a condition.
+fn from_events(key: RunKey, events: &[Event]) -> Explanation {
+    let mut job = Job::default();
+    job.metadata.name = Some(key.name.clone());
+    let of_job = |event: &&Event| event.involved_object.kind.as_deref() == Some("Job");
+    let ended = events.iter().filter(of_job).find_map(|event| {
+        let type_ = match event.reason.as_deref()? {
+            "Completed" => "Complete",
+            "BackoffLimitExceeded" | "DeadlineExceeded" | "PodFailurePolicy" => "Failed",
+            _ => return None,
+        };
+        let mut condition = JobCondition {
+            type_: type_.to_owned(),
+            status: "True".to_owned(),
+            reason: event.reason.clone(),
+            message: event.message.clone(),
+            ..JobCondition::default()
+        };
+        condition.last_transition_time = verdict::seen(event).map(Time);
+        Some(condition)
+    });
+    let begun = events
+        .iter()
+        .any(|event| event.reason.as_deref() == Some("Started"));
+    if let Some(condition) = ended {
+        job.status = Some(JobStatus {
+            conditions: Some(vec![condition]),
+            ..JobStatus::default()
+        });
+    }
+    let mut verdict = verdict::gone(&job, &[], events);
+    if verdict.kind == VerdictKind::Deleted && begun {
+        verdict.sentence = "the run's Job is gone, and nothing tells how the run ended".into();
+        (verdict.kind, verdict.started) = (VerdictKind::Lost, true);
+    }
+    let advice = "the output of its step at the platform has its log, and what was reported";
+    verdict.advice = Some(match verdict.advice {
+        Some(known) => format!("{known}; {advice}"),
+        None => advice.to_owned(),
+    });
+    let told = "gone: its time to live is over, or it was deleted; told from the events it left";
+    verdict.evidence.insert(0, Evidence::new(TRACE, told));
+    Explanation {
+        key,
+        wait: None,
+        verdict: Some(verdict),
+        running: false,
+        timeline: event_line(events),
+    }
+}
+
+/// The events in the order they happened.
+fn event_line(events: &[Event]) -> Vec<Moment> {
+    let mut events: Vec<&Event> = events.iter().collect();
+    events.sort_by_key(|event| verdict::seen(event));
+    let mut line = Line::default();
+    for event in events {
+        let what = event.reason.as_deref().unwrap_or("?");
+        line.moment(what, verdict::seen(event));
+        line.detail(what, event.message.clone().unwrap_or_default());
+    }
+    line.moments
 }
 
 fn explanation(

@@ -1,20 +1,47 @@
 //! The log of a run as its pod has it, to the end, across rotations and lost connections.
 
 use std::fmt;
+use std::io;
+use std::path::Path;
 
 use futures_util::{AsyncBufReadExt as _, FutureExt as _, Stream, StreamExt as _, stream};
+use job_contract::progress::Diagnostic;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::LogParams;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use serde::Serialize;
+use tokio::fs::File;
+use tokio::io::{AsyncWriteExt as _, BufWriter};
 use tokio::sync::mpsc;
 
 use super::{Cluster, ClusterError, labels};
-use crate::verdict::{EXECUTOR, executor_state, newest, terminal};
+use crate::verdict::{EXECUTOR, executor_state, newest, speaker, terminal};
 
 /// Lines on their way to a reader that is slower than the cluster.
 const AHEAD: usize = 256;
+
+/// So much of a container's log is saved: more than a node keeps of one unless it is set up to.
+const SAVED_BYTES: i64 = 128 * 1024 * 1024;
+
+/// Why the log of a container could not be saved.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    #[error("could not keep the log of the run")]
+    File(#[from] io::Error),
+}
+
+/// Whether a line of the container is the executor's own message, and not one of the run.
+fn is_own_message(line: &[u8]) -> bool {
+    line.first() == Some(&b'{')
+        && std::str::from_utf8(line)
+            .ok()
+            .and_then(Diagnostic::parse)
+            // The tool's own JSON has no target.
+            .is_some_and(|own| !own.target.is_empty())
+}
 
 /// One line of a run's log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -162,6 +189,41 @@ impl Cluster {
             // What has happened meanwhile is seen in one look.
             while changes.next().now_or_never().flatten().is_some() {}
         }
+    }
+
+    /// Writes what the container of an ended run still has of the run's log into a file, without the executor's own
+    /// messages, and returns its size. Nothing where the pod is gone.
+    pub async fn save_log(&self, name: &str, into: &Path) -> Result<u64, SaveError> {
+        let mut file = BufWriter::new(File::create(into).await?);
+        let pods = self.pods_of(&self.job(name).await?).await?;
+        let Some(pod) = speaker(&pods).filter(|pod| has_log(pod)) else {
+            return Ok(0);
+        };
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let params = LogParams {
+            container: Some(EXECUTOR.to_owned()),
+            limit_bytes: Some(SAVED_BYTES),
+            ..LogParams::default()
+        };
+        let pods = self.pods();
+        let log = self
+            .ask("read the log of the run", || pods.log_stream(name, &params))
+            .await?;
+        let mut log = std::pin::pin!(log);
+        let (mut line, mut size) = (Vec::new(), 0);
+        loop {
+            line.clear();
+            let read = log.read_until(b'\n', &mut line).await?;
+            if read == 0 {
+                break;
+            }
+            if !is_own_message(&line) {
+                file.write_all(&line).await?;
+                size += line.len() as u64;
+            }
+        }
+        file.flush().await?;
+        Ok(size)
     }
 
     /// Says that the Job or one of its pods is there, has changed, or has gone. A watch that breaks is taken up again,

@@ -109,7 +109,7 @@ pub const RIGHTS: &[Right] = &[
     right("watch", "", "pods", "follow runs"),
     Right {
         subresource: "log",
-        ..right("get", "", "pods", "show the log of a run")
+        ..right("get", "", "pods", "show the log of a run, and recover it")
     },
     right(
         "list",

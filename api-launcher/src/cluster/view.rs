@@ -9,7 +9,7 @@ use kube::api::ListParams;
 use serde::Serialize;
 
 use super::{Cluster, ClusterError, RunKey, annotation, annotations, label, labels};
-use crate::verdict::{self, Observation, Timeouts, Verdict, VerdictKind, WaitReason};
+use crate::verdict::{self, LockHolder, Observation, Timeouts, Verdict, VerdictKind, WaitReason};
 
 /// Objects in one page of a list.
 const PAGE: u32 = 500;
@@ -143,6 +143,24 @@ impl Cluster {
     /// The pods of one Job; none where they may not be looked at.
     pub(super) async fn pods_of(&self, job: &Job) -> Result<Vec<Pod>, ClusterError> {
         Ok(self.visible_pods_of(job).await?.unwrap_or_default())
+    }
+
+    /// The verdict with what is known of the pod that took the lock on the state, if there is a lock and pods may be
+    /// looked at.
+    pub(super) async fn with_lock_holder(&self, mut verdict: Verdict) -> Verdict {
+        let Some(host) = verdict.lock_host() else {
+            return verdict;
+        };
+        let api = self.pods();
+        let params = ListParams::default().fields(&format!("metadata.name={host}"));
+        let found = self
+            .ask("look for the holder of a lock", || api.list(&params))
+            .await;
+        if let Ok(found) = found {
+            let holder = LockHolder::of(host, found.items.first());
+            verdict.tell_lock_holder(&holder);
+        }
+        verdict
     }
 
     /// The pods of one Job; `None` where they may not be looked at.

@@ -53,6 +53,11 @@ pub trait RunObserver: Send + Sync + 'static {
     /// A verdict may be `Completed`: an executor of another make ends with 0 only after it has reported.
     fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, bool>;
 
+    /// An executor has told the platform how its run ended, and there is more than it could know or deliver.
+    fn on_more<'a>(&'a self, _run: &'a RunKey, _verdict: &'a Verdict) -> BoxFuture<'a, ()> {
+        futures_util::future::ready(()).boxed()
+    }
+
     /// How many runs stand where. Called after every change.
     fn on_standings(&self, _standings: Standings) {}
 }
@@ -555,8 +560,15 @@ impl Watch {
         let (key, uid, name) = (entry.key.clone(), entry.uid.clone(), name.to_owned());
         if verdict.spoke() && verdict.job_over {
             entry.reported = true;
+            if verdict.wants_more() {
+                self.spawn_report(async move {
+                    let verdict = cluster.with_lock_holder(verdict).await;
+                    observer.on_more(&key, &verdict).await;
+                    cluster.note_verdict(&key, &uid, &verdict).await;
+                    Note::Reported(name, uid, true)
+                });
             // With a pod that is going its words go too, and nobody could be told any more.
-            if self.pods.are_going(&name, &uid) {
+            } else if self.pods.are_going(&name, &uid) {
                 self.spawn(async move {
                     cluster.note_verdict(&key, &uid, &verdict).await;
                     Note::Reported(name, uid, true)
@@ -579,7 +591,9 @@ impl Watch {
         let observer = Arc::clone(&self.observer);
         let (key, verdict) = (orphan.key.clone(), orphan.verdict.clone());
         let uid = uid.to_owned();
+        let cluster = self.cluster.clone();
         self.spawn_report(async move {
+            let verdict = cluster.with_lock_holder(verdict).await;
             let done = observer.on_ended(&key, &verdict).await;
             Note::GoneReported(uid, done)
         });
@@ -906,6 +920,7 @@ impl Cluster {
         verdict: &Verdict,
         observer: &dyn RunObserver,
     ) -> bool {
+        let verdict = &self.with_lock_holder(verdict.clone()).await;
         let text = serde_json::to_string(verdict).unwrap_or_default();
         if !verdict.job_over {
             // A deadline that has passed ends the Job and keeps it, so that the run can be explained and a late

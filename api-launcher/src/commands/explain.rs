@@ -30,8 +30,15 @@ pub(super) async fn explain(
     cluster: &Cluster,
     out: &mut Output,
 ) -> Result<Exit, CommandError> {
-    let run = select::find(cluster, word).await?;
-    let explanation = cluster.explain(&run.key.name).await?;
+    let explanation = match select::find(cluster, word).await {
+        Ok(run) => cluster.explain(&run.key.name).await?,
+        // Its Job is gone; what is left may still tell.
+        Err(unknown @ CommandError::NotFound { .. }) => match cluster.explain_gone(word).await {
+            Ok(Some(explanation)) => explanation,
+            _ => return Err(unknown),
+        },
+        Err(error) => return Err(error),
+    };
     if out.json {
         out.print_json(&explanation)?;
     } else {

@@ -73,6 +73,17 @@ impl Stand {
     }
 }
 
+/// Where what a step's executor printed last is to be had.
+#[derive(Clone, Copy, Debug)]
+enum Latest<'p> {
+    /// In its output already.
+    Stored,
+    /// In a file.
+    File(&'p Path),
+    /// Where the platform shows it, and in what its container printed.
+    Live(Option<&'p Path>),
+}
+
 /// Whether nothing more is to be said of a step.
 const fn has_outcome(step: StepStatus) -> bool {
     !matches!(step, StepStatus::Pending | StepStatus::Running)
@@ -259,34 +270,134 @@ impl Desk {
     }
 
     /// Speaks for an executor that did not: fails the step, unless it has an outcome or its job is over. Of a step with
-    /// an outcome the job is told, where it was not.
+    /// an outcome the job is told, where it was not. `container` is what its container printed of the step's log, where
+    /// it is to be had and may be more than has arrived.
     pub(in crate::dispatch) async fn settle(
         &self,
         step: &StepRef,
         reason: &str,
+        container: Option<&Path>,
     ) -> Result<(), DeskError> {
+        if !self.is_open(step, container).await? {
+            return Ok(());
+        }
+        self.fail_with(step, reason, Latest::Live(container)).await
+    }
+
+    /// Reports a step that was done and whose executor could not say so; otherwise as [`Desk::settle`].
+    ///
+    /// Whether a plan found changes is not known: one with none is as good to apply, and one that was not applied would be
+    /// missed.
+    pub(in crate::dispatch) async fn vouch(
+        &self,
+        step: &StepRef,
+        sentence: &str,
+        container: Option<&Path>,
+    ) -> Result<(), DeskError> {
+        if !self.is_open(step, container).await? {
+            return Ok(());
+        }
+        let patience = Patience::lasting(QUESTION);
+        let standing = self.platform.standing(step, &patience).await?;
+        let kind = StepType::parse(&step.step_type).unwrap_or(StepType::Approval);
+        let is_plan = matches!(kind, StepType::Plan | StepType::PlanDestroy);
+        let ending = if is_plan {
+            Ending::Changes
+        } else {
+            Ending::Success
+        };
+        let plan = self.outputs.as_ref().filter(|_| is_plan).map(|store| {
+            let (organization, workspace) = (&step.organization_id, &step.workspace_id);
+            store.reference(&ObjectKey::plan(
+                organization,
+                workspace,
+                &step.job_id,
+                &step.step_id,
+            ))
+        });
+        if is_plan && plan.is_none() {
+            return self
+                .fail_with(step, LOST_PLAN, Latest::Live(container))
+                .await;
+        }
+        let output = self
+            .write_output(step, sentence, Latest::Live(container))
+            .await?;
+        let settlement = settlement::settle(kind, ending, true, false, standing.template_steps);
+        let outcome = Outcome {
+            settlement,
+            output,
+            note: None,
+            plan: plan.map_or(PlanReference::Keep, PlanReference::Set),
+            commit_id: None,
+        };
+        let patience = Patience::lasting(REPORT);
+        Ok(self
+            .platform
+            .report_outcome(step, &outcome, &patience)
+            .await?)
+    }
+
+    /// Whether the step waits for its outcome. What else there is to do for one that does not is done.
+    async fn is_open(&self, step: &StepRef, container: Option<&Path>) -> Result<bool, DeskError> {
         let stand = self.stand(step).await?;
         if stand.is_settled() {
-            return self.finish(step).await;
+            self.finish(step).await?;
+            if let Some(container) = container {
+                self.restore_log(step, container).await?;
+            }
+            return Ok(false);
         }
         if stand.job.is_over() {
-            return self.skip(step);
+            self.skip(step)?;
+            return Ok(false);
         }
         if self.awaits_dispatch(&stand) {
             return Err(DeskError::NotDispatched(stand.job));
         }
-        self.fail(step, reason, None).await
+        Ok(true)
     }
 
-    /// Fails step and job on behalf of an executor that did not. The step's output is what it had printed, from `log`
-    /// or from where the platform shows it, and the reason.
+    /// Puts what a container printed in the place of the part of the step's output that is missing some of it.
+    pub(in crate::dispatch) async fn restore_log(
+        &self,
+        step: &StepRef,
+        container: &Path,
+    ) -> Result<(), DeskError> {
+        let container = container.to_owned();
+        let change = move |output: &Path| draft::restore(output, &container);
+        self.change_output(step, change).await.map(drop)
+    }
+
+    /// Adds a line to the output of a step that has its outcome.
+    pub(in crate::dispatch) async fn append(
+        &self,
+        step: &StepRef,
+        line: &str,
+    ) -> Result<(), DeskError> {
+        self.write_output(step, line, Latest::Stored)
+            .await
+            .map(drop)
+    }
+
+    /// Fails step and job on behalf of an executor that did not. The step's output is what it had printed, from `log`, and
+    /// the reason.
     pub(in crate::dispatch) async fn fail(
         &self,
         step: &StepRef,
         reason: &str,
-        log: Option<&Path>,
+        log: &Path,
     ) -> Result<(), DeskError> {
-        let output = match self.write_output(step, reason, log).await {
+        self.fail_with(step, reason, Latest::File(log)).await
+    }
+
+    async fn fail_with(
+        &self,
+        step: &StepRef,
+        reason: &str,
+        latest: Latest<'_>,
+    ) -> Result<(), DeskError> {
+        let output = match self.write_output(step, reason, latest).await {
             // The reason is the step's name then.
             Err(error) if self.is_remote() => {
                 warn!(
@@ -334,12 +445,12 @@ impl Desk {
                     !record.status.is_over() && step == Some(StepStatus::Pending)
                 });
                 if waits {
-                    self.fail(&step, &reason, None).await?;
+                    self.fail_with(&step, &reason, Latest::Live(None)).await?;
                 }
                 Ok(())
             }
             Platform::Terrakube(_) => match self.platform.admission(&step).await? {
-                Admission::Granted(_) => self.settle(&step, &reason).await,
+                Admission::Granted(_) => self.settle(&step, &reason, None).await,
                 Admission::Over(_) | Admission::Settled(_) => Ok(()),
                 Admission::NotDispatched(status) => Err(DeskError::NotDispatched(status)),
             },
@@ -373,7 +484,9 @@ impl Desk {
         );
         let loses_its_plan =
             settlement.job == JobStatus::Failed && settlement.step == StepStatus::Completed;
-        if loses_its_plan && let Err(error) = self.write_output(step, LOST_PLAN, None).await {
+        if loses_its_plan
+            && let Err(error) = self.write_output(step, LOST_PLAN, Latest::Live(None)).await
+        {
             warn!(
                 job_id = step.job_id,
                 step_id = step.step_id,
@@ -397,7 +510,7 @@ impl Desk {
         };
         let commit_id = job.commit_id.clone();
         let output = match self
-            .write_output(&step, "This step has nothing to run.", None)
+            .write_output(&step, "This step has nothing to run.", Latest::Live(None))
             .await
         {
             Err(error) if self.is_remote() => {
@@ -441,7 +554,9 @@ impl Desk {
                 if self.stand(step).await?.is_settled() {
                     return Ok(());
                 }
-                self.write_output(step, line, None).await.map(drop)
+                self.write_output(step, line, Latest::Live(None))
+                    .await
+                    .map(drop)
             }
             // Deletes the live log when it records the dispatch, so that nothing may stand there before.
             Platform::Terrakube(_) if self.redis.is_some() => {
@@ -490,7 +605,41 @@ impl Desk {
         &self,
         step: &StepRef,
         line: &str,
-        log: Option<&Path>,
+        latest: Latest<'_>,
+    ) -> Result<Option<String>, DeskError> {
+        if self.outputs.is_none() {
+            return Ok(None);
+        }
+        let (log, container, shown) = match latest {
+            Latest::Stored => (None, None, Vec::new()),
+            Latest::File(log) => (Some(log.to_owned()), None, Vec::new()),
+            Latest::Live(container) => {
+                let container = container.map(Path::to_owned);
+                (None, container, self.live_text(step).await)
+            }
+        };
+        let line = line.to_owned();
+        let change = move |output: &Path| {
+            let latest = if let Some(log) = log {
+                log
+            } else {
+                let latest = output.with_extension("live");
+                fs::write(&latest, shown)?;
+                if let Some(container) = container {
+                    draft::restore(&latest, &container)?;
+                }
+                latest
+            };
+            draft::complete(output, &latest, &line)
+        };
+        self.change_output(step, change).await
+    }
+
+    /// Changes the output of the step and returns how the platform names it; `None` where there is no store.
+    async fn change_output(
+        &self,
+        step: &StepRef,
+        change: impl FnOnce(&Path) -> io::Result<()> + Send + 'static,
     ) -> Result<Option<String>, DeskError> {
         let Some(store) = &self.outputs else {
             return Ok(None);
@@ -504,15 +653,8 @@ impl Desk {
             Ok(_) | Err(StoreError::Missing { .. }) => {}
             Err(error) => return Err(error.into()),
         }
-        let latest = if let Some(log) = log {
-            log.to_owned()
-        } else {
-            let from_redis = folder.path().join("live");
-            fs::write(&from_redis, self.live_text(step).await).map_err(DeskError::Draft)?;
-            from_redis
-        };
-        let (into, line) = (draft.clone(), line.to_owned());
-        tokio::task::spawn_blocking(move || draft::complete(&into, &latest, &line))
+        let into = draft.clone();
+        tokio::task::spawn_blocking(move || change(&into))
             .await
             .map_err(io::Error::other)
             .flatten()

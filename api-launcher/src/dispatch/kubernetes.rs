@@ -93,7 +93,9 @@ impl KubernetesTarget {
         let namespace = self.watching.lease_namespace.as_ref();
         let namespace = namespace.unwrap_or(&self.deployment.namespace);
         let lease = LeaseSettings::new(namespace, &self.watching.lease_name, identity());
-        let observer = Arc::new(Observer::new(self.desk.clone(), self.metrics.clone()));
+        let observer = Observer::new(self.desk.clone(), self.metrics.clone())
+            .recovering_from(self.cluster.clone());
+        let observer = Arc::new(observer);
         let stop = self.shutdown.graceful.cancelled();
         self.cluster
             .lead(&lease, stop, || async {

@@ -1,14 +1,18 @@
 //! Runs that are over: who or what ended them.
 
 use job_contract::Exit;
-use job_contract::report::FinalReport;
+use job_contract::report::{FinalReport, LockStanding, StateLock, StopReason};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Event, Pod};
 
 use crate::cluster::annotations::CANCELLED_AT;
 
 use super::waiting::{Refusal, refused};
-use super::{Evidence, Verdict, VerdictKind, facts};
+use super::{Evidence, Verdict, VerdictKind, aftermath, facts};
+
+/// After a step that may have changed something, where nothing else is known.
+pub(super) const PLAN_AGAIN: &str =
+    "plan again before applying: some changes may have been made, and a state lock may be left";
 
 /// How one pod ended.
 pub(super) struct PodEnd {
@@ -16,7 +20,6 @@ pub(super) struct PodEnd {
     pub(super) sentence: String,
     pub(super) started: bool,
     evidence: Vec<Evidence>,
-    advice: Option<String>,
     outcome: Exit,
     report: Option<FinalReport>,
 }
@@ -72,13 +75,12 @@ pub(super) fn cut_short(pods: &[Pod], events: &[Event], why: &str) -> Verdict {
 }
 
 fn verdict(mut end: PodEnd, pods: &[Pod], events: &[Event]) -> Verdict {
-    if end.report.is_none() {
-        end.evidence.extend(facts::warnings(events));
+    match &end.report {
+        Some(report) => drop(end.evidence.splice(0..0, aftermath::evidence(report))),
+        None => end.evidence.extend(facts::warnings(events)),
     }
     end.evidence.extend(others(pods));
-    let advice = end
-        .advice
-        .or_else(|| advice(end.kind, end.started).map(str::to_owned));
+    let advice = aftermath::advice(end.kind, end.started, end.report.as_ref(), None);
     Verdict {
         kind: end.kind,
         sentence: end.sentence,
@@ -92,7 +94,7 @@ fn verdict(mut end: PodEnd, pods: &[Pod], events: &[Event]) -> Verdict {
 }
 
 /// The pod whose end is the run's: the last one, unless it only found that another had begun the step.
-fn speaker(pods: &[Pod]) -> Option<&Pod> {
+pub(crate) fn speaker(pods: &[Pod]) -> Option<&Pod> {
     let newest = facts::newest(pods)?;
     if of_pod(newest).kind != VerdictKind::Claimed {
         return Some(newest);
@@ -134,7 +136,6 @@ impl PodEnd {
             sentence,
             started,
             evidence: Vec::new(),
-            advice: None,
             outcome: kind.outcome(),
             report: None,
         }
@@ -218,7 +219,6 @@ fn deadline(job: &Job, end: PodEnd) -> PodEnd {
         sentence: format!("the run exceeded its deadline{limit}{unscheduled}"),
         started: end.started,
         evidence,
-        advice: None,
         outcome: end
             .report
             .as_ref()
@@ -239,16 +239,22 @@ fn deleted(job: &Job, end: Option<PodEnd>) -> PodEnd {
         .annotations
         .as_ref()
         .is_some_and(|annotations| annotations.contains_key(CANCELLED_AT));
-    let sentence = if cancelled {
-        format!("the run was cancelled {when}")
+    let (kind, sentence) = if cancelled {
+        (
+            VerdictKind::Cancelled,
+            format!("the run was cancelled {when}"),
+        )
     } else {
-        format!("the run's Job was deleted {when}")
+        (
+            VerdictKind::Deleted,
+            format!("the run's Job was deleted {when}"),
+        )
     };
     let (evidence, report) = end.map_or((Vec::new(), None), |end| (end.evidence, end.report));
     PodEnd {
         evidence,
         report,
-        ..PodEnd::silent(VerdictKind::Deleted, sentence, started)
+        ..PodEnd::silent(kind, sentence, started)
     }
 }
 
@@ -278,9 +284,17 @@ pub(super) fn of_pod(pod: &Pod) -> PodEnd {
 fn spoken(pod: &Pod) -> Option<PodEnd> {
     let report = facts::final_report(pod)?;
     let exit = Exit::from_code(i32::from(report.outcome)).unwrap_or(Exit::Defect);
+    let in_the_way = |lock: &StateLock| lock.standing == LockStanding::InTheWay;
     let kind = match exit {
         Exit::Done => VerdictKind::Completed,
-        Exit::StepFailed => VerdictKind::StepFailed,
+        Exit::StepFailed => match report.stopped {
+            Some(StopReason::Cancelled) => VerdictKind::Cancelled,
+            Some(StopReason::Deadline) => VerdictKind::DeadlineExceeded,
+            Some(StopReason::Silence) => VerdictKind::Silence,
+            Some(StopReason::Memory) => VerdictKind::MemoryStop,
+            _ if report.lock.as_ref().is_some_and(in_the_way) => VerdictKind::StateLocked,
+            Some(StopReason::Signal) | None => VerdictKind::StepFailed,
+        },
         Exit::Defect => VerdictKind::Defect,
         Exit::BadConfiguration => VerdictKind::ConfigMissing,
         Exit::BadJobData => VerdictKind::BadJobData,
@@ -288,17 +302,22 @@ fn spoken(pod: &Pod) -> Option<PodEnd> {
         Exit::Claimed => VerdictKind::Claimed,
         Exit::Signal(_) => VerdictKind::Signalled,
     };
-    let sentence = report.error.clone().unwrap_or_else(|| match exit {
-        Exit::Done => "the step did what it was asked to do".to_owned(),
-        other => other.to_string(),
-    });
+    let sentence = match (exit, &report.error) {
+        (Exit::Done, None) => "the step did what it was asked to do".to_owned(),
+        (Exit::Done, Some(error)) => {
+            format!(
+                "the step did what it was asked to do, and its executor could not tell the platform: {error}"
+            )
+        }
+        (other, None) => other.to_string(),
+        (_, Some(error)) => error.clone(),
+    };
     Some(PodEnd {
         kind,
         sentence,
         // Its process had, but nothing of the step.
         started: exit != Exit::Infrastructure,
         evidence: Vec::new(),
-        advice: report.hint.clone(),
         outcome: exit,
         report: Some(report),
     })
@@ -568,7 +587,7 @@ pub(super) const fn advice(kind: VerdictKind, started: bool) -> Option<&'static 
             "raise the memory limit of the run or lower its parallelism; before applying again, plan: some changes may have been made"
         }
         VerdictKind::Evicted | VerdictKind::Preempted | VerdictKind::NodeLost if started => {
-            "plan again before applying: some changes may have been made, and a state lock may be left"
+            PLAN_AGAIN
         }
         VerdictKind::Evicted | VerdictKind::Preempted | VerdictKind::NodeLost => {
             "nothing had been started: start the run again"
@@ -576,11 +595,24 @@ pub(super) const fn advice(kind: VerdictKind, started: bool) -> Option<&'static 
         VerdictKind::DeadlineExceeded => {
             "raise the deadline, or find out from the log what the run was waiting for"
         }
-        VerdictKind::Deleted | VerdictKind::Lost | VerdictKind::Signalled if started => {
-            "plan again before applying: some changes may have been made, and a state lock may be left"
+        VerdictKind::Deleted
+        | VerdictKind::Lost
+        | VerdictKind::Signalled
+        | VerdictKind::Cancelled
+            if started =>
+        {
+            PLAN_AGAIN
         }
-        VerdictKind::Deleted | VerdictKind::Lost | VerdictKind::Signalled => {
-            "nothing had been started: start the run again"
+        VerdictKind::Deleted
+        | VerdictKind::Lost
+        | VerdictKind::Signalled
+        | VerdictKind::Cancelled => "nothing had been started: start the run again",
+        VerdictKind::MemoryStop => {
+            "raise the memory limit of the run or lower the tool's parallelism"
+        }
+        VerdictKind::Silence => "find out what the tool waits for, or raise the limit on silence",
+        VerdictKind::StateLocked => {
+            "start the run again once the lock is gone; nothing was changed"
         }
         VerdictKind::BadJobData => {
             "launcher and executor may be of releases too far apart; report it with both versions"

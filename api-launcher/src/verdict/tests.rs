@@ -732,3 +732,144 @@ fn a_verdict_for_machines_carries_the_exit_code() {
     assert_eq!(value["kind"], "oom_killed");
     assert_eq!(value["outcome"], 137);
 }
+
+fn spoken(report: Value) -> Verdict {
+    let mut whole = json!({"jobId": "412", "stepId": "7", "outcome": 1, "phases": []});
+    merge(&mut whole, report);
+    let code = i32::try_from(whole["outcome"].as_i64().unwrap()).unwrap();
+    let ended = pod(ended_container(code, "Error", &whole.to_string()));
+    end(see(&failed(), &[ended], &[], 60))
+}
+
+#[rstest]
+#[case("memory", VerdictKind::MemoryStop)]
+#[case("silence", VerdictKind::Silence)]
+#[case("deadline", VerdictKind::DeadlineExceeded)]
+#[case("cancelled", VerdictKind::Cancelled)]
+fn whatever_made_an_executor_stop_its_step_is_the_verdict(
+    #[case] reason: &str,
+    #[case] kind: VerdictKind,
+) {
+    let verdict = spoken(json!({"stopped": reason, "error": "apply: stopped"}));
+    assert_eq!((verdict.kind, verdict.outcome), (kind, Exit::StepFailed));
+    assert_eq!(verdict.sentence, "apply: stopped");
+    assert!(verdict.advice.is_some());
+    // It was done all the same.
+    let done = spoken(json!({"stopped": reason, "outcome": 0}));
+    assert_eq!(done.kind, VerdictKind::Completed);
+    // Nothing had begun, and another pod may do it.
+    let before = spoken(json!({"stopped": reason, "outcome": 75}));
+    assert_eq!(before.kind, VerdictKind::Infrastructure);
+}
+
+#[test]
+fn a_signal_stays_a_signal() {
+    let verdict = spoken(json!({"stopped": "signal", "outcome": 143}));
+    assert_eq!(verdict.kind, VerdictKind::Signalled);
+    assert_eq!(verdict.outcome, Exit::Signal(15));
+}
+
+fn facts_of(verdict: &Verdict, source: &str) -> Vec<String> {
+    let found = verdict.evidence.iter();
+    let found = found.filter(|fact| fact.source == source);
+    found.map(|fact| fact.text.clone()).collect()
+}
+
+#[test]
+fn a_verdict_says_what_was_changed_and_what_was_not_and_where_the_state_is() {
+    let verdict = spoken(json!({
+        "stopped": "signal", "outcome": 143, "error": "apply: stopped",
+        "progress": {"applied": 3, "failed": ["aws_vpc.a"], "unfinished": ["aws_eip.b"], "notBegun": 2},
+        "state": "kept",
+    }));
+    assert_eq!(
+        facts_of(&verdict, "changes"),
+        ["3 made; failed: aws_vpc.a; begun, and not known to have ended: aws_eip.b; 2 not begun"]
+    );
+    assert_eq!(facts_of(&verdict, "state").len(), 1);
+    let advice = verdict.advice.unwrap();
+    assert!(advice.contains("plan again before applying"), "{advice}");
+    assert!(advice.contains("errored.tfstate"), "{advice}");
+    assert!(!advice.contains("may have been"), "it is known: {advice}");
+
+    let nothing = spoken(json!({
+        "stopped": "signal", "outcome": 143,
+        "progress": {"applied": 0, "failed": [], "unfinished": [], "notBegun": 5}, "state": "stored",
+    }));
+    let advice = nothing.advice.unwrap();
+    assert!(advice.contains("nothing had been changed"), "{advice}");
+}
+
+const LOCKED: &str = r#"{"lock": {"id": "9db590f1", "who": "mayfly@job-9-1-abcde", "operation": "OperationTypeApply",
+    "created": "2026-01-01 00:00:00 UTC", "standing": "inTheWay"}}"#;
+
+#[test]
+fn a_lock_in_the_way_is_the_verdict_with_whose_it_is_and_whether_that_pod_is_there() {
+    let report: Value = serde_json::from_str(LOCKED).unwrap();
+    let mut verdict = spoken(report);
+    assert_eq!(verdict.kind, VerdictKind::StateLocked);
+    let [lock] = &facts_of(&verdict, "state lock")[..] else {
+        panic!("{:?}", verdict.evidence);
+    };
+    for word in ["9db590f1", "mayfly@job-9-1-abcde", "OperationTypeApply"] {
+        assert!(lock.contains(word), "{lock}");
+    }
+    assert_eq!(verdict.lock_host(), Some("job-9-1-abcde"));
+    assert!(
+        verdict
+            .advice
+            .as_ref()
+            .unwrap()
+            .contains("force-unlock 9db590f1")
+    );
+
+    let holder = pod(json!({"metadata": {"name": "job-9-1-abcde",
+        "labels": {"mayfly.dev/job-id": "9", "mayfly.dev/step-id": "1"}}, "status": {"phase": "Running"}}));
+    let ended = pod(json!({"status": {"phase": "Failed"}}));
+    let host = "job-9-1-abcde";
+    for (holder, words, unlock) in [
+        (
+            LockHolder::of(host, Some(&holder)),
+            "of run 9/1, is still there",
+            false,
+        ),
+        (LockHolder::of(host, Some(&ended)), "has ended", true),
+        (LockHolder::of(host, None), "is gone", true),
+        (LockHolder::of("laptop", None), "taken elsewhere", true),
+    ] {
+        verdict.tell_lock_holder(&holder);
+        // In place of what was told before.
+        let [told] = &facts_of(&verdict, "lock holder")[..] else {
+            panic!("{:?}", verdict.evidence);
+        };
+        assert!(told.contains(words), "{told}");
+        let advice = verdict.advice.as_deref().unwrap();
+        assert_eq!(advice.contains("force-unlock 9db590f1"), unlock, "{advice}");
+        let remark = verdict.lock_remark().unwrap();
+        assert!(
+            remark.contains(words) && remark.contains(advice),
+            "{remark}"
+        );
+    }
+}
+
+#[test]
+fn a_lock_that_was_given_back_needs_nobody() {
+    let mut report: Value = serde_json::from_str(LOCKED).unwrap();
+    report["lock"]["standing"] = json!("released");
+    let verdict = spoken(report);
+    assert_eq!(verdict.kind, VerdictKind::StepFailed);
+    assert_eq!(facts_of(&verdict, "state lock").len(), 1);
+    assert_eq!(verdict.lock_host(), None);
+    assert!(!verdict.advice.unwrap().contains("force-unlock"));
+}
+
+#[test]
+fn a_run_cancelled_through_the_launcher_is_cancelled_and_not_deleted() {
+    let cancelled = job(json!({"metadata": {"annotations": {CANCELLED: time(3)}}}));
+    let verdict = gone(&cancelled, &[], &[]);
+    assert_eq!(verdict.kind, VerdictKind::Cancelled);
+    assert_eq!(verdict.outcome, Exit::Signal(15));
+}
+
+const CANCELLED: &str = crate::cluster::annotations::CANCELLED_AT;

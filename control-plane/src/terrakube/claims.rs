@@ -1,11 +1,14 @@
 //! At most one executor runs a step that changes something (contract 11.1, W-01).
 //!
-//! In Redis the claim is atomic. The step's status is asked in any case: it outlives a Redis that was emptied, and is
-//! all there is without one.
+//! In Redis the claim is atomic. The step's status is asked in any case: it outlives a Redis that was emptied. Without a
+//! Redis, the job context holds the claim. The platform has no "if it is not there yet", so whoever has written himself
+//! down waits for longer than others take between looking and writing, and looks whose name stands there then.
 
 use std::time::Duration;
 
+use job_contract::StepType;
 use job_contract::status::{JobStatus, StepStatus};
+use serde_json::{Map, Value, json};
 use tracing::warn;
 
 use super::{ORDINARY, Terrakube, TerrakubeError};
@@ -15,6 +18,11 @@ use crate::redis::{Redis, Taken};
 
 /// Longer than any job lives, with its waiting for an approval.
 const EXPIRY: Duration = Duration::from_hours(7 * 24);
+
+/// Key of the job context under which claims are noted, by step.
+const CONTEXT_KEY: &str = "mayflyClaims";
+/// Longer than a platform takes to write what another executor has begun to write.
+const SETTLING: Duration = Duration::from_secs(2);
 
 impl Terrakube {
     /// Claims the step for `holder`.
@@ -26,10 +34,14 @@ impl Terrakube {
                 Some(redis) => holder_in(redis, step).await,
                 None => None,
             };
+            let known = match known {
+                None => self.noted(step).await,
+                known => known,
+            };
             return Ok(Claim::Held(known.unwrap_or_else(Holder::unknown)));
         }
         let Some(redis) = redis else {
-            return Ok(Claim::Granted);
+            return Ok(self.claim_by_note(step, holder).await);
         };
         let value = serde_json::to_vec(holder).expect("a holder has no failing serialiser");
         Ok(match redis.take(&key(step), &value, EXPIRY).await {
@@ -38,11 +50,48 @@ impl Terrakube {
             Err(error) => {
                 warn!(
                     error = error.chain(),
-                    "claiming the step by its status alone"
+                    "claiming the step in the job context"
                 );
-                Claim::Granted
+                self.claim_by_note(step, holder).await
             }
         })
+    }
+
+    /// Claims the step in the job context, unless it may be run twice. Where that cannot be written, the status has to do.
+    async fn claim_by_note(&self, step: &StepRef, holder: &Holder) -> Claim {
+        let kind = StepType::parse(&step.step_type);
+        if kind.is_some_and(|kind| kind.uses_tool() && !kind.changes_infrastructure()) {
+            return Claim::Granted;
+        }
+        if let Some(other) = self.noted(step).await {
+            return Claim::Held(other);
+        }
+        let mut patch = Map::new();
+        patch.insert(
+            CONTEXT_KEY.to_owned(),
+            json!({ step.step_id.as_str(): holder }),
+        );
+        if let Err(error) = self.merge_context(step, &patch).await {
+            warn!(%error, "claiming the step by its status alone");
+            return Claim::Granted;
+        }
+        tokio::time::sleep(SETTLING).await;
+        match self.noted(step).await {
+            Some(other) if other.uid != holder.uid => Claim::Held(other),
+            _ => Claim::Granted,
+        }
+    }
+
+    /// Who has claimed the step in the job context.
+    async fn noted(&self, step: &StepRef) -> Option<Holder> {
+        let context = self.brief_context(step).await;
+        let context = context.inspect_err(|error| warn!(%error, "claims could not be read"));
+        let holder = context
+            .ok()?
+            .remove(CONTEXT_KEY)?
+            .get_mut(&step.step_id)
+            .map(Value::take);
+        serde_json::from_value(holder?).ok()
     }
 }
 

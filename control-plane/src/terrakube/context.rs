@@ -45,6 +45,15 @@ impl Terrakube {
         }
     }
 
+    /// The same for who can do without.
+    pub(super) async fn brief_context(
+        &self,
+        step: &StepRef,
+    ) -> Result<Map<String, Value>, TerrakubeError> {
+        self.read_context(step, &Patience::lasting(MERGE_PATIENCE))
+            .await
+    }
+
     async fn read_context(
         &self,
         step: &StepRef,

@@ -769,6 +769,37 @@ async fn of_many_claimants_redis_grants_the_step_to_one_whatever_its_status_says
 }
 
 #[tokio::test]
+async fn of_many_claimants_without_redis_the_job_context_grants_the_step_to_one_and_names_it() {
+    let api = StandIn::with_status("queue").await;
+    let apply = step("apply-id", "terraformApply");
+    let holder = |n: u32| Holder {
+        pod: format!("pod-{n}"),
+        uid: n.to_string(),
+        since: "now".into(),
+    };
+    let claims = (0..8).map(|n| {
+        // A process each.
+        let (client, apply) = (api.client(), apply.clone());
+        tokio::spawn(async move { client.claim(&apply, &holder(n)).await })
+    });
+    let mut answers = Vec::new();
+    for claim in claims.collect::<Vec<_>>() {
+        answers.push(claim.await.unwrap().unwrap());
+    }
+    let granted: Vec<usize> = (0..8).filter(|n| answers[*n] == Claim::Granted).collect();
+    assert_eq!(granted.len(), 1, "{answers:?}");
+    let winner = holder(u32::try_from(granted[0]).unwrap());
+    let held = Claim::Held(winner.clone());
+    assert_eq!(answers.iter().filter(|claim| **claim == held).count(), 7);
+
+    // A step that runs is somebody's, and the context knows whose.
+    api.job().steps[1]
+        .1
+        .insert("status".into(), json!("running"));
+    assert_eq!(api.client().claim(&apply, &holder(9)).await.unwrap(), held);
+}
+
+#[tokio::test]
 async fn a_job_whose_plan_is_lost_is_still_a_planned_one() {
     use base64::Engine as _;
     let api = StandIn::with_status("queue").await;

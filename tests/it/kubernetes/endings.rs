@@ -56,8 +56,13 @@ impl Place {
 
     /// A launcher that reports to the platform whose records the executors write.
     pub(super) fn serve_reporting(&self) -> Launcher {
+        self.serve_reporting_with(&[])
+    }
+
+    pub(super) fn serve_reporting_with(&self, settings: &[(&str, &str)]) -> Launcher {
         let data = self.site.data_dir();
-        self.serve_with(&[(env::DATA_DIR, data.to_str().unwrap())])
+        let reporting = [(env::DATA_DIR, data.to_str().unwrap())];
+        self.serve_with(&[&reporting, settings].concat())
     }
 
     /// Returns when the platform knows that the step failed, and why.
@@ -206,4 +211,93 @@ async fn an_executor_that_started_nothing_is_tried_again() {
     place.until_over(&plan, "Complete").await;
     assert_eq!(place.state().await.pods_of(&name(&plan)).len(), 2);
     assert_eq!(place.verdict(&plan).await, VerdictKind::Completed);
+}
+
+/// An apply that prints as many lines, and then takes very long.
+fn talkative(place: &Place, lines: usize) -> (Repository, JobData) {
+    let ledger = place.site.scratch("ledger");
+    let module = format!(
+        "resource \"terraform_data\" \"a\" {{\n  provisioner \"local-exec\" {{\n    command = \"seq -f 'numbered %g.' 1 {lines}; echo begun >> {}; sleep 600\"\n  }}\n}}\n",
+        ledger.display()
+    );
+    let repository = Repository::module(&module);
+    let apply = job::step(StepType::Apply, &repository);
+    place.site.queue(&[&apply]);
+    (repository, apply)
+}
+
+fn numbers(output: &str) -> Vec<usize> {
+    let lines = output
+        .lines()
+        .filter_map(|line| line.split_once("numbered "));
+    lines
+        .filter_map(|(_, rest)| rest.strip_suffix('.')?.parse().ok())
+        .collect()
+}
+
+/// There is no Redis and nothing was stored: the container has it all.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_executor_had_printed_is_in_the_output_of_its_step_once_and_in_order() {
+    let place = Place::new().await;
+    let (_repository, apply) = talkative(&place, 3000);
+    let launcher = place.serve_reporting();
+    launcher.accept(&apply).await;
+    let pod = place.pod_at_work(&apply, || begun(&place) == 1).await;
+    // Until the log has passed the tool's pipe.
+    let library = place.library();
+    let said = async {
+        loop {
+            let target = place.site.scratch("seen");
+            library.save_log(&name(&apply), &target).await.unwrap();
+            if fs::read_to_string(&target)
+                .unwrap()
+                .contains("numbered 3000.")
+            {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, said).await.unwrap();
+    assert!(place.cluster.oom_kill(&pod));
+    place.until_reported(&apply, "memory").await;
+    let output = place.site.step_output(&apply);
+    let expected: Vec<usize> = (1..=3000).collect();
+    assert_eq!(numbers(&output), expected);
+    assert!(!output.contains("\"target\":"), "messages of the executor");
+    let verdict = output.lines().position(|line| line.contains("memory"));
+    assert!(
+        verdict
+            > output
+                .lines()
+                .position(|line| line.contains("numbered 3000."))
+    );
+}
+
+/// A file stands where the outputs are stored.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_no_store_took_is_stored_by_the_launcher_once_one_does() {
+    let place = Place::new().await;
+    let module = "resource \"terraform_data\" \"a\" {\n  provisioner \"local-exec\" {\n    command = \"seq -f 'numbered %g.' 1 50\"\n  }\n}\n";
+    let repository = Repository::module(module);
+    let apply = job::step(StepType::Apply, &repository);
+    place.site.queue(&[&apply]);
+    let outputs = place.site.data_dir().join("local/output");
+    let _ = fs::remove_dir_all(&outputs);
+    fs::create_dir_all(outputs.parent().unwrap()).unwrap();
+    fs::write(&outputs, "in the way").unwrap();
+    let launcher = place.serve_reporting();
+    launcher.accept(&apply).await;
+    place.until_over(&apply, "Failed").await;
+    fs::remove_file(&outputs).unwrap();
+    place
+        .until("the log is stored", |_| {
+            let output = place.site.output_if_any(&apply)?;
+            (numbers(&output).len() == 50).then_some(())
+        })
+        .await;
+    // The executor had told how the step ended, and nobody contradicts it.
+    assert_eq!(
+        place.site.statuses(&apply),
+        ("completed".into(), "completed".into())
+    );
 }

@@ -288,6 +288,37 @@ async fn an_ended_run_is_removed_when_its_time_to_live_is_over() {
     };
     place.until("nothing is left of it", empty).await;
     assert_eq!(place.site.statuses(&plan).1, "completed");
+    let explained = place.told(&["explain", &plan.job_id]);
+    assert!(explained.contains("completed"), "{explained}");
+}
+
+/// Its pod is gone and, after its time to live, the Job.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_of_which_only_events_are_left_is_still_explained() {
+    let place = Place::new().await;
+    let (_repository, apply) = super::endings::endless(&place);
+    let launcher = place.serve_reporting_with(&[(env::TTL_SECONDS_AFTER_FINISHED, "1")]);
+    launcher.accept(&apply).await;
+    let pod = place
+        .pod_at_work(&apply, || super::endings::begun(&place) == 1)
+        .await;
+    assert!(place.cluster.oom_kill(&pod));
+    let empty = |state: &State| (state.jobs.len() + state.pods.len() == 0).then_some(());
+    place.until("nothing is left of it", empty).await;
+    for word in [apply.job_id.clone(), name(&apply)] {
+        let told = place.json(&["explain", &word]);
+        let verdict = &told["verdict"];
+        assert_ne!(verdict["kind"], "completed", "{told:#}");
+        assert_eq!(verdict["started"], true, "{told:#}");
+        assert!(verdict["sentence"].as_str().unwrap().len() > 10, "{told:#}");
+        assert!(
+            verdict["advice"].as_str().unwrap().contains("platform"),
+            "{told:#}"
+        );
+        let evidence = verdict["evidence"].to_string();
+        assert!(evidence.contains("told from the events"), "{told:#}");
+        assert!(evidence.contains("137"), "{told:#}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -19,7 +19,7 @@ use super::{Gate, Ground, SETTINGS, Stage, default_template};
 use crate::kubernetes::{IMAGE, Place, RUNS};
 
 /// The Job as the platform's own client submits it, which knows nothing of retries, deadlines or claims.
-fn manifest(data: &Value, milliseconds: u128) -> Value {
+pub(super) fn manifest(data: &Value, milliseconds: u128) -> Value {
     let labels = json!({
         "terrakube.io/organization": data["organizationId"],
         "terrakube.io/workspace": data["workspaceId"],
@@ -88,6 +88,11 @@ where
     };
     let platform = Platform::builder().native(Native::new(create));
     let stage = Stage::on(Ground::Cluster(Box::new(place)), platform).await;
+    asking_for_jobs(stage)
+}
+
+/// Every workspace asks for Jobs.
+pub(super) fn asking_for_jobs(stage: Stage) -> Stage {
     stage.platform.edit(|records| {
         records
             .globals

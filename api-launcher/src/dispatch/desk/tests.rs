@@ -173,7 +173,7 @@ async fn the_job_of_a_step_that_was_told_alone_is_told_too(
         steps,
     })
     .await;
-    desk.settle(&step(id, step_type), "The pod is gone.")
+    desk.settle(&step(id, step_type), "The pod is gone.", None)
         .await
         .unwrap();
     let told = told(&api);
@@ -201,7 +201,7 @@ async fn a_job_that_was_told_hears_nothing_more(
         steps,
     })
     .await;
-    desk.settle(&step("plan", "terraformPlan"), "The pod is gone.")
+    desk.settle(&step("plan", "terraformPlan"), "The pod is gone.", None)
         .await
         .unwrap();
     assert_eq!(told(&api), []);
@@ -216,11 +216,59 @@ async fn a_failure_told_for_an_executor_leaves_the_recorded_commit_alone() {
         steps: ["running", "pending", "pending"],
     })
     .await;
-    desk.settle(&step("plan", "terraformPlan"), "The pod is gone.")
+    desk.settle(&step("plan", "terraformPlan"), "The pod is gone.", None)
         .await
         .unwrap();
     let told = told(&api);
     assert_eq!(told.len(), 2, "{told:?}");
     assert_eq!(told[1].1["status"], "failed");
     assert_eq!(told[1].1.get("commitId"), None);
+}
+
+#[tokio::test]
+async fn a_step_that_was_done_is_reported_as_done_though_its_executor_could_not() {
+    let (desk, api) = desk(Known {
+        job: "running",
+        output: Some(" Step approval completed\n"),
+        plan: Some("https://store/plan"),
+        steps: ["completed", "completed", "running"],
+    })
+    .await;
+    let apply = step("apply", "terraformApply");
+    desk.vouch(&apply, "The step was done.", None)
+        .await
+        .unwrap();
+    let told = told(&api);
+    let statuses: Vec<_> = told
+        .iter()
+        .map(|(at, change)| (at, &change["status"]))
+        .collect();
+    assert_eq!(
+        statuses,
+        [
+            (&"apply".to_owned(), &json!("completed")),
+            (&"412".to_owned(), &json!("pending"))
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_plan_that_was_made_is_handed_over_though_its_executor_could_not() {
+    let (mut desk, api) = desk(Known {
+        job: "running",
+        output: None,
+        plan: None,
+        steps: ["running", "pending", "pending"],
+    })
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    desk.outputs = Some(Store::local(folder.path()));
+    let plan = step("plan", "terraformPlan");
+    desk.vouch(&plan, "The step was done.", None).await.unwrap();
+    let told = told(&api);
+    let (at, change) = &told[1];
+    assert_eq!((at.as_str(), &change["status"]), ("412", &json!("pending")));
+    assert_eq!(change["planChanges"], true);
+    let place = change["terraformPlan"].as_str().unwrap();
+    assert!(place.contains("412") && place.contains("plan"), "{place}");
 }

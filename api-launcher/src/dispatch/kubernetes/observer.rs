@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use control_plane::heartbeat::Beat;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
 use job_contract::status::JobStatus;
+use tempfile::TempDir;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
@@ -36,6 +38,8 @@ const HEAD_START: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct Observer {
     desk: Option<Desk>,
+    /// Has what runs printed.
+    cluster: Option<Cluster>,
     metrics: Metrics,
     head_start: Duration,
     /// Runs that are not over, or whose end the platform does not know yet.
@@ -72,10 +76,18 @@ impl Observer {
     pub(super) const fn new(desk: Option<Desk>, metrics: Metrics) -> Self {
         Self {
             desk,
+            cluster: None,
             metrics,
             head_start: HEAD_START,
             live: Mutex::new(BTreeMap::new()),
         }
+    }
+
+    /// The logs of runs that could not deliver theirs are recovered from there.
+    #[must_use]
+    pub(super) fn recovering_from(mut self, cluster: Cluster) -> Self {
+        self.cluster = Some(cluster);
+        self
     }
 
     /// Ends runs whose jobs the platform has ended. Runs until it is dropped.
@@ -184,13 +196,53 @@ impl Observer {
         let _ = notes.send(sentence.to_owned());
     }
 
-    /// Fails the step on behalf of its executor, unless the platform knows an outcome.
+    /// Reports for its executor how the step ended, unless the platform knows an outcome.
     async fn settle(&self, run: &RunKey, verdict: &Verdict) -> Result<(), DeskError> {
         let Some(desk) = &self.desk else {
             return Ok(());
         };
-        match desk.known(step_of(run))? {
-            Some(step) => desk.settle(&step, &told(verdict)).await,
+        let Some(step) = desk.known(step_of(run))? else {
+            return Ok(());
+        };
+        let saved = self.save_log(run, verdict).await;
+        let log = saved.as_ref().map(SavedLog::path);
+        match verdict.unreported_success() {
+            Some(_) => desk.vouch(&step, &verdict.sentence, log.as_deref()).await,
+            None => desk.settle(&step, &told(verdict), log.as_deref()).await,
+        }
+    }
+
+    /// What the container of the run printed, where the run's log may lack it.
+    async fn save_log(&self, run: &RunKey, verdict: &Verdict) -> Option<SavedLog> {
+        let cluster = self.cluster.as_ref().filter(|_| verdict.lacks_log())?;
+        let folder = tempfile::tempdir()
+            .inspect_err(|error| warn!(%run, %error, "no room for the log of the run"))
+            .ok()?;
+        let saved = SavedLog(folder);
+        match cluster.save_log(&run.name, &saved.path()).await {
+            Ok(0) => None,
+            Ok(_) => Some(saved),
+            // Its pod is gone, or may not be looked at.
+            Err(error) => {
+                debug!(%run, error = story(&error), "the log of the container is not to be had");
+                None
+            }
+        }
+    }
+
+    /// Adds to a run that was reported what its executor could not know, or not deliver.
+    async fn add_more(&self, run: &RunKey, verdict: &Verdict) -> Result<(), DeskError> {
+        let Some(desk) = &self.desk else {
+            return Ok(());
+        };
+        let Some(step) = desk.known(step_of(run))? else {
+            return Ok(());
+        };
+        if let Some(saved) = self.save_log(run, verdict).await {
+            desk.restore_log(&step, &saved.path()).await?;
+        }
+        match verdict.lock_remark() {
+            Some(line) => desk.append(&step, &line).await,
             None => Ok(()),
         }
     }
@@ -239,7 +291,7 @@ impl RunObserver for Observer {
             info!(%run, verdict = ?verdict.kind, sentence = verdict.sentence, "a run ended without a word of its executor");
             let settled = match verdict.kind {
                 // An executor of another make ends with 0 once it has reported, or has given up between step and job.
-                VerdictKind::Completed => self.finish(run).await,
+                VerdictKind::Completed if verdict.report.is_none() => self.finish(run).await,
                 _ => self.settle(run, verdict).await,
             };
             match settled {
@@ -258,8 +310,26 @@ impl RunObserver for Observer {
         .boxed()
     }
 
+    fn on_more<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, ()> {
+        async move {
+            if let Err(error) = self.add_more(run, verdict).await {
+                warn!(%run, error = story(&error), "the log of the run could not be completed");
+            }
+        }
+        .boxed()
+    }
+
     fn on_standings(&self, standings: Standings) {
         self.metrics.stand(standings);
+    }
+}
+
+/// What a container printed of a run's log, kept as long as this is.
+struct SavedLog(TempDir);
+
+impl SavedLog {
+    fn path(&self) -> PathBuf {
+        self.0.path().join("container")
     }
 }
 

@@ -110,7 +110,7 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
             let reason = "The executor of this step was lost while no launcher watched it, after it had \
                           taken the step. It is not run again: what it was changing may exist without being \
                           in the state. Plan again before anything else.";
-            inner.desk.fail(&step, reason, Some(&folder.log())).await?;
+            inner.desk.fail(&step, reason, &folder.log()).await?;
             return Ok(Some(inner.desk.stand(&step).await?));
         }
         Before::Running(executor) => {
@@ -123,7 +123,7 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
                 inner.metrics.start_failed();
                 error!(run = %key, error = story(&failure), "an executor could not be started");
                 let reason = format!("The executor could not be started: {}.", story(&failure));
-                inner.desk.fail(&step, &reason, Some(&folder.log())).await?;
+                inner.desk.fail(&step, &reason, &folder.log()).await?;
                 return Ok(Some(inner.desk.stand(&step).await?));
             }
         },
@@ -262,7 +262,7 @@ async fn settle(
         Some((Exit::Done, _)) if stand.job.is_over() => inner.desk.skip(step)?,
         judged => {
             let reason = reason(folder, judged);
-            inner.desk.fail(step, &reason, Some(&folder.log())).await?;
+            inner.desk.fail(step, &reason, &folder.log()).await?;
         }
     }
     Ok(inner.desk.stand(step).await?)
