@@ -95,10 +95,13 @@ fn environment_names() -> Names {
 }
 
 #[test]
-fn the_readme_lists_every_environment_name() {
-    let listed = first_cells(&read("README.md"));
+fn every_environment_name_is_documented() {
+    let listed = first_cells(&read("docs/configuration.md"));
     let missing: Vec<_> = environment_names().difference(&listed).cloned().collect();
-    assert!(missing.is_empty(), "not in README.md: {missing:?}");
+    assert!(
+        missing.is_empty(),
+        "not in docs/configuration.md: {missing:?}"
+    );
 }
 
 #[test]
@@ -195,6 +198,74 @@ fn every_document_the_code_and_the_documents_refer_to_exists() {
             assert!(is_example || exists, "{}: docs/{name}", path.display());
         }
     }
+}
+
+/// Every Markdown file of the repository.
+fn documents() -> Vec<PathBuf> {
+    let mut found: Vec<_> = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
+        .map(|name| root().join(name))
+        .into();
+    for folder in ["docs", "examples", "helm", "rbac"] {
+        files(&root().join(folder), ".md", &mut found);
+    }
+    found
+}
+
+/// What stands between the brackets of Markdown links, without what is shown as code.
+fn links(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut fenced = false;
+    for line in text.lines() {
+        fenced ^= line.trim_start().starts_with("```");
+        if fenced || line.starts_with("    ") {
+            continue;
+        }
+        for (at, _) in line.match_indices("](") {
+            let rest = &line[at + 2..];
+            found.extend(rest.split_once(')').map(|(link, _)| link.to_owned()));
+        }
+    }
+    found
+}
+
+/// The anchors GitHub gives the headings of a text.
+fn anchors(text: &str) -> Names {
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| {
+        let words = heading.trim_start_matches('#').trim().to_lowercase();
+        words
+            .chars()
+            .filter(|c| c.is_alphanumeric() || "-_ ".contains(*c))
+            .map(|c| if c == ' ' { '-' } else { c })
+            .collect()
+    };
+    headings.map(anchor).collect()
+}
+
+#[test]
+fn every_link_between_documents_leads_somewhere() {
+    let mut followed = 0;
+    for document in documents() {
+        let text = fs::read_to_string(&document).unwrap();
+        for link in links(&text) {
+            if link.contains("://") {
+                continue;
+            }
+            let (file, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let target = match file {
+                "" => document.clone(),
+                file => document.parent().unwrap().join(file),
+            };
+            let context = format!("{}: {link}", document.display());
+            assert!(target.exists(), "{context}");
+            if !anchor.is_empty() {
+                let known = anchors(&fs::read_to_string(&target).expect(&context));
+                assert!(known.contains(anchor), "{context}: {known:?}");
+            }
+            followed += 1;
+        }
+    }
+    assert!(followed > 100, "only {followed} links were found");
 }
 
 /// Names of tests in a table cell, as file and function.

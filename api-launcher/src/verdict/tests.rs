@@ -873,3 +873,21 @@ fn a_run_cancelled_through_the_launcher_is_cancelled_and_not_deleted() {
 }
 
 const CANCELLED: &str = crate::cluster::annotations::CANCELLED_AT;
+
+#[test]
+fn every_kind_stands_in_both_tables_of_the_documents() {
+    let tables = [
+        include_str!("../../../docs/architecture.md"),
+        include_str!("../../../docs/operations.md"),
+    ];
+    for table in tables {
+        let kinds: Vec<&str> = table
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split(" | ").next())
+            .flat_map(|cell| cell.split(['`', ',', ' ']))
+            .collect();
+        for kind in VerdictKind::ALL {
+            assert!(kinds.contains(&kind.name()), "{} is missing", kind.name());
+        }
+    }
+}
