@@ -16,16 +16,16 @@ fuzz_target!(|options: &str| {
         .chars()
         .filter(|c| !['"', '\''].contains(c))
         .collect();
-    let mut written = String::from("-Xmx64m");
+    let mut written = vec!["-Xmx64m".to_owned()];
     for (key, value) in &selector {
         let name = key.rsplit('/').next().unwrap_or(key);
         assert!(is_label(name) && !name.is_empty() && (value.is_empty() || is_label(value)));
         assert!(unquoted.contains(key.as_str()) && unquoted.contains(value.as_str()));
-        written.push_str(&format!(
-            " \"-Dio.terrakube.executor.ephemeral.nodeSelector[{key}]={value}\""
+        written.push(format!(
+            "\"-Dio.terrakube.executor.ephemeral.nodeSelector[{key}]={value}\""
         ));
     }
-    assert_eq!(node_selector(&written), Some(selector));
+    assert_eq!(node_selector(&written.join(" ")), Some(selector));
 });
 
 /// `None` when the deployment is refused because of them.
