@@ -6,8 +6,9 @@ use k8s_openapi::jiff::Timestamp;
 
 /// With no limit whoever submitted a Job releases it. Only after this long the watcher does it in its place.
 pub(super) const SUBMITTERS_TURN: Duration = Duration::from_secs(2);
-/// The same for a Job that is there only in case the launcher cannot report its step done.
-pub(super) const REPORTERS_TURN: Duration = Duration::from_mins(1);
+/// The same for a Job that is there only in case the launcher cannot report its step done. Nobody beats for it once that
+/// launcher is dead, so that it is released while the one beat there was still counts.
+pub(super) const REPORTERS_TURN: Duration = Duration::from_secs(20);
 /// A Job whose job data was missing is looked at again after this long.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
@@ -32,13 +33,23 @@ pub fn next(mut held: Vec<Held<'_>>, in_flight: usize, limit: usize) -> Vec<&str
 
 #[cfg(test)]
 mod tests {
+    use control_plane::heartbeat::EXPIRY;
+
     use super::*;
+    use crate::cluster::lease::LeaseSettings;
 
     fn held(name: &str, created: i64) -> Held<'_> {
         Held {
             created: Timestamp::from_second(created).unwrap(),
             name,
         }
+    }
+
+    #[test]
+    fn a_step_with_nothing_to_run_is_released_while_the_beat_of_its_dead_launcher_counts() {
+        let lease = LeaseSettings::new("runs", "mayfly-launcher", "next");
+        let succession = lease.duration + lease.renew;
+        assert!(succession + REPORTERS_TURN < EXPIRY);
     }
 
     #[test]

@@ -38,7 +38,7 @@ const ACCEPTANCE: Duration = Duration::from_secs(30);
 /// watches has noticed by then, and the heartbeat of a short run is gone soon enough after its end (contract 2.6).
 const UNTIL_WATCHED: Duration = Duration::from_secs(10);
 /// How long the platform is told of a step that has nothing to run. It is less than the watcher leaves to its launcher.
-const COMPLETION: Duration = Duration::from_secs(45);
+const COMPLETION: Duration = Duration::from_secs(15);
 /// How long after a refusal its reason is tried to be told.
 const REFUSAL: Duration = Duration::from_mins(2);
 const REFUSAL_AGAIN: Duration = Duration::from_secs(5);

@@ -376,3 +376,19 @@ fn every_file_of_values_says_what_it_is_for() {
         assert!(names.contains(&name.to_owned()), "{names:?}");
     }
 }
+
+/// Helm asks for the logs after it has removed the pods that succeeded, and fails.
+#[test]
+fn nobody_is_told_to_ask_for_logs_of_pods_that_are_removed() {
+    let removed = documents().into_iter().flat_map(|(_, documents)| documents);
+    let policy = "/metadata/annotations/helm.sh~1hook-delete-policy";
+    let removed = removed.filter(|document| document.text_at(policy).contains("hook-succeeded"));
+    assert!(removed.count() > 0);
+    for path in ["README.md", "templates/NOTES.txt"] {
+        let text = fs::read_to_string(chart().join(path)).unwrap();
+        let mut commands = text
+            .lines()
+            .filter(|line| line.trim().starts_with("helm test "));
+        assert!(commands.all(|line| !line.contains("--logs")), "{path}");
+    }
+}
