@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use job_contract::Exit;
+use job_contract::chain;
 use serde_json::Value;
 
 use crate::config::DeploymentArgs;
@@ -70,13 +71,6 @@ fn render(args: &RenderArgs) -> Result<String, (Exit, Vec<String>)> {
             vec![format!("could not write the list: {error}")],
         )
     })
-}
-
-fn chain(error: &DocumentError) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
-    }
 }
 
 /// The list as text, ending with one line break.

@@ -22,6 +22,7 @@ pub(crate) mod view;
 use std::path::Path;
 use std::time::Instant;
 
+use job_contract::chain;
 use job_contract::{Exit, JobData};
 use nix::sys::signal::Signal;
 
@@ -83,7 +84,7 @@ impl From<RunError> for Conclusion {
                 _ => RunStatus::Failed,
             },
             exit: error.exit(),
-            error: Some(error.chain()),
+            error: Some(chain(&error)),
             hint: error.hint().map(str::to_owned),
         }
     }

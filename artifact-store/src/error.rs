@@ -4,6 +4,8 @@ use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use job_contract::chain;
+
 /// An artifact that could not be stored or fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -135,7 +137,7 @@ const ANSWER_CHARS: usize = 300;
 
 impl Answer {
     pub(crate) fn of(error: &(dyn Error + 'static)) -> Self {
-        let text = story(error);
+        let text = chain(error);
         let part = |name: &str| element(&text, name);
         Self(match (part("Code"), part("Message"), status(&text)) {
             (Some(code), Some(message), _) => format!("{code}: {}", line(message)),
@@ -148,20 +150,6 @@ impl Answer {
     pub(crate) fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
-}
-
-/// The error and its causes, each said once.
-fn story(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let said = cause.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
-        }
-        next = cause.source();
-    }
-    text
 }
 
 /// Text of the first XML element of this name: all three services answer in XML.
@@ -215,7 +203,7 @@ pub(crate) enum Meaning {
 
 pub(crate) fn meaning(error: &object_store::Error) -> Meaning {
     use object_store::Error as E;
-    let text = story(error);
+    let text = chain(error);
     let said = |codes: &[&str]| {
         let code = element(&text, "Code");
         code.is_some_and(|code| codes.contains(&code))

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use job_contract::Exit;
+use job_contract::chain;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -269,7 +270,7 @@ async fn beat_once(redis: &Redis, job_id: &str) -> Result<(), String> {
     let value = java::encode("1");
     let key = key(job_id);
     match timeout(PATIENCE, redis.set(&key, &value, EXPIRY)).await {
-        Ok(result) => result.map_err(|error| error.chain()),
+        Ok(result) => result.map_err(|error| chain(&error)),
         Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
     }
 }
@@ -278,7 +279,7 @@ async fn remove(redis: &Redis, jobs: impl Iterator<Item = String>) {
     for job in jobs {
         let removed: Result<(), RedisError> = redis.delete(&key(&job)).await;
         if let Err(error) = removed {
-            debug!(job, error = %error.chain(), "a heartbeat's key is left to expire");
+            debug!(job, error = %chain(&error), "a heartbeat's key is left to expire");
             return;
         }
     }

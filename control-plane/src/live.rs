@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use job_contract::chain;
 use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -138,7 +139,7 @@ impl Stream {
             .append(&self.key, &[entry], retention)
             .await
             .map(drop)
-            .map_err(|error| error.chain())
+            .map_err(|error| chain(&error))
     }
 
     fn render(&self, state: &LiveState) -> String {

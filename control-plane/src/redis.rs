@@ -69,18 +69,6 @@ impl RedisError {
         Exit::Infrastructure
     }
 
-    /// The message with its causes, for places that have one line.
-    pub fn chain(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(error) = cause {
-            text.push_str(": ");
-            text.push_str(&error.to_string());
-            cause = error.source();
-        }
-        text
-    }
-
     /// Whether the connection is of no use any more.
     fn ends_connection(&self) -> bool {
         match self {

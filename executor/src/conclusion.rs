@@ -8,6 +8,7 @@ use std::time::Duration;
 use artifact_store::{Store, StoreError};
 use control_plane::platform::{Admission, History, Outcome, PlanReference};
 use control_plane::{Patience, Platform, PlatformError, StepRef};
+use job_contract::chain;
 use job_contract::keys::ObjectKey;
 use job_contract::progress::Phase;
 use job_contract::report::{ChangeCounts, FinalReport, StopReason, ToolRecord};
@@ -17,7 +18,6 @@ use tracing::error;
 
 use crate::Ended;
 use crate::config::Config;
-use crate::fault::chain;
 use crate::link::Link;
 use crate::operation::Account;
 use crate::preparation;

@@ -12,7 +12,6 @@ use control_plane::terrakube::{TerrakubeArgs, TerrakubeConfig};
 use job_contract::env;
 use reqwest::Url;
 
-use crate::fault::chain;
 use crate::guard::Limits;
 use crate::run::StageError;
 use crate::tool::{Selection, SignaturePolicy};

@@ -1,8 +1,7 @@
-//! Whose fault a failure is, how a chain of causes is told in one sentence, and how a panic is kept from taking
+//! Whose fault a failure is, and how a panic is kept from taking
 //! the rest of the run with it.
 
 use std::any::Any;
-use std::error::Error;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 
@@ -31,21 +30,6 @@ impl Fault {
     }
 }
 
-/// An error and its causes, outermost first, each once.
-pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let said = error.to_string();
-        if !text.ends_with(&said) {
-            text.push_str(": ");
-            text.push_str(&said);
-        }
-        cause = error.source();
-    }
-    text
-}
-
 /// Turns a panic into an error: what must happen afterwards still does.
 pub async fn caught<T>(work: impl Future<Output = T>) -> Result<T, Box<dyn Any + Send>> {
     AssertUnwindSafe(work).catch_unwind().await
@@ -54,23 +38,6 @@ pub async fn caught<T>(work: impl Future<Output = T>) -> Result<T, Box<dyn Any +
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io;
-
-    #[derive(Debug, thiserror::Error)]
-    #[error("could not read `x`")]
-    struct Outer(#[source] io::Error);
-
-    #[test]
-    fn a_chain_is_told_outermost_first_and_nothing_twice() {
-        assert_eq!(
-            chain(&Outer(io::Error::other("disk full"))),
-            "could not read `x`: disk full"
-        );
-        assert_eq!(
-            chain(&Outer(io::Error::other("read `x`"))),
-            "could not read `x`"
-        );
-    }
 
     #[tokio::test]
     async fn a_panic_is_an_error() {

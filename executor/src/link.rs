@@ -12,10 +12,10 @@ use control_plane::redis::Redis;
 use control_plane::terrakube::{Terrakube, TokenSource, token};
 use control_plane::{Patience, Platform, PlatformError};
 use job_contract::JobData;
+use job_contract::chain;
 use tracing::warn;
 
 use crate::config::{Config, Folders};
-use crate::fault::chain;
 use crate::run::StageError;
 use crate::stop::{Budget, Stop};
 use crate::workspace::ContentToken;

@@ -3,12 +3,12 @@
 use std::time::SystemTime;
 
 use job_contract::Tool;
+use job_contract::chain;
 use job_contract::progress::Phase;
 use job_contract::report::{LockStanding, StateLock};
 use tracing::{info, warn};
 
 use crate::child_env::ChildEnv;
-use crate::fault::chain;
 use crate::process::{Completion, Ended};
 use crate::run::Run;
 use crate::terraform::Terraform;

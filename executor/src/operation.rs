@@ -10,6 +10,7 @@ use artifact_store::{BackendSettings, Digest, private_folder};
 use control_plane::Patience;
 use control_plane::live::LivePhase;
 use control_plane::platform::History;
+use job_contract::chain;
 use job_contract::keys::{ObjectKey, PLAN_FILE};
 use job_contract::progress::Phase;
 use job_contract::report::{ApplyProgress, ChangeCounts, StateLock, StateStanding};
@@ -19,7 +20,7 @@ use serde_json::{Map, Value, json};
 use tracing::warn;
 
 use crate::child_env::ChildEnv;
-use crate::fault::{caught, chain};
+use crate::fault::caught;
 use crate::lock;
 use crate::plan::{PlanRecord, ReviewedPlan};
 use crate::preparation;

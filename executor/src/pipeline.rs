@@ -4,6 +4,7 @@
 use control_plane::logs::LogWriter;
 use control_plane::platform::PlanReference;
 use control_plane::{Platform, StepRef};
+use job_contract::chain;
 use job_contract::progress::Phase;
 use job_contract::report::{LockStanding, ToolRecord};
 use job_contract::settlement::{self, Ending};
@@ -15,7 +16,7 @@ use tracing::warn;
 use crate::Ended;
 use crate::conclusion::{self, Verdict};
 use crate::config::Config;
-use crate::fault::{caught, chain};
+use crate::fault::caught;
 use crate::guard::{self, Watched};
 use crate::job::JobError;
 use crate::link::Link;

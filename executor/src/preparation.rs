@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use control_plane::platform::{Admission, Claim, Holder, Standing, Start};
 use control_plane::{Platform, PlatformError, StepRef};
+use job_contract::chain;
 use job_contract::progress::Phase;
 use job_contract::status::JobStatus;
 use job_contract::{Exit, JobData, StepType};
@@ -16,7 +17,6 @@ use uuid::Uuid;
 
 use crate::conclusion::{Verdict, output_key};
 use crate::config::Config;
-use crate::fault::chain;
 use crate::operation::Prepared;
 use crate::plan;
 use crate::run::{Run, StageError};

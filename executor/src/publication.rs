@@ -8,13 +8,13 @@ use std::time::Duration;
 use control_plane::live::{LivePhase, LiveState, LiveStream};
 use control_plane::logs::Redactor;
 use control_plane::{Platform, StepRef};
+use job_contract::chain;
 use serde_json::{Map, Value, json};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 
-use crate::fault::chain;
 use crate::run::Run;
 use crate::terraform::board::Board;
 

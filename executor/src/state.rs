@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 use artifact_store::{BackendSettings, StoreError, hex};
 use bytes::Bytes;
 use control_plane::platform::History;
+use job_contract::chain;
 use job_contract::keys::ObjectKey;
 use job_contract::report::{ApplyProgress, LockStanding, StateLock, StateStanding};
 use md5::{Digest as _, Md5};
@@ -19,7 +20,6 @@ use tracing::warn;
 use uuid::Uuid;
 
 use crate::child_env::ChildEnv;
-use crate::fault::chain;
 use crate::lock;
 use crate::run::{Run, StageError};
 use crate::terraform::Terraform;

@@ -13,7 +13,7 @@ mod probe;
 mod range;
 mod verify;
 
-use std::{error::Error, ffi::OsString, fmt, path::PathBuf, str::FromStr};
+use std::{ffi::OsString, fmt, path::PathBuf, str::FromStr};
 
 pub use cache::install_archive;
 pub use error::{ArchiveError, ToolError};
@@ -24,6 +24,7 @@ pub use verify::SignatureError;
 
 use cache::Slot;
 use fetch::Shown;
+use job_contract::chain;
 use semver::Version;
 use url::Url;
 
@@ -224,7 +225,7 @@ impl Resolver<'_> {
             Some(found) => {
                 (self.notify)(&format!(
                     "warning: {}; using the installed {} {}",
-                    one_line(&failure),
+                    chain(&failure),
                     self.tool,
                     found.version
                 ));
@@ -275,7 +276,7 @@ impl Resolver<'_> {
                 (self.notify)(&format!(
                     "warning: ignoring `{}`, which does not tell its version: {}",
                     path.display(),
-                    one_line(&error)
+                    chain(&error)
                 ));
                 None
             }
@@ -290,17 +291,6 @@ impl Resolver<'_> {
             origin,
         }
     }
-}
-
-/// An error with its causes, on one line.
-fn one_line(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

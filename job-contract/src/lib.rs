@@ -1,10 +1,11 @@
 //! What `api-launcher` and `executor` agree on, and nothing else: the job document and its encodings,
 //! environment names, statuses and outcomes, exit codes, object keys, and the records the two programs
-//! exchange. No clock, no randomness, no I/O: every function here is a pure translation.
+//! exchange; and how both tell an error. No clock, no randomness, no I/O: every function here is a pure translation.
 //!
 //! The wire is Terrakube's; sections named in the documentation of items ("contract 4.6") are those of
 //! `docs/job-contract.md`.
 
+pub mod chain;
 pub mod encoding;
 pub mod env;
 pub mod exit;
@@ -15,5 +16,6 @@ pub mod report;
 pub mod settlement;
 pub mod status;
 
+pub use chain::chain;
 pub use exit::Exit;
 pub use job::{Command, JobData, Runtime, StepType, Tool};

@@ -202,9 +202,14 @@ fn every_document_the_code_and_the_documents_refer_to_exists() {
 
 /// Every Markdown file of the repository.
 fn documents() -> Vec<PathBuf> {
-    let mut found: Vec<_> = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
-        .map(|name| root().join(name))
-        .into();
+    let mut found: Vec<_> = [
+        "README.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+    ]
+    .map(|name| root().join(name))
+    .into();
     for folder in ["docs", "examples", "helm", "rbac"] {
         files(&root().join(folder), ".md", &mut found);
     }

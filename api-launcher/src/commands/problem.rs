@@ -1,9 +1,9 @@
 //! Why a command could not do what it was asked, and what to do about it.
 
-use std::error::Error;
 use std::io;
 
 use job_contract::Exit;
+use job_contract::chain;
 
 use crate::cluster::{ClusterError, ConnectError};
 use crate::config::ConfigProblem;
@@ -85,19 +85,4 @@ impl CommandError {
             _ => None,
         }
     }
-}
-
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let part = error.to_string();
-        // Libraries repeat their sources in their messages.
-        if !text.contains(&part) {
-            text += ": ";
-            text += &part;
-        }
-        source = error.source();
-    }
-    text
 }

@@ -23,6 +23,7 @@ use control_plane::platform::{Admission, Outcome, PlanReference, Standing, Start
 use control_plane::redis::{Redis, RedisError};
 use control_plane::terrakube::Terrakube;
 use control_plane::{Patience, Platform, PlatformError, StepRef};
+use job_contract::chain;
 use job_contract::keys::ObjectKey;
 use job_contract::settlement::{self, Ending, Settlement};
 use job_contract::status::{JobStatus, StepStatus};
@@ -403,7 +404,7 @@ impl Desk {
                 warn!(
                     job_id = step.job_id,
                     step_id = step.step_id,
-                    error = story(&error),
+                    error = chain(&error),
                     "the reason of a failure could not be stored"
                 );
                 None
@@ -414,7 +415,7 @@ impl Desk {
             warn!(
                 job_id = step.job_id,
                 step_id = step.step_id,
-                error = story(&error),
+                error = chain(&error),
                 "the reason of a failure could not be written into the run's live log"
             );
         }
@@ -490,7 +491,7 @@ impl Desk {
             warn!(
                 job_id = step.job_id,
                 step_id = step.step_id,
-                error = story(&error),
+                error = chain(&error),
                 "the reason of a failure could not be stored"
             );
         }
@@ -517,7 +518,7 @@ impl Desk {
                 info!(
                     job_id = step.job_id,
                     step_id = step.step_id,
-                    error = story(&error),
+                    error = chain(&error),
                     "a step's output could not be stored"
                 );
                 None
@@ -675,7 +676,7 @@ impl Desk {
                 warn!(
                     job_id = step.job_id,
                     step_id = step.step_id,
-                    error = error.chain(),
+                    error = chain(&error),
                     "the live log of a lost run could not be read"
                 );
                 Vec::new()
@@ -728,17 +729,6 @@ fn half_settled(step: &StepRef, standing: &Standing) -> Settlement {
         };
     }
     settlement
-}
-
-/// An error with its causes, in one line.
-pub(in crate::dispatch) fn story(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use control_plane::StepRef;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use job_contract::chain;
 use job_contract::status::JobStatus;
 use job_contract::{JobData, env};
 use tokio::sync::Mutex;
@@ -17,7 +18,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use self::observer::Observer;
-use super::desk::{Desk, story};
+use super::desk::Desk;
 use super::{Accepted, Answered, Readiness, Refused, has_nothing_to_run};
 use crate::cluster::lease::LeaseSettings;
 use crate::cluster::{Cluster, ClusterError, Submitted, labels};
@@ -147,7 +148,7 @@ impl KubernetesTarget {
         match accepted {
             Ok((accepted, held)) => {
                 desk.queue(&job)
-                    .map_err(|error| Refused::Unavailable(story(&error)))?;
+                    .map_err(|error| Refused::Unavailable(chain(&error)))?;
                 self.keep_alive(desk, &job.job_id);
                 if let Some(name) = held {
                     self.complete(desk, job, name, answered);
@@ -207,7 +208,7 @@ impl KubernetesTarget {
         }
         if let Err(error) = desk.refuse(&job, &reason).await {
             warn!(
-                error = story(&error),
+                error = chain(&error),
                 job_id = job.job_id,
                 step_id = job.step_id,
                 "the reason of a refusal could not be put on record"
@@ -257,7 +258,7 @@ impl KubernetesTarget {
                 }
                 failed => {
                     let error = match &failed {
-                        Ok(Err(error)) => story(error),
+                        Ok(Err(error)) => chain(error),
                         _ => "the platform takes too long".to_owned(),
                     };
                     warn!(
@@ -310,7 +311,7 @@ fn is_released_by_us(manifest: &Manifest) -> bool {
 async fn tell_refused(desk: &Desk, job: &JobData, reason: &str) {
     while let Err(error) = desk.refuse(job, reason).await {
         warn!(
-            error = story(&error),
+            error = chain(&error),
             job_id = job.job_id,
             step_id = job.step_id,
             "the reason of a refusal could not be told, trying again"
@@ -348,7 +349,7 @@ fn has_outcome(desk: &Desk, job: &JobData) -> bool {
         Err(error) => {
             // The claim keeps a step from being done twice.
             warn!(
-                error = story(&error),
+                error = chain(&error),
                 job_id = job.job_id,
                 step_id = job.step_id,
                 "the platform could not be asked whether the step is over"

@@ -1,6 +1,5 @@
 //! Everything that can end a run before a step could tell its own outcome.
 
-use std::error::Error;
 use std::io;
 
 use control_plane::PlatformError;
@@ -63,16 +62,5 @@ impl RunError {
             Self::Input(error) => error.hint(),
             _ => None,
         }
-    }
-
-    /// The message with all its causes, on one line.
-    pub(crate) fn chain(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            text = format!("{text}: {error}");
-            cause = error.source();
-        }
-        text
     }
 }

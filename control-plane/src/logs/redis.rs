@@ -6,6 +6,7 @@
 
 use std::io;
 
+use job_contract::chain;
 use tokio::runtime::Runtime;
 
 use super::sink::{Batch, SinkError};
@@ -80,7 +81,7 @@ impl RedisSink {
         };
         let taken = runtime.block_on(self.add(batch));
         self.runtime = Some(runtime);
-        taken.map_err(|error| SinkError::Unavailable(io::Error::other(error.chain())))
+        taken.map_err(|error| SinkError::Unavailable(io::Error::other(chain(&error))))
     }
 
     async fn add(&mut self, batch: Batch<'_>) -> Result<usize, RedisError> {

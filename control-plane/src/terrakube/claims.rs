@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use job_contract::StepType;
+use job_contract::chain;
 use job_contract::status::{JobStatus, StepStatus};
 use serde_json::{Map, Value, json};
 use tracing::warn;
@@ -49,7 +50,7 @@ impl Terrakube {
             Ok(Taken::Held(value)) => Claim::Held(read(&value).unwrap_or_else(Holder::unknown)),
             Err(error) => {
                 warn!(
-                    error = error.chain(),
+                    error = chain(&error),
                     "claiming the step in the job context"
                 );
                 self.claim_by_note(step, holder).await
@@ -111,7 +112,7 @@ async fn holder_in(redis: &Redis, step: &StepRef) -> Option<Holder> {
     match redis.get(&key(step)).await {
         Ok(value) => read(&value?),
         Err(error) => {
-            warn!(error = error.chain(), "it is not known who holds the step");
+            warn!(error = chain(&error), "it is not known who holds the step");
             None
         }
     }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
+use job_contract::chain;
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Method, Response, StatusCode, Url};
@@ -237,7 +238,7 @@ impl Retry<'_> {
         }
         if self.last.is_none() {
             warn!(
-                error = told(&error),
+                error = chain(&error),
                 "the platform is not available, trying again"
             );
         }
@@ -308,15 +309,4 @@ async fn detail(mut answer: Response) -> String {
         .map(|c| if c.is_control() { ' ' } else { c })
         .take(DETAIL_CHARS);
     format!(": {}", text.collect::<String>().trim())
-}
-
-/// An error with its causes: the reader of a warning has no other place to find them.
-fn told(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use control_plane::redis::{Redis, RedisArgs, RedisProblem};
+use job_contract::chain;
 use job_contract::env;
 
 use crate::cluster::check::CheckResult;
@@ -53,7 +54,7 @@ async fn redis(redis: &Redis) -> CheckResult {
         Ok(()) => CheckResult::ok(subject, "answers"),
         Err(error) => CheckResult::failed(
             subject,
-            error.chain(),
+            chain(&error),
             format!(
                 "check {}, {}, password and TLS, and let launcher and runs reach it",
                 env::REDIS_HOSTNAME,

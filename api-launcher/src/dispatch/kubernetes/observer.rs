@@ -11,6 +11,7 @@ use control_plane::StepRef;
 use control_plane::heartbeat::Beat;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
+use job_contract::chain;
 use job_contract::status::JobStatus;
 use tempfile::TempDir;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
@@ -20,7 +21,7 @@ use tracing::{debug, info, warn};
 
 use crate::cluster::watch::{RunObserver, Standings};
 use crate::cluster::{Cluster, RunKey};
-use crate::dispatch::desk::{Desk, DeskError, story};
+use crate::dispatch::desk::{Desk, DeskError};
 use crate::metrics::Metrics;
 use crate::verdict::{Observation, Verdict, VerdictKind};
 
@@ -224,7 +225,7 @@ impl Observer {
             Ok(_) => Some(saved),
             // Its pod is gone, or may not be looked at.
             Err(error) => {
-                debug!(%run, error = story(&error), "the log of the container is not to be had");
+                debug!(%run, error = chain(&error), "the log of the container is not to be had");
                 None
             }
         }
@@ -300,7 +301,7 @@ impl RunObserver for Observer {
                     true
                 }
                 Err(error) => {
-                    warn!(%run, error = story(&error), "the verdict could not be reported");
+                    warn!(%run, error = chain(&error), "the verdict could not be reported");
                     self.metrics.report_failed();
                     self.let_go(run);
                     false
@@ -313,7 +314,7 @@ impl RunObserver for Observer {
     fn on_more<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, ()> {
         async move {
             if let Err(error) = self.add_more(run, verdict).await {
-                warn!(%run, error = story(&error), "the log of the run could not be completed");
+                warn!(%run, error = chain(&error), "the log of the run could not be completed");
             }
         }
         .boxed()
@@ -350,7 +351,7 @@ async fn status_of(desk: &Desk, run: &RunKey) -> Option<JobStatus> {
     match desk.stand(&step).await {
         Ok(stand) => Some(stand.job),
         Err(error) => {
-            debug!(%run, error = story(&error), "where its job stands is not known at the moment");
+            debug!(%run, error = chain(&error), "where its job stands is not known at the moment");
             None
         }
     }
@@ -367,7 +368,7 @@ async fn write_notes(desk: Desk, run: RunKey, mut notes: UnboundedReceiver<Strin
             Err(error) => Err(error),
         };
         if let Err(error) = written {
-            warn!(%run, error = story(&error), "the reason could not be written into the run's log");
+            warn!(%run, error = chain(&error), "the reason could not be written into the run's log");
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use control_plane::StepRef;
+use job_contract::chain;
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{Exit, JobData};
 use tokio::time::{Instant, MissedTickBehavior};
@@ -14,7 +15,7 @@ use tracing::{error, info, warn};
 use super::executor::{Executor, RunFolder, StartError};
 use super::queue::RunKey;
 use super::{Inner, Place, RunsOnStop, blocking, now};
-use crate::dispatch::desk::{DeskError, Stand, story};
+use crate::dispatch::desk::{DeskError, Stand};
 use crate::dispatch::has_nothing_to_run;
 use crate::run::{artifacts, data, executor};
 
@@ -57,7 +58,7 @@ pub(super) async fn carry_out(place: Place, key: RunKey) {
         Err(failure) => {
             drop(place);
             inner.let_go(&key);
-            error!(run = %key, error = story(&failure), "a run could not be carried on; it is tried again");
+            error!(run = %key, error = chain(&failure), "a run could not be carried on; it is tried again");
             tokio::select! {
                 () = inner.shutdown.graceful.cancelled() => {}
                 () = tokio::time::sleep(RETRY) => {
@@ -73,7 +74,7 @@ async fn finish(inner: &Inner, key: &RunKey) {
     inner.beats().remove(key);
     let (queue, name) = (inner.queue.clone(), key.clone());
     if let Err(failure) = blocking(move || queue.finish(&name, now())).await {
-        error!(run = %key, error = story(&failure), "a finished run could not be put away");
+        error!(run = %key, error = chain(&failure), "a finished run could not be put away");
     }
 }
 
@@ -121,8 +122,8 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
             Ok(executor) => executor,
             Err(failure) => {
                 inner.metrics.start_failed();
-                error!(run = %key, error = story(&failure), "an executor could not be started");
-                let reason = format!("The executor could not be started: {}.", story(&failure));
+                error!(run = %key, error = chain(&failure), "an executor could not be started");
+                let reason = format!("The executor could not be started: {}.", chain(&failure));
                 inner.desk.fail(&step, &reason, &folder.log()).await?;
                 return Ok(Some(inner.desk.stand(&step).await?));
             }

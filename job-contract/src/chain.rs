@@ -1,0 +1,42 @@
+//! How an error is told together with what caused it, wherever there is one line for both.
+
+use std::error::Error;
+
+/// An error and its causes, outermost first. Libraries repeat their sources in their messages, so what has been said
+/// is not said again.
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("could not read `x`")]
+    struct Outer(#[source] io::Error);
+
+    #[test]
+    fn causes_are_told_outermost_first_and_nothing_twice() {
+        assert_eq!(
+            chain(&Outer(io::Error::other("disk full"))),
+            "could not read `x`: disk full"
+        );
+        assert_eq!(
+            chain(&Outer(io::Error::other("read `x`"))),
+            "could not read `x`"
+        );
+    }
+}
