@@ -16,7 +16,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 200)]
     runs: u32,
     /// How many runs at a time
-    #[arg(long, default_value_t = 6)]
+    #[arg(long, default_value_t = 8)]
     at_once: u32,
     /// Only this run of the schedule
     #[arg(long, value_name = "RUN")]

@@ -46,7 +46,7 @@ impl Options {
         Self {
             seed,
             runs,
-            at_once: 6,
+            at_once: 8,
             only: None,
             program: program.to_owned(),
             keep: false,

@@ -25,7 +25,7 @@ struct Args {
     #[arg(long, default_value_t = 200)]
     runs: u32,
     /// How many runs at a time
-    #[arg(long, default_value_t = 6)]
+    #[arg(long, default_value_t = 8)]
     at_once: usize,
     /// Only this run of the schedule
     #[arg(long, value_name = "RUN")]
