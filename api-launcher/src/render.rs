@@ -1,17 +1,15 @@
 //! `api-launcher render`: the objects a job document would become, with no cluster at hand.
 
-use std::error::Error as _;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use job_contract::Exit;
-use job_contract::chain;
+use job_contract::{Exit, chain};
 use serde_json::Value;
 
 use crate::config::DeploymentArgs;
 use crate::manifest;
-use crate::run::document::{self, DocumentError};
+use crate::run::document;
 
 /// Stands for what tells one attempt to create a Job from another, so that the same document renders the same.
 const ATTEMPT: &str = "0000000000000000";

@@ -22,8 +22,7 @@ pub(crate) mod view;
 use std::path::Path;
 use std::time::Instant;
 
-use job_contract::chain;
-use job_contract::{Exit, JobData};
+use job_contract::{Exit, JobData, chain};
 use nix::sys::signal::Signal;
 
 use self::args::RunArgs;

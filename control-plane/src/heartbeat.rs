@@ -9,8 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use job_contract::Exit;
-use job_contract::chain;
+use job_contract::{Exit, chain};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout};

@@ -8,12 +8,11 @@ use std::time::Duration;
 use artifact_store::{Store, StoreError};
 use control_plane::platform::{Admission, History, Outcome, PlanReference};
 use control_plane::{Patience, Platform, PlatformError, StepRef};
-use job_contract::chain;
 use job_contract::keys::ObjectKey;
 use job_contract::progress::Phase;
 use job_contract::report::{ChangeCounts, FinalReport, StopReason, ToolRecord};
 use job_contract::settlement::{self, Ending};
-use job_contract::{Exit, JobData, StepType};
+use job_contract::{Exit, JobData, StepType, chain};
 use tracing::error;
 
 use crate::Ended;

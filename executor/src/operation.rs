@@ -10,12 +10,11 @@ use artifact_store::{BackendSettings, Digest, private_folder};
 use control_plane::Patience;
 use control_plane::live::LivePhase;
 use control_plane::platform::History;
-use job_contract::chain;
 use job_contract::keys::{ObjectKey, PLAN_FILE};
 use job_contract::progress::Phase;
 use job_contract::report::{ApplyProgress, ChangeCounts, StateLock, StateStanding};
 use job_contract::settlement::{self, Ending};
-use job_contract::{StepType, progress};
+use job_contract::{StepType, chain, progress};
 use serde_json::{Map, Value, json};
 use tracing::warn;
 

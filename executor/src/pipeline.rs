@@ -4,12 +4,11 @@
 use control_plane::logs::LogWriter;
 use control_plane::platform::PlanReference;
 use control_plane::{Platform, StepRef};
-use job_contract::chain;
 use job_contract::progress::Phase;
 use job_contract::report::{LockStanding, ToolRecord};
 use job_contract::settlement::{self, Ending};
 use job_contract::status::StepStatus;
-use job_contract::{Exit, JobData, StepType};
+use job_contract::{Exit, JobData, StepType, chain};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 

@@ -6,10 +6,9 @@ use std::time::{Duration, SystemTime};
 
 use control_plane::platform::{Admission, Claim, Holder, Standing, Start};
 use control_plane::{Platform, PlatformError, StepRef};
-use job_contract::chain;
 use job_contract::progress::Phase;
 use job_contract::status::JobStatus;
-use job_contract::{Exit, JobData, StepType};
+use job_contract::{Exit, JobData, StepType, chain};
 use serde_json::{Map, Value};
 use tokio::time::timeout;
 use tracing::{info, warn};

@@ -10,11 +10,10 @@ use artifact_store::{Store, StoreError, private_folder};
 use control_plane::logs::{LogConfig, LogError, Redactor, RunLog, SinkConfig, secrets_of};
 use control_plane::platform::Standing;
 use control_plane::{Patience, StepRef};
-use job_contract::chain;
 use job_contract::job::JobDataError;
 use job_contract::progress::Phase;
 use job_contract::report::PhaseTiming;
-use job_contract::{Exit, JobData, StepType};
+use job_contract::{Exit, JobData, StepType, chain};
 use secrecy::ExposeSecret as _;
 
 use crate::banner::Palette;

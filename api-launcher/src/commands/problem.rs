@@ -2,8 +2,7 @@
 
 use std::io;
 
-use job_contract::Exit;
-use job_contract::chain;
+use job_contract::{Exit, chain};
 
 use crate::cluster::{ClusterError, ConnectError};
 use crate::config::ConfigProblem;

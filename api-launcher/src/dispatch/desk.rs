@@ -23,11 +23,10 @@ use control_plane::platform::{Admission, Outcome, PlanReference, Standing, Start
 use control_plane::redis::{Redis, RedisError};
 use control_plane::terrakube::Terrakube;
 use control_plane::{Patience, Platform, PlatformError, StepRef};
-use job_contract::chain;
 use job_contract::keys::ObjectKey;
 use job_contract::settlement::{self, Ending, Settlement};
 use job_contract::status::{JobStatus, StepStatus};
-use job_contract::{JobData, StepType};
+use job_contract::{JobData, StepType, chain};
 use tracing::{info, warn};
 
 /// How long the platform is asked where a step stands. Whoever asks asks again.

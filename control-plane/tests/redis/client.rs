@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use control_plane::redis::{Entry, Redis, RedisArgs, RedisError, Retention, Taken};
+use job_contract::chain;
 use test_peers::redis::{Options, RedisCluster, RedisServer, Sentinel};
 
 use crate::support::{LONG, args, eventually, redis, redis_at};
@@ -128,7 +129,7 @@ async fn a_user_with_the_few_rights_it_needs_gets_in_over_tls() {
     };
     let error = redis(&unknown).ping().await.unwrap_err();
     assert!(matches!(error, RedisError::Connect { .. }), "{error:?}");
-    assert!(error.chain().contains("certificate"), "{}", error.chain());
+    assert!(chain(&error).contains("certificate"), "{}", chain(&error));
 
     let wrong = RedisArgs {
         redis_password: Some("wrong-hunter22".into()),
@@ -137,11 +138,11 @@ async fn a_user_with_the_few_rights_it_needs_gets_in_over_tls() {
     let redis = redis(&wrong);
     let error = redis.ping().await.unwrap_err();
     assert!(
-        error.chain().to_lowercase().contains("auth"),
+        chain(&error).to_lowercase().contains("auth"),
         "{}",
-        error.chain()
+        chain(&error)
     );
-    assert!(!format!("{error:?} {} {redis:?}", error.chain()).contains("hunter22"));
+    assert!(!format!("{error:?} {} {redis:?}", chain(&error)).contains("hunter22"));
 }
 
 #[tokio::test]
@@ -247,7 +248,7 @@ async fn sentinels_lead_to_the_server_and_after_a_failover_to_the_next() {
     first.kill();
     let started = Instant::now();
     while let Err(error) = redis.set(b"after", b"failover", MINUTE).await {
-        assert!(started.elapsed() < LONG, "{}", error.chain());
+        assert!(started.elapsed() < LONG, "{}", chain(&error));
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let there: String = redis::cmd("GET")
@@ -292,7 +293,7 @@ async fn a_server_that_was_away_is_found_again_without_anybody_noticing() {
     redis.set(b"key", b"value", MINUTE).await.unwrap();
     server.kill();
     let error = redis.get(b"key").await.unwrap_err();
-    assert!(error.to_string().contains("Redis"), "{}", error.chain());
+    assert!(error.to_string().contains("Redis"), "{}", chain(&error));
     server.restart().unwrap();
     assert_eq!(redis.get(b"key").await.unwrap(), None);
 }
@@ -310,9 +311,9 @@ async fn a_server_that_says_nothing_costs_the_time_limit_and_no_more() {
     for _ in 0..2 {
         let error = redis.ping().await.unwrap_err();
         assert!(
-            error.chain().contains("300 ms") || error.chain().contains("timed out"),
+            chain(&error).contains("300 ms") || chain(&error).contains("timed out"),
             "{}",
-            error.chain()
+            chain(&error)
         );
     }
     assert!(started.elapsed() < Duration::from_secs(5));

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use control_plane::redis::{Redis, RedisArgs, RedisProblem};
-use job_contract::chain;
-use job_contract::env;
+use job_contract::{chain, env};
 
 use crate::cluster::check::CheckResult;
 

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use control_plane::StepRef;
-use job_contract::chain;
 use job_contract::status::{JobStatus, StepStatus};
-use job_contract::{Exit, JobData};
+use job_contract::{Exit, JobData, chain};
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{error, info, warn};
 
