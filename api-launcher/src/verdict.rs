@@ -26,7 +26,7 @@ pub(crate) use facts::{
     is_suspended, newest, seen, terminal,
 };
 
-/// How long each kind of waiting may last (field.md E2 has the reasons).
+/// How long each kind of waiting may last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timeouts {
     /// No pod for a released Job: from here on it is explained.
