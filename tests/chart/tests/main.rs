@@ -10,6 +10,8 @@
 mod agreement;
 #[path = "chart/api.rs"]
 mod api;
+#[path = "chart/examples.rs"]
+mod examples;
 #[path = "chart/helm.rs"]
 mod helm;
 #[path = "chart/kustomize.rs"]
