@@ -866,6 +866,19 @@ fn a_lock_of_a_pod_that_is_not_seen_here_may_be_held_elsewhere_and_nobody_is_tol
 }
 
 #[test]
+fn an_error_beside_a_step_without_failure_is_told_as_it_is_unless_it_kept_the_report_back() {
+    let sentence = |unreported| {
+        let error = "the job was cancelled before the step began";
+        spoken(json!({"outcome": 0, "error": error, "unreported": unreported})).sentence
+    };
+    assert_eq!(
+        sentence(false),
+        "the job was cancelled before the step began"
+    );
+    assert!(sentence(true).contains("could not tell the platform: the job was"));
+}
+
+#[test]
 fn a_lock_that_was_given_back_needs_nobody() {
     let mut report: Value = serde_json::from_str(LOCKED).unwrap();
     report["lock"]["standing"] = json!("released");
