@@ -175,6 +175,9 @@ mod tests {
                 200,
                 list(json!([job("job-42-a", "a"), job("job-42-b", "b")])),
             ),
+            ("GET", "/apis/batch/v1/namespaces/mute/jobs" | "/api/v1/namespaces/mute/pods") => {
+                (200, list(json!([])))
+            }
             ("GET", "/api/v1/namespaces/runs/pods") => (200, list(json!([pod, ended_pod()]))),
             ("GET", "/api/v1/namespaces/runs/events") => (200, list(json!([]))),
             ("GET", "/apis/batch/v1/namespaces/runs/jobs/job-9-z") => (200, ended_job()),
@@ -254,6 +257,26 @@ mod tests {
             (&json!(true), &json!("job-42-a"))
         );
         assert_eq!(answer["timeline"][0]["what"], "accepted");
+    }
+
+    /// Whose Job is gone, and which may have left events.
+    #[tokio::test]
+    async fn a_run_that_is_not_found_is_told_apart_from_one_that_may_not_be_looked_for() {
+        let (mut out, ..) = output(false);
+        let unknown = explain::explain("77", &cluster("runs"), &mut out).await;
+        let unknown = unknown.unwrap_err();
+        assert!(
+            matches!(unknown, CommandError::NotFound { .. }),
+            "{unknown}"
+        );
+        // Its events are forbidden.
+        let refused = explain::explain("77", &cluster("mute"), &mut out).await;
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, CommandError::Cluster(_)), "{refused}");
+        let told = refused.lines().concat();
+        assert!(told.contains("what is left of the run"), "{told}");
+        assert!(told.contains("forbidden"), "{told}");
+        assert!(refused.hint().is_some_and(|hint| hint.contains("check")));
     }
 
     #[tokio::test]

@@ -157,7 +157,7 @@ impl Cluster {
             .ask("look for the holder of a lock", || api.list(&params))
             .await;
         if let Ok(found) = found {
-            let holder = LockHolder::of(host, found.items.first());
+            let holder = LockHolder::of(host, &self.namespace, found.items.first());
             verdict.tell_lock_holder(&holder);
         }
         verdict

@@ -35,7 +35,9 @@ pub(super) async fn explain(
         // Its Job is gone; what is left may still tell.
         Err(unknown @ CommandError::NotFound { .. }) => match cluster.explain_gone(word).await {
             Ok(Some(explanation)) => explanation,
-            _ => return Err(unknown),
+            Ok(None) => return Err(unknown),
+            // It may be there; what kept it from being told is more than that its Job is gone.
+            Err(error) => return Err(error.into()),
         },
         Err(error) => return Err(error),
     };

@@ -18,19 +18,22 @@ pub enum LockHolder {
     AtWork { run: Option<String> },
     /// It is there and has ended.
     Ended,
-    /// There is no such pod any more.
-    Gone,
+    /// There is no such pod in the namespace that was looked in. A backend may be shared with runs of other namespaces
+    /// and clusters, so this alone does not say that nobody works.
+    Unseen { namespace: String },
     /// Its name is not one that pods of runs have: a person's machine, or another program's.
     Elsewhere,
 }
 
 impl LockHolder {
-    /// Of the host a lock names, and the pod of that name.
-    pub(crate) fn of(host: &str, pod: Option<&Pod>) -> Self {
+    /// Of the host a lock names, and the pod of that name in the namespace.
+    pub(crate) fn of(host: &str, namespace: &str, pod: Option<&Pod>) -> Self {
         let Some(pod) = pod else {
             // As the launcher and the platform itself name them.
             return if host.starts_with("job-") {
-                Self::Gone
+                Self::Unseen {
+                    namespace: namespace.to_owned(),
+                }
             } else {
                 Self::Elsewhere
             };
@@ -54,7 +57,9 @@ impl LockHolder {
                 format!("the pod `{host}`{of} is still there and has not ended")
             }
             Self::Ended => format!("the pod `{host}` has ended"),
-            Self::Gone => format!("the pod `{host}` is gone"),
+            Self::Unseen { namespace } => {
+                format!("there is no pod `{host}` in the namespace `{namespace}` of this cluster")
+            }
             Self::Elsewhere => {
                 format!("`{host}` is no pod of a run: the lock was taken elsewhere")
             }
@@ -188,8 +193,12 @@ pub(super) fn advice(
             Some(LockHolder::AtWork { .. }) => {
                 Some("wait until the pod that holds the lock has ended".to_owned())
             }
-            Some(LockHolder::Ended | LockHolder::Gone) => Some(format!(
+            Some(LockHolder::Ended) => Some(format!(
                 "nobody works under the lock any more: release it with {unlock}"
+            )),
+            Some(LockHolder::Unseen { .. }) => Some(format!(
+                "if runs of another namespace, cluster or launcher use this state, look there first; once it is \
+                 certain that nobody works under the lock, {unlock} releases it"
             )),
             Some(LockHolder::Elsewhere) => Some(format!(
                 "ask whoever took the lock; if nobody uses it, release it with {unlock}"

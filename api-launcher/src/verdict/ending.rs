@@ -304,7 +304,7 @@ fn spoken(pod: &Pod) -> Option<PodEnd> {
     };
     let sentence = match (exit, &report.error) {
         (Exit::Done, None) => "the step did what it was asked to do".to_owned(),
-        (Exit::Done, Some(error)) => {
+        (Exit::Done, Some(error)) if report.unreported => {
             format!(
                 "the step did what it was asked to do, and its executor could not tell the platform: {error}"
             )

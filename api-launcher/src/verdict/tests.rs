@@ -827,15 +827,12 @@ fn a_lock_in_the_way_is_the_verdict_with_whose_it_is_and_whether_that_pod_is_the
         "labels": {"mayfly.dev/job-id": "9", "mayfly.dev/step-id": "1"}}, "status": {"phase": "Running"}}));
     let ended = pod(json!({"status": {"phase": "Failed"}}));
     let host = "job-9-1-abcde";
+    let of = |host, pod| LockHolder::of(host, "runs", pod);
     for (holder, words, unlock) in [
-        (
-            LockHolder::of(host, Some(&holder)),
-            "of run 9/1, is still there",
-            false,
-        ),
-        (LockHolder::of(host, Some(&ended)), "has ended", true),
-        (LockHolder::of(host, None), "is gone", true),
-        (LockHolder::of("laptop", None), "taken elsewhere", true),
+        (of(host, Some(&holder)), "of run 9/1, is still there", false),
+        (of(host, Some(&ended)), "has ended", true),
+        (of(host, None), "in the namespace `runs`", true),
+        (of("laptop", None), "taken elsewhere", true),
     ] {
         verdict.tell_lock_holder(&holder);
         // In place of what was told before.
@@ -851,6 +848,34 @@ fn a_lock_in_the_way_is_the_verdict_with_whose_it_is_and_whether_that_pod_is_the
             "{remark}"
         );
     }
+}
+
+#[test]
+fn a_lock_of_a_pod_that_is_not_seen_here_may_be_held_elsewhere_and_nobody_is_told_to_break_it() {
+    let mut verdict = spoken(serde_json::from_str(LOCKED).unwrap());
+    verdict.tell_lock_holder(&LockHolder::of("job-9-1-abcde", "runs", None));
+    let [told] = &facts_of(&verdict, "lock holder")[..] else {
+        panic!("{:?}", verdict.evidence);
+    };
+    assert!(!told.contains("gone"), "nobody knows: {told}");
+    let advice = verdict.advice.unwrap();
+    assert!(!advice.contains("release it"), "{advice}");
+    assert!(!advice.contains("any more"), "{advice}");
+    let (look, unlock) = (advice.find("look there first"), advice.find("force-unlock"));
+    assert!(look.is_some() && look < unlock, "{advice}");
+}
+
+#[test]
+fn an_error_beside_a_step_without_failure_is_told_as_it_is_unless_it_kept_the_report_back() {
+    let sentence = |unreported| {
+        let error = "the job was cancelled before the step began";
+        spoken(json!({"outcome": 0, "error": error, "unreported": unreported})).sentence
+    };
+    assert_eq!(
+        sentence(false),
+        "the job was cancelled before the step began"
+    );
+    assert!(sentence(true).contains("could not tell the platform: the job was"));
 }
 
 #[test]

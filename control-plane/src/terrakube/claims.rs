@@ -1,17 +1,20 @@
 //! At most one executor runs a step that changes something (contract 11.1, W-01).
 //!
 //! In Redis the claim is atomic. The step's status is asked in any case: it outlives a Redis that was emptied. Without a
-//! Redis, the job context holds the claim. The platform has no "if it is not there yet", so whoever has written himself
-//! down waits for longer than others take between looking and writing, and looks whose name stands there then.
+//! Redis, the job context holds the claim. The platform has no "if it is not there yet", so nobody's note counts that was
+//! not written promptly after the look that found no other, and whoever has written one waits for longer than that, and
+//! looks whose name stands there then, and whether the step is still nobody's. What cannot be seen is no claim.
 
 use std::time::Duration;
 
 use job_contract::StepType;
 use job_contract::chain;
 use job_contract::status::{JobStatus, StepStatus};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
+use tokio::time::sleep;
 use tracing::warn;
 
+use super::context::Note;
 use super::{ORDINARY, Terrakube, TerrakubeError};
 use crate::patience::Patience;
 use crate::platform::{Claim, Holder, Standing, StepRef};
@@ -22,7 +25,9 @@ const EXPIRY: Duration = Duration::from_hours(7 * 24);
 
 /// Key of the job context under which claims are noted, by step.
 const CONTEXT_KEY: &str = "mayflyClaims";
-/// Longer than a platform takes to write what another executor has begun to write.
+/// The longest from looking whose note is there until one's own is known to be written.
+const PROMPT: Duration = Duration::from_secs(1);
+/// Longer than that by far, so that whoever looked before a note was written has given up, or written his own.
 const SETTLING: Duration = Duration::from_secs(2);
 
 impl Terrakube {
@@ -36,13 +41,13 @@ impl Terrakube {
                 None => None,
             };
             let known = match known {
-                None => self.noted(step).await,
+                None => self.named(step).await,
                 known => known,
             };
             return Ok(Claim::Held(known.unwrap_or_else(Holder::unknown)));
         }
         let Some(redis) = redis else {
-            return Ok(self.claim_by_note(step, holder).await);
+            return self.claim_by_note(step, holder, &standing).await;
         };
         let value = serde_json::to_vec(holder).expect("a holder has no failing serialiser");
         Ok(match redis.take(&key(step), &value, EXPIRY).await {
@@ -53,46 +58,73 @@ impl Terrakube {
                     error = chain(&error),
                     "claiming the step in the job context"
                 );
-                self.claim_by_note(step, holder).await
+                self.claim_by_note(step, holder, &standing).await?
             }
         })
     }
 
-    /// Claims the step in the job context, unless it may be run twice. Where that cannot be written, the status has to do.
-    async fn claim_by_note(&self, step: &StepRef, holder: &Holder) -> Claim {
+    /// Claims the step in the job context, unless it may be run twice, or belongs to a rejected job: the platform takes no
+    /// context of those (contract 6.6), so that their status has to do.
+    async fn claim_by_note(
+        &self,
+        step: &StepRef,
+        holder: &Holder,
+        standing: &Standing,
+    ) -> Result<Claim, TerrakubeError> {
         let kind = StepType::parse(&step.step_type);
-        if kind.is_some_and(|kind| kind.uses_tool() && !kind.changes_infrastructure()) {
-            return Claim::Granted;
+        let is_repeatable =
+            kind.is_some_and(|kind| kind.uses_tool() && !kind.changes_infrastructure());
+        if is_repeatable || standing.status == JobStatus::Rejected {
+            return Ok(Claim::Granted);
         }
-        if let Some(other) = self.noted(step).await {
-            return Claim::Held(other);
+        let value = serde_json::to_value(holder).expect("a holder has no failing serialiser");
+        let note = self.note(step, CONTEXT_KEY, &value, PROMPT).await;
+        match note.map_err(unclaimed)? {
+            Note::Ours => {}
+            Note::Anothers(other) => return Ok(Claim::Held(holder_of(other))),
         }
-        let mut patch = Map::new();
-        patch.insert(
-            CONTEXT_KEY.to_owned(),
-            json!({ step.step_id.as_str(): holder }),
-        );
-        if let Err(error) = self.merge_context(step, &patch).await {
-            warn!(%error, "claiming the step by its status alone");
-            return Claim::Granted;
+        sleep(SETTLING).await;
+        let noted = self.noted(step).await.map_err(unclaimed)?;
+        match noted.map(holder_of) {
+            Some(settled) if settled.uid == holder.uid => {}
+            Some(other) => return Ok(Claim::Held(other)),
+            None => return Err(unclaimed(lost(step))),
         }
-        tokio::time::sleep(SETTLING).await;
-        match self.noted(step).await {
-            Some(other) if other.uid != holder.uid => Claim::Held(other),
-            _ => Claim::Granted,
+        // Whoever claimed it in a Redis that answers no more has left no note, but has begun.
+        let standing = self.standing(step, &Patience::lasting(ORDINARY)).await?;
+        if is_taken(&standing) {
+            return Ok(Claim::Held(Holder::unknown()));
         }
+        Ok(Claim::Granted)
     }
 
-    /// Who has claimed the step in the job context.
-    async fn noted(&self, step: &StepRef) -> Option<Holder> {
-        let context = self.brief_context(step).await;
-        let context = context.inspect_err(|error| warn!(%error, "claims could not be read"));
-        let holder = context
-            .ok()?
-            .remove(CONTEXT_KEY)?
-            .get_mut(&step.step_id)
-            .map(Value::take);
-        serde_json::from_value(holder?).ok()
+    /// Who has claimed the step in the job context, as far as that can be told.
+    async fn named(&self, step: &StepRef) -> Option<Holder> {
+        let noted = self.noted(step).await;
+        let noted = noted.inspect_err(|error| warn!(%error, "claims could not be read"));
+        Some(holder_of(noted.ok()??))
+    }
+
+    /// The note on the step in the job context.
+    async fn noted(&self, step: &StepRef) -> Result<Option<Value>, TerrakubeError> {
+        let mut context = self.brief_context(step).await?;
+        let notes = context.get_mut(CONTEXT_KEY);
+        Ok(notes.and_then(|notes| notes.get_mut(&step.step_id).map(Value::take)))
+    }
+}
+
+/// A note that nobody here can read is somebody's all the same.
+fn holder_of(note: Value) -> Holder {
+    serde_json::from_value(note).unwrap_or_else(|_| Holder::unknown())
+}
+
+fn unclaimed(source: TerrakubeError) -> TerrakubeError {
+    TerrakubeError::Unclaimed(Box::new(source))
+}
+
+fn lost(step: &StepRef) -> TerrakubeError {
+    TerrakubeError::NoteLost {
+        step_id: step.step_id.clone(),
     }
 }
 

@@ -104,7 +104,7 @@ impl Call {
     }
 
     /// For messages.
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         format!("{} {}", self.method, self.url)
     }
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use reqwest::{Method, Url};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
 use tracing::debug;
 
 use super::client::{Call, JSON};
@@ -17,6 +18,15 @@ use crate::platform::StepRef;
 const LIMIT: usize = 64 * 1024 * 1024;
 /// What is merged is shown, not relied on; the next merge brings it again.
 const MERGE_PATIENCE: Duration = Duration::from_secs(15);
+
+/// What became of a note.
+#[derive(Debug)]
+pub(super) enum Note {
+    /// It was written where there was none.
+    Ours,
+    /// There is one already.
+    Anothers(Value),
+}
 
 impl Terrakube {
     /// The document; empty when there is none.
@@ -42,6 +52,43 @@ impl Terrakube {
                 Ok(())
             }
             other => other.map(drop),
+        }
+    }
+
+    /// Puts a note of a step under `key`, unless there is one. From looking to the acknowledged writing no more than
+    /// `prompt` goes by. A look that took too long is repeated; a writing that failed is not, for it may yet be done.
+    pub(super) async fn note(
+        &self,
+        step: &StepRef,
+        key: &str,
+        note: &Value,
+        prompt: Duration,
+    ) -> Result<Note, TerrakubeError> {
+        let _one_at_a_time = self.0.merging.lock().await;
+        let until = Instant::now() + MERGE_PATIENCE;
+        loop {
+            let (start, patience) = (Instant::now(), Patience::lasting(prompt));
+            let mut context = match self.read_context(step, &patience).await {
+                Err(error) if error.may_pass() && Instant::now() < until => continue,
+                context => context?,
+            };
+            let known = context.get(key).and_then(|notes| notes.get(&step.step_id));
+            if let Some(known) = known {
+                return Ok(Note::Anothers(known.clone()));
+            }
+            // The writing shall not fail for want of time.
+            if start.elapsed() > prompt / 2 && Instant::now() < until {
+                continue;
+            }
+            let patch = json!({ key: { step.step_id.as_str(): note } });
+            merge(&mut context, patch.as_object().expect("an object"));
+            let call = self.context_call(Method::POST, step).body(&context);
+            self.0.client.once(&call, &patience).await?;
+            return if start.elapsed() > prompt {
+                Err(TerrakubeError::OutOfTime { call: call.name() })
+            } else {
+                Ok(Note::Ours)
+            };
         }
     }
 

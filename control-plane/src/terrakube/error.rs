@@ -75,6 +75,15 @@ pub enum TerrakubeError {
         /// Method and address.
         call: String,
     },
+    /// It is not certain that the step is ours alone; it has not been begun.
+    #[error("the step could not be claimed by a note in the job context, and is not begun")]
+    Unclaimed(#[source] Box<TerrakubeError>),
+    /// Somebody who wrote the job context at the same time, or the platform itself, has lost what was written to it.
+    #[error("the note that was written about step {step_id} is not there")]
+    NoteLost {
+        /// The step.
+        step_id: String,
+    },
 }
 
 impl TerrakubeError {
@@ -93,6 +102,11 @@ impl TerrakubeError {
             }
             _ => false,
         }
+    }
+
+    /// Whether it may not be so a little later.
+    pub(super) fn may_pass(&self) -> bool {
+        self.is_transient() || matches!(self, Self::OutOfTime { .. })
     }
 
     /// Whether the platform says that the job is gone, or takes nothing any more.
@@ -127,7 +141,9 @@ impl TerrakubeError {
             | Self::TooLarge { .. }
             | Self::Malformed { .. }
             | Self::NoSteps { .. }
-            | Self::OutOfTime { .. } => Exit::Infrastructure,
+            | Self::OutOfTime { .. }
+            | Self::Unclaimed(_)
+            | Self::NoteLost { .. } => Exit::Infrastructure,
         }
     }
 
@@ -151,6 +167,11 @@ impl TerrakubeError {
             }
             Self::Malformed { .. } => {
                 format!("check that the address in `{api}` is the platform's API")
+            }
+            Self::Unclaimed(_) | Self::NoteLost { .. } => {
+                "the step may be started again; if it is said to be taken by this pod then, start a new job. With a Redis \
+                 that answers, no note is needed"
+                    .to_owned()
             }
             Self::Status { .. } | Self::TooLarge { .. } => return None,
         })

@@ -799,6 +799,117 @@ async fn of_many_claimants_without_redis_the_job_context_grants_the_step_to_one_
     assert_eq!(api.client().claim(&apply, &holder(9)).await.unwrap(), held);
 }
 
+const CONTEXT: &str = "/v1/412";
+
+fn claimant(n: u32) -> Holder {
+    Holder {
+        pod: format!("pod-{n}"),
+        uid: n.to_string(),
+        since: "now".into(),
+    }
+}
+
+/// The faults of one claim, in their order.
+#[rstest]
+#[case::no_look(&[(Method::GET, Fault::Status(StatusCode::BAD_REQUEST))])]
+#[case::no_right_to_look(&[(Method::GET, Fault::Status(StatusCode::FORBIDDEN))])]
+#[case::no_write(&[(Method::POST, Fault::Status(StatusCode::SERVICE_UNAVAILABLE))])]
+#[case::job_takes_none(&[(Method::POST, Fault::Status(StatusCode::CONFLICT))])]
+#[case::write_unanswered(&[(Method::POST, Fault::AnswerLost)])]
+#[case::write_late(&[(Method::POST, Fault::Late(Duration::from_millis(1500)))])]
+#[case::write_forgotten(&[(Method::POST, Fault::Forgotten)])]
+#[case::no_second_look(&[
+    (Method::POST, Fault::Late(Duration::ZERO)),
+    (Method::GET, Fault::Status(StatusCode::BAD_REQUEST)),
+])]
+#[tokio::test]
+async fn a_claim_that_is_not_certain_is_none_and_what_may_be_repeated_needs_none(
+    #[case] faults: &[(Method, Fault)],
+) {
+    let api = StandIn::with_status("queue").await;
+    let client = api.client();
+    for kind in ["terraformApply", "terraformDestroy", "customScripts", PLAN] {
+        api.job().context = None;
+        for (method, fault) in faults {
+            api.fault(method.clone(), CONTEXT, *fault);
+        }
+        let claim = client.claim(&step("apply-id", kind), &claimant(1)).await;
+        if kind == PLAN {
+            assert_eq!(claim.unwrap(), Claim::Granted);
+            continue;
+        }
+        let error = claim.expect_err(kind);
+        assert!(matches!(error, TerrakubeError::Unclaimed(_)), "{error}");
+        assert_eq!(error.exit(), Exit::Infrastructure);
+        assert!(api.job().faults.is_empty(), "{kind}: {error}");
+    }
+    assert!(api.told().is_empty());
+}
+
+#[tokio::test]
+async fn a_look_that_took_long_is_repeated_before_anything_is_written() {
+    let api = StandIn::with_status("queue").await;
+    let late = Fault::Late(Duration::from_millis(700));
+    api.fault(Method::GET, CONTEXT, late);
+    api.fault(Method::GET, CONTEXT, Fault::Late(Duration::from_secs(5)));
+    let apply = step("apply-id", "terraformApply");
+    let client = api.client();
+    assert_eq!(
+        client.claim(&apply, &claimant(1)).await.unwrap(),
+        Claim::Granted
+    );
+    assert!(api.job().faults.is_empty());
+}
+
+#[rstest]
+#[case(json!({"pod": "pod-1", "uid": "1", "since": "now"}), claimant(1))]
+#[case(json!("in a form of later days"), Holder::unknown())]
+#[tokio::test]
+async fn anothers_note_is_left_as_it_is(#[case] note: Value, #[case] expected: Holder) {
+    let api = StandIn::with_status("queue").await;
+    let context = json!({"mayflyClaims": {"apply-id": note}, "own": 1});
+    api.job().context = Some(context.clone());
+    let claim = api
+        .client()
+        .claim(&step("apply-id", "terraformApply"), &claimant(2))
+        .await;
+    assert_eq!(claim.unwrap(), Claim::Held(expected));
+    assert_eq!(api.job().context, Some(context));
+}
+
+#[tokio::test]
+async fn a_note_joins_what_others_have_written() {
+    let api = StandIn::with_status("queue").await;
+    let first = serde_json::to_value(claimant(1)).unwrap();
+    api.job().context = Some(json!({"mayflyClaims": {"plan-id": first}, "own": 1}));
+    let apply = step("apply-id", "terraformApply");
+    let claim = api.client().claim(&apply, &claimant(2)).await;
+    assert_eq!(claim.unwrap(), Claim::Granted);
+    let second = serde_json::to_value(claimant(2)).unwrap();
+    let both = json!({"mayflyClaims": {"plan-id": first, "apply-id": second}, "own": 1});
+    assert_eq!(api.job().context, Some(both));
+}
+
+/// As of a holder whose claim is in a Redis that has died since.
+#[tokio::test]
+async fn a_step_that_begins_while_a_note_settles_is_its_beginners() {
+    let api = StandIn::with_status("queue").await;
+    let (client, apply, me) = (
+        api.client(),
+        step("apply-id", "terraformApply"),
+        claimant(1),
+    );
+    let begins = async {
+        while api.job().context.is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let running = json!("running");
+        api.job().steps[1].1.insert("status".into(), running);
+    };
+    let (claim, ()) = tokio::join!(client.claim(&apply, &me), begins);
+    assert_eq!(claim.unwrap(), Claim::Held(Holder::unknown()));
+}
+
 #[tokio::test]
 async fn a_job_whose_plan_is_lost_is_still_a_planned_one() {
     use base64::Engine as _;

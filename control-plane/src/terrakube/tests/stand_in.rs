@@ -45,6 +45,10 @@ pub(super) enum Fault {
     Redirect(&'static str),
     /// Done, but answered with an error of the proxy in front.
     AnswerLost,
+    /// Done, and answered after that time.
+    Late(Duration),
+    /// Answered as if it were done.
+    Forgotten,
 }
 
 /// The job, and what has been asked and told.
@@ -171,12 +175,23 @@ async fn answer(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    let mut job = job.lock().unwrap();
-    if let Err(refusal) = check_token(&headers) {
-        return (StatusCode::UNAUTHORIZED, refusal).into_response();
+    let (answer, pause) = answer_now(&mut job.lock().unwrap(), &method, &uri, &headers, &body);
+    tokio::time::sleep(pause).await;
+    answer
+}
+
+fn answer_now(
+    job: &mut Job,
+    method: &Method,
+    uri: &Uri,
+    headers: &HeaderMap,
+    body: &[u8],
+) -> (Response, Duration) {
+    let at_once = |answer: Response| (answer, Duration::ZERO);
+    if let Err(refusal) = check_token(headers) {
+        return at_once((StatusCode::UNAUTHORIZED, refusal).into_response());
     }
-    let is_next =
-        |(on, end, _): &&(Method, &str, Fault)| *on == method && uri.path().ends_with(end);
+    let is_next = |(on, end, _): &&(Method, &str, Fault)| on == method && uri.path().ends_with(end);
     let fault = if job.faults.front().as_ref().is_some_and(is_next) {
         job.faults.pop_front().map(|(.., fault)| fault)
     } else {
@@ -185,23 +200,26 @@ async fn answer(
     match fault {
         Some(Fault::Status(status)) => {
             let body = json!({"errors": [{"detail": "out of\norder"}]}).to_string();
-            return (status, body).into_response();
+            return at_once((status, body).into_response());
         }
         Some(Fault::Later(status, seconds)) => {
-            return (status, [("retry-after", seconds.to_string())]).into_response();
+            let answer = (status, [("retry-after", seconds.to_string())]);
+            return at_once(answer.into_response());
         }
         Some(Fault::Redirect(to)) => {
-            return (StatusCode::FOUND, [("location", to)]).into_response();
+            return at_once((StatusCode::FOUND, [("location", to)]).into_response());
         }
-        Some(Fault::AnswerLost) | None => {}
+        Some(Fault::Forgotten) => return at_once("{}".into_response()),
+        Some(Fault::AnswerLost | Fault::Late(_)) | None => {}
     }
     let answer = job
-        .handle(&method, &uri, &headers, &body)
+        .handle(method, uri, headers, body)
         .unwrap_or_else(|refusal| (StatusCode::BAD_REQUEST, refusal).into_response());
-    if fault.is_some() {
-        return StatusCode::BAD_GATEWAY.into_response();
+    match fault {
+        None => at_once(answer),
+        Some(Fault::Late(pause)) => (answer, pause),
+        Some(_) => at_once(StatusCode::BAD_GATEWAY.into_response()),
     }
-    answer
 }
 
 /// Contract 5.2.
