@@ -112,7 +112,8 @@ impl Terrakube {
         Ok(document.into_job().override_source)
     }
 
-    /// Records a published state. A record whose answer is lost may be written twice; both name the same state.
+    /// Records a published state. A record whose answer is lost may be written twice; both name the same state. The
+    /// contract has no way to ask for the records of a workspace (5.6, 6.4), so nobody can look before telling it again.
     pub async fn record_history(
         &self,
         step: &StepRef,

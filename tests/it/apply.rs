@@ -1,11 +1,10 @@
 //! Plan, apply and destroy as separate processes that share only the stores, as pods do.
 
 use std::fs;
-use std::process::Command;
 
 use integration_tests::process::Stream;
 use integration_tests::site::files_below;
-use integration_tests::{FakeTool, Repository, Site, job};
+use integration_tests::{FakeTool, Repository, Site, fifo, job};
 use job_contract::status::JobStatus;
 use job_contract::{JobData, StepType, env};
 use serde_json::json;
@@ -211,14 +210,7 @@ fn the_plan_of_another_run_is_not_applied_in_its_place() {
 #[test]
 fn a_second_executor_leaves_a_claimed_apply_alone() {
     let site = site();
-    let fifo = site.scratch("gate");
-    assert!(
-        Command::new("mkfifo")
-            .arg(&fifo)
-            .status()
-            .unwrap()
-            .success()
-    );
+    let fifo = fifo(site.scratch("gate"));
     let repository = Repository::module(&format!(
         "resource \"terraform_data\" \"gated\" {{\n  provisioner \"local-exec\" {{\n    command = \"echo at-the-gate; cat {}\"\n  }}\n}}\n",
         fifo.display()
@@ -252,9 +244,7 @@ fn a_second_executor_leaves_a_claimed_apply_alone() {
 #[test]
 fn an_executor_that_fails_before_its_claim_does_not_end_the_apply_of_another() {
     let site = site();
-    let gate = site.scratch("gate");
-    let made = Command::new("mkfifo").arg(&gate).status().unwrap();
-    assert!(made.success());
+    let gate = fifo(site.scratch("gate"));
     let repository = Repository::module(&format!(
         "resource \"terraform_data\" \"gated\" {{\n  provisioner \"local-exec\" {{\n    command = \"echo at-the-gate; cat {}\"\n  }}\n}}\n",
         gate.display()

@@ -1,11 +1,9 @@
 //! `api-launcher run`: a folder planned and applied by executors of its own, on a terminal and off it.
 
-use std::process::Command;
-
 use integration_tests::laptop::{events, plain};
 use integration_tests::process::Stream;
 use integration_tests::repository::ROOT_MODULE;
-use integration_tests::{Finished, Laptop, Repository, job};
+use integration_tests::{Finished, Laptop, Repository, fifo, job};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -20,14 +18,7 @@ fn expect(finished: Finished, code: i32) -> Finished {
 /// A module whose second resource waits at a gate nobody opens.
 fn gated() -> Laptop {
     let laptop = laptop("");
-    let gate = laptop.home().join("gate");
-    assert!(
-        Command::new("mkfifo")
-            .arg(&gate)
-            .status()
-            .unwrap()
-            .success()
-    );
+    let gate = fifo(laptop.home().join("gate"));
     laptop.write(
         "stack/main.tf",
         &format!(

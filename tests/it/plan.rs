@@ -1,10 +1,9 @@
 //! A plan step: what it reports, stores and shows.
 
 use std::fs;
-use std::process::Command;
 
 use integration_tests::process::Stream;
-use integration_tests::{FakeTool, Repository, job};
+use integration_tests::{FakeTool, Repository, fifo, job};
 use job_contract::status::JobStatus;
 use job_contract::{JobData, StepType, env};
 use serde_json::json;
@@ -266,9 +265,7 @@ fn of_two_plans_at_once_the_first_to_be_reported_is_the_one_that_is_kept() {
     let (site, repository) = (site(), Repository::fixture());
     let plan = job::plan(&repository);
     site.queue(&[&plan, &job::apply_after(&plan)]);
-    let gate = site.scratch("gate");
-    let made = Command::new("mkfifo").arg(&gate).status().unwrap();
-    assert!(made.success());
+    let gate = fifo(site.scratch("gate"));
     let words = format!("echo at-the-gate; cat {}", gate.display());
     let slow = JobData {
         command_list: vec![job::before(job::bash(1, &words))],

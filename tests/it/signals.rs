@@ -2,10 +2,9 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::process::Command;
 
 use integration_tests::process::{Stream, comes_to_an_end};
-use integration_tests::{FakeTool, Repository, Site, job};
+use integration_tests::{FakeTool, Repository, Site, fifo, job};
 use job_contract::keys::local_backend_state;
 use job_contract::{JobData, StepType, env};
 use nix::sys::signal::Signal;
@@ -14,14 +13,7 @@ use crate::site;
 
 /// A module whose second resource waits at a gate nobody opens.
 fn gated(site: &Site) -> Repository {
-    let fifo = site.scratch("gate");
-    assert!(
-        Command::new("mkfifo")
-            .arg(&fifo)
-            .status()
-            .unwrap()
-            .success()
-    );
+    let fifo = fifo(site.scratch("gate"));
     Repository::module(&format!(
         "resource \"terraform_data\" \"first\" {{\n  input = \"made\"\n}}\nresource \"terraform_data\" \"second\" {{\n  depends_on = [terraform_data.first]\n  provisioner \"local-exec\" {{\n    command = \"echo at-the-gate; exec cat {}\"\n  }}\n}}\nresource \"terraform_data\" \"third\" {{\n  depends_on = [terraform_data.second]\n}}\n",
         fifo.display()
@@ -141,14 +133,7 @@ fn an_executor_stopped_before_its_claim_leaves_the_step_to_the_next() {
     let (site, repository) = (site(), Repository::fixture());
     let bin = site.scratch("bin");
     fs::create_dir(&bin).unwrap();
-    let (git, gate) = (bin.join("git"), site.scratch("gate"));
-    assert!(
-        Command::new("mkfifo")
-            .arg(&gate)
-            .status()
-            .unwrap()
-            .success()
-    );
+    let (git, gate) = (bin.join("git"), fifo(site.scratch("gate")));
     // The first fetch says that it has begun, and never ends.
     let script = format!(
         "#!/bin/sh\nif mkdir '{0}/tried' 2>/dev/null; then echo begun > '{1}'; exec sleep 1000; fi\nPATH=\"${{PATH#*:}}\" exec git \"$@\"\n",

@@ -13,7 +13,7 @@ use artifact_store::{
 };
 use integration_tests::process::{DEADLINE, Stream, comes_to_an_end};
 use integration_tests::site::{ExecutorRun, RunningExecutor};
-use integration_tests::{FakeTool, Outcome, Repository, Site, job};
+use integration_tests::{FakeTool, Outcome, Repository, Site, fifo, job};
 use job_contract::keys::{Area, ObjectKey};
 use job_contract::report::{LockStanding, StateLock, StateStanding, StopReason};
 use job_contract::status::JobStatus;
@@ -145,9 +145,7 @@ impl Gate {
     }
 
     fn that(site: &Site, when: &str) -> Self {
-        let fifo = site.scratch("gate");
-        let made = Command::new("mkfifo").arg(&fifo).status().unwrap();
-        assert!(made.success());
+        let fifo = fifo(site.scratch("gate"));
         let module = format!(
             "resource \"terraform_data\" \"first\" {{\n  input = \"made\"\n}}\nresource \"terraform_data\" \
              \"second\" {{\n  depends_on = [terraform_data.first]\n  provisioner \"local-exec\" {{\n{when}    \
@@ -402,9 +400,7 @@ fn a_tool_that_is_deaf_is_killed_and_its_lock_released() {
 #[test]
 fn a_plan_that_dies_gives_its_lock_back() {
     let (bucket, site) = (Bucket::new(), site());
-    let fifo = site.scratch("gate");
-    let made = Command::new("mkfifo").arg(&fifo).status().unwrap();
-    assert!(made.success());
+    let fifo = fifo(site.scratch("gate"));
     // Read while planning, under the lock.
     let repository = Repository::module(&format!(
         "data \"terraform_remote_state\" \"waits\" {{\n  backend = \"local\"\n  config = {{\n    path = \"{}\"\n  \

@@ -20,7 +20,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use integration_tests::{Repository, Site};
+use integration_tests::{Repository, Site, fifo};
 use job_contract::env;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -293,10 +293,7 @@ struct Gate(PathBuf);
 
 impl Gate {
     fn new(site: &Site) -> Self {
-        let path = site.scratch("gate");
-        let made = Command::new("mkfifo").arg(&path).status().unwrap();
-        assert!(made.success());
-        Self(path)
+        Self(fifo(site.scratch("gate")))
     }
 
     /// Words of a shell that say that they are there, and wait.

@@ -23,4 +23,4 @@ pub use laptop::Laptop;
 pub use planted::{Planted, Search};
 pub use process::{Finished, Running};
 pub use repository::Repository;
-pub use site::{ExecutorRun, Outcome, Site};
+pub use site::{ExecutorRun, Outcome, Site, fifo};

@@ -366,6 +366,13 @@ impl std::fmt::Display for Outcome {
     }
 }
 
+/// Makes a pipe with a name there: who reads it waits until somebody writes to it.
+pub fn fifo(path: PathBuf) -> PathBuf {
+    let made = Command::new("mkfifo").arg(&path).status().unwrap();
+    assert!(made.success());
+    path
+}
+
 /// Every file and link below a folder, at any depth.
 pub fn files_below(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();

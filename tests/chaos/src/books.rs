@@ -95,6 +95,17 @@ pub struct Published {
     pub stored: bool,
 }
 
+/// A lock of a state that nobody holds any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lock {
+    /// As the store has it.
+    pub info: String,
+    /// Whether a stored output names it by its id.
+    pub told: bool,
+    /// Whether the store was away while the run was under way, without which it could have been released.
+    pub store_was_away: bool,
+}
+
 /// One job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Job {
@@ -110,6 +121,8 @@ pub struct Job {
     pub publishes: bool,
     /// The states it published.
     pub published: Vec<Published>,
+    /// Whether answers of the platform were lost meanwhile, so that it may have been told twice of one state.
+    pub answers_were_lost: bool,
 }
 
 /// One run of the schedule: a workspace and its jobs.
@@ -130,8 +143,8 @@ pub struct Run {
     pub made: BTreeSet<String>,
     /// Resources the tool removed to the end and was not killed after.
     pub removed: BTreeSet<String>,
-    /// The lock of the state that was left although nobody was killed, and that no output names by its id.
-    pub untold_lock: Option<String>,
+    /// The lock of the state that was left although no tool was killed.
+    pub left_lock: Option<Lock>,
     /// Requests at the launcher's door that must be refused and were not, as what it answered.
     pub let_in: Vec<String>,
 }
@@ -170,7 +183,9 @@ pub enum Kind {
     StateLost,
     /// A state is not on record, or the store does not have what is.
     NotPublished,
-    /// The lock of a state was left without a word.
+    /// A state is on record more than once, and no answer was lost.
+    RecordedTwice,
+    /// The lock of a state was left without a reason, or without a word.
     Locked,
     /// A line is not in the stored output.
     LineMissing,
@@ -257,7 +272,11 @@ impl Findings {
             .jobs
             .iter()
             .filter(|job| job.publishes && job.endings.first() == Some(&Ending::Completed));
-        let begun: u32 = run.begun.values().sum();
+        let tools = run
+            .begun
+            .iter()
+            .filter(|(what, _)| what.starts_with("tool "));
+        let begun: u32 = tools.map(|(_, times)| times).sum();
         if u32::try_from(done.count()).unwrap_or(u32::MAX) > begun {
             self.add(
                 Kind::NeverRan,
@@ -266,8 +285,10 @@ impl Findings {
             );
         }
         self.state(run);
-        if let Some(lock) = &run.untold_lock {
-            self.add(Kind::Locked, &run.name, lock.clone());
+        if let Some(lock) = &run.left_lock
+            && !(lock.told && lock.store_was_away)
+        {
+            self.add(Kind::Locked, &run.name, lock.info.clone());
         }
         for answer in &run.let_in {
             self.add(Kind::LetIn, &run.name, answer.clone());
@@ -307,10 +328,18 @@ impl Findings {
     fn publications(&mut self, of: &str, job: &Job) {
         let completed = job.endings.last() == Some(&Ending::Completed);
         let serials: BTreeSet<u64> = job.published.iter().map(|one| one.serial).collect();
-        // One whose answer was lost is told again: that is the same state.
         if job.publishes && completed && serials.len() != 1 {
             let detail = format!("{} states are on record", serials.len());
             self.add(Kind::NotPublished, of, detail);
+        }
+        // One whose answer was lost is told again: that is the same state.
+        if !job.answers_were_lost && job.published.len() > serials.len() {
+            let detail = format!(
+                "{} records of {} states",
+                job.published.len(),
+                serials.len()
+            );
+            self.add(Kind::RecordedTwice, of, detail);
         }
         for published in job.published.iter().filter(|published| !published.stored) {
             let detail = format!("the store does not have the state {}", published.serial);
@@ -421,12 +450,15 @@ mod tests {
                 serial: 2,
                 stored: true,
             }],
+            answers_were_lost: false,
         };
         let run = Run {
             name: "run 1".to_owned(),
             struck: true,
             jobs: vec![job],
-            begun: [("apply".to_owned(), 1)].into(),
+            begun: [("tool apply", 1), ("begin first", 1)]
+                .map(|(what, times)| (what.to_owned(), times))
+                .into(),
             versions: vec![Some(state(1)), Some(state(2))],
             made: names(&["first", "second"]),
             ..Run::default()
@@ -504,10 +536,13 @@ mod tests {
     #[test]
     fn a_second_apply_is_found_and_a_completed_one_that_never_was() {
         let twice = spoil_run(|run| {
-            run.begun.insert("apply".to_owned(), 2);
+            run.begun.insert("tool apply".to_owned(), 2);
         });
         assert_eq!(twice, [Kind::RanTwice]);
-        let never = spoil_run(|run| run.begun.clear());
+        // What it is to run did, by whatever it was started.
+        let never = spoil_run(|run| {
+            run.begun.remove("tool apply");
+        });
         assert_eq!(never, [Kind::NeverRan]);
     }
 
@@ -549,15 +584,32 @@ mod tests {
             }
         };
         assert_eq!(spoil_job(again(3)), [Kind::NotPublished]);
-        assert_eq!(spoil_job(again(2)), [], "its answer was lost");
+        assert_eq!(spoil_job(again(2)), [Kind::RecordedTwice]);
+        let answer_was_lost = spoil_job(|job| {
+            again(2)(job);
+            job.answers_were_lost = true;
+        });
+        assert_eq!(answer_was_lost, []);
         let gone = spoil_job(|job| job.published[0].stored = false);
         assert_eq!(gone, [Kind::NotPublished]);
     }
 
     #[test]
-    fn a_lock_that_was_left_without_a_word_is_found() {
-        let left = spoil_run(|run| run.untold_lock = Some("07ce11eb".to_owned()));
-        assert_eq!(left, [Kind::Locked]);
+    fn a_lock_that_was_left_without_a_reason_or_without_a_word_is_found() {
+        let left = |told, store_was_away| {
+            let info = "07ce11eb".to_owned();
+            spoil_run(move |run| {
+                run.left_lock = Some(Lock {
+                    info,
+                    told,
+                    store_was_away,
+                });
+            })
+        };
+        assert_eq!(left(false, false), [Kind::Locked]);
+        assert_eq!(left(false, true), [Kind::Locked]);
+        assert_eq!(left(true, false), [Kind::Locked]);
+        assert_eq!(left(true, true), []);
     }
 
     #[test]

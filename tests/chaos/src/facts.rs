@@ -8,7 +8,7 @@ use anyhow::Result;
 use serde_json::Value;
 use test_platform::{Records, Status};
 
-use crate::books::{Ending, Facts, Job, Line, Published, Run, State, Step};
+use crate::books::{Ending, Facts, Job, Line, Lock, Published, Run, State, Step};
 use crate::journey::Driven;
 use crate::schedule::Kind;
 use crate::world::{LAUNCHER, LINES, World};
@@ -113,7 +113,7 @@ fn run(world: &World, driven: &Driven, records: &Records, printed: &Printed) -> 
     for id in &driven.jobs {
         run.jobs
             .push(job(world, driven, *id, records, &of_container)?);
-        if driven.was_killed(*id) {
+        if driven.tool_was_killed(*id) {
             continue;
         }
         let done = |phase: &str| journal.iter().any(|line| *line == format!("end {phase}"));
@@ -128,7 +128,7 @@ fn run(world: &World, driven: &Driven, records: &Records, printed: &Printed) -> 
             }
         }
     }
-    let killed = driven.jobs.iter().any(|job| driven.was_killed(*job));
+    let killed = driven.jobs.iter().any(|job| driven.tool_was_killed(*job));
     if !killed && let Some(lock) = world.store.object(&format!("{key}.tflock"))? {
         let lock: Value = serde_json::from_str(&lock).unwrap_or_default();
         let id = lock["ID"].as_str().unwrap_or_default();
@@ -136,7 +136,11 @@ fn run(world: &World, driven: &Driven, records: &Records, printed: &Printed) -> 
         for output in outputs(world, driven, records)? {
             told |= !id.is_empty() && output.contains(id);
         }
-        run.untold_lock = (!told).then(|| lock.to_string());
+        run.left_lock = Some(Lock {
+            info: lock.to_string(),
+            told,
+            store_was_away: driven.weather.store_was_away,
+        });
     }
     Ok(run)
 }
@@ -235,6 +239,7 @@ fn job(
         steps,
         publishes: !matches!(driven.run.kind, Kind::Scripts | Kind::FailingPlan),
         published,
+        answers_were_lost: driven.weather.answers_were_lost,
     })
 }
 

@@ -108,9 +108,9 @@ impl Driven {
         self.weather.store_was_away && last == Some(Status::Failed)
     }
 
-    /// Whether the processes of the job were ended at once.
-    pub(crate) fn was_killed(&self, job: u32) -> bool {
-        self.jobs.last() == Some(&job) && self.run.strike.is_some_and(Strike::kills)
+    /// Whether the job's tool was ended at once.
+    pub(crate) fn tool_was_killed(&self, job: u32) -> bool {
+        self.jobs.last() == Some(&job) && self.run.strike.is_some_and(Strike::kills_the_tool)
     }
 }
 

@@ -244,17 +244,18 @@ impl Strike {
         }
     }
 
-    /// Whether the run's processes end at once, whatever they were doing.
-    pub const fn kills(self) -> bool {
+    /// Whether the run's tool ends at once, whatever it was doing. One that is killed while it reports has no tool any
+    /// more: its state is written, and its lock released.
+    pub const fn kills_the_tool(self) -> bool {
         matches!(
             self,
-            Self::OomKilled | Self::Evicted | Self::NodeLost | Self::Deleted | Self::KilledAtReport
+            Self::OomKilled | Self::Evicted | Self::NodeLost | Self::Deleted
         )
     }
 
     /// Whether the run ends because of it.
     pub const fn ends(self) -> bool {
-        self.kills() || matches!(self, Self::Drained | Self::Cancel)
+        self.kills_the_tool() || matches!(self, Self::Drained | Self::Cancel | Self::KilledAtReport)
     }
 
     /// Whether runs that are under way may fail for want of the store, theirs or others.

@@ -22,6 +22,10 @@ const ARRIVAL: Duration = Duration::from_mins(2);
 const END: Duration = Duration::from_mins(1);
 /// How long what follows a gate may take, with everything around it in trouble.
 const WORK: Duration = Duration::from_mins(1);
+/// How long the Job of a run may stay that is over: its time to live, and some.
+const REMOVAL: Duration = Duration::from_mins(2);
+/// How executors tell the platform what became of a run; they ask it all the time.
+const REPORT: &str = "PATCH";
 /// What slow peers take.
 const SLOW: Duration = Duration::from_secs(3);
 
@@ -82,9 +86,9 @@ impl World {
                 struck
             }
             Moment::After => {
-                self.until_over(target.job).await;
-                self.until_job_is_gone(target).await?;
-                self.deliver_again(target.job, 2).await?
+                self.until_over(target.job).await
+                    && self.until_job_is_gone(target).await?
+                    && self.deliver_again(target.job, 2).await?
             }
         };
         Ok(struck)
@@ -101,7 +105,7 @@ impl World {
                 let jobs = Api::<Job>::namespaced(self.cluster.client(ADMIN)?, RUNS);
                 let name = self.job_name(target.job);
                 let limit = tokio::time::Instant::now() + ARRIVAL;
-                while jobs.get_opt(&name).await?.is_none() {
+                while jobs.get_opt(&name).await?.is_none() || self.cluster.faults().left() > 0 {
                     if tokio::time::Instant::now() > limit {
                         return Ok(false);
                     }
@@ -112,7 +116,8 @@ impl World {
                 self.recover_launchers().await?;
                 Ok(true)
             }
-            _ => Ok(true),
+            // A dispatch is over only when it has met them all.
+            _ => Ok(until(ARRIVAL, || self.cluster.faults().left() == 0).await),
         }
     }
 
@@ -166,25 +171,25 @@ impl World {
                         _ => launchers.kill_all(),
                     }
                 }
-                self.let_it_work(target).await;
+                let worked = self.let_it_work(target).await;
                 self.recover_launchers().await?;
-                Ok(true)
+                Ok(worked)
             }
             Strike::Duplicates => self.deliver_again(target.job, 3).await,
             Strike::RedisRestarted => {
                 let mut redis = self.redis.lock().await;
                 redis.kill();
-                self.let_it_work(target).await;
+                let worked = self.let_it_work(target).await;
                 redis.restart()?;
                 self.redis_forgets();
-                Ok(true)
+                Ok(worked)
             }
             Strike::RedisFrozen => {
                 let redis = self.redis.lock().await;
                 redis.freeze()?;
-                self.let_it_work(target).await;
+                let worked = self.let_it_work(target).await;
                 redis.thaw()?;
-                Ok(true)
+                Ok(worked)
             }
             Strike::KilledAtReport => self.strike_at_report(target).await,
             _ if strike.takes_the_store() => self.strike_store(strike, target).await,
@@ -235,10 +240,17 @@ impl World {
             });
         };
         if strike == Strike::PlatformAway {
+            self.answers_get_lost();
             self.platform.go_down().await;
-            self.let_it_work(target).await;
+            // It reports when its work is done, and nobody is there.
+            let worked = self.let_it_work(target).await;
             self.platform.come_up().await;
-            return Ok(true);
+            self.answers_arrive();
+            return Ok(worked);
+        }
+        let cuts = strike == Strike::PlatformCuts;
+        if cuts {
+            self.answers_get_lost();
         }
         for method in ["GET", "PATCH", "POST"] {
             match strike {
@@ -250,10 +262,15 @@ impl World {
                 }
             }
         }
+        let ordered = self.platform.faults_left(REPORT);
         self.release(target.run.number, Gate::Work);
-        self.until_over(target.job).await;
+        let over = self.until_over(target.job).await;
+        let met = self.platform.faults_left(REPORT) < ordered;
         self.platform.clear_faults();
-        Ok(true)
+        if cuts {
+            self.answers_arrive();
+        }
+        Ok(over && met)
     }
 
     /// The container is killed once the platform has refused its report.
@@ -262,14 +279,18 @@ impl World {
             return Ok(false);
         };
         let _turn = self.turns.platform.lock().await;
-        let path = format!("/job/{}", target.job);
-        self.platform
-            .fault(Fault::always("PATCH", &path, Effect::Status(503)));
+        // The job itself, and its steps.
+        for end in ["$", "/"] {
+            let path = format!("/job/{}{end}", target.job);
+            self.platform
+                .fault(Fault::always(REPORT, &path, Effect::Status(503)));
+        }
         self.release(target.run.number, Gate::Work);
         let refused = || {
             let ledger = self.platform.ledger();
-            let reports = ledger.of("PATCH", &path);
-            reports.iter().any(|request| request.status == 503)
+            let reports = ledger.of(REPORT, "");
+            let mut reports = reports.iter().filter(|one| one.job == Some(target.job));
+            reports.any(|report| report.status == 503)
         };
         let refused = until(WORK, refused).await;
         self.cluster.oom_kill(&pod);
@@ -292,8 +313,8 @@ impl World {
         }
         self.way_to_store.cut();
         self.release(target.run.number, Gate::Work);
-        self.until_over(target.job).await;
-        let struck = self.way_to_store.troubled() > before;
+        let over = self.until_over(target.job).await;
+        let struck = over && self.way_to_store.troubled() > before;
         self.store_returns();
         Ok(struck)
     }
@@ -301,6 +322,12 @@ impl World {
     async fn strike_api(&self, strike: Strike, target: Target) -> Result<bool> {
         let _turn = self.turns.api.lock().await;
         let faults = self.cluster.faults();
+        let watches = || {
+            let requests = self.cluster.recorded().of(LAUNCHER);
+            let requests = requests.requests().iter();
+            requests.filter(|request| request.verb == "watch").count()
+        };
+        let before = watches();
         match strike {
             Strike::WatchesCut => {
                 self.cluster.cut_watches();
@@ -324,12 +351,19 @@ impl World {
                 self.cluster.cut_watches();
             }
         }
+        // The run waits until a launcher has met the first of it.
+        let ordered = faults.left();
+        let met = match strike {
+            Strike::WatchesCut => until(END, || watches() > before).await,
+            _ => until(END, || faults.left() < ordered).await,
+        };
         self.release(target.run.number, Gate::Work);
-        self.until_over(target.job).await;
-        Ok(true)
+        let over = self.until_over(target.job).await;
+        faults.clear();
+        Ok(met && over)
     }
 
-    /// Delivers the last dispatch of a job again, to every launcher; says whether all took it.
+    /// Delivers the last dispatch of a job again, to every launcher; says whether any took it.
     async fn deliver_again(&self, job: u32, times: usize) -> Result<bool> {
         let launchers = self.launchers.lock().await.addresses();
         let (document, token) = (
@@ -396,15 +430,15 @@ impl World {
         false
     }
 
-    /// Lets the run go on, and waits until its work is done.
-    async fn let_it_work(&self, target: Target) {
+    /// Lets the run go on, and waits until its work is done; says whether it is.
+    async fn let_it_work(&self, target: Target) -> bool {
         self.release(target.run.number, Gate::Work);
         let done = format!("end {}", target.phase);
         until(WORK, || {
             let journal = self.journal(target.run.number);
             journal.contains(&done)
         })
-        .await;
+        .await
     }
 
     /// Waits until the platform's job is over.
@@ -412,14 +446,17 @@ impl World {
         until(WORK * 3, || self.platform.job(job).status.is_terminal()).await
     }
 
-    async fn until_job_is_gone(&self, target: Target) -> Result<()> {
+    async fn until_job_is_gone(&self, target: Target) -> Result<bool> {
         let jobs = Api::<Job>::namespaced(self.cluster.client(ADMIN)?, RUNS);
         let name = self.job_name(target.job);
-        let limit = tokio::time::Instant::now() + END;
-        while jobs.get_opt(&name).await?.is_some() && tokio::time::Instant::now() < limit {
+        let limit = tokio::time::Instant::now() + REMOVAL;
+        while jobs.get_opt(&name).await?.is_some() {
+            if tokio::time::Instant::now() > limit {
+                return Ok(false);
+            }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        Ok(())
+        Ok(true)
     }
 
     fn job_name(&self, job: u32) -> String {

@@ -69,6 +69,7 @@ pub(crate) struct World {
     /// Runs under way, and what they had to live with.
     under_way: Mutex<BTreeMap<u32, Weather>>,
     store_away: AtomicUsize,
+    answers_lost: AtomicUsize,
 }
 
 /// Whoever troubles one of these has it alone.
@@ -85,6 +86,7 @@ pub(crate) struct Turns {
 pub(crate) struct Weather {
     pub(crate) store_was_away: bool,
     pub(crate) redis_forgot: bool,
+    pub(crate) answers_were_lost: bool,
 }
 
 /// Where a run can be held.
@@ -158,6 +160,7 @@ impl World {
             turns: Turns::default(),
             under_way: Mutex::default(),
             store_away: AtomicUsize::new(0),
+            answers_lost: AtomicUsize::new(0),
         };
         world.start_launchers().await?;
         Ok(world)
@@ -235,11 +238,13 @@ impl World {
 
     /// A run begins.
     pub(crate) fn begin(&self, run: u32) {
+        let mut under_way = lock(&self.under_way);
         let weather = Weather {
             store_was_away: self.store_away.load(Ordering::SeqCst) > 0,
+            answers_were_lost: self.answers_lost.load(Ordering::SeqCst) > 0,
             ..Weather::default()
         };
-        lock(&self.under_way).insert(run, weather);
+        under_way.insert(run, weather);
     }
 
     /// A run is over; says what it had to live with.
@@ -266,6 +271,19 @@ impl World {
     pub(crate) fn store_returns(&self) {
         self.way_to_store.clear();
         self.store_away.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Answers of the platform get lost, for all who are under way or will be until they arrive again.
+    pub(crate) fn answers_get_lost(&self) {
+        self.answers_lost.fetch_add(1, Ordering::SeqCst);
+        for weather in lock(&self.under_way).values_mut() {
+            weather.answers_were_lost = true;
+        }
+    }
+
+    /// The platform's answers arrive again.
+    pub(crate) fn answers_arrive(&self) {
+        self.answers_lost.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Starts what launchers are missing, and waits until one of those that live watches: until then whoever dies

@@ -1,6 +1,7 @@
 //! Runs that wait, are killed or are disrupted: what is said about them, and what Kubernetes does with them.
 
 use std::fs;
+use std::time::Duration;
 
 use api_launcher::cluster::Cluster;
 use api_launcher::verdict::{VerdictKind, WaitReason};
@@ -255,6 +256,7 @@ async fn what_a_killed_executor_had_printed_is_in_the_output_of_its_step_once_an
             {
                 return;
             }
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
     tokio::time::timeout(PATIENCE, said).await.unwrap();

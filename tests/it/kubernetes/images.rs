@@ -22,7 +22,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use test_cluster::{Cluster, State};
 
-use super::{Door, LAUNCHER, PATIENCE, Place, ROLES, RUNS, SECRET, name, rules};
+use super::{Door, LAUNCHER, PATIENCE, Place, ROLES, RUNS, SECRET, job_data, name, rules};
 
 /// Name of the imported base.
 const BASE: &str = "localhost/base";
@@ -196,14 +196,17 @@ struct Pod {
 
 async fn pod_of(place: &Place, step: &JobData) -> Pod {
     let name = name(step);
-    let spec = |state: &State| state.job(&name)?.spec.clone()?.template.spec;
-    let spec = place.until("the Job is made", spec).await;
-    let state = place.state().await;
-    let secret = state
-        .secrets
-        .iter()
-        .find(|secret| secret.metadata.name.as_ref() == Some(&name))
-        .unwrap();
+    let job = |state: &State| state.job(&name).cloned();
+    let job = place.until("the Job is made", job).await;
+    let named = job_data(&job).unwrap();
+    // The Secret comes after its Job, which owns it.
+    let secret = |state: &State| {
+        let mut secrets = state.secrets.iter();
+        let secret = secrets.find(|secret| secret.metadata.name.as_deref() == Some(named));
+        secret.cloned()
+    };
+    let secret = place.until("the Secret is made", secret).await;
+    let spec = job.spec.unwrap().template.spec.unwrap();
     let data = secret.data.as_ref().unwrap()["job-data"].0.clone();
     let job_data = String::from_utf8(data).unwrap();
     Pod { spec, job_data }

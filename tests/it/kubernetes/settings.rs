@@ -1,10 +1,9 @@
 //! What the operator sets on `serve` is what happens in the cluster.
 
 use std::fs;
-use std::process::Command;
 
 use api_launcher::verdict::VerdictKind;
-use integration_tests::{Repository, job};
+use integration_tests::{Repository, fifo, job};
 use job_contract::env;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
@@ -22,15 +21,8 @@ async fn no_more_jobs_are_released_than_may_be_in_flight_and_the_lease_is_the_on
     assert_ne!(roles, ROLES);
     let place = Place::of(Cluster::builder(), &rules(&roles)).await;
     let repository = Repository::fixture();
-    let gate = place.site.scratch("gate");
+    let gate = fifo(place.site.scratch("gate"));
     let begun = gate.with_extension("begun");
-    assert!(
-        Command::new("mkfifo")
-            .arg(&gate)
-            .status()
-            .unwrap()
-            .success()
-    );
     // The first of them waits at the gate.
     place.image_that_first(&format!(
         "if mkdir '{}' 2>/dev/null; then cat '{}'; fi",

@@ -3,7 +3,7 @@
 //! ended from outside, at the most talkative diagnostics.
 
 use std::fs;
-use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams};
+use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -308,10 +309,10 @@ fn processes() -> impl Iterator<Item = PathBuf> {
         .map(|entry| entry.path())
 }
 
-/// What a process has written to its memory, as far as it can be read.
-fn memory(process: &Path) -> Vec<u8> {
-    let maps = fs::read_to_string(process.join("maps")).unwrap();
-    let mut memory = fs::File::open(process.join("mem")).unwrap();
+/// What a process has written to its memory, as far as it can be read; nothing of one that has ended.
+fn memory(process: &Path) -> Option<Vec<u8>> {
+    let maps = unless_it_has_ended(fs::read_to_string(process.join("maps")))?;
+    let mut memory = unless_it_has_ended(fs::File::open(process.join("mem")))?;
     let mut all = Vec::new();
     for line in maps.lines() {
         let mut words = line.split_whitespace();
@@ -338,7 +339,17 @@ fn memory(process: &Path) -> Vec<u8> {
             }
         }
     }
-    all
+    Some(all)
+}
+
+/// What was found of a process. What may not be looked at is a fault of the test.
+fn unless_it_has_ended<T>(found: io::Result<T>) -> Option<T> {
+    match found {
+        Ok(found) => Some(found),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) if error.raw_os_error() == Some(Errno::ESRCH as i32) => None,
+        Err(error) => panic!("{error}"),
+    }
 }
 
 /// Places that were searched, and what was found there that should not be.
@@ -474,9 +485,9 @@ impl Scene {
         let users = of_the_user(open);
         let memories: Vec<_> = users
             .iter()
-            .map(|process| {
+            .filter_map(|process| {
                 let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
-                (name, memory(process))
+                Some((name, memory(process)?))
             })
             .collect();
         assert!(

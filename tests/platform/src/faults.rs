@@ -69,6 +69,13 @@ impl Faults {
         self.lock().clear();
     }
 
+    /// How many requests of this method are still to go wrong.
+    pub(crate) fn left(&self, method: &str) -> usize {
+        let faults = self.lock();
+        let of_method = faults.iter().filter(|fault| fault.method == method);
+        of_method.fold(0, |left, fault| left.saturating_add(fault.times))
+    }
+
     pub(crate) fn take(&self, method: &str, path: &str) -> Option<Effect> {
         let mut faults = self.lock();
         let hit = |fault: &&mut Fault| fault.method == method && fault.is_about(path);

@@ -429,6 +429,11 @@ impl Platform {
         self.shared.faults.order(fault);
     }
 
+    /// How many requests of this method are still to go wrong by order.
+    pub fn faults_left(&self, method: &str) -> usize {
+        self.shared.faults.left(method)
+    }
+
     /// No request goes wrong any more by order.
     pub fn clear_faults(&self) {
         self.shared.faults.clear();

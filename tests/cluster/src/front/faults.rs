@@ -71,6 +71,12 @@ impl Faults {
             .push(order);
     }
 
+    /// How many requests are still to go wrong.
+    pub fn left(&self) -> usize {
+        let orders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        orders.iter().map(|order| order.left).sum()
+    }
+
     /// Forgets every fault.
     pub fn clear(&self) {
         self.0
