@@ -160,8 +160,9 @@ impl Verdict {
 
     /// The executor's report of a step that was done, of which the platform was not told.
     pub fn unreported_success(&self) -> Option<&FinalReport> {
-        let report = self.report.as_ref()?;
-        (report.unreported && report.outcome == Exit::Done.code()).then_some(report)
+        self.report
+            .as_ref()
+            .filter(|report| report.is_unreported_success())
     }
 
     /// Whether the log of the run may be missing lines that its container still has.

@@ -10,7 +10,7 @@ use control_plane::platform::{Admission, History, Outcome, PlanReference};
 use control_plane::{Patience, Platform, PlatformError, StepRef};
 use job_contract::keys::ObjectKey;
 use job_contract::progress::Phase;
-use job_contract::report::{ChangeCounts, FinalReport, StopReason, ToolRecord};
+use job_contract::report::{ChangeCounts, FinalReport, StopReason, ToolRecord, Untold};
 use job_contract::settlement::{self, Ending};
 use job_contract::{Exit, JobData, StepType, chain};
 use tracing::error;
@@ -61,6 +61,20 @@ impl Verdict {
             account: Account::default(),
             reported: true,
         }
+    }
+
+    /// What whoever tells the platform in this executor's place has to know; nothing of a step that was not done, of which
+    /// there is nothing more to say.
+    fn untold(&self, ignore_error: bool) -> Option<Untold> {
+        (self.exit == Exit::Done).then(|| Untold {
+            ending: self.ending,
+            after_ok: self.after_ok,
+            ignore_error,
+            plan: match &self.plan {
+                PlanReference::Set(reference) => Some(reference.clone()),
+                PlanReference::Keep | PlanReference::Clear => None,
+            },
+        })
     }
 
     pub(crate) fn not_ours(exit: Exit, error: String) -> Self {
@@ -229,9 +243,15 @@ pub(crate) async fn conclude(run: Run<'_>, mut verdict: Verdict) -> Ended {
     }
     // A claimed step is told to nobody: its holder reports it. A job that is over has been told.
     let known = told.is_ok() && (verdict.reported || verdict.exit == Exit::Done);
+    let untold = if known {
+        None
+    } else {
+        verdict.untold(run.job.ignore_error)
+    };
     let report = FinalReport {
         outcome: verdict.exit.code(),
         unreported: !known,
+        untold,
         error: verdict.error,
         hint: verdict.hint,
         stopped: verdict.stopped,
@@ -425,6 +445,44 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn what_a_step_came_to_is_left_for_others_to_tell_if_it_was_done() {
+        let place = "https://store/plan".to_owned();
+        let failed = Verdict::failed(&StageError::Panicked);
+        assert_eq!(failed.untold(true), None);
+        let done = |ending, plan| Verdict {
+            exit: Exit::Done,
+            ending,
+            plan,
+            ..Verdict::failed(&StageError::Panicked)
+        };
+        for (verdict, ending, plan) in [
+            (
+                done(Ending::Changes, PlanReference::Set(place.clone())),
+                Ending::Changes,
+                Some(place),
+            ),
+            (
+                done(Ending::Failure, PlanReference::Clear),
+                Ending::Failure,
+                None,
+            ),
+            (
+                done(Ending::Success, PlanReference::Keep),
+                Ending::Success,
+                None,
+            ),
+        ] {
+            let expected = Untold {
+                ending,
+                after_ok: true,
+                ignore_error: true,
+                plan,
+            };
+            assert_eq!(verdict.untold(true), Some(expected));
+        }
+    }
 
     #[test]
     fn what_was_there_before_stays_and_ends_its_line() {

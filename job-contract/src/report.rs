@@ -3,8 +3,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::exit::Exit;
 use crate::job::Tool;
 use crate::progress::Phase;
+use crate::settlement::Ending;
 
 /// Kubernetes keeps this much of a termination message.
 pub const MAX_TERMINATION_MESSAGE_BYTES: usize = 4096;
@@ -57,6 +59,9 @@ pub struct FinalReport {
     /// The platform was not told: whoever reads this has to, unless the step is tried again.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub unreported: bool,
+    /// What the platform has to be told of a step that was done and of which it was not told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub untold: Option<Untold>,
 }
 
 #[expect(
@@ -68,6 +73,11 @@ const fn is_zero(n: &u64) -> bool {
 }
 
 impl FinalReport {
+    /// Whether the step was done, and the platform was not told.
+    pub const fn is_unreported_success(&self) -> bool {
+        self.unreported && self.outcome == Exit::Done.code()
+    }
+
     /// The report as a termination message: JSON of at most [`MAX_TERMINATION_MESSAGE_BYTES`] bytes. What does
     /// not fit is left out, the longest texts first.
     pub fn to_termination_message(&self) -> String {
@@ -98,6 +108,18 @@ impl FinalReport {
         }
         message
     }
+}
+
+/// What [`crate::settlement::settle`] has to know of a step, and what it leaves behind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Untold {
+    pub ending: Ending,
+    pub after_ok: bool,
+    pub ignore_error: bool,
+    /// Where the plan is that was stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<String>,
 }
 
 /// Why an executor stopped a step before it was done.

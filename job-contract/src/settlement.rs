@@ -1,11 +1,14 @@
 //! What an operation's end means for its scripts, its step and its job: the table of contract 4.6, with its
 //! defects mended (every exit code other than 0 and 2 is a failure).
 
+use serde::{Deserialize, Serialize};
+
 use crate::job::StepType;
 use crate::status::{JobStatus, StepStatus};
 
 /// How the operation of a step ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Ending {
     /// It was never started: a script before it, or init, failed.
     NotReached,

@@ -4,7 +4,9 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-use futures_util::{AsyncBufReadExt as _, FutureExt as _, Stream, StreamExt as _, stream};
+use futures_util::{
+    AsyncBufReadExt as _, AsyncReadExt as _, FutureExt as _, Stream, StreamExt as _, stream,
+};
 use job_contract::progress::Diagnostic;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
@@ -24,6 +26,9 @@ const AHEAD: usize = 256;
 /// So much of a container's log is saved: more than a node keeps of one unless it is set up to.
 const SAVED_BYTES: i64 = 128 * 1024 * 1024;
 
+/// A longer line is none of the executor's own messages, and is not held whole.
+const OWN_BYTES: u64 = 1024 * 1024;
+
 /// Why the log of a container could not be saved.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
@@ -31,6 +36,22 @@ pub enum SaveError {
     Cluster(#[from] ClusterError),
     #[error("could not keep the log of the run")]
     File(#[from] io::Error),
+}
+
+impl SaveError {
+    /// Whether asking again would bring the same: the pod is gone, or may not be looked at.
+    pub const fn is_final(&self) -> bool {
+        matches!(
+            self,
+            Self::Cluster(
+                ClusterError::NoSuchRun(_)
+                    | ClusterError::Refused {
+                        code: 400 | 403 | 404,
+                        ..
+                    }
+            )
+        )
+    }
 }
 
 /// Whether a line of the container is the executor's own message, and not one of the run.
@@ -192,7 +213,8 @@ impl Cluster {
     }
 
     /// Writes what the container of an ended run still has of the run's log into a file, without the executor's own
-    /// messages, and returns its size. Nothing where the pod is gone.
+    /// messages, and returns its size. Nothing where the pod is gone, and where none of its lines is such a message: what an
+    /// executor of another make prints need not be what it wrote into the run's log, nor be free of secrets.
     pub async fn save_log(&self, name: &str, into: &Path) -> Result<u64, SaveError> {
         let mut file = BufWriter::new(File::create(into).await?);
         let pods = self.pods_of(&self.job(name).await?).await?;
@@ -211,19 +233,24 @@ impl Cluster {
             .await?;
         let mut log = std::pin::pin!(log);
         let (mut line, mut size) = (Vec::new(), 0);
+        let (mut at_start, mut is_ours) = (true, false);
         loop {
             line.clear();
-            let read = log.read_until(b'\n', &mut line).await?;
-            if read == 0 {
+            let mut piece = log.as_mut().take(OWN_BYTES);
+            if piece.read_until(b'\n', &mut line).await? == 0 {
                 break;
             }
-            if !is_own_message(&line) {
+            let own = at_start && is_own_message(&line);
+            at_start = line.ends_with(b"\n");
+            if own {
+                is_ours = true;
+            } else {
                 file.write_all(&line).await?;
                 size += line.len() as u64;
             }
         }
         file.flush().await?;
-        Ok(size)
+        Ok(if is_ours { size } else { 0 })
     }
 
     /// Says that the Job or one of its pods is there, has changed, or has gone. A watch that breaks is taken up again,

@@ -26,6 +26,8 @@ use crate::verdict::{is_suspended, terminal};
 
 /// Name under which writes appear in managed fields.
 const FIELD_MANAGER: &str = "mayfly";
+/// A Secret is tried to be stored.
+const TRIAL: &str = "look for the job data";
 /// How often the objects of one run may change under a delivery before it is left to the next one.
 const ROUNDS: usize = 8;
 /// A delivery slower than this may have met the reconciler, and writes to the Job before it answers.
@@ -310,9 +312,7 @@ impl Cluster {
             dry_run: true,
             ..post()
         };
-        let tried = self
-            .ask("look for the job data", || secrets.create(&params, &trial))
-            .await;
+        let tried = self.ask(TRIAL, || secrets.create(&params, &trial)).await;
         match tried {
             Ok(_) => Ok(false),
             Err(error) if error.is_already_exists() => Ok(true),
@@ -431,6 +431,32 @@ fn told(job: &Job, what: &'static str) {
         workspace_id = text(labels::WORKSPACE),
         "{what} the Job of a run"
     );
+}
+
+/// What to do where the cluster does not let the launcher try whether a Secret is there: until then its Job stays suspended.
+pub(super) fn trial_advice(error: &ClusterError) -> Option<&'static str> {
+    match error {
+        ClusterError::Busy {
+            action: TRIAL,
+            message,
+            ..
+        } if message.contains("exceeded quota") => Some(
+            "trying it takes room for one more Secret in the namespace's quota: raise the quota, or remove Secrets",
+        ),
+        ClusterError::Refused {
+            action: TRIAL,
+            code: 400,
+            ..
+        } => Some(
+            "an admission webhook for Secrets has to support dry runs (`sideEffects: None` or `NoneOnDryRun`), or to \
+             leave the namespace of the runs alone",
+        ),
+        ClusterError::Refused { action: TRIAL, .. } => Some(
+            "the launcher has to be let create Secrets, also in a dry run: `api-launcher check` names a right that is \
+             missing, and the rest is an admission policy's",
+        ),
+        _ => None,
+    }
 }
 
 /// What became of a suspended Job.

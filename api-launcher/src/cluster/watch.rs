@@ -24,7 +24,7 @@ use tracing::{debug, info, warn};
 use super::cache::{Change, JobFeed, Packed, Pods, trimmed_job};
 use super::history::{EndedRun, HistoryLimits, surplus};
 use super::reconcile::{Held, LOOK_AGAIN, REPORTERS_TURN, SUBMITTERS_TURN, next};
-use super::submit::{Settled, is_queued_by_cluster};
+use super::submit::{Settled, is_queued_by_cluster, trial_advice};
 use super::{Cluster, ClusterError, RunKey, annotation, annotations, labels};
 use crate::verdict::{self, Observation, Timeouts, Verdict, is_suspended, terminal};
 
@@ -99,7 +99,7 @@ impl Default for WatchSettings {
 enum Note {
     /// Events, and after the end of a run its pods as they are now.
     Told(String, String, Vec<Event>, Vec<Pod>),
-    Settled(String, String, Option<Settled>),
+    Settled(String, String, Result<Settled, ClusterError>),
     Reported(String, String, bool),
     GoneReported(String, bool),
     Removed(String),
@@ -135,6 +135,8 @@ struct Entry {
     reporting: bool,
     /// Not before this is a suspended Job without job data looked at again.
     settle_due: Option<Instant>,
+    /// Why it stays suspended stands in the log.
+    stuck: bool,
     /// Its launcher reports it done; see [`annotations::NOTHING_TO_RUN`].
     nothing_to_run: bool,
     outcome: Option<(bool, Timestamp)>,
@@ -636,9 +638,9 @@ impl Watch {
         }
     }
 
-    fn on_settled(&mut self, name: &str, uid: &str, settled: Option<Settled>) {
+    fn on_settled(&mut self, name: &str, uid: &str, settled: Result<Settled, ClusterError>) {
         // A removed Job is let go of without a word when its deletion is seen.
-        if settled != Some(Settled::Removed) {
+        if !matches!(settled, Ok(Settled::Removed)) {
             self.settling.remove(uid);
         }
         let Some(entry) = self.runs.get_mut(name).filter(|entry| entry.uid == uid) else {
@@ -647,9 +649,15 @@ impl Watch {
         };
         match settled {
             // The watch will say so too; until then it takes a slot.
-            Some(Settled::Released) => entry.standing = Standing::InFlight,
-            Some(Settled::Removed) => {}
-            _ => {
+            Ok(Settled::Released) => entry.standing = Standing::InFlight,
+            Ok(Settled::Removed) => {}
+            settled => {
+                if let Err(error) = settled
+                    && let Some(advice) = trial_advice(&error)
+                    && !std::mem::replace(&mut entry.stuck, true)
+                {
+                    warn!(run = %entry.key, %error, advice, "a run stays suspended");
+                }
                 entry.settle_due = Some(Instant::now() + LOOK_AGAIN);
                 self.wake(name, LOOK_AGAIN);
             }
@@ -730,7 +738,7 @@ impl Watch {
         self.settling.insert(uid.clone());
         let cluster = self.cluster.clone();
         self.spawn(async move {
-            let settled = cluster.settle(&name, hopeless).await.ok();
+            let settled = cluster.settle(&name, hopeless).await;
             Note::Settled(name, uid, settled)
         });
     }
@@ -787,6 +795,7 @@ impl Entry {
             reported: false,
             reporting: false,
             settle_due: None,
+            stuck: false,
             nothing_to_run: false,
             outcome: None,
         }

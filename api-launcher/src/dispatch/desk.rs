@@ -24,10 +24,14 @@ use control_plane::redis::{Redis, RedisError};
 use control_plane::terrakube::Terrakube;
 use control_plane::{Patience, Platform, PlatformError, StepRef};
 use job_contract::keys::ObjectKey;
+use job_contract::report::{FinalReport, Untold};
 use job_contract::settlement::{self, Ending, Settlement};
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{JobData, StepType, chain};
+use tokio::sync::Semaphore;
 use tracing::{info, warn};
+
+use crate::cluster::SaveError;
 
 /// How long the platform is asked where a step stands. Whoever asks asks again.
 const QUESTION: Duration = Duration::from_secs(10);
@@ -39,9 +43,17 @@ const SECOND_LOOK: Duration = Duration::from_secs(3);
 /// So much of a live log becomes part of a step's output that its executor could not store.
 const SALVAGED_BYTES: usize = 16 * 1024 * 1024;
 
+/// So many outputs are put together at a time.
+const DRAFTS: usize = 2;
+/// How long a verdict waits at most for the log of a container that is not to be had at the moment.
+const LOG_PATIENCE: Duration = Duration::from_mins(2);
+
 /// Why a job fails whose plan was good.
 const LOST_PLAN: &str = "The plan was made, and whoever made it ended before the platform knew where it is: it cannot be \
                          applied. Nothing was changed. Plan again.";
+/// Why a job fails whose plan ended well, for all that is known.
+const UNTOLD_PLAN: &str = "The plan ended, and its executor could neither tell the platform nor leave word whether it found \
+                           changes: it cannot be applied. Nothing was changed. Plan again.";
 
 /// Why something could not be said for a run.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +66,8 @@ pub(in crate::dispatch) enum DeskError {
     Draft(#[source] io::Error),
     #[error("could not write into the run's live log")]
     Log(#[from] RedisError),
+    #[error("could not recover the log of the run")]
+    Container(#[source] SaveError),
     /// It will, or it takes the dispatch back; until then the job is not to be touched (contract 2.5).
     #[error("the platform has not recorded the dispatch yet, its job is `{0}`")]
     NotDispatched(JobStatus),
@@ -97,6 +111,8 @@ pub(crate) struct Desk {
     redis: Option<Redis>,
     heartbeats: Option<Arc<Heartbeats>>,
     turns: Arc<Turns>,
+    /// Outputs are put together on disk, and any of them may be large.
+    drafts: Arc<Semaphore>,
 }
 
 /// Outputs are read, added to and written back: of two who do that to one of them, the second has to wait, or a reason
@@ -122,6 +138,7 @@ impl Desk {
             redis: None,
             heartbeats: None,
             turns: Arc::default(),
+            drafts: Arc::new(Semaphore::new(DRAFTS)),
         }
     }
 
@@ -138,6 +155,7 @@ impl Desk {
             redis,
             heartbeats: heartbeats.map(Arc::new),
             turns: Arc::default(),
+            drafts: Arc::new(Semaphore::new(DRAFTS)),
         })
     }
 
@@ -155,6 +173,15 @@ impl Desk {
             Platform::Terrakube(terrakube) => terrakube.config().report_patience,
             // Nobody looks for signs of life there.
             Platform::Local(_) => Duration::ZERO,
+        }
+    }
+
+    /// How long after the end of a run the log of its container is asked for before the report goes without it; time is
+    /// left for the report itself.
+    pub(in crate::dispatch) fn log_patience(&self) -> Duration {
+        match &self.platform {
+            Platform::Terrakube(_) => LOG_PATIENCE.min(self.report_patience() / 2),
+            Platform::Local(_) => LOG_PATIENCE,
         }
     }
 
@@ -278,58 +305,84 @@ impl Desk {
         reason: &str,
         container: Option<&Path>,
     ) -> Result<(), DeskError> {
-        if !self.is_open(step, container).await? {
+        if !self.is_open(step, reason, container).await? {
             return Ok(());
         }
         self.fail_with(step, reason, Latest::Live(container)).await
     }
 
-    /// Reports a step that was done and whose executor could not say so; otherwise as [`Desk::settle`].
-    ///
-    /// Whether a plan found changes is not known: one with none is as good to apply, and one that was not applied would be
-    /// missed.
+    /// Reports a step that was done and whose executor could not say so, by what it left in its report; otherwise as
+    /// [`Desk::settle`].
     pub(in crate::dispatch) async fn vouch(
         &self,
         step: &StepRef,
+        report: &FinalReport,
         sentence: &str,
         container: Option<&Path>,
     ) -> Result<(), DeskError> {
-        if !self.is_open(step, container).await? {
+        if !self.is_open(step, sentence, container).await? {
             return Ok(());
         }
-        let patience = Patience::lasting(QUESTION);
-        let standing = self.platform.standing(step, &patience).await?;
+        self.vouch_with(step, report, sentence, Latest::Live(container))
+            .await
+    }
+
+    /// As [`Desk::vouch`] of a step that waits for its outcome, and whose log is a file.
+    pub(in crate::dispatch) async fn vouch_with_log(
+        &self,
+        step: &StepRef,
+        report: &FinalReport,
+        sentence: &str,
+        log: &Path,
+    ) -> Result<(), DeskError> {
+        self.vouch_with(step, report, sentence, Latest::File(log))
+            .await
+    }
+
+    async fn vouch_with(
+        &self,
+        step: &StepRef,
+        report: &FinalReport,
+        sentence: &str,
+        latest: Latest<'_>,
+    ) -> Result<(), DeskError> {
         let kind = StepType::parse(&step.step_type).unwrap_or(StepType::Approval);
         let is_plan = matches!(kind, StepType::Plan | StepType::PlanDestroy);
-        let ending = if is_plan {
-            Ending::Changes
-        } else {
-            Ending::Success
+        let untold = match &report.untold {
+            Some(untold) => untold.clone(),
+            None if is_plan => return self.fail_with(step, UNTOLD_PLAN, latest).await,
+            // Whatever an executor calls done is told in one way of these.
+            None => Untold {
+                ending: Ending::Success,
+                after_ok: true,
+                ignore_error: false,
+                plan: None,
+            },
         };
-        let plan = self.outputs.as_ref().filter(|_| is_plan).map(|store| {
-            let (organization, workspace) = (&step.organization_id, &step.workspace_id);
-            store.reference(&ObjectKey::plan(
-                organization,
-                workspace,
-                &step.job_id,
-                &step.step_id,
-            ))
-        });
-        if is_plan && plan.is_none() {
-            return self
-                .fail_with(step, LOST_PLAN, Latest::Live(container))
-                .await;
-        }
-        let output = self
-            .write_output(step, sentence, Latest::Live(container))
-            .await?;
-        let settlement = settlement::settle(kind, ending, true, false, standing.template_steps);
+        let patience = Patience::lasting(QUESTION);
+        let standing = self.platform.standing(step, &patience).await?;
+        let settlement = settlement::settle(
+            kind,
+            untold.ending,
+            untold.after_ok,
+            untold.ignore_error,
+            standing.template_steps,
+        );
+        let plan = match untold.plan {
+            Some(place) if is_plan => PlanReference::Set(place),
+            None if is_plan && settlement.job == JobStatus::Pending => {
+                return self.fail_with(step, LOST_PLAN, latest).await;
+            }
+            None if is_plan => PlanReference::Clear,
+            _ => PlanReference::Keep,
+        };
+        let output = self.write_output(step, sentence, latest).await?;
         let outcome = Outcome {
             settlement,
             output,
             note: None,
-            plan: plan.map_or(PlanReference::Keep, PlanReference::Set),
-            commit_id: None,
+            plan,
+            commit_id: report.commit_id.clone(),
         };
         let patience = Patience::lasting(REPORT);
         Ok(self
@@ -338,14 +391,23 @@ impl Desk {
             .await?)
     }
 
-    /// Whether the step waits for its outcome. What else there is to do for one that does not is done.
-    async fn is_open(&self, step: &StepRef, container: Option<&Path>) -> Result<bool, DeskError> {
+    /// Whether the step waits for its outcome. What else there is to do for one that does not is done; `reason` stands
+    /// behind its log then, should that have to be put in place.
+    async fn is_open(
+        &self,
+        step: &StepRef,
+        reason: &str,
+        container: Option<&Path>,
+    ) -> Result<bool, DeskError> {
         let stand = self.stand(step).await?;
         if stand.is_settled() {
+            let restored = match container {
+                Some(container) => self.restore_log(step, container, Some(reason)).await,
+                None => Ok(()),
+            };
+            // Behind the log, and said whatever became of that.
             self.finish(step).await?;
-            if let Some(container) = container {
-                self.restore_log(step, container).await?;
-            }
+            restored?;
             return Ok(false);
         }
         if stand.job.is_over() {
@@ -358,14 +420,16 @@ impl Desk {
         Ok(true)
     }
 
-    /// Puts what a container printed in the place of the part of the step's output that is missing some of it.
+    /// Puts what a container printed in the place of the part of the step's output that is missing some of it, and the
+    /// line behind it.
     pub(in crate::dispatch) async fn restore_log(
         &self,
         step: &StepRef,
         container: &Path,
+        line: Option<&str>,
     ) -> Result<(), DeskError> {
-        let container = container.to_owned();
-        let change = move |output: &Path| draft::restore(output, &container);
+        let (container, line) = (container.to_owned(), line.map(str::to_owned));
+        let change = move |output: &Path| draft::restore(output, &container, line.as_deref());
         self.change_output(step, change).await.map(drop)
     }
 
@@ -626,7 +690,7 @@ impl Desk {
                 let latest = output.with_extension("live");
                 fs::write(&latest, shown)?;
                 if let Some(container) = container {
-                    draft::restore(&latest, &container)?;
+                    draft::restore(&latest, &container, None)?;
                 }
                 latest
             };
@@ -646,6 +710,7 @@ impl Desk {
         };
         let _turn = self.turns.of(&step.step_id).await;
         let key = ObjectKey::step_output(&step.organization_id, &step.job_id, &step.step_id);
+        let _place = self.drafts.acquire().await;
         // Logs may be larger than this program's memory.
         let folder = tempfile::tempdir().map_err(DeskError::Draft)?;
         let draft = folder.path().join("output");

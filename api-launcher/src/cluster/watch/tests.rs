@@ -486,3 +486,65 @@ fn ten_thousand_runs_fit_in_memory() {
         size_of::<Entry>()
     );
 }
+
+/// Lines of this program's own log.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[rstest::rstest]
+#[case::a_full_quota(
+    403,
+    "exceeded quota: secrets, requested: secrets=1",
+    "raise the quota"
+)]
+#[case::a_webhook(
+    400,
+    "admission webhook \"w\" does not support dry run",
+    "NoneOnDryRun"
+)]
+#[case::a_policy(403, "secrets is forbidden", "api-launcher check")]
+#[tokio::test]
+async fn a_run_whose_job_data_cannot_be_looked_for_is_told_of_once_with_what_to_do(
+    #[case] code: u16,
+    #[case] message: &'static str,
+    #[case] advice: &str,
+) {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(move || writer.clone())
+        .with_ansi(false)
+        .finish();
+    let _told = tracing::subscriber::set_default(subscriber);
+    let server = Server::start();
+    // Its launcher died before the release.
+    let _ = server
+        .crashing(Crash::Within(2))
+        .submit(&objects("1", "a"))
+        .await;
+    let tried = Arc::new(Mutex::new(0));
+    let trials = Arc::clone(&tried);
+    let cluster = server.faulty(move |line, _| {
+        (line.starts_with("POST") && line.ends_with("/secrets")).then(|| {
+            *trials.lock().unwrap() += 1;
+            refusal(StatusCode::from_u16(code).unwrap(), "Refused", message)
+        })
+    });
+    let _watching = watching(cluster, WatchSettings::default());
+    until("it is tried again", || *tried.lock().unwrap() > 1).await;
+    assert!(suspended(&server, "job-1-a"));
+    let told = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    assert_eq!(told.matches("a run stays suspended").count(), 1, "{told}");
+    assert!(told.contains(advice) && told.contains("1/a"), "{told}");
+}

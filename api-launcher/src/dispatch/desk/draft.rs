@@ -3,10 +3,11 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 /// By so much of its beginning a log is found again.
-const BEGINNING: u64 = 512;
+const BEGINNING: usize = 512;
 
 /// Adds to `output` what it lacks of the log `latest`, and a line. One that ends with the line is complete: whoever tells
 /// of a verdict tries again when the platform does not answer.
@@ -36,27 +37,53 @@ pub(super) fn complete(output: &Path, latest: &Path, line: &str) -> io::Result<(
     writeln!(output, "{line}")
 }
 
-/// Puts the log `whole` in the place of what `output` has of it, if that is less. What stands before it stays.
-pub(super) fn restore(output: &Path, whole: &Path) -> io::Result<()> {
+/// Puts the log `whole` in the place of what `output` has of it, if that is less. What stands before it stays. `line` is the
+/// verdict: where `output` ends with it, or ended with another one, it stands behind the log, once.
+pub(super) fn restore(output: &Path, whole: &Path, line: Option<&str>) -> io::Result<()> {
     let mut output = File::options()
         .read(true)
         .write(true)
         .create(true)
         .truncate(false)
         .open(output)?;
+    let told = match line {
+        Some(line) => cut_line(&mut output, line)?,
+        None => false,
+    };
     let mut whole = File::open(whole)?;
     let mut beginning = Vec::new();
-    (&whole).take(BEGINNING).read_to_end(&mut beginning)?;
+    (&whole)
+        .take(BEGINNING as u64)
+        .read_to_end(&mut beginning)?;
     let kept = place_of(&mut output, &beginning)?;
     let stored = output.metadata()?.len() - kept;
-    if whole.metadata()?.len() <= stored {
-        return Ok(());
+    let lacks = whole.metadata()?.len() > stored;
+    if lacks {
+        output.set_len(kept)?;
+        end_line(&mut output)?;
+        output.seek(SeekFrom::End(0))?;
+        whole.seek(SeekFrom::Start(0))?;
+        io::copy(&mut whole, &mut output)?;
     }
-    output.set_len(kept)?;
-    end_line(&mut output)?;
-    output.seek(SeekFrom::End(0))?;
-    whole.seek(SeekFrom::Start(0))?;
-    io::copy(&mut whole, &mut output).map(drop)
+    match line {
+        // What was cut off may have held a verdict in other words.
+        Some(line) if told || lacks => {
+            end_line(&mut output)?;
+            output.seek(SeekFrom::End(0))?;
+            writeln!(output, "{line}")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Takes the line from the end, if it is there.
+fn cut_line(file: &mut File, line: &str) -> io::Result<bool> {
+    let there = ends_with(file, line)?;
+    if there {
+        let length = file.metadata()?.len();
+        file.set_len(length - line.len() as u64 - 1)?;
+    }
+    Ok(there)
 }
 
 /// Where in `output` a log with this beginning begins: the last time it is there whole, or else the first time
@@ -64,36 +91,61 @@ pub(super) fn restore(output: &Path, whole: &Path) -> io::Result<()> {
 fn place_of(output: &mut File, beginning: &[u8]) -> io::Result<u64> {
     let first = beginning.split_inclusive(|byte| *byte == b'\n').next();
     let first = first.unwrap_or_default();
-    let mut starts = Vec::new();
-    let (mut at, mut line) = (0, Vec::new());
+    let mut there = vec![0; beginning.len()];
+    let (mut cut, mut found) = (None, None);
+    let (mut at, mut head) = (0, Vec::new());
     output.seek(SeekFrom::Start(0))?;
     let mut reader = BufReader::new(&*output);
     loop {
-        line.clear();
-        let read = reader.read_until(b'\n', &mut line)?;
+        let read = next_line(&mut reader, &mut head)?;
         if read == 0 {
             break;
         }
-        if line.starts_with(first) || first.starts_with(&line) {
-            starts.push(at);
+        if head.starts_with(first) || first.starts_with(&head) {
+            let length = read_at(output, &mut there, at)?;
+            let there = &there[..length];
+            if there == beginning {
+                found = Some(at);
+            } else if beginning.starts_with(there) {
+                cut = cut.or(Some(at));
+            }
         }
-        at += read as u64;
-    }
-    let mut cut = None;
-    let mut found = None;
-    for start in starts {
-        let mut there = Vec::new();
-        output.seek(SeekFrom::Start(start))?;
-        (&*output)
-            .take(beginning.len() as u64)
-            .read_to_end(&mut there)?;
-        if there == beginning {
-            found = Some(start);
-        } else if beginning.starts_with(&there) {
-            cut = cut.or(Some(start));
-        }
+        at += read;
     }
     Ok(found.or(cut).unwrap_or(at))
+}
+
+/// Reads past a line and returns its length; of its text only as much is kept as a beginning has.
+fn next_line(reader: &mut impl BufRead, head: &mut Vec<u8>) -> io::Result<u64> {
+    head.clear();
+    let mut length = 0;
+    loop {
+        let ahead = reader.fill_buf()?;
+        if ahead.is_empty() {
+            return Ok(length);
+        }
+        let end = ahead.iter().position(|byte| *byte == b'\n');
+        let taken = end.map_or(ahead.len(), |end| end + 1);
+        let kept = taken.min(BEGINNING - head.len());
+        head.extend_from_slice(&ahead[..kept]);
+        reader.consume(taken);
+        length += taken as u64;
+        if end.is_some() {
+            return Ok(length);
+        }
+    }
+}
+
+/// As many bytes from there as there are and fit. The file's own position stays.
+fn read_at(file: &File, into: &mut [u8], at: u64) -> io::Result<usize> {
+    let mut read = 0;
+    while read < into.len() {
+        match file.read_at(&mut into[read..], at + read as u64)? {
+            0 => break,
+            more => read += more,
+        }
+    }
+    Ok(read)
 }
 
 fn ends_with(file: &mut File, line: &str) -> io::Result<bool> {
@@ -207,7 +259,7 @@ mod tests {
             fs::write(&output, text).unwrap();
         }
         for _ in 0..2 {
-            restore(&output, &log).unwrap();
+            restore(&output, &log, None).unwrap();
             assert_eq!(fs::read_to_string(&output).unwrap(), expected);
         }
     }
@@ -228,8 +280,50 @@ mod tests {
         )
         .unwrap();
         fs::write(&log, lines(0..200)).unwrap();
-        restore(&output, &log).unwrap();
+        restore(&output, &log, None).unwrap();
         let expected = format!("{earlier}{}", lines(0..200));
+        assert_eq!(fs::read_to_string(&output).unwrap(), expected);
+    }
+
+    #[rstest]
+    #[case::the_log_is_longer("a\nlost\n", "a\nb\nc\n", "a\nb\nc\nlost\n")]
+    #[case::the_verdict_is_longer("a\nlost\n", "a\nb\n", "a\nb\nlost\n")]
+    #[case::nothing_of_the_log_is_there("waits\nlost\n", "a\nb\n", "waits\na\nb\nlost\n")]
+    #[case::a_line_is_cut("a\nb", "a\nb and c", "a\nb and c\nlost\n")]
+    #[case::the_log_is_whole("a\nb\nlost\n", "a\nb\n", "a\nb\nlost\n")]
+    #[case::the_log_is_whole_and_nobody_gave_a_verdict("a\nb\n", "a\nb\n", "a\nb\n")]
+    fn the_verdict_stands_behind_a_log_that_was_put_in_place_later(
+        #[case] stored: &str,
+        #[case] container: &str,
+        #[case] expected: &str,
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let (output, log) = (folder.path().join("output"), folder.path().join("log"));
+        fs::write(&log, container).unwrap();
+        fs::write(&output, stored).unwrap();
+        for _ in 0..2 {
+            restore(&output, &log, Some("lost")).unwrap();
+            assert_eq!(fs::read_to_string(&output).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn of_a_line_without_an_end_only_the_beginning_is_held() {
+        let long = "x".repeat(3 * BEGINNING);
+        let mut reader = BufReader::with_capacity(100, long.as_bytes());
+        let mut head = Vec::new();
+        let read = next_line(&mut reader, &mut head).unwrap();
+        assert_eq!(
+            (usize::try_from(read).unwrap(), head.len()),
+            (long.len(), BEGINNING)
+        );
+        // And such a line is found again.
+        let folder = tempfile::tempdir().unwrap();
+        let (output, log) = (folder.path().join("output"), folder.path().join("log"));
+        fs::write(&output, format!("waits\n{long}")).unwrap();
+        fs::write(&log, format!("{long}\nend\n")).unwrap();
+        restore(&output, &log, None).unwrap();
+        let expected = format!("waits\n{long}\nend\n");
         assert_eq!(fs::read_to_string(&output).unwrap(), expected);
     }
 }

@@ -225,8 +225,28 @@ async fn a_failure_told_for_an_executor_leaves_the_recorded_commit_alone() {
     assert_eq!(told[1].1.get("commitId"), None);
 }
 
+/// The report of a step that was done, as its executor leaves it when the platform does not take it.
+fn unreported(ending: Ending, ignore_error: bool, plan: Option<&str>) -> FinalReport {
+    FinalReport {
+        unreported: true,
+        commit_id: Some("abc".to_owned()),
+        untold: Some(Untold {
+            ending,
+            after_ok: true,
+            ignore_error,
+            plan: plan.map(str::to_owned),
+        }),
+        ..FinalReport::default()
+    }
+}
+
+#[rstest]
+#[case::by_its_report(unreported(Ending::Success, false, None))]
+#[case::without_a_word_how(FinalReport { unreported: true, ..FinalReport::default() })]
 #[tokio::test]
-async fn a_step_that_was_done_is_reported_as_done_though_its_executor_could_not() {
+async fn a_step_that_was_done_is_reported_as_done_though_its_executor_could_not(
+    #[case] report: FinalReport,
+) {
     let (desk, api) = desk(Known {
         job: "running",
         output: Some(" Step approval completed\n"),
@@ -235,7 +255,7 @@ async fn a_step_that_was_done_is_reported_as_done_though_its_executor_could_not(
     })
     .await;
     let apply = step("apply", "terraformApply");
-    desk.vouch(&apply, "The step was done.", None)
+    desk.vouch(&apply, &report, "The step was done.", None)
         .await
         .unwrap();
     let told = told(&api);
@@ -250,10 +270,29 @@ async fn a_step_that_was_done_is_reported_as_done_though_its_executor_could_not(
             (&"412".to_owned(), &json!("pending"))
         ]
     );
+    assert_eq!(told[1].1.get("terraformPlan"), None, "the plan stays");
 }
 
+const PLAN: &str = "https://store/tfstate/org/ws/412/plan";
+
+#[rstest]
+#[case::with_changes(unreported(Ending::Changes, false, Some(PLAN)), "completed", "pending", json!(PLAN))]
+#[case::without_changes(unreported(Ending::Success, false, Some(PLAN)), "completed", "completed", json!(PLAN))]
+#[case::an_ignored_error(unreported(Ending::Failure, true, None), "completed", "failed", json!(""))]
+#[case::changes_and_no_plan(
+    unreported(Ending::Changes, false, None),
+    "failed",
+    "failed",
+    Value::Null
+)]
+#[case::without_a_word_how(FinalReport { unreported: true, ..FinalReport::default() }, "failed", "failed", Value::Null)]
 #[tokio::test]
-async fn a_plan_that_was_made_is_handed_over_though_its_executor_could_not() {
+async fn a_plan_is_told_as_it_ended_though_its_executor_could_not(
+    #[case] report: FinalReport,
+    #[case] step_status: &str,
+    #[case] job_status: &str,
+    #[case] place: Value,
+) {
     let (mut desk, api) = desk(Known {
         job: "running",
         output: None,
@@ -264,11 +303,56 @@ async fn a_plan_that_was_made_is_handed_over_though_its_executor_could_not() {
     let folder = tempfile::tempdir().unwrap();
     desk.outputs = Some(Store::local(folder.path()));
     let plan = step("plan", "terraformPlan");
-    desk.vouch(&plan, "The step was done.", None).await.unwrap();
+    desk.vouch(&plan, &report, "The step was done.", None)
+        .await
+        .unwrap();
     let told = told(&api);
-    let (at, change) = &told[1];
-    assert_eq!((at.as_str(), &change["status"]), ("412", &json!("pending")));
-    assert_eq!(change["planChanges"], true);
-    let place = change["terraformPlan"].as_str().unwrap();
-    assert!(place.contains("412") && place.contains("plan"), "{place}");
+    let [(_, of_step), (job, of_job)] = told.as_slice() else {
+        panic!("{told:?}");
+    };
+    assert_eq!(
+        (job.as_str(), &of_step["status"]),
+        ("412", &json!(step_status))
+    );
+    assert_eq!(of_job["status"], job_status);
+    assert_eq!(of_job["terraformPlan"], place);
+    if job_status == "pending" {
+        assert_eq!(of_job["planChanges"], true);
+    }
+    let output = folder.path().join("local/output/org/412/plan.tfoutput");
+    let output = fs::read_to_string(output).unwrap();
+    let kept = if step_status == "failed" {
+        "Plan again."
+    } else {
+        "The step was done."
+    };
+    assert!(output.contains(kept), "{output}");
+}
+
+/// The job's half failed after a verdict was given without what the container had.
+#[tokio::test]
+async fn a_log_that_comes_after_the_verdict_stands_before_it() {
+    let (mut desk, api) = desk(Known {
+        job: "failed",
+        output: None,
+        plan: None,
+        steps: ["failed", "pending", "pending"],
+    })
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    desk.outputs = Some(Store::local(folder.path()));
+    let plan = step("plan", "terraformPlan");
+    let output = folder.path().join("local/output/org/412/plan.tfoutput");
+    fs::create_dir_all(output.parent().unwrap()).unwrap();
+    fs::write(&output, "a\nThe pod is gone.\n").unwrap();
+    let container = folder.path().join("container");
+    fs::write(&container, "a\nb\nc, d, e and what else there was\n").unwrap();
+    for _ in 0..2 {
+        desk.settle(&plan, "The pod is gone.", Some(&container))
+            .await
+            .unwrap();
+        let expected = "a\nb\nc, d, e and what else there was\nThe pod is gone.\n";
+        assert_eq!(fs::read_to_string(&output).unwrap(), expected);
+    }
+    assert_eq!(told(&api), []);
 }

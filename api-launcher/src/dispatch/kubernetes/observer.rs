@@ -14,13 +14,14 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use job_contract::chain;
 use job_contract::status::JobStatus;
 use tempfile::TempDir;
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tracing::{debug, info, warn};
 
 use crate::cluster::watch::{RunObserver, Standings};
-use crate::cluster::{Cluster, RunKey};
+use crate::cluster::{Cluster, RunKey, SaveError};
 use crate::dispatch::desk::{Desk, DeskError};
 use crate::metrics::Metrics;
 use crate::verdict::{Observation, Verdict, VerdictKind};
@@ -32,6 +33,8 @@ const CANCEL_POLL: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(2);
 /// How many runs are asked for at a time.
 const AT_ONCE: usize = 16;
+/// So many logs are recovered at a time.
+const RECOVERIES: usize = 2;
 /// What a started executor has to notice a cancellation by itself, which it asks for as often, and to wind up.
 const HEAD_START: Duration = Duration::from_secs(30);
 
@@ -43,6 +46,8 @@ pub(super) struct Observer {
     cluster: Option<Cluster>,
     metrics: Metrics,
     head_start: Duration,
+    /// What containers printed is kept on disk until it is part of an output, and any of it may be large.
+    recoveries: Semaphore,
     /// Runs that are not over, or whose end the platform does not know yet.
     live: Mutex<BTreeMap<RunKey, Live>>,
 }
@@ -80,6 +85,7 @@ impl Observer {
             cluster: None,
             metrics,
             head_start: HEAD_START,
+            recoveries: Semaphore::const_new(RECOVERIES),
             live: Mutex::new(BTreeMap::new()),
         }
     }
@@ -205,30 +211,63 @@ impl Observer {
         let Some(step) = desk.known(step_of(run))? else {
             return Ok(());
         };
-        let saved = self.save_log(run, verdict).await;
+        let (_turn, saved) = match self.recoverable(verdict) {
+            Some(cluster) => {
+                // For a platform that hears nothing, no log is fetched.
+                desk.stand(&step).await?;
+                let turn = self.recoveries.acquire().await;
+                (Some(turn), self.save_log(run, verdict, cluster).await?)
+            }
+            None => (None, None),
+        };
         let log = saved.as_ref().map(SavedLog::path);
         match verdict.unreported_success() {
-            Some(_) => desk.vouch(&step, &verdict.sentence, log.as_deref()).await,
+            Some(report) => {
+                desk.vouch(&step, report, &verdict.sentence, log.as_deref())
+                    .await
+            }
             None => desk.settle(&step, &told(verdict), log.as_deref()).await,
         }
     }
 
-    /// What the container of the run printed, where the run's log may lack it.
-    async fn save_log(&self, run: &RunKey, verdict: &Verdict) -> Option<SavedLog> {
-        let cluster = self.cluster.as_ref().filter(|_| verdict.lacks_log())?;
-        let folder = tempfile::tempdir()
-            .inspect_err(|error| warn!(%run, %error, "no room for the log of the run"))
-            .ok()?;
-        let saved = SavedLog(folder);
-        match cluster.save_log(&run.name, &saved.path()).await {
-            Ok(0) => None,
-            Ok(_) => Some(saved),
+    /// Who has what the container of the run printed, where the run's log may lack it.
+    fn recoverable(&self, verdict: &Verdict) -> Option<&Cluster> {
+        self.cluster.as_ref().filter(|_| verdict.lacks_log())
+    }
+
+    /// What the container of the run printed. An error is worth another attempt.
+    async fn save_log(
+        &self,
+        run: &RunKey,
+        verdict: &Verdict,
+        cluster: &Cluster,
+    ) -> Result<Option<SavedLog>, DeskError> {
+        let fetched = async {
+            let saved = SavedLog(tempfile::tempdir()?);
+            let size = cluster.save_log(&run.name, &saved.path()).await?;
+            Ok::<_, SaveError>((size > 0).then_some(saved))
+        };
+        match fetched.await {
+            Ok(saved) => Ok(saved),
             // Its pod is gone, or may not be looked at.
-            Err(error) => {
+            Err(error) if error.is_final() => {
                 debug!(%run, error = chain(&error), "the log of the container is not to be had");
-                None
+                Ok(None)
+            }
+            Err(error) if self.waits_for_log(run, verdict) => Err(DeskError::Container(error)),
+            Err(error) => {
+                warn!(%run, error = chain(&error), "the log of the container is lost");
+                Ok(None)
             }
         }
+    }
+
+    /// Whether there is time to ask again for what the container of a run printed. A node that is lost does not answer.
+    fn waits_for_log(&self, run: &RunKey, verdict: &Verdict) -> bool {
+        let Some(desk) = &self.desk else { return false };
+        let ended = self.live().get(run).and_then(|live| live.ended);
+        verdict.kind != VerdictKind::NodeLost
+            && ended.is_some_and(|ended| ended.elapsed() < desk.log_patience())
     }
 
     /// Adds to a run that was reported what its executor could not know, or not deliver.
@@ -239,10 +278,15 @@ impl Observer {
         let Some(step) = desk.known(step_of(run))? else {
             return Ok(());
         };
-        if let Some(saved) = self.save_log(run, verdict).await {
-            desk.restore_log(&step, &saved.path()).await?;
+        let remark = verdict.lock_remark();
+        if let Some(cluster) = self.recoverable(verdict) {
+            let _turn = self.recoveries.acquire().await;
+            if let Some(saved) = self.save_log(run, verdict, cluster).await? {
+                desk.restore_log(&step, &saved.path(), remark.as_deref())
+                    .await?;
+            }
         }
-        match verdict.lock_remark() {
+        match remark {
             Some(line) => desk.append(&step, &line).await,
             None => Ok(()),
         }

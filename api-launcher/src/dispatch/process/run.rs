@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use control_plane::StepRef;
+use job_contract::report::FinalReport;
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{Exit, JobData, chain};
 use tokio::time::{Instant, MissedTickBehavior};
@@ -24,6 +25,10 @@ const CANCEL_POLL: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_secs(30);
 /// An executor that was asked to stop has its own budget, of five minutes at most; one that outlives it hangs.
 const KILL_AFTER: Duration = Duration::from_mins(6);
+
+/// What is said of a step that was done and whose executor could not say so.
+const DONE: &str =
+    "The step was done. Its executor could not tell the platform, and the launcher has told it.";
 
 /// What following an executor came to.
 enum Followed {
@@ -110,7 +115,7 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
             let reason = "The executor of this step was lost while no launcher watched it, after it had \
                           taken the step. It is not run again: what it was changing may exist without being \
                           in the state. Plan again before anything else.";
-            inner.desk.fail(&step, reason, &folder.log()).await?;
+            speak_for(inner, &folder, &step, reason).await?;
             return Ok(Some(inner.desk.stand(&step).await?));
         }
         Before::Running(executor) => {
@@ -260,12 +265,29 @@ async fn settle(
             return Ok(stand);
         }
         Some((Exit::Done, _)) if stand.job.is_over() => inner.desk.skip(step)?,
-        judged => {
-            let reason = reason(folder, judged);
-            inner.desk.fail(step, &reason, &folder.log()).await?;
-        }
+        judged => speak_for(inner, folder, step, &reason(folder, judged)).await?,
     }
     Ok(inner.desk.stand(step).await?)
+}
+
+/// Fails the step, unless its executor left word that it was done.
+async fn speak_for(
+    inner: &Inner,
+    folder: &RunFolder,
+    step: &StepRef,
+    reason: &str,
+) -> Result<(), DeskError> {
+    let done = artifacts::final_report(&folder.report()).filter(FinalReport::is_unreported_success);
+    let Some(report) = done else {
+        return inner.desk.fail(step, reason, &folder.log()).await;
+    };
+    if inner.desk.stand(step).await?.job.is_over() {
+        return inner.desk.skip(step);
+    }
+    inner
+        .desk
+        .vouch_with_log(step, &report, DONE, &folder.log())
+        .await
 }
 
 fn reason(folder: &RunFolder, judged: Option<(Exit, Option<String>)>) -> String {
