@@ -9,6 +9,7 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Args, CommandFactory as _, Parser, ValueEnum};
 use control_plane::redis::{Redis, RedisArgs};
 use control_plane::terrakube::{TerrakubeArgs, TerrakubeConfig};
+use job_contract::chain;
 use job_contract::env;
 use reqwest::Url;
 
