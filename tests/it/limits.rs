@@ -3,7 +3,9 @@
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use anyhow::Context as _;
 use integration_tests::{FakeTool, Repository, job};
 use job_contract::keys::local_backend_state;
 use job_contract::report::{StateStanding, StopReason};
@@ -88,23 +90,40 @@ struct MemoryGroup {
 }
 
 impl MemoryGroup {
-    /// `None` where this user may not make one.
+    /// `None` where this user may not make one, which is said. Whoever may, tests.
+    #[track_caller]
     fn of(mib: u64) -> Option<Self> {
+        match Self::make(mib) {
+            Ok(group) => Some(group),
+            Err(error) if nix::unistd::geteuid().is_root() => panic!("{error:#}"),
+            Err(error) => {
+                let _ = writeln!(std::io::stderr(), "not tested, which takes root: {error:#}");
+                None
+            }
+        }
+    }
+
+    fn make(mib: u64) -> anyhow::Result<Self> {
+        // Tests of one process run side by side.
+        static MADE: AtomicUsize = AtomicUsize::new(0);
         let root = Path::new("/sys/fs/cgroup");
-        let name = format!("mayfly-test-{}", std::process::id());
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("mayfly-test-{}-{number}", std::process::id());
         let (folder, limit) = if root.join("cgroup.controllers").exists() {
             (root.join(name), "memory.max")
         } else {
             (root.join("memory").join(name), "memory.limit_in_bytes")
         };
-        fs::create_dir(&folder).ok()?;
+        fs::create_dir(&folder)
+            .with_context(|| format!("no memory control group `{}`", folder.display()))?;
         let group = Self { folder, mib };
+        let limit = group.folder.join(limit);
         fs::OpenOptions::new()
             .write(true)
-            .open(group.folder.join(limit))
+            .open(&limit)
             .and_then(|mut file| write!(file, "{}", mib << 20))
-            .ok()?;
-        Some(group)
+            .with_context(|| format!("no limit on memory in `{}`", limit.display()))?;
+        Ok(group)
     }
 
     /// A shell command that enters it and becomes what it is given.
@@ -126,10 +145,6 @@ impl Drop for MemoryGroup {
 #[test]
 fn a_tool_that_fills_its_memory_is_interrupted_before_the_kernel_kills_it() {
     let Some(group) = MemoryGroup::of(160) else {
-        let _ = writeln!(
-            std::io::stderr(),
-            "not tested: this user may not make a memory control group"
-        );
         return;
     };
     let (site, repository) = (site(), Repository::fixture());
@@ -171,10 +186,6 @@ for i in {1..12}; do grown+=("$ten"); echo "grown to ${i}0 MiB"; sleep 0.3; done
 #[test]
 fn the_real_tool_is_interrupted_in_a_full_memory_and_saves_its_state() {
     let Some(group) = MemoryGroup::of(400) else {
-        let _ = writeln!(
-            std::io::stderr(),
-            "not tested: this user may not make a memory control group"
-        );
         return;
     };
     let site = site();

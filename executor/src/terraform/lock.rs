@@ -13,6 +13,7 @@ const RELEASING: &str = "Error releasing the state lock";
 #[derive(Clone, Debug, Default)]
 pub struct LockWatch {
     title: Option<Trouble>,
+    place: Place,
     block: Option<Block>,
     in_the_way: Option<StateLock>,
     unreleased: bool,
@@ -22,6 +23,28 @@ pub struct LockWatch {
 enum Trouble {
     Acquiring,
     Releasing,
+}
+
+impl Trouble {
+    fn titled(title: &str) -> Option<Self> {
+        match title {
+            ACQUIRING => Some(Self::Acquiring),
+            RELEASING => Some(Self::Releasing),
+            _ => None,
+        }
+    }
+}
+
+/// Where in the rendering for people the next line stands: only the first line of a diagnostic is its title. What comes
+/// later may quote another tool's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    /// At the beginning, or behind an empty line: a diagnostic without a box may begin.
+    #[default]
+    Beginning,
+    /// Behind the upper edge of a box.
+    BoxOpened,
+    Inside,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -43,25 +66,49 @@ impl LockWatch {
         ) else {
             return;
         };
-        self.line(&format!("Error: {summary}"));
+        self.begin(summary);
         for line in diagnostic["detail"].as_str().unwrap_or_default().lines() {
-            self.line(line);
+            self.detail(line.trim());
         }
-        self.end_of_block();
+        self.end();
     }
 
     /// Takes one line of an error for people, without colours.
     pub fn line(&mut self, line: &str) {
-        let line = line.trim_matches(|c: char| c.is_whitespace() || "│╷╵".contains(c));
-        if let Some(title) = line.strip_prefix("Error: ") {
-            self.end_of_block();
-            self.title = match title {
-                ACQUIRING => Some(Trouble::Acquiring),
-                RELEASING => Some(Trouble::Releasing),
-                _ => None,
-            };
-            self.unreleased |= self.title == Some(Trouble::Releasing);
-        } else if line == "Lock Info:" && self.title.is_some() {
+        let in_box = line.strip_prefix('│');
+        let text = in_box.unwrap_or(line).trim_end_matches('╵').trim();
+        let begins = match self.place {
+            Place::BoxOpened => in_box.is_some(),
+            Place::Beginning => line.starts_with("Error: "),
+            Place::Inside => false,
+        };
+        self.place = match line.trim_end() {
+            "╷" => Place::BoxOpened,
+            "" | "╵" => Place::Beginning,
+            _ => Place::Inside,
+        };
+        if self.place == Place::BoxOpened {
+            self.end();
+        } else if begins {
+            self.begin(text.strip_prefix("Error: ").unwrap_or_default());
+        } else {
+            self.detail(text);
+        }
+    }
+
+    fn begin(&mut self, title: &str) {
+        self.end();
+        self.title = Trouble::titled(title);
+        self.unreleased |= self.title == Some(Trouble::Releasing);
+    }
+
+    fn end(&mut self) {
+        self.end_of_block();
+        self.title = None;
+    }
+
+    fn detail(&mut self, line: &str) {
+        if line == "Lock Info:" && self.title.is_some() {
             self.block = Some(Block::default());
         } else if let (Some(block), Some((key, value))) = (&mut self.block, line.split_once(':')) {
             let value = value.trim();
@@ -233,6 +280,46 @@ mod tests {
         assert!(watch.is_unreleased());
         assert_eq!(watch.in_the_way(), None);
         assert_eq!(met_in(DETAIL.as_bytes()), None);
+    }
+
+    /// As of a data source or a provisioner that runs the tool on another state.
+    #[test]
+    fn a_lock_that_an_error_quotes_is_not_this_states() {
+        for title in [ACQUIRING, RELEASING] {
+            let quoted = format!("It said:\nError: {title}\n\n{DETAIL}");
+            let mut watch = LockWatch::default();
+            watch.event(
+                &json!({"type": "diagnostic", "diagnostic": {"severity": "error",
+                    "summary": "External Program Execution Failed",
+                    "detail": quoted}}),
+            );
+            assert!(!watch.is_unreleased(), "{title}");
+            assert_eq!(watch.in_the_way(), None);
+
+            let boxed: Vec<String> = quoted.lines().map(|line| format!("│ {line}")).collect();
+            let boxed = boxed.join("\n");
+            let text = format!("╷\n│ Error: External Program Execution Failed\n│\n{boxed}\n╵\n");
+            let plain = format!("\nError: External Program Execution Failed\n\n{quoted}\n");
+            for text in [text, plain] {
+                let mut watch = LockWatch::default();
+                for line in text.lines() {
+                    watch.line(line);
+                }
+                assert!(!watch.is_unreleased(), "{text}");
+                assert_eq!(watch.in_the_way(), None, "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_lock_is_read_from_an_error_behind_another() {
+        let first = "Error: no\n\nIt did not work.\n";
+        let plain = format!("\n{first}\nError: {ACQUIRING}\n\n{DETAIL}\n");
+        let boxed: String = DETAIL.lines().map(|line| format!("│ {line}\n")).collect();
+        let boxed = format!("╷\n│ Error: no\n│ \n╵\n╷\n│ Error: {ACQUIRING}\n│ \n{boxed}╵\n");
+        for text in [plain, boxed] {
+            assert_eq!(met_in(text.as_bytes()), Some(lock()), "{text}");
+        }
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub struct Progress {
     /// In the order they were first heard of.
     changes: Vec<Change>,
     by_address: HashMap<String, usize>,
+    /// Whether changes were announced before they were begun: only then is it known how many there are.
+    announced: bool,
     /// Plans are made, and changes begun, only under the lock.
     locked_by: Option<SystemTime>,
     /// The last diagnostic in lines was an error, so an address that follows is where.
@@ -100,8 +102,11 @@ impl Progress {
 
     /// Takes one line of the rendering for people, without colours.
     pub fn line(&mut self, line: &str) {
+        // The values of a plan stand deeper than what it announces, and what is done is not indented at all.
+        let announced = line.strip_prefix("  # ");
+        let is_indented = line.starts_with(char::is_whitespace);
         let line = line.trim_matches(|c: char| c.is_whitespace() || "│╷╵".contains(c));
-        if let Some(announced) = line.strip_prefix("# ") {
+        if let Some(announced) = announced {
             let found = ANNOUNCEMENTS
                 .iter()
                 .find_map(|(words, operations)| Some((announced.rfind(words)?, *operations)));
@@ -109,10 +114,10 @@ impl Progress {
                 self.locked();
                 self.planned(&announced[..end], operations);
             }
-        } else if let Some((address, _)) = spoken_of(line, &BEGINNINGS) {
+        } else if !is_indented && let Some((address, _)) = spoken_of(line, &BEGINNINGS) {
             self.locked();
             self.begun(address);
-        } else if let Some((address, leaves)) = spoken_of(line, &ENDS) {
+        } else if !is_indented && let Some((address, leaves)) = spoken_of(line, &ENDS) {
             self.made(address, leaves);
         } else if line.starts_with("Error: ") {
             self.in_error = true;
@@ -125,7 +130,9 @@ impl Progress {
             && self.standing(address) == Some(Standing::Begun)
         {
             self.failed(address);
-        } else if line.ends_with(": Refreshing state...") || line.starts_with("Plan: ") {
+        } else if !is_indented
+            && (line.ends_with(": Refreshing state...") || line.starts_with("Plan: "))
+        {
             self.locked();
         }
     }
@@ -148,7 +155,7 @@ impl Progress {
             applied: self.count(Standing::Made),
             failed: self.addresses(Standing::Failed),
             unfinished: self.addresses(Standing::Begun),
-            not_begun: (!self.changes.is_empty()).then_some(planned),
+            not_begun: self.announced.then_some(planned),
         }
     }
 
@@ -160,12 +167,13 @@ impl Progress {
                 planned => format!("none of {planned} changes was begun"),
             };
         }
-        let mut parts = vec![format!(
-            "{} of {} changes {} made",
-            self.count(Standing::Made),
-            self.changes.len(),
-            were(self.count(Standing::Made)),
-        )];
+        let made = self.count(Standing::Made);
+        let of_all = if self.announced {
+            format!(" of {} changes", self.changes.len())
+        } else {
+            format!(" change{}", if made == 1 { "" } else { "s" })
+        };
+        let mut parts = vec![format!("{made}{of_all} {} made", were(made))];
         for (standing, verb) in [
             (Standing::Failed, "failed"),
             (Standing::Begun, "in progress"),
@@ -206,6 +214,7 @@ impl Progress {
     }
 
     fn planned(&mut self, address: &str, operations: u8) {
+        self.announced = true;
         let change = self.change(address);
         if change.standing == Standing::Planned {
             change.operations_left = operations;
@@ -354,6 +363,39 @@ mod tests {
         let planned = told(&[planned("a.x", "create"), planned("a.y", "create")]);
         assert_eq!(planned.sentence(), "none of 2 changes was begun");
         assert!(!planned.has_begun());
+    }
+
+    #[test]
+    fn what_was_never_announced_has_no_number() {
+        let progress = told(&[
+            hook("apply_start", "a.x", "create"),
+            hook("apply_complete", "a.x", "create"),
+            hook("apply_start", "a.y", "create"),
+        ]);
+        assert_eq!(progress.report().not_begun, None);
+        assert_eq!(
+            progress.sentence(),
+            "1 change was made, 1 was in progress (a.y)"
+        );
+    }
+
+    #[test]
+    fn a_value_in_a_plan_for_people_announces_and_does_nothing() {
+        let mut progress = Progress::default();
+        for line in [
+            "  # a.x will be created",
+            "  + resource \"a\" \"x\" {",
+            "      + input = <<-EOT",
+            "            # a.forged will be created",
+            "            a.forged: Creating...",
+            "            a.forged: Creation complete after 0s [id=x]",
+            "        EOT",
+            "    }",
+        ] {
+            progress.line(line);
+        }
+        assert!(!progress.has_begun());
+        assert_eq!(progress.report().not_begun, Some(1));
     }
 
     #[test]
