@@ -9,7 +9,7 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Args, CommandFactory as _, Parser, ValueEnum};
 use control_plane::redis::{Redis, RedisArgs};
 use control_plane::terrakube::{TerrakubeArgs, TerrakubeConfig};
-use job_contract::env;
+use job_contract::{chain, env};
 use reqwest::Url;
 
 use crate::guard::Limits;
