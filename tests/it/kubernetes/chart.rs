@@ -877,8 +877,18 @@ async fn whoever_installs_is_told_addresses_that_are_there() {
         {
             let port = &service.value["spec"]["ports"][0]["port"];
             let host = format!("{}.{}.svc", service.name(), service.namespace());
-            let address = format!("http://{host}:{port}/api/v1/terraform-rs");
-            assert!(notes.contains(&address), "{name}: no {address} in {notes}");
+            // Terrakube takes the first as it is, and adds the path to the others.
+            for (setting, path) in [
+                ("AzBuilderExecutorUrl ", "/api/v1/terraform-rs"),
+                ("agent's URL, TERRAKUBE_DEFAULT_EXECUTOR ", ""),
+            ] {
+                let address = format!("http://{host}:{port}{path}");
+                let is_told = notes.lines().any(|line| {
+                    let rest = line.trim().strip_prefix(setting);
+                    rest.is_some_and(|rest| rest.trim() == address)
+                });
+                assert!(is_told, "{name}: no {address} for {setting}in {notes}");
+            }
         }
         assert!(
             !notes.contains("<no value>") && !notes.contains("%!"),
