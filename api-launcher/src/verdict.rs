@@ -237,7 +237,7 @@ pub enum VerdictKind {
 
 impl VerdictKind {
     /// Every kind there is.
-    pub(crate) const ALL: [Self; 23] = [
+    pub const ALL: [Self; 23] = [
         Self::Completed,
         Self::StepFailed,
         Self::NeverScheduled,

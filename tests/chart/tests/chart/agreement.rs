@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use api_launcher::cli::Args;
+use api_launcher::verdict::VerdictKind;
 use clap::CommandFactory as _;
 use serde_json::Value;
 use test_chart::values::{rows, table};
@@ -283,6 +284,53 @@ fn defaults_of_the_chart_are_those_of_the_programs() {
     ] {
         let value = resources.pointer(at).and_then(Value::as_str);
         assert_eq!(value, known.get(variable).map(String::as_str), "{variable}");
+    }
+}
+
+/// Verdicts nobody has to be woken for, and why. The readme names them.
+const WITHOUT_AN_ALERT: &[(VerdictKind, &str)] = &[
+    (VerdictKind::Completed, "the step did what it was asked to"),
+    (
+        VerdictKind::StepFailed,
+        "the tool or a script said no, to whoever wrote it",
+    ),
+    (VerdictKind::Cancelled, "somebody wanted it so"),
+];
+
+#[test]
+fn every_verdict_that_fails_a_run_raises_an_alert_or_is_left_out_for_a_reason() {
+    let rules = Release::new()
+        .with(&chart().join("ci/default-values.yaml"))
+        .set(serde_json::json!({"metrics": {"prometheusRule": {"enabled": true}}}))
+        .documents();
+    let rules = rules
+        .iter()
+        .find(|document| document.kind() == "PrometheusRule")
+        .unwrap();
+    let rules = rules.value["spec"]["groups"][0]["rules"]
+        .as_array()
+        .unwrap();
+    let expressions = rules.iter().map(|rule| rule["expr"].as_str().unwrap());
+    let mut named = Vec::new();
+    for expression in expressions {
+        for matched in expression.split("verdict=~\"").skip(1) {
+            let (verdicts, _) = matched.split_once('"').unwrap();
+            named.extend(verdicts.split('|').map(str::to_owned));
+        }
+    }
+    let left_out = WITHOUT_AN_ALERT
+        .iter()
+        .map(|(kind, _)| kind.name().to_owned());
+    let mut told: Vec<String> = named.into_iter().chain(left_out).collect();
+    let mut all = VerdictKind::ALL.map(|kind| kind.name().to_owned());
+    told.sort();
+    all.sort();
+    assert_eq!(told, all, "each verdict in one alert");
+    let readme = read("helm/mayfly/README.md");
+    let (_, sentence) = readme.split_once("Verdicts without an alert are ").unwrap();
+    let (sentence, _) = sentence.split_once('.').unwrap();
+    for (kind, why) in WITHOUT_AN_ALERT {
+        assert!(sentence.contains(&format!("`{kind}`")), "{kind}: {why}");
     }
 }
 
