@@ -1,6 +1,5 @@
 //! `api-launcher render`: the objects a job document would become, with no cluster at hand.
 
-use std::error::Error as _;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
@@ -11,7 +10,7 @@ use serde_json::Value;
 
 use crate::config::DeploymentArgs;
 use crate::manifest;
-use crate::run::document::{self, DocumentError};
+use crate::run::document;
 
 /// Stands for what tells one attempt to create a Job from another, so that the same document renders the same.
 const ATTEMPT: &str = "0000000000000000";
