@@ -238,7 +238,7 @@ pub enum VerdictKind {
 
 impl VerdictKind {
     /// Every kind there is.
-    pub(crate) const ALL: [Self; 23] = [
+    pub const ALL: [Self; 23] = [
         Self::Completed,
         Self::StepFailed,
         Self::NeverScheduled,

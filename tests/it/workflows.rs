@@ -2,11 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::Command;
 
 use integration_tests::Running;
-use serde_json::Value;
+use serde_json::{Value, json};
+use test_chart::programs::{helm, told};
+use test_chart::{Release, chart, files};
 
 /// Each workflow: its name, its text, and what the text says.
 fn workflows() -> Vec<(PathBuf, String, Value)> {
@@ -31,7 +34,34 @@ fn jobs(workflow: &Value) -> impl Iterator<Item = (&String, &Value)> {
 }
 
 fn steps(workflow: &Value) -> impl Iterator<Item = &Value> {
-    jobs(workflow).flat_map(|(_, job)| job["steps"].as_array().unwrap())
+    jobs(workflow).flat_map(|(name, job)| {
+        // A job is steps, or another workflow of ours.
+        let called = job["uses"].as_str();
+        assert!(
+            called.is_none_or(|path| path.starts_with("./.github/workflows/")),
+            "{name}: {called:?}"
+        );
+        assert_ne!(called.is_some(), job["steps"].is_array(), "{name}");
+        job["steps"].as_array().into_iter().flatten()
+    })
+}
+
+/// The jobs a job waits for, by itself.
+fn needs(job: &Value) -> Vec<String> {
+    match &job["needs"] {
+        Value::String(need) => vec![need.clone()],
+        Value::Array(needs) => needs
+            .iter()
+            .map(|need| need.as_str().unwrap().to_owned())
+            .collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn release() -> Value {
+    let mut all = workflows().into_iter();
+    let found = all.find(|(path, _, _)| path.ends_with("release.yml"));
+    found.unwrap().2
 }
 
 #[test]
@@ -111,14 +141,7 @@ fn the_order_of_jobs_and_what_they_hand_on_is_sound() {
     for (path, text, workflow) in workflows() {
         let names: BTreeSet<_> = jobs(&workflow).map(|(name, _)| name.clone()).collect();
         for (name, job) in jobs(&workflow) {
-            let needs: Vec<_> = match &job["needs"] {
-                Value::String(need) => vec![need.clone()],
-                Value::Array(needs) => needs
-                    .iter()
-                    .map(|need| need.as_str().unwrap().to_owned())
-                    .collect(),
-                _ => Vec::new(),
-            };
+            let needs = needs(job);
             for need in &needs {
                 assert!(
                     names.contains(need),
@@ -139,6 +162,111 @@ fn the_order_of_jobs_and_what_they_hand_on_is_sound() {
     }
 }
 
+/// What has a name or a signature was tested: the release calls the tests of its own commit, and waits for them.
+#[test]
+fn nothing_is_published_before_the_tests_have_passed() {
+    let release = release();
+    let tests = &release["jobs"]["tests"];
+    let called = tests["uses"].as_str().unwrap();
+    let (_, _, ci) = workflows()
+        .into_iter()
+        .find(|(path, _, _)| called.ends_with(path.file_name().unwrap().to_str().unwrap()))
+        .unwrap();
+    assert!(ci["on"].as_object().unwrap().contains_key("workflow_call"));
+    // A called workflow has no rights its caller lacks.
+    for (name, job) in jobs(&ci) {
+        assert_eq!(job["permissions"], tests["permissions"], "{name}");
+    }
+    let mut published = 0;
+    for (name, job) in jobs(&release) {
+        let rights = job["permissions"].as_object().unwrap();
+        if !["id-token", "contents"]
+            .iter()
+            .any(|right| rights.get(*right).is_some_and(|right| right == "write"))
+        {
+            continue;
+        }
+        let (mut waits_for, mut next) = (BTreeSet::new(), vec![name.clone()]);
+        while let Some(name) = next.pop() {
+            let more = needs(&release["jobs"][&name]);
+            next.extend(
+                more.into_iter()
+                    .filter(|need| waits_for.insert(need.clone())),
+            );
+        }
+        assert!(
+            waits_for.contains("tests"),
+            "{name} waits for {waits_for:?}"
+        );
+        assert!(job["if"].is_null(), "{name}");
+        published += 1;
+    }
+    assert_eq!(published, 3);
+}
+
+/// The step that packages the chart, run on a copy: whoever installs the package gets the images of the release.
+#[test]
+fn the_published_chart_names_the_images_of_its_release() {
+    let (images, version) = ("ghcr.example.com/somebody", "7.8.9");
+    let release = release();
+    let steps = release["jobs"]["chart"]["steps"].as_array().unwrap();
+    let script = steps
+        .iter()
+        .find(|step| step["name"] == "Package")
+        .and_then(|step| step["run"].as_str())
+        .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("helm")).unwrap();
+    let copied = folder.path().join("helm/mayfly");
+    told(Command::new("cp").arg("-r").arg(chart()).arg(&copied));
+    // Helm as the tests find it, by the name the workflow has for it.
+    let programs = folder.path().join("bin");
+    fs::create_dir(&programs).unwrap();
+    let found = which::which(helm().get_program()).unwrap();
+    symlink(found, programs.join("helm")).unwrap();
+    let path = std::env::var("PATH").unwrap();
+    let mut bash = Command::new("bash");
+    bash.args(["-c", script])
+        .current_dir(folder.path())
+        .env("IMAGES", images)
+        .env("VERSION", version)
+        .env("PATH", format!("{}:{path}", programs.display()));
+    let packaged = Running::start(&mut bash).wait();
+    assert_eq!(packaged.code(), 0, "{packaged}");
+    let [package] = &files(&folder.path().join("chart"), ".tgz")[..] else {
+        panic!("{packaged}");
+    };
+    let secret = json!({"auth": {"internalSecret": {"existingSecret": "internal"}}});
+    let documents = Release::of(package.clone()).set(secret).documents();
+    let launcher = documents
+        .iter()
+        .find(|document| document.kind() == "Deployment")
+        .unwrap();
+    let container = &launcher.value["spec"]["template"]["spec"]["containers"][0];
+    let (launcher, executor) = (
+        format!("{images}/mayfly-launcher:{version}"),
+        format!("{images}/mayfly-executor:{version}"),
+    );
+    assert_eq!(container["image"], launcher);
+    let variables = container["env"].as_array().unwrap();
+    let of_runs = variables
+        .iter()
+        .find(|variable| variable["name"] == "ExecutorEphemeralImage")
+        .unwrap();
+    assert_eq!(of_runs["value"], executor);
+    let shown = told(helm().args(["show", "chart"]).arg(package));
+    let shown: Value = serde_saphyr::from_str(&shown).unwrap();
+    assert_eq!(shown["version"], version);
+    let listed = shown["annotations"]["artifacthub.io/images"]
+        .as_str()
+        .unwrap();
+    let listed: Vec<&str> = listed
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("image: "))
+        .collect();
+    assert_eq!(listed, [launcher, executor]);
+}
+
 /// What the release hands to the build exists there, and the build is of the toolchain everybody uses.
 #[test]
 fn the_release_and_the_dockerfile_speak_of_the_same_things() {
@@ -156,10 +284,7 @@ fn the_release_and_the_dockerfile_speak_of_the_same_things() {
         .lines()
         .filter_map(|line| Some(line.strip_prefix("FROM ")?.split_once(" AS ")?.1.to_owned()))
         .collect();
-    let (_, _, release) = workflows()
-        .into_iter()
-        .find(|(path, _, _)| path.ends_with("release.yml"))
-        .unwrap();
+    let release = release();
     let mut builds = 0;
     for step in steps(&release).filter(|step| step["with"]["build-args"].is_string()) {
         for line in step["with"]["build-args"].as_str().unwrap().lines() {

@@ -35,9 +35,10 @@ const SHUTDOWN_SECONDS: u64 = 25;
 
 /// Accept dispatches from Terrakube over HTTP and run them.
 ///
-/// Serves `POST /api/v1/terraform-rs`, the address Terrakube gives its jobs to (`AzBuilderExecutorUrl`, an
-/// agent's URL, or `TERRAKUBE_DEFAULT_EXECUTOR`). A dispatch is answered 202 as soon as it is safe on disk, and
-/// runs once however often it is delivered. Health is at /actuator/health, metrics are at /metrics.
+/// Serves `POST /api/v1/terraform-rs`, the address Terrakube gives its jobs to: path included in
+/// `AzBuilderExecutorUrl`, while Terrakube adds the path to an agent's URL and to `TERRAKUBE_DEFAULT_EXECUTOR`. A
+/// dispatch is answered 202 as soon as it is safe on disk, and runs once however often it is delivered. Health is at
+/// /actuator/health, metrics are at /metrics.
 ///
 /// Requests must carry the platform's token, signed with the secret in the environment variable `InternalSecret`.
 #[derive(Args, Clone, Debug, Default)]

@@ -221,7 +221,7 @@ server-side apply refuses a container with one.
         path: policy.yaml
 - name: tmp
   emptyDir:
-    sizeLimit: 64Mi
+    sizeLimit: {{ .root.Values.launcher.tmpSizeLimit }}
 {{- if include "mayfly.caFile" .root }}
 - {{- include "mayfly.caVolume" (dict "root" .root "configMap" (include "mayfly.fullname" .root)) | nindent 2 }}
 {{- end }}

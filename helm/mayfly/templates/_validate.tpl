@@ -29,6 +29,11 @@
 {{- if and (not (kindIs "invalid" $launcher.kubeApi.burst)) (kindIs "invalid" $launcher.kubeApi.requestsPerSecond) -}}
 {{- fail "launcher.kubeApi.burst: needs launcher.kubeApi.requestsPerSecond" -}}
 {{- end -}}
+{{- $paths := list -}}
+{{- range $launcher.extraVolumeMounts }}{{- $paths = append $paths .mountPath -}}{{- end -}}
+{{- if not (or $launcher.serviceAccount.automountToken (has "KUBECONFIG" $named) (has "/var/run/secrets/kubernetes.io/serviceaccount" $paths)) -}}
+{{- fail "launcher.serviceAccount.automountToken: the launcher cannot do without a token; mount another at /var/run/secrets/kubernetes.io/serviceaccount by launcher.extraVolumeMounts, or name a KUBECONFIG in launcher.extraEnv" -}}
+{{- end -}}
 {{- if and $executor.extraNamespaces (not $launcher.serviceAccount.create) -}}
 {{- fail "launcher.serviceAccount.create: has to be true with executor.extraNamespaces, where each launcher has an account of its own" -}}
 {{- end -}}

@@ -8,6 +8,7 @@
     reason = "a harness fails a test by panicking, with all there is to know about it"
 )]
 
+pub mod admission;
 pub mod api;
 mod path;
 pub mod programs;

@@ -18,6 +18,7 @@ use kube::api::{DeleteParams, DynamicObject, LogParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
+use test_chart::admission::Policy;
 use test_chart::programs::{helm_with, told};
 use test_chart::{Document, Release, api, values_files};
 use test_cluster::{ADMIN, Cluster, Rule, State, Target};
@@ -333,6 +334,154 @@ fn jobs_made_with_the_charts_configuration_are_restricted_known_to_the_api_and_f
         }
     }
     assert!(seen >= 15, "{seen}");
+}
+
+/// The policy of a release whose launchers get no Job past it that runs do not need, and the documents around it.
+fn policed(file: &Path) -> Vec<Document> {
+    let release = Release::new().with(file);
+    release
+        .set(json!({"admissionPolicy": {"enabled": true}}))
+        .documents()
+}
+
+fn policy(documents: &[Document]) -> Policy<'_> {
+    let is_policy = |document: &&Document| document.kind() == "ValidatingAdmissionPolicy";
+    Policy::of(documents.iter().find(is_policy).unwrap())
+}
+
+/// Whom the API server takes the launcher of a Deployment for.
+fn user(deployment: &Document) -> String {
+    let account = deployment.text_at("/spec/template/spec/serviceAccountName");
+    format!("system:serviceaccount:{}:{account}", deployment.namespace())
+}
+
+fn job_among(objects: Vec<Value>) -> Value {
+    let mut objects = objects.into_iter();
+    objects.find(|object| object["kind"] == "Job").unwrap()
+}
+
+#[test]
+fn the_admission_policy_lets_the_launchers_own_jobs_pass() {
+    let repository = Repository::fixture();
+    let plan = job::plan(&repository);
+    let mut unusual = plan.clone();
+    // A name of the Job that had to be hashed.
+    unusual.step_id = format!("{}End", "Step.".repeat(12));
+    let steps = [
+        plan.clone(),
+        job::apply_after(&plan),
+        job::scripts(&repository, vec![job::bash(1, "true")]),
+        unusual,
+    ];
+    let mut with_secret = 0;
+    for (name, file) in values_files() {
+        let documents = policed(&file);
+        for deployment in deployments(&documents) {
+            let user = user(deployment);
+            for step in &steps {
+                let objects = rendered(&documents, deployment, step);
+                with_secret += objects.len() - 1;
+                let job = job_among(objects);
+                let refusals = policy(&documents).refusals(&user, &job);
+                assert_eq!(refusals, Some(Vec::new()), "{name}: {job:#}");
+                let somebody = policy(&documents).refusals("system:admin", &job);
+                assert_eq!(somebody, None, "{name}");
+            }
+        }
+    }
+    assert!(with_secret >= 15, "{with_secret}");
+}
+
+#[test]
+fn the_admission_policy_refuses_what_no_run_needs() {
+    let (_, file) = values_files()
+        .into_iter()
+        .find(|(name, _)| name == "default")
+        .unwrap();
+    let documents = policed(&file);
+    let deployment = deployments(&documents).next().unwrap();
+    let step = job::plan(&Repository::fixture());
+    let job = job_among(rendered(&documents, deployment, &step));
+    let refusals = |job: &Value| policy(&documents).refusals(&user(deployment), job).unwrap();
+    assert_eq!(refusals(&job), Vec::<String>::new());
+
+    let own = job["metadata"]["name"].as_str().unwrap();
+    let spec = "/spec/template/spec";
+    let executor = format!("{spec}/containers/0");
+    let (environment, volume) = (
+        "the environment takes a Secret that is not among admissionPolicy.secretNames",
+        "a volume takes a Secret that is not among admissionPolicy.secretNames",
+    );
+    let of_environment = |name: &str| json!([{"secretRef": {"name": name}}]);
+    let variable = |name: &str| json!([{"name": "A", "valueFrom": {"secretKeyRef": {"name": name, "key": "a"}}}]);
+    let mounted = |name: &str| json!([{"name": "v", "secret": {"secretName": name}}]);
+    let projected =
+        |name: &str| json!([{"name": "v", "projected": {"sources": [{"secret": {"name": name}}]}}]);
+    let mut bad = vec![
+        (
+            "/metadata/labels".to_owned(),
+            json!({}),
+            "the launcher makes runs, and nothing else",
+        ),
+        (
+            format!("{spec}/serviceAccountName"),
+            json!("default"),
+            "the account is not among admissionPolicy.serviceAccounts",
+        ),
+        (
+            format!("{spec}/hostNetwork"),
+            json!(true),
+            "a run shares nothing with its node",
+        ),
+        (
+            format!("{spec}/volumes"),
+            json!([{"name": "v", "hostPath": {"path": "/"}}]),
+            "a run mounts nothing of its node",
+        ),
+        (
+            format!("{executor}/image"),
+            json!("registry.example.com/mayfly-executor:1"),
+            "an image is not among admissionPolicy.imagePrefixes",
+        ),
+    ];
+    let others = [
+        "terrakube-api-secrets".to_owned(),
+        // As the Job, and as another Job's; with too little of an attempt, with too much, with what is none.
+        own.to_owned(),
+        "job-412-another-0123456789abcdef".to_owned(),
+        format!("{own}-0123456789abcde"),
+        format!("{own}-0123456789abcdef0"),
+        format!("{own}-0123456789abcdeX"),
+        format!("{own}-more-0123456789abcdef"),
+    ];
+    for name in &others {
+        bad.push((
+            format!("{executor}/envFrom"),
+            of_environment(name),
+            environment,
+        ));
+        bad.push((format!("{executor}/env"), variable(name), environment));
+        bad.push((format!("{spec}/volumes"), mounted(name), volume));
+        bad.push((format!("{spec}/volumes"), projected(name), volume));
+    }
+    let put = |at: &str, value: &Value| {
+        let (parent, key) = at.rsplit_once('/').unwrap();
+        let mut job = job.clone();
+        job.pointer_mut(parent).unwrap()[key] = value.clone();
+        job
+    };
+    for (at, value, why) in &bad {
+        assert_eq!(refusals(&put(at, value)), [*why], "{at}: {value}");
+    }
+    let mine = format!("{own}-0123456789abcdef");
+    for (at, value) in [
+        (format!("{executor}/envFrom"), of_environment(&mine)),
+        (format!("{executor}/env"), variable(&mine)),
+        (format!("{spec}/volumes"), mounted(&mine)),
+        (format!("{spec}/volumes"), projected(&mine)),
+    ] {
+        assert_eq!(refusals(&put(&at, &value)), Vec::<String>::new(), "{at}");
+    }
 }
 
 /// A release in a cluster.
@@ -728,8 +877,18 @@ async fn whoever_installs_is_told_addresses_that_are_there() {
         {
             let port = &service.value["spec"]["ports"][0]["port"];
             let host = format!("{}.{}.svc", service.name(), service.namespace());
-            let address = format!("http://{host}:{port}/api/v1/terraform-rs");
-            assert!(notes.contains(&address), "{name}: no {address} in {notes}");
+            // Terrakube takes the first as it is, and adds the path to the others.
+            for (setting, path) in [
+                ("AzBuilderExecutorUrl ", "/api/v1/terraform-rs"),
+                ("agent's URL, TERRAKUBE_DEFAULT_EXECUTOR ", ""),
+            ] {
+                let address = format!("http://{host}:{port}{path}");
+                let is_told = notes.lines().any(|line| {
+                    let rest = line.trim().strip_prefix(setting);
+                    rest.is_some_and(|rest| rest.trim() == address)
+                });
+                assert!(is_told, "{name}: no {address} for {setting}in {notes}");
+            }
         }
         assert!(
             !notes.contains("<no value>") && !notes.contains("%!"),

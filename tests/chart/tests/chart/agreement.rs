@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use api_launcher::cli::Args;
+use api_launcher::verdict::VerdictKind;
 use clap::CommandFactory as _;
 use serde_json::Value;
 use test_chart::values::{rows, table};
@@ -283,6 +284,263 @@ fn defaults_of_the_chart_are_those_of_the_programs() {
     ] {
         let value = resources.pointer(at).and_then(Value::as_str);
         assert_eq!(value, known.get(variable).map(String::as_str), "{variable}");
+    }
+}
+
+/// Verdicts nobody has to be woken for, and why. The readme names them.
+const WITHOUT_AN_ALERT: &[(VerdictKind, &str)] = &[
+    (VerdictKind::Completed, "the step did what it was asked to"),
+    (
+        VerdictKind::StepFailed,
+        "the tool or a script said no, to whoever wrote it",
+    ),
+    (VerdictKind::Cancelled, "somebody wanted it so"),
+];
+
+#[test]
+fn every_verdict_that_fails_a_run_raises_an_alert_or_is_left_out_for_a_reason() {
+    let rules = Release::new()
+        .with(&chart().join("ci/default-values.yaml"))
+        .set(serde_json::json!({"metrics": {"prometheusRule": {"enabled": true}}}))
+        .documents();
+    let rules = rules
+        .iter()
+        .find(|document| document.kind() == "PrometheusRule")
+        .unwrap();
+    let rules = rules.value["spec"]["groups"][0]["rules"]
+        .as_array()
+        .unwrap();
+    let expressions = rules.iter().map(|rule| rule["expr"].as_str().unwrap());
+    let mut named = Vec::new();
+    for expression in expressions {
+        for matched in expression.split("verdict=~\"").skip(1) {
+            let (verdicts, _) = matched.split_once('"').unwrap();
+            named.extend(verdicts.split('|').map(str::to_owned));
+        }
+    }
+    let left_out = WITHOUT_AN_ALERT
+        .iter()
+        .map(|(kind, _)| kind.name().to_owned());
+    let mut told: Vec<String> = named.into_iter().chain(left_out).collect();
+    let mut all = VerdictKind::ALL.map(|kind| kind.name().to_owned());
+    told.sort();
+    all.sort();
+    assert_eq!(told, all, "each verdict in one alert");
+    let readme = read("helm/mayfly/README.md");
+    let (_, sentence) = readme.split_once("Verdicts without an alert are ").unwrap();
+    let (sentence, _) = sentence.split_once('.').unwrap();
+    for (kind, why) in WITHOUT_AN_ALERT {
+        assert!(sentence.contains(&format!("`{kind}`")), "{kind}: {why}");
+    }
+}
+
+/// What the charts and agents this one stands in for can be told: each key of their documentation. Below one that takes
+/// a map of Kubernetes' own, one key stands for all.
+const OF_OTHER_CHARTS: &[(&str, &[&str])] = &[
+    (
+        "Terrakube",
+        &[
+            "ExecutorEphemeralNamespace",
+            "ExecutorEphemeralImage",
+            "ExecutorEphemeralSecret",
+            "ExecutorEphemeralPodAnnotations",
+            "ExecutorEphemeralConfigMap",
+            "EphemeralFlagBatch",
+            "EphemeralJobData",
+            "JAVA_TOOL_OPTIONS",
+            "TERRAKUBE_ENABLE_EPHEMERAL_EXECUTOR",
+            "EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS",
+            "EPHEMERAL_CONFIG_SERVICE_ACCOUNT",
+            "EPHEMERAL_CONFIG_ANNOTATIONS",
+            "EPHEMERAL_CONFIG_TOLERATIONS",
+            "EPHEMERAL_CONFIG_MAP_NAME",
+            "EPHEMERAL_CONFIG_MAP_MOUNT_PATH",
+            "TF_PLUGIN_CACHE_DIR",
+            "PVC_CLAIM_NAME",
+            "api.serviceAccountName",
+            "api.env",
+        ],
+    ),
+    (
+        "Scalr",
+        &[
+            "automount_service_account_token",
+            "ca_cert",
+            "container_task_acquire_timeout",
+            "container_task_ca_cert",
+            "container_task_cpu_limit",
+            "container_task_cpu_request",
+            "container_task_image_registry",
+            "container_task_mem_limit",
+            "container_task_mem_request",
+            "container_task_scheduling_timeout",
+            "data_home",
+            "debug",
+            "disconnect_on_stop",
+            "gc_plugins_global_size_limit",
+            "grace_shutdown_timeout",
+            "kubernetes_task_annotations",
+            "kubernetes_task_labels",
+            "log_format",
+            "token",
+            "tokenExistingSecret",
+            "tokenExistingSecretKey",
+            "url",
+            "worker_drain_timeout",
+            "worker_on_stop_action",
+            "controllerNodeSelector",
+            "controllerPodAnnotations",
+            "controllerTolerations",
+            "efsMountOptions",
+            "efsVolumeHandle",
+            "extraEnv",
+            "fullnameOverride",
+            "image.pullPolicy",
+            "image.repository",
+            "image.tag",
+            "imagePullSecrets",
+            "nameOverride",
+            "podAnnotations",
+            "podSecurityContext",
+            "resources.limits.cpu",
+            "resources.limits.memory",
+            "resources.requests.cpu",
+            "resources.requests.memory",
+            "restrictMetadataService",
+            "securityContext",
+            "securityContext.capabilities",
+            "securityContext.privileged",
+            "securityContext.procMount",
+            "serviceAccount.annotations",
+            "serviceAccount.automountToken",
+            "serviceAccount.create",
+            "serviceAccount.labels",
+            "serviceAccount.name",
+            "terminationGracePeriodSeconds",
+            "workerNodeSelector",
+            "workerPodAnnotations",
+            "workerTolerations",
+        ],
+    ),
+    (
+        "env0",
+        &[
+            "dockerImage",
+            "agentImagePullSecret",
+            "infracostApiKeyEncoded",
+            "assumerKeyIdEncoded",
+            "assumerSecretEncoded",
+            "limits.cpu",
+            "limits.memory",
+            "requests.cpu",
+            "requests.memory",
+            "tolerations",
+            "affinity.nodeAffinity",
+            "customerAwsAccessKeyIdEncoded",
+            "customerAwsSecretAccessKeyEncoded",
+            "awsSecretsRegion",
+            "customerGoogleProject",
+            "customerGoogleCredentials",
+            "customerAzureClientId",
+            "customerAzureClientSecret",
+            "customerAzureTenantId",
+            "customerVaultTokenEncoded",
+            "customerVaultUrl",
+            "bitbucketServerCredentialsEncoded",
+            "gitlabEnterpriseCredentialsEncoded",
+            "githubEnterpriseAppId",
+            "githubEnterpriseAppClientId",
+            "githubEnterpriseAppInstallationId",
+            "githubEnterpriseAppClientSecretEncoded",
+            "githubEnterpriseAppPrivateKeyEncoded",
+            "allowedVcsUrlRegex",
+            "storageClassName",
+            "deploymentJobServiceAccountName",
+            "jobHistoryLimitFailure",
+            "jobHistoryLimitSuccess",
+            "strictSecurityContext",
+            "customCertificates",
+            "env0StateEncryptionKey",
+            "podAdditionalLabels",
+            "customSecretMounts",
+            "providerInstallation",
+            "gitSslNoVerify",
+            "httpProxy",
+            "httpsProxy",
+            "deploymentPodWarmPoolSize",
+        ],
+    ),
+    (
+        "Pulumi",
+        &[
+            "token",
+            "shared_volume_directory",
+            "working_directory",
+            "service_url",
+            "single_run",
+            "pull_image",
+            "syslog",
+            "organization_name",
+            "runner_pool_id",
+            "token_expiration",
+            "oidc_token_file",
+            "env_forward_allowlist",
+            "deploy_target",
+            "PULUMI_AGENT_IMAGE_PULL_POLICY",
+            "PULUMI_AGENT_NUM_CPUS",
+            "PULUMI_AGENT_MEM_QUANTITY",
+            "PULUMI_AGENT_SERVICE_ACCOUNT_NAME",
+            "agentReplicas",
+            "worker-pod.json",
+        ],
+    ),
+];
+
+/// Keys of a product in the first cells of a table: those of its own table, and what follows its name in the one of keys
+/// without a counterpart.
+fn keys_of(product: &str, section: &str) -> BTreeSet<String> {
+    let (mut of, mut found) = ("", BTreeSet::new());
+    for row in section.lines().filter(|line| line.starts_with('|')) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        assert!(!cells[2].is_empty(), "nothing is said of {row}");
+        if ["Here", "Why"].contains(&cells[2]) {
+            of = cells[1];
+            continue;
+        }
+        let groups = cells[1].split("; ");
+        let meant = groups.filter(|group| {
+            if of == "No counterpart" {
+                group.starts_with(&format!("{product}: "))
+            } else {
+                of.split([' ', ',']).next() == Some(product)
+            }
+        });
+        let words = meant.flat_map(|group| group.split('`').skip(1).step_by(2));
+        found.extend(words.map(str::to_owned));
+    }
+    found
+}
+
+#[test]
+fn every_key_of_the_charts_one_comes_from_has_its_line_in_the_readme() {
+    let readme = read("helm/mayfly/README.md");
+    let (_, section) = readme.split_once("\n## Coming from elsewhere\n").unwrap();
+    let (section, _) = section.split_once("\n## ").unwrap();
+    for (product, keys) in OF_OTHER_CHARTS {
+        let lines = keys_of(product, section);
+        let is_meant = |line: &str, key: &str| match line.strip_suffix('*') {
+            Some(beginning) => key.starts_with(beginning),
+            None => line == key,
+        };
+        for key in *keys {
+            let of = lines.iter().filter(|line| is_meant(line, key)).count();
+            assert_eq!(of, 1, "{product}: `{key}` among {lines:?}");
+        }
+        let unknown: Vec<_> = lines
+            .iter()
+            .filter(|line| !keys.iter().any(|key| is_meant(line, key)))
+            .collect();
+        assert!(unknown.is_empty(), "{product}: {unknown:?}");
     }
 }
 
