@@ -77,7 +77,7 @@ pub enum TerrakubeError {
     },
     /// It is not certain that the step is ours alone; it has not been begun.
     #[error("the step could not be claimed by a note in the job context, and is not begun")]
-    Unclaimed(#[source] Box<TerrakubeError>),
+    Unclaimed(#[source] Box<Self>),
     /// Somebody who wrote the job context at the same time, or the platform itself, has lost what was written to it.
     #[error("the note that was written about step {step_id} is not there")]
     NoteLost {
