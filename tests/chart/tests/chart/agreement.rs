@@ -8,6 +8,8 @@ use api_launcher::cli::Args;
 use api_launcher::verdict::VerdictKind;
 use clap::CommandFactory as _;
 use serde_json::Value;
+use test_chart::programs::{helm_with, told};
+use test_chart::render;
 use test_chart::values::{rows, table};
 use test_chart::{Document, Release, chart, files, root, values_files};
 
@@ -633,6 +635,34 @@ fn every_file_of_values_says_what_it_is_for() {
     for name in required {
         assert!(names.contains(&name.to_owned()), "{names:?}");
     }
+}
+
+/// The command of the readme for Terrakube's own launcher: Helm does not take over an account that is there.
+#[test]
+fn rights_alone_are_bound_to_an_account_that_somebody_else_made() {
+    const ACCOUNT: &str = "terrakube-api-service-account";
+    let readme = read("helm/mayfly/README.md");
+    let (_, told_to) = readme.split_once("**Rights alone**").unwrap();
+    let (_, command) = told_to
+        .split_once("helm install mayfly ./helm/mayfly ")
+        .unwrap();
+    let (command, _) = command.split_once("\n\n").unwrap();
+    let arguments = command.split_whitespace().filter(|word| *word != "\\");
+    let mut helm = helm_with(["template", "mayfly"]);
+    let text = told(helm.arg(chart()).args(arguments));
+    let documents = render::documents(&text);
+    let is_account = |document: &&Document| document.kind() == "ServiceAccount";
+    let made: Vec<&str> = documents
+        .iter()
+        .filter(is_account)
+        .map(Document::name)
+        .collect();
+    assert_eq!(made, ["mayfly-executor"]);
+    let subject = "/subjects/0/name";
+    let is_bound = |document: &Document| {
+        document.kind() == "RoleBinding" && document.text_at(subject) == ACCOUNT
+    };
+    assert!(documents.iter().any(is_bound), "{text}");
 }
 
 /// Helm asks for the logs after it has removed the pods that succeeded, and fails.
