@@ -114,7 +114,7 @@ async fn a_burst_of_100_megabytes_is_watched_and_stored_whole_in_little_memory()
     let growth = peak_memory(&executor) - before;
     gate.open().await;
     stage.platform.until_job(job, Status::Completed).await;
-    // Beside the few batches and buffers there are: no more than a hundredth of the burst.
+    // Beside the few batches and buffers there are: no more than a tenth of the burst.
     assert!(growth < 10_000, "{growth} KiB");
 
     let number = |line: &str| {

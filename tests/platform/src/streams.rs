@@ -14,6 +14,8 @@ use crate::java;
 use crate::ledger::Rule;
 
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Entries asked for at once: what a stream of any length takes as a whole is no measure of whether Redis is there.
+const PAGE: usize = 500;
 const WAKE_UP: &str = "terrakube:executor-available";
 const FIELDS: [&str; 4] = ["jobId", "stepId", "lineNumber", "output"];
 
@@ -70,22 +72,30 @@ impl Streams {
             return Ok((memory.unwrap_or_default(), Findings::new()));
         };
         let mut redis = Self::connect(client).await?;
-        let raw: Vec<(String, Vec<Vec<u8>>)> = cmd("XRANGE")
-            .arg(key(job))
-            .arg("-")
-            .arg("+")
-            .query_async(&mut redis)
-            .await?;
         let (mut entries, mut findings) = (Vec::new(), Findings::new());
-        for (id, pairs) in raw {
-            match entry(job, &pairs) {
-                Ok(entry) => entries.push(entry),
-                Err((rule, why)) => {
-                    findings.push((rule, format!("entry {id} of job {job}: {why}")));
+        let mut from = "-".to_owned();
+        loop {
+            let page: Vec<(String, Vec<Vec<u8>>)> = cmd("XRANGE")
+                .arg(key(job))
+                .arg(&from)
+                .arg("+")
+                .arg("COUNT")
+                .arg(PAGE)
+                .query_async(&mut redis)
+                .await?;
+            let Some((last, _)) = page.last() else {
+                return Ok((entries, findings));
+            };
+            from = format!("({last}");
+            for (id, pairs) in page {
+                match entry(job, &pairs) {
+                    Ok(entry) => entries.push(entry),
+                    Err((rule, why)) => {
+                        findings.push((rule, format!("entry {id} of job {job}: {why}")));
+                    }
                 }
             }
         }
-        Ok((entries, findings))
     }
 
     /// Deletes the stream of a job, and returns what was in it.
