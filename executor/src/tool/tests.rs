@@ -687,7 +687,10 @@ async fn each_way_to_find_nothing_says_so_and_what_to_do() {
     let error = world.resolve("3.0.0").await.unwrap_err();
     assert_eq!(error.fault(), Fault::Infrastructure);
     assert!(error.hint().unwrap().contains("offline"), "{error:?}");
-    assert!(one_line(&error).contains("could not reach"), "{error:?}");
+    assert!(
+        job_contract::chain(&error).contains("could not reach"),
+        "{error:?}"
+    );
 }
 
 #[tokio::test]
@@ -708,7 +711,7 @@ async fn a_mirror_serves_what_the_index_names_elsewhere_and_its_password_stays_s
     let error = world.resolve("1.9.8").await.unwrap_err();
     let everything = format!(
         "{} {:?} {:?} {:?} {}",
-        one_line(&error),
+        job_contract::chain(&error),
         error,
         error.hint(),
         world.config,
