@@ -172,7 +172,7 @@ async fn report_refusal(
         commit_id: Some(String::new()),
     };
     let budget = Budget::of(Budget::default_grace(StepType::Approval));
-    let patience = link.patience(stop, budget);
+    let patience = link.patience(stop, budget.report);
     link.platform
         .report_outcome(refused, &outcome, &patience)
         .await?;
@@ -210,7 +210,7 @@ pub(crate) async fn conclude(run: Run<'_>, mut verdict: Verdict) -> Ended {
         ..
     } = run;
     let summary = log
-        .finish_within(&before_report(&stop, budget, LOG_FLUSH))
+        .finish_within(&stop.patience(LOG_FLUSH, budget.flush))
         .await;
     let teller = Reporter {
         config: run.config,
@@ -276,13 +276,6 @@ pub(crate) async fn conclude(run: Run<'_>, mut verdict: Verdict) -> Ended {
     }
 }
 
-/// For what comes before the report and matters less. Under a stop order the process has little time left, and most of
-/// it belongs to the report.
-fn before_report(stop: &Stop, budget: Budget, limit: Duration) -> Patience {
-    let share = budget.saving.saturating_sub(budget.tool) / 4;
-    Patience::lasting(limit).hurried_by(stop.token(), share)
-}
-
 /// The remote client of CLI-driven runs reads the live log alone, which the platform deletes soon after the final
 /// status (contract 7.5).
 fn reading_time(link: &Link, job: &JobData, stop: &Stop) -> Duration {
@@ -323,7 +316,7 @@ impl Reporter<'_> {
         self.record_history(verdict).await;
         if !self.config.run.disable_acknowledge {
             // Only now, so that nothing before it is taken from it.
-            let patience = self.link.patience(self.stop, self.budget);
+            let patience = self.link.patience(self.stop, self.budget.report);
             let outcome = self
                 .outcome(verdict, output.as_ref().ok(), &patience)
                 .await?;
@@ -336,7 +329,7 @@ impl Reporter<'_> {
     }
 
     async fn log_in_time(&self, log: &Path) -> Result<String, StageError> {
-        let patience = before_report(self.stop, self.budget, LOG_STORE);
+        let patience = self.stop.patience(LOG_STORE, self.budget.log);
         tokio::select! {
             biased;
             stored = self.store_log(log) => stored,
@@ -373,7 +366,7 @@ impl Reporter<'_> {
         let Some(history) = &verdict.history else {
             return;
         };
-        let patience = self.link.patience(self.stop, self.budget);
+        let patience = self.link.patience(self.stop, self.budget.history);
         let recorded = self
             .platform
             .record_history(self.step, history, &patience)

@@ -17,13 +17,11 @@ use tracing::warn;
 
 use crate::config::{Config, Folders};
 use crate::run::StageError;
-use crate::stop::{Budget, Stop};
+use crate::stop::Stop;
 use crate::workspace::ContentToken;
 
 /// How long the outcome is reported to a platform of files.
 const LOCAL_PATIENCE: Duration = Duration::from_mins(1);
-/// What is always left for a report, however late the stop order was given.
-const LEAST_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The platform, and the Redis that belongs to it, if there is one.
 #[derive(Clone, Debug)]
@@ -133,17 +131,12 @@ impl Link {
         hosts
     }
 
-    /// How long the end of a run is reported: minutes, unless the process is about to be killed.
-    pub fn patience(&self, stop: &Stop, budget: Budget) -> Patience {
+    /// How long the end of a run is reported: minutes, unless the process is about to be killed. After a stop order
+    /// until this long after it.
+    pub fn patience(&self, stop: &Stop, until: Duration) -> Patience {
         let patience = self.terrakube().map_or(LOCAL_PATIENCE, |terrakube| {
             terrakube.config().report_patience
         });
-        match stop.given() {
-            Some(order) => {
-                let left = budget.saving.saturating_sub(order.at.elapsed());
-                Patience::lasting(patience.min(left.max(LEAST_PATIENCE)))
-            }
-            None => Patience::lasting(patience).hurried_by(stop.token(), budget.saving),
-        }
+        stop.patience(patience, until)
     }
 }

@@ -4,6 +4,7 @@ use std::time::SystemTime;
 
 use job_contract::Tool;
 use job_contract::chain;
+use job_contract::keys::PLAN_FILE;
 use job_contract::progress::Phase;
 use job_contract::report::{LockStanding, StateLock};
 use tracing::{info, warn};
@@ -24,7 +25,10 @@ pub fn tenure(
     done: Option<Completion>,
 ) -> Option<Tenure> {
     let gave_back = match done.map(|done| done.ended) {
-        Some(Ended::Code(2)) => phase == Phase::Plan,
+        // A tool that crashes ends with the same code.
+        Some(Ended::Code(2)) => {
+            phase == Phase::Plan && terraform.working_dir.join(PLAN_FILE).exists()
+        }
         Some(Ended::Code(code)) => matches!(code, 0 | 1),
         Some(Ended::Signal(_)) | None => false,
     };
@@ -52,15 +56,26 @@ pub async fn release(
     env: &ChildEnv,
     tenure: &Tenure,
 ) -> Option<StateLock> {
-    let lock = match terraform.standing_lock(env).await {
-        Ok(lock) => lock?,
-        Err(error) => {
-            warn!(
-                error = chain(&error),
-                "whether the tool left its lock is not known"
-            );
-            return None;
+    let probe = terraform.touch_lock(env).await;
+    let lock = match &probe {
+        Ok(said) if said.ok => return None,
+        Ok(said) => said.lock(),
+        Err(_) => None,
+    };
+    let Some(lock) = lock else {
+        let error = probe.as_ref().err().map(|error| chain(error));
+        warn!(
+            error,
+            "whether the tool left its lock on the state is not known"
+        );
+        let mut log = run.log.writer();
+        if let Ok(said) = &probe {
+            log.write(&said.words).await;
         }
+        let text = "Whether the tool left its lock on the state is not known.";
+        log.line(&run.palette().failure(text)).await;
+        log.close().await;
+        return None;
     };
     if tenure.allows(&lock) {
         return Some(settle(run, terraform, env, tenure, lock).await);

@@ -356,7 +356,7 @@ impl<'r, 'c> Operation<'r, 'c> {
             &job.step_id,
         );
         Ok(PlanRecord {
-            reference: run.store.put_file(&key, &file).await?,
+            reference: run.stored(run.store.put_file(&key, &file)).await?,
             sha256: digest.sha256,
             size_bytes: digest.size_bytes,
             tool: self.prepared.tool.tool,
@@ -580,13 +580,20 @@ impl<'r, 'c> Operation<'r, 'c> {
         if let Some((key, value)) = more {
             patch.insert(key.to_owned(), json!({ &step.step_id: value }));
         }
-        shown.finish(&redactor, changes, diagnostics).await;
         let patch = publication::redacted(&redactor, patch);
-        if let Err(error) = run.link.platform.merge_context(step, &patch).await {
-            warn!(
-                error = chain(&error),
-                "the job context could not be updated"
-            );
+        let publish = async {
+            shown.finish(&redactor, changes, diagnostics).await;
+            run.link.platform.merge_context(step, &patch).await
+        };
+        // What is left after that belongs to the log and the report.
+        let patience = run.while_saving(Duration::MAX);
+        let published = tokio::select! {
+            biased;
+            published = publish => published.map_err(|error| chain(&error)),
+            () = patience.over() => Err("there was no time left for it".to_owned()),
+        };
+        if let Err(error) = published {
+            warn!(error, "the job context could not be updated");
         }
     }
 

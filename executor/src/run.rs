@@ -99,6 +99,8 @@ pub enum StageError {
     StateUnread,
     #[error("the log could not be stored in time")]
     LogNotStored,
+    #[error("the object store did not take it in time")]
+    StoreTooSlow,
     #[error("stopped before anything was started")]
     Stopped,
     #[error("the step has ended while it was run a second time")]
@@ -132,6 +134,7 @@ impl StageError {
             Self::Stopped
             | Self::StepEnded
             | Self::LogNotStored
+            | Self::StoreTooSlow
             | Self::StateUnread
             | Self::Config(_)
             | Self::WorkDir { .. }
@@ -231,17 +234,25 @@ impl<'c> Run<'c> {
 
     /// How long the platform is asked or told something.
     pub fn patience(&self) -> Patience {
-        self.link.patience(&self.stop, self.budget)
+        self.link.patience(&self.stop, self.budget.saving)
     }
 
     /// How long something is tried that saves results.
     pub fn while_saving(&self, limit: Duration) -> Patience {
-        match self.stop.given() {
-            Some(order) => {
-                let left = self.budget.saving.saturating_sub(order.at.elapsed());
-                Patience::lasting(limit.min(left))
-            }
-            None => Patience::lasting(limit).hurried_by(self.stop.token(), self.budget.saving),
+        self.stop.patience(limit, self.budget.saving)
+    }
+
+    /// Waits for the store, after a stop order as long as there is time.
+    pub async fn stored<T>(
+        &self,
+        storing: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StageError> {
+        // The store's client gives up by itself.
+        let patience = self.while_saving(Duration::MAX);
+        tokio::select! {
+            biased;
+            stored = storing => Ok(stored?),
+            () = patience.over() => Err(StageError::StoreTooSlow),
         }
     }
 

@@ -15,7 +15,7 @@ use job_contract::keys::ObjectKey;
 use job_contract::report::{ApplyProgress, LockStanding, StateLock, StateStanding};
 use md5::{Digest as _, Md5};
 use serde_json::Value;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::warn;
 use uuid::Uuid;
 
@@ -33,6 +33,8 @@ use crate::workspace::write_private_file;
 const ERRORED_STATE: &str = "errored.tfstate";
 /// How long a place for such a state is looked for: a store that is away for minutes may come back.
 const RESCUE: Duration = Duration::from_mins(10);
+/// The same once a copy of it is kept: with the old state in its place, the next run makes things a second time.
+const RESCUE_OF_KEPT: Duration = Duration::from_mins(2);
 /// The first pause between two attempts; each is twice as long as the one before.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -157,7 +159,7 @@ fn fate(left: &Left, published: &Result<Option<Published>, StageError>) -> Optio
         Ok(Some(_)) => of(StateStanding::Stored, "the state is stored".into(), None),
         // It would not have succeeded otherwise.
         _ if left.success => of(StateStanding::Stored, "the state is stored".into(), None),
-        Err(error @ StageError::Artifact(_)) => of(
+        Err(error @ (StageError::Artifact(_) | StageError::StoreTooSlow)) => of(
             StateStanding::Stored,
             format!(
                 "the state is stored, but no copy of it is published: {}",
@@ -195,7 +197,7 @@ async fn publish(
     let Some(raw) = raw? else { return Ok(None) };
     let (job, name) = (&run.job, Uuid::new_v4().to_string());
     let key = ObjectKey::state_raw(&job.organization_id, &job.workspace_id, &name);
-    run.store.put(&key, raw.clone()).await?;
+    run.stored(run.store.put(&key, raw.clone())).await?;
     let parsed = RawState::parse(&raw);
     let Some(text) = json? else {
         warn!("the tool could not render the state as JSON; only the raw state is stored");
@@ -207,7 +209,7 @@ async fn publish(
     };
     let key = ObjectKey::state_json(&job.organization_id, &job.workspace_id, &name);
     let text = Bytes::from(text);
-    let stored = run.store.put(&key, text.clone()).await?;
+    let stored = run.stored(run.store.put(&key, text.clone())).await?;
     let history = History {
         output: run.link.platform.state_output(&run.step, &name, stored),
         job_reference: job.job_id.clone(),
@@ -264,8 +266,8 @@ struct Rescued {
     lock: Option<StateLock>,
 }
 
-/// Pushes a state the tool could not store, and keeps a copy in the store should that fail again; neither is given up as
-/// long as there is time. `None` when there is no such state.
+/// Pushes a state the tool could not store, and keeps a copy in the store should that fail again. A copy is no state:
+/// pushing is not given up as long as there is time. `None` when there is no such state.
 async fn rescue(
     run: &Run<'_>,
     terraform: &Terraform<'_>,
@@ -280,8 +282,7 @@ async fn rescue(
     let log = run.log.writer();
     log.line("The tool could not store the state and left it in errored.tfstate: storing it now.")
         .await;
-    let patience = run.while_saving(RESCUE);
-    let (mut pause, mut first, mut lock) = (FIRST_PAUSE, true, None);
+    let (begun, mut pause, mut first, mut lock) = (Instant::now(), FIRST_PAUSE, true, None);
     let mut kept: Option<Result<String, StoreError>> = None;
     let fate = loop {
         let met = match terraform.state_push(env, &file).await {
@@ -307,12 +308,21 @@ async fn rescue(
             }
         };
         if !matches!(kept, Some(Ok(_))) {
+            let patience = run.while_saving(RESCUE.saturating_sub(begun.elapsed()));
             kept = tokio::select! {
                 biased;
                 done = keep(run, &file) => Some(done),
                 () = patience.over() => kept,
             };
+            if let Some(Ok(kept)) = &kept {
+                let text = format!("The state is kept in {kept}. Trying on to store it.");
+                log.line(&text).await;
+            } else if first {
+                log.line("The state could neither be stored nor kept: trying again.")
+                    .await;
+            }
         }
+        first = false;
         // Only now that there are two of it.
         if let (Some(met), None) = (met, &lock) {
             let met = match &left.tenure {
@@ -322,24 +332,27 @@ async fn rescue(
             let released = met.standing == LockStanding::Released;
             lock = Some(met);
             if released {
-                first = false;
                 continue;
             }
         }
-        if let Some(Ok(kept)) = &kept {
-            break Fate {
-                standing: StateStanding::Kept,
-                words: format!("the state could not be stored and is kept in {kept}"),
-                hint: Some(push_advice(run, kept)),
-            };
-        }
-        if first {
-            log.line("The state could neither be stored nor kept: trying again.")
-                .await;
-            first = false;
-        }
+        // What is kept leaves time to publish what there is.
+        let (limit, until) = match &kept {
+            Some(Ok(_)) => (RESCUE_OF_KEPT, run.budget.push),
+            _ => (RESCUE, run.budget.saving),
+        };
+        let patience = run
+            .stop
+            .patience(limit.saturating_sub(begun.elapsed()), until);
         tokio::select! {
-            () = patience.over() => break lay_aside(run, &file, kept),
+            biased;
+            () = patience.over() => break match kept {
+                Some(Ok(kept)) => Fate {
+                    standing: StateStanding::Kept,
+                    words: format!("the state could not be stored and is kept in {kept}"),
+                    hint: Some(push_advice(run, &kept)),
+                },
+                kept => lay_aside(run, &file, kept),
+            },
             () = sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
         }
     };

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use control_plane::Patience;
 use job_contract::report::StopReason;
 use job_contract::{Exit, StepType};
 use tokio::signal::unix::{SignalKind, signal};
@@ -122,6 +123,14 @@ impl Stop {
         self.order.get().copied()
     }
 
+    /// Patience for something that, once the order is given, may last until this long after it.
+    pub fn patience(&self, limit: Duration, until: Duration) -> Patience {
+        match self.given() {
+            Some(order) => Patience::lasting(limit.min(until.saturating_sub(order.at.elapsed()))),
+            None => Patience::lasting(limit).hurried_by(self.token(), until),
+        }
+    }
+
     /// Returns the order once it is given.
     pub async fn ordered(&self) -> Order {
         self.token.cancelled().await;
@@ -135,17 +144,34 @@ impl Stop {
 pub struct Budget {
     /// A tool or script that was interrupted is killed this long after the order.
     pub tool: Duration,
+    /// Until then a state that is kept elsewhere is offered to the backend again.
+    pub push: Duration,
     /// Whatever saves results is killed this long after the order.
     pub saving: Duration,
+    /// Until then sinks may take the rest of the log.
+    pub flush: Duration,
+    /// Until then the store may take the log.
+    pub log: Duration,
+    /// Until then the platform may record the published state.
+    pub history: Duration,
+    /// Until then the platform may take the outcome. What is left is for the final report.
+    pub report: Duration,
 }
 
 impl Budget {
-    /// Splits a grace period: the last 25 s, or two fifths of a short one, belong to storing and reporting.
+    /// Splits a grace period: the last 35 s, or half of a short one, belong to storing and reporting.
     pub fn of(grace_period: Duration) -> Self {
-        let reserve = Duration::from_secs(25).min(grace_period * 2 / 5);
+        const RESERVE: u32 = 35;
+        let reserve = Duration::from_secs(RESERVE.into()).min(grace_period / 2);
+        let before_the_end = |parts: u32| grace_period.saturating_sub(reserve * parts / RESERVE);
         Self {
-            tool: grace_period.saturating_sub(reserve),
-            saving: grace_period.saturating_sub(reserve / 5),
+            tool: before_the_end(RESERVE),
+            push: before_the_end(25),
+            saving: before_the_end(15),
+            flush: before_the_end(12),
+            log: before_the_end(8),
+            history: before_the_end(5),
+            report: before_the_end(2),
         }
     }
 
@@ -192,18 +218,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn saving_always_has_time_left_when_the_tool_is_killed() {
+    fn every_part_of_the_end_has_time_left_when_the_one_before_it_has_used_up_its_own() {
+        let moments = |grace| {
+            let Budget {
+                tool,
+                push,
+                saving,
+                flush,
+                log,
+                history,
+                report,
+            } = Budget::of(grace);
+            [tool, push, saving, flush, log, history, report, grace]
+        };
         for seconds in [1, 10, 30, 60, 300, 3600] {
-            let grace = Duration::from_secs(seconds);
-            let budget = Budget::of(grace);
-            assert!(
-                budget.tool < budget.saving && budget.saving < grace,
-                "{seconds}: {budget:?}"
-            );
+            let moments = moments(Duration::from_secs(seconds));
+            assert!(moments.is_sorted_by(|one, next| one < next), "{moments:?}");
         }
         assert_eq!(
-            Budget::of(Duration::from_mins(5)).tool,
-            Duration::from_secs(275)
+            moments(Duration::from_mins(5)).map(|moment| moment.as_secs()),
+            [265, 275, 285, 288, 292, 295, 298, 300]
         );
     }
 

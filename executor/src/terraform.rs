@@ -185,10 +185,9 @@ impl Terraform<'_> {
         self.said(env, args::state_push(file)).await
     }
 
-    /// The lock on the state, if there is one: found by taking it for a moment, to change nothing.
-    pub async fn standing_lock(&self, env: &ChildEnv) -> Result<Option<StateLock>, ProcessError> {
-        let said = self.said(env, args::touch_lock()).await?;
-        Ok(said.lock())
+    /// Takes the lock on the state for a moment, to change nothing: whoever holds it is in the way.
+    pub async fn touch_lock(&self, env: &ChildEnv) -> Result<Said, ProcessError> {
+        self.said(env, args::touch_lock()).await
     }
 
     /// Releases a lock, whoever holds it.

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use artifact_store::{
     Endpoint, Handover, S3Credentials, S3Settings, StaticKeys, Store, StoreSettings,
@@ -420,6 +420,27 @@ fn a_plan_that_dies_gives_its_lock_back() {
     assert_eq!(standing, Some(LockStanding::Released), "{outcome}");
 }
 
+/// A crash ends with the code of a plan that has changes.
+#[test]
+fn a_plan_that_left_no_plan_is_followed_by_a_look_for_its_lock_and_one_that_fails_is_told() {
+    for (made, looked) in [("", true), ("echo plan > \"$out\"; ", false)] {
+        let (site, repository) = (site(), Repository::fixture());
+        let tool = FakeTool::new()
+            .on("plan", &format!("{made}exit 2"))
+            .on("untaint", "echo 'no route to the backend'; exit 1");
+        let plan = job::plan(&repository);
+        site.queue(&[&plan]);
+        let outcome = site.executor(&plan).env("PATH", tool.path()).run();
+        assert_eq!(tool.was_called("untaint"), looked, "{outcome}");
+        for words in [
+            "no route to the backend",
+            "Whether the tool left its lock on the state is not known.",
+        ] {
+            assert_eq!(outcome.log().contains(words), looked, "{outcome}");
+        }
+    }
+}
+
 /// The one child of a process.
 fn child_of(parent: Pid) -> Pid {
     let children = fs::read_dir(format!("/proc/{parent}/task")).unwrap();
@@ -534,20 +555,74 @@ fn a_state_the_backend_refused_is_pushed_again() {
     assert!(outcome.error().contains(words), "{outcome}");
 }
 
+/// A backend that is away for a while, beside a store that is not.
 #[test]
-fn a_state_the_backend_goes_on_refusing_is_kept_and_named_also_under_a_stop_order() {
-    for stopped in [false, true] {
+fn a_state_that_is_kept_is_still_pushed_once_the_backend_takes_it() {
+    let journey = Journey::planned();
+    let run = journey.executor().start();
+    tool_at_the_gate(&run);
+    // The tool's own attempt, and two of ours.
+    journey.bucket.door.refuse("PUT", is_state, 3);
+    journey.gate.open();
+    let outcome = run.wait().expect_code(1);
+    assert!(outcome.log().contains("The state is kept in"), "{outcome}");
+    assert_eq!(
+        outcome.report().state,
+        Some(StateStanding::Rescued),
+        "{outcome}"
+    );
+    assert_eq!(journey.bucket.resources().len(), 3, "{outcome}");
+    journey.assert_published(&outcome);
+}
+
+/// It takes the copy of the state and the log, and never answers.
+#[test]
+fn an_executor_that_is_told_to_end_reports_in_time_though_the_store_holds_everything() {
+    let grace = Duration::from_secs(30);
+    let journey = Journey::planned();
+    let executor = journey.executor();
+    let run = executor
+        .env(env::GRACE_PERIOD_SECONDS, &grace.as_secs().to_string())
+        .start();
+    tool_at_the_gate(&run);
+    let door = &journey.bucket.door;
+    let copy = door.hold("PUT", |path| path.ends_with(".raw.json"));
+    let log = door.hold("PUT", |path| path.ends_with(".tfoutput"));
+    let ordered = Instant::now();
+    run.running.signal(Signal::SIGTERM);
+    copy.wait();
+    let outcome = run.wait().expect_code(143);
+    let took = ordered.elapsed();
+    log.wait();
+    assert!(took < grace, "{took:?}: {outcome}");
+    let report = outcome.report();
+    assert_eq!(report.state, Some(StateStanding::Stored), "{outcome}");
+    let words = "no copy of it is published: the object store did not take it in time";
+    assert!(outcome.error().contains(words), "{outcome}");
+    assert_eq!(
+        journey.site.statuses(&journey.apply),
+        ("failed".into(), "failed".into())
+    );
+}
+
+#[test]
+fn a_state_the_backend_goes_on_refusing_is_kept_and_named() {
+    for stopped_before in [false, true] {
         let journey = Journey::planned();
-        let run = journey.executor().start();
+        let executor = journey.executor().env(env::GRACE_PERIOD_SECONDS, "20");
+        let run = executor.start();
         tool_at_the_gate(&run);
         let door = &journey.bucket.door;
         door.refuse("PUT", is_state, usize::MAX);
-        if stopped {
+        if stopped_before {
             run.running.signal(Signal::SIGTERM);
         } else {
             journey.gate.open();
+            run.running
+                .wait_for(Stream::Stdout, "Trying on to store it.");
+            run.running.signal(Signal::SIGTERM);
         }
-        let outcome = run.wait().expect_code(if stopped { 143 } else { 1 });
+        let outcome = run.wait().expect_code(143);
         let report = outcome.report();
         assert_eq!(report.state, Some(StateStanding::Kept), "{outcome}");
         let name = format!("errored-{}-{}", journey.apply.job_id, journey.apply.step_id);

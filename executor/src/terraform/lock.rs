@@ -315,8 +315,8 @@ mod tests {
     fn a_lock_is_read_from_an_error_behind_another() {
         let first = "Error: no\n\nIt did not work.\n";
         let plain = format!("\n{first}\nError: {ACQUIRING}\n\n{DETAIL}\n");
-        let boxed: String = DETAIL.lines().map(|line| format!("│ {line}\n")).collect();
-        let boxed = format!("╷\n│ Error: no\n│ \n╵\n╷\n│ Error: {ACQUIRING}\n│ \n{boxed}╵\n");
+        let boxed = DETAIL.replace('\n', "\n│ ");
+        let boxed = format!("╷\n│ Error: no\n│ \n╵\n╷\n│ Error: {ACQUIRING}\n│ \n│ {boxed}\n╵\n");
         for text in [plain, boxed] {
             assert_eq!(met_in(text.as_bytes()), Some(lock()), "{text}");
         }
