@@ -11,7 +11,7 @@ use job_contract::{JobData, env};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::Api;
 use kube::api::PostParams;
-use test_cluster::{ADMIN, State};
+use test_cluster::{ADMIN, Fault, State};
 
 use super::{LAUNCHER, Launcher, PATIENCE, Place, name};
 
@@ -85,6 +85,22 @@ impl Place {
             (phase == "Running" && is_there()).then_some(pod)
         };
         self.until("the pod is at work", at_work).await
+    }
+
+    /// Returns when the run's log has passed the tool's pipe as far as these words.
+    async fn until_printed(&self, job: &JobData, words: &str) {
+        let library = self.library();
+        let said = async {
+            loop {
+                let target = self.site.scratch("seen");
+                library.save_log(&name(job), &target).await.unwrap();
+                if fs::read_to_string(&target).unwrap().contains(words) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, said).await.unwrap();
     }
 
     pub(super) async fn config_map(&self, name: &str) {
@@ -244,22 +260,7 @@ async fn what_a_killed_executor_had_printed_is_in_the_output_of_its_step_once_an
     let launcher = place.serve_reporting();
     launcher.accept(&apply).await;
     let pod = place.pod_at_work(&apply, || begun(&place) == 1).await;
-    // Until the log has passed the tool's pipe.
-    let library = place.library();
-    let said = async {
-        loop {
-            let target = place.site.scratch("seen");
-            library.save_log(&name(&apply), &target).await.unwrap();
-            if fs::read_to_string(&target)
-                .unwrap()
-                .contains("numbered 3000.")
-            {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, said).await.unwrap();
+    place.until_printed(&apply, "numbered 3000.").await;
     assert!(place.cluster.oom_kill(&pod));
     place.until_reported(&apply, "memory").await;
     let output = place.site.step_output(&apply);
@@ -273,6 +274,26 @@ async fn what_a_killed_executor_had_printed_is_in_the_output_of_its_step_once_an
                 .lines()
                 .position(|line| line.contains("numbered 3000."))
     );
+}
+
+/// More refusals than one look at the log takes.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_of_a_killed_executor_is_asked_for_again_while_the_cluster_cannot_answer() {
+    let place = Place::new().await;
+    let (_repository, apply) = talkative(&place, 300);
+    let launcher = place.serve_reporting();
+    launcher.accept(&apply).await;
+    let pod = place.pod_at_work(&apply, || begun(&place) == 1).await;
+    place.until_printed(&apply, "numbered 300.").await;
+    place
+        .cluster
+        .faults()
+        .next_of(LAUNCHER, 12, "get", "pods/log", Fault::Unavailable);
+    assert!(place.cluster.oom_kill(&pod));
+    place.until_reported(&apply, "memory").await;
+    let expected: Vec<usize> = (1..=300).collect();
+    assert_eq!(numbers(&place.site.step_output(&apply)), expected);
+    assert_eq!(place.site.statuses(&apply).1, "failed");
 }
 
 /// A file stands where the outputs are stored.

@@ -240,6 +240,31 @@ async fn our_jobs_run_an_executor_with_the_manners_of_the_stock_one() {
     stage.platform.assert_kept().await;
 }
 
+/// It prints what it pleases, and no secret is taken out.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_container_of_another_make_printed_is_no_log_of_the_run() {
+    let stage = Stage::in_cluster().await;
+    let at_work = stage.site().scratch("at-work");
+    stage.place().image_that_first(&format!(
+        "echo 'password = hunter2'\n: > '{}'\nexec sleep 600",
+        at_work.display()
+    ));
+    let _launcher = stage.serve();
+    let job = stage.start(Repository::fixture(), Flow::only("terraformApply"));
+    let working = |state: &test_cluster::State| {
+        let pod = state.pods.first()?;
+        let phase = pod.status.as_ref()?.phase.as_deref()?;
+        (phase == "Running" && at_work.exists()).then(|| pod.clone())
+    };
+    let pod = stage.place().until("the pod is at work", working).await;
+    assert!(stage.place().cluster.oom_kill(&pod));
+    stage.platform.until_job(job, Status::Failed).await;
+    let output = stage.output(job, "terraformApply");
+    assert!(output.contains("memory"), "{output}");
+    assert!(!output.contains("hunter2"), "{output}");
+    stage.platform.assert_kept().await;
+}
+
 impl Stage {
     /// Waits until so many pods have ended, and every Job is over.
     async fn until_pods_ended(&self, count: usize) {

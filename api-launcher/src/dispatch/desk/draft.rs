@@ -311,10 +311,10 @@ mod tests {
     fn of_a_line_without_an_end_only_the_beginning_is_held() {
         let long = "x".repeat(3 * BEGINNING);
         let mut reader = BufReader::with_capacity(100, long.as_bytes());
-        let mut head = Vec::new();
-        let read = next_line(&mut reader, &mut head).unwrap();
+        let mut held = Vec::new();
+        let read = next_line(&mut reader, &mut held).unwrap();
         assert_eq!(
-            (usize::try_from(read).unwrap(), head.len()),
+            (usize::try_from(read).unwrap(), held.len()),
             (long.len(), BEGINNING)
         );
         // And such a line is found again.
