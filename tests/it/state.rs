@@ -582,7 +582,7 @@ fn an_executor_that_is_told_to_end_reports_in_time_though_the_store_holds_everyt
     let journey = Journey::planned();
     let executor = journey.executor();
     let run = executor
-        .env(env::GRACE_PERIOD_SECONDS, &grace.as_secs().to_string())
+        .env(env::GRACE_PERIOD_SECONDS, grace.as_secs().to_string())
         .start();
     tool_at_the_gate(&run);
     let door = &journey.bucket.door;

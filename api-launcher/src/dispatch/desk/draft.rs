@@ -309,21 +309,21 @@ mod tests {
 
     #[test]
     fn of_a_line_without_an_end_only_the_beginning_is_held() {
-        let long = "x".repeat(3 * BEGINNING);
-        let mut reader = BufReader::with_capacity(100, long.as_bytes());
+        let endless = "x".repeat(3 * BEGINNING);
+        let mut reader = BufReader::with_capacity(100, endless.as_bytes());
         let mut held = Vec::new();
-        let read = next_line(&mut reader, &mut held).unwrap();
+        let length = next_line(&mut reader, &mut held).unwrap();
         assert_eq!(
-            (usize::try_from(read).unwrap(), held.len()),
-            (long.len(), BEGINNING)
+            (usize::try_from(length).unwrap(), held.len()),
+            (endless.len(), BEGINNING)
         );
         // And such a line is found again.
         let folder = tempfile::tempdir().unwrap();
         let (output, log) = (folder.path().join("output"), folder.path().join("log"));
-        fs::write(&output, format!("waits\n{long}")).unwrap();
-        fs::write(&log, format!("{long}\nend\n")).unwrap();
+        fs::write(&output, format!("waits\n{endless}")).unwrap();
+        fs::write(&log, format!("{endless}\nend\n")).unwrap();
         restore(&output, &log, None).unwrap();
-        let expected = format!("waits\n{long}\nend\n");
+        let expected = format!("waits\n{endless}\nend\n");
         assert_eq!(fs::read_to_string(&output).unwrap(), expected);
     }
 }
