@@ -7,6 +7,7 @@ use integration_tests::site::files_below;
 use integration_tests::{FakeTool, Repository, Site, fifo, job};
 use job_contract::status::JobStatus;
 use job_contract::{JobData, StepType, env};
+use nix::sys::signal::Signal;
 use serde_json::json;
 
 use crate::site;
@@ -285,11 +286,17 @@ fn a_state_the_tool_could_not_store_is_pushed_or_kept() {
             .on("state", &format!("[ \"$2\" = push ] && {{ cat \"${{@: -1}}\" > \"$tool/pushed\"; {push}; }}"));
         let apply = job::step(StepType::Apply, &repository);
         site.queue(&[&apply]);
-        let outcome = site
-            .executor(&apply)
-            .env("PATH", tool.path())
-            .run()
-            .expect_code(1);
+        let executor = site.executor(&apply).env("PATH", tool.path());
+        let outcome = if pushed {
+            executor.run().expect_code(1)
+        } else {
+            // It would be pushed for minutes.
+            let run = executor.env(env::GRACE_PERIOD_SECONDS, "10").start();
+            run.running
+                .wait_for(Stream::Stdout, "Trying on to store it.");
+            run.running.signal(Signal::SIGTERM);
+            run.wait().expect_code(143)
+        };
         assert!(
             tool.calls()
                 .iter()
