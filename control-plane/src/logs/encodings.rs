@@ -99,6 +99,9 @@ impl Forms {
         for quoted in shell_forms(secret) {
             self.add_lines(&quoted);
         }
+        if let Some(echoed) = echoed(secret) {
+            self.add_common(&echoed);
+        }
         if secret.len() <= NESTED_BYTES {
             for json in json_forms(secret) {
                 for quoted in shell_forms(&json) {
@@ -281,6 +284,39 @@ fn hex_encoded(text: &str, hex: &[u8; 16]) -> String {
 
 fn hex_digits(byte: u8, hex: &[u8; 16]) -> [char; 2] {
     [byte >> 4, byte & 15].map(|digit| char::from(hex[usize::from(digit)]))
+}
+
+/// What the `echo` of a POSIX shell makes of a text with backslashes, which it takes for escapes; `None` when it prints
+/// the text as it is.
+fn echoed(text: &str) -> Option<String> {
+    let mut printed = String::with_capacity(text.len());
+    let mut rest = text.chars().peekable();
+    while let Some(c) = rest.next() {
+        let plain = match rest.peek() {
+            Some(&next) if c == '\\' => match next {
+                'a' => '\u{7}',
+                'b' => '\u{8}',
+                'c' => break,
+                'f' => '\u{c}',
+                'n' => '\n',
+                'r' => '\r',
+                't' => '\t',
+                'v' => '\u{b}',
+                '\\' => '\\',
+                _ => {
+                    printed.push(c);
+                    continue;
+                }
+            },
+            _ => {
+                printed.push(c);
+                continue;
+            }
+        };
+        rest.next();
+        printed.push(plain);
+    }
+    (printed != text && printed.len() >= MIN_SECRET_BYTES).then_some(printed)
 }
 
 /// Bytes that are no ASCII as a shell names them.
