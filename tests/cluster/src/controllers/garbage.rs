@@ -1,6 +1,7 @@
 //! The garbage collector: dependents whose owners are gone, and owners that wait for their dependents.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::batch::v1::Job;
@@ -14,6 +15,7 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::mpsc;
+use tokio::time::sleep;
 
 use super::job::{ignore_missing, untrack};
 use crate::api_server::crud::{FOREGROUND, ORPHAN};
@@ -25,11 +27,27 @@ struct Node {
     meta: ObjectMeta,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum News {
     Is(Node),
     Gone(Node),
+    /// All there are of a kind, by UID: a watch that begins anew does not tell what was deleted meanwhile.
+    Listed(String, HashSet<String>),
+    /// Something could not be done about the object of this UID.
+    Again(String),
 }
+
+impl News {
+    /// What is to be looked at once more when it could not be acted upon. An object may have changed by then.
+    fn again(&self) -> Self {
+        match self {
+            Self::Is(node) => Self::Again(uid(&node.meta)),
+            other => other.clone(),
+        }
+    }
+}
+
+const TRY_AGAIN: Duration = Duration::from_millis(200);
 
 /// Runs until the runtime ends.
 pub(crate) async fn run(client: Client) {
@@ -43,8 +61,14 @@ pub(crate) async fn run(client: Client) {
         nodes: HashMap::new(),
     };
     while let Some(message) = news.recv().await {
-        // What fails is tried again with the next change of the object.
-        let _ = collector.hear(message).await;
+        let again = message.again();
+        if collector.hear(message).await.is_err() {
+            let sender = sender.clone();
+            tokio::spawn(async move {
+                sleep(TRY_AGAIN).await;
+                sender.send(again)
+            });
+        }
     }
 }
 
@@ -60,8 +84,12 @@ where
     let sender = sender.clone();
     tokio::spawn(async move {
         let mut stream = std::pin::pin!(stream.default_backoff());
+        let mut listed = HashSet::new();
         while let Some(event) = stream.next().await {
             let Ok(event) = event else { continue };
+            if let watcher::Event::InitApply(object) = &event {
+                listed.insert(uid(&object.metadata));
+            }
             let message = match event {
                 watcher::Event::Apply(object) | watcher::Event::InitApply(object) => {
                     News::Is(Node {
@@ -73,7 +101,13 @@ where
                     resource: resource.clone(),
                     meta: object.metadata,
                 }),
-                watcher::Event::Init | watcher::Event::InitDone => continue,
+                watcher::Event::Init => {
+                    listed.clear();
+                    continue;
+                }
+                watcher::Event::InitDone => {
+                    News::Listed(resource.kind.clone(), std::mem::take(&mut listed))
+                }
             };
             if sender.send(message).is_err() {
                 return;
@@ -121,23 +155,46 @@ impl Collector {
 
     async fn hear(&mut self, message: News) -> Result<(), kube::Error> {
         match message {
-            News::Gone(node) => {
-                let gone = uid(&node.meta);
-                self.nodes.remove(&gone);
-                for dependent in self.dependents(&gone) {
-                    self.collect(&dependent).await?;
-                }
-                // An owner may have waited for this one.
-                for owner in owners(&node.meta) {
-                    if let Some(owner) = self.nodes.get(&owner.uid).cloned() {
-                        self.end(&owner).await?;
-                    }
-                }
-            }
+            News::Gone(node) => self.bury(&node).await,
             News::Is(node) => {
                 self.nodes.insert(uid(&node.meta), node.clone());
-                self.end(&node).await?;
-                self.collect(&node).await?;
+                self.tend(&node).await
+            }
+            News::Listed(kind, listed) => {
+                let is_gone =
+                    |node: &&Node| node.resource.kind == kind && !listed.contains(&uid(&node.meta));
+                let gone: Vec<Node> = self.nodes.values().filter(is_gone).cloned().collect();
+                for node in gone {
+                    self.bury(&node).await?;
+                }
+                Ok(())
+            }
+            News::Again(id) => match self.nodes.get(&id).cloned() {
+                Some(node) => self.tend(&node).await,
+                None => Ok(()),
+            },
+        }
+    }
+
+    async fn tend(&self, node: &Node) -> Result<(), kube::Error> {
+        self.end(node).await?;
+        self.collect(node).await
+    }
+
+    async fn bury(&mut self, node: &Node) -> Result<(), kube::Error> {
+        let gone = uid(&node.meta);
+        self.nodes.remove(&gone);
+        for dependent in self.dependents(&gone) {
+            if let Err(error) = self.collect(&dependent).await {
+                // So that whoever tries again finds it.
+                self.nodes.insert(gone, node.clone());
+                return Err(error);
+            }
+        }
+        // An owner may have waited for this one.
+        for owner in owners(&node.meta) {
+            if let Some(owner) = self.nodes.get(&owner.uid).cloned() {
+                self.end(&owner).await?;
             }
         }
         Ok(())
