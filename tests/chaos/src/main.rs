@@ -33,7 +33,7 @@ struct Args {
     /// Print what would be run and what would happen to it
     #[arg(long)]
     dry_run: bool,
-    /// Leave journals and logs of the launchers where they are
+    /// Leave journals, outputs and logs where they are, and say where
     #[arg(long)]
     keep: bool,
     /// How to print the tally
