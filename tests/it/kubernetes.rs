@@ -300,15 +300,7 @@ impl Launcher {
     pub(crate) fn start(command: &mut Command) -> Self {
         let running = Running::start(command);
         let line = running.line_with(Stream::Stderr, "\"listening\"");
-        let line: Value = serde_json::from_str(&line).unwrap();
-        let door = Door {
-            address: line["address"].as_str().unwrap().to_owned(),
-            client: reqwest::Client::builder()
-                .no_proxy()
-                .timeout(PATIENCE)
-                .build()
-                .unwrap(),
-        };
+        let door = Door::announced(&line);
         Self { running, door }
     }
 
@@ -334,6 +326,19 @@ impl Launcher {
 }
 
 impl Door {
+    /// Of the launcher that says in this line of its log where it listens.
+    fn announced(line: &str) -> Self {
+        let line: Value = serde_json::from_str(line).unwrap();
+        Self {
+            address: line["address"].as_str().unwrap().to_owned(),
+            client: reqwest::Client::builder()
+                .no_proxy()
+                .timeout(PATIENCE)
+                .build()
+                .unwrap(),
+        }
+    }
+
     /// The status of the answer, if there is one.
     async fn post(&self, job: &JobData) -> Result<u16, reqwest::Error> {
         let url = format!("http://{}/api/v1/terraform-rs", self.address);

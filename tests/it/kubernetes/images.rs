@@ -18,11 +18,10 @@ use integration_tests::{Finished, Repository, Running, job};
 use job_contract::{JobData, env};
 use k8s_openapi::api::core::v1::{EnvVar, PodSpec};
 use nix::sys::signal::Signal;
-use serde_json::Value;
 use tempfile::TempDir;
 use test_cluster::{Cluster, State};
 
-use super::{Door, LAUNCHER, PATIENCE, Place, ROLES, RUNS, SECRET, job_data, name, rules};
+use super::{Door, LAUNCHER, Place, ROLES, RUNS, SECRET, job_data, name, rules};
 
 /// Name of the imported base.
 const BASE: &str = "localhost/base";
@@ -131,15 +130,7 @@ fn serve(place: &Place, (root, image): &(PathBuf, Image)) -> (RunningContainer, 
     let line = container
         .running()
         .line_with(Stream::Stderr, "\"listening\"");
-    let line: Value = serde_json::from_str(&line).unwrap();
-    let door = Door {
-        address: line["address"].as_str().unwrap().to_owned(),
-        client: reqwest::Client::builder()
-            .no_proxy()
-            .timeout(PATIENCE)
-            .build()
-            .unwrap(),
-    };
+    let door = Door::announced(&line);
     (container, door)
 }
 
