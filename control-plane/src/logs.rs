@@ -12,6 +12,7 @@
 
 mod api;
 mod delivery;
+mod echo;
 mod encodings;
 mod feed;
 mod file;

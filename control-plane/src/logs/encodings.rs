@@ -8,6 +8,8 @@ use base64::Engine as _;
 use base64::engine::GeneralPurpose;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
 
+use super::echo::SHELLS;
+
 /// Shorter texts are part of ordinary words and numbers; masking them would destroy the log.
 const MIN_SECRET_BYTES: usize = 4;
 /// The same for one line of a value of several lines, where `key:` or `EOF` are lines too.
@@ -99,9 +101,7 @@ impl Forms {
         for quoted in shell_forms(secret) {
             self.add_lines(&quoted);
         }
-        if let Some(echoed) = echoed(secret) {
-            self.add_common(&echoed);
-        }
+        self.add_echoed(secret);
         if secret.len() <= NESTED_BYTES {
             for json in json_forms(secret) {
                 for quoted in shell_forms(&json) {
@@ -116,6 +116,23 @@ impl Forms {
             let inner = embedded_base64(&STANDARD_NO_PAD, lead, secret.as_bytes());
             if inner.len() >= 2 * MIN_SECRET_BYTES {
                 self.add_embedded_base64(inner.as_bytes());
+            }
+        }
+    }
+
+    /// As shells print it that take backslashes for escapes. Whoever shows that may leave out control characters, or end
+    /// lines there.
+    fn add_echoed(&mut self, secret: &str) {
+        for printed in SHELLS.map(|shell| shell.prints(secret)) {
+            if printed == secret || printed.len() < MIN_SECRET_BYTES {
+                continue;
+            }
+            self.add_common(&printed);
+            let is_lost = |c: char| c.is_control() || c == char::REPLACEMENT_CHARACTER;
+            for piece in printed.split(is_lost) {
+                if piece.len() >= MIN_LINE_BYTES {
+                    self.add_common(piece);
+                }
             }
         }
     }
@@ -284,39 +301,6 @@ fn hex_encoded(text: &str, hex: &[u8; 16]) -> String {
 
 fn hex_digits(byte: u8, hex: &[u8; 16]) -> [char; 2] {
     [byte >> 4, byte & 15].map(|digit| char::from(hex[usize::from(digit)]))
-}
-
-/// What the `echo` of a POSIX shell makes of a text with backslashes, which it takes for escapes; `None` when it prints
-/// the text as it is.
-fn echoed(text: &str) -> Option<String> {
-    let mut printed = String::with_capacity(text.len());
-    let mut rest = text.chars().peekable();
-    while let Some(c) = rest.next() {
-        let plain = match rest.peek() {
-            Some(&next) if c == '\\' => match next {
-                'a' => '\u{7}',
-                'b' => '\u{8}',
-                'c' => break,
-                'f' => '\u{c}',
-                'n' => '\n',
-                'r' => '\r',
-                't' => '\t',
-                'v' => '\u{b}',
-                '\\' => '\\',
-                _ => {
-                    printed.push(c);
-                    continue;
-                }
-            },
-            _ => {
-                printed.push(c);
-                continue;
-            }
-        };
-        rest.next();
-        printed.push(plain);
-    }
-    (printed != text && printed.len() >= MIN_SECRET_BYTES).then_some(printed)
 }
 
 /// Bytes that are no ASCII as a shell names them.
