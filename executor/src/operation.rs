@@ -1,8 +1,6 @@
 //! Plan, apply and destroy: the phases between a prepared workspace and a reported outcome (contract 4.3),
 //! without the fixed sleeps.
 
-use std::fs;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -34,7 +32,7 @@ use crate::terraform::structured::Structured;
 use crate::terraform::variables::Declarations;
 use crate::terraform::{Terraform, ToLog, credentials};
 use crate::tool::ResolvedTool;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, write_private_file};
 
 /// How long the platform is asked what the plan does not depend on.
 const ASKING: Duration = Duration::from_secs(10);
@@ -223,7 +221,13 @@ impl<'r, 'c> Operation<'r, 'c> {
             self.run.log.writer().line(&text).await;
         }
         let path = self.run.layout.private().join("variables.tfvars");
-        write_private(&path, declarations.definitions(&job.variables)?.as_bytes())?;
+        let definitions = declarations.definitions(&job.variables)?;
+        write_private_file(&path, definitions.as_bytes()).map_err(|source| {
+            StageError::WorkingDir {
+                path: path.display().to_string(),
+                source,
+            }
+        })?;
         Ok(Some(path))
     }
 
@@ -724,19 +728,4 @@ fn plan_ending(done: Completion) -> Ending {
         Ended::Code(2) => Ending::Changes,
         Ended::Code(_) | Ended::Signal(_) => Ending::Failure,
     }
-}
-
-fn write_private(path: &Path, bytes: &[u8]) -> Result<(), StageError> {
-    use std::io::Write as _;
-    fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(path)
-        .and_then(|mut file| file.write_all(bytes))
-        .map_err(|source| StageError::WorkingDir {
-            path: path.display().to_string(),
-            source,
-        })
 }

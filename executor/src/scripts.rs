@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use control_plane::logs::RunLog;
@@ -19,6 +19,7 @@ use crate::process::{self, Interrupt, Invocation, Limit, ProcessError};
 use crate::stop::{Budget, Stop};
 use crate::terraform::ToLog;
 use crate::tool::{Origin, ResolvedTool};
+use crate::workspace::write_private_file;
 
 mod groovy;
 
@@ -215,7 +216,7 @@ impl Scripts<'_> {
         };
         fs::create_dir_all(self.dir.join(TOOLS)).map_err(fail)?;
         let file = self.dir.join(name);
-        write_private(&file, command.script.as_bytes()).map_err(fail)?;
+        write_private_file(&file, command.script.as_bytes()).map_err(fail)?;
         Ok(file)
     }
 
@@ -339,21 +340,6 @@ impl Scripts<'_> {
 /// Where the extension repository is cloned to.
 pub fn tools_repository(dir: &Path) -> PathBuf {
     dir.join(TOOLS_REPOSITORY)
-}
-
-fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    use std::io::Write as _;
-    // A link planted under this name must not lead anywhere else.
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?
-        .write_all(bytes)
 }
 
 /// `folder` and every folder below it.

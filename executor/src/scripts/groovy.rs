@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use job_contract::Command;
 use serde_json::json;
 
-use super::{ScriptError, Scripts, TOOLS_REPOSITORY, write_private};
+use super::{ScriptError, Scripts, TOOLS_REPOSITORY};
 use crate::process::Invocation;
+use crate::workspace::write_private_file;
 
 /// Binds every variable, runs the script, and prints what it wrote to `terrakubeOutput`.
 const DRIVER: &str = r#"
@@ -55,8 +56,8 @@ pub(super) fn invocation(
         .map(|(name, value)| (name.as_str(), json!(value.to_string_lossy())))
         .collect();
     let write = || {
-        write_private(&driver, DRIVER.as_bytes())?;
-        write_private(&bindings, &serde_json::to_vec(&values)?)
+        write_private_file(&driver, DRIVER.as_bytes())?;
+        write_private_file(&bindings, &serde_json::to_vec(&values)?)
     };
     write().map_err(|source| ScriptError::Prepare {
         dir: scripts.private.to_owned(),

@@ -4,8 +4,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use artifact_store::{BackendSettings, Handover, StaticKeys};
@@ -13,6 +12,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use semver::Version;
 
 use crate::child_env::{ChildEnv, ChildEnvError};
+use crate::workspace::write_private_file;
 
 /// Profile under which the tool finds the keys of the bucket; nothing else uses that name.
 const AWS_PROFILE: &str = "mayfly-state";
@@ -321,19 +321,7 @@ fn quoted(value: &str) -> String {
 
 /// Replaces whatever has that name, a link too, by a file for this user alone.
 fn write_private(path: &Path, content: &str) -> Result<(), BackendError> {
-    let write = || {
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(path)?
-            .write_all(content.as_bytes())
-    };
-    write().map_err(|source| BackendError::Write {
+    write_private_file(path, content.as_bytes()).map_err(|source| BackendError::Write {
         path: path.to_owned(),
         source,
     })
