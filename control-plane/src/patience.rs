@@ -33,6 +33,15 @@ impl Patience {
         }
     }
 
+    /// The same, and not longer than that from now on.
+    #[must_use]
+    pub fn at_most(&self, time: Duration) -> Self {
+        Self {
+            until: self.until.min(Self::lasting(time).until),
+            hurry: self.hurry.clone(),
+        }
+    }
+
     /// Lasts only for `left` once `order` is given.
     #[must_use]
     pub fn hurried_by(self, order: CancellationToken, left: Duration) -> Self {

@@ -18,11 +18,13 @@ pub mod token;
 use std::sync::Arc;
 use std::time::Duration;
 
+use job_contract::chain;
 use reqwest::{Method, Url};
 use serde::Serialize;
+use tracing::debug;
 
 use self::client::{Call, Client, JSON_API, Pace};
-use self::document::{Change, HISTORY_REFERENCE_WIDTH, JobDocument, fitting};
+use self::document::{Change, HISTORY_REFERENCE_WIDTH, HistoryDocument, JobDocument, fitting};
 use crate::patience::Patience;
 use crate::platform::{History, StepRef};
 use crate::redis::Redis;
@@ -33,6 +35,8 @@ pub use token::{SecretError, TokenSource};
 
 /// How long ordinary calls are tried: long enough for the API to be restarted.
 const ORDINARY: Duration = Duration::from_mins(1);
+/// How long it is looked for a record before it is told again.
+const LOOK: Duration = Duration::from_secs(30);
 
 /// Terrakube's API. Clones share the connection.
 #[derive(Clone, Debug)]
@@ -112,22 +116,55 @@ impl Terrakube {
         Ok(document.into_job().override_source)
     }
 
-    /// Records a published state. A record whose answer is lost may be written twice; both name the same state. The
-    /// contract has no way to ask for the records of a workspace (5.6, 6.4), so nobody can look before telling it again.
+    /// Records a published state. An attempt whose answer was lost may have succeeded, so that nobody tells it again
+    /// before having looked.
     pub async fn record_history(
         &self,
         step: &StepRef,
         history: &History,
         patience: &Patience,
     ) -> Result<(), TerrakubeError> {
-        let (org, workspace) = (&step.organization_id, &step.workspace_id);
-        let url = self.api(&["organization", org, "workspace", workspace, "history"]);
         let history = History {
             job_reference: fitting(&history.job_reference, HISTORY_REFERENCE_WIDTH).to_owned(),
             ..history.clone()
         };
-        let call = Call::new(Method::POST, url, JSON_API).body(&Change::new("history", history));
-        self.0.client.tell(&call, patience).await.map(drop)
+        let call = Call::new(Method::POST, self.history_url(step), JSON_API)
+            .body(&Change::new("history", &history));
+        let mut retry = self.0.client.retry(patience);
+        while let Err(error) = self.0.client.once(&call, patience).await {
+            retry.after(error).await?;
+            match self.has_record(step, &history, patience).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                // Twice on record is better than not at all.
+                Err(error) => debug!(
+                    error = chain(&error),
+                    "whether the state is on record cannot be read"
+                ),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the state is among the records of its job.
+    async fn has_record(
+        &self,
+        step: &StepRef,
+        history: &History,
+        patience: &Patience,
+    ) -> Result<bool, TerrakubeError> {
+        let patience = patience.at_most(LOOK);
+        let mut url = self.history_url(step);
+        url.query_pairs_mut()
+            .append_pair("filter[history]", &of_job(&history.job_reference));
+        let call = Call::new(Method::GET, url, JSON_API);
+        let known: HistoryDocument = self.0.client.ask(&call, &patience).await?;
+        Ok(known.outputs().any(|output| output == history.output))
+    }
+
+    fn history_url(&self, step: &StepRef) -> Url {
+        let (org, workspace) = (&step.organization_id, &step.workspace_id);
+        self.api(&["organization", org, "workspace", workspace, "history"])
     }
 
     /// The job and its steps as they are now.
@@ -164,6 +201,12 @@ impl Terrakube {
     fn public(&self, path: &[&str]) -> String {
         extended(&self.0.config.public_url, path).to_string()
     }
+}
+
+/// A filter for the records of a job, in the platform's query language.
+fn of_job(reference: &str) -> String {
+    let quoted = reference.replace('\\', "\\\\").replace('\'', "\\'");
+    format!("jobReference=='{quoted}'")
 }
 
 /// Ids are encoded on the way, so that none can lead elsewhere.

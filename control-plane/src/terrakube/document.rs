@@ -109,6 +109,31 @@ impl JobDocument {
     }
 }
 
+/// Records of published states.
+#[derive(Debug, Deserialize)]
+pub(super) struct HistoryDocument {
+    data: Vec<HistoryResource>,
+}
+
+#[derive(Debug, Deserialize)]
+struct HistoryResource {
+    attributes: HistoryAttributes,
+}
+
+#[derive(Debug, Deserialize)]
+struct HistoryAttributes {
+    #[serde(default)]
+    output: Option<String>,
+}
+
+impl HistoryDocument {
+    /// Where the states lie.
+    pub(super) fn outputs(&self) -> impl Iterator<Item = &str> + '_ {
+        let records = self.data.iter();
+        records.filter_map(|record| record.attributes.output.as_deref())
+    }
+}
+
 /// A change of a resource, or a new one.
 #[derive(Debug, Serialize)]
 pub(super) struct Change<'c, A> {

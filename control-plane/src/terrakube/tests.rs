@@ -644,6 +644,64 @@ async fn a_state_is_recorded_with_what_it_says_of_itself() {
     );
 }
 
+fn state_of(client: &Terrakube, step: &crate::platform::StepRef, name: &str) -> History {
+    History {
+        output: client.state_output(step, name),
+        job_reference: "412".into(),
+        serial: 7,
+        md5: "d41d8cd98f00b204e9800998ecf8427e".into(),
+        lineage: "11111111-2222".into(),
+    }
+}
+
+#[tokio::test]
+async fn a_state_whose_record_was_not_answered_is_on_record_once() {
+    let api = StandIn::with_status("running").await;
+    let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
+    let (first, second) = (
+        state_of(&client, &apply, "f"),
+        state_of(&client, &apply, "g"),
+    );
+    client
+        .record_history(&apply, &first, &patience())
+        .await
+        .unwrap();
+    assert_eq!(api.job().asked, 0, "there is nothing to look for yet");
+
+    // The answer is lost, and so is the first one about what is on record.
+    api.fault(Method::POST, "/history", Fault::AnswerLost);
+    api.fault(
+        Method::GET,
+        "/history",
+        Fault::Status(StatusCode::BAD_GATEWAY),
+    );
+    client
+        .record_history(&apply, &second, &patience())
+        .await
+        .unwrap();
+    let told: Vec<_> = api.job().histories.clone();
+    let outputs: Vec<_> = told.iter().map(|record| &record["output"]).collect();
+    assert_eq!(outputs, [&json!(first.output), &json!(second.output)]);
+}
+
+#[rstest]
+#[case::refused(StatusCode::FORBIDDEN)]
+#[case::not_understood(StatusCode::BAD_REQUEST)]
+#[tokio::test]
+async fn a_platform_that_does_not_show_its_records_is_told_again(#[case] answer: StatusCode) {
+    let api = StandIn::with_status("running").await;
+    let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
+    let unavailable = Fault::Status(StatusCode::SERVICE_UNAVAILABLE);
+    api.fault(Method::POST, "/history", unavailable);
+    api.fault(Method::GET, "/history", Fault::Status(answer));
+    let state = state_of(&client, &apply, "f");
+    client
+        .record_history(&apply, &state, &patience())
+        .await
+        .unwrap();
+    assert_eq!(api.job().histories.len(), 1);
+}
+
 #[tokio::test]
 async fn records_name_artifacts_by_the_public_address() {
     let api = StandIn::with_status("running").await;

@@ -76,7 +76,10 @@ async fn an_answer_that_is_lost_is_no_reason_to_report_twice() {
     // Of the job, without its steps; the first has this number.
     lose_two("/job/412$");
     platform.fault(Fault::once("PATCH", "/step/", Effect::DropAfter));
+    // Of the state's record the request is lost, then the answer, and then the first about what is on record.
     platform.fault(Fault::once("POST", "/history", Effect::DropBefore));
+    platform.fault(Fault::once("POST", "/history", Effect::DropAfter));
+    platform.fault(Fault::once("GET", "/history", Effect::DropBefore));
     let job = stage.start(gate.module(), Flow::plan_apply());
     platform.until_streamed(job, "at-the-gate").await;
     lose_two(&format!("/job/{job}$"));

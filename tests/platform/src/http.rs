@@ -102,6 +102,13 @@ impl Call {
         })
     }
 
+    /// Names and values after the path.
+    fn query(&self) -> Vec<(String, String)> {
+        let url = reqwest::Url::parse(&format!("http://platform{}", self.path));
+        url.map(|url| url.query_pairs().into_owned().collect())
+            .unwrap_or_default()
+    }
+
     fn segments(&self) -> Vec<&str> {
         let path = self.path.split('?').next().unwrap_or_default();
         path.split('/').filter(|part| !part.is_empty()).collect()
@@ -265,6 +272,9 @@ async fn route(shared: &Arc<Shared>, call: &Call) -> Answer {
             match (method, rest) {
                 ("GET", ["job", job]) => documents::job(shared, call, job),
                 ("GET", ["workspace", workspace]) => documents::workspace(shared, workspace),
+                ("GET", ["workspace", workspace, "history"]) => {
+                    documents::histories(shared, call, workspace)
+                }
                 ("PATCH", ["job", job]) => reports::patch_job(shared, call, job).await,
                 ("PATCH", ["job", job, "step", step]) => {
                     reports::patch_step(shared, call, job, step)

@@ -298,7 +298,7 @@ impl Job {
                 Ok(StatusCode::NO_CONTENT.into_response())
             }
             (
-                "POST",
+                method @ ("GET" | "POST"),
                 [
                     "api",
                     "v1",
@@ -309,6 +309,9 @@ impl Job {
                     "history",
                 ],
             ) => {
+                if method == "GET" {
+                    return self.records(uri);
+                }
                 let allowed = ["output", "jobReference", "serial", "md5", "lineage"];
                 let attributes = attributes(&body, "history", None, &allowed)?;
                 self.histories.push(Value::Object(attributes));
@@ -324,6 +327,28 @@ impl Job {
             }
             _ => Ok(StatusCode::NOT_FOUND.into_response()),
         }
+    }
+
+    /// Records of published states, filtered by their jobs.
+    fn records(&mut self, uri: &Uri) -> Result<Response, String> {
+        self.asked += 1;
+        let url =
+            Url::parse(&format!("http://stand-in{uri}")).map_err(|error| error.to_string())?;
+        let query: Vec<_> = url.query_pairs().into_owned().collect();
+        let [(name, filter)] = query.as_slice() else {
+            return Err(format!("{query:?}"));
+        };
+        let reference = filter
+            .strip_prefix("jobReference=='")
+            .and_then(|rest| rest.strip_suffix('\''))
+            .filter(|_| name == "filter[history]");
+        let reference = reference.ok_or_else(|| format!("{query:?}"))?;
+        let of_job = |record: &&Value| record["jobReference"] == reference;
+        let records = self.histories.iter().filter(of_job);
+        let records: Vec<_> = records
+            .map(|attributes| json!({"type": "history", "id": "h", "attributes": attributes}))
+            .collect();
+        Ok(json!({"data": records}).to_string().into_response())
     }
 
     fn read(&mut self, query: Option<&str>) -> Response {

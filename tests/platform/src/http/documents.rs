@@ -1,10 +1,14 @@
 //! Records as JSON:API documents.
+//!
+//! Who may see a workspace may see its histories: upstream's have no rule of their own for reading, and their collection
+//! takes filters in RSQL, as all collections of Elide do.
 
 use serde_json::{Value, json};
 
-use super::{Answer, Call, JSON_API, json_response, not_found};
+use super::{Answer, Call, JSON_API, Refusal, json_response, not_found, refuse};
+use crate::ledger::Rule;
 use crate::platform::Shared;
-use crate::records::{Job, Step};
+use crate::records::{History, Job, Step};
 
 pub(super) fn job(shared: &Shared, call: &Call, id: &str) -> Answer {
     let with_steps = call.path.contains("include=step");
@@ -85,4 +89,64 @@ pub(super) fn workspace(shared: &Shared, id: &str) -> Answer {
         },
     }});
     Ok(json_response(200, JSON_API, &document))
+}
+
+/// At most so many are shown where nobody asks for pages.
+const PAGE: usize = 500;
+
+/// Histories of a workspace, all or those of a filter.
+pub(super) fn histories(shared: &Shared, call: &Call, workspace: &str) -> Answer {
+    let query = call.query();
+    let filter = match query.as_slice() {
+        [] => None,
+        [(name, filter)] if name == "filter[history]" => Some(filter_of(call, filter)?),
+        _ => return refuse(400, Rule::BadDocument, format!("GET {}", call.path)),
+    };
+    let found: Option<Vec<Value>> = shared.read(|records| {
+        records.workspaces.get(workspace)?;
+        let of_workspace = |history: &&History| history.workspace == workspace;
+        let histories = records.histories.iter().filter(of_workspace);
+        let shown = histories.map(attributes).filter(|(_, attributes)| {
+            let wanted = filter.as_ref();
+            wanted.is_none_or(|(name, value)| attributes[name] == *value)
+        });
+        let shown = shown
+            .map(|(id, attributes)| json!({"type": "history", "id": id, "attributes": attributes}));
+        Some(shown.take(PAGE).collect())
+    });
+    match found {
+        Some(histories) => Ok(json_response(200, JSON_API, &json!({"data": histories}))),
+        None => not_found("such workspace"),
+    }
+}
+
+fn attributes(history: &History) -> (&str, Value) {
+    let attributes = json!({
+        "output": history.output,
+        "jobReference": history.job_reference,
+        "serial": history.serial,
+        "md5": history.md5,
+        "lineage": history.lineage,
+    });
+    (&history.id, attributes)
+}
+
+/// One comparison of a text; nothing else of the language is needed.
+fn filter_of(call: &Call, filter: &str) -> Result<(String, String), Refusal> {
+    let texts = ["output", "jobReference", "md5", "lineage"];
+    let parts = filter
+        .split_once("==")
+        .filter(|(name, _)| texts.contains(name));
+    let value = parts.and_then(|(_, value)| value.strip_prefix('\'')?.strip_suffix('\''));
+    match (parts, value) {
+        // A star stands for anything, and a backslash for itself only when doubled.
+        (Some((name, _)), Some(value)) if !value.contains(['\'', '*', '\\']) => {
+            Ok((name.to_owned(), value.to_owned()))
+        }
+        _ => refuse(
+            400,
+            Rule::BadDocument,
+            format!("GET {}: {filter}", call.path),
+        ),
+    }
 }

@@ -269,3 +269,40 @@ async fn a_context_is_kept_while_its_job_may_still_end_well() {
     assert_eq!(post(json!({"other": 1, "late": 1})).await, 409);
     assert_eq!(get().await, "{\"other\":1}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn published_states_can_be_looked_for_by_their_jobs() {
+    let scene = Scene::new().await;
+    let path = format!(
+        "/api/v1/organization/{}/workspace/{}/history",
+        scene.platform.organization(),
+        scene.workspace
+    );
+    for (job, output) in [("412", "first"), ("413", "second"), ("412", "third")] {
+        let attributes = json!({"jobReference": job, "output": output});
+        let document = json!({"data": {"type": "history", "attributes": attributes}});
+        assert_eq!(scene.send("POST", &path, JSON_API, &document).await, 201);
+    }
+    let url = format!("{}{path}", scene.platform.url());
+    let get = |name: &str, filter: &str| {
+        let url = reqwest::Url::parse_with_params(&url, [(name, filter)]).unwrap();
+        scene.client.get(url).bearer_auth(token(&json!({})))
+    };
+    let found = get("filter[history]", "jobReference=='412'").send().await;
+    let found: Value = serde_json::from_str(&found.unwrap().text().await.unwrap()).unwrap();
+    let found = found["data"].as_array().unwrap().iter();
+    let outputs: Vec<_> = found
+        .map(|record| record["attributes"]["output"].as_str().unwrap())
+        .collect();
+    assert_eq!(outputs, ["first", "third"]);
+
+    assert_eq!(status(scene.client.get(&url)).await, 401);
+    for (name, filter) in [
+        ("filter[history]", "jobReference=412"),
+        ("filter[history]", "job=='412'"),
+        ("filter[job]", "jobReference=='412'"),
+        ("jobReference", "412"),
+    ] {
+        assert_eq!(status(get(name, filter)).await, 400, "{name} {filter}");
+    }
+}
