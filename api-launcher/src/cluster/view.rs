@@ -86,6 +86,18 @@ impl Cluster {
         Ok(views)
     }
 
+    /// Every run whose Job is not over.
+    pub async fn unfinished(&self) -> Result<Vec<RunKey>, ClusterError> {
+        let mut found = Vec::new();
+        self.each_job(|job| {
+            if verdict::terminal(&job).is_none() {
+                found.extend(RunKey::of(&job.metadata));
+            }
+        })
+        .await?;
+        Ok(found)
+    }
+
     /// The run a user means: by its Job's name, `job/step`, or the job's id (then its newest step).
     pub async fn find(&self, word: &str) -> Result<RunKey, ClusterError> {
         if let Ok(job) = self.job(word).await
@@ -109,15 +121,21 @@ impl Cluster {
     }
 
     async fn all_jobs(&self) -> Result<Vec<Job>, ClusterError> {
+        let mut all = Vec::new();
+        self.each_job(|job| all.push(job)).await?;
+        Ok(all)
+    }
+
+    /// Looks at every Job, and keeps none.
+    async fn each_job(&self, mut look: impl FnMut(Job)) -> Result<(), ClusterError> {
         let api = self.jobs();
         let mut params = ListParams::default().labels(labels::SELECTOR).limit(PAGE);
-        let mut all = Vec::new();
         loop {
             let page = self.ask("list the runs", || api.list(&params)).await?;
-            all.extend(page.items);
+            page.items.into_iter().for_each(&mut look);
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params = params.continue_token(&token),
-                None => return Ok(all),
+                None => return Ok(()),
             }
         }
     }

@@ -44,6 +44,13 @@ const PAGE: u32 = 500;
 
 /// Who hears about runs.
 pub trait RunObserver: Send + Sync + 'static {
+    /// A suspended Job is there that was never released. Whether its run has to wait, and for what, is said later, and
+    /// whoever accepted it may be dead.
+    fn on_held(&self, _run: &RunKey) {}
+
+    /// Nothing more will be said of a run that was held: its Job is gone, and nobody was told that it was accepted.
+    fn on_forgotten(&self, _run: &RunKey) {}
+
     /// A run stands elsewhere than before. Called once for each change, and once for each run after a restart.
     fn on_observation(&self, run: &RunKey, observation: &Observation);
 
@@ -391,9 +398,12 @@ impl Watch {
             .remove(&name)
             .map(|entry| *entry)
             .filter(|entry| entry.uid == uid)
-            .unwrap_or_else(|| Entry::new(key, uid, packed.clone()));
-        self.runs
-            .insert(name.clone(), Box::new(entry.with(&trimmed, packed)));
+            .unwrap_or_else(|| Entry::new(key, uid, packed.clone()))
+            .with(&trimmed, packed);
+        if entry.standing == Standing::Held {
+            self.observer.on_held(&entry.key);
+        }
+        self.runs.insert(name.clone(), Box::new(entry));
         self.look(&name);
     }
 
@@ -408,6 +418,7 @@ impl Watch {
         // A Job that never got its job data was never accepted: nobody waits for it.
         let unaccepted = entry.standing == Standing::Held && self.settling.remove(&entry.uid);
         if entry.reported || unaccepted {
+            self.observer.on_forgotten(&entry.key);
             return;
         }
         let job: Job = entry.job.open();

@@ -159,6 +159,11 @@ impl Desk {
         })
     }
 
+    /// Whether jobs can be kept alive at all.
+    pub(in crate::dispatch) const fn has_heartbeats(&self) -> bool {
+        self.heartbeats.is_some()
+    }
+
     /// Keeps the job alive in the platform's eyes as long as the value lives; `None` where nobody looks.
     pub(in crate::dispatch) fn beat(&self, job_id: &str) -> Option<Beat> {
         self.heartbeats

@@ -90,6 +90,28 @@ impl KubernetesTarget {
 
     /// Watches the runs while this replica holds the Lease, and stops what the platform has cancelled.
     pub(super) async fn work(&self) {
+        tokio::join!(self.relieve(), self.lead());
+    }
+
+    /// Whoever starts may follow one that died, and the Lease of the dead is not to be had at once: everybody who comes
+    /// beats once for each run that is not over, so that none is given up for lost before somebody watches it.
+    async fn relieve(&self) {
+        let Some(desk) = self.desk.as_ref().filter(|desk| desk.has_heartbeats()) else {
+            return;
+        };
+        let unfinished = tokio::select! {
+            unfinished = self.cluster.unfinished() => unfinished,
+            () = self.shutdown.graceful.cancelled() => return,
+        };
+        match unfinished {
+            Ok(runs) => runs
+                .iter()
+                .for_each(|run| self.keep_alive(desk, &run.job_id)),
+            Err(error) => warn!(%error, "runs of launchers before this one were not looked for"),
+        }
+    }
+
+    async fn lead(&self) {
         let namespace = self.watching.lease_namespace.as_ref();
         let namespace = namespace.unwrap_or(&self.deployment.namespace);
         let lease = LeaseSettings::new(namespace, &self.watching.lease_name, identity());
@@ -159,7 +181,8 @@ impl KubernetesTarget {
         }
     }
 
-    /// The watcher does the same as soon as it has seen the run; it may be another replica, or about to be one.
+    /// Beats once. The watcher does the same as soon as it has seen the run; it may be another replica, or about to be
+    /// one.
     fn keep_alive(&self, desk: &Desk, job_id: &str) {
         if let Some(beat) = desk.beat(job_id) {
             let stop = self.shutdown.graceful.clone();

@@ -3,11 +3,47 @@
 use std::time::{Duration, Instant};
 
 use integration_tests::Repository;
-use test_platform::{Flow, Platform, Records, Status};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
+use kube::api::DeleteParams;
+use test_cluster::ADMIN;
+use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
 
-use super::{Gate, Ground, Stage, quick};
-use crate::kubernetes::Place;
+use super::{Gate, Ground, POLL, Stage, quick};
+use crate::kubernetes::{PATIENCE, Place, RUNS};
 use crate::site;
+
+/// Held by the launcher that watches.
+const LEASE: &str = "mayfly-launcher";
+
+impl Stage {
+    fn leases(&self) -> Api<Lease> {
+        Api::namespaced(self.place().cluster.client(ADMIN).unwrap(), RUNS)
+    }
+
+    /// Who watches, or did.
+    async fn watcher(&self) -> String {
+        let lease = self.leases().get(LEASE).await.unwrap();
+        lease.spec.unwrap().holder_identity.unwrap()
+    }
+
+    /// What was beaten so far counts no more.
+    fn stop_heart(&self, job: u32) {
+        let redis = self.redis.as_ref().unwrap();
+        let key = control_plane::heartbeat::key(&job.to_string());
+        let mut connection = redis.connect().unwrap();
+        redis::cmd("DEL").arg(key).exec(&mut connection).unwrap();
+    }
+
+    async fn until_alive(&self, job: u32) {
+        let began = Instant::now();
+        while self.platform.heartbeat(job).await.is_none() {
+            let report = self.platform.report();
+            assert!(began.elapsed() < PATIENCE, "no heartbeat\n{report}");
+            tokio::time::sleep(POLL).await;
+        }
+    }
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_has_a_heartbeat_from_its_acceptance_to_its_end_however_late_its_pod_is() {
@@ -81,4 +117,41 @@ async fn a_run_that_waits_for_its_turn_on_one_machine_has_a_heartbeat() {
         stage.platform.until_job(job, Status::Completed).await;
     }
     stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_approval_outlives_launchers_that_die_before_any_of_them_can_watch() {
+    let stage = Stage::in_cluster().await;
+    let platform = &stage.platform;
+    let first = stage.serve();
+    let job = stage.start(Repository::fixture(), Flow::plan_approve_apply());
+    platform.until_job(job, Status::WaitingApproval).await;
+    // The approval is accepted, and its launcher cannot tell that it is done.
+    platform.fault(Fault::always("PATCH", "", Effect::Status(503)));
+    platform.approve(job).await;
+    platform.until_job(job, Status::Queue).await;
+    let watcher = stage.watcher().await;
+    first.crash();
+    for _ in 0..2 {
+        stage.stop_heart(job);
+        let next = stage.serve();
+        stage.until_alive(job).await;
+        assert_eq!(stage.watcher().await, watcher, "the dead one is waited for");
+        next.crash();
+    }
+
+    stage.stop_heart(job);
+    let last = stage.serve();
+    stage.until_alive(job).await;
+    platform.clear_faults();
+    let gone = stage.leases().delete(LEASE, &DeleteParams::default()).await;
+    gone.unwrap();
+    platform.until_job(job, Status::Completed).await;
+    let changes = stage.history(job);
+    assert!(
+        changes.iter().all(|(_, _, by)| *by != Actor::Sweep),
+        "{changes:?}"
+    );
+    platform.assert_kept().await;
+    drop(last);
 }

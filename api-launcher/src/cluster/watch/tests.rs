@@ -11,11 +11,24 @@ use crate::verdict::{VerdictKind, WaitReason};
 struct Notebook {
     said: Mutex<Vec<(String, Observation)>>,
     ended: Mutex<Vec<(String, VerdictKind)>>,
+    /// Runs that are held, and have not been forgotten.
+    held: Mutex<Vec<String>>,
     /// Reports that fail before one succeeds.
     deaf: Mutex<usize>,
 }
 
 impl RunObserver for Notebook {
+    fn on_held(&self, run: &RunKey) {
+        self.held.lock().unwrap().push(run.to_string());
+    }
+
+    fn on_forgotten(&self, run: &RunKey) {
+        self.held
+            .lock()
+            .unwrap()
+            .retain(|held| *held != run.to_string());
+    }
+
     fn on_observation(&self, run: &RunKey, observation: &Observation) {
         let mut said = self.said.lock().unwrap();
         said.push((run.to_string(), observation.clone()));
@@ -158,6 +171,41 @@ async fn a_run_whose_launcher_died_before_its_release_is_released() {
     assert!(suspended(&server, "job-1-a"));
     let _watching = watching(server.cluster(), WatchSettings::default());
     until("it is released", || !suspended(&server, "job-1-a")).await;
+}
+
+#[tokio::test]
+async fn a_step_with_nothing_to_run_is_told_of_at_once_while_its_launcher_has_its_turn() {
+    let server = Server::start();
+    server.cluster().hold(&inline("1", "a")).await.unwrap();
+    let watching = watching(server.cluster(), WatchSettings::default());
+    until("it is told of", || {
+        !watching.notebook.held.lock().unwrap().is_empty()
+    })
+    .await;
+    assert!(suspended(&server, "job-1-a"), "its launcher may report it");
+    assert!(watching.notebook.said.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_job_that_was_never_accepted_is_forgotten_once_it_is_gone() {
+    let server = Server::start();
+    let _ = server
+        .crashing(Crash::Before(1))
+        .submit(&objects("1", "a"))
+        .await;
+    let settings = WatchSettings {
+        hopeless_after: Duration::ZERO,
+        ..WatchSettings::default()
+    };
+    let watching = watching(server.cluster(), settings);
+    let held = || watching.notebook.held.lock().unwrap().len();
+    until("it is told of", || held() > 0).await;
+    until("it is removed", || {
+        server.object("jobs", "job-1-a").is_none()
+    })
+    .await;
+    until("it is forgotten", || held() == 0).await;
+    assert!(watching.notebook.ended().is_empty());
 }
 
 #[tokio::test]

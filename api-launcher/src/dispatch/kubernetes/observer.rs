@@ -50,6 +50,8 @@ pub(super) struct Observer {
     recoveries: Semaphore,
     /// Runs that are not over, or whose end the platform does not know yet.
     live: Mutex<BTreeMap<RunKey, Live>>,
+    /// Runs of which nothing is known yet but that their Jobs are held, with their heartbeats.
+    held: Mutex<BTreeMap<RunKey, Option<Beat>>>,
 }
 
 /// A run the platform waits for.
@@ -87,6 +89,7 @@ impl Observer {
             head_start: HEAD_START,
             recoveries: Semaphore::const_new(RECOVERIES),
             live: Mutex::new(BTreeMap::new()),
+            held: Mutex::new(BTreeMap::new()),
         }
     }
 
@@ -160,6 +163,10 @@ impl Observer {
 
     fn live(&self) -> MutexGuard<'_, BTreeMap<RunKey, Live>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn held(&self) -> MutexGuard<'_, BTreeMap<RunKey, Option<Beat>>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A run that is not over is kept alive.
@@ -305,6 +312,19 @@ impl Observer {
 }
 
 impl RunObserver for Observer {
+    fn on_held(&self, run: &RunKey) {
+        if !self.live().contains_key(run) {
+            let mut held = self.held();
+            held.entry(run.clone())
+                .or_insert_with(|| self.desk.as_ref().and_then(|desk| desk.beat(&run.job_id)));
+        }
+    }
+
+    fn on_forgotten(&self, run: &RunKey) {
+        self.live().remove(run);
+        self.held().remove(run);
+    }
+
     fn on_observation(&self, run: &RunKey, observation: &Observation) {
         match observation {
             // Its end may be known to the platform already, as after a restart.
@@ -324,6 +344,7 @@ impl RunObserver for Observer {
             }
             Observation::Running => self.seen(run),
         }
+        self.held().remove(run);
     }
 
     fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, bool> {
@@ -528,6 +549,38 @@ mod tests {
         let config = terrakube.resolve().unwrap().unwrap();
         let terrakube = Terrakube::new(config, Some(redis.clone())).unwrap();
         Desk::terrakube(terrakube, None, Some(redis)).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_run_whose_job_is_held_is_kept_alive_until_it_is_watched_or_forgotten() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let metrics = Metrics::default().for_cluster();
+        let observer = Observer::new(Some(away()), metrics.clone());
+        let beats = || observer.held().values().flatten().count();
+        observer.on_held(&run());
+        observer.on_held(&run());
+        assert_eq!(beats(), 1);
+        observer.on_forgotten(&run());
+        assert_eq!(beats(), 0);
+
+        // One heart is enough for a run that is watched, though its Job is seen to be held once more.
+        observer.on_held(&run());
+        observer.on_observation(&run(), &Observation::Running);
+        observer.on_held(&run());
+        assert_eq!(beats(), 0);
+        assert!(observer.live()[&run()].beat.is_some());
+        observer.on_forgotten(&run());
+        assert!(observer.live().is_empty());
+
+        // One that its launcher completed ends for nobody.
+        observer.on_held(&run());
+        let ended = verdict(VerdictKind::Deleted);
+        observer.on_observation(&run(), &Observation::Ended(Box::new(ended)));
+        assert_eq!(beats(), 0);
+        assert_says(
+            &metrics,
+            &[r#"mayfly_runs_ended_total{verdict="deleted"} 0"#],
+        );
     }
 
     #[tokio::test]
