@@ -121,8 +121,6 @@ pub struct Job {
     pub publishes: bool,
     /// The states it published.
     pub published: Vec<Published>,
-    /// Whether answers of the platform were lost meanwhile, so that it may have been told twice of one state.
-    pub answers_were_lost: bool,
 }
 
 /// One run of the schedule: a workspace and its jobs.
@@ -183,7 +181,7 @@ pub enum Kind {
     StateLost,
     /// A state is not on record, or the store does not have what is.
     NotPublished,
-    /// A state is on record more than once, and no answer was lost.
+    /// A state is on record more than once.
     RecordedTwice,
     /// The lock of a state was left without a reason, or without a word.
     Locked,
@@ -332,8 +330,7 @@ impl Findings {
             let detail = format!("{} states are on record", serials.len());
             self.add(Kind::NotPublished, of, detail);
         }
-        // One whose answer was lost is told again: that is the same state.
-        if !job.answers_were_lost && job.published.len() > serials.len() {
+        if job.published.len() > serials.len() {
             let detail = format!(
                 "{} records of {} states",
                 job.published.len(),
@@ -450,7 +447,6 @@ mod tests {
                 serial: 2,
                 stored: true,
             }],
-            answers_were_lost: false,
         };
         let run = Run {
             name: "run 1".to_owned(),
@@ -585,11 +581,6 @@ mod tests {
         };
         assert_eq!(spoil_job(again(3)), [Kind::NotPublished]);
         assert_eq!(spoil_job(again(2)), [Kind::RecordedTwice]);
-        let answer_was_lost = spoil_job(|job| {
-            again(2)(job);
-            job.answers_were_lost = true;
-        });
-        assert_eq!(answer_was_lost, []);
         let gone = spoil_job(|job| job.published[0].stored = false);
         assert_eq!(gone, [Kind::NotPublished]);
     }

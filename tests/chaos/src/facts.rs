@@ -239,7 +239,6 @@ fn job(
         steps,
         publishes: !matches!(driven.run.kind, Kind::Scripts | Kind::FailingPlan),
         published,
-        answers_were_lost: driven.weather.answers_were_lost,
     })
 }
 

@@ -113,7 +113,7 @@ impl World {
                 }
                 let _turn = self.turns.launchers.lock().await;
                 self.launchers.lock().await.kill_all();
-                self.recover_launchers().await?;
+                self.start_launchers().await?;
                 Ok(true)
             }
             // A dispatch is over only when it has met them all.
@@ -127,7 +127,7 @@ impl World {
             let _turn = self.turns.launchers.lock().await;
             self.launchers.lock().await.kill(replica);
             self.release(target.run.number, Gate::Fetch);
-            self.recover_launchers().await?;
+            self.start_launchers().await?;
             return Ok(true);
         }
         let Some(pod) = self.pod_at_work(target.job).await else {
@@ -172,7 +172,7 @@ impl World {
                     }
                 }
                 let worked = self.let_it_work(target).await;
-                self.recover_launchers().await?;
+                self.start_launchers().await?;
                 Ok(worked)
             }
             Strike::Duplicates => self.deliver_again(target.job, 3).await,
@@ -240,17 +240,11 @@ impl World {
             });
         };
         if strike == Strike::PlatformAway {
-            self.answers_get_lost();
             self.platform.go_down().await;
             // It reports when its work is done, and nobody is there.
             let worked = self.let_it_work(target).await;
             self.platform.come_up().await;
-            self.answers_arrive();
             return Ok(worked);
-        }
-        let cuts = strike == Strike::PlatformCuts;
-        if cuts {
-            self.answers_get_lost();
         }
         for method in ["GET", "PATCH", "POST"] {
             match strike {
@@ -267,9 +261,6 @@ impl World {
         let over = self.until_over(target.job).await;
         let met = self.platform.faults_left(REPORT) < ordered;
         self.platform.clear_faults();
-        if cuts {
-            self.answers_arrive();
-        }
         Ok(over && met)
     }
 

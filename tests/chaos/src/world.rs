@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use job_contract::env;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::Api;
 use kube::api::{ListParams, PostParams};
@@ -34,10 +33,6 @@ pub(crate) const LAUNCHER: &str = "launcher";
 pub(crate) const SETTINGS: &str = "terrakube-executor-secrets";
 const IMAGE: &str = "registry.example.test/mayfly-executor:1";
 const ROLES: &str = include_str!("../../../rbac/launcher.yaml");
-/// Held by the launcher that watches.
-const LEASE: &str = "mayfly-launcher";
-/// Longer than a Lease lasts whose holder is gone.
-const SUCCESSION: Duration = Duration::from_secs(40);
 const POLL: Duration = Duration::from_millis(25);
 /// A launcher that does not listen by then never will.
 const LISTENING: Duration = Duration::from_mins(1);
@@ -69,7 +64,6 @@ pub(crate) struct World {
     /// Runs under way, and what they had to live with.
     under_way: Mutex<BTreeMap<u32, Weather>>,
     store_away: AtomicUsize,
-    answers_lost: AtomicUsize,
 }
 
 /// Whoever troubles one of these has it alone.
@@ -86,7 +80,6 @@ pub(crate) struct Turns {
 pub(crate) struct Weather {
     pub(crate) store_was_away: bool,
     pub(crate) redis_forgot: bool,
-    pub(crate) answers_were_lost: bool,
 }
 
 /// Where a run can be held.
@@ -160,7 +153,6 @@ impl World {
             turns: Turns::default(),
             under_way: Mutex::default(),
             store_away: AtomicUsize::new(0),
-            answers_lost: AtomicUsize::new(0),
         };
         world.start_launchers().await?;
         Ok(world)
@@ -241,7 +233,6 @@ impl World {
         let mut under_way = lock(&self.under_way);
         let weather = Weather {
             store_was_away: self.store_away.load(Ordering::SeqCst) > 0,
-            answers_were_lost: self.answers_lost.load(Ordering::SeqCst) > 0,
             ..Weather::default()
         };
         under_way.insert(run, weather);
@@ -271,38 +262,6 @@ impl World {
     pub(crate) fn store_returns(&self) {
         self.way_to_store.clear();
         self.store_away.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// Answers of the platform get lost, for all who are under way or will be until they arrive again.
-    pub(crate) fn answers_get_lost(&self) {
-        self.answers_lost.fetch_add(1, Ordering::SeqCst);
-        for weather in lock(&self.under_way).values_mut() {
-            weather.answers_were_lost = true;
-        }
-    }
-
-    /// The platform's answers arrive again.
-    pub(crate) fn answers_arrive(&self) {
-        self.answers_lost.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// Starts what launchers are missing, and waits until one of those that live watches: until then whoever dies
-    /// dies in the same accident.
-    pub(crate) async fn recover_launchers(&self) -> Result<()> {
-        self.start_launchers().await?;
-        let leases = Api::<Lease>::namespaced(self.cluster.client(ADMIN)?, RUNS);
-        let living = self.launchers.lock().await.identities();
-        let limit = Instant::now() + SUCCESSION;
-        while Instant::now() < limit {
-            let lease = leases.get_opt(LEASE).await?;
-            let holder = lease.and_then(|lease| lease.spec?.holder_identity);
-            let holder = holder.unwrap_or_default();
-            if living.iter().any(|identity| holder.ends_with(identity)) {
-                break;
-            }
-            tokio::time::sleep(POLL).await;
-        }
-        Ok(())
     }
 
     /// Starts what launchers are missing, and leads the door to them.
@@ -365,14 +324,6 @@ impl Launchers {
     pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
         let running = self.running.values();
         running.map(|launcher| launcher.address).collect()
-    }
-
-    /// How the identities of those that run end.
-    fn identities(&self) -> Vec<String> {
-        let running = self.running.values();
-        running
-            .map(|launcher| format!("-{}", launcher.process.id()))
-            .collect()
     }
 
     /// How many were started so far.
