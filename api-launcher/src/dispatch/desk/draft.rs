@@ -37,7 +37,8 @@ pub(super) fn complete(output: &Path, latest: &Path, line: &str) -> io::Result<(
     writeln!(output, "{line}")
 }
 
-/// Puts the log `whole` in the place of what `output` has of it, if that is less. What stands before it stays. `line` is the
+/// Puts the log `whole` in the place of what `output` has of it, if that is less; that may be a later part alone, since a
+/// Redis that forgot a live log goes on with it in the midst of a run. What stands before it stays. `line` is the
 /// verdict: where `output` ends with it, or ended with another one, it stands behind the log, once.
 pub(super) fn restore(output: &Path, whole: &Path, line: Option<&str>) -> io::Result<()> {
     let mut output = File::options()
@@ -51,11 +52,12 @@ pub(super) fn restore(output: &Path, whole: &Path, line: Option<&str>) -> io::Re
         None => false,
     };
     let mut whole = File::open(whole)?;
-    let mut beginning = Vec::new();
-    (&whole)
-        .take(BEGINNING as u64)
-        .read_to_end(&mut beginning)?;
-    let kept = place_of(&mut output, &beginning)?;
+    let beginning = beginning_of(&mut whole)?;
+    let kept = if is_within(&mut output, &mut whole)? {
+        0
+    } else {
+        place_of(&mut output, &beginning)?
+    };
     let stored = output.metadata()?.len() - kept;
     let lacks = whole.metadata()?.len() > stored;
     if lacks {
@@ -84,6 +86,26 @@ fn cut_line(file: &mut File, line: &str) -> io::Result<bool> {
         file.set_len(length - line.len() as u64 - 1)?;
     }
     Ok(there)
+}
+
+fn beginning_of(file: &mut File) -> io::Result<Vec<u8>> {
+    let mut beginning = Vec::new();
+    file.seek(SeekFrom::Start(0))?;
+    file.take(BEGINNING as u64).read_to_end(&mut beginning)?;
+    Ok(beginning)
+}
+
+/// Whether all of `part` stands in `whole`, from the beginning of a line on.
+fn is_within(part: &mut File, whole: &mut File) -> io::Result<bool> {
+    let beginning = beginning_of(part)?;
+    let at = place_of(whole, &beginning)?;
+    let length = part.metadata()?.len();
+    if at + length > whole.metadata()?.len() {
+        return Ok(false);
+    }
+    part.seek(SeekFrom::Start(0))?;
+    whole.seek(SeekFrom::Start(at))?;
+    same(BufReader::new(part), BufReader::new(whole.take(length)))
 }
 
 /// Where in `output` a log with this beginning begins: the last time it is there whole, or else the first time
@@ -246,6 +268,8 @@ mod tests {
     )]
     #[case::all_of_it_is_there(Some("it waits\na\nb\nlost\n"), "a\nb\n", "it waits\na\nb\nlost\n")]
     #[case::lines_that_come_again(Some("--\na\n--\n"), "--\na\n--\nb\n", "--\na\n--\nb\n")]
+    #[case::only_the_end_arrived(Some("c\nd\n"), "a\nb\nc\nd\n", "a\nb\nc\nd\n")]
+    #[case::only_the_midst_arrived(Some("b\nc"), "a\nb\nc long\nd\n", "a\nb\nc long\nd\n")]
     #[case::the_container_has_only_the_end(Some("a\nb\nc\n"), "b\nc\nd\n", "a\nb\nc\nd\n")]
     fn what_a_container_still_has_takes_the_place_of_what_arrived(
         #[case] stored: Option<&str>,
