@@ -1,7 +1,7 @@
 //! What happens to runs, and around them: each strike waits until its run is where it is to be struck, strikes, and
 //! lets it go on.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use k8s_openapi::api::batch::v1::Job;
@@ -270,6 +270,7 @@ impl World {
             return Ok(false);
         };
         let _turn = self.turns.platform.lock().await;
+        let since = Instant::now();
         // The job itself, and its steps.
         for end in ["$", "/"] {
             let path = format!("/job/{}{end}", target.job);
@@ -281,7 +282,8 @@ impl World {
             let ledger = self.platform.ledger();
             let reports = ledger.of(REPORT, "");
             let mut reports = reports.iter().filter(|one| one.job == Some(target.job));
-            reports.any(|report| report.status == 503)
+            // Others may have been refused before, of a tool that was still at work.
+            reports.any(|report| report.status == 503 && report.at >= since)
         };
         let refused = until(WORK, refused).await;
         self.cluster.oom_kill(&pod);
