@@ -415,6 +415,7 @@ impl<'r, 'c> Operation<'r, 'c> {
             progress: self.terraform.board.progress(),
             tenure: lock::tenure(run, &self.terraform, phase, started, done),
             errored_before,
+            said: self.terraform.board.state_said(),
         };
         let (published, missing) = self.save(env, &left).await;
         self.account.end = done

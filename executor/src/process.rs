@@ -1,19 +1,22 @@
 //! Runs a finished command line: spawn, stream, interrupt, kill. Knows nothing of Terraform or of scripts.
 //!
-//! stdout and stderr share one pipe, so their order is the order of writing. The child leads a process group
+//! stdout and stderr share one pipe, so their order is the order of writing, unless stdout is a document. The child leads a process group
 //! of its own: a stop order interrupts it first and kills the whole group when its grace is over, and whatever
 //! the child leaves running in the background dies with it.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::future::{Future, pending};
-use std::io;
+use std::io::{self, Seek as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use bytes::Bytes;
 use nix::errno::Errno;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use tokio::io::AsyncReadExt as _;
@@ -36,6 +39,10 @@ pub struct Invocation {
     pub dir: PathBuf,
     /// The whole environment: nothing is inherited.
     pub env: Vec<(OsString, OsString)>,
+    /// What it reads; nothing where there is none.
+    pub input: Option<Bytes>,
+    /// Whether stdout is a document: then what it says beside it is dropped.
+    pub prints_document: bool,
 }
 
 /// Arguments and environment are the user's, and may be secret.
@@ -207,9 +214,16 @@ fn spawn(invocation: &Invocation) -> Result<(Group, pipe::Receiver), ProcessErro
         .current_dir(&invocation.dir)
         .env_clear()
         .envs(invocation.env.iter().map(|(name, value)| (name, value)))
-        .stdin(Stdio::null())
+        .stdin(match &invocation.input {
+            Some(bytes) => in_memory(bytes).map_err(fail)?.into(),
+            None => Stdio::null(),
+        })
         .stdout(writer.try_clone().map_err(fail)?)
-        .stderr(writer)
+        .stderr(if invocation.prints_document {
+            Stdio::null()
+        } else {
+            writer.into()
+        })
         .process_group(0);
     let child = command.spawn().map_err(fail)?;
     // The command still holds the writing end; the pipe ends only when every writer is gone.
@@ -225,6 +239,14 @@ fn spawn(invocation: &Invocation) -> Result<(Group, pipe::Receiver), ProcessErro
         },
         reader,
     ))
+}
+
+/// A file that no disk has to hold.
+fn in_memory(bytes: &[u8]) -> io::Result<File> {
+    let mut file = File::from(memfd_create("input", MFdFlags::MFD_CLOEXEC)?);
+    file.write_all(bytes)?;
+    file.rewind()?;
+    Ok(file)
 }
 
 /// A child and the process group it leads; the group never outlives this value.
@@ -345,6 +367,8 @@ mod tests {
             args: vec!["-c".into(), script.into()],
             dir: std::env::temp_dir(),
             env: environment([("PATH", "/usr/bin:/bin")]),
+            input: None,
+            prints_document: false,
         }
     }
 
@@ -410,6 +434,19 @@ mod tests {
         );
         let lines: Vec<String> = (1..=20000).map(|i| format!("out {i}\nerr {i}\n")).collect();
         assert!(String::from_utf8(capture.bytes).unwrap() == lines.concat());
+    }
+
+    #[tokio::test]
+    async fn a_document_is_made_of_what_is_read_and_of_nothing_that_is_said_beside_it() {
+        let invocation = Invocation {
+            input: Some(Bytes::from(vec![b'x'; 1 << 20])),
+            prints_document: true,
+            ..bash("echo beside >&2; cat")
+        };
+        let mut capture = Capture::up_to(1 << 22);
+        let done = run(&invocation, &limit(&Stop::default()), &mut capture).await;
+        assert!(done.unwrap().ended.is_success());
+        assert!(capture.bytes == invocation.input.unwrap());
     }
 
     #[tokio::test]

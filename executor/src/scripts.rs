@@ -231,6 +231,8 @@ impl Scripts<'_> {
             args,
             dir: self.dir.to_owned(),
             env: process::environment(variables),
+            input: None,
+            prints_document: false,
         }
     }
 

@@ -22,11 +22,11 @@ use uuid::Uuid;
 use crate::child_env::ChildEnv;
 use crate::lock;
 use crate::run::{Run, StageError};
-use crate::terraform::Terraform;
 use crate::terraform::lock::Tenure;
 use crate::terraform::progress::Progress;
 use crate::terraform::state::RawState;
 use crate::terraform::structured::addresses;
+use crate::terraform::{ErroredState, Terraform};
 use crate::workspace::write_private_file;
 
 /// The tool's last resort when it could not store the state.
@@ -48,6 +48,20 @@ pub struct Left {
     pub tenure: Option<Tenure>,
     /// When `errored.tfstate` was written, if there was one before: it may be part of the content.
     pub errored_before: Option<SystemTime>,
+    /// The state the tool printed because it could not write that file.
+    pub said: Option<Bytes>,
+}
+
+impl Left {
+    /// The state the tool could not store. What it printed is all of it, which the file need not be then.
+    fn errored(&self, working_dir: &Path) -> Option<ErroredState> {
+        if let Some(state) = &self.said {
+            return Some(ErroredState::Said(state.clone()));
+        }
+        let written = errored_at(working_dir)?;
+        (self.errored_before != Some(written))
+            .then(|| ErroredState::File(working_dir.join(ERRORED_STATE)))
+    }
 }
 
 /// When the tool's last resort was written, if it is there.
@@ -274,18 +288,21 @@ async fn rescue(
     env: &ChildEnv,
     left: &Left,
 ) -> Option<Rescued> {
-    let written = errored_at(terraform.working_dir)?;
-    if left.errored_before == Some(written) {
-        return None;
-    }
-    let file = terraform.working_dir.join(ERRORED_STATE);
+    let errored = left.errored(terraform.working_dir)?;
     let log = run.log.writer();
-    log.line("The tool could not store the state and left it in errored.tfstate: storing it now.")
-        .await;
+    log.line(match errored {
+        ErroredState::File(_) => {
+            "The tool could not store the state and left it in errored.tfstate: storing it now."
+        }
+        ErroredState::Said(_) => {
+            "The tool could neither store the state nor write it to disk: storing it now."
+        }
+    })
+    .await;
     let (begun, mut pause, mut first, mut lock) = (Instant::now(), FIRST_PAUSE, true, None);
     let mut kept: Option<Result<String, StoreError>> = None;
     let fate = loop {
-        let met = match terraform.state_push(env, &file).await {
+        let met = match terraform.state_push(env, &errored).await {
             Ok(said) if said.ok => {
                 log.line("The state is stored.").await;
                 break Fate {
@@ -311,7 +328,7 @@ async fn rescue(
             let patience = run.while_saving(RESCUE.saturating_sub(begun.elapsed()));
             kept = tokio::select! {
                 biased;
-                done = keep(run, &file) => Some(done),
+                done = keep(run, &errored) => Some(done),
                 () = patience.over() => kept,
             };
             if let Some(Ok(kept)) = &kept {
@@ -351,7 +368,7 @@ async fn rescue(
                     words: format!("the state could not be stored and is kept in {kept}"),
                     hint: Some(push_advice(run, &kept)),
                 },
-                kept => lay_aside(run, &file, kept),
+                kept => lay_aside(run, &errored, kept),
             },
             () = sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
         }
@@ -371,19 +388,31 @@ fn push_advice(run: &Run<'_>, from: &str) -> String {
     format!("store the state that is in {from} with `{tool} state push` before the next run")
 }
 
-async fn keep(run: &Run<'_>, file: &Path) -> Result<String, StoreError> {
+async fn keep(run: &Run<'_>, errored: &ErroredState) -> Result<String, StoreError> {
     let job = &run.job;
     let name = format!("errored-{}-{}", job.job_id, job.step_id);
     let key = ObjectKey::state_raw(&job.organization_id, &job.workspace_id, &name);
-    run.store.put_file(&key, file).await
+    match errored {
+        ErroredState::File(file) => run.store.put_file(&key, file).await,
+        ErroredState::Said(state) => run.store.put(&key, state.clone()).await,
+    }
 }
 
 /// The very last resort: beside the run's folders, which are removed. In a pod it lasts as long as the pod.
-fn lay_aside(run: &Run<'_>, file: &Path, kept: Option<Result<String, StoreError>>) -> Fate {
+fn lay_aside(
+    run: &Run<'_>,
+    errored: &ErroredState,
+    kept: Option<Result<String, StoreError>>,
+) -> Fate {
     let job = &run.job;
     let name = format!("errored-{}-{}.tfstate", job.job_id, job.step_id);
     let aside: PathBuf = run.folders.work.join(name);
-    let laid = fs::read(file).and_then(|state| write_private_file(&aside, &state));
+    let laid = match errored {
+        ErroredState::File(file) => {
+            fs::read(file).and_then(|state| write_private_file(&aside, &state))
+        }
+        ErroredState::Said(state) => write_private_file(&aside, state),
+    };
     let place = match laid {
         Ok(()) => format!(" and lies in {}", aside.display()),
         Err(error) => {

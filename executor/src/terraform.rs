@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use bytes::Bytes;
 use control_plane::logs::LogWriter;
 use job_contract::report::StateLock;
 
@@ -30,7 +31,7 @@ pub mod structured;
 pub mod variables;
 
 /// Largest JSON document read from the tool into memory: plans of thousands of resources stay far below it.
-const MAX_DOCUMENT_BYTES: usize = 512 * 1024 * 1024;
+pub(crate) const MAX_DOCUMENT_BYTES: usize = 512 * 1024 * 1024;
 /// More than any of the small commands says.
 const MAX_WORDS_BYTES: usize = 1024 * 1024;
 
@@ -49,6 +50,15 @@ pub struct Terraform<'r> {
     pub refresh_only: bool,
     /// Where the account of an operation is kept while it runs.
     pub board: Board,
+}
+
+/// A state the tool could not store itself.
+#[derive(Clone, Debug)]
+pub enum ErroredState {
+    /// It lies here.
+    File(PathBuf),
+    /// No disk took it, so that the tool printed it.
+    Said(Bytes),
 }
 
 /// What one of the small commands said, and whether it did what it was asked to.
@@ -181,23 +191,36 @@ impl Terraform<'_> {
     }
 
     /// Stores a state the tool could not store itself.
-    pub async fn state_push(&self, env: &ChildEnv, file: &Path) -> Result<Said, ProcessError> {
-        self.said(env, args::state_push(file)).await
+    pub async fn state_push(
+        &self,
+        env: &ChildEnv,
+        state: &ErroredState,
+    ) -> Result<Said, ProcessError> {
+        let (args, input) = match state {
+            ErroredState::File(file) => (args::state_push(file), None),
+            ErroredState::Said(state) => (args::state_push_input(), Some(state.clone())),
+        };
+        let invocation = Invocation {
+            input,
+            ..self.invocation(env, args)
+        };
+        self.said(invocation).await
     }
 
     /// Takes the lock on the state for a moment, to change nothing: whoever holds it is in the way.
     pub async fn touch_lock(&self, env: &ChildEnv) -> Result<Said, ProcessError> {
-        self.said(env, args::touch_lock()).await
+        self.said(self.invocation(env, args::touch_lock())).await
     }
 
     /// Releases a lock, whoever holds it.
     pub async fn force_unlock(&self, env: &ChildEnv, id: &str) -> Result<Said, ProcessError> {
-        self.said(env, args::force_unlock(id)).await
+        self.said(self.invocation(env, args::force_unlock(id)))
+            .await
     }
 
-    async fn said(&self, env: &ChildEnv, args: Vec<OsString>) -> Result<Said, ProcessError> {
+    async fn said(&self, invocation: Invocation) -> Result<Said, ProcessError> {
         let mut capture = Capture::up_to(MAX_WORDS_BYTES);
-        let done = process::run(&self.invocation(env, args), &self.saving(), &mut capture).await?;
+        let done = process::run(&invocation, &self.saving(), &mut capture).await?;
         Ok(Said {
             ok: done.ended.is_success(),
             words: capture.bytes,
@@ -229,7 +252,12 @@ impl Terraform<'_> {
         args: Vec<OsString>,
     ) -> Result<Option<Vec<u8>>, ProcessError> {
         let mut capture = Capture::up_to(MAX_DOCUMENT_BYTES);
-        let done = process::run(&self.invocation(env, args), &self.saving(), &mut capture).await?;
+        // Warnings, and all that `TF_LOG` asks for.
+        let invocation = Invocation {
+            prints_document: true,
+            ..self.invocation(env, args)
+        };
+        let done = process::run(&invocation, &self.saving(), &mut capture).await?;
         Ok((done.ended.is_success() && !capture.truncated).then_some(capture.bytes))
     }
 
@@ -248,6 +276,8 @@ impl Terraform<'_> {
             args,
             dir: self.working_dir.to_owned(),
             env: process::environment(env.iter()),
+            input: None,
+            prints_document: false,
         }
     }
 

@@ -709,6 +709,69 @@ fn a_tool_killed_while_it_could_not_store_its_state_has_it_rescued_past_its_own_
     journey.assert_published(&outcome);
 }
 
+/// It has no room for its last resort, and says it instead.
+#[test]
+fn a_state_the_tool_could_only_say_is_stored_and_kept_out_of_the_log() {
+    for reviewed in [true, false] {
+        let (bucket, site) = (Bucket::new(), site());
+        let gate = Gate::new(&site);
+        let plan = job::plan(&gate.repository);
+        let apply = job::apply_after(&plan);
+        if reviewed {
+            site.queue(&[&plan, &apply]);
+            bucket.executor(&site, &plan).run().expect_code(0);
+        } else {
+            site.queue(&[&apply]);
+        }
+        let journey = Journey {
+            bucket,
+            site,
+            gate,
+            apply,
+        };
+        let run = journey.executor().start();
+        let tool = tool_at_the_gate(&run);
+        fs::create_dir(format!("/proc/{tool}/cwd/errored.tfstate")).unwrap();
+        // The tool's own attempt, and one of ours.
+        journey.bucket.door.refuse("PUT", is_state, 2);
+        journey.gate.open();
+        let outcome = run.wait().expect_code(1);
+        assert!(outcome.log().contains("Failed to create local state file"));
+        assert_eq!(
+            outcome.report().state,
+            Some(StateStanding::Rescued),
+            "{outcome}"
+        );
+        assert_eq!(journey.bucket.resources().len(), 3, "{outcome}");
+        journey.assert_published(&outcome);
+        assert!(!outcome.log().contains("\"lineage\""), "{outcome}");
+    }
+}
+
+/// What it has to say of itself comes beside its documents, and is no part of them.
+#[test]
+fn plans_and_states_are_whole_though_the_tool_talks_of_its_work() {
+    let (bucket, site, repository) = (Bucket::new(), site(), Repository::fixture());
+    let mut plan = job::plan(&repository);
+    plan.environment_variables
+        .extend([("TF_LOG".to_owned(), "DEBUG".to_owned())]);
+    let apply = job::apply_after(&plan);
+    site.queue(&[&plan, &apply]);
+    let outcome = bucket.executor(&site, &plan).run().expect_code(0);
+    assert!(outcome.log().contains("[DEBUG]"), "{outcome}");
+    let change = &site.context(&plan)["planStructuredOutput"][&plan.step_id][0];
+    assert!(change["after"].is_object(), "{change}");
+    let outcome = bucket.executor(&site, &apply).run().expect_code(0);
+    let history = site.record(&apply).history;
+    let state = bucket.state().unwrap();
+    assert_eq!(history[0].serial, state["serial"].as_u64().unwrap());
+    assert_eq!(history[0].lineage, state["lineage"], "{outcome}");
+    let (_, name) = history[0].output.rsplit_once('/').unwrap();
+    let name = name.strip_suffix(".json").unwrap();
+    let raw = ObjectKey::state_raw(job::ORGANIZATION, job::WORKSPACE, name);
+    assert_eq!(bucket.read(&raw), Some(state), "{outcome}");
+}
+
 #[test]
 fn an_errored_state_that_came_with_the_content_is_never_pushed() {
     let (site, tool) = (site(), FakeTool::new().on("apply", "exit 1"));

@@ -143,6 +143,11 @@ pub fn state_push(file: &Path) -> Vec<OsString> {
     vec!["state".into(), "push".into(), file.into()]
 }
 
+/// Writes a state that is read from stdin.
+pub fn state_push_input() -> Vec<OsString> {
+    ["state", "push", "-"].map(OsString::from).into()
+}
+
 /// Takes the lock on the state and gives it back: nothing has that address, and nothing is changed.
 pub fn touch_lock() -> Vec<OsString> {
     [

@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytes::Bytes;
 use serde_json::Value;
 use tokio::sync::Notify;
 
@@ -25,6 +26,7 @@ struct Account {
     structured: Structured,
     progress: Progress,
     lock: LockWatch,
+    state: Option<Bytes>,
 }
 
 impl Board {
@@ -53,6 +55,16 @@ impl Board {
         let mut account = self.lock();
         account.progress.line(&line);
         account.lock.line(&line);
+    }
+
+    /// Takes the state the tool printed because no disk took it.
+    pub fn state(&self, state: Bytes) {
+        self.lock().state = Some(state);
+    }
+
+    /// The state the tool printed, if it did.
+    pub fn state_said(&self) -> Option<Bytes> {
+        self.lock().state.clone()
     }
 
     /// The changes at the end; none are left.

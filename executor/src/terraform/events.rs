@@ -3,14 +3,23 @@
 
 use std::fmt::Write as _;
 
+use bytes::Bytes;
 use control_plane::logs::LogWriter;
-use serde_json::Value;
+use serde::de::IgnoredAny;
+use serde_json::{Deserializer, Value};
 
 use crate::process::Consumer;
+use crate::terraform::MAX_DOCUMENT_BYTES;
 use crate::terraform::board::Board;
+use crate::terraform::state::RawState;
 
 /// Longest event that is parsed. Larger ones would be held in memory whole; none is known to come near.
 const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
+
+/// Message of the event with which the tool prints a state that no disk took.
+const STATE_PRINTED: &str = "Emergency state dump";
+/// How such a state begins where the tool speaks no JSON.
+const STATE_BEGINS: &[u8] = b"{\n  \"version\": ";
 
 /// Consumes the stream of one operation.
 #[derive(Debug)]
@@ -19,6 +28,8 @@ pub struct EventStream {
     partial: Vec<u8>,
     /// An over-long line is passed on as it comes, up to its end.
     overflowing: bool,
+    /// Lines for people that may be a state, from its first one on.
+    state: Vec<u8>,
     board: Board,
 }
 
@@ -29,6 +40,7 @@ impl EventStream {
             log,
             partial: Vec::new(),
             overflowing: false,
+            state: Vec::new(),
             board,
         }
     }
@@ -41,14 +53,23 @@ impl EventStream {
             self.line(&line, &mut text);
             self.log.write(&text).await;
         }
+        // Half a state is of no use to anybody, and does not belong into a log.
+        if !self.state.starts_with(STATE_BEGINS) {
+            self.log.write(&self.state).await;
+        }
         self.log.close().await;
     }
 
     fn line(&mut self, line: &[u8], text: &mut Vec<u8>) {
-        if let Ok(event @ Value::Object(_)) = serde_json::from_slice::<Value>(line) {
+        if line == b"{" || !self.state.is_empty() {
+            self.state_line(line, text);
+        } else if let Ok(event @ Value::Object(_)) = serde_json::from_slice::<Value>(line) {
             if let Some(console) = console_text(&event) {
                 text.extend_from_slice(console.as_bytes());
                 text.push(b'\n');
+            }
+            if let Some(state) = printed_state(&event, line) {
+                self.board.state(state);
             }
             self.board.event(&event);
         } else {
@@ -56,6 +77,46 @@ impl EventStream {
             text.extend_from_slice(line);
             text.push(b'\n');
         }
+    }
+
+    /// A state goes to the board. What turns out to be none goes to the log, as it is.
+    fn state_line(&mut self, line: &[u8], text: &mut Vec<u8>) {
+        self.state.extend_from_slice(line);
+        self.state.push(b'\n');
+        let begun = &self.state[..self.state.len().min(STATE_BEGINS.len())];
+        let may_be_one = STATE_BEGINS.starts_with(begun) && self.state.len() <= MAX_DOCUMENT_BYTES;
+        if may_be_one && line != b"}" {
+            return;
+        }
+        let state = std::mem::take(&mut self.state);
+        if may_be_one && RawState::parse(&state).is_some_and(|state| !state.lineage.is_empty()) {
+            self.board.state(state.into());
+        } else {
+            text.extend_from_slice(&state);
+        }
+    }
+}
+
+/// The state in an event that holds one, to the letter: numbers in it may be larger than any we could read.
+fn printed_state(event: &Value, line: &[u8]) -> Option<Bytes> {
+    const KEY: &[u8] = b"\"state\":";
+    if event["@message"] != STATE_PRINTED || !event["state"].is_object() {
+        return None;
+    }
+    let at = line.windows(KEY.len()).position(|text| text == KEY)?;
+    let rest = &line[at + KEY.len()..];
+    let mut values = Deserializer::from_slice(rest).into_iter::<IgnoredAny>();
+    values.next()?.ok()?;
+    Some(Bytes::copy_from_slice(&rest[..values.byte_offset()]))
+}
+
+/// How much of an event is held whole. Its message is among the first of its properties.
+fn limit(partial: &[u8]) -> usize {
+    let beginning = String::from_utf8_lossy(&partial[..partial.len().min(256)]);
+    if beginning.contains(STATE_PRINTED) {
+        MAX_DOCUMENT_BYTES
+    } else {
+        MAX_EVENT_BYTES
     }
 }
 
@@ -74,7 +135,7 @@ impl Consumer for EventStream {
                 if complete {
                     let line = std::mem::take(&mut self.partial);
                     self.line(trim_end(&line), &mut text);
-                } else if self.partial.len() > MAX_EVENT_BYTES {
+                } else if self.partial.len() > limit(&self.partial) {
                     text.append(&mut self.partial);
                     self.overflowing = true;
                 }
