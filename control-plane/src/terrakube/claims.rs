@@ -1,7 +1,7 @@
 //! At most one executor runs a step that changes something (contract 11.1, W-01).
 //!
 //! In Redis the claim is atomic. The step's status is asked in any case: it outlives a Redis that was emptied. Without a
-//! Redis, the job context holds the claim. The platform has no "if it is not there yet", so nobody's note counts that was
+//! Redis, or while it does not answer, the job context holds the claim, and is asked by those Redis grants it. The platform has no "if it is not there yet", so nobody's note counts that was
 //! not written promptly after the look that found no other, and whoever has written one waits for longer than that, and
 //! looks whose name stands there then, and whether the step is still nobody's. What cannot be seen is no claim.
 
@@ -51,7 +51,7 @@ impl Terrakube {
         };
         let value = serde_json::to_vec(holder).expect("a holder has no failing serialiser");
         Ok(match redis.take(&key(step), &value, EXPIRY).await {
-            Ok(Taken::Ours) => Claim::Granted,
+            Ok(Taken::Ours) => self.unless_noted(step, holder, &standing).await,
             Ok(Taken::Held(value)) => Claim::Held(read(&value).unwrap_or_else(Holder::unknown)),
             Err(error) => {
                 warn!(
@@ -71,10 +71,7 @@ impl Terrakube {
         holder: &Holder,
         standing: &Standing,
     ) -> Result<Claim, TerrakubeError> {
-        let kind = StepType::parse(&step.step_type);
-        let is_repeatable =
-            kind.is_some_and(|kind| kind.uses_tool() && !kind.changes_infrastructure());
-        if is_repeatable || standing.status == JobStatus::Rejected {
+        if !takes_note(step, standing) {
             return Ok(Claim::Granted);
         }
         let value = serde_json::to_value(holder).expect("a holder has no failing serialiser");
@@ -98,6 +95,18 @@ impl Terrakube {
         Ok(Claim::Granted)
     }
 
+    /// The claim on a step that Redis has granted: whoever claimed it while Redis did not answer has left a note, and may
+    /// not have been able to say that it runs. Where the context is not to be had, nobody can have noted anything.
+    async fn unless_noted(&self, step: &StepRef, holder: &Holder, standing: &Standing) -> Claim {
+        if !takes_note(step, standing) {
+            return Claim::Granted;
+        }
+        match self.named(step).await {
+            Some(other) if other != *holder => Claim::Held(other),
+            _ => Claim::Granted,
+        }
+    }
+
     /// Who has claimed the step in the job context, as far as that can be told.
     async fn named(&self, step: &StepRef) -> Option<Holder> {
         let noted = self.noted(step).await;
@@ -111,6 +120,14 @@ impl Terrakube {
         let notes = context.get_mut(CONTEXT_KEY);
         Ok(notes.and_then(|notes| notes.get_mut(&step.step_id).map(Value::take)))
     }
+}
+
+/// Whether claims on the step are noted: neither on one that may be run twice, nor in a job of which the platform takes no
+/// context.
+fn takes_note(step: &StepRef, standing: &Standing) -> bool {
+    let kind = StepType::parse(&step.step_type);
+    let is_repeatable = kind.is_some_and(|kind| kind.uses_tool() && !kind.changes_infrastructure());
+    !is_repeatable && standing.status != JobStatus::Rejected
 }
 
 /// A note that nobody here can read is somebody's all the same.

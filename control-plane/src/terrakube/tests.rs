@@ -770,19 +770,23 @@ async fn a_step_is_claimed_by_its_status(
     assert_eq!(matches!(claim.unwrap(), Claim::Granted), granted);
 }
 
-#[tokio::test]
-async fn of_many_claimants_redis_grants_the_step_to_one_whatever_its_status_says() {
-    let (api, server) = (
-        StandIn::with_status("queue").await,
-        RedisServer::start().unwrap(),
-    );
+fn with_redis(api: &StandIn, server: &RedisServer) -> Terrakube {
     let args = RedisArgs {
         redis_hostname: Some("127.0.0.1".to_owned()),
         redis_port: Some(server.port().to_string()),
         ..RedisArgs::default()
     };
     let redis = Redis::new(args.resolve().unwrap().unwrap());
-    let client = Terrakube::new(api.config(), Some(redis)).unwrap();
+    Terrakube::new(api.config(), Some(redis)).unwrap()
+}
+
+#[tokio::test]
+async fn of_many_claimants_redis_grants_the_step_to_one_whatever_its_status_says() {
+    let (api, server) = (
+        StandIn::with_status("queue").await,
+        RedisServer::start().unwrap(),
+    );
+    let client = with_redis(&api, &server);
     let holder = |n: u32| Holder {
         pod: format!("pod-{n}"),
         uid: n.to_string(),
@@ -865,6 +869,32 @@ fn claimant(n: u32) -> Holder {
         uid: n.to_string(),
         since: "now".into(),
     }
+}
+
+/// As after an executor that took the step while Redis was away, and died before it could say that it runs.
+#[tokio::test]
+async fn a_step_that_was_claimed_without_redis_is_not_granted_by_the_redis_that_came_back() {
+    let (api, mut server) = (
+        StandIn::with_status("queue").await,
+        RedisServer::start().unwrap(),
+    );
+    let client = with_redis(&api, &server);
+    let apply = step("apply-id", "terraformApply");
+    server.kill();
+    let first = client.claim(&apply, &claimant(1)).await;
+    assert_eq!(first.unwrap(), Claim::Granted);
+    server.restart().unwrap();
+    let second = client.claim(&apply, &claimant(2)).await;
+    assert_eq!(second.unwrap(), Claim::Held(claimant(1)));
+    // What may be repeated is, and a context that is out of order keeps nobody from anything.
+    let plan = step("apply-id", PLAN);
+    let again = client.claim(&plan, &claimant(2)).await;
+    assert_eq!(again.unwrap(), Claim::Granted);
+    api.fault(Method::GET, CONTEXT, Fault::Status(StatusCode::BAD_REQUEST));
+    let other = step("plan-id", "terraformApply");
+    let claim = client.claim(&other, &claimant(2)).await;
+    assert_eq!(claim.unwrap(), Claim::Granted);
+    assert!(api.job().faults.is_empty());
 }
 
 /// The faults of one claim, in their order.
