@@ -1,11 +1,19 @@
 //! The launcher dies without a word, and the next one takes over.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 
+use control_plane::local::JobRecord;
+use job_contract::Exit;
+use job_contract::report::{FinalReport, Untold};
+use job_contract::settlement::Ending;
 use job_contract::status::{JobStatus, StepStatus};
 use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 
-use crate::harness::Place;
+use crate::harness::{Barrier, Launcher, Place, step_ref};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_run_accepted_in_a_burst_runs_once_although_the_launcher_is_killed() {
@@ -119,6 +127,143 @@ async fn an_executor_that_is_killed_fails_its_step() {
     let output = place.output(1, "step");
     assert!(output.contains("SIGKILL"), "{output}");
     assert!(output.contains("so far"), "{output}");
+}
+
+/// An executor that does as told: `words`, then its report and its end.
+fn executor(place: &Place, words: &str, report: &FinalReport) -> String {
+    let said = place.path("said");
+    fs::write(&said, serde_json::to_vec(report).unwrap()).unwrap();
+    let program = place.path("executor");
+    let script = format!(
+        "#!/bin/bash\necho so far\n{words}\ncp {} \"$MAYFLY_TERMINATION_LOG\"\nexit {}\n",
+        said.display(),
+        report.outcome
+    );
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    program.to_str().unwrap().to_owned()
+}
+
+/// Of an executor to which the platform did not listen.
+fn done() -> FinalReport {
+    FinalReport {
+        outcome: Exit::Done.code(),
+        unreported: true,
+        untold: Some(Untold {
+            ending: Ending::Success,
+            after_ok: true,
+            ignore_error: false,
+            plan: None,
+        }),
+        ..FinalReport::default()
+    }
+}
+
+fn assert_told_as_done(place: &Place) {
+    assert_eq!(place.step_status(1, "step"), StepStatus::Completed);
+    assert_eq!(place.record(1).status, JobStatus::Completed);
+    let output = place.output(1, "step");
+    assert!(output.starts_with("so far\n"), "{output}");
+    assert!(output.contains("the launcher has told it"), "{output}");
+    assert_eq!(place.leftovers(), Vec::<PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_was_done_and_not_told_is_told_with_its_log() {
+    let place = Place::new();
+    let program = executor(&place, "", &done());
+    let mut launcher = place.serve(&[("MAYFLY_EXECUTOR", &program)]);
+    launcher.post(&place.script(1, "")).await;
+    launcher.wait_for_end(1, "step");
+    assert_told_as_done(&place);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_was_done_under_a_former_launcher_and_not_told_is_told_by_the_next() {
+    for watched in [true, false] {
+        let place = Place::new();
+        let barrier = place.barrier("barrier");
+        let program = executor(&place, &barrier.wait(), &done());
+        let mut second = taken_over(&place, &barrier, &program, watched).await;
+        second.wait_for_end(1, "step");
+        assert_told_as_done(&place);
+        assert_eq!(second.count("started an executor"), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_cancelled_step_came_to_is_told_to_nobody() {
+    let place = Place::new();
+    let barrier = place.barrier("barrier");
+    let words = format!("trap '' TERM; {}", barrier.wait());
+    let program = executor(&place, &words, &done());
+    let mut launcher = place.serve(&[("MAYFLY_EXECUTOR", &program)]);
+    let job = place.script(1, "");
+    launcher.post(&job).await;
+    barrier.reached();
+    let cancel = |record: &mut JobRecord| record.status = JobStatus::Cancelled;
+    place
+        .platform()
+        .update_job(&step_ref(&job), cancel)
+        .unwrap();
+    barrier.open();
+    launcher.wait_for_end(1, "step");
+    assert_eq!(place.record(1).status, JobStatus::Cancelled);
+    assert_eq!(place.step_status(1, "step"), StepStatus::Cancelled);
+}
+
+/// How an executor ended is not known to a launcher that did not start it; what it said is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_another_executor_holds_is_left_to_it_by_the_next_launcher_too() {
+    let claimed = FinalReport {
+        outcome: Exit::Claimed.code(),
+        unreported: true,
+        error: Some("step step was already taken by pod other".to_owned()),
+        ..FinalReport::default()
+    };
+    for watched in [true, false] {
+        let place = Place::new();
+        let barrier = place.barrier("barrier");
+        let program = executor(&place, &barrier.wait(), &claimed);
+        let mut second = taken_over(&place, &barrier, &program, watched).await;
+        second.wait_for_end(1, "step");
+        assert_eq!(second.count("another executor holds the step"), 1);
+        assert!(!place.record(1).status.is_over());
+        assert_eq!(place.step_status(1, "step"), StepStatus::Pending);
+    }
+}
+
+/// A launcher after one that has crashed, and whose executor comes to its end while it is watched, or before.
+async fn taken_over(place: &Place, barrier: &Barrier, program: &str, watched: bool) -> Launcher {
+    let settings = [("MAYFLY_EXECUTOR", program)];
+    let mut first = place.serve(&settings);
+    let job = place.script(1, "");
+    first.post(&job).await;
+    first.wait_for("started an executor", |_| true);
+    barrier.reached();
+    place.claim(&job).await;
+    let executor = place.executor(1);
+    first.crash();
+    if watched {
+        let mut second = place.serve(&settings);
+        second.wait_for("found the executor of a former launcher at work", |_| true);
+        barrier.open();
+        second
+    } else {
+        barrier.open();
+        until_gone(executor);
+        place.serve(&settings)
+    }
+}
+
+/// It is no child of ours.
+fn until_gone(process: Pid) {
+    while Path::new(&format!("/proc/{process}/cwd"))
+        .read_link()
+        .is_ok()
+    {
+        std::thread::yield_now();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,8 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
-use control_plane::StepRef;
 use control_plane::local::{JobRecord, LocalPlatform};
+use control_plane::platform::{Claim, Holder};
+use control_plane::{Platform, StepRef};
 use job_contract::JobData;
 use job_contract::status::StepStatus;
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
@@ -145,6 +146,18 @@ impl Place {
     pub(crate) fn output(&self, job: usize, step: &str) -> String {
         let path = format!("local/output/org/{job}/{step}.tfoutput");
         fs::read_to_string(self.data().join(path)).unwrap()
+    }
+
+    /// Takes the step, as its executor does.
+    pub(crate) async fn claim(&self, document: &Value) {
+        let holder = Holder {
+            pod: "executor".to_owned(),
+            uid: "1".to_owned(),
+            since: "now".to_owned(),
+        };
+        let platform = Platform::Local(self.platform());
+        let claim = platform.claim(&step_ref(document), &holder).await;
+        assert_eq!(claim.unwrap(), Claim::Granted);
     }
 
     pub(crate) fn claims(&self) -> usize {

@@ -111,6 +111,10 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
             }
             return Ok(Some(inner.desk.stand(&step).await?));
         }
+        Before::Lost if matches!(end_of(&folder, None), Some((Exit::Claimed, _))) => {
+            leave_to_holder(&step);
+            return Ok(Some(inner.desk.stand(&step).await?));
+        }
         Before::Lost => {
             let reason = "The executor of this step was lost while no launcher watched it, after it had \
                           taken the step. It is not run again: what it was changing may exist without being \
@@ -135,12 +139,29 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
     };
     match follow(inner, key, &step, &mut running).await? {
         Followed::Left => Ok(None),
-        Followed::Ended(status) if is_for_later(inner, status) => Ok(None),
         Followed::Ended(status) => {
+            let end = end_of(&folder, status);
+            if is_for_later(inner, end.as_ref()) {
+                return Ok(None);
+            }
             inner.has_ended(key);
-            settle(inner, &folder, &step, status).await.map(Some)
+            settle(inner, &folder, &step, end).await.map(Some)
         }
     }
+}
+
+/// How an executor ended, and what is to be said of it. Of one that a former launcher started only its report tells.
+type End = (Exit, Option<String>);
+
+fn end_of(folder: &RunFolder, status: Option<ExitStatus>) -> Option<End> {
+    let Some(status) = status else {
+        let report = artifacts::final_report(&folder.report())?;
+        return Some((Exit::from_code(report.outcome.into())?, None));
+    };
+    Some(executor::judge(executor::Ended {
+        status,
+        stopped_by: None,
+    }))
 }
 
 async fn before(inner: &Inner, folder: &RunFolder, step: &StepRef) -> Result<Before, DeskError> {
@@ -227,9 +248,8 @@ async fn follow(
 }
 
 /// Whether an executor stopped before it had begun because the launcher stops: the next start runs the step.
-fn is_for_later(inner: &Inner, status: Option<ExitStatus>) -> bool {
-    let code = i32::from(Exit::Infrastructure.code());
-    inner.shutdown.graceful.is_cancelled() && status.and_then(|status| status.code()) == Some(code)
+fn is_for_later(inner: &Inner, end: Option<&End>) -> bool {
+    inner.shutdown.graceful.is_cancelled() && matches!(end, Some((Exit::Infrastructure, _)))
 }
 
 /// Speaks for an executor that has not spoken for itself.
@@ -237,7 +257,7 @@ async fn settle(
     inner: &Inner,
     folder: &RunFolder,
     step: &StepRef,
-    status: Option<ExitStatus>,
+    end: Option<End>,
 ) -> Result<Stand, RunError> {
     let stand = inner.desk.stand(step).await?;
     if stand.is_settled() {
@@ -248,26 +268,24 @@ async fn settle(
     if inner.desk.awaits_dispatch(&stand) {
         return Err(DeskError::NotDispatched(stand.job).into());
     }
-    let judged = status.map(|status| {
-        executor::judge(executor::Ended {
-            status,
-            stopped_by: None,
-        })
-    });
-    match judged {
+    match end {
         // Another executor holds the step and tells what becomes of it.
         Some((Exit::Claimed, _)) => {
-            warn!(
-                job_id = step.job_id,
-                step_id = step.step_id,
-                "another executor holds the step"
-            );
+            leave_to_holder(step);
             return Ok(stand);
         }
         Some((Exit::Done, _)) if stand.job.is_over() => inner.desk.skip(step)?,
-        judged => speak_for(inner, folder, step, &reason(folder, judged)).await?,
+        end => speak_for(inner, folder, step, &reason(folder, end)).await?,
     }
     Ok(inner.desk.stand(step).await?)
+}
+
+fn leave_to_holder(step: &StepRef) {
+    warn!(
+        job_id = step.job_id,
+        step_id = step.step_id,
+        "another executor holds the step"
+    );
 }
 
 /// Fails the step, unless its executor left word that it was done.
@@ -290,9 +308,9 @@ async fn speak_for(
         .await
 }
 
-fn reason(folder: &RunFolder, judged: Option<(Exit, Option<String>)>) -> String {
+fn reason(folder: &RunFolder, end: Option<End>) -> String {
     let said = artifacts::final_report(&folder.report()).and_then(|report| report.error);
-    let (exit, complaint) = judged.unwrap_or((Exit::Defect, None));
+    let (exit, complaint) = end.unwrap_or((Exit::Defect, None));
     let cause = said.or(complaint).unwrap_or_else(|| match exit {
         Exit::Done => "the executor ended without reporting what came of the step".to_owned(),
         Exit::Defect => "the executor was lost".to_owned(),
