@@ -324,7 +324,13 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use axum::http::Response;
+    use serde_json::json;
+
     use super::*;
+    use crate::cluster::stand_in::Server;
 
     fn show(place: &mut Place, text: &str) -> Vec<String> {
         let mut reading = place.reading();
@@ -333,6 +339,52 @@ mod tests {
             .filter(|line| place.admits(&mut reading, line))
             .map(|line| line.text)
             .collect()
+    }
+
+    /// A cluster in which the container of one run has ended, and has printed this.
+    fn cluster_with(log: Vec<u8>) -> Cluster {
+        let log = Arc::new(log);
+        Server::start().faulty(move |line, _| {
+            let answer = if line.ends_with("/log") {
+                log.to_vec()
+            } else if line.contains("/jobs/") {
+                let job = json!({"metadata": {"name": "run", "uid": "1"}});
+                job.to_string().into_bytes()
+            } else {
+                let state = json!({"terminated": {"exitCode": 137}});
+                let owner = json!({"apiVersion": "batch/v1", "kind": "Job", "name": "run", "uid": "1"});
+                let pod = json!({"metadata": {"name": "run-a", "ownerReferences": [owner]}, "status": {"phase": "Failed",
+                    "containerStatuses": [{"name": EXECUTOR, "image": "", "imageID": "", "ready": false,
+                        "restartCount": 0, "state": state}]}});
+                let pods = json!({"metadata": {}, "items": [pod]});
+                pods.to_string().into_bytes()
+            };
+            Some(Response::new(answer.into()))
+        })
+    }
+
+    const OWN: &str =
+        r#"{"timestamp":"t","level":"INFO","message":"executor","target":"executor"}"#;
+
+    /// A piece of such a line is no message of the executor, whatever it looks like.
+    #[tokio::test]
+    async fn a_line_that_is_not_held_whole_is_saved_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let saved = folder.path().join("saved");
+        let piece = usize::try_from(OWN_BYTES).unwrap();
+        for first in ["{", "x"] {
+            let mut long = first.repeat(2 * piece);
+            long.push_str(OWN);
+            let expected = format!("before\n{long}\nbehind\nhalf a line");
+            let printed = format!("{OWN}\nbefore\n{long}\n{OWN}\nbehind\nhalf a line");
+            let cluster = cluster_with(printed.into_bytes());
+            let size = cluster.save_log("run", &saved).await.unwrap();
+            assert!(std::fs::read_to_string(&saved).unwrap() == expected);
+            assert_eq!(size, expected.len() as u64);
+        }
+        // Of an executor of another make it is not known what it printed.
+        let cluster = cluster_with(b"before\nbehind\n".to_vec());
+        assert_eq!(cluster.save_log("run", &saved).await.unwrap(), 0);
     }
 
     #[test]

@@ -460,9 +460,19 @@ mod tests {
     use control_plane::redis::{Redis, RedisArgs};
     use control_plane::terrakube::{Terrakube, TerrakubeArgs};
 
+    use std::convert::Infallible;
     use std::fs;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use axum::http::{Request, Response};
+    use control_plane::local::StepRecord;
+    use futures_util::future::join_all;
     use job_contract::Exit;
+    use kube::Client;
+    use kube::client::Body;
+    use serde_json::json;
+    use tower::service_fn;
 
     use super::*;
 
@@ -529,6 +539,83 @@ mod tests {
                 "mayfly_report_failures_total 2",
             ],
         );
+    }
+
+    /// A cluster whose containers have printed something, which it gives out one by one as it is told to, and how many
+    /// of them are being given out.
+    fn cluster(turns: Arc<Semaphore>, given: Arc<Given>) -> Cluster {
+        let service = service_fn(move |request: Request<Body>| {
+            let (turns, given) = (Arc::clone(&turns), Arc::clone(&given));
+            async move {
+                let path = request.uri().path();
+                let answer = if path.ends_with("/log") {
+                    let at_once = given.at_once.fetch_add(1, Ordering::SeqCst) + 1;
+                    given.most.fetch_max(at_once, Ordering::SeqCst);
+                    turns.acquire().await.unwrap().forget();
+                    given.at_once.fetch_sub(1, Ordering::SeqCst);
+                    let own = json!({"timestamp": "t", "level": "INFO", "message": "m", "target": "executor"});
+                    format!("{own}\nall it said\n")
+                } else if path.contains("/jobs/") {
+                    json!({"metadata": {"name": "run", "uid": "1"}}).to_string()
+                } else {
+                    let status = json!({"name": "executor", "image": "", "imageID": "", "ready": false,
+                        "restartCount": 0, "state": {"terminated": {"exitCode": 137}}});
+                    let owner =
+                        json!({"apiVersion": "batch/v1", "kind": "Job", "name": "run", "uid": "1"});
+                    let pod = json!({"metadata": {"name": "run-a", "ownerReferences": [owner]},
+                        "status": {"phase": "Failed", "containerStatuses": [status]}});
+                    json!({"metadata": {}, "items": [pod]}).to_string()
+                };
+                Ok::<_, Infallible>(Response::new(axum::body::Body::from(answer)))
+            }
+        });
+        Cluster::from_client(Client::new(service, "runs"), "runs")
+    }
+
+    #[derive(Debug, Default)]
+    struct Given {
+        at_once: AtomicUsize,
+        most: AtomicUsize,
+    }
+
+    #[tokio::test]
+    async fn however_many_runs_end_at_once_few_of_their_logs_are_recovered_at_a_time() {
+        const RUNS: usize = 7;
+        let folder = tempfile::tempdir().unwrap();
+        let desk = Desk::local(folder.path());
+        let (turns, given) = (Arc::new(Semaphore::new(0)), Arc::new(Given::default()));
+        let observer = Observer::new(Some(desk.clone()), Metrics::default())
+            .recovering_from(cluster(Arc::clone(&turns), Arc::clone(&given)));
+        let runs = (0..RUNS).map(|n| RunKey {
+            job_id: n.to_string(),
+            ..run()
+        });
+        let runs: Vec<RunKey> = runs.collect();
+        for run in &runs {
+            desk.edit(&step_of(run), |record| {
+                record.status = JobStatus::Running;
+                record
+                    .steps
+                    .push(StepRecord::pending("step", "terraformPlan"));
+            });
+        }
+        let verdict = verdict(VerdictKind::OomKilled);
+        let ends = join_all(runs.iter().map(|run| observer.on_ended(run, &verdict)));
+        let turns = async {
+            while given.at_once.load(Ordering::SeqCst) < RECOVERIES {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(observer.recoveries.available_permits(), 0);
+            turns.add_permits(RUNS);
+        };
+        let (told, ()) = tokio::join!(ends, turns);
+        assert!(told.into_iter().all(|told| told));
+        assert_eq!(given.most.load(Ordering::SeqCst), RECOVERIES);
+        for run in &runs {
+            let key = format!("local/output/org/{}/step.tfoutput", run.job_id);
+            let output = fs::read_to_string(folder.path().join(key)).unwrap();
+            assert_eq!(output, "all it said\nit was killed\n");
+        }
     }
 
     /// A platform that is away, and its Redis with it.
