@@ -4,10 +4,11 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use artifact_store::{BackendSettings, StoreError, hex};
+use artifact_store::{BackendSettings, StoreError, hex, private_folder};
 use bytes::Bytes;
 use control_plane::platform::History;
 use job_contract::chain;
@@ -398,7 +399,8 @@ async fn keep(run: &Run<'_>, errored: &ErroredState) -> Result<String, StoreErro
     }
 }
 
-/// The very last resort: beside the run's folders, which are removed. In a pod it lasts as long as the pod.
+/// The very last resort: with the data that lasts, since whoever started this process removes the work folder with it; there
+/// if it must be. In a pod either lasts as long as the pod.
 fn lay_aside(
     run: &Run<'_>,
     errored: &ErroredState,
@@ -406,18 +408,27 @@ fn lay_aside(
 ) -> Fate {
     let job = &run.job;
     let name = format!("errored-{}-{}.tfstate", job.job_id, job.step_id);
-    let aside: PathBuf = run.folders.work.join(name);
-    let laid = match errored {
-        ErroredState::File(file) => {
-            fs::read(file).and_then(|state| write_private_file(&aside, &state))
+    let lay = |folder: &Path| {
+        private_folder(folder)?;
+        let aside = folder.join(&name);
+        match errored {
+            ErroredState::File(file) => write_private_file(&aside, &fs::read(file)?)?,
+            ErroredState::Said(state) => write_private_file(&aside, state)?,
         }
-        ErroredState::Said(state) => write_private_file(&aside, state),
+        Ok::<_, io::Error>(aside)
     };
-    let place = match laid {
-        Ok(()) => format!(" and lies in {}", aside.display()),
+    let lasting = run.folders.data.join("errored");
+    let (place, advice) = match lay(&lasting).or_else(|_| lay(&run.folders.work)) {
+        Ok(aside) => {
+            let aside = aside.display().to_string();
+            (
+                format!(" and lies in {aside}"),
+                Some(push_advice(run, &aside)),
+            )
+        }
         Err(error) => {
             warn!(%error, "the state could not be laid aside");
-            String::new()
+            (String::new(), None)
         }
     };
     let error = kept.and_then(Result::err).map(StageError::from);
@@ -428,9 +439,7 @@ fn lay_aside(
     Fate {
         standing: StateStanding::Unknown,
         words: format!("the state could neither be stored nor kept{place}{reason}"),
-        hint: error
-            .and_then(|error| error.hint())
-            .or_else(|| Some(push_advice(run, &aside.display().to_string()))),
+        hint: advice.or_else(|| error.and_then(|error| error.hint())),
     }
 }
 
