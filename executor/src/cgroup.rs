@@ -88,7 +88,7 @@ impl MemoryGroup {
     }
 
     /// `membership` is `/proc/<pid>/cgroup`: `id:controllers:path` lines, version 2 with id 0 and no controllers.
-    fn find(root: &Path, membership: &str) -> Option<Self> {
+    pub(crate) fn find(root: &Path, membership: &str) -> Option<Self> {
         let groups = membership.lines().filter_map(|line| {
             let mut parts = line.splitn(3, ':');
             let (id, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);

@@ -102,16 +102,20 @@ async fn memory(run: &Watched) -> Cause {
         return pending().await;
     };
     let warn_at = stop_at * WARN_PERCENT / 100;
-    let mut warned = false;
+    let (mut warned, mut unread) = (false, false);
     let mut ticks = interval(MEMORY_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let usage = match group.usage() {
             Ok(usage) => usage,
+            // It may be for want of memory, and then the next look matters most.
             Err(error) => {
-                warn!(%error, "memory in use cannot be read: it is not watched any more");
-                return pending().await;
+                if !unread {
+                    warn!(%error, "memory in use cannot be read, trying again");
+                }
+                unread = true;
+                continue;
             }
         };
         if usage.reaches(stop_at) {
@@ -133,5 +137,49 @@ async fn memory(run: &Watched) -> Cause {
             // Well below again: the next rise is news.
             warned = false;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use control_plane::logs::{LogConfig, Redactor, RunLog};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn memory_is_watched_on_though_a_look_at_it_fails() {
+        let folder = tempfile::tempdir().unwrap();
+        let group = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        group("memory.max", "1000");
+        let log = RunLog::start(
+            LogConfig::new(folder.path()),
+            Redactor::new(Vec::<String>::new()),
+            Vec::new(),
+        );
+        let log = log.unwrap();
+        let stop = Stop::default();
+        let guard = tokio::spawn(watch(Watched {
+            limits: Limits {
+                memory_percent: Some(80),
+                ..Limits::default()
+            },
+            memory: MemoryGroup::find(folder.path(), "0::/\n"),
+            pulse: log.pulse(),
+            log: log.writer(),
+            stop: stop.clone(),
+        }));
+        // Its first look is due before this.
+        tokio::time::sleep(MEMORY_EVERY / 2).await;
+        group("memory.stat", "file 0\nshmem 0\n");
+        group("memory.current", "900");
+        let ordered = tokio::time::timeout(Duration::from_mins(1), stop.ordered()).await;
+        let full = Cause::Memory {
+            used: 900,
+            limit: 1000,
+        };
+        assert_eq!(ordered.unwrap().cause, full);
+        guard.await.unwrap();
     }
 }
