@@ -14,6 +14,19 @@ use super::{Evidence, Verdict, VerdictKind, aftermath, facts};
 pub(super) const PLAN_AGAIN: &str =
     "plan again before applying: some changes may have been made, and a state lock may be left";
 
+/// Whether the Job ever had a pod, by its own account. Pods may not be looked at everywhere.
+fn had_pod(job: &Job) -> bool {
+    job.status.as_ref().is_some_and(|status| {
+        let counts = [
+            status.active,
+            status.terminating,
+            status.failed,
+            status.succeeded,
+        ];
+        counts.into_iter().flatten().any(|count| count > 0)
+    })
+}
+
 /// How one pod ended.
 pub(super) struct PodEnd {
     pub(super) kind: VerdictKind,
@@ -228,11 +241,10 @@ fn deadline(job: &Job, end: PodEnd) -> PodEnd {
 }
 
 fn deleted(job: &Job, end: Option<PodEnd>) -> PodEnd {
-    let started = end.as_ref().is_some_and(|end| end.started);
-    let when = if started {
-        "while it was running"
-    } else {
-        "before it had started"
+    let (started, when) = match &end {
+        Some(end) if end.started => (true, "while it was running"),
+        None if had_pod(job) => (true, "when it may have been running"),
+        _ => (false, "before it had started"),
     };
     let cancelled = job
         .metadata

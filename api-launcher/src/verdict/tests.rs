@@ -302,6 +302,24 @@ fn a_deleted_job_is_deleted_before_or_while_it_ran() {
 }
 
 #[test]
+fn a_deleted_job_whose_pod_may_not_be_looked_at_may_have_changed_something() {
+    let cancelled = json!({"annotations": {CANCELLED: time(3)}});
+    for (metadata, kind) in [
+        (json!({}), VerdictKind::Deleted),
+        (cancelled, VerdictKind::Cancelled),
+    ] {
+        for count in ["active", "terminating", "failed"] {
+            let job = job(json!({"metadata": metadata, "status": {count: 1}}));
+            let verdict = gone(&job, &[], &[]);
+            assert_eq!((verdict.kind, verdict.started), (kind, true), "{count}");
+            assert!(verdict.advice.unwrap().starts_with("plan again"), "{count}");
+        }
+    }
+    let never = job(json!({"status": {"active": 0, "failed": 0}}));
+    assert!(!gone(&never, &[], &[]).started);
+}
+
+#[test]
 fn the_last_pod_decides_and_earlier_ones_are_told() {
     let first = pod(ended_container(75, "Error", ""));
     let mut second = pod(ended_container(0, "Completed", r#"{"outcome":0}"#));
