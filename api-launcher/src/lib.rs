@@ -9,7 +9,7 @@ pub mod config;
 mod dispatch;
 mod http;
 pub mod manifest;
-mod metrics;
+pub mod metrics;
 pub mod render;
 pub mod run;
 pub mod serve;

@@ -256,6 +256,12 @@ impl Metrics {
     }
 }
 
+/// What a launcher of a cluster shows before anything has happened: every series it will ever have, with all its labels.
+#[must_use]
+pub fn at_start() -> String {
+    Metrics::default().for_cluster().render(None)
+}
+
 fn gauge(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }

@@ -26,6 +26,16 @@ pub fn kubectl() -> Option<PathBuf> {
     which::which("kubectl").ok()
 }
 
+/// What reads the rules of Prometheus: the one `cargo xtask setup` installs, else the one on `PATH`.
+pub fn promtool() -> Command {
+    let installed = installed("prometheus/bin/promtool");
+    Command::new(if installed.exists() {
+        installed
+    } else {
+        PathBuf::from("promtool")
+    })
+}
+
 fn installed(path: &str) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| crate::root().join("target"), PathBuf::from);

@@ -8,6 +8,8 @@
 
 #[path = "chart/agreement.rs"]
 mod agreement;
+#[path = "chart/alerts.rs"]
+mod alerts;
 #[path = "chart/api.rs"]
 mod api;
 #[path = "chart/examples.rs"]

