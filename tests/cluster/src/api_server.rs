@@ -1,7 +1,7 @@
 //! An API server in this process: objects in memory, the rules of a real one. The front gives it its requests.
 //!
 //! It stores and refuses; nothing happens by itself. Controllers and the pod runner are clients of it. What it does
-//! not do: `OpenAPI` documents, tables for kubectl, protobuf, conversion between versions (except events), admission
+//! not do: `OpenAPI` documents of types, tables for kubectl, protobuf but of what Helm sends, conversion between versions (except events), admission
 //! other than service accounts of pods, and tracking of field owners that do not apply.
 
 mod apply;
@@ -12,6 +12,7 @@ mod decode;
 mod defaulting;
 mod discovery;
 mod patch;
+mod protobuf;
 pub(crate) mod request;
 mod resource;
 mod selector;
@@ -135,7 +136,7 @@ impl Server {
                 let options = if body.is_empty() {
                     Value::Null
                 } else {
-                    decode::json(&body)?
+                    decoded(&content_type, &body)?
                 };
                 let options = crud::delete_options(&request, options)?;
                 if request.verb == "delete" {
@@ -145,10 +146,11 @@ impl Server {
                 }
             }
             verb => {
-                if !matches!(content_type.as_str(), "" | "application/json") {
+                let known = ["", "application/json", protobuf::MEDIA_TYPE];
+                if !known.contains(&content_type.as_str()) {
                     return Err(ApiError::unsupported_media_type(&["application/json"]));
                 }
-                let object = decode::json(&body(http).await?)?;
+                let object = decoded(&content_type, &body(http).await?)?;
                 match (verb, request.resource.kind) {
                     ("create", "SelfSubjectAccessReview") => {
                         (201, self.review(identity, &request, object)?)
@@ -235,6 +237,14 @@ pub(crate) fn header_text<'a>(
         .get(name)
         .and_then(|value| value.to_str().ok())
         .unwrap_or("")
+}
+
+fn decoded(content_type: &str, body: &Bytes) -> Result<Value, ApiError> {
+    if content_type == protobuf::MEDIA_TYPE {
+        protobuf::decode(body)
+    } else {
+        decode::json(body)
+    }
 }
 
 async fn body(request: Request<Incoming>) -> Result<Bytes, ApiError> {

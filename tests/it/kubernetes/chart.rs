@@ -2,6 +2,7 @@
 //! its Roles, and so do the pods of `helm test`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -14,12 +15,12 @@ use base64::Engine as _;
 use integration_tests::{Repository, Running, job};
 use job_contract::JobData;
 use k8s_openapi::api::core::v1::{Pod, PodSpec, Secret};
-use kube::api::{DeleteParams, DynamicObject, LogParams, PostParams};
+use kube::api::{DeleteParams, DynamicObject, ListParams, LogParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use test_chart::admission::Policy;
-use test_chart::programs::{helm_with, told};
+use test_chart::programs::{helm_with, output, told};
 use test_chart::{Document, Release, api, values_files};
 use test_cluster::{ADMIN, Cluster, Rule, State, Target};
 
@@ -487,6 +488,8 @@ fn the_admission_policy_refuses_what_no_run_needs() {
 /// A release in a cluster.
 struct Installed {
     place: Place,
+    /// What it is installed with.
+    values: Value,
     documents: Vec<Document>,
     port: u16,
 }
@@ -495,6 +498,13 @@ impl Installed {
     /// Installs the chart with values over the defaults. Of the launcher's Deployment nothing comes: its pod is made when
     /// it is asked for.
     async fn with(over: Value) -> Self {
+        let installed = Self::prepared(over).await;
+        installed.install().await;
+        installed
+    }
+
+    /// A cluster where all is there that the release needs, and nothing of it.
+    async fn prepared(over: Value) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         drop(listener);
@@ -506,7 +516,7 @@ impl Installed {
             "persistence": {"state": {"enabled": true}},
         });
         merge(&mut values, over);
-        let mut release = Release::new().set(values);
+        let mut release = Release::new().set(values.clone());
         RUNS.clone_into(&mut release.namespace);
         let documents = release.documents();
         let rights = launchers_rights(&documents);
@@ -514,31 +524,69 @@ impl Installed {
         let place = Place::of(Cluster::builder(), &rights[0].1).await;
         let installed = Self {
             place,
+            values,
             documents,
             port,
         };
         installed.prepare().await;
-        installed.install().await;
         installed.put_images();
         installed
     }
 
-    /// Makes all objects of the release, as Helm does. Helm itself would keep its record in a format that the server in
-    /// this process does not read.
+    /// Makes all objects of the release, those of `helm test` that are no pods included.
     async fn install(&self) {
-        let client = self.place.cluster.client(ADMIN).unwrap();
         let is_pod = |document: &&Document| document.kind() == "Pod";
         for document in self.documents.iter().filter(|document| !is_pod(document)) {
-            let version = document.text_at("/apiVersion");
-            let (group, version) = version.split_once('/').unwrap_or(("", version));
-            let kind = GroupVersionKind::gvk(group, version, document.kind());
-            let kind = ApiResource::from_gvk(&kind);
-            let namespace = document.namespace();
-            let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &kind);
             let object = serde_json::from_value(document.value.clone()).unwrap();
+            let api = self.api_of(document);
             let made = api.create(&PostParams::default(), &object).await;
             made.unwrap_or_else(|error| panic!("{document}: {error}"));
         }
+    }
+
+    /// Where objects of a document's kind are.
+    fn api_of(&self, document: &Document) -> Api<DynamicObject> {
+        let client = self.place.cluster.client(ADMIN).unwrap();
+        let version = document.text_at("/apiVersion");
+        let (group, version) = version.split_once('/').unwrap_or(("", version));
+        let kind = GroupVersionKind::gvk(group, version, document.kind());
+        let kind = ApiResource::from_gvk(&kind);
+        Api::namespaced_with(client, document.namespace(), &kind)
+    }
+
+    /// What Helm says as it does this to the release.
+    async fn helm(&self, arguments: &[&str]) -> String {
+        let kubeconfig = self
+            .place
+            .cluster
+            .kubeconfig_file(ADMIN, &self.place.runs)
+            .unwrap();
+        let done = output(helm_with(arguments).arg("--kubeconfig").arg(kubeconfig));
+        let [said, complained] =
+            [&done.stdout, &done.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+        if !done.status.success() {
+            let mut logs = String::new();
+            for pod in self.pods().list(&ListParams::default()).await.unwrap() {
+                for container in &pod.spec.as_ref().unwrap().containers {
+                    let log = self.log(&pod.name_any(), &container.name).await;
+                    let _ = writeln!(logs, "{} of {}: {log}", container.name, pod.name_any());
+                }
+            }
+            panic!("helm {arguments:?}: {said}{complained}{logs}");
+        }
+        said
+    }
+
+    /// Objects of the release that are there.
+    async fn there(&self) -> BTreeSet<String> {
+        let mut found = BTreeSet::new();
+        for document in &self.documents {
+            let all = ListParams::default().labels("app.kubernetes.io/instance=mayfly");
+            let list = self.api_of(document).list(&all).await.unwrap();
+            let names = list.items.iter().map(ResourceExt::name_any);
+            found.extend(names.map(|name| format!("{} {name}", document.kind())));
+        }
+        found
     }
 
     /// What is there before: the platform's secret, and behind the claim the folder where this test keeps its records.
@@ -720,12 +768,8 @@ fn merge(values: &mut Value, over: Value) {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_installed_launcher_runs_what_is_dispatched_to_it() {
     let repository = Repository::fixture();
-    let (plan, mut document) = (job::plan(&repository), job::plan(&repository));
-    document.step_type = Some("customScripts".to_owned());
-    document.command_list = vec![job::bash(1, "echo the canary sings")];
-    document.job_id = "@JOB@".to_owned();
-    document.step_id = "@STEP@".to_owned();
-    let canary = serde_json::to_string(&document).unwrap();
+    let plan = job::plan(&repository);
+    let canary = canary(&repository);
     let installed =
         Installed::with(json!({"tests": {"canary": {"enabled": true, "jobData": canary}}})).await;
     let place = &installed.place;
@@ -781,6 +825,95 @@ async fn an_installed_launcher_runs_what_is_dispatched_to_it() {
     assert!(started.elapsed().as_secs() < grace.unwrap());
 }
 
+/// A job document the canary runs, in a repository on this machine.
+fn canary(repository: &Repository) -> String {
+    let mut document = job::plan(repository);
+    document.step_type = Some("customScripts".to_owned());
+    document.command_list = vec![job::bash(1, "echo the canary sings")];
+    "@JOB@".clone_into(&mut document.job_id);
+    "@STEP@".clone_into(&mut document.step_id);
+    serde_json::to_string(&document).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn helm_itself_installs_tests_changes_and_removes_a_release_and_leaves_nothing_but_claims() {
+    let repository = Repository::fixture();
+    let canary = canary(&repository);
+    let installed =
+        Installed::prepared(json!({"tests": {"canary": {"enabled": true, "jobData": canary}}}))
+            .await;
+    let folder = tempfile::tempdir().unwrap();
+    let values = folder.path().join("values.json");
+    fs::write(&values, installed.values.to_string()).unwrap();
+    let (chart, values) = (test_chart::chart(), values.to_str().unwrap().to_owned());
+    let chart = chart.to_str().unwrap();
+    assert_eq!(installed.there().await, BTreeSet::new());
+
+    installed
+        .helm(&["install", "mayfly", chart, "--values", &values])
+        .await;
+    let is_hook =
+        |document: &&Document| document.value["metadata"]["annotations"]["helm.sh/hook"] == "test";
+    let of_release = installed
+        .documents
+        .iter()
+        .filter(|document| !is_hook(document));
+    let wanted: BTreeSet<String> = of_release
+        .map(|document| format!("{} {}", document.kind(), document.name()))
+        .collect();
+    assert!(wanted.len() > 10, "{wanted:?}");
+    assert_eq!(installed.there().await, wanted);
+
+    // Its Service leads nowhere where no Deployment makes pods; that test has a journey of its own.
+    let filter = "!name=mayfly-test-http";
+    let said = installed
+        .helm(&["test", "mayfly", "--filter", filter, "--timeout", "2m"])
+        .await;
+    for test in ["rights", "canary"] {
+        let suite = format!("TEST SUITE:     mayfly-test-{test}\n");
+        assert!(said.contains(&suite), "{said}");
+    }
+    assert_eq!(
+        said.matches("Phase:          Succeeded").count(),
+        3,
+        "{said}"
+    );
+    assert_eq!(installed.there().await, wanted);
+    let state = installed.place.state().await;
+    assert_eq!(state.jobs.len(), 1, "{:?}", state.jobs);
+
+    let deployment = installed.deployment();
+    let level = async || {
+        let found = installed.api_of(deployment).get(deployment.name()).await;
+        let container = &found.unwrap().data["spec"]["template"]["spec"]["containers"][0];
+        let variables = container["env"].as_array().unwrap().iter();
+        let mut levels = variables.filter(|variable| variable["name"] == "MAYFLY_LOG");
+        levels.next().unwrap()["value"].as_str().unwrap().to_owned()
+    };
+    let before = level().await;
+    let debug = ["--values", &values, "--set", "log.level=debug"];
+    let upgrade = [&["upgrade", "mayfly", chart] as &[&str], &debug].concat();
+    installed.helm(&upgrade).await;
+    assert_ne!(before, "debug");
+    assert_eq!(level().await, "debug");
+    installed.helm(&["rollback", "mayfly", "1"]).await;
+    assert_eq!(level().await, before);
+    assert_eq!(installed.there().await, wanted);
+
+    installed
+        .helm(&["uninstall", "mayfly", "--wait", "--timeout", "2m"])
+        .await;
+    let claims = wanted
+        .into_iter()
+        .filter(|name| name.starts_with("PersistentVolumeClaim "));
+    assert_eq!(installed.there().await, claims.collect());
+    // Nor does Helm's own record stay, and what ran goes on by itself.
+    let state = installed.place.state().await;
+    let of_helm = |secret: &Secret| secret.type_.as_deref() == Some("helm.sh/release.v1");
+    assert!(!state.secrets.iter().any(of_helm), "{:?}", state.secrets);
+    assert_eq!(state.jobs.len(), 1);
+}
+
 /// Names of metrics in a text of queries. What begins with `mayfly_dev_` is a label, from `mayfly.dev/`.
 fn metric_names(text: &str) -> BTreeSet<String> {
     let of_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -800,7 +933,9 @@ fn metric_names(text: &str) -> BTreeSet<String> {
 /// The series of what a launcher exports, without their values.
 fn series(text: &str) -> BTreeSet<&str> {
     let samples = text.lines().filter(|line| !line.starts_with('#'));
-    samples.map(|line| line.rsplit_once(' ').unwrap().0).collect()
+    samples
+        .map(|line| line.rsplit_once(' ').unwrap().0)
+        .collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -857,8 +992,7 @@ async fn alerts_and_dashboard_ask_for_what_the_launcher_counts() {
 /// A command of Helm with the chart and a file of values, for the namespace of runs of a place.
 fn helm_for(place: &Place, verb: &str, values: &Path) -> Command {
     let kubeconfig = place.cluster.kubeconfig_file(ADMIN, &place.runs).unwrap();
-    // The server in this process describes no types; those of the documents are looked at elsewhere.
-    let mut command = helm_with([verb, "mayfly", "--disable-openapi-validation"]);
+    let mut command = helm_with([verb, "mayfly"]);
     command
         .arg(test_chart::chart())
         .arg("--values")

@@ -33,6 +33,9 @@ pub(crate) fn answer(path: &str, address: &str) -> Option<Value> {
                 answer
             }),
         ["apis", name, version] => resources(name, version),
+        ["openapi", "v3"] => Some(documents()),
+        ["openapi", "v3", "api", version] => Some(document("", version)),
+        ["openapi", "v3", "apis", group, version] => Some(document(group, version)),
         _ => None,
     }
 }
@@ -45,6 +48,34 @@ fn groups() -> Vec<&'static str> {
         .collect();
     names.dedup();
     names
+}
+
+/// Where the document of each group is.
+fn documents() -> Value {
+    let mut paths = json!({});
+    for group in groups() {
+        paths[format!("apis/{group}/v1")] =
+            json!({"serverRelativeURL": format!("/openapi/v3/apis/{group}/v1?hash=1")});
+    }
+    paths["api/v1"] = json!({"serverRelativeURL": "/openapi/v3/api/v1?hash=1"});
+    json!({"paths": paths})
+}
+
+/// No types, only that unknown fields are the server's business: clients ask that before they look themselves.
+fn document(group: &str, version: &str) -> Value {
+    let mut paths = json!({});
+    for resource in RESOURCES
+        .iter()
+        .filter(|resource| resource.group == group && resource.version == version)
+    {
+        let kind = json!({"group": group, "version": version, "kind": resource.kind});
+        paths[format!("/{}/{{name}}", resource.plural)] = json!({"patch": {
+            "parameters": [{"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}],
+            "responses": {},
+            "x-kubernetes-group-version-kind": kind,
+        }});
+    }
+    json!({"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": format!("v1.{MINOR}.0")}, "paths": paths})
 }
 
 fn group(name: &str) -> Value {
