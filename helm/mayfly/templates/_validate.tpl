@@ -117,7 +117,24 @@
 {{- if and $values.metrics.serviceMonitor.enabled $values.metrics.podMonitor.enabled -}}
 {{- fail "metrics.podMonitor.enabled: excludes metrics.serviceMonitor.enabled, or every launcher is counted twice" -}}
 {{- end -}}
+{{- range $kind := list "serviceMonitor" "podMonitor" -}}
+{{- $of := get $values.metrics $kind -}}
+{{- if and $of.enabled (gt (int64 (include "mayfly.milliseconds" $of.scrapeTimeout)) (int64 (include "mayfly.milliseconds" $of.interval))) -}}
+{{- fail (printf "metrics.%s.scrapeTimeout: must not be longer than metrics.%s.interval, or the Prometheus operator leaves the monitor out" $kind $kind) -}}
+{{- end -}}
+{{- end -}}
 {{- if and $values.tests.enabled $values.tests.canary.enabled $launcher.enabled (eq $values.rbac.profile "terrakube") -}}
 {{- fail "tests.canary.enabled: needs rbac.profile `least`, since the test follows its run" -}}
 {{- end -}}
+{{- end -}}
+
+{{/* A duration as Prometheus writes it. */}}
+{{- define "mayfly.milliseconds" -}}
+{{- $units := dict "y" 31536000000 "w" 604800000 "d" 86400000 "h" 3600000 "m" 60000 "s" 1000 "ms" 1 -}}
+{{- $all := 0 -}}
+{{- range regexFindAll "[0-9]+[a-z]+" . -1 -}}
+{{- $count := regexFind "^[0-9]+" . -}}
+{{- $all = add $all (mul (int64 $count) (get $units (trimPrefix $count .))) -}}
+{{- end -}}
+{{- $all -}}
 {{- end -}}
