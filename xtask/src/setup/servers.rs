@@ -24,6 +24,8 @@ const SCAN: &str = include_str!("../../../tests/chart/requirements/scan.txt");
 const AZURITE: &str = "azurite@3.35.0";
 /// Holds promtool, which reads the alert rules. Its server, user and service are not wanted.
 const PROMETHEUS: &str = "prometheus";
+const WITHOUT_PROMTOOL: &str =
+    "the tests need promtool: put it on PATH (prometheus.io/download, or your package manager)";
 
 /// One part of them.
 struct Part {
@@ -169,9 +171,7 @@ fn promtool(folder: &Path) -> Result<()> {
         return Ok(());
     }
     if which::which("apt-get").is_err() {
-        bail!(
-            "the tests need promtool: put it on PATH (prometheus.io/download, or your package manager)"
-        );
+        bail!(WITHOUT_PROMTOOL);
     }
     let download = || {
         let mut command = Command::new("apt-get");
@@ -188,8 +188,9 @@ fn promtool(folder: &Path) -> Result<()> {
             Command::new("apt-get")
                 .args(["-q", "update"])
                 .stdout(Stdio::null()),
-        )?;
-        run_stage("promtool", &mut download())?;
+        )
+        .and_then(|()| run_stage("promtool", &mut download()))
+        .with_context(|| WITHOUT_PROMTOOL)?;
     }
     let package = package(folder).with_context(|| "apt-get downloaded no package of promtool")?;
     let unpacked = folder.join("unpacked");
