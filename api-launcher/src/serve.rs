@@ -42,6 +42,15 @@ enum ServeError {
     Platform(#[from] PlatformSetupError),
 }
 
+impl ServeError {
+    const fn exit(&self) -> Exit {
+        match self {
+            Self::Connect(error) => error.exit(),
+            _ => Exit::Infrastructure,
+        }
+    }
+}
+
 /// Serves until a signal says otherwise, and returns the exit code.
 pub fn serve(args: &ServeArgs) -> u8 {
     // One provider for the whole process; an earlier one stays.
@@ -66,7 +75,7 @@ pub fn serve(args: &ServeArgs) -> u8 {
         Err(failure) => {
             let cause = std::error::Error::source(&failure).map(ToString::to_string);
             error!(cause, "{failure}");
-            Exit::Infrastructure.code()
+            failure.exit().code()
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Getting a client: configuration as `kubectl` finds it, and answers that keep what the server asked for.
 
+use std::env;
 use std::error::Error;
 use std::io;
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use axum::body::Body as AnyBody;
 use axum::http::header::RETRY_AFTER;
 use axum::http::{Request, Response, StatusCode, Uri};
+use job_contract::Exit;
 use kube::client::{Body, ClientBuilder};
 use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::Status;
@@ -43,22 +45,68 @@ pub enum ConnectError {
         #[source]
         source: io::Error,
     },
+    /// Where the fault is and never what stands there: a parser quotes the lines around it, and those hold tokens.
+    #[error(
+        "the kubeconfig `{}` cannot be understood{}; what stands there may be secret and is not shown",
+        path.display(),
+        place.map(|(line, column)| format!(" at line {line}, column {column}")).unwrap_or_default()
+    )]
+    KubeconfigText {
+        path: PathBuf,
+        place: Option<(u64, u64)>,
+    },
     #[error("could not set up the connection to the cluster")]
     Client(#[source] Box<kube::Error>),
 }
 
 impl ConnectError {
-    fn of_inference(error: InferConfigError) -> Self {
-        let cause = error.source().and_then(<dyn Error>::downcast_ref);
-        if let Some(KubeconfigError::ReadConfig(source, path)) = cause {
-            let again = source.raw_os_error().map(io::Error::from_raw_os_error);
-            return Self::Nowhere {
-                path: path.clone(),
-                source: again.unwrap_or_else(|| source.kind().into()),
-            };
+    /// What names the cluster is configuration; reaching it is not.
+    pub const fn exit(&self) -> Exit {
+        match self {
+            Self::Configuration(_)
+            | Self::Nowhere { .. }
+            | Self::Kubeconfig(_)
+            | Self::KubeconfigFile { .. }
+            | Self::KubeconfigText { .. } => Exit::BadConfiguration,
+            Self::Client(_) => Exit::Infrastructure,
         }
-        Self::Configuration(Box::new(error))
     }
+
+    fn of_inference(error: InferConfigError) -> Self {
+        match error.source().and_then(<dyn Error>::downcast_ref) {
+            Some(KubeconfigError::ReadConfig(source, path)) => {
+                let again = source.raw_os_error().map(io::Error::from_raw_os_error);
+                Self::Nowhere {
+                    path: path.clone(),
+                    source: again.unwrap_or_else(|| source.kind().into()),
+                }
+            }
+            Some(KubeconfigError::Parse(fault)) => Self::of_text(usual_kubeconfig(), fault),
+            _ => Self::Configuration(Box::new(error)),
+        }
+    }
+
+    fn of_kubeconfig(error: KubeconfigError, named: Option<&PathBuf>) -> Self {
+        match error {
+            KubeconfigError::ReadConfig(source, path) => Self::KubeconfigFile { path, source },
+            KubeconfigError::Parse(fault) => {
+                Self::of_text(named.cloned().unwrap_or_else(usual_kubeconfig), &fault)
+            }
+            error => Self::Kubeconfig(Box::new(error)),
+        }
+    }
+
+    fn of_text(path: PathBuf, fault: &serde_saphyr::Error) -> Self {
+        let place = fault.location().map(|place| (place.line(), place.column()));
+        Self::KubeconfigText { path, place }
+    }
+}
+
+/// Where the kubeconfig is when no option says so, to be told to people. `KUBECONFIG` may name several files.
+fn usual_kubeconfig() -> PathBuf {
+    env::var_os("KUBECONFIG")
+        .filter(|paths| !paths.is_empty())
+        .map_or_else(|| "~/.kube/config".into(), PathBuf::from)
 }
 
 /// Which cluster is meant, where somebody says so.
@@ -88,12 +136,7 @@ impl Access {
             },
             None => Config::from_kubeconfig(&options).await,
         };
-        config.map_err(|error| match error {
-            KubeconfigError::ReadConfig(source, path) => {
-                ConnectError::KubeconfigFile { path, source }
-            }
-            error => ConnectError::Kubeconfig(Box::new(error)),
-        })
+        config.map_err(|error| ConnectError::of_kubeconfig(error, self.kubeconfig.as_ref()))
     }
 }
 
@@ -225,6 +268,8 @@ async fn keep_retry_after(response: Response<Body>) -> Result<Response<Body>, Bo
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[tokio::test]
@@ -240,5 +285,27 @@ mod tests {
         );
         let cause = error.source().unwrap().to_string();
         assert_eq!(cause, "No such file or directory (os error 2)");
+    }
+
+    #[tokio::test]
+    async fn of_a_kubeconfig_that_is_broken_the_place_is_told_and_no_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config");
+        for broken in [
+            "users:\n- name: a\n  user:\n    token: hunter2\n     password: [x\n",
+            "users:\n- name: a\n  user: hunter2\n",
+        ] {
+            fs::write(&path, broken).unwrap();
+            let access = Access {
+                kubeconfig: Some(path.clone()),
+                ..Access::default()
+            };
+            let error = access.config().await.unwrap_err();
+            let told = format!("{} {error:?}", job_contract::chain(&error));
+            assert!(!told.contains("hunter2"), "{told}");
+            assert!(told.contains(&path.display().to_string()), "{told}");
+            assert!(told.contains(" at line "), "{told}");
+            assert_eq!(error.exit(), Exit::BadConfiguration);
+        }
     }
 }

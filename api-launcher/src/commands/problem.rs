@@ -43,11 +43,8 @@ pub(super) enum CommandError {
 impl CommandError {
     pub(super) fn exit(&self) -> Exit {
         match self {
-            // Only ever about a file or a context that was named.
-            Self::Connect(ConnectError::Kubeconfig(_) | ConnectError::KubeconfigFile { .. }) => {
-                Exit::BadConfiguration
-            }
-            Self::Connect(_) | Self::Runtime(_) => Exit::Infrastructure,
+            Self::Connect(error) => error.exit(),
+            Self::Runtime(_) => Exit::Infrastructure,
             Self::Cluster(error) if error.is_transient() => Exit::Infrastructure,
             Self::Cluster(_)
             | Self::NotFound { .. }
@@ -73,6 +70,9 @@ impl CommandError {
             Self::Connect(ConnectError::Kubeconfig(_)) => {
                 Some("`kubectl config get-contexts` shows what the kubeconfig has")
             }
+            Self::Connect(ConnectError::KubeconfigText { .. }) => Some(
+                "`kubectl config view` shows it with its secrets left out, once it can be read",
+            ),
             Self::Connect(_) | Self::Cluster(ClusterError::NoAnswer { .. }) => Some(REACH),
             Self::Cluster(ClusterError::Refused {
                 code: 401 | 403, ..
