@@ -13,7 +13,7 @@ mod problem;
 mod select;
 mod timeline;
 
-use job_contract::Exit;
+use job_contract::{Exit, chain};
 
 pub use self::cancel::CancelArgs;
 pub use self::check::{CheckArgs, PeerArgs};
@@ -37,35 +37,47 @@ pub fn launch(args: &LaunchArgs) -> Exit {
 
 /// `api-launcher list`.
 pub fn list(args: &ListArgs) -> Exit {
-    carry_out(&args.show, async |out| {
+    answer(&args.show, async |out| {
         list::list(&args.cluster.connect().await?, out).await
     })
 }
 
 /// `api-launcher logs`.
 pub fn logs(args: &LogsArgs) -> Exit {
-    carry_out(&args.show, async |out| {
+    answer(&args.show, async |out| {
         logs::logs(args, &args.cluster.connect().await?, out).await
     })
 }
 
 /// `api-launcher explain`.
 pub fn explain(args: &ExplainArgs) -> Exit {
-    carry_out(&args.show, async |out| {
+    answer(&args.show, async |out| {
         explain::explain(&args.run, &args.cluster.connect().await?, out).await
     })
 }
 
 /// `api-launcher cancel`.
 pub fn cancel(args: &CancelArgs) -> Exit {
-    carry_out(&args.show, async |out| {
+    answer(&args.show, async |out| {
         cancel::cancel(args, &args.cluster.connect().await?, out).await
     })
 }
 
 /// `api-launcher check`.
 pub fn check(args: &CheckArgs) -> Exit {
-    carry_out(&args.show, async |out| check::check(args, out).await)
+    answer(&args.show, async |out| check::check(args, out).await)
+}
+
+/// A command that is there for its answer, and has failed when that could not be given.
+fn answer(
+    show: &ShowArgs,
+    command: impl AsyncFnOnce(&mut Output) -> Result<Exit, CommandError>,
+) -> Exit {
+    carry_out(show, async |out| {
+        let exit = command(out).await?;
+        out.written()?;
+        Ok(exit)
+    })
 }
 
 fn carry_out(
@@ -83,8 +95,13 @@ fn carry_out(
         Err(source) => Err(CommandError::Runtime(source)),
     };
     match end {
-        // Whoever wanted less than all of it is not failed for it.
-        Ok(exit) => exit,
+        Ok(exit) => {
+            // The outcome of a run is the same whoever could hear of it.
+            if let Err(error) = out.written() {
+                out.note(&format!("warning: {}", chain(&error)));
+            }
+            exit
+        }
         Err(error) => {
             out.fail(&error);
             error.exit()

@@ -18,7 +18,6 @@ mod table;
 pub mod verdict;
 
 use std::ffi::OsString;
-use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::CommandFactory as _;
@@ -69,9 +68,5 @@ fn usage(error: &clap::Error) -> ExitCode {
 fn completions(shell: clap_complete::Shell) -> ExitCode {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Args::command(), "api-launcher", &mut script);
-    match io::stdout().write_all(&script) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(_) => ExitCode::from(Exit::Infrastructure.code()),
-    }
+    ExitCode::from(render::print(&script).code())
 }

@@ -1,5 +1,7 @@
 //! `api-launcher run`: a folder planned and applied by executors of its own, on a terminal and off it.
 
+use std::fs::File;
+
 use integration_tests::laptop::{events, plain};
 use integration_tests::process::Stream;
 use integration_tests::repository::ROOT_MODULE;
@@ -396,4 +398,21 @@ fn help_and_completions_are_there() {
         let script = expect(laptop.run(&["completions", shell]), 0);
         assert!(script.stdout.contains("auto-approve"), "{shell}");
     }
+}
+
+#[test]
+fn an_answer_that_cannot_be_written_is_an_error_and_one_that_nobody_reads_is_not() {
+    let laptop = laptop("");
+    let completions = || laptop.command(&["completions", "bash"]);
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let lost = completions().stdout(full).output().unwrap();
+    assert_eq!(lost.status.code(), Some(75), "{lost:?}");
+    let said = String::from_utf8(lost.stderr).unwrap();
+    assert!(said.contains("standard output: No space left"), "{said}");
+
+    let (reader, unread) = std::io::pipe().unwrap();
+    drop(reader);
+    let unread = completions().stdout(unread).output().unwrap();
+    assert_eq!(unread.status.code(), Some(0), "{unread:?}");
+    assert!(unread.stderr.is_empty(), "{unread:?}");
 }

@@ -33,6 +33,8 @@ pub(super) struct Output {
     out: Box<dyn Write>,
     err: Box<dyn Write>,
     open: bool,
+    /// Why standard output could not be written, where that is not its reader's wish.
+    lost: Option<io::Error>,
     pub(super) json: bool,
     pub(super) paint: Paint,
     /// Columns of the terminal; `None` where there is none.
@@ -58,6 +60,7 @@ impl Output {
             out: Box::new(io::stdout()),
             err: Box::new(io::stderr()),
             open: true,
+            lost: None,
             json: show.format == Format::Json,
             paint: Paint { on: terminal.color },
             width: io::stdout()
@@ -78,10 +81,18 @@ impl Output {
         let written = self.out.write_all(text.as_bytes());
         if let Err(error) = written.and_then(|()| self.out.flush()) {
             self.open = false;
+            // Whoever wanted less than all of it is not failed for it.
             if error.kind() != io::ErrorKind::BrokenPipe {
-                self.note(&format!("warning: could not write output: {error}"));
+                self.lost = Some(error);
             }
         }
+    }
+
+    /// Fails when something that was to be shown could not be.
+    pub(super) fn written(&mut self) -> Result<(), CommandError> {
+        self.lost
+            .take()
+            .map_or(Ok(()), |error| Err(CommandError::Output(error)))
     }
 
     /// The whole answer of a command, for programs.
@@ -149,10 +160,44 @@ pub(super) mod captured {
             out: Box::new(out.clone()),
             err: Box::new(err.clone()),
             open: true,
+            lost: None,
             json,
             paint: Paint { on: false },
             width: None,
         };
         (output, out, err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Standard output that ends like this.
+    #[derive(Debug)]
+    struct Ends(io::ErrorKind);
+
+    impl Write for Ends {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(self.0.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_answer_is_lost_on_a_full_disk_and_not_on_a_reader_who_has_had_enough() {
+        let (mut output, ..) = captured::output(false);
+        output.out = Box::new(Ends(io::ErrorKind::StorageFull));
+        output.print("a");
+        assert!(!output.is_open());
+        assert!(matches!(output.written(), Err(CommandError::Output(_))));
+
+        let (mut output, ..) = captured::output(false);
+        output.out = Box::new(Ends(io::ErrorKind::BrokenPipe));
+        output.print("a");
+        assert!(!output.is_open() && output.written().is_ok());
     }
 }

@@ -36,6 +36,8 @@ pub(super) enum CommandError {
     Manifest(ManifestErrors),
     #[error("could not write the answer as JSON")]
     Json(#[source] serde_json::Error),
+    #[error("could not write to standard output")]
+    Output(#[source] io::Error),
     #[error("could not start")]
     Runtime(#[source] io::Error),
 }
@@ -44,7 +46,7 @@ impl CommandError {
     pub(super) fn exit(&self) -> Exit {
         match self {
             Self::Connect(error) => error.exit(),
-            Self::Runtime(_) => Exit::Infrastructure,
+            Self::Runtime(_) | Self::Output(_) => Exit::Infrastructure,
             Self::Cluster(error) if error.is_transient() => Exit::Infrastructure,
             Self::Cluster(_)
             | Self::NotFound { .. }
