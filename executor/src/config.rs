@@ -1,13 +1,15 @@
 //! Settings of the executor itself, from its environment. What the run is comes from the job data alone.
 
+use std::env::{VarError, var as env_var};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use artifact_store::{Store, StoreArgs, StoreConfigError};
-use clap::error::{ContextKind, ContextValue};
-use clap::{Args, CommandFactory as _, Parser, ValueEnum};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, Args, CommandFactory as _, FromArgMatches as _, Parser, ValueEnum};
 use control_plane::redis::{Redis, RedisArgs};
+use control_plane::setting::without_blank_variables;
 use control_plane::terrakube::{TerrakubeArgs, TerrakubeConfig};
 use job_contract::{chain, env};
 use reqwest::Url;
@@ -248,6 +250,13 @@ pub const TERMINATION_LOG_PATH: &str = "/dev/termination-log";
 
 /// The environment variable of the option a usage error speaks of: in a pod there is no command line to look at.
 pub fn variable_behind(usage: &clap::Error) -> Option<String> {
+    if usage.kind() == ErrorKind::InvalidUtf8 {
+        // That one names no option.
+        let command = Config::command();
+        let mut names = command.get_arguments().filter_map(Arg::get_env);
+        let name = names.find(|name| matches!(env_var(name), Err(VarError::NotUnicode(_))))?;
+        return name.to_str().map(str::to_owned);
+    }
     let ContextValue::String(option) = usage.get(ContextKind::InvalidArg)? else {
         return None;
     };
@@ -281,6 +290,21 @@ impl StoreConfig {
 }
 
 impl Config {
+    /// Parses a command line, the program's name included, over the environment, where blank means not set: charts write
+    /// empty values for what nobody gave.
+    pub fn parse_over_environment(
+        args: impl IntoIterator<Item = OsString>,
+    ) -> Result<Self, clap::Error> {
+        let args: Vec<OsString> = args.into_iter().collect();
+        let command = without_blank_variables(Self::command(), |_| true);
+        match command.try_get_matches_from(&args) {
+            Ok(matches) => Self::from_arg_matches(&matches),
+            // Help names every variable, the blank ones too.
+            Err(help) if !help.use_stderr() => Self::try_parse_from(args),
+            Err(usage) => Err(usage),
+        }
+    }
+
     /// The folders, from the settings and `HOME`.
     pub fn folders(&self, home: Option<OsString>) -> Result<Folders, ConfigError> {
         let home = home.filter(|home| !home.is_empty()).map(PathBuf::from);

@@ -9,7 +9,6 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::Parser as _;
 use job_contract::Exit;
 use job_contract::report::FinalReport;
 use tracing::{debug, error, info};
@@ -51,7 +50,7 @@ pub fn main_from_env() -> ExitCode {
 /// The executor as a process, configured by its command line over its environment.
 pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     telemetry::name_panics("the executor");
-    match Config::try_parse_from(args) {
+    match Config::parse_over_environment(args) {
         Ok(config) => ExitCode::from(run_process(&config)),
         Err(usage) => usage_exit(&usage),
     }
@@ -70,30 +69,35 @@ fn usage_exit(usage: &clap::Error) -> ExitCode {
     if let Some(hint) = &hint {
         let _ = writeln!(io::stderr(), "hint: {hint}");
     }
-    let report = FinalReport {
+    let path = std::env::var_os(job_contract::env::TERMINATION_LOG)
+        .filter(|path| !path.is_empty())
+        .map_or_else(|| config::TERMINATION_LOG_PATH.into(), PathBuf::from);
+    let error = usage.to_string();
+    let error = error.lines().next().unwrap_or_default();
+    let error = error.trim_start_matches("error: ").to_owned();
+    write_termination_message(&path, &unusable(error, hint));
+    ExitCode::from(Exit::BadConfiguration.code())
+}
+
+/// The report of an executor that could not read its settings.
+fn unusable(error: String, hint: Option<String>) -> FinalReport {
+    FinalReport {
         outcome: Exit::BadConfiguration.code(),
         unreported: true,
-        error: usage
-            .to_string()
-            .lines()
-            .next()
-            .map(|line| line.trim_start_matches("error: ").to_owned()),
+        error: Some(error),
         hint,
         ..FinalReport::default()
-    };
-    let path = std::env::var_os(job_contract::env::TERMINATION_LOG)
-        .map_or_else(|| config::TERMINATION_LOG_PATH.into(), PathBuf::from);
-    write_termination_message(&path, &report);
-    ExitCode::from(Exit::BadConfiguration.code())
+    }
 }
 
 fn run_process(config: &Config) -> u8 {
     if let Err(error) = telemetry::install(&config.telemetry) {
-        let _ = writeln!(
-            io::stderr(),
-            "error: `{}` is not a log filter: {error}",
-            job_contract::env::LOG_FILTER
-        );
+        let variable = job_contract::env::LOG_FILTER;
+        let error = format!("`{variable}` is not a log filter: {error}");
+        let _ = writeln!(io::stderr(), "error: {error}");
+        let hint = format!("`{variable}` takes directives such as `info` or `executor=debug`");
+        let report = unusable(error, Some(hint));
+        write_termination_message(&config.run.termination_log, &report);
         return Exit::BadConfiguration.code();
     }
     harden::process();

@@ -1,5 +1,7 @@
 //! Bad input: a message that names the fault, the right exit code, quickly, with nothing half done.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -223,6 +225,7 @@ fn configuration_errors_name_their_variable() {
     for (name, value) in [
         (env::STATE_TYPE, "NoSuchStateImpl"),
         (env::GRACE_PERIOD_SECONDS, "soon"),
+        (env::LOG_FILTER, "a=b=c"),
     ] {
         let outcome = site.executor(&plan).env(name, value).run();
         assert_eq!(outcome.code(), 64, "{outcome}");
@@ -234,6 +237,57 @@ fn configuration_errors_name_their_variable() {
         assert!(outcome.finished.elapsed < AT_ONCE, "{outcome}");
         assert!(!site.plan_file(&plan).exists(), "{outcome}");
     }
+}
+
+#[test]
+fn a_setting_that_is_no_text_is_named() {
+    let (site, repository) = (site(), Repository::fixture());
+    let plan = job::plan(&repository);
+    let broken = OsStr::from_bytes(b"hunter2\xff");
+    for name in [env::JOB_DATA, env::TOOLS_BRANCH] {
+        let outcome = site.executor(&plan).env(name, broken).run();
+        assert_eq!(outcome.code(), 64, "{outcome}");
+        let hint = outcome.report().hint.as_deref();
+        assert!(hint.is_some_and(|hint| hint.contains(name)), "{outcome}");
+        assert!(!outcome.to_string().contains("hunter2"), "{outcome}");
+    }
+}
+
+/// A chart writes empty values for what nobody gave.
+#[test]
+fn a_setting_that_is_blank_is_one_that_is_not_set() {
+    let (site, repository) = (site(), Repository::fixture());
+    let plan = job::plan(&repository);
+    let mut executor = site.executor(&plan);
+    for name in [
+        env::JOB_DATA_FILE,
+        env::WORK_DIR,
+        env::RELEASE_MIRROR_URL,
+        env::RELEASE_SIGNATURES,
+        env::RELEASE_KEYS_FILE,
+        env::SSH_KNOWN_HOSTS,
+        env::ARCHIVE_MAX_BYTES,
+        env::COLOR_OUTPUT,
+        env::DISABLE_ACKNOWLEDGE,
+        env::GRACE_PERIOD_SECONDS,
+        env::MAX_DURATION_MINUTES,
+        env::MEMORY_STOP_PERCENT,
+        env::ENV_FORWARD,
+        env::LOG_FILE,
+        env::LOG_FILTER,
+        env::POD_NAME,
+    ] {
+        executor = executor.env(name, "");
+    }
+    let outcome = executor.env(env::POD_UID, " ").run();
+    assert_eq!(outcome.code(), 0, "{outcome}");
+    let claims = site.data_dir().join("platform/claims");
+    let claim = std::fs::read_dir(claims).unwrap().next().unwrap().unwrap();
+    let claim = std::fs::read_to_string(claim.path()).unwrap();
+    // Pods without a name of their own would otherwise all be the holder of each other's claims.
+    let claim: serde_json::Value = serde_json::from_str(&claim).unwrap();
+    assert!(!claim["uid"].as_str().unwrap().trim().is_empty(), "{claim}");
+    assert!(!claim["pod"].as_str().unwrap().is_empty(), "{claim}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use integration_tests::laptop::{events, plain};
 use integration_tests::process::Stream;
 use integration_tests::repository::ROOT_MODULE;
 use integration_tests::{Finished, Laptop, Repository, fifo, job};
+use job_contract::env;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -398,6 +399,27 @@ fn help_and_completions_are_there() {
         let script = expect(laptop.run(&["completions", shell]), 0);
         assert!(script.stdout.contains("auto-approve"), "{shell}");
     }
+}
+
+#[test]
+fn a_variable_that_is_blank_is_one_that_is_not_set() {
+    let laptop = laptop(ROOT_MODULE);
+    let mut command = laptop.command(&["run", "stack", "--plan-only"]);
+    for name in [
+        env::DATA_DIR,
+        env::EXECUTOR,
+        env::RELEASE_MIRROR_URL,
+        env::GRACE_PERIOD_SECONDS,
+        env::LOG_FILTER,
+    ] {
+        command.env(name, "");
+    }
+    let finished = expect(integration_tests::Running::start(&mut command).wait(), 0);
+    assert!(finished.stdout.contains("Plan:"), "{finished}");
+    // It is still an option that help tells of.
+    let mut help = laptop.command(&["run", "--help"]);
+    let help = integration_tests::Running::start(help.env(env::EXECUTOR, "")).wait();
+    assert!(help.stdout.contains(env::EXECUTOR), "{help}");
 }
 
 #[test]
