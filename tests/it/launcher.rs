@@ -331,11 +331,16 @@ fn wrong_inputs_are_named_at_once() {
     let laptop = laptop(ROOT_MODULE);
     laptop.write("broken.json", "{\"type\": ");
     laptop.write("empty/readme.txt", "nothing here");
-    let cases: [(&[&str], i32, &str); 8] = [
+    let cases: [(&[&str], i32, &str); 9] = [
         (&["run", "not-there"], 64, "not-there"),
         (&["run", "-f", "broken.json"], 65, "job data"),
         (&["run", "-f", "not-there.json"], 64, "not-there.json"),
         (&["run", "stack", "--var", "novalue"], 64, "NAME=VALUE"),
+        (
+            &["run", "stack", "--var", "1st=x"],
+            64,
+            "begins with a letter",
+        ),
         (&["run", "stack", "--tool", "pulumi"], 64, "pulumi"),
         (
             &["run", "stack", "--var-file", "gone.tfvars"],

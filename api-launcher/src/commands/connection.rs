@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use control_plane::setting::present;
 use job_contract::env;
 
 use super::problem::CommandError;
 use crate::cluster::{Access, Cluster};
 use crate::manifest::deployment::DEFAULT_NAMESPACE;
+use crate::manifest::{Fault, Problem, check};
 
 /// How the cluster is reached.
 #[derive(Args, Clone, Debug, Default)]
@@ -45,6 +47,19 @@ pub struct ClusterArgs {
 
 impl ClusterArgs {
     pub(super) async fn connect(&self) -> Result<Cluster, CommandError> {
-        self.access.connect(&self.namespace).await
+        self.access.connect(self.namespace()?).await
+    }
+
+    /// A blank variable is one that is not set, as for `launch`.
+    fn namespace(&self) -> Result<&str, CommandError> {
+        let namespace = present(Some(&self.namespace)).unwrap_or(DEFAULT_NAMESPACE);
+        check::dns_label(namespace).map_err(|rule| {
+            CommandError::Configuration(vec![Problem {
+                subject: env::NAMESPACE.to_owned(),
+                rule: rule.to_owned(),
+                fault: Fault::Deployment,
+            }])
+        })?;
+        Ok(namespace)
     }
 }

@@ -176,13 +176,24 @@ pub enum EnvVariable {
 }
 
 fn assignment(text: &str) -> Result<Assignment, &'static str> {
-    match text.split_once('=') {
-        Some((name, value)) if !name.trim().is_empty() => Ok(Assignment {
-            name: name.trim().to_owned(),
-            value: value.to_owned(),
-        }),
-        _ => Err("expected NAME=VALUE"),
+    let Some((name, value)) = text.split_once('=') else {
+        return Err("expected NAME=VALUE");
+    };
+    let name = name.trim();
+    let begins = name.starts_with(|first: char| first.is_alphabetic() || first == '_');
+    if !begins
+        || !name
+            .chars()
+            .all(|c| c.is_alphanumeric() || matches!(c, '_' | '-'))
+    {
+        return Err(
+            "expected NAME=VALUE, and a NAME of letters, digits, `_` and `-` that begins with a letter or `_`",
+        );
     }
+    Ok(Assignment {
+        name: name.to_owned(),
+        value: value.to_owned(),
+    })
 }
 
 fn env_variable(text: &str) -> Result<EnvVariable, &'static str> {
@@ -237,7 +248,9 @@ mod tests {
     fn a_value_may_hold_equal_signs_and_a_name_may_not_be_empty() {
         let parsed = assignment("a=b=c").unwrap();
         assert_eq!((parsed.name.as_str(), parsed.value.as_str()), ("a", "b=c"));
-        assert!(assignment("=x").is_err());
+        for no_name in ["=x", "1st=x", "a b=x", "a.b=x"] {
+            assert!(assignment(no_name).is_err(), "{no_name}");
+        }
         assert_eq!(
             env_variable("HOME"),
             Ok(EnvVariable::Forward("HOME".into()))

@@ -176,9 +176,26 @@ pub(crate) fn var_file_names<'a>(
             } else {
                 ""
             };
-            format!("{outrank}{PREFIX}{n:04}.auto.tfvars{json}")
+            let stem = stem(file);
+            format!("{outrank}{PREFIX}{n:04}{stem}.auto.tfvars{json}")
         })
         .collect()
+}
+
+/// What a variable file is called, for the messages of the tool: those name the copy.
+fn stem(file: &Path) -> String {
+    const LONGEST: usize = 60;
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let name = name.trim_end_matches(".json").trim_end_matches(".tfvars");
+    let plain = |c: char| {
+        if c.is_ascii_alphanumeric() || c == '-' {
+            c
+        } else {
+            '_'
+        }
+    };
+    let plain: String = name.chars().take(LONGEST).map(plain).collect();
+    format!("_{plain}")
 }
 
 #[cfg(test)]
@@ -268,17 +285,20 @@ mod tests {
 
     #[test]
     fn variable_files_are_read_last_and_in_order() {
-        let files = [PathBuf::from("a.tfvars"), PathBuf::from("b.tfvars.json")];
+        let files = [
+            PathBuf::from("envs/prod.tfvars"),
+            PathBuf::from("größe 2.tfvars.json"),
+        ];
         assert_eq!(
             var_file_names(["x.auto.tfvars", "zzz.tf"].into_iter(), &files),
             [
-                "zz_mayfly_0000.auto.tfvars",
-                "zz_mayfly_0001.auto.tfvars.json"
+                "zz_mayfly_0000_prod.auto.tfvars",
+                "zz_mayfly_0001_gr__e_2.auto.tfvars.json"
             ]
         );
         assert_eq!(
             var_file_names(["zzz.auto.tfvars"].into_iter(), &files[..1]),
-            ["~zz_mayfly_0000.auto.tfvars"]
+            ["~zz_mayfly_0000_prod.auto.tfvars"]
         );
     }
 }

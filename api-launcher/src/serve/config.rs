@@ -434,6 +434,17 @@ impl ProcessArgs {
         );
         let data = DataDir::locate(self.data_dir.as_deref())
             .map_err(|error| reader.problem(env::DATA_DIR, format!("is needed: {error}")));
+        if let Some(path) = self
+            .executor
+            .as_deref()
+            .filter(|path| which::which(path).is_err())
+        {
+            let path = path.display();
+            reader.problem(
+                env::EXECUTOR,
+                format!("is `{path}`, which is no program that can be started"),
+            );
+        }
         let program = Program::choose(self.executor.as_deref())
             .map_err(|error| reader.problem(env::EXECUTOR, format!("is needed: {error}")));
         Some(ProcessSettings {
@@ -524,6 +535,7 @@ mod tests {
             process: ProcessArgs {
                 concurrency: Some("0".to_owned()),
                 runs_on_stop: Some("explode".to_owned()),
+                executor: Some("/etc/passwd".into()),
                 ..ProcessArgs::default()
             },
             routing: RoutingArgs {
@@ -544,6 +556,7 @@ mod tests {
             [
                 "InternalSecret",
                 "MAYFLY_CONCURRENCY",
+                "MAYFLY_EXECUTOR",
                 "MAYFLY_LISTEN",
                 "MAYFLY_PERSISTENT_EXECUTOR_URL",
                 "MAYFLY_ROUTE_STRICT",

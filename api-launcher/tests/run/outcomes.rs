@@ -234,8 +234,8 @@ fn variable_files_go_along_under_names_read_last() {
         names_in(&bench.data().join("content-terraformPlan")),
         [
             "main.tf",
-            "zz_mayfly_0000.auto.tfvars",
-            "zz_mayfly_0001.auto.tfvars.json"
+            "zz_mayfly_0000_prod.auto.tfvars",
+            "zz_mayfly_0001_more.auto.tfvars.json"
         ]
     );
 }

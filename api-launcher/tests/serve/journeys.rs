@@ -1,6 +1,7 @@
 //! Dispatches that run to their end.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 
 use job_contract::status::{JobStatus, StepStatus};
 use nix::sys::signal::Signal;
@@ -123,7 +124,11 @@ async fn stopping_interrupts_what_runs_and_keeps_what_waits() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_executor_that_cannot_start_fails_its_step_with_the_reason() {
     let place = Place::new();
-    let mut launcher = place.serve(&[("MAYFLY_EXECUTOR", "/nonexistent/executor")]);
+    // A program by the look of it, as the launcher asks for.
+    let executor = place.path("executor");
+    fs::write(&executor, "#!/nonexistent/interpreter\n").unwrap();
+    fs::set_permissions(&executor, Permissions::from_mode(0o755)).unwrap();
+    let mut launcher = place.serve(&[("MAYFLY_EXECUTOR", executor.to_str().unwrap())]);
     launcher.post(&place.script(1, "")).await;
     launcher.wait_for_end(1, "step");
     assert_eq!(place.record(1).status, JobStatus::Failed);

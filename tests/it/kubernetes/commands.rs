@@ -281,6 +281,10 @@ async fn a_cluster_that_is_not_there_is_named_with_a_way_out() {
         assert_refused(&wrong, 64, &["nowhere", "get-contexts"]);
         let wrong = place.run(&[words, &["--kubeconfig", "/nowhere"]].concat());
         assert_refused(&wrong, 64, &["the kubeconfig `/nowhere`: No such file"]);
+        if words[0] != "launch" {
+            let wrong = place.run(&[words, &["--namespace", "a/../b"]].concat());
+            assert_refused(&wrong, 64, &["`ExecutorEphemeralNamespace` must be"]);
+        }
     }
 }
 
