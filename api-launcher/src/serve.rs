@@ -43,7 +43,7 @@ enum ServeError {
 }
 
 impl ServeError {
-    const fn exit(&self) -> Exit {
+    fn exit(&self) -> Exit {
         match self {
             Self::Connect(error) => error.exit(),
             _ => Exit::Infrastructure,

@@ -4,14 +4,15 @@ use std::env;
 use std::error::Error;
 use std::io;
 use std::path::PathBuf;
+use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body as AnyBody;
 use axum::http::header::RETRY_AFTER;
-use axum::http::{Request, Response, StatusCode, Uri};
+use axum::http::{HeaderValue, Request, Response, StatusCode, Uri};
 use job_contract::Exit;
-use kube::client::{Body, ClientBuilder};
+use kube::client::{AuthError, Body, ClientBuilder};
 use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::Status;
 use kube::core::response::StatusDetails;
@@ -55,20 +56,51 @@ pub enum ConnectError {
         path: PathBuf,
         place: Option<(u64, u64)>,
     },
+    /// The library would panic on it.
+    #[error(
+        "the token in the kubeconfig holds a line break or another character that no request can carry"
+    )]
+    Token,
+    /// What a plugin prints is the credential.
+    #[error(
+        "the kubeconfig's credential plugin failed, {status}; what it printed may be secret and is not shown"
+    )]
+    Plugin { status: ExitStatus },
+    #[error(
+        "what the kubeconfig's credential plugin printed is no `ExecCredential`; it may be secret and is not shown"
+    )]
+    PluginAnswer,
     #[error("could not set up the connection to the cluster")]
     Client(#[source] Box<kube::Error>),
 }
 
 impl ConnectError {
     /// What names the cluster is configuration; reaching it is not.
-    pub const fn exit(&self) -> Exit {
+    pub fn exit(&self) -> Exit {
         match self {
-            Self::Configuration(_)
+            Self::Client(error) => match **error {
+                kube::Error::InferKubeconfig(_) | kube::Error::RustlsTls(_) => {
+                    Exit::BadConfiguration
+                }
+                _ => Exit::Infrastructure,
+            },
+            Self::Plugin { .. } | Self::PluginAnswer => Exit::Infrastructure,
+            Self::Token
+            | Self::Configuration(_)
             | Self::Nowhere { .. }
             | Self::Kubeconfig(_)
             | Self::KubeconfigFile { .. }
             | Self::KubeconfigText { .. } => Exit::BadConfiguration,
-            Self::Client(_) => Exit::Infrastructure,
+        }
+    }
+
+    fn of_client(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Auth(AuthError::AuthExecRun { out, .. }) => {
+                Self::Plugin { status: out.status }
+            }
+            kube::Error::Auth(AuthError::AuthExecParse(_)) => Self::PluginAnswer,
+            error => Self::Client(Box::new(error)),
         }
     }
 
@@ -140,6 +172,14 @@ impl Access {
     }
 }
 
+/// Whether the token that stands in the kubeconfig itself, if one does, fits into a header.
+fn has_usable_token(config: &Config) -> bool {
+    let user = serde_json::to_value(&config.auth_info).unwrap_or_default();
+    user["token"]
+        .as_str()
+        .is_none_or(|token| HeaderValue::from_str(token).is_ok())
+}
+
 impl Cluster {
     /// Connects as `kubectl` would: `KUBECONFIG`, else the service account of the pod this runs in. `namespace`
     /// falls back to the one of that configuration.
@@ -159,8 +199,11 @@ impl Cluster {
         let namespace = access
             .namespace
             .unwrap_or_else(|| config.default_namespace.clone());
+        if !has_usable_token(&config) {
+            return Err(ConnectError::Token);
+        }
         let client = ClientBuilder::try_from(config)
-            .map_err(|source| ConnectError::Client(Box::new(source)))?
+            .map_err(ConnectError::of_client)?
             .build();
         Ok(Self::from_client(client, namespace))
     }
@@ -306,6 +349,60 @@ mod tests {
             assert!(told.contains(&path.display().to_string()), "{told}");
             assert!(told.contains(" at line "), "{told}");
             assert_eq!(error.exit(), Exit::BadConfiguration);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_credential_that_cannot_be_used_is_told_without_what_it_is() {
+        let plugin = |script: &str| {
+            format!(
+                "exec: {{apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: sh, \
+                 args: [-c, '{script}']}}"
+            )
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config");
+        for (user, words, exit) in [
+            (
+                "token: \"hunter2\\n\"".to_owned(),
+                "line break",
+                Exit::BadConfiguration,
+            ),
+            (
+                plugin("echo hunter2; exit 3"),
+                "exit status: 3",
+                Exit::Infrastructure,
+            ),
+            (
+                plugin("echo hunter2"),
+                "`ExecCredential`",
+                Exit::Infrastructure,
+            ),
+            (
+                "client-certificate-data: \"hunter2!\", client-key-data: \"hunter2!\"".to_owned(),
+                "client certificate",
+                Exit::BadConfiguration,
+            ),
+        ] {
+            let config = format!(
+                "apiVersion: v1\nkind: Config\ncurrent-context: a\n\
+                 clusters: [{{name: a, cluster: {{server: 'https://127.0.0.1:1'}}}}]\n\
+                 contexts: [{{name: a, context: {{cluster: a, user: a}}}}]\n\
+                 users: [{{name: a, user: {{{user}}}}}]\n"
+            );
+            fs::write(&path, config).unwrap();
+            // Another test may have installed it before.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+            let error = Cluster::connect_with(Access {
+                kubeconfig: Some(path.clone()),
+                ..Access::default()
+            })
+            .await
+            .unwrap_err();
+            let told = format!("{} {error:?}", job_contract::chain(&error));
+            assert!(told.contains(words), "{told}");
+            assert!(!told.contains("hunter2"), "{told}");
+            assert_eq!(error.exit(), exit, "{told}");
         }
     }
 }

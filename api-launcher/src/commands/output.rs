@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::problem::CommandError;
-use crate::run::args::{Format, OutputArgs, When};
+use crate::run::args::{COLOR_HELP, Format, OutputArgs, When};
 use crate::run::view::{Paint, Terminal};
 
 /// How answers are shown.
@@ -23,8 +23,8 @@ pub struct ShowArgs {
         default_value_t
     )]
     pub format: Format,
-    /// When to use colours; `NO_COLOR`, CLICOLOR and `CLICOLOR_FORCE` are honoured
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
+    /// When to use colours
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t, help = COLOR_HELP)]
     pub color: When,
 }
 

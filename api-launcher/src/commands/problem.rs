@@ -75,6 +75,9 @@ impl CommandError {
             Self::Connect(ConnectError::KubeconfigText { .. }) => Some(
                 "`kubectl config view` shows it with its secrets left out, once it can be read",
             ),
+            Self::Connect(ConnectError::Plugin { .. } | ConnectError::PluginAnswer) => {
+                Some("run the command of the kubeconfig's `exec` by itself to see what it says")
+            }
             Self::Connect(_) | Self::Cluster(ClusterError::NoAnswer { .. }) => Some(REACH),
             Self::Cluster(ClusterError::Refused {
                 code: 401 | 403, ..

@@ -136,7 +136,8 @@ pub struct OutputArgs {
     pub verbose: bool,
 }
 
-const COLOR_HELP: &str = "When to use colours; NO_COLOR, CLICOLOR and CLICOLOR_FORCE are honoured";
+pub(crate) const COLOR_HELP: &str =
+    "When to use colours; NO_COLOR, CLICOLOR and CLICOLOR_FORCE are honoured";
 
 const EXAMPLES: &str = "\
 Examples:
