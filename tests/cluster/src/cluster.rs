@@ -349,11 +349,14 @@ impl Cluster {
     /// Forgets the history of changes: watches from before get `410 Gone`. A real server does so by starting anew; one
     /// that others use is left alone, and forgets when it likes.
     pub async fn compact(&self) -> Result<(), StartError> {
-        if let Backend::InProcess(server) = &self.front.backend {
-            server.compact();
-        }
-        if let Some(server) = &self.server {
-            server.lock().await.restart().await?;
+        match (&self.front.backend, &self.server) {
+            (Backend::InProcess(server), _) => server.compact(),
+            (Backend::Real(upstream), Some(server)) => {
+                let mut server = server.lock().await;
+                let _away = upstream.away().await;
+                server.restart().await?;
+            }
+            (Backend::Real(_), None) => {}
         }
         Ok(())
     }
