@@ -16,6 +16,7 @@ mod echo;
 mod encodings;
 mod feed;
 mod file;
+mod lenient;
 mod lines;
 mod redact;
 mod redis;

@@ -1,14 +1,17 @@
-//! The shapes in which a secret can turn up in output: as it is, and in the encodings tools print. Pure; which
-//! values are secret is decided elsewhere.
+//! The shapes in which a secret can turn up in output: as it is, and in the encodings tools print. What escapes single
+//! characters is left to [`Lenient`] wherever that finds it. Pure; which values are secret is decided elsewhere.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use base64::Engine as _;
 use base64::engine::GeneralPurpose;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
+use icu_normalizer::ComposingNormalizerBorrowed;
 
 use super::echo::SHELLS;
+use super::lenient::Lenient;
 
 /// Shorter texts are part of ordinary words and numbers; masking them would destroy the log.
 const MIN_SECRET_BYTES: usize = 4;
@@ -53,6 +56,8 @@ pub(super) struct Forms {
     /// Those among them that are part of a longer text as it is, and are broken with it where that has too long
     /// lines.
     pub(super) wrapped: BTreeSet<String>,
+    /// Texts that must be masked with whatever characters of them escaped.
+    pub(super) lenient: BTreeSet<Lenient>,
 }
 
 impl Forms {
@@ -62,6 +67,14 @@ impl Forms {
         if secret.len() < MIN_SECRET_BYTES {
             return;
         }
+        self.add_text(secret);
+        // As Terraform has all texts.
+        if let Cow::Owned(composed) = ComposingNormalizerBorrowed::new_nfc().normalize(secret) {
+            self.add_text(&composed);
+        }
+    }
+
+    fn add_text(&mut self, secret: &str) {
         if secret.len() <= PIECE_BYTES {
             self.add_common(secret);
             self.add_rare(secret);
@@ -81,6 +94,7 @@ impl Forms {
     /// As it is, in JSON, and in base64: what secrets of any size are printed as.
     fn add_common(&mut self, secret: &str) {
         self.add_lines(secret);
+        self.add_lenient(secret);
         for json in json_forms(secret) {
             self.add_lines(&json);
         }
@@ -88,25 +102,15 @@ impl Forms {
     }
 
     fn add_rare(&mut self, secret: &str) {
-        self.add_lines(&hcl_escaped(secret));
-        for hex in [UPPER_HEX, LOWER_HEX] {
-            for kept in KEPT_IN_URLS {
-                self.add_lines(&url_encoded(secret, kept, hex));
-            }
-            for kept in KEPT_IN_FORMS {
-                self.add_lines(&url_encoded(secret, kept, hex).replace("%20", "+"));
-            }
-            self.add_encoded(hex_encoded(secret, hex));
+        if !lines(secret).chain([secret]).all(Lenient::finds) {
+            self.add_escaped(secret);
         }
-        for quoted in shell_forms(secret) {
-            self.add_lines(&quoted);
+        for hex in [UPPER_HEX, LOWER_HEX] {
+            self.add_encoded(hex_encoded(secret, hex));
         }
         self.add_echoed(secret);
         if secret.len() <= NESTED_BYTES {
             for json in json_forms(secret) {
-                for quoted in shell_forms(&json) {
-                    self.add_lines(&quoted);
-                }
                 self.add_base64(json.as_bytes());
             }
         }
@@ -116,6 +120,29 @@ impl Forms {
             let inner = embedded_base64(&STANDARD_NO_PAD, lead, secret.as_bytes());
             if inner.len() >= 2 * MIN_SECRET_BYTES {
                 self.add_embedded_base64(inner.as_bytes());
+            }
+        }
+    }
+
+    /// As it is escaped in most places, for a secret of which no part is left alone wherever it is escaped.
+    fn add_escaped(&mut self, secret: &str) {
+        self.add_lines(&hcl_escaped(secret));
+        for hex in [UPPER_HEX, LOWER_HEX] {
+            for kept in KEPT_IN_URLS {
+                self.add_lines(&url_encoded(secret, kept, hex));
+            }
+            for kept in KEPT_IN_FORMS {
+                self.add_lines(&url_encoded(secret, kept, hex).replace("%20", "+"));
+            }
+        }
+        for quoted in shell_forms(secret) {
+            self.add_lines(&quoted);
+        }
+        if secret.len() <= NESTED_BYTES {
+            for json in json_forms(secret) {
+                for quoted in shell_forms(&json) {
+                    self.add_lines(&quoted);
+                }
             }
         }
     }
@@ -137,18 +164,20 @@ impl Forms {
         }
     }
 
-    /// One text per line, without indentation, for tools print values of several lines indented.
+    /// The text if it has one line, and otherwise its lines.
     fn add_lines(&mut self, text: &str) {
         if !text.contains('\n') {
             self.whole.insert(text.to_owned());
-            return;
         }
-        let lines = text.lines().map(str::trim);
-        self.whole.extend(
-            lines
-                .filter(|line| line.len() >= MIN_LINE_BYTES)
-                .map(str::to_owned),
-        );
+        if text.contains(ends_line) {
+            self.whole.extend(lines(text).map(str::to_owned));
+        }
+    }
+
+    /// The whole, which takes one line where the ends of its lines are escaped, and each line.
+    fn add_lenient(&mut self, secret: &str) {
+        let texts = lines(secret).chain([secret]);
+        self.lenient.extend(texts.filter_map(Lenient::new));
     }
 
     fn add_base64(&mut self, secret: &[u8]) {
@@ -174,6 +203,17 @@ impl Forms {
             self.whole.insert(text);
         }
     }
+}
+
+/// For somebody a line ends here.
+fn ends_line(c: char) -> bool {
+    matches!(c, '\n'..='\r' | '\u{85}' | '\u{2028}' | '\u{2029}')
+}
+
+/// The lines worth masking, without indentation, for tools print values of several lines indented.
+fn lines(text: &str) -> impl Iterator<Item = &str> {
+    let lines = text.split(ends_line).map(str::trim);
+    lines.filter(|line| line.len() >= MIN_LINE_BYTES)
 }
 
 /// The inside of a string in JSON, as different writers have it, and of strings in documents in strings, as in a plan

@@ -9,6 +9,7 @@ use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use serde_json::Value;
 
 use super::encodings::Forms;
+use super::lenient::Lenient;
 use super::wrapped::Wrapped;
 
 /// What stands in the place of a secret.
@@ -20,13 +21,15 @@ pub const MASK: &str = "***";
 /// in memory as long as the redactor: they are what it looks for.
 ///
 /// # Caveats
-/// Not found: secrets with colour codes between their characters, or in encodings that depend on more than the
-/// secret, such as compression.
+/// Not found: secrets with colour codes between their characters, phrases folded at their blanks, and encodings that
+/// depend on more than the secret, such as compression.
 #[derive(Clone, Default)]
 pub struct Redactor {
     forms: Forms,
     matcher: Matcher,
     wrapped: Wrapped,
+    /// Whose anchors the matcher looks for behind all forms, and in this order.
+    lenient: Vec<Lenient>,
     longest: usize,
 }
 
@@ -66,23 +69,22 @@ impl Redactor {
         if forms.whole.len() == self.forms.whole.len() {
             return self.clone();
         }
-        let longest = forms
-            .whole
-            .iter()
-            .map(String::len)
-            .max()
-            .unwrap_or_default();
+        let lenient: Vec<_> = forms.lenient.iter().cloned().collect();
+        let lengths = forms.whole.iter().map(String::len);
+        let longest = lengths.chain(lenient.iter().map(Lenient::longest)).max();
+        let anchors = lenient.iter().map(Lenient::anchor);
         // Contiguous: a table over all bytes is no faster here and takes ten times the memory.
         let matcher = AhoCorasick::builder()
             .match_kind(MatchKind::Standard)
             .kind(Some(AhoCorasickKind::ContiguousNFA))
-            .build(&forms.whole)
+            .build(forms.whole.iter().map(String::as_str).chain(anchors))
             .map_or(Matcher::Everything, Matcher::Forms);
         Self {
             wrapped: Wrapped::new(&forms.wrapped),
             forms,
             matcher,
-            longest,
+            lenient,
+            longest: longest.unwrap_or_default(),
         }
     }
 
@@ -171,27 +173,31 @@ impl Redactor {
                 found.retain(|line| !line.is_empty());
             }
             Matcher::Forms(forms) => {
+                let mut others = Vec::new();
                 // Matches come in the order of their ends.
-                for secret in forms.find_overlapping_iter(text) {
-                    join(&mut found, secret.start()..secret.end());
+                for place in forms.find_overlapping_iter(text) {
+                    let range = place.start()..place.end();
+                    let anchored = place
+                        .pattern()
+                        .as_usize()
+                        .checked_sub(self.forms.whole.len());
+                    match anchored {
+                        Some(number) => others.extend(self.lenient[number].around(text, range)),
+                        None => join(&mut found, range),
+                    }
                 }
-                self.find_wrapped(text, &mut found);
+                // What is left of secrets where the end of a line stands between its parts.
+                self.wrapped.find(text, |part| others.push(part));
+                if !others.is_empty() {
+                    others.append(&mut found);
+                    others.sort_unstable_by_key(|secret| (secret.end, secret.start));
+                    for secret in others {
+                        join(&mut found, secret);
+                    }
+                }
             }
         }
         found
-    }
-
-    /// Adds what is left of secrets where the end of a line stands between its parts.
-    fn find_wrapped(&self, text: &[u8], found: &mut Vec<Range<usize>>) {
-        let whole = found.len();
-        self.wrapped.find(text, |part| found.push(part));
-        if found.len() > whole {
-            found.sort_unstable_by_key(|secret| (secret.end, secret.start));
-            let all = std::mem::take(found);
-            for secret in all {
-                join(found, secret);
-            }
-        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! The whole path with real files, pipes and full disks.
 
+mod printers;
 mod shapes;
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead as _, BufReader, PipeReader, PipeWriter, Read as _};
