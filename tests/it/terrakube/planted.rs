@@ -8,6 +8,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use integration_tests::site::files_below;
 use integration_tests::{Planted, Repository, Search};
@@ -655,6 +656,19 @@ async fn planted_secrets_are_nowhere_they_should_not_be() {
         findings.look("environments", "PATH=", &kept, &environment);
     }
 
+    // A run is told as ended before its executor has put everything away.
+    let is_over = |pod: &Pod| {
+        let phase = pod
+            .status
+            .as_ref()
+            .and_then(|status| status.phase.as_deref());
+        phase.is_some_and(|phase| ["Succeeded", "Failed"].contains(&phase))
+    };
+    let cluster = &stage.place().cluster;
+    let ended = cluster.wait_for(RUNS, Duration::from_mins(1), |state| {
+        state.pods.iter().all(is_over).then_some(())
+    });
+    assert!(ended.await.is_ok(), "a pod does not end");
     // Container logs, termination messages and volumes among them.
     let nodes = contents(stage.place().cluster.folder());
     assert!(nodes.iter().any(|(name, _)| name.ends_with(".termination")));
