@@ -233,6 +233,73 @@ async fn a_step_that_another_executor_holds_is_left_to_it_by_the_next_launcher_t
     }
 }
 
+/// An executor before which infrastructure fails so often; then the step is done. It notes that it was there.
+fn executor_behind_failures(place: &Place, failures: usize) -> String {
+    let lost = FinalReport {
+        outcome: Exit::Infrastructure.code(),
+        unreported: true,
+        error: Some("registry.example.test does not answer".to_owned()),
+        ..FinalReport::default()
+    };
+    let failure = place.path("failure");
+    fs::write(&failure, serde_json::to_vec(&lost).unwrap()).unwrap();
+    let words = format!(
+        "echo 1 >> {ledger}\nif (( $(wc -l < {ledger}) <= {failures} )); then\n\
+         cp {} \"$MAYFLY_TERMINATION_LOG\"\nexit {}\nfi",
+        failure.display(),
+        lost.outcome,
+        ledger = place.path("ledger").display(),
+    );
+    executor(place, &words, &done())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_before_which_infrastructure_failed_is_started_again() {
+    let place = Place::new();
+    let program = executor_behind_failures(&place, 1);
+    let mut launcher = place.serve(&[("MAYFLY_EXECUTOR", &program)]);
+    launcher.post(&place.script(1, "")).await;
+    launcher.wait_for_end(1, "step");
+    assert_eq!(place.times_run(1), 2);
+    assert_told_as_done(&place);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_before_which_infrastructure_fails_again_and_again_fails_with_the_reason() {
+    let place = Place::new();
+    let program = executor_behind_failures(&place, 99);
+    let mut launcher = place.serve(&[("MAYFLY_EXECUTOR", &program)]);
+    launcher.post(&place.script(1, "")).await;
+    launcher.wait_for_end(1, "step");
+    assert_eq!(place.times_run(1), 3);
+    assert_eq!(place.record(1).status, JobStatus::Failed);
+    let output = place.output(1, "step");
+    assert!(
+        output.contains("registry.example.test does not answer"),
+        "{output}"
+    );
+}
+
+/// A claimed step is nobody's but the one's who claimed it, whatever that one says.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_was_taken_is_not_started_again_whatever_its_executor_ends_with() {
+    let place = Place::new();
+    let barrier = place.barrier("barrier");
+    let wait = format!("{}\n", barrier.wait());
+    let words = fs::read_to_string(executor_behind_failures(&place, 99)).unwrap();
+    let program = place.path("executor");
+    fs::write(&program, words.replacen('\n', &format!("\n{wait}"), 1)).unwrap();
+    let mut launcher = place.serve(&[("MAYFLY_EXECUTOR", program.to_str().unwrap())]);
+    let job = place.script(1, "");
+    launcher.post(&job).await;
+    barrier.reached();
+    place.claim(&job).await;
+    barrier.open();
+    launcher.wait_for_end(1, "step");
+    assert_eq!(place.times_run(1), 1);
+    assert_eq!(place.record(1).status, JobStatus::Failed);
+}
+
 /// A launcher after one that has crashed, and whose executor comes to its end while it is watched, or before.
 async fn taken_over(place: &Place, barrier: &Barrier, program: &str, watched: bool) -> Launcher {
     let settings = [("MAYFLY_EXECUTOR", program)];

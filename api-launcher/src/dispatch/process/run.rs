@@ -23,6 +23,9 @@ use crate::run::{artifacts, data, executor};
 const CANCEL_POLL: Duration = Duration::from_secs(2);
 /// How long a run rests that could not be carried on, as when the disk is full.
 const RETRY: Duration = Duration::from_secs(30);
+/// How long a step rests whose executor met failing infrastructure before it had taken the step, and how often it is
+/// started anew: as often as a pod is.
+const PAUSES: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(10)];
 /// An executor that was asked to stop has its own budget, of five minutes at most; one that outlives it hangs.
 const KILL_AFTER: Duration = Duration::from_mins(6);
 
@@ -102,52 +105,78 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
         inner.desk.complete(&job).await?;
         return Ok(Some(inner.desk.stand(&step).await?));
     }
-    let mut running = match before(inner, &folder, &step).await? {
-        Before::Over(stand) => {
-            if stand.is_settled() {
-                inner.desk.finish(&step).await?;
-            } else {
-                inner.desk.skip(&step)?;
+    let mut pauses = PAUSES.into_iter();
+    loop {
+        let mut running = match executor_of(inner, key, &folder, &job).await? {
+            Begun::Executor(executor) => executor,
+            Begun::Over(stand) => return Ok(Some(stand)),
+        };
+        let Followed::Ended(status) = follow(inner, key, &step, &mut running).await? else {
+            return Ok(None);
+        };
+        let end = end_of(&folder, status);
+        if matches!(end, Some((Exit::Infrastructure, _))) {
+            // The next start of the launcher runs the step.
+            if inner.shutdown.graceful.is_cancelled() {
+                return Ok(None);
             }
-            return Ok(Some(inner.desk.stand(&step).await?));
+            if !inner.desk.is_claimed(&step).await?
+                && let Some(pause) = pauses.next()
+            {
+                warn!(run = %key, "infrastructure failed before the step was taken: it is started again");
+                tokio::select! {
+                    () = inner.shutdown.graceful.cancelled() => return Ok(None),
+                    () = tokio::time::sleep(pause) => continue,
+                }
+            }
         }
-        Before::Lost if matches!(end_of(&folder, None), Some((Exit::Claimed, _))) => {
+        inner.has_ended(key);
+        return settle(inner, &folder, &step, end).await.map(Some);
+    }
+}
+
+/// What there is to follow.
+enum Begun {
+    Executor(Executor),
+    /// Nothing: the step stands like this.
+    Over(Stand),
+}
+
+/// The executor of a run, started now unless there is one or may not be another.
+async fn executor_of(
+    inner: &Inner,
+    key: &RunKey,
+    folder: &RunFolder,
+    job: &JobData,
+) -> Result<Begun, RunError> {
+    let step = StepRef::of(job);
+    match before(inner, folder, &step).await? {
+        Before::Over(stand) if stand.is_settled() => inner.desk.finish(&step).await?,
+        Before::Over(_) => inner.desk.skip(&step)?,
+        Before::Lost if matches!(end_of(folder, None), Some((Exit::Claimed, _))) => {
             leave_to_holder(&step);
-            return Ok(Some(inner.desk.stand(&step).await?));
         }
         Before::Lost => {
             let reason = "The executor of this step was lost while no launcher watched it, after it had \
                           taken the step. It is not run again: what it was changing may exist without being \
                           in the state. Plan again before anything else.";
-            speak_for(inner, &folder, &step, reason).await?;
-            return Ok(Some(inner.desk.stand(&step).await?));
+            speak_for(inner, folder, &step, reason).await?;
         }
         Before::Running(executor) => {
             info!(run = %key, "found the executor of a former launcher at work");
-            executor
+            return Ok(Begun::Executor(executor));
         }
-        Before::Fresh => match start(inner, key, &folder, &job) {
-            Ok(executor) => executor,
+        Before::Fresh => match start(inner, key, folder, job) {
+            Ok(executor) => return Ok(Begun::Executor(executor)),
             Err(failure) => {
                 inner.metrics.start_failed();
                 error!(run = %key, error = chain(&failure), "an executor could not be started");
                 let reason = format!("The executor could not be started: {}.", chain(&failure));
                 inner.desk.fail(&step, &reason, &folder.log()).await?;
-                return Ok(Some(inner.desk.stand(&step).await?));
             }
         },
-    };
-    match follow(inner, key, &step, &mut running).await? {
-        Followed::Left => Ok(None),
-        Followed::Ended(status) => {
-            let end = end_of(&folder, status);
-            if is_for_later(inner, end.as_ref()) {
-                return Ok(None);
-            }
-            inner.has_ended(key);
-            settle(inner, &folder, &step, end).await.map(Some)
-        }
     }
+    Ok(Begun::Over(inner.desk.stand(&step).await?))
 }
 
 /// How an executor ended, and what is to be said of it. Of one that a former launcher started only its report tells.
@@ -245,11 +274,6 @@ async fn follow(
             }
         }
     }
-}
-
-/// Whether an executor stopped before it had begun because the launcher stops: the next start runs the step.
-fn is_for_later(inner: &Inner, end: Option<&End>) -> bool {
-    inner.shutdown.graceful.is_cancelled() && matches!(end, Some((Exit::Infrastructure, _)))
 }
 
 /// Speaks for an executor that has not spoken for itself.
