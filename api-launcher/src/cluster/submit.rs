@@ -117,30 +117,36 @@ impl Cluster {
         Ok(held.store(&marked).await?.submitted)
     }
 
-    /// Removes a Job that was held and never released.
+    /// Removes a Job that was held and never released. Only as it was looked at: it may be released at any moment.
     pub async fn dismiss(&self, name: &str) -> Result<(), ClusterError> {
-        let job = match self.job(name).await {
-            Ok(job) => job,
-            Err(ClusterError::NoSuchRun(_)) => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        if !is_suspended(&job) || annotation(&job.metadata, annotations::RELEASED_AT).is_some() {
-            return Ok(());
-        }
         let jobs = self.jobs();
-        let params = DeleteParams::background().preconditions(Preconditions {
-            uid: job.metadata.uid.clone(),
-            resource_version: job.metadata.resource_version.clone(),
-        });
-        let removed = self
-            .ask("remove a run with nothing to do", || {
-                jobs.delete(name, &params)
-            })
-            .await;
-        match removed {
-            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
-            _ => Ok(()),
+        for _ in 0..ROUNDS {
+            let job = match self.job(name).await {
+                Ok(job) => job,
+                Err(ClusterError::NoSuchRun(_)) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            if !is_suspended(&job) || annotation(&job.metadata, annotations::RELEASED_AT).is_some()
+            {
+                return Ok(());
+            }
+            let params = DeleteParams::background().preconditions(Preconditions {
+                uid: job.metadata.uid.clone(),
+                resource_version: job.metadata.resource_version.clone(),
+            });
+            let removed = self
+                .ask("remove a run with nothing to do", || {
+                    jobs.delete(name, &params)
+                })
+                .await;
+            match removed {
+                // Somebody has written to it since, as the Job controller does its conditions: look again.
+                Err(error) if error.is_conflict() => {}
+                Err(error) if !error.is_not_found() => return Err(error),
+                _ => return Ok(()),
+            }
         }
+        Err(unsettled())
     }
 
     /// Lets a suspended Job run, whatever the limit. Releasing a released one changes nothing.

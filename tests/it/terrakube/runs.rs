@@ -12,9 +12,11 @@ async fn the_default_template_runs_as_jobs_of_a_cluster() {
     let job = default_template(&stage).await;
 
     // An approval without scripts is no reason for a pod.
-    let cluster = stage.place().state().await;
-    assert_eq!(cluster.jobs.len(), 2);
-    assert_eq!(cluster.pods.len(), 2);
+    let place = stage.place();
+    let pods = place.until("the approval's Job is gone", |cluster| {
+        (cluster.jobs.len() == 2).then_some(cluster.pods.len())
+    });
+    assert_eq!(pods.await, 2);
 
     // Whoever watched the console saw both steps, each with its lines in order.
     let lines = stage.platform.streamed(job.id).await;

@@ -1,10 +1,10 @@
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
 
 use axum::body::Body as AnyBody;
 use axum::http::{Response, StatusCode};
 use rstest::rstest;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::super::stand_in::{Crash, Server, inline, objects, refusal};
 use super::*;
@@ -331,6 +331,33 @@ async fn a_delivery_that_comes_between_the_look_and_the_removal_keeps_its_run() 
         Settled::Released
     );
     assert_whole(&server, "job-1-a");
+}
+
+#[rstest]
+// The Job controller says that it is suspended.
+#[case::to_its_status(json!({"status": {"conditions": [{"type": "Suspended", "status": "True"}]}}), 0)]
+#[case::its_release(json!({"spec": {"suspend": false},
+    "metadata": {"annotations": {"mayfly.dev/released-at": "2026-01-01T00:00:00Z"}}}), 1)]
+#[tokio::test]
+async fn a_held_job_is_dismissed_whatever_is_written_to_it_but_its_release(
+    #[case] written: Value,
+    #[case] left: usize,
+) {
+    let server = Server::start();
+    server.cluster().hold(&inline("1", "a")).await.unwrap();
+    let (inner, once) = (Arc::clone(&server), Once::new());
+    let cluster = server.faulty(move |line, _| {
+        if line.starts_with("DELETE") {
+            once.call_once(|| {
+                let mut job = written.clone();
+                job["metadata"]["name"] = json!("job-1-a");
+                inner.put("jobs", job);
+            });
+        }
+        None
+    });
+    cluster.dismiss("job-1-a").await.unwrap();
+    assert_eq!(server.count("jobs"), left);
 }
 
 fn busy(code: StatusCode, retry_after: Option<&str>) -> Response<AnyBody> {
