@@ -3,8 +3,8 @@
 use std::any::TypeId;
 use std::ffi::OsString;
 
-use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
-use control_plane::setting::without_blank_variables;
+use clap::{Parser, Subcommand};
+use control_plane::setting::parse_over_environment;
 
 use crate::commands::{CancelArgs, CheckArgs, ExplainArgs, LaunchArgs, ListArgs, LogsArgs};
 use crate::render::RenderArgs;
@@ -83,21 +83,15 @@ Exit codes:
 /// Parses a command line, the program's name included, over the environment. Where the blank text of a variable can be no
 /// value, as of a path, it counts as not set; of texts, their readers know better.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Args, clap::Error> {
-    let args: Vec<OsString> = args.into_iter().collect();
-    let command = without_blank_variables(Args::command(), |argument| {
+    parse_over_environment(args, |argument| {
         argument.get_value_parser().type_id() != TypeId::of::<String>()
-    });
-    match command.try_get_matches_from(&args) {
-        Ok(matches) => Args::from_arg_matches(&matches),
-        // Help names every variable, the blank ones too.
-        Err(help) if !help.use_stderr() => Args::try_parse_from(args),
-        Err(usage) => Err(usage),
-    }
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::CommandFactory as _;
     use rstest::rstest;
 
     fn parse_words(line: &str) -> Result<Args, clap::Error> {

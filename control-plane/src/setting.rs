@@ -2,9 +2,10 @@
 //! tells all there is to mend.
 
 use std::env;
+use std::ffi::OsString;
 use std::fmt;
 
-use clap::{Arg, Command};
+use clap::{Arg, Command, Error, Parser};
 
 /// What is wrong with one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,9 +37,24 @@ pub fn present(text: Option<&str>) -> Option<&str> {
     text.map(str::trim).filter(|text| !text.is_empty())
 }
 
-/// The command, and those it has, without the variables that are blank, of the options that are meant: like
-/// [`present`], for what is no text, or means something when it is blank.
-pub fn without_blank_variables(command: Command, meant: fn(&Arg) -> bool) -> Command {
+/// Reads a command line, the program's name included, over the environment. Of the options that are `meant`, a variable
+/// that is blank counts as not set: like [`present`], for what is no text, or means something when it is blank.
+pub fn parse_over_environment<P: Parser>(
+    args: impl IntoIterator<Item = OsString>,
+    meant: fn(&Arg) -> bool,
+) -> Result<P, Error> {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let command = without_blank_variables(P::command(), meant);
+    match command.try_get_matches_from(&args) {
+        Ok(matches) => P::from_arg_matches(&matches),
+        // Help names every variable, the blank ones too.
+        Err(help) if !help.use_stderr() => P::try_parse_from(args),
+        Err(usage) => Err(usage),
+    }
+}
+
+/// The command, and those it has, without the variables that are blank, of the options that are meant.
+fn without_blank_variables(command: Command, meant: fn(&Arg) -> bool) -> Command {
     let blank = |argument: &Arg| {
         let value = argument.get_env().and_then(env::var_os);
         value.is_some_and(|value| value.to_str().is_some_and(|text| text.trim().is_empty()))

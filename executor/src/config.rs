@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use artifact_store::{Store, StoreArgs, StoreConfigError};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, Args, CommandFactory as _, FromArgMatches as _, Parser, ValueEnum};
+use clap::{Arg, Args, CommandFactory as _, Parser, ValueEnum};
 use control_plane::redis::{Redis, RedisArgs};
-use control_plane::setting::without_blank_variables;
+use control_plane::setting::parse_over_environment;
 use control_plane::terrakube::{TerrakubeArgs, TerrakubeConfig};
 use job_contract::{chain, env};
 use reqwest::Url;
@@ -295,14 +295,7 @@ impl Config {
     pub fn parse_over_environment(
         args: impl IntoIterator<Item = OsString>,
     ) -> Result<Self, clap::Error> {
-        let args: Vec<OsString> = args.into_iter().collect();
-        let command = without_blank_variables(Self::command(), |_| true);
-        match command.try_get_matches_from(&args) {
-            Ok(matches) => Self::from_arg_matches(&matches),
-            // Help names every variable, the blank ones too.
-            Err(help) if !help.use_stderr() => Self::try_parse_from(args),
-            Err(usage) => Err(usage),
-        }
+        parse_over_environment(args, |_| true)
     }
 
     /// The folders, from the settings and `HOME`.
