@@ -292,6 +292,13 @@ impl Inner {
         }
     }
 
+    /// Another executor is to be started.
+    fn goes_on(&self, key: &RunKey) {
+        if let Some(kept) = self.beats().get_mut(key) {
+            kept.ended = None;
+        }
+    }
+
     /// Stops keeping the job of a run alive whose end the platform has not taken in all the time there is for that: it has
     /// to be free to end the job itself.
     fn let_go(&self, key: &RunKey) {

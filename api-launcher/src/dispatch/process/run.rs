@@ -114,6 +114,7 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
         let Followed::Ended(status) = follow(inner, key, &step, &mut running).await? else {
             return Ok(None);
         };
+        inner.has_ended(key);
         let end = end_of(&folder, status);
         if matches!(end, Some((Exit::Infrastructure, _))) {
             // The next start of the launcher runs the step.
@@ -123,6 +124,7 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
             if !inner.desk.is_claimed(&step).await?
                 && let Some(pause) = pauses.next()
             {
+                inner.goes_on(key);
                 warn!(run = %key, "infrastructure failed before the step was taken: it is started again");
                 tokio::select! {
                     () = inner.shutdown.graceful.cancelled() => return Ok(None),
@@ -130,7 +132,6 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
                 }
             }
         }
-        inner.has_ended(key);
         return settle(inner, &folder, &step, end).await.map(Some);
     }
 }
