@@ -18,6 +18,7 @@ mod feed;
 mod file;
 mod lenient;
 mod lines;
+mod numerals;
 mod redact;
 mod redis;
 mod secrets;

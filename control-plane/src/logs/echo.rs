@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use super::numerals::{digits, number};
+
 /// Who prints, as far as it makes a difference.
 #[derive(Clone, Copy)]
 pub(super) struct Shell {
@@ -77,13 +79,13 @@ impl Shell {
             b'v' => 11,
             b'\\' => b'\\',
             b'0' => {
-                let (number, behind) = number(behind, 8, 3).unwrap_or((0, behind));
+                let (number, behind) = up_to(behind, 8, 3).unwrap_or((0, behind));
                 printed.push(number.to_le_bytes()[0]);
                 return Some(behind);
             }
             b'1'..=b'7' if self.plain_octal => {
                 let first = u32::from(letter - b'0');
-                let (number, behind) = match number(behind, 8, 2) {
+                let (number, behind) = match up_to(behind, 8, 2) {
                     Some((more, left)) => {
                         let digits = behind.len() - left.len();
                         (first << (3 * digits) | more, left)
@@ -94,13 +96,13 @@ impl Shell {
                 return Some(behind);
             }
             b'x' if self.hexadecimal => {
-                let (number, behind) = number(behind, 16, 2)?;
+                let (number, behind) = up_to(behind, 16, 2)?;
                 printed.push(number.to_le_bytes()[0]);
                 return Some(behind);
             }
             b'u' | b'U' if self.hexadecimal => {
                 let most = if letter == b'u' { 4 } else { 8 };
-                let (number, behind) = number(behind, 16, most)?;
+                let (number, behind) = up_to(behind, 16, most)?;
                 let c = char::from_u32(number).unwrap_or(char::REPLACEMENT_CHARACTER);
                 printed.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
                 return Some(behind);
@@ -113,12 +115,9 @@ impl Shell {
 }
 
 /// A number of at most so many digits, and what stands behind it; `None` if there is no digit.
-fn number(text: &[u8], radix: u32, most: usize) -> Option<(u32, &[u8])> {
-    let is_digit = |byte: &&u8| char::from(**byte).is_digit(radix);
-    let count = text.iter().take(most).take_while(is_digit).count();
-    let (digits, behind) = text.split_at(count);
-    let digits = std::str::from_utf8(digits).ok()?;
-    Some((u32::from_str_radix(digits, radix).ok()?, behind))
+fn up_to(text: &[u8], radix: u32, most: usize) -> Option<(u32, &[u8])> {
+    let value = number(text, radix, 1, most)?;
+    Some((value, &text[digits(text, radix, most)..]))
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 
 use std::ops::Range;
 
+use super::numerals::{digits, number};
+
 /// Fewer characters, quotes aside, are no proof.
 const MIN_SIGNIFICANT: usize = 6;
 /// A character of ASCII takes no more bytes than this, backslashes before it aside, and others no more than the second.
@@ -101,44 +103,50 @@ impl Lenient {
     pub(super) fn around(&self, text: &[u8], anchor: Range<usize>) -> Option<Range<usize>> {
         let reach = self.longest();
         let text = &text[..text.len().min(anchor.start.saturating_add(reach))];
-        let mut ends = vec![anchor.end];
-        for c in self.text[self.anchor.1..].chars() {
-            let mut next = Vec::new();
-            for end in ends {
+        let ends = walk(
+            self.text[self.anchor.1..].chars(),
+            anchor.end,
+            |end, c, next| {
                 for at in behind_quotes(text, end) {
-                    read(text, at, c, |end| add(&mut next, end));
+                    read(text, at, c, |end| add(next, end));
                 }
-                if may_be_missing(c) {
-                    add(&mut next, end);
-                }
-            }
-            ends = next;
-            if ends.is_empty() {
-                return None;
-            }
-        }
+            },
+        )?;
         let end = ends.into_iter().max()?;
         let text = &text[..end];
         let least = end.saturating_sub(reach);
-        let mut starts = vec![anchor.start];
-        for c in self.text[..self.anchor.0].chars().rev() {
-            let mut previous = Vec::new();
-            for start in starts {
-                for end in before_quotes(text, start) {
-                    read_back(text, end, c, |start| add(&mut previous, start));
-                }
-                if may_be_missing(c) {
-                    add(&mut previous, start);
-                }
+        let before = self.text[..self.anchor.0].chars().rev();
+        let starts = walk(before, anchor.start, |start, c, next| {
+            for end in before_quotes(text, start) {
+                read_back(text, end, c, |start| add(next, start));
             }
-            starts = previous;
-            if starts.is_empty() {
-                return None;
-            }
-        }
+        })?;
         let start = starts.into_iter().min()?;
         (start >= least).then_some(start..end)
     }
+}
+
+/// Where one gets from a place past these characters, a step for each; `None` if the text holds something else.
+fn walk(
+    characters: impl Iterator<Item = char>,
+    from: usize,
+    step: impl Fn(usize, char, &mut Vec<usize>),
+) -> Option<Vec<usize>> {
+    let mut places = vec![from];
+    for c in characters {
+        let mut next = Vec::new();
+        for place in places {
+            step(place, c, &mut next);
+            if may_be_missing(c) {
+                add(&mut next, place);
+            }
+        }
+        if next.is_empty() {
+            return None;
+        }
+        places = next;
+    }
+    Some(places)
 }
 
 /// Control characters are left out by some who show a text.
@@ -403,24 +411,6 @@ fn numbered(text: &[u8], expected: char) -> Option<usize> {
     let is_it =
         number(rest, radix, 1, 7)? == u32::from(expected) && rest.get(length) == Some(&b';');
     is_it.then(|| text.len() - rest.len() + length + 1)
-}
-
-fn digits(text: &[u8], radix: u32, most: usize) -> usize {
-    let is_digit = |byte: &&u8| char::from(**byte).is_digit(radix);
-    text.iter().take(most).take_while(is_digit).count()
-}
-
-/// A number of so many digits.
-fn number(text: &[u8], radix: u32, least: usize, most: usize) -> Option<u32> {
-    let length = digits(text, radix, most);
-    if length < least {
-        return None;
-    }
-    text[..length].iter().try_fold(0_u32, |value, byte| {
-        value
-            .checked_mul(radix)?
-            .checked_add(char::from(*byte).to_digit(radix)?)
-    })
 }
 
 #[cfg(test)]
