@@ -171,7 +171,7 @@ fn tool_at_the_gate(run: &RunningExecutor) -> Pid {
     Pid::from_raw(rest.split('.').next().unwrap().parse().unwrap())
 }
 
-/// An apply of a reviewed plan that has come to its gate.
+/// An apply that comes to its gate.
 struct Journey {
     bucket: Bucket,
     site: Site,
@@ -180,14 +180,28 @@ struct Journey {
 }
 
 impl Journey {
+    /// Of a plan that was reviewed.
     fn planned() -> Self {
+        Self::that(true)
+    }
+
+    /// Of whatever the tool finds to be done.
+    fn unplanned() -> Self {
+        Self::that(false)
+    }
+
+    fn that(is_planned: bool) -> Self {
         let (bucket, site) = (Bucket::new(), site());
         let gate = Gate::new(&site);
         let plan = job::plan(&gate.repository);
         let apply = job::apply_after(&plan);
-        site.queue(&[&plan, &apply]);
-        bucket.executor(&site, &plan).run().expect_code(0);
-        assert!(bucket.lock().is_none(), "a plan gives its lock back");
+        if is_planned {
+            site.queue(&[&plan, &apply]);
+            bucket.executor(&site, &plan).run().expect_code(0);
+            assert!(bucket.lock().is_none(), "a plan gives its lock back");
+        } else {
+            site.queue(&[&apply]);
+        }
         Self {
             bucket,
             site,
@@ -221,6 +235,15 @@ impl Journey {
             assert!(outcome.error().contains(words), "{words}: {outcome}");
             assert!(outcome.log().contains(words), "{words}: {outcome}");
         }
+    }
+
+    /// The tool could not store the state of what it had made; it is stored, and published.
+    #[track_caller]
+    fn assert_rescued(&self, outcome: &Outcome) {
+        let standing = outcome.report().state;
+        assert_eq!(standing, Some(StateStanding::Rescued), "{outcome}");
+        assert_eq!(self.bucket.resources().len(), 3, "{outcome}");
+        self.assert_published(outcome);
     }
 
     /// The copies are those of the state, and nobody holds it any more.
@@ -544,13 +567,7 @@ fn a_state_the_backend_refused_is_pushed_again() {
     journey.bucket.door.refuse("PUT", is_state, 1);
     journey.gate.open();
     let outcome = run.wait().expect_code(1);
-    assert_eq!(
-        outcome.report().state,
-        Some(StateStanding::Rescued),
-        "{outcome}"
-    );
-    assert_eq!(journey.bucket.resources().len(), 3, "{outcome}");
-    journey.assert_published(&outcome);
+    journey.assert_rescued(&outcome);
     let words = "3 of 3 changes were made; the state was rescued and is stored";
     assert!(outcome.error().contains(words), "{outcome}");
 }
@@ -566,13 +583,7 @@ fn a_state_that_is_kept_is_still_pushed_once_the_backend_takes_it() {
     journey.gate.open();
     let outcome = run.wait().expect_code(1);
     assert!(outcome.log().contains("The state is kept in"), "{outcome}");
-    assert_eq!(
-        outcome.report().state,
-        Some(StateStanding::Rescued),
-        "{outcome}"
-    );
-    assert_eq!(journey.bucket.resources().len(), 3, "{outcome}");
-    journey.assert_published(&outcome);
+    journey.assert_rescued(&outcome);
 }
 
 /// It takes the copy of the state and the log, and never answers.
@@ -705,33 +716,15 @@ fn a_tool_killed_while_it_could_not_store_its_state_has_it_rescued_past_its_own_
     let outcome = run.wait().expect_code(1);
     drop(held);
     let report = outcome.report();
-    assert_eq!(report.state, Some(StateStanding::Rescued), "{outcome}");
     let standing = report.lock.as_ref().map(|lock| lock.standing);
     assert_eq!(standing, Some(LockStanding::Released), "{outcome}");
-    assert_eq!(journey.bucket.resources().len(), 3, "{outcome}");
-    journey.assert_published(&outcome);
+    journey.assert_rescued(&outcome);
 }
 
 /// It has no room for its last resort, and says it instead.
 #[test]
 fn a_state_the_tool_could_only_say_is_stored_and_kept_out_of_the_log() {
-    for reviewed in [true, false] {
-        let (bucket, site) = (Bucket::new(), site());
-        let gate = Gate::new(&site);
-        let plan = job::plan(&gate.repository);
-        let apply = job::apply_after(&plan);
-        if reviewed {
-            site.queue(&[&plan, &apply]);
-            bucket.executor(&site, &plan).run().expect_code(0);
-        } else {
-            site.queue(&[&apply]);
-        }
-        let journey = Journey {
-            bucket,
-            site,
-            gate,
-            apply,
-        };
+    for journey in [Journey::planned(), Journey::unplanned()] {
         let run = journey.executor().start();
         let tool = tool_at_the_gate(&run);
         fs::create_dir(format!("/proc/{tool}/cwd/errored.tfstate")).unwrap();
@@ -740,13 +733,7 @@ fn a_state_the_tool_could_only_say_is_stored_and_kept_out_of_the_log() {
         journey.gate.open();
         let outcome = run.wait().expect_code(1);
         assert!(outcome.log().contains("Failed to create local state file"));
-        assert_eq!(
-            outcome.report().state,
-            Some(StateStanding::Rescued),
-            "{outcome}"
-        );
-        assert_eq!(journey.bucket.resources().len(), 3, "{outcome}");
-        journey.assert_published(&outcome);
+        journey.assert_rescued(&outcome);
         assert!(!outcome.log().contains("\"lineage\""), "{outcome}");
     }
 }
