@@ -2,7 +2,7 @@
 //! the end. When it cannot grow, lines go to the sinks directly and their absence is counted and said.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,9 +18,11 @@ use super::lines::{count_lines, whole_lines_len};
 
 /// Name of the log in its folder.
 const FILE_NAME: &str = "run.log";
-/// Keeps room on the disk for the last line, which says what is missing.
-const RESERVE_NAME: &str = "run.log.reserve";
-const NOTICE_BYTES: usize = 4096;
+/// What is held behind the log for the line that says what is missing.
+const NOTICE_BYTES: u64 = 4096;
+/// How much more is held at a time, so that small writes ask the disk for nothing.
+const HOLD_BYTES: usize = 64 * 1024;
+static BLANK: [u8; HOLD_BYTES] = [0; HOLD_BYTES];
 /// Small chunks that wait together are written together.
 const WRITE_BYTES: usize = 64 * 1024;
 /// How soon a full disk is tried again.
@@ -46,9 +48,12 @@ pub(super) fn missing_lines_notice(lines: u64, why: &str) -> String {
 #[derive(Debug)]
 pub(super) struct Spool {
     path: PathBuf,
-    reserve: PathBuf,
     file: Arc<File>,
+    /// Where the log ends.
     length: u64,
+    /// Where the file ends until the log does. A disk that gave this room has it, however full it is, for text that
+    /// is written over the blanks there.
+    held: u64,
     max_bytes: u64,
     gap: Option<Gap>,
     feeds: Vec<Arc<Feed>>,
@@ -77,28 +82,26 @@ impl Spool {
     /// Starts a new log, replacing one that is there.
     pub(super) fn create(folder: &Path, max_bytes: u64) -> io::Result<Self> {
         let path = folder.join(FILE_NAME);
-        let reserve = folder.join(RESERVE_NAME);
         let file = create_private(&path)?;
+        let mut spool = Self::over(path, file, max_bytes);
         // Room is a comfort: a disk that is full already shall not keep the log from the sinks.
-        if let Err(error) =
-            create_private(&reserve).and_then(|mut f| f.write_all(&[b'.'; NOTICE_BYTES]))
-        {
-            warn!(%error, "could not reserve room on the disk of the run's log");
+        if let Err(error) = spool.hold(0) {
+            warn!(%error, "could not hold room on the disk of the run's log");
         }
-        Ok(Self::over(path, reserve, file, max_bytes))
+        Ok(spool)
     }
 
     /// Over a file that is open for reading and writing, and empty.
-    pub(super) fn over(path: PathBuf, reserve: PathBuf, file: File, max_bytes: u64) -> Self {
+    pub(super) fn over(path: PathBuf, file: File, max_bytes: u64) -> Self {
         let summary = SpoolSummary {
             path: path.clone(),
             ..SpoolSummary::default()
         };
         Self {
             path,
-            reserve,
             file: Arc::new(file),
             length: 0,
+            held: 0,
             max_bytes,
             gap: None,
             feeds: Vec::new(),
@@ -221,43 +224,50 @@ impl Spool {
 
     /// Writes as many whole lines as there is room for, and opens a gap when these are not all.
     fn keep_here(&mut self, text: &[u8]) -> usize {
-        let room = self
-            .max_bytes
-            .saturating_sub(self.length + NOTICE_BYTES as u64);
-        let room = usize::try_from(room).unwrap_or(usize::MAX);
+        let allowed = self.max_bytes.saturating_sub(self.length + NOTICE_BYTES);
+        let refused = self.hold(allowed.min(text.len() as u64)).err();
+        let granted = self.held.saturating_sub(self.length + NOTICE_BYTES);
+        let room = usize::try_from(granted.min(allowed)).unwrap_or(usize::MAX);
         let fitting = if text.len() > room {
             whole_lines_len(&text[..room])
         } else {
             text.len()
         };
         let (kept, error) = self.write(&text[..fitting]);
-        if let Some(error) = error {
-            let kept = self.leave_room(&text[..kept], &error);
+        if let Some(error) = error.or(refused) {
             self.open_gap(error.to_string(), Some(Instant::now() + RETRY_AFTER));
-            return kept;
-        }
-        if fitting < text.len() {
+        } else if fitting < text.len() {
             let why = format!("it may not exceed {} bytes", self.max_bytes);
             self.open_gap(why, None);
         }
         kept
     }
 
-    /// Takes back as much of what was written last as the line about what is missing needs.
-    fn leave_room(&mut self, written: &[u8], error: &io::Error) -> usize {
-        let notice = missing_lines_notice(u64::MAX, &error.to_string());
-        let left = written.len().saturating_sub(notice.len());
-        let kept = whole_lines_len(&written[..left]);
-        self.cut_back(self.length - (written.len() - kept) as u64);
-        kept
+    /// Has the disk give room for this much text, and for the line about what is missing behind it. When it does not
+    /// give all of that, it may have given some.
+    fn hold(&mut self, bytes: u64) -> io::Result<()> {
+        let wanted = self.length + bytes + NOTICE_BYTES;
+        if wanted <= self.held {
+            return Ok(());
+        }
+        let ahead = wanted.saturating_add(HOLD_BYTES as u64);
+        let ahead = ahead.min(self.max_bytes).max(wanted);
+        while self.held < ahead {
+            let missing = usize::try_from(ahead - self.held).unwrap_or(usize::MAX);
+            let (written, error) = self.write_at(&BLANK[..missing.min(HOLD_BYTES)], self.held);
+            self.held += written as u64;
+            match error {
+                Some(error) if self.held < wanted => return Err(error),
+                Some(_) => break,
+                None => {}
+            }
+        }
+        Ok(())
     }
 
     fn cut_back(&mut self, length: u64) {
-        if length < self.length {
-            self.length = length;
-            let _ = self.file.set_len(length);
-            self.update(|summary| summary.bytes = length);
-        }
+        self.length = length;
+        self.update(|summary| summary.bytes = length);
     }
 
     fn open_gap(&mut self, why: String, retry_at: Option<Instant>) {
@@ -276,45 +286,38 @@ impl Spool {
         self.write(notice.as_bytes()).1.is_none()
     }
 
-    /// Writes at the end of the file, and returns how much of the whole lines at the beginning is there now.
+    /// Writes at the end of the log, and returns how much of the whole lines at the beginning is there now. What is
+    /// behind them is written over, or cut off in the end.
     fn write(&mut self, text: &[u8]) -> (usize, Option<io::Error>) {
-        let mut written = 0;
-        let error = loop {
-            if written == text.len() {
-                break None;
-            }
-            match self
-                .file
-                .write_at(&text[written..], self.length + written as u64)
-            {
-                Ok(0) => break Some(io::ErrorKind::WriteZero.into()),
-                Ok(length) => written += length,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => break Some(error),
-            }
-        };
+        let (written, error) = self.write_at(text, self.length);
         let kept = whole_lines_len(&text[..written]);
         self.length += kept as u64;
-        if kept < written {
-            // Otherwise the next line overwrites the piece, or the end cuts it off.
-            let _ = self.file.set_len(self.length);
-        }
+        self.held = self.held.max(self.length);
         let length = self.length;
         self.update(|summary| summary.bytes = length);
         (kept, error)
+    }
+
+    /// Writes until everything is written or something is in the way, and returns how far it came.
+    fn write_at(&self, text: &[u8], at: u64) -> (usize, Option<io::Error>) {
+        let mut written = 0;
+        while written < text.len() {
+            match self.file.write_at(&text[written..], at + written as u64) {
+                Ok(0) => return (written, Some(io::ErrorKind::WriteZero.into())),
+                Ok(length) => written += length,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return (written, Some(error)),
+            }
+        }
+        (written, None)
     }
 
     fn finish(&mut self) {
         if let Some(gap) = self.gap.take()
             && !self.write_notice(&gap)
         {
-            // The room kept for this line.
-            let _ = fs::remove_file(&self.reserve);
-            if !self.write_notice(&gap) {
-                warn!(path = %self.path.display(), "could not say in the run's log on disk what it lacks");
-            }
+            warn!(path = %self.path.display(), "could not say in the run's log on disk what it lacks");
         }
-        let _ = fs::remove_file(&self.reserve);
         for feed in &self.feeds {
             feed.end();
         }
@@ -322,6 +325,15 @@ impl Spool {
 
     fn update(&self, change: impl FnOnce(&mut SpoolSummary)) {
         change(&mut self.summary.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// The file ends where the log does, whatever made it end.
+impl Drop for Spool {
+    fn drop(&mut self) {
+        if let Err(error) = self.file.set_len(self.length) {
+            warn!(path = %self.path.display(), %error, "could not cut the room that was held off the run's log");
+        }
     }
 }
 

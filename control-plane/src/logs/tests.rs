@@ -106,7 +106,6 @@ async fn everything_written_is_in_the_spool_and_at_every_sink_without_secrets() 
         let mode = fs::metadata(&file).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{}", file.display());
     }
-    assert!(!folder.path().join("run.log.reserve").exists());
 }
 
 #[tokio::test]
@@ -374,7 +373,6 @@ async fn beyond_its_limit_the_spool_ends_with_what_it_lacks_and_sinks_get_everyt
 
 #[tokio::test]
 async fn a_full_disk_does_not_silence_standard_output() {
-    let folder = TempDir::new().unwrap();
     let (reader, pipe) = pipe_sink();
     let piped = drain(reader);
     let full = OpenOptions::new()
@@ -382,12 +380,7 @@ async fn a_full_disk_does_not_silence_standard_output() {
         .write(true)
         .open("/dev/full")
         .unwrap();
-    let spool = Spool::over(
-        "/dev/full".into(),
-        folder.path().join("reserve"),
-        full,
-        u64::MAX,
-    );
+    let spool = Spool::over("/dev/full".into(), full, u64::MAX);
     let log = RunLog::start_over(spool, 1024, Redactor::default(), vec![pipe]).unwrap();
     let text = numbered_lines(MANY_LINES);
     write(&log, &text).await;
@@ -485,6 +478,44 @@ async fn a_disk_that_fills_up_keeps_whole_lines_and_the_rest_goes_to_the_sinks()
     assert_eq!(summary.spool.lines, count_lines(kept.as_bytes()) + 1);
     assert_eq!(summary.spool.missing, MANY_LINES - summary.spool.lines);
     assert!(summary.spool.missing > 0);
+}
+
+#[test]
+fn wherever_a_disk_is_full_the_log_on_it_ends_with_what_it_lacks() {
+    const TEST: &str = "wherever_a_disk_is_full_the_log_on_it_ends_with_what_it_lacks";
+    const ROOM: usize = 200_000;
+    const LINE: &str = "a line of the log\n";
+    if !is_own_process(TEST) {
+        in_own_process(TEST, "trap '' XFSZ;");
+        return;
+    }
+    let (_, most) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
+    setrlimit(Resource::RLIMIT_FSIZE, ROOM as u64, most).unwrap();
+    // No divisor of what is held, nor of a line.
+    for left in (0..10_000).step_by(23) {
+        let folder = TempDir::new().unwrap();
+        let fills =
+            "x".repeat((ROOM - left) % LINE.len()) + &LINE.repeat((ROOM - left) / LINE.len());
+        let (commands, receiver) = mpsc::unbounded_channel();
+        // The first is too long to be written together with the second.
+        for text in [fills.clone(), LINE.repeat(1000)] {
+            let (text, granted) = (text.into_bytes(), 0);
+            commands.send(Command::Append { text, granted }).unwrap();
+        }
+        commands.send(Command::Finish).unwrap();
+        let spool = Spool::create(folder.path(), u64::MAX).unwrap();
+        let (path, summary) = (spool.path().to_owned(), spool.summary());
+        spool.run(receiver, &Semaphore::new(0));
+
+        let spooled = fs::read_to_string(path).unwrap();
+        let (kept, notice) = spooled.trim_end().rsplit_once('\n').unwrap();
+        assert!((fills + &LINE.repeat(1000)).starts_with(&format!("{kept}\n")));
+        let summary = summary.lock().unwrap();
+        let told = format!("[mayfly] log lines missing here: {} (", summary.missing);
+        assert!(notice.starts_with(&told), "{left}: {notice}");
+        assert_eq!(summary.lines, count_lines(kept.as_bytes()) + 1, "{left}");
+        assert_eq!(summary.bytes, spooled.len() as u64, "{left}");
+    }
 }
 
 #[tokio::test]
