@@ -16,6 +16,7 @@ mod echo;
 mod encodings;
 mod feed;
 mod file;
+mod folded;
 mod lenient;
 mod lines;
 mod numerals;

@@ -11,6 +11,7 @@ use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_S
 use icu_normalizer::ComposingNormalizerBorrowed;
 
 use super::echo::SHELLS;
+use super::folded::Folded;
 use super::lenient::Lenient;
 
 /// Shorter texts are part of ordinary words and numbers; masking them would destroy the log.
@@ -58,6 +59,8 @@ pub(super) struct Forms {
     pub(super) wrapped: BTreeSet<String>,
     /// Texts that must be masked with whatever characters of them escaped.
     pub(super) lenient: BTreeSet<Lenient>,
+    /// Texts that must be masked where the end of a line is beside them.
+    pub(super) folded: BTreeSet<Folded>,
 }
 
 impl Forms {
@@ -109,6 +112,7 @@ impl Forms {
             self.add_encoded(hex_encoded(secret, hex));
         }
         self.add_echoed(secret);
+        self.folded.extend(lines(secret).flat_map(Folded::parts));
         if secret.len() <= NESTED_BYTES {
             for json in json_forms(secret) {
                 self.add_base64(json.as_bytes());

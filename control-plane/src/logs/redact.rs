@@ -9,6 +9,7 @@ use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use serde_json::Value;
 
 use super::encodings::Forms;
+use super::folded::Folded;
 use super::lenient::Lenient;
 use super::wrapped::Wrapped;
 
@@ -21,8 +22,8 @@ pub const MASK: &str = "***";
 /// in memory as long as the redactor: they are what it looks for.
 ///
 /// # Caveats
-/// Not found: secrets with colour codes between their characters, phrases folded at their blanks, and encodings that
-/// depend on more than the secret, such as compression.
+/// Not found: secrets with colour codes between their characters, an ordinary word of a phrase that was folded around it,
+/// and encodings that depend on more than the secret, such as compression.
 #[derive(Clone, Default)]
 pub struct Redactor {
     forms: Forms,
@@ -30,6 +31,8 @@ pub struct Redactor {
     wrapped: Wrapped,
     /// Whose anchors the matcher looks for behind all forms, and in this order.
     lenient: Vec<Lenient>,
+    /// The same of parts of phrases, behind all anchors.
+    folded: Vec<Folded>,
     longest: usize,
 }
 
@@ -70,20 +73,24 @@ impl Redactor {
             return self.clone();
         }
         let lenient: Vec<_> = forms.lenient.iter().cloned().collect();
+        let folded: Vec<_> = forms.folded.iter().cloned().collect();
         let lengths = forms.whole.iter().map(String::len);
         let longest = lengths.chain(lenient.iter().map(Lenient::longest)).max();
         let anchors = lenient.iter().map(Lenient::anchor);
+        let parts = folded.iter().map(Folded::text);
+        let whole = forms.whole.iter().map(String::as_str);
         // Contiguous: a table over all bytes is no faster here and takes ten times the memory.
         let matcher = AhoCorasick::builder()
             .match_kind(MatchKind::Standard)
             .kind(Some(AhoCorasickKind::ContiguousNFA))
-            .build(forms.whole.iter().map(String::as_str).chain(anchors))
+            .build(whole.chain(anchors).chain(parts))
             .map_or(Matcher::Everything, Matcher::Forms);
         Self {
             wrapped: Wrapped::new(&forms.wrapped),
             forms,
             matcher,
             lenient,
+            folded,
             longest: longest.unwrap_or_default(),
         }
     }
@@ -177,13 +184,17 @@ impl Redactor {
                 // Matches come in the order of their ends.
                 for place in forms.find_overlapping_iter(text) {
                     let range = place.start()..place.end();
-                    let anchored = place
-                        .pattern()
-                        .as_usize()
-                        .checked_sub(self.forms.whole.len());
-                    match anchored {
-                        Some(number) => others.extend(self.lenient[number].around(text, range)),
-                        None => join(&mut found, range),
+                    let number = place.pattern().as_usize();
+                    let Some(number) = number.checked_sub(self.forms.whole.len()) else {
+                        join(&mut found, range);
+                        continue;
+                    };
+                    match number.checked_sub(self.lenient.len()) {
+                        None => others.extend(self.lenient[number].around(text, range)),
+                        Some(number) if self.folded[number].is_at(text, &range) => {
+                            others.push(range);
+                        }
+                        Some(_) => {}
                     }
                 }
                 // What is left of secrets where the end of a line stands between its parts.

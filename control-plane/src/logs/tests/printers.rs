@@ -372,6 +372,85 @@ fn what_programs_show_of_a_secret_is_masked_whatever_characters_meet_in_it() {
     shown.tells_nothing(&values);
 }
 
+/// Phrases of words that tell something, and one that does not.
+fn phrases() -> Vec<String> {
+    let phrase = |words: usize| {
+        let words = (0..words).map(|word| match word % 3 {
+            0 => format!("{}{word}", &LEFT[..2 + word % 5]),
+            1 => "in".to_owned(),
+            _ => format!("{}.{}", &RIGHT[..5], "q".repeat(word)),
+        });
+        words.collect::<Vec<_>>().join(" ")
+    };
+    (2..14).map(phrase).collect()
+}
+
+/// Folds paragraphs, each of which begins a little later than the one before, as wide as terminals are and as narrow.
+fn folders(paragraphs: &str) -> Vec<(String, Vec<u8>)> {
+    let folder = tempfile::tempdir().unwrap();
+    let input = file(&folder, "paragraphs", paragraphs);
+    let python = "import sys, textwrap\nfor paragraph in open(sys.argv[1], encoding='utf-8'):\n print(textwrap.fill(paragraph, int(sys.argv[2]), initial_indent='  ', subsequent_indent='> | '))\n";
+    let mut shown = Vec::new();
+    for width in ["40", "60", "78"] {
+        for (program, args) in [
+            ("fold", vec!["-s", "-w", width, &input]),
+            ("fmt", vec!["-w", width, &input]),
+            ("python3", vec!["-c", python, &input, width]),
+        ] {
+            let out = output(program, &args, |_| {}).expect(program);
+            shown.push((format!("{program}, {width}"), out));
+        }
+    }
+    shown
+}
+
+/// What Terraform has to say about values it refuses, with and without colours.
+fn refusals(values: &[String]) -> Vec<(String, Vec<u8>)> {
+    let folder = tempfile::tempdir().unwrap();
+    file(&folder, "main.tf", include_str!("printers/refusal.tf"));
+    let variables = serde_json::json!({ "values": values }).to_string();
+    file(&folder, "all.auto.tfvars.json", &variables);
+    let colours = ["plan", "plan -no-color"].into_iter().map(|args| {
+        let mut process = Process::new("terraform");
+        process.env_remove("TF_CLI_CONFIG_FILE");
+        process.args(args.split(' ')).current_dir(folder.path());
+        let output = process.output().unwrap();
+        assert!(!output.status.success(), "{output:?}");
+        (
+            format!("terraform {args}"),
+            [output.stdout, output.stderr].concat(),
+        )
+    });
+    colours.collect()
+}
+
+#[test]
+fn phrases_are_masked_wherever_they_are_folded() {
+    let phrases = phrases();
+    let redactor = Redactor::new(&phrases);
+    let paragraphs = phrases.iter().flat_map(|phrase| {
+        (0..40).map(move |before| {
+            format!(
+                "{} {phrase}, and that is not allowed.\n\n",
+                "at ".repeat(before)
+            )
+        })
+    });
+    let mut all = folders(&paragraphs.collect::<String>());
+    all.extend(refusals(&phrases));
+    for (printer, shown) in all {
+        let is_shown = String::from_utf8_lossy(&shown).lines().any(tells);
+        assert!(is_shown, "{printer} shows no secret");
+        let masked = masked(&redactor, &shown);
+        let told: Vec<_> = masked
+            .lines()
+            .filter(|line| tells(line))
+            .take(MOST_NAMED)
+            .collect();
+        assert!(told.is_empty(), "{printer}:\n{}", told.join("\n"));
+    }
+}
+
 #[test]
 fn what_terraform_shows_of_secrets_is_masked_whatever_character_is_in_them() {
     let values: BTreeSet<_> = every_character().into_iter().collect();
