@@ -7,6 +7,7 @@ use axum::body::Bytes;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use serde_json::json;
+use test_peers::port::Port;
 
 use crate::harness::Place;
 
@@ -86,10 +87,9 @@ async fn a_strict_flag_may_say_no() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_persistent_executor_that_is_away_means_later() {
     let place = Place::new();
-    // A port that was free a moment ago and that nobody listens on.
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}/", listener.local_addr().unwrap());
-    drop(listener);
+    // Kept, so that nobody listens on it.
+    let port = Port::keep().unwrap();
+    let url = format!("http://{}/", port.address());
     let launcher = place.serve(&[
         ("MAYFLY_ROUTE", "flag"),
         ("MAYFLY_PERSISTENT_EXECUTOR_URL", &url),

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
-use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::Command;
@@ -23,6 +22,7 @@ use test_chart::admission::Policy;
 use test_chart::programs::{helm_with, output, told};
 use test_chart::{Document, Release, api, values_files};
 use test_cluster::{ADMIN, Cluster, Rule, State, Target};
+use test_peers::port::Port;
 
 use super::rights::everything_it_does;
 use super::{Door, LAUNCHER, PATIENCE, Place, ROLES, RUNS, SECRET, rules};
@@ -491,7 +491,8 @@ struct Installed {
     /// What it is installed with.
     values: Value,
     documents: Vec<Document>,
-    port: u16,
+    /// Of the launcher, which listens on it once its pod is made.
+    port: Port,
 }
 
 impl Installed {
@@ -505,12 +506,10 @@ impl Installed {
 
     /// A cluster where all is there that the release needs, and nothing of it.
     async fn prepared(over: Value) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        drop(listener);
+        let port = Port::keep().unwrap();
         let mut values = json!({
             "auth": {"internalSecret": {"existingSecret": "internal"}},
-            "launcher": {"listenAddress": "127.0.0.1", "service": {"port": port}},
+            "launcher": {"listenAddress": "127.0.0.1", "service": {"port": port.number()}},
             // What runs find here is the tool on this machine, and a repository on it.
             "executor": {"cli": {"toolSelection": "installed"}},
             "persistence": {"state": {"enabled": true}},
@@ -689,7 +688,7 @@ impl Installed {
         assert_eq!(port["targetPort"], of_container["name"], "{service}");
         assert_eq!(
             (&port["port"], &of_container["containerPort"]),
-            (&json!(self.port), &json!(self.port))
+            (&json!(self.port.number()), &json!(self.port.number()))
         );
     }
 
@@ -700,7 +699,7 @@ impl Installed {
         pod["metadata"]["name"] = format!("{}-0", self.deployment().name()).into();
         let name = self.start(pod).await;
         let door = Door {
-            address: format!("127.0.0.1:{}", self.port),
+            address: self.port.address().to_string(),
             client: reqwest::Client::builder()
                 .no_proxy()
                 .timeout(PATIENCE)

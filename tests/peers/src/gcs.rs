@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,13 +11,11 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use crate::daemon::{Daemon, installed};
 use crate::http::{Request, Response, Server, ask, pass_on};
+use crate::port::Port;
 use crate::sshd::generate_key;
 
 /// The bucket that is there.
 pub const BUCKET: &str = "states";
-
-/// How often another port is tried when somebody else was faster.
-const PORT_ATTEMPTS: usize = 5;
 
 /// What the token service hands out.
 const TOKEN: &str = "token-of-the-account";
@@ -139,30 +137,23 @@ fn is_for_the_account(token: &str) -> bool {
 
 fn start_somewhere() -> io::Result<(Daemon, SocketAddr)> {
     let program = program()?;
-    let mut failure = None;
-    for _ in 0..PORT_ATTEMPTS {
-        // It does not tell which port it got, so it has to be given one that is free a moment before.
-        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        let mut command = Command::new(&program);
-        command
-            .args([
-                "-scheme",
-                "http",
-                "-host",
-                "127.0.0.1",
-                "-backend",
-                "memory",
-            ])
-            .args(["-port", &address.port().to_string()]);
-        let started = Daemon::start(&mut command, |line| {
-            line.contains("server started").then_some(())
-        });
-        match started {
-            Ok((daemon, ())) => return Ok((daemon, address)),
-            Err(error) => failure = Some(error),
-        }
-    }
-    Err(failure.unwrap_or_else(|| io::Error::other("no port was tried")))
+    // It does not tell which port it got, so it has to be given one.
+    let port = Port::keep()?;
+    let mut command = Command::new(&program);
+    command
+        .args([
+            "-scheme",
+            "http",
+            "-host",
+            "127.0.0.1",
+            "-backend",
+            "memory",
+        ])
+        .args(["-port", &port.number().to_string()]);
+    let (daemon, ()) = Daemon::start(&mut command, |line| {
+        line.contains("server started").then_some(())
+    })?;
+    Ok((daemon, port.address()))
 }
 
 /// The binary in the package for this machine.

@@ -7,6 +7,7 @@ pub mod door;
 pub mod gcs;
 pub mod git_http;
 pub mod http;
+pub mod port;
 pub mod proxy;
 pub mod redis;
 pub mod s3;

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io::{self, BufRead as _, BufReader};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
@@ -11,10 +10,10 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::port::Port;
+
 /// Longer than a start takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often a port is chosen anew that somebody else has taken meanwhile.
-const ATTEMPTS: u32 = 5;
 /// What a server says once it listens.
 const READY: &str = "Ready to accept connections";
 
@@ -68,7 +67,7 @@ impl Options {
 pub struct RedisServer {
     folder: TempDir,
     options: Options,
-    port: u16,
+    port: Port,
     process: Option<Child>,
 }
 
@@ -93,28 +92,21 @@ impl RedisServer {
         let mut server = Self {
             folder,
             options,
-            port: 0,
+            port: Port::keep()?,
             process: None,
         };
-        let mut last = None;
-        for _ in 0..ATTEMPTS {
-            server.port = free_port()?;
-            match server.resume_from_disk() {
-                Ok(()) => return Ok(server),
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.expect("at least one attempt was made"))
+        server.resume_from_disk()?;
+        Ok(server)
     }
 
     /// The port on `127.0.0.1`.
     pub fn port(&self) -> u16 {
-        self.port
+        self.port.number()
     }
 
     /// `127.0.0.1:port`
     pub fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        self.port.address().to_string()
     }
 
     /// Of the authority its certificate comes from; only with TLS.
@@ -180,7 +172,7 @@ impl RedisServer {
             .args(["--bind", "127.0.0.1", "--daemonize", "no", "--save", ""])
             .arg("--dir")
             .arg(folder);
-        let port = self.port.to_string();
+        let port = self.port.number().to_string();
         if self.options.tls {
             command.args([
                 "--port",
@@ -220,7 +212,7 @@ impl Drop for RedisServer {
 pub struct Sentinel {
     // Rewritten by the sentinel while it runs.
     _folder: TempDir,
-    port: u16,
+    port: Port,
     process: Child,
 }
 
@@ -230,43 +222,36 @@ impl Sentinel {
     /// # Errors
     /// See [`RedisServer::start`].
     pub fn watch(server: &RedisServer, lines: &str) -> io::Result<Self> {
-        let mut last = None;
-        for _ in 0..ATTEMPTS {
-            let folder = tempfile::tempdir()?;
-            let port = free_port()?;
-            let config = folder.path().join("sentinel.conf");
-            let text = format!(
-                "bind 127.0.0.1\nport {port}\ndir {}\nsentinel monitor mymaster 127.0.0.1 {} 1\n\
-                 sentinel down-after-milliseconds mymaster 300\n\
-                 sentinel failover-timeout mymaster 2000\n{lines}\n",
-                folder.path().display(),
-                server.port,
-            );
-            fs::write(&config, text)?;
-            let mut command = Command::new(find("redis-sentinel")?);
-            command.arg(&config);
-            match start(command, "+monitor master") {
-                Ok(process) => {
-                    return Ok(Self {
-                        _folder: folder,
-                        port,
-                        process,
-                    });
-                }
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.expect("at least one attempt was made"))
+        let folder = tempfile::tempdir()?;
+        let port = Port::keep()?;
+        let config = folder.path().join("sentinel.conf");
+        let text = format!(
+            "bind 127.0.0.1\nport {}\ndir {}\nsentinel monitor mymaster 127.0.0.1 {} 1\n\
+             sentinel down-after-milliseconds mymaster 300\n\
+             sentinel failover-timeout mymaster 2000\n{lines}\n",
+            port.number(),
+            folder.path().display(),
+            server.port(),
+        );
+        fs::write(&config, text)?;
+        let mut command = Command::new(find("redis-sentinel")?);
+        command.arg(&config);
+        let process = start(command, "+monitor master")?;
+        Ok(Self {
+            _folder: folder,
+            port,
+            process,
+        })
     }
 
     /// The port on `127.0.0.1`.
     pub fn port(&self) -> u16 {
-        self.port
+        self.port.number()
     }
 
     /// `127.0.0.1:port`
     pub fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        self.port.address().to_string()
     }
 }
 
@@ -281,6 +266,8 @@ impl Drop for Sentinel {
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
+    /// Where the nodes talk to each other.
+    _buses: Vec<Port>,
 }
 
 impl RedisCluster {
@@ -292,13 +279,15 @@ impl RedisCluster {
         let options = Options::default()
             .set("cluster-enabled", "yes")
             .set("cluster-node-timeout", "2000");
-        let mut nodes = Vec::new();
+        let (mut nodes, mut buses) = (Vec::new(), Vec::new());
         for slots in [0..=5460, 5461..=10_922, 10_923..=16_383] {
+            let bus = Port::keep()?;
             let node = RedisServer::with(
                 options
                     .clone()
-                    .set("cluster-port", &free_port()?.to_string()),
+                    .set("cluster-port", &bus.number().to_string()),
             )?;
+            buses.push(bus);
             let mut client = node.connect().map_err(io::Error::other)?;
             redis::cmd("CLUSTER")
                 .arg("ADDSLOTSRANGE")
@@ -308,7 +297,10 @@ impl RedisCluster {
                 .map_err(io::Error::other)?;
             nodes.push(node);
         }
-        let cluster = Self { nodes };
+        let cluster = Self {
+            nodes,
+            _buses: buses,
+        };
         cluster.meet().map_err(io::Error::other)?;
         cluster.wait_until_whole()?;
         Ok(cluster)
@@ -335,7 +327,7 @@ impl RedisCluster {
             redis::cmd("CLUSTER")
                 .arg("MEET")
                 .arg("127.0.0.1")
-                .arg(node.port)
+                .arg(node.port())
                 .arg(&bus[1])
                 .exec(&mut first)?;
         }
@@ -365,10 +357,6 @@ impl RedisCluster {
         }
         Ok(())
     }
-}
-
-fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 fn find(program: &str) -> io::Result<PathBuf> {
