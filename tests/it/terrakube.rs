@@ -28,6 +28,7 @@ use kube::Api;
 use kube::api::PostParams;
 use test_cluster::ADMIN;
 use test_peers::redis::RedisServer;
+use test_peers::terraform;
 use test_platform::{
     Actor, Builder, Flow, Job, NewJob, Outputs, Platform, Status, Variable, Workspace,
 };
@@ -239,7 +240,9 @@ impl Stage {
     fn output(&self, job: u32, kind: &str) -> String {
         let step = self.platform.job(job).step_of(kind).id.clone();
         let found = self.platform.step_output(job, &step);
-        found.unwrap_or_else(|| panic!("no output of {kind}\n{}", self.platform.report()))
+        let found =
+            found.unwrap_or_else(|| panic!("no output of {kind}\n{}", self.platform.report()));
+        terraform::whole(&found, Gate::says)
     }
 
     /// State of the job's workspace, as the backend holds it.
@@ -292,16 +295,23 @@ fn quick() -> String {
 struct Gate(PathBuf);
 
 impl Gate {
+    const SAID: [&str; 2] = ["at-the-gate", "past-the-gate"];
+
     fn new(site: &Site) -> Self {
         Self(fifo(site.scratch("gate")))
     }
 
     /// Words of a shell that say that they are there, and wait.
     fn words(&self) -> String {
+        let [here, past] = Self::SAID;
         format!(
-            "echo at-the-gate; cat {} > /dev/null; echo past-the-gate",
+            "echo {here}; cat {} > /dev/null; echo {past}",
             self.0.display()
         )
+    }
+
+    fn says(line: &str) -> bool {
+        Self::SAID.contains(&line)
     }
 
     /// A module of three resources in a row, the second of which waits.

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use serde_json::Value;
+use test_peers::terraform;
 use test_platform::{Records, Status};
 
 use crate::books::{Ending, Facts, Job, Line, Lock, Published, Run, State, Step};
@@ -72,12 +73,13 @@ fn printed(world: &World) -> Printed {
     printed
 }
 
-/// Numbered lines in a text, with the runs they are of. A tool that fails says again what its provisioner had printed;
-/// that is no second line.
-fn marks(text: &str) -> Vec<(u32, Line)> {
+/// Numbered lines in a text, with the runs they are of. Where the tool cuts a line of a provisioner is its own affair; a
+/// byte that is lost, or a line cut by anything else, is not. A tool that fails says again what its provisioner had
+/// printed; that is no second line.
+pub(crate) fn marks(text: &str) -> Vec<(u32, Line)> {
     let mark = |line: &str| {
-        let (before, rest) = line.rsplit_once("mark ")?;
-        let mut words = rest.split_whitespace();
+        let (before, rest) = line.rsplit_once("mark/")?;
+        let mut words = rest.strip_suffix(';')?.split('/');
         let run = words.next()?.parse().ok()?;
         let phase = words.next()?.to_owned();
         let number = words.next()?.parse().ok()?;
@@ -88,6 +90,8 @@ fn marks(text: &str) -> Vec<(u32, Line)> {
         let whole = is_first_hand && words.next().is_none();
         whole.then_some((run, Line { phase, number }))
     };
+    let is_whole = |line: &str| line.starts_with("mark/") && line.ends_with(';');
+    let text = terraform::whole(text, is_whole);
     text.lines().filter_map(mark).collect()
 }
 
@@ -307,13 +311,28 @@ mod tests {
 
     #[test]
     fn numbered_lines_are_found_however_the_tool_shows_them() {
-        let text = "mark 3 plan 1\nterraform_data.first (local-exec): mark 3 first 2\n\
-                    Output: mark 3 first 1\nmark 3 first 2\nExecuting: [\"sh\" \"-c\" \"echo mark $RUN\"]\nremarks\n";
-        let found: Vec<_> = marks(text)
-            .into_iter()
-            .map(|(run, line)| format!("{run} {line}"))
-            .collect();
-        assert_eq!(found, ["3 `plan 1`", "3 `first 2`"]);
+        let text = "mark/3/plan/1;\nterraform_data.first (local-exec): mark/3/first/2;\n\
+                    Output: mark/3/first/1;\nmark/3/first/2;\nExecuting: [\"sh\" \"-c\" \"echo mark/$RUN\"]\nremarks\n";
+        assert_eq!(found(text), ["3 `plan 1`", "3 `first 2`"]);
+    }
+
+    fn found(text: &str) -> Vec<String> {
+        let marks = marks(text).into_iter();
+        marks.map(|(run, line)| format!("{run} {line}")).collect()
+    }
+
+    #[test]
+    fn a_line_that_the_tool_has_cut_is_one_line_and_what_has_lost_a_byte_is_none() {
+        let cut = |one: &str, other: &str| {
+            let of = "terraform_data.first (local-exec): ";
+            found(&format!("{of}mark/3/first/1;\n{of}{one}\n{of}{other}\n"))
+        };
+        assert_eq!(cut("mark/3/first/1", "2;"), ["3 `first 1`", "3 `first 12`"]);
+        assert_eq!(cut("mark/3/fir", "st/12;"), ["3 `first 1`", "3 `first 12`"]);
+        assert_eq!(cut("mark/3/first/1", ""), ["3 `first 1`"]);
+        assert_eq!(cut("mark/3/first", "12;"), ["3 `first 1`"]);
+        // What scripts print is cut by nobody.
+        assert_eq!(found("mark/3/plan/1\n2;\n"), Vec::<String>::new());
     }
 
     #[test]

@@ -13,6 +13,8 @@ use test_cluster::{ADMIN, Fault as ApiFault};
 use test_peers::proxy::Trouble;
 use test_platform::{Effect, Fault};
 
+use crate::books::Line;
+use crate::facts::marks;
 use crate::schedule::{Moment, Run, Strike};
 use crate::world::{Gate, LAUNCHER, LINES, RUNS, World, until};
 
@@ -408,13 +410,13 @@ impl World {
 
     /// Waits until what was printed before the gate has left the container.
     async fn until_printed(&self, target: Target) -> bool {
-        let mark = format!("mark {} {} {LINES}", target.run.number, target.phase);
+        let mark = (target.run.number, Line::new(target.phase, LINES));
         let limit = tokio::time::Instant::now() + END;
         while tokio::time::Instant::now() < limit {
             for pod in self.pods_of(target.job).await {
                 let log = self.cluster.container_log(&pod, "executor");
                 let log = log.unwrap_or_default();
-                if log.lines().any(|line| line.trim_end().ends_with(&mark)) {
+                if marks(&log).contains(&mark) {
                     return true;
                 }
             }

@@ -508,7 +508,7 @@ fn work_script(base: &Path) -> String {
     let here = base.display();
     format!(
         "phase=$1\n\
-         say() {{ n=$1; while test $n -le $2; do echo \"mark $RUN $phase $n\"; n=$((n+1)); done; }}\n\
+         say() {{ n=$1; while test $n -le $2; do echo \"mark/$RUN/$phase/$n;\"; n=$((n+1)); done; }}\n\
          echo \"begin $phase\" >> '{here}/journal/'\"$RUN\"\n\
          say 1 {LINES}\n\
          if test -e '{here}/hold/'\"$RUN-work\"; then case $phase in second|script|gone)\n\

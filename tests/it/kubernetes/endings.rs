@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::Api;
 use kube::api::PostParams;
 use test_cluster::{ADMIN, Fault, State};
+use test_peers::terraform;
 
 use super::{LAUNCHER, Launcher, PATIENCE, Place, name};
 
@@ -33,7 +34,7 @@ impl Place {
                 {
                     return;
                 }
-                tokio::task::yield_now().await;
+                tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
         let waited = tokio::time::timeout(PATIENCE, look).await;
@@ -87,14 +88,15 @@ impl Place {
         self.until("the pod is at work", at_work).await
     }
 
-    /// Returns when the run's log has passed the tool's pipe as far as these words.
-    async fn until_printed(&self, job: &JobData, words: &str) {
+    /// Returns when the run's log has passed the tool's pipe as far as this number.
+    async fn until_printed(&self, job: &JobData, number: usize) {
         let library = self.library();
         let said = async {
             loop {
                 let target = self.site.scratch("seen");
                 library.save_log(&name(job), &target).await.unwrap();
-                if fs::read_to_string(&target).unwrap().contains(words) {
+                let printed = numbers(&fs::read_to_string(&target).unwrap());
+                if printed.last() == Some(&number) {
                     return;
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -234,7 +236,7 @@ async fn an_executor_that_started_nothing_is_tried_again() {
 fn talkative(place: &Place, lines: usize) -> (Repository, JobData) {
     let ledger = place.site.scratch("ledger");
     let module = format!(
-        "resource \"terraform_data\" \"a\" {{\n  provisioner \"local-exec\" {{\n    command = \"seq -f 'numbered %g.' 1 {lines}; echo begun >> {}; sleep 600\"\n  }}\n}}\n",
+        "resource \"terraform_data\" \"a\" {{\n  provisioner \"local-exec\" {{\n    command = \"seq -f 'numbered-%g.' 1 {lines}; echo begun >> {}; sleep 600\"\n  }}\n}}\n",
         ledger.display()
     );
     let repository = Repository::module(&module);
@@ -243,10 +245,13 @@ fn talkative(place: &Place, lines: usize) -> (Repository, JobData) {
     (repository, apply)
 }
 
+/// What was printed, in whatever pieces the tool passed it on.
 fn numbers(output: &str) -> Vec<usize> {
+    let is_whole = |line: &str| line.starts_with("numbered-") && line.ends_with('.');
+    let output = terraform::whole(output, is_whole);
     let lines = output
         .lines()
-        .filter_map(|line| line.split_once("numbered "));
+        .filter_map(|line| line.split_once("numbered-"));
     lines
         .filter_map(|(_, rest)| rest.strip_suffix('.')?.parse().ok())
         .collect()
@@ -260,20 +265,15 @@ async fn what_a_killed_executor_had_printed_is_in_the_output_of_its_step_once_an
     let launcher = place.serve_reporting();
     launcher.accept(&apply).await;
     let pod = place.pod_at_work(&apply, || begun(&place) == 1).await;
-    place.until_printed(&apply, "numbered 3000.").await;
+    place.until_printed(&apply, 3000).await;
     assert!(place.cluster.oom_kill(&pod));
     place.until_reported(&apply, "memory").await;
     let output = place.site.step_output(&apply);
     let expected: Vec<usize> = (1..=3000).collect();
     assert_eq!(numbers(&output), expected);
     assert!(!output.contains("\"target\":"), "messages of the executor");
-    let verdict = output.lines().position(|line| line.contains("memory"));
-    assert!(
-        verdict
-            > output
-                .lines()
-                .position(|line| line.contains("numbered 3000."))
-    );
+    let (printed, said) = (output.rfind("(local-exec):"), output.rfind("memory"));
+    assert!(said > printed, "{output}");
 }
 
 /// More refusals than one look at the log takes.
@@ -284,7 +284,7 @@ async fn the_log_of_a_killed_executor_is_asked_for_again_while_the_cluster_canno
     let launcher = place.serve_reporting();
     launcher.accept(&apply).await;
     let pod = place.pod_at_work(&apply, || begun(&place) == 1).await;
-    place.until_printed(&apply, "numbered 300.").await;
+    place.until_printed(&apply, 300).await;
     place
         .cluster
         .faults()
@@ -300,7 +300,7 @@ async fn the_log_of_a_killed_executor_is_asked_for_again_while_the_cluster_canno
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_that_no_store_took_is_stored_by_the_launcher_once_one_does() {
     let place = Place::new().await;
-    let module = "resource \"terraform_data\" \"a\" {\n  provisioner \"local-exec\" {\n    command = \"seq -f 'numbered %g.' 1 50\"\n  }\n}\n";
+    let module = "resource \"terraform_data\" \"a\" {\n  provisioner \"local-exec\" {\n    command = \"seq -f 'numbered-%g.' 1 50\"\n  }\n}\n";
     let repository = Repository::module(module);
     let apply = job::step(StepType::Apply, &repository);
     place.site.queue(&[&apply]);

@@ -12,5 +12,6 @@ pub mod proxy;
 pub mod redis;
 pub mod s3;
 pub mod sshd;
+pub mod terraform;
 
 pub use daemon::installed;

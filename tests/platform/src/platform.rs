@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::Value;
+use test_peers::terraform;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -26,6 +27,9 @@ use crate::{scheduler, sweep};
 const DEADLINE: Duration = Duration::from_secs(90);
 
 const POLL: Duration = Duration::from_millis(20);
+
+/// More than the tool puts before what a provisioner says.
+const ADDRESS: usize = 200;
 
 /// A key that lasts 45 seconds and is written every 15 never has less left; a moment for a busy machine.
 const LIVING: Duration = Duration::from_secs(28);
@@ -505,13 +509,23 @@ impl Platform {
         found.await.0
     }
 
-    /// Waits until the job's stream holds this text; fails at once when the job is over without it.
+    /// Waits until the job's stream holds this text; fails at once when the job is over without it. The tool may have cut
+    /// the line in which a provisioner said it.
     pub async fn until_streamed(&self, job: u32, needle: &str) {
+        let said = needle.rsplit(' ').next().unwrap_or(needle);
+        let holds = |lines: &[LogEntry]| {
+            let texts = || lines.iter().map(|entry| entry.output.as_str());
+            let short = |text: &&str| text.len() < needle.len() + ADDRESS;
+            texts().any(|text| text.contains(needle)) || {
+                let pieces: Vec<&str> = texts().filter(short).collect();
+                terraform::whole(&pieces.join("\n"), |line| line == said).contains(needle)
+            }
+        };
         let wait = async {
             loop {
                 let over = self.job(job).status.is_terminal();
                 let lines = self.streamed(job).await;
-                if lines.iter().any(|entry| entry.output.contains(needle)) {
+                if holds(&lines) {
                     return;
                 }
                 assert!(!over, "{needle:?} is not in {lines:#?}\n{}", self.report());
