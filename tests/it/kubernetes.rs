@@ -18,7 +18,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use integration_tests::process::Stream;
@@ -354,6 +354,23 @@ impl Door {
     async fn get(&self, path: &str) -> u16 {
         let url = format!("http://{}{path}", self.address);
         self.client.get(url).send().await.unwrap().status().as_u16()
+    }
+}
+
+/// Delivers every job to one of the doors, and again as the platform does with what is for later, until all are accepted.
+async fn deliver_all(doors: &[Door], jobs: &[JobData]) {
+    let until = Instant::now() + PATIENCE;
+    let mut left = jobs.to_vec();
+    while !left.is_empty() {
+        assert!(Instant::now() < until, "{} are never accepted", left.len());
+        let posts = left.iter().zip(doors.iter().cycle());
+        let posts = posts.map(|(job, door)| (door.clone(), job.clone()));
+        let answers = post_all(posts.collect()).await;
+        for answer in &answers {
+            assert!(matches!(answer, Some(202 | 503)), "{answers:?}");
+        }
+        let mut answers = answers.into_iter();
+        left.retain(|_| answers.next() != Some(Some(202)));
     }
 }
 

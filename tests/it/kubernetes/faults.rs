@@ -3,7 +3,7 @@
 use integration_tests::{Repository, job};
 use test_cluster::Fault;
 
-use super::{LAUNCHER, Place, many, post_all};
+use super::{LAUNCHER, Launcher, Place, deliver_all, many};
 
 /// More than a launcher tries within one delivery.
 const LONG: usize = 20;
@@ -75,21 +75,8 @@ async fn an_api_server_in_trouble_loses_and_doubles_nothing() {
             .faults()
             .next_of(LAUNCHER, LONG, "*", "*", fault);
     }
-    let mut left = jobs.clone();
     // Each round uses up faults, so there is a last one.
-    for _ in 0..4 * LONG {
-        let posts = left.iter().enumerate();
-        let posts = posts.map(|(number, job)| (replicas[number % 2].door(), job.clone()));
-        let answers = post_all(posts.collect()).await;
-        for answer in &answers {
-            assert!(matches!(answer, Some(202 | 503)), "{answers:?}");
-        }
-        let mut answers = answers.into_iter();
-        left.retain(|_| answers.next() != Some(Some(202)));
-        if left.is_empty() {
-            break;
-        }
-    }
-    assert!(left.is_empty(), "{} are never accepted", left.len());
+    let doors = replicas.each_ref().map(Launcher::door);
+    deliver_all(&doors, &jobs).await;
     place.assert_exactly_one_each(&jobs).await;
 }
