@@ -5,6 +5,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use test_cluster::{ADMIN, CONTROLLERS, Fault, Node, State};
 
@@ -19,18 +20,19 @@ const ALWAYS: usize = 100_000;
 const NODE_SELECTOR: &str = "EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS";
 
 impl Place {
-    /// A launcher that reports, and gives up soon.
-    fn serve_impatient(&self, settings: &[(&str, &str)]) -> Launcher {
-        let data = self.site.data_dir();
-        let mut all = vec![
-            (env::DATA_DIR, data.to_str().unwrap()),
-            (env::NO_POD_EXPLAIN_SECONDS, "1"),
-            (env::NO_POD_SECONDS, "2"),
-            (env::UNSCHEDULABLE_SECONDS, "2"),
-            (env::CONTAINER_ERROR_SECONDS, "2"),
-        ];
-        all.extend(settings);
-        self.serve_with(&all)
+    /// Once it is said what a run waits for, however long that takes, another launcher comes that gives it up soon.
+    async fn lose_patience(
+        &self,
+        patient: Launcher,
+        job: &JobData,
+        (reason, words): (WaitReason, &str),
+        impatience: &[(&str, &str)],
+    ) -> Launcher {
+        self.until_waiting(job, reason, words).await;
+        let patient = patient.into_running();
+        patient.signal(Signal::SIGTERM);
+        patient.wait();
+        self.serve_reporting_with(impatience)
     }
 
     /// A plan the platform has queued and the launcher was given, of a repository nobody will look into.
@@ -100,7 +102,7 @@ fn on_ssd(mut job: JobData) -> JobData {
 async fn an_image_that_never_comes_ends_the_run() {
     let place = Place::new().await;
     let missing = ("ExecutorEphemeralImage", "registry.example.test/missing:1");
-    let launcher = place.serve_impatient(&[missing]);
+    let launcher = place.serve_reporting_with(&[missing, (env::CONTAINER_ERROR_SECONDS, "2")]);
     let plan = place.dispatched(&launcher).await;
     place
         .until_given_up(&plan, "image_not_pulled", "missing:1")
@@ -110,7 +112,10 @@ async fn an_image_that_never_comes_ends_the_run() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_config_map_that_never_comes_ends_the_run() {
     let place = Place::new().await;
-    let launcher = place.serve_impatient(&[("ExecutorEphemeralConfigMap", "settings")]);
+    let launcher = place.serve_reporting_with(&[
+        ("ExecutorEphemeralConfigMap", "settings"),
+        (env::CONTAINER_ERROR_SECONDS, "2"),
+    ]);
     let plan = place.dispatched(&launcher).await;
     place
         .until_given_up(&plan, "config_missing", "settings")
@@ -120,11 +125,7 @@ async fn a_config_map_that_never_comes_ends_the_run() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_whose_job_data_was_deleted_ends_with_its_name() {
     let place = Place::new().await;
-    let settings = [
-        (env::UNSCHEDULABLE_SECONDS, "900"),
-        (env::START_SECONDS, "900"),
-    ];
-    let launcher = place.serve_impatient(&settings);
+    let launcher = place.serve_reporting_with(&[(env::CONTAINER_ERROR_SECONDS, "2")]);
     let plan = on_ssd(job::plan(&Repository::fixture()));
     let plan = place.dispatch(&launcher, plan).await;
     place.until_waiting(&plan, WaitReason::Node, "node").await;
@@ -147,12 +148,15 @@ async fn a_run_whose_job_data_was_deleted_ends_with_its_name() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_no_node_takes_ends_in_the_words_of_the_scheduler() {
     let place = Place::new().await;
-    let launcher = place.serve_impatient(&[]);
+    let launcher = place.serve_reporting();
     let plan = on_ssd(job::plan(&Repository::fixture()));
     let plan = place.dispatch(&launcher, plan).await;
-    place
-        .until_given_up(&plan, "never_scheduled", "0/1 nodes are available")
+    let words = "0/1 nodes are available";
+    let impatience = [(env::UNSCHEDULABLE_SECONDS, "1")];
+    let _launcher = place
+        .lose_patience(launcher, &plan, (WaitReason::Node, words), &impatience)
         .await;
+    place.until_given_up(&plan, "never_scheduled", words).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -161,10 +165,18 @@ async fn a_pod_that_admission_refuses_ends_the_run_in_its_words() {
     let refusal = Fault::AdmissionRefused("runs need an owner".to_owned());
     let faults = place.cluster.faults();
     faults.next_of(CONTROLLERS, ALWAYS, "create", "pods", refusal);
-    let launcher = place.serve_impatient(&[]);
+    let launcher = place.serve_reporting();
     let plan = place.dispatched(&launcher).await;
+    let words = "runs need an owner";
+    let impatience = [
+        (env::NO_POD_EXPLAIN_SECONDS, "1"),
+        (env::NO_POD_SECONDS, "1"),
+    ];
+    let _launcher = place
+        .lose_patience(launcher, &plan, (WaitReason::Admission, words), &impatience)
+        .await;
     place
-        .until_given_up(&plan, "admission_refused", "runs need an owner")
+        .until_given_up(&plan, "admission_refused", words)
         .await;
 }
 
@@ -173,9 +185,12 @@ async fn a_quota_is_waited_for_until_the_deadline() {
     let place = Place::new().await;
     let faults = place.cluster.faults();
     faults.next_of(CONTROLLERS, ALWAYS, "create", "pods", Fault::QuotaExceeded);
-    let launcher = place.serve_impatient(&[]);
+    // Longer than it takes to be told of the quota, and shorter than the run is waited for.
+    let launcher = place.serve_reporting_with(&[
+        (env::NO_POD_EXPLAIN_SECONDS, "1"),
+        (env::NO_POD_SECONDS, "8"),
+    ]);
     let plan = place.dispatched(&launcher).await;
-    // Longer than a run without a pod is otherwise waited for.
     place
         .until_waiting(&plan, WaitReason::Quota, "exceeded quota")
         .await;
@@ -186,7 +201,7 @@ async fn a_quota_is_waited_for_until_the_deadline() {
         let since: k8s_openapi::jiff::Timestamp =
             explanation["wait"]["since"].as_str()?.parse().ok()?;
         let waited = k8s_openapi::jiff::Timestamp::now().duration_since(since);
-        (waited.as_secs() >= 4).then_some(())
+        (waited.as_secs() >= 10).then_some(())
     };
     place.until("the run goes on waiting", noted).await;
     place.end_soon(&plan).await;
@@ -235,7 +250,7 @@ async fn an_apply_whose_node_is_lost_is_not_run_again_and_says_so() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_somebody_deletes_ends_its_run_at_the_platform() {
     let place = Place::without_pods().await;
-    let launcher = place.serve_impatient(&[(env::NO_POD_SECONDS, "900")]);
+    let launcher = place.serve_reporting();
     let plan = place.dispatched(&launcher).await;
     let released = |state: &State| {
         let job = state.job(&name(&plan))?;
@@ -265,7 +280,7 @@ async fn a_job_whose_job_data_never_came_is_removed_after_its_time() {
     doomed.crash();
     assert_eq!(delivery.await.unwrap(), [None]);
 
-    let other = place.serve_impatient(&[(env::INCOMPLETE_SECONDS, "20")]);
+    let other = place.serve_reporting_with(&[(env::INCOMPLETE_SECONDS, "20")]);
     let gone = |state: &State| state.job(&name(&plan)).is_none().then_some(());
     place.until("the Job is removed", gone).await;
     // Nobody was promised that run: the next delivery is the first.
@@ -278,7 +293,7 @@ async fn a_job_whose_job_data_never_came_is_removed_after_its_time() {
 async fn an_ended_run_is_removed_when_its_time_to_live_is_over() {
     let place = Place::new().await;
     let repository = Repository::fixture();
-    let launcher = place.serve_impatient(&[(env::TTL_SECONDS_AFTER_FINISHED, "1")]);
+    let launcher = place.serve_reporting_with(&[(env::TTL_SECONDS_AFTER_FINISHED, "1")]);
     let plan = place.dispatch(&launcher, job::plan(&repository)).await;
     let completed = |_: &State| (place.site.statuses(&plan).1 == "completed").then_some(());
     place.until("the step is completed", completed).await;
@@ -325,7 +340,7 @@ async fn a_run_of_which_only_events_are_left_is_still_explained() {
 async fn no_more_ended_runs_are_kept_than_the_history_allows() {
     let place = Place::new().await;
     let repository = Repository::fixture();
-    let launcher = place.serve_impatient(&[(env::HISTORY_SUCCEEDED, "1")]);
+    let launcher = place.serve_reporting_with(&[(env::HISTORY_SUCCEEDED, "1")]);
     let first = place.dispatch(&launcher, job::plan(&repository)).await;
     place.until_over(&first, "Complete").await;
     let second = job::in_job(&first, "413");

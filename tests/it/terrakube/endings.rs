@@ -8,12 +8,6 @@ use test_platform::{Flow, Native, NewJob, Platform, Status, Variable, Workspace}
 use super::{Gate, Ground, Stage};
 use crate::site;
 
-/// Short where a cluster would give nodes and images minutes to come.
-const IMPATIENT: [(&str, &str); 2] = [
-    (env::UNSCHEDULABLE_SECONDS, "2"),
-    (env::CONTAINER_ERROR_SECONDS, "2"),
-];
-
 impl Stage {
     /// Waits for the failure of the job, and fails unless its step's output holds these words.
     async fn until_told(&self, job: u32, words: &str) {
@@ -38,7 +32,7 @@ impl Stage {
 async fn an_image_that_does_not_exist_fails_the_step_with_its_name() {
     let stage = Stage::in_cluster().await;
     let image = "registry.example.test/missing:1";
-    let _launcher = stage.serve_with(&[IMPATIENT[0], IMPATIENT[1], (env::IMAGE, image)]);
+    let _launcher = stage.serve_with(&[(env::CONTAINER_ERROR_SECONDS, "2"), (env::IMAGE, image)]);
     let job = stage.start(Repository::fixture(), Flow::plan_apply());
     stage.until_told(job, image).await;
 }
@@ -46,7 +40,7 @@ async fn an_image_that_does_not_exist_fails_the_step_with_its_name() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_no_node_takes_fails_the_step_with_the_words_of_the_scheduler() {
     let stage = Stage::in_cluster().await;
-    let _launcher = stage.serve_with(&IMPATIENT);
+    let _launcher = stage.serve_with(&[(env::UNSCHEDULABLE_SECONDS, "2")]);
     let repository = Repository::fixture();
     let workspace = Workspace::new(&repository.url()).with(Variable::env(
         "EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS",
