@@ -18,7 +18,8 @@ use test_platform::{Flow, Ledger, Native, NewJob, Outputs, Platform, Status, Var
 use super::{Gate, Ground, SETTINGS, Stage, default_template};
 use crate::kubernetes::{IMAGE, Place, RUNS};
 
-/// The Job as the platform's own client submits it, which knows nothing of retries, deadlines or claims.
+/// The Job as the platform's own client submits it, which knows nothing of retries, deadlines or claims. Only that it has
+/// half a minute to live after its end; here it stays until it was looked at.
 pub(super) fn manifest(data: &Value, milliseconds: u128) -> Value {
     let labels = json!({
         "terrakube.io/organization": data["organizationId"],
@@ -30,7 +31,7 @@ pub(super) fn manifest(data: &Value, milliseconds: u128) -> Value {
         "kind": "Job",
         "metadata": {"name": name, "labels": labels},
         "spec": {
-            "ttlSecondsAfterFinished": 30,
+            "ttlSecondsAfterFinished": 3600,
             "template": {
                 "metadata": {"labels": labels},
                 "spec": {
