@@ -15,7 +15,7 @@ use crate::ledger::Rule;
 
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Entries asked for at once: what a stream of any length takes as a whole is no measure of whether Redis is there.
-const PAGE: usize = 500;
+const PAGE: usize = 100;
 const WAKE_UP: &str = "terrakube:executor-available";
 const FIELDS: [&str; 4] = ["jobId", "stepId", "lineNumber", "output"];
 
