@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 /// Generous: a busy machine is slow, and nothing waits this long unless it is broken.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(90);
 
 pub(crate) struct Bench {
     temp: tempfile::TempDir,
@@ -156,9 +156,12 @@ impl Process {
         process
     }
 
-    /// Waits until a line, or a piece of one on a terminal, holds `text`.
+    /// Waits until one of the streams holds `text`, in whatever pieces it comes.
     pub(crate) fn wait_for(&mut self, text: &str) {
-        while !self.seen.iter().any(|(_, line)| line.contains(text)) {
+        while ![false, true]
+            .map(|stderr| self.text(stderr).contains(text))
+            .contains(&true)
+        {
             match self.lines.recv_timeout(PATIENCE) {
                 Ok(line) => self.seen.push(line),
                 Err(error) => panic!("no {text:?}: {error}, but {:?}", self.seen),
@@ -181,18 +184,17 @@ impl Process {
     pub(crate) fn end(mut self) -> Done {
         let status = self.child.wait().unwrap();
         self.seen.extend(self.lines.try_iter());
-        let text = |stderr: bool| {
-            self.seen
-                .iter()
-                .filter(|(from, _)| *from == stderr)
-                .map(|(_, line)| line.as_str())
-                .collect::<String>()
-        };
         Done {
             status,
-            stdout: text(false),
-            stderr: text(true),
+            stdout: self.text(false),
+            stderr: self.text(true),
         }
+    }
+
+    /// What was read of a stream so far.
+    fn text(&self, stderr: bool) -> String {
+        let pieces = self.seen.iter().filter(|(from, _)| *from == stderr);
+        pieces.map(|(_, piece)| piece.as_str()).collect()
     }
 }
 

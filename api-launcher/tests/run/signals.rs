@@ -125,11 +125,11 @@ fn a_second_run_of_the_folder_is_sent_away_and_one_of_another_is_not() {
 fn a_child_that_keeps_the_streams_open_does_not_hold_the_run_up() {
     let bench = Bench::new(
         "record completed completed false\n\
-         { trap '' TERM; exec {never}<> <(:); read -r -t 20 -u \"$never\"; } &\n\
+         { trap '' TERM; exec {never}<> <(:); read -r -t 150 -u \"$never\"; } &\n\
          echo $! >\"$MAYFLY_DATA_DIR/pid\"; exit 0",
     );
     let started = Instant::now();
     assert_eq!(bench.run("stack").code(), 0);
-    assert!(started.elapsed().as_secs() < 15, "{:?}", started.elapsed());
+    assert!(started.elapsed().as_secs() < 100, "{:?}", started.elapsed());
     kill(bench.noted_pid(), Signal::SIGKILL).unwrap();
 }
