@@ -281,22 +281,34 @@ fn run_one(programs: &Programs, target: &str, limits: &Limits, found: &Path) -> 
     let temporary = tempfile::tempdir().context("no folder for temporary files")?;
     let mut command = Command::new(program(programs, target)?);
     command
-        .args([own, seeds])
+        .arg(own)
         .args(LIMITS)
         .arg(prefix)
         .arg(format!("-max_total_time={}", limits.time.as_secs().max(1)))
         .args(["-print_final_stats=1", "-close_fd_mask=1"])
         .env("TMPDIR", temporary.path())
         .current_dir(workspace_root());
-    if let Some(runs) = limits.runs {
-        command.args([&format!("-runs={runs}"), "-seed=1"]);
-    }
+    match limits.runs {
+        Some(runs) => command.args([&format!("-runs={runs}"), "-seed=1", &in_order(&seeds)?]),
+        None => command.arg(seeds),
+    };
     let output = command.output().context("it does not start")?;
     judge(
         target,
         output.status.success(),
         &String::from_utf8_lossy(&output.stderr),
     )
+}
+
+/// The option that names the files of a folder by their names, whatever order they have on the disk: what is made from
+/// them depends on it.
+fn in_order(seeds: &Path) -> Result<String> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(seeds).context("no seeds")? {
+        files.push(entry.context("no seeds")?.path().display().to_string());
+    }
+    files.sort_unstable();
+    Ok(format!("-seed_inputs={}", files.join(",")))
 }
 
 /// What came of a target, from what the engine says. `again` is the command that runs the same target.
