@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Result, bail};
 
-use crate::terminal::{run_stage, say};
+use crate::terminal::{PAUSES, insist, run_stage, say};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -228,8 +228,10 @@ fn install(packages: &[&str]) -> Result<()> {
     if run_stage("packages", apt(&arguments).stderr(Stdio::null())).is_ok() {
         return Ok(());
     }
-    run_stage("package index", &mut apt(&["update"]))?;
-    run_stage("packages", &mut apt(&arguments))
+    insist(&PAUSES, || {
+        run_stage("package index", &mut apt(&["update"]))?;
+        run_stage("packages", &mut apt(&arguments))
+    })
 }
 
 fn works(program: &str, args: &[&str]) -> bool {

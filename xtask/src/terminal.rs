@@ -1,7 +1,8 @@
 //! Talking to the person who called: what is run, how long it took.
 
 use std::process::Command;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -31,6 +32,19 @@ pub(crate) fn run_stage(name: &str, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// How long what is elsewhere is left alone before it is asked again.
+pub(crate) const PAUSES: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(30)];
+
+/// Does what needs an archive or a registry, and does it again where that fails: what does not answer now may in a moment.
+pub(crate) fn insist(pauses: &[Duration], attempt: impl Fn() -> Result<()>) -> Result<()> {
+    for pause in pauses {
+        let Err(error) = attempt() else { return Ok(()) };
+        complain(&format!("{error:#}; once more in {} s", pause.as_secs()));
+        thread::sleep(*pause);
+    }
+    attempt()
+}
+
 /// The command as someone could type it.
 pub(crate) fn command_line(command: &Command) -> String {
     std::iter::once(command.get_program())
@@ -49,6 +63,10 @@ pub(crate) fn command_line(command: &Command) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
+    use anyhow::ensure;
+
     use super::*;
 
     #[test]
@@ -56,6 +74,21 @@ mod tests {
         let mut command = Command::new("cargo");
         command.args(["test", "--", "it's one"]);
         assert_eq!(command_line(&command), r"cargo test -- 'it'\''s one'");
+    }
+
+    #[test]
+    fn what_fails_is_tried_again_and_in_the_end_fails() {
+        let pauses = [Duration::ZERO; 2];
+        for (failures, works) in [(0, true), (2, true), (3, false)] {
+            let tried = Cell::new(0);
+            let attempt = || {
+                tried.set(tried.get() + 1);
+                ensure!(tried.get() > failures, "no answer");
+                Ok(())
+            };
+            assert_eq!(insist(&pauses, attempt).is_ok(), works, "{failures}");
+            assert_eq!(tried.get(), 3.min(failures + 1));
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 use images::base::Base;
 
-use crate::terminal::{run_stage, say};
+use crate::terminal::{PAUSES, insist, run_stage, say};
 use crate::workspace_root;
 
 /// Every Python package of the servers, with its version.
@@ -120,8 +120,12 @@ impl Part {
         fs::read_to_string(self.marker()).is_ok_and(|text| text == self.wanted)
     }
 
-    /// The marker comes last, so that an interrupted installation is not taken for one.
     fn make(&self) -> Result<()> {
+        insist(&PAUSES, || self.make_once())
+    }
+
+    /// The marker comes last, so that an interrupted installation is not taken for one.
+    fn make_once(&self) -> Result<()> {
         let folder = &self.folder;
         if folder.exists() {
             fs::remove_dir_all(folder)
