@@ -88,7 +88,7 @@ async fn a_strict_flag_may_say_no() {
 async fn a_persistent_executor_that_is_away_means_later() {
     let place = Place::new();
     // Kept, so that nobody listens on it.
-    let port = Port::keep().unwrap();
+    let port = Port::take().unwrap();
     let url = format!("http://{}/", port.address());
     let launcher = place.serve(&[
         ("MAYFLY_ROUTE", "flag"),

@@ -506,7 +506,7 @@ impl Installed {
 
     /// A cluster where all is there that the release needs, and nothing of it.
     async fn prepared(over: Value) -> Self {
-        let port = Port::keep().unwrap();
+        let port = Port::take().unwrap();
         let mut values = json!({
             "auth": {"internalSecret": {"existingSecret": "internal"}},
             "launcher": {"listenAddress": "127.0.0.1", "service": {"port": port.number()}},

@@ -29,6 +29,7 @@ const ACCOUNT: &str = "store@p.test";
 pub struct Gcs {
     front: Server,
     daemon: Daemon,
+    _port: Port,
     tokens: Server,
     private_key: String,
 }
@@ -39,7 +40,9 @@ impl Gcs {
     /// # Errors
     /// Fails with one line that names what is missing.
     pub fn start() -> io::Result<Self> {
-        let (daemon, address) = start_somewhere()?;
+        // It does not tell which port it got, so it has to be given one.
+        let port = Port::take()?;
+        let (daemon, address) = (start_on(&port)?, port.address());
         let body = format!(r#"{{"name":"{BUCKET}"}}"#);
         let json = [("Content-Type", "application/json")];
         let made = ask(
@@ -63,6 +66,7 @@ impl Gcs {
         Ok(Self {
             front: Server::start(move |request| guard(request, address))?,
             daemon,
+            _port: port,
             tokens,
             private_key: to_pkcs8(&key)?,
         })
@@ -135,11 +139,8 @@ fn is_for_the_account(token: &str) -> bool {
     String::from_utf8_lossy(&claims).contains(&format!("\"iss\":\"{ACCOUNT}\""))
 }
 
-fn start_somewhere() -> io::Result<(Daemon, SocketAddr)> {
-    let program = program()?;
-    // It does not tell which port it got, so it has to be given one.
-    let port = Port::keep()?;
-    let mut command = Command::new(&program);
+fn start_on(port: &Port) -> io::Result<Daemon> {
+    let mut command = Command::new(program()?);
     command
         .args([
             "-scheme",
@@ -153,7 +154,7 @@ fn start_somewhere() -> io::Result<(Daemon, SocketAddr)> {
     let (daemon, ()) = Daemon::start(&mut command, |line| {
         line.contains("server started").then_some(())
     })?;
-    Ok((daemon, port.address()))
+    Ok(daemon)
 }
 
 /// The binary in the package for this machine.

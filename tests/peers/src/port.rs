@@ -1,44 +1,43 @@
-//! Ports for programs that have to be told theirs.
+//! A port of loopback that is nobody else's as long as its value lives, whether somebody listens there or not: what is
+//! started on it cannot find it taken, and what is stopped on it is not followed by another test's server.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use tokio::net::TcpSocket;
 
-/// A port of loopback that is given to nobody else while this lives, whether a program listens on it or not: one that
-/// ends may be started on it again, and as long as none is there connections are refused.
-///
-/// It is bound and not listened on. Whoever binds this very port, and with `SO_REUSEADDR` as servers do, may have it
-/// all the same; who takes any port there is gets another.
+/// A port that is held.
 #[derive(Debug)]
 pub struct Port {
-    number: u16,
-    _kept: TcpSocket,
+    address: SocketAddr,
+    // Bound, and never listening: who connects is refused. The system gives the port to nobody who leaves the choice to
+    // it, and to those who ask for it by number and may share an address, as servers do.
+    _held: TcpSocket,
 }
 
 impl Port {
-    /// Keeps a free one.
+    /// One that is free.
     ///
     /// # Errors
     /// Fails when there is none.
-    pub fn keep() -> io::Result<Self> {
-        let kept = TcpSocket::new_v4()?;
-        kept.set_reuseaddr(true)?;
-        kept.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+    pub fn take() -> io::Result<Self> {
+        let held = TcpSocket::new_v4()?;
+        held.set_reuseaddr(true)?;
+        held.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         Ok(Self {
-            number: kept.local_addr()?.port(),
-            _kept: kept,
+            address: held.local_addr()?,
+            _held: held,
         })
     }
 
     /// Its number.
-    pub const fn number(&self) -> u16 {
-        self.number
+    pub fn number(&self) -> u16 {
+        self.address.port()
     }
 
-    /// `127.0.0.1:port`
+    /// Where a server on it is reached.
     pub fn address(&self) -> SocketAddr {
-        SocketAddr::from((Ipv4Addr::LOCALHOST, self.number))
+        self.address
     }
 }
 
@@ -49,16 +48,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_there_for_one_server_after_the_other_and_for_nobody_else() {
-        let port = Port::keep().unwrap();
+    fn a_port_is_for_those_who_ask_for_it_and_for_nobody_else() {
+        let port = Port::take().unwrap();
+        let refused = || TcpStream::connect(port.address()).unwrap_err().kind();
+        assert_eq!(refused(), io::ErrorKind::ConnectionRefused);
         for _ in 0..2 {
-            let refused = TcpStream::connect(port.address()).unwrap_err();
-            assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
             let server = TcpListener::bind(port.address()).unwrap();
-            TcpStream::connect(port.address()).unwrap();
-            drop(server);
+            let client = TcpStream::connect(port.address()).unwrap();
+            drop((server.accept().unwrap(), client, server));
+            assert_eq!(refused(), io::ErrorKind::ConnectionRefused);
         }
-        // More than half of all there are.
+        // As long as the system has others.
         let others: Vec<_> = (0..500)
             .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
             .collect();

@@ -85,6 +85,11 @@ impl Proxy {
         lock(&self.shared.orders).clear();
     }
 
+    /// How many connections there were so far.
+    pub fn accepted(&self) -> u64 {
+        self.shared.accepted.load(Ordering::SeqCst)
+    }
+
     /// How many connections went wrong by order so far.
     pub fn troubled(&self) -> u64 {
         self.shared.troubled.load(Ordering::SeqCst)

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::{self, BufRead as _, BufReader};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
@@ -14,6 +15,9 @@ use crate::port::Port;
 
 /// Longer than a start takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// For how many milliseconds a sentinel bears the silence of a server, until it loses its patience and then.
+const PATIENT: u32 = 60_000;
+const IMPATIENT: u32 = 300;
 /// What a server says once it listens.
 const READY: &str = "Ready to accept connections";
 
@@ -67,6 +71,7 @@ impl Options {
 pub struct RedisServer {
     folder: TempDir,
     options: Options,
+    // Its own also while it is away.
     port: Port,
     process: Option<Child>,
 }
@@ -92,7 +97,7 @@ impl RedisServer {
         let mut server = Self {
             folder,
             options,
-            port: Port::keep()?,
+            port: Port::take()?,
             process: None,
         };
         server.resume_from_disk()?;
@@ -106,7 +111,12 @@ impl RedisServer {
 
     /// `127.0.0.1:port`
     pub fn address(&self) -> String {
-        self.port.address().to_string()
+        self.socket().to_string()
+    }
+
+    /// The same.
+    pub fn socket(&self) -> SocketAddr {
+        self.port.address()
     }
 
     /// Of the authority its certificate comes from; only with TLS.
@@ -222,12 +232,11 @@ impl Sentinel {
     /// # Errors
     /// See [`RedisServer::start`].
     pub fn watch(server: &RedisServer, lines: &str) -> io::Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let port = Port::keep()?;
+        let (folder, port) = (tempfile::tempdir()?, Port::take()?);
         let config = folder.path().join("sentinel.conf");
         let text = format!(
             "bind 127.0.0.1\nport {}\ndir {}\nsentinel monitor mymaster 127.0.0.1 {} 1\n\
-             sentinel down-after-milliseconds mymaster 300\n\
+             sentinel down-after-milliseconds mymaster {PATIENT}\n\
              sentinel failover-timeout mymaster 2000\n{lines}\n",
             port.number(),
             folder.path().display(),
@@ -236,12 +245,26 @@ impl Sentinel {
         fs::write(&config, text)?;
         let mut command = Command::new(find("redis-sentinel")?);
         command.arg(&config);
-        let process = start(command, "+monitor master")?;
         Ok(Self {
+            process: start(command, "+monitor master")?,
             _folder: folder,
             port,
-            process,
         })
+    }
+
+    /// From now on a server that is silent for a moment is given up for another. Before, none is: on a busy machine any
+    /// may be.
+    ///
+    /// # Errors
+    /// Fails when the sentinel does not answer.
+    pub fn lose_patience(&self) -> redis::RedisResult<()> {
+        let client = redis::Client::open(format!("redis://{}/", self.address()))?;
+        redis::cmd("SENTINEL")
+            .arg("SET")
+            .arg("mymaster")
+            .arg("down-after-milliseconds")
+            .arg(IMPATIENT)
+            .exec(&mut client.get_connection()?)
     }
 
     /// The port on `127.0.0.1`.
@@ -266,7 +289,7 @@ impl Drop for Sentinel {
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
-    /// Where the nodes talk to each other.
+    /// Where the nodes hear each other.
     _buses: Vec<Port>,
 }
 
@@ -278,16 +301,16 @@ impl RedisCluster {
     pub fn start() -> io::Result<Self> {
         let options = Options::default()
             .set("cluster-enabled", "yes")
-            .set("cluster-node-timeout", "2000");
+            // None fails here, and on a busy machine any may be silent for a moment.
+            .set("cluster-node-timeout", "15000");
         let (mut nodes, mut buses) = (Vec::new(), Vec::new());
         for slots in [0..=5460, 5461..=10_922, 10_923..=16_383] {
-            let bus = Port::keep()?;
+            let bus = Port::take()?;
             let node = RedisServer::with(
                 options
                     .clone()
                     .set("cluster-port", &bus.number().to_string()),
             )?;
-            buses.push(bus);
             let mut client = node.connect().map_err(io::Error::other)?;
             redis::cmd("CLUSTER")
                 .arg("ADDSLOTSRANGE")
@@ -296,6 +319,7 @@ impl RedisCluster {
                 .exec(&mut client)
                 .map_err(io::Error::other)?;
             nodes.push(node);
+            buses.push(bus);
         }
         let cluster = Self {
             nodes,
