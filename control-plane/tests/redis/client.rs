@@ -6,7 +6,7 @@ use control_plane::redis::{Entry, Redis, RedisArgs, RedisError, Retention, Taken
 use job_contract::chain;
 use test_peers::redis::{Options, RedisCluster, RedisServer, Sentinel};
 
-use crate::support::{LONG, args, eventually, redis, redis_at};
+use crate::support::{LONG, args, eventually, redis, redis_at, until_it_answers};
 
 const MINUTE: Duration = Duration::from_mins(1);
 
@@ -245,6 +245,7 @@ async fn sentinels_lead_to_the_server_and_after_a_failover_to_the_next() {
         (!known.is_empty()).then_some(())
     })
     .await;
+    sentinel.lose_patience().unwrap();
     first.kill();
     let started = Instant::now();
     while let Err(error) = redis.set(b"after", b"failover", MINUTE).await {
@@ -305,7 +306,7 @@ async fn a_server_that_says_nothing_costs_the_time_limit_and_no_more() {
         redis_timeout: Some("300".into()),
         ..args(&server)
     });
-    redis.ping().await.unwrap();
+    until_it_answers(&redis).await;
     server.freeze().unwrap();
     let started = Instant::now();
     for _ in 0..2 {
@@ -318,5 +319,5 @@ async fn a_server_that_says_nothing_costs_the_time_limit_and_no_more() {
     }
     assert!(started.elapsed() < Duration::from_secs(5));
     server.thaw().unwrap();
-    redis.ping().await.unwrap();
+    until_it_answers(&redis).await;
 }

@@ -30,14 +30,12 @@ async fn pictures_stand_in_a_stream_that_expires() {
         (!stream(&mut client, NAME).is_empty()).then_some(())
     })
     .await;
-    // Of these the last one wins, and the end does not wait for its turn.
-    let started = Instant::now();
+    // Of these the last one wins.
     for number in 0..1000 {
         live.publish(state(&format!("applying {number}")));
     }
     live.publish(state("applied"));
     live.finish(LONG).await;
-    assert!(started.elapsed() < Duration::from_millis(900));
 
     let entries = stream(&mut client, NAME);
     assert_eq!(entries.len(), 2, "{entries:?}");
@@ -59,6 +57,29 @@ async fn pictures_stand_in_a_stream_that_expires() {
         .query(&mut client)
         .unwrap();
     assert!((21_000..=21_600).contains(&left), "{left}");
+}
+
+#[tokio::test]
+async fn the_last_picture_does_not_wait_for_its_turn() {
+    let server = RedisServer::start().unwrap();
+    let mut client = server.connect().unwrap();
+    let mut fastest = Duration::MAX;
+    // On a busy machine one may take as long as its turn for other reasons.
+    for number in 0..5 {
+        let name = format!("{number}-context");
+        let live = LiveStream::start(redis_at(&server), &number.to_string(), STEP);
+        live.publish(state("applying"));
+        eventually("the first is there", || {
+            (!stream(&mut client, &name).is_empty()).then_some(())
+        })
+        .await;
+        let started = Instant::now();
+        live.publish(state("applied"));
+        live.finish(LONG).await;
+        fastest = fastest.min(started.elapsed());
+        assert_eq!(stream(&mut client, &name).len(), 2);
+    }
+    assert!(fastest < Duration::from_millis(900), "{fastest:?}");
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@ use control_plane::redis::{Redis, RedisArgs};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use test_peers::http::{Request, Response, Server};
+use test_peers::proxy::Proxy;
 use test_peers::redis::{Options, RedisServer};
 
 use crate::support::{LONG, args, eventually, redis, redis_at, stream};
@@ -145,10 +146,21 @@ async fn a_redis_killed_and_started_again_in_the_middle_loses_nothing_and_double
     assert_whole(&server, 20_000);
 }
 
+/// Waits until no answer is waited for any more on the connections there were: there is another, to look what became
+/// of what was sent.
+async fn given_up(way: &Proxy, before: u64) {
+    eventually("the answer is given up", || {
+        (way.accepted() > before).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn lines_whose_answer_was_lost_are_not_sent_again() {
     let server = RedisServer::start().unwrap();
+    let way = Proxy::start(&[server.socket()]).unwrap();
     let settings = RedisArgs {
+        redis_port: Some(way.address().port().to_string()),
         redis_timeout: Some("300".to_owned()),
         ..args(&server)
     };
@@ -163,10 +175,11 @@ async fn lines_whose_answer_was_lost_are_not_sent_again() {
     .await;
     // What is sent now is executed later, when nobody waits for the answer any more.
     server.freeze().unwrap();
+    let before = way.accepted();
     write_numbers(&mut writer, 1..50).await;
     writer.close().await;
     let finish = tokio::spawn(log.finish(LONG));
-    tokio::time::sleep(Duration::from_millis(700)).await;
+    given_up(&way, before).await;
     server.thaw().unwrap();
     let summary = finish.await.unwrap();
     assert!(summary.is_complete(), "{summary:?}");
@@ -177,7 +190,9 @@ async fn lines_whose_answer_was_lost_are_not_sent_again() {
 #[tokio::test]
 async fn remarks_of_others_are_not_taken_for_lines_whose_answer_was_lost() {
     let server = RedisServer::start().unwrap();
+    let way = Proxy::start(&[server.socket()]).unwrap();
     let settings = RedisArgs {
+        redis_port: Some(way.address().port().to_string()),
         redis_timeout: Some("300".to_owned()),
         ..args(&server)
     };
@@ -193,10 +208,11 @@ async fn remarks_of_others_are_not_taken_for_lines_whose_answer_was_lost() {
     })
     .await;
     server.freeze().unwrap();
+    let before = way.accepted();
     write_numbers(&mut writer, 1..20).await;
     writer.close().await;
     let finish = tokio::spawn(log.finish(LONG));
-    tokio::time::sleep(Duration::from_millis(700)).await;
+    given_up(&way, before).await;
     server.thaw().unwrap();
     remarks.remark("the node is going away").await.unwrap();
     assert!(finish.await.unwrap().is_complete());

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use control_plane::java;
 use control_plane::redis::{Field, Redis, RedisArgs};
+use job_contract::chain;
 use test_peers::redis::RedisServer;
 
 /// Longer than anything here takes, so that a hang fails.
@@ -23,6 +24,14 @@ pub(crate) fn redis(args: &RedisArgs) -> Redis {
 
 pub(crate) fn redis_at(server: &RedisServer) -> Redis {
     redis(&args(server))
+}
+
+/// Waits for an answer in time, which there may not be at once where time is short and the machine busy.
+pub(crate) async fn until_it_answers(redis: &Redis) {
+    let started = Instant::now();
+    while let Err(error) = redis.ping().await {
+        assert!(started.elapsed() < LONG, "{}", chain(&error));
+    }
 }
 
 /// Asks again until the answer is there; fails when it does not come.
