@@ -78,6 +78,23 @@ async fn write(log: &RunLog, text: &str) {
         .expect("writers never wait for sinks");
 }
 
+/// Waits until that holds of what a sink has delivered and of its last error.
+async fn until(log: &RunLog, sink: usize, holds: impl Fn(u64, Option<String>) -> bool) {
+    let feed = Arc::clone(&log.sinks.lock().unwrap()[sink].feed);
+    let waiting = async {
+        loop {
+            let (delivered, last_error) = feed.outcome();
+            if holds(delivered, last_error) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LONG, waiting)
+        .await
+        .expect("the sink does its work");
+}
+
 #[tokio::test]
 async fn everything_written_is_in_the_spool_and_at_every_sink_without_secrets() {
     let folder = TempDir::new().unwrap();
@@ -169,6 +186,8 @@ async fn what_a_reader_did_not_take_by_the_deadline_is_counted_to_the_line() {
         vec![pipe, file_sink(&folder, "sink.log")],
     );
     write(&log, &numbered_lines(MANY_LINES)).await;
+    until(&log, 0, |delivered, _| delivered > 0).await;
+    until(&log, 1, |delivered, _| delivered == MANY_LINES).await;
     let summary = log.finish(Duration::from_millis(200)).await;
 
     let mut read = Vec::new();
@@ -243,6 +262,8 @@ async fn a_sink_that_never_works_loses_everything_by_the_deadline_and_says_why()
         vec![full, file_sink(&folder, "sink.log")],
     );
     write(&log, &numbered_lines(100)).await;
+    until(&log, 0, |_, error| error.is_some()).await;
+    until(&log, 1, |delivered, _| delivered == 100).await;
     let summary = log.finish(Duration::from_millis(300)).await;
     assert_eq!(
         (summary.sinks[0].delivered, summary.sinks[0].lost),
