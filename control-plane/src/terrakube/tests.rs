@@ -18,6 +18,7 @@ use super::{Terrakube, TerrakubeConfig, TerrakubeError, TokenSource};
 use crate::patience::Patience;
 use crate::platform::{Admission, Claim, History, Holder, Outcome, PlanReference, Start};
 use crate::redis::{Redis, RedisArgs};
+use test_peers::port::Port;
 use test_peers::redis::RedisServer;
 
 const PLAN: &str = "terraformPlan";
@@ -442,7 +443,7 @@ async fn a_platform_asks_for_time_and_gets_it() {
         .client()
         .standing(
             &step("plan-id", PLAN),
-            &Patience::lasting(Duration::from_millis(100)),
+            &Patience::lasting(Duration::from_secs(3)),
         )
         .await
         .unwrap_err();
@@ -511,14 +512,13 @@ async fn no_answer_leads_a_token_elsewhere() {
 #[tokio::test]
 async fn a_platform_that_is_not_there_is_named() {
     let api = StandIn::with_status("queue").await;
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let nobody = format!("http://{}/", listener.local_addr().unwrap());
-    drop(listener);
+    let port = Port::take().unwrap();
+    let nobody = format!("http://{}/", port.address());
     let config = TerrakubeConfig {
         api_url: Url::parse(&nobody).unwrap(),
         ..api.config()
     };
-    let patience = Patience::lasting(Duration::from_millis(50));
+    let patience = Patience::lasting(Duration::from_secs(2));
     let error = client(config)
         .standing(&step("plan-id", PLAN), &patience)
         .await
