@@ -539,13 +539,14 @@ mod tests {
     async fn what_saves_results_is_not_interrupted_but_has_an_end() {
         let stop = Stop::default();
         stop.order(Cause::Signal(15));
-        let limit = Limit {
-            stop,
+        let limit = |grace| Limit {
+            stop: stop.clone(),
             interrupt: None,
-            grace: Duration::from_millis(200),
+            grace,
         };
         let mut capture = Capture::up_to(1 << 10);
-        let quick = timeout(PATIENCE, run(&bash("echo saved"), &limit, &mut capture))
+        let (brief, patient) = (bash("echo saved"), limit(PATIENCE));
+        let quick = timeout(PATIENCE, run(&brief, &patient, &mut capture))
             .await
             .unwrap()
             .unwrap();
@@ -556,13 +557,11 @@ mod tests {
                 stopped: false
             }
         );
-        let slow = timeout(
-            PATIENCE,
-            run(&bash("tail -f /dev/null"), &limit, &mut capture),
-        )
-        .await
-        .unwrap()
-        .unwrap();
+        let (endless, limit) = (bash("tail -f /dev/null"), limit(Duration::from_millis(200)));
+        let slow = timeout(PATIENCE, run(&endless, &limit, &mut capture))
+            .await
+            .unwrap()
+            .unwrap();
         assert_eq!(
             slow,
             Completion {
