@@ -5,6 +5,7 @@ use std::fs;
 use rstest::rstest;
 use test_peers::git_http::{self, GitHttpOptions};
 use test_peers::http::{Response, Server};
+use test_peers::port::Port;
 
 use super::super::git::GitFailure;
 use super::super::*;
@@ -171,12 +172,9 @@ async fn a_missing_repository_is_told_from_an_unreachable_server() {
         assert_eq!(failure(&error), Some(GitFailure::NoRepository), "{error}");
         assert_eq!(error.fault(), Fault::User);
     }
-    let gone = server.url();
-    drop(server);
-    let error = bench
-        .prepare(&job(&format!("{gone}/repo.git"), "main"))
-        .await
-        .unwrap_err();
+    let nobody = Port::take().unwrap();
+    let source = format!("http://{}/repo.git", nobody.address());
+    let error = bench.prepare(&job(&source, "main")).await.unwrap_err();
     assert_eq!(failure(&error), Some(GitFailure::Unreachable), "{error}");
     assert_eq!(error.fault(), Fault::Infrastructure);
 }

@@ -12,6 +12,7 @@ use job_contract::JobData;
 use job_contract::job::REMOTE_CONTENT;
 use rstest::rstest;
 use test_peers::http::{Response, Server};
+use test_peers::port::Port;
 use url::Url;
 
 use super::super::*;
@@ -182,11 +183,9 @@ async fn a_transfer_that_breaks_off_is_tried_again_and_then_reported() {
 
 #[tokio::test]
 async fn an_unreachable_platform_is_not_the_users_fault() {
-    let server = Server::start(|_| Response::new(200, "")).unwrap();
-    let source = server.url();
-    drop(server);
+    let nobody = Port::take().unwrap();
     let error = Bench::new()
-        .prepare(&content_job(&source))
+        .prepare(&content_job(&format!("http://{}", nobody.address())))
         .await
         .unwrap_err();
     assert_eq!(error.fault(), Fault::Infrastructure);

@@ -7,6 +7,7 @@ use job_contract::JobData;
 use rstest::rstest;
 use test_peers::git_http::{self, GitHttpOptions};
 use test_peers::http::{Response, Server};
+use test_peers::port::Port;
 use test_peers::sshd::{self, Sshd};
 
 use super::super::git::GitFailure;
@@ -468,7 +469,8 @@ mod azure {
         prepare_with(&[("AZURE_POD_IDENTITY_AUTHORITY_HOST", &url)])
             .await
             .unwrap();
-        drop(metadata);
+        let nobody = Port::take().unwrap();
+        let url = format!("http://{}", nobody.address());
         let error = prepare_with(&[("AZURE_POD_IDENTITY_AUTHORITY_HOST", &url)])
             .await
             .unwrap_err();
