@@ -3,10 +3,10 @@
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context as _;
-use integration_tests::{FakeTool, Repository, job};
+use integration_tests::process::Stream;
+use integration_tests::{FakeTool, Repository, fifo, job};
 use job_contract::keys::local_backend_state;
 use job_contract::report::{StateStanding, StopReason};
 use job_contract::{StepType, env};
@@ -30,64 +30,92 @@ sleep 1000 & while :; do wait; done"#,
     )
 }
 
-fn interrupted_for(reason: StopReason, setting: (&str, &str), words: &str) {
-    let (site, repository) = (site(), Repository::fixture());
-    let tool = stuck(&site, "true");
-    let apply = job::step(StepType::Apply, &repository);
-    site.queue(&[&apply]);
-    let outcome = site
-        .executor(&apply)
-        .env("PATH", tool.path())
-        .env(setting.0, setting.1)
-        .run()
-        .expect_code(1);
+/// How much time a run has is to end while the apply is at work, of which the test is. How long a run takes to come to
+/// its apply is the machine's affair.
+fn interrupted_for(reason: StopReason, setting: &str, words: impl Fn(u64) -> String) {
+    let at_work = [4, 8, 16, 32].into_iter().any(|seconds| {
+        let (site, repository) = (site(), Repository::fixture());
+        let tool = stuck(&site, "true");
+        let apply = job::step(StepType::Apply, &repository);
+        site.queue(&[&apply]);
+        let outcome = site
+            .executor(&apply)
+            .env("PATH", tool.path())
+            .env(setting, seconds.to_string())
+            .run();
+        if !outcome.log().contains("made\n") {
+            return false;
+        }
+        let outcome = outcome.expect_code(1);
 
-    assert_eq!(outcome.report().stopped, Some(reason), "{outcome}");
-    assert!(outcome.log().contains(words), "{outcome}");
-    let error = outcome.report().error.as_deref().unwrap();
-    assert!(error.contains(words), "{error}");
-    assert!(outcome.report().hint.is_some(), "{outcome}");
-    assert_eq!(
-        fs::read_to_string(tool.file("signals")).unwrap(),
-        "INT\n",
-        "one interrupt and no more"
-    );
-    assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
-    assert_eq!(
-        site.record(&apply).history.len(),
-        1,
-        "state was not kept\n{outcome}"
-    );
-    assert!(
-        site.step_output(&apply).contains("interrupted"),
-        "{outcome}"
-    );
-    assert!(outcome.left_behind.is_empty(), "{outcome}");
+        assert_eq!(outcome.report().stopped, Some(reason), "{outcome}");
+        let words = words(seconds);
+        assert!(outcome.log().contains(&words), "{outcome}");
+        assert!(outcome.error().contains(&words), "{outcome}");
+        assert!(outcome.report().hint.is_some(), "{outcome}");
+        assert_eq!(
+            fs::read_to_string(tool.file("signals")).unwrap(),
+            "INT\n",
+            "one interrupt and no more"
+        );
+        assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
+        assert_eq!(
+            site.record(&apply).history.len(),
+            1,
+            "state was not kept\n{outcome}"
+        );
+        assert!(
+            site.step_output(&apply).contains("interrupted"),
+            "{outcome}"
+        );
+        assert!(outcome.left_behind.is_empty(), "{outcome}");
+        true
+    });
+    assert!(at_work, "no run came to its apply");
 }
 
 #[test]
 fn a_run_that_is_not_done_by_its_deadline_is_interrupted_and_its_state_kept() {
-    interrupted_for(
-        StopReason::Deadline,
-        (env::DEADLINE_SECONDS, "8"),
-        "it was not done within 8s",
-    );
+    interrupted_for(StopReason::Deadline, env::DEADLINE_SECONDS, |seconds| {
+        format!("it was not done within {seconds}s")
+    });
 }
 
 #[test]
 fn a_run_that_falls_silent_is_interrupted_and_its_state_kept() {
-    interrupted_for(
-        StopReason::Silence,
-        (env::SILENCE_SECONDS, "8"),
-        "nothing was heard of it for 8s",
-    );
+    interrupted_for(StopReason::Silence, env::SILENCE_SECONDS, |seconds| {
+        format!("nothing was heard of it for {seconds}s")
+    });
 }
 
 /// A control group with a memory limit, for one process tree.
 struct MemoryGroup {
     folder: PathBuf,
     mib: u64,
+    files: &'static MemoryFiles,
 }
+
+/// Names of one version of control groups: of the limit, of what is in use, and of what of that is page cache, and what
+/// of it cannot be dropped.
+struct MemoryFiles {
+    limit: &'static str,
+    usage: &'static str,
+    cache: &'static str,
+    shared: &'static str,
+}
+
+const V1: MemoryFiles = MemoryFiles {
+    limit: "memory.limit_in_bytes",
+    usage: "memory.usage_in_bytes",
+    cache: "total_cache",
+    shared: "total_shmem",
+};
+const V2: MemoryFiles = MemoryFiles {
+    limit: "memory.max",
+    usage: "memory.current",
+    cache: "file",
+    shared: "shmem",
+};
 
 impl MemoryGroup {
     /// `None` where this user may not make one, which is said. Whoever may, tests.
@@ -104,20 +132,20 @@ impl MemoryGroup {
     }
 
     fn make(mib: u64) -> anyhow::Result<Self> {
-        // Tests of one process run side by side.
-        static MADE: AtomicUsize = AtomicUsize::new(0);
         let root = Path::new("/sys/fs/cgroup");
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let name = format!("mayfly-test-{}-{number}", std::process::id());
-        let (folder, limit) = if root.join("cgroup.controllers").exists() {
-            (root.join(name), "memory.max")
+        let (parent, files) = if root.join("cgroup.controllers").exists() {
+            (root.to_owned(), &V2)
         } else {
-            (root.join("memory").join(name), "memory.limit_in_bytes")
+            (root.join("memory"), &V1)
         };
-        fs::create_dir(&folder)
-            .with_context(|| format!("no memory control group `{}`", folder.display()))?;
-        let group = Self { folder, mib };
-        let limit = group.folder.join(limit);
+        // A name that nobody has, and that no process which was killed has left behind.
+        let folder = tempfile::Builder::new()
+            .prefix("mayfly-test-")
+            .tempdir_in(&parent)
+            .with_context(|| format!("no memory control group in `{}`", parent.display()))?
+            .keep();
+        let group = Self { folder, mib, files };
+        let limit = group.folder.join(files.limit);
         fs::OpenOptions::new()
             .write(true)
             .open(&limit)
@@ -131,6 +159,34 @@ impl MemoryGroup {
         format!(
             "echo $$ > '{}/cgroup.procs' && exec \"$@\"",
             self.folder.display()
+        )
+    }
+
+    /// A function of bash that takes memory until so many hundredths of the limit are in use, however fast the machine
+    /// and however large its programs are. The rest is for what has to be done then.
+    fn filler(&self) -> String {
+        let MemoryFiles {
+            usage,
+            cache,
+            shared,
+            ..
+        } = self.files;
+        format!(
+            r#"part=$(head -c 1048576 /dev/zero | tr '\0' x); taken=()
+fill() {{
+  local used name value cache shared
+  while :; do
+    read -r used < '{folder}/{usage}'
+    while read -r name value; do
+      case "$name" in {cache}) cache=$value ;; {shared}) shared=$value ;; esac
+    done < '{folder}/memory.stat'
+    [ $(((used - cache + shared) / ({mib} * 1048576 / 100))) -ge "$1" ] && return
+    taken+=("$part")
+  done
+}}
+"#,
+            folder = self.folder.display(),
+            mib = self.mib,
         )
     }
 }
@@ -148,20 +204,24 @@ fn a_tool_that_fills_its_memory_is_interrupted_before_the_kernel_kills_it() {
         return;
     };
     let (site, repository) = (site(), Repository::fixture());
-    // In steps, as a provider does; 10 MiB are a string of so many letters.
-    let tool = stuck(
-        &site,
-        r#"grown=(); ten=$(head -c 10485760 /dev/zero | tr '\0' x)
-for i in {1..12}; do grown+=("$ten"); echo "grown to ${i}0 MiB"; sleep 0.3; done"#,
+    let gate = fifo(site.scratch("gate"));
+    let fills = format!(
+        "{}fill 74; read -r _ < '{}'; fill 82",
+        group.filler(),
+        gate.display()
     );
+    let tool = stuck(&site, &fills);
     let apply = job::step(StepType::Apply, &repository);
     site.queue(&[&apply]);
-    let outcome = site
+    let run = site
         .executor(&apply)
         .env("PATH", tool.path())
         .wrapped_in(&["sh", "-c", &group.entrance(), "sh"])
-        .run()
-        .expect_code(1);
+        .start();
+    let warning = "at 80 % the tool is interrupted";
+    run.running.wait_for(Stream::Stdout, warning);
+    fs::write(&gate, "on\n").unwrap();
+    let outcome = run.wait().expect_code(1);
 
     assert_eq!(
         outcome.report().stopped,
@@ -169,9 +229,7 @@ for i in {1..12}; do grown+=("$ten"); echo "grown to ${i}0 MiB"; sleep 0.3; done
         "{outcome}"
     );
     let log = outcome.log();
-    let warned = log
-        .find("at 80 % the tool is interrupted")
-        .expect("a warning");
+    let warned = log.find(warning).expect("a warning");
     let stopped = log.find("of memory were in use").expect("the reason");
     assert!(warned < stopped, "{outcome}");
     assert!(log.contains(&format!("of {} MiB", group.mib)), "{outcome}");
@@ -189,12 +247,14 @@ fn the_real_tool_is_interrupted_in_a_full_memory_and_saves_its_state() {
         return;
     };
     let site = site();
-    let grow = r#"grown=(); ten=$(head -c 10485760 /dev/zero | tr '\0' x)
-      while :; do grown+=("$ten"); sleep 0.1; done"#;
+    let fills = site.scratch("fills.sh");
+    let script = group.filler() + "fill 84\nwhile :; do sleep 0.1; done\n";
+    fs::write(&fills, script).unwrap();
     let repository = Repository::module(&format!(
         "resource \"terraform_data\" \"first\" {{\n  input = \"made\"\n}}\nresource \"terraform_data\" \
          \"second\" {{\n  depends_on = [terraform_data.first]\n  provisioner \"local-exec\" {{\n    \
-         interpreter = [\"bash\", \"-c\"]\n    command     = <<-END\n      {grow}\n    END\n  }}\n}}\n"
+         command = \"exec bash '{}'\"\n  }}\n}}\n",
+        fills.display()
     ));
     let apply = job::step(StepType::Apply, &repository);
     site.queue(&[&apply]);
