@@ -298,15 +298,24 @@ fn however_many_signals_come_the_tool_is_interrupted_once() {
     journey.assert_saved(&outcome);
 }
 
+/// The deadline is to come while the tool is at the gate. How long it takes to be there is the machine's affair.
 #[test]
 fn an_apply_that_is_not_done_by_its_deadline_saves_its_state() {
-    let journey = Journey::planned();
-    let run = journey.executor().env(env::DEADLINE_SECONDS, "25").start();
-    tool_at_the_gate(&run);
-    let outcome = run.wait().expect_code(1);
-    assert_eq!(outcome.report().stopped, Some(StopReason::Deadline));
-    assert_interrupted_once(&outcome);
-    journey.assert_saved(&outcome);
+    let in_time = [10, 20, 40].into_iter().any(|seconds| {
+        let journey = Journey::planned();
+        let deadline = seconds.to_string();
+        let run = journey.executor().env(env::DEADLINE_SECONDS, deadline);
+        let run = run.start();
+        let came_to_its_gate = run.running.shows(Stream::Stdout, AT_THE_GATE);
+        let outcome = run.wait().expect_code(1);
+        assert_eq!(outcome.report().stopped, Some(StopReason::Deadline));
+        if came_to_its_gate {
+            assert_interrupted_once(&outcome);
+            journey.assert_saved(&outcome);
+        }
+        came_to_its_gate
+    });
+    assert!(in_time, "it never came to its gate");
 }
 
 #[test]
@@ -464,13 +473,20 @@ fn a_plan_that_left_no_plan_is_followed_by_a_look_for_its_lock_and_one_that_fail
     }
 }
 
-/// The one child of a process.
+/// The one child of a process. Threads come and go, and what they had started goes to another.
 fn child_of(parent: Pid) -> Pid {
-    let children = fs::read_dir(format!("/proc/{parent}/task")).unwrap();
-    let children: String = children
-        .map(|task| fs::read_to_string(task.unwrap().path().join("children")).unwrap())
-        .collect();
-    Pid::from_raw(children.trim().parse().expect("one child"))
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let tasks = fs::read_dir(format!("/proc/{parent}/task")).unwrap();
+        let children = tasks.flatten().filter_map(|task| {
+            let children = fs::read_to_string(task.path().join("children"));
+            children.ok()
+        });
+        if let Ok(child) = children.collect::<String>().trim().parse() {
+            return Pid::from_raw(child);
+        }
+        assert!(Instant::now() < deadline, "there is never one child");
+    }
 }
 
 #[test]

@@ -15,9 +15,6 @@ use nix::unistd::Pid;
 /// No journey waits longer for one thing; generous, because a machine may be busy with other tests.
 pub const DEADLINE: Duration = Duration::from_secs(90);
 
-/// Time a killed process may take to be gone.
-const GONE_WITHIN: Duration = Duration::from_secs(5);
-
 /// Which of its two streams a process wrote to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
@@ -93,10 +90,15 @@ impl Running {
     /// Waits until the stream holds this text.
     pub fn wait_for(&self, stream: Stream, needle: &str) {
         assert!(
-            self.collector(stream).wait_for(needle),
+            self.shows(stream, needle),
             "{stream:?} never showed {needle:?}\n{}",
             self.so_far()
         );
+    }
+
+    /// Waits until the stream holds this text; says whether it does, or has ended without.
+    pub fn shows(&self, stream: Stream, needle: &str) -> bool {
+        self.collector(stream).wait_for(needle)
     }
 
     /// Waits for a whole line with this text, and returns it.
@@ -172,10 +174,10 @@ impl Finished {
     }
 }
 
-/// Whether a process is gone, or dead and waiting to be reaped, before [`GONE_WITHIN`] is over. A kill takes
+/// Whether a process is gone, or dead and waiting to be reaped, before [`DEADLINE`] is over. A kill takes
 /// effect a moment after it is sent, and whose child it was decides who reaps it.
 pub fn comes_to_an_end(pid: &str) -> bool {
-    let deadline = Instant::now() + GONE_WITHIN;
+    let deadline = Instant::now() + DEADLINE;
     loop {
         let alive = std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
             !stat
