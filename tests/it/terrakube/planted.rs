@@ -390,13 +390,15 @@ fn one(name: &str, bytes: impl Into<Vec<u8>>) -> Vec<(String, Vec<u8>)> {
     vec![(name.to_owned(), bytes.into())]
 }
 
-/// Every regular file below a folder.
+/// Every regular file below a folder that stays there.
 fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let files = files_below(folder).into_iter();
     let regular = files.filter(|path| path.symlink_metadata().is_ok_and(|file| file.is_file()));
-    regular
-        .map(|path| (path.display().to_string(), fs::read(&path).unwrap()))
-        .collect()
+    let read = |path: PathBuf| match fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        read => Some((path.display().to_string(), read.unwrap())),
+    };
+    regular.filter_map(read).collect()
 }
 
 /// The stage with its secrets, and everything that listens.
