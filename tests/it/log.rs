@@ -62,7 +62,9 @@ fn output_of_odd_shapes_passes_through() {
     let outcome = site.run(&job).expect_code(0);
     let log = outcome.log();
     assert!(log.contains("not utf-8"), "{}", &log[..200.min(log.len())]);
-    assert_eq!(log.matches('x').count(), 300_000);
+    // Names of folders in other lines are random.
+    let endless = "x".repeat(300_000);
+    assert!(log.lines().any(|line| line == endless));
     assert!(log.contains("last words"));
 }
 
