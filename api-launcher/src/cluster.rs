@@ -8,6 +8,7 @@ mod cache;
 mod cancel;
 pub mod check;
 mod connect;
+mod credential;
 mod error;
 pub mod explain;
 pub mod history;
@@ -36,6 +37,7 @@ use self::limit::RateLimit;
 
 pub use cancel::Cancelled;
 pub use connect::{Access, ConnectError};
+pub use credential::CredentialError;
 pub use error::ClusterError;
 pub use logs::{LogLine, SaveError};
 pub use submit::Submitted;

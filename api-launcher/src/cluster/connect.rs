@@ -4,7 +4,6 @@ use std::env;
 use std::error::Error;
 use std::io;
 use std::path::PathBuf;
-use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use axum::body::Body as AnyBody;
 use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderValue, Request, Response, StatusCode, Uri};
 use job_contract::Exit;
-use kube::client::{AuthError, Body, ClientBuilder};
+use kube::client::{Body, ClientBuilder};
 use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::Status;
 use kube::core::response::StatusDetails;
@@ -20,6 +19,7 @@ use kube::{Client, Config};
 use tower::{BoxError, service_fn};
 
 use super::Cluster;
+use super::credential::{CredentialError, again, discreet};
 use super::limit::{Limiter, RateLimit};
 
 /// Bodies of refusals are short; more is not read.
@@ -56,20 +56,8 @@ pub enum ConnectError {
         path: PathBuf,
         place: Option<(u64, u64)>,
     },
-    /// The library would panic on it.
-    #[error(
-        "the token in the kubeconfig holds a line break or another character that no request can carry"
-    )]
-    Token,
-    /// What a plugin prints is the credential.
-    #[error(
-        "the kubeconfig's credential plugin failed, {status}; what it printed may be secret and is not shown"
-    )]
-    Plugin { status: ExitStatus },
-    #[error(
-        "what the kubeconfig's credential plugin printed is no `ExecCredential`; it may be secret and is not shown"
-    )]
-    PluginAnswer,
+    #[error(transparent)]
+    Credential(CredentialError),
     #[error("could not set up the connection to the cluster")]
     Client(#[source] Box<kube::Error>),
 }
@@ -84,9 +72,8 @@ impl ConnectError {
                 }
                 _ => Exit::Infrastructure,
             },
-            Self::Plugin { .. } | Self::PluginAnswer => Exit::Infrastructure,
-            Self::Token
-            | Self::Configuration(_)
+            Self::Credential(error) => error.exit(),
+            Self::Configuration(_)
             | Self::Nowhere { .. }
             | Self::Kubeconfig(_)
             | Self::KubeconfigFile { .. }
@@ -96,23 +83,17 @@ impl ConnectError {
 
     fn of_client(error: kube::Error) -> Self {
         match error {
-            kube::Error::Auth(AuthError::AuthExecRun { out, .. }) => {
-                Self::Plugin { status: out.status }
-            }
-            kube::Error::Auth(AuthError::AuthExecParse(_)) => Self::PluginAnswer,
+            kube::Error::Auth(error) => Self::Credential(CredentialError::of(&error)),
             error => Self::Client(Box::new(error)),
         }
     }
 
     fn of_inference(error: InferConfigError) -> Self {
         match error.source().and_then(<dyn Error>::downcast_ref) {
-            Some(KubeconfigError::ReadConfig(source, path)) => {
-                let again = source.raw_os_error().map(io::Error::from_raw_os_error);
-                Self::Nowhere {
-                    path: path.clone(),
-                    source: again.unwrap_or_else(|| source.kind().into()),
-                }
-            }
+            Some(KubeconfigError::ReadConfig(source, path)) => Self::Nowhere {
+                path: path.clone(),
+                source: again(source),
+            },
             Some(KubeconfigError::Parse(fault)) => Self::of_text(usual_kubeconfig(), fault),
             _ => Self::Configuration(Box::new(error)),
         }
@@ -200,11 +181,12 @@ impl Cluster {
             .namespace
             .unwrap_or_else(|| config.default_namespace.clone());
         if !has_usable_token(&config) {
-            return Err(ConnectError::Token);
+            return Err(ConnectError::Credential(CredentialError::Token));
         }
         let client = ClientBuilder::try_from(config)
             .map_err(ConnectError::of_client)?
             .build();
+        let client = discreet(client, &namespace);
         Ok(Self::from_client(client, namespace))
     }
 }

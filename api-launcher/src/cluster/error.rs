@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use kube::core::Status;
 use tracing::debug;
 
+use super::credential::CredentialError;
 use super::{Cluster, Patience};
 
 /// A request to the cluster that did not succeed.
@@ -16,6 +17,13 @@ pub enum ClusterError {
         action: &'static str,
         #[source]
         source: Box<kube::Error>,
+    },
+    /// Nothing was asked: there is no credential to ask with.
+    #[error("could not {action}: no credential for the Kubernetes API")]
+    Credential {
+        action: &'static str,
+        #[source]
+        source: CredentialError,
     },
     /// The API server is too busy, broken, or out of quota.
     #[error("could not {action} now: {message}")]
@@ -51,7 +59,10 @@ impl ClusterError {
     pub const fn is_transient(&self) -> bool {
         matches!(
             self,
-            Self::NoAnswer { .. } | Self::Busy { .. } | Self::Unsettled { .. }
+            Self::NoAnswer { .. }
+                | Self::Credential { .. }
+                | Self::Busy { .. }
+                | Self::Unsettled { .. }
         )
     }
 
@@ -90,9 +101,12 @@ impl ClusterError {
     pub(super) fn from_kube(action: &'static str, error: kube::Error) -> Self {
         match error {
             kube::Error::Api(status) => Self::from_status(action, &status),
-            source => Self::NoAnswer {
-                action,
-                source: Box::new(source),
+            error => match CredentialError::within(error) {
+                Ok(source) => Self::Credential { action, source },
+                Err(error) => Self::NoAnswer {
+                    action,
+                    source: Box::new(error),
+                },
             },
         }
     }
@@ -127,7 +141,7 @@ impl ClusterError {
     /// Whether to ask again at once. Quota does not come back within a call.
     fn is_worth_a_retry(&self) -> bool {
         match self {
-            Self::NoAnswer { .. } => true,
+            Self::NoAnswer { .. } | Self::Credential { .. } => true,
             Self::Busy { message, .. } => !message.contains("exceeded quota"),
             _ => false,
         }

@@ -113,7 +113,7 @@ impl Cluster {
                 Ok(false) => {}
                 Err(error) if error.is_forbidden() => return Acquired::NotAllowed,
                 Err(error) => {
-                    let cause = error.to_string();
+                    let cause = job_contract::chain(&error);
                     if cause != said {
                         warn!(
                             lease = settings.name,

@@ -47,6 +47,7 @@ impl CommandError {
         match self {
             Self::Connect(error) => error.exit(),
             Self::Runtime(_) | Self::Output(_) => Exit::Infrastructure,
+            Self::Cluster(ClusterError::Credential { source, .. }) => source.exit(),
             Self::Cluster(error) if error.is_transient() => Exit::Infrastructure,
             Self::Cluster(_)
             | Self::NotFound { .. }
@@ -75,9 +76,8 @@ impl CommandError {
             Self::Connect(ConnectError::KubeconfigText { .. }) => Some(
                 "`kubectl config view` shows it with its secrets left out, once it can be read",
             ),
-            Self::Connect(ConnectError::Plugin { .. } | ConnectError::PluginAnswer) => {
-                Some("run the command of the kubeconfig's `exec` by itself to see what it says")
-            }
+            Self::Connect(ConnectError::Credential(source))
+            | Self::Cluster(ClusterError::Credential { source, .. }) => Some(source.hint()),
             Self::Connect(_) | Self::Cluster(ClusterError::NoAnswer { .. }) => Some(REACH),
             Self::Cluster(ClusterError::Refused {
                 code: 401 | 403, ..

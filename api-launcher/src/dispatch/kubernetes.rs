@@ -397,7 +397,7 @@ fn identity() -> String {
 
 /// What stands in the way of every run is worth a retry; what stands in the way of this one is not.
 fn refused(error: &ClusterError) -> Refused {
-    warn!(%error, "a dispatch did not become a Job");
+    warn!(error = chain(error), "a dispatch did not become a Job");
     if error.is_transient() || concerns_every_run(error) {
         Refused::Unavailable(error.to_string())
     } else {
