@@ -19,6 +19,7 @@ use crate::dispatch::kubernetes::KubernetesTarget;
 use crate::dispatch::process::{OpenError, ProcessTarget};
 use crate::http::{self, AppState, Gate};
 use crate::metrics::Metrics;
+use crate::run::data::{DataDir, DataError};
 use crate::shutdown::Shutdown;
 
 /// Why the service ended before it was told to.
@@ -37,6 +38,8 @@ enum ServeError {
     #[error(transparent)]
     Target(#[from] OpenError),
     #[error(transparent)]
+    Data(#[from] DataError),
+    #[error(transparent)]
     Connect(#[from] ConnectError),
     #[error(transparent)]
     Platform(#[from] PlatformSetupError),
@@ -46,7 +49,17 @@ impl ServeError {
     fn exit(&self) -> Exit {
         match self {
             Self::Connect(error) => error.exit(),
+            Self::Target(error) => error.exit(),
+            Self::Data(error) => error.exit(),
             _ => Exit::Infrastructure,
+        }
+    }
+
+    /// What to do about it.
+    fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Data(error) | Self::Target(OpenError::Data(error)) => error.hint(),
+            _ => None,
         }
     }
 }
@@ -74,7 +87,10 @@ pub fn serve(args: &ServeArgs) -> u8 {
         Ok(()) => Exit::Done.code(),
         Err(failure) => {
             let cause = std::error::Error::source(&failure).map(ToString::to_string);
-            error!(cause, "{failure}");
+            match failure.hint() {
+                Some(hint) => error!(cause, hint, "{failure}"),
+                None => error!(cause, "{failure}"),
+            }
             failure.exit().code()
         }
     }
@@ -158,7 +174,13 @@ async fn open(
             let cluster = Cluster::connect(Some(deployment.namespace.clone())).await?;
             let desk = match platform {
                 Some(platform) => Some(platform.open()?),
-                None => data_dir.as_deref().map(Desk::local),
+                None => match data_dir {
+                    Some(path) => {
+                        let data = DataDir::locate(Some(&path))?.create()?;
+                        Some(Desk::local(data.path()))
+                    }
+                    None => None,
+                },
             };
             let target = KubernetesTarget::new(
                 cluster,

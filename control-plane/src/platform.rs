@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use job_contract::settlement::Settlement;
 use job_contract::status::{JobStatus, StepStatus};
-use job_contract::{Exit, JobData, StepType};
+use job_contract::{Exit, JobData, StepType, env};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::local::LocalPlatform;
 use crate::patience::Patience;
+use crate::setting::is_wrong_place;
 use crate::terrakube::{Terrakube, TerrakubeError};
 
 /// Which step a call speaks of.
@@ -199,8 +200,9 @@ pub enum PlatformError {
 
 impl PlatformError {
     /// The exit code when this keeps a step from being started.
-    pub const fn exit(&self) -> Exit {
+    pub fn exit(&self) -> Exit {
         match self {
+            Self::Record { source, .. } if is_wrong_place(source) => Exit::BadConfiguration,
             Self::Record { .. } | Self::Corrupt { .. } => Exit::Infrastructure,
             Self::Terrakube(error) => error.exit(),
         }
@@ -209,6 +211,10 @@ impl PlatformError {
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
         match self {
+            Self::Record { source, .. } if is_wrong_place(source) => Some(format!(
+                "`{}` names a folder this user can write in",
+                env::DATA_DIR
+            )),
             Self::Record { .. } | Self::Corrupt { .. } => None,
             Self::Terrakube(error) => error.hint(),
         }

@@ -4,8 +4,10 @@
 use std::env;
 use std::ffi::OsString;
 use std::fmt;
+use std::io;
 
 use clap::{Arg, Command, Error, Parser};
+use nix::errno::Errno;
 
 /// What is wrong with one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +37,25 @@ impl fmt::Display for SettingProblem {
 /// The text of a setting, unless it is blank: a chart writes empty values for what is not set.
 pub fn present(text: Option<&str>) -> Option<&str> {
     text.map(str::trim).filter(|text| !text.is_empty())
+}
+
+/// Whether what went wrong with a path is the setting's fault: it names what is not there, what is of another kind, or what
+/// this user may not use. Trying again does not help, as it may after an error of the disk.
+pub fn is_wrong_place(error: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    let kind = matches!(
+        error.kind(),
+        Kind::NotFound
+            | Kind::NotADirectory
+            | Kind::IsADirectory
+            | Kind::AlreadyExists
+            | Kind::PermissionDenied
+            | Kind::ReadOnlyFilesystem
+            | Kind::InvalidFilename
+    );
+    // These two have no kind.
+    let number = error.raw_os_error().map(Errno::from_raw);
+    kind || matches!(number, Some(Errno::ELOOP | Errno::ENOEXEC))
 }
 
 /// Reads a command line, the program's name included, over the environment. Of the options that are `meant`, a variable
@@ -68,4 +89,34 @@ fn without_blank_variables(command: Command, meant: fn(&Arg) -> bool) -> Command
             }
         })
         .mut_subcommands(|below| without_blank_variables(below, meant))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_that_cannot_serve_is_told_from_a_machine_that_is_in_trouble() {
+        use Errno::{
+            EACCES, EEXIST, EINTR, EIO, EISDIR, ELOOP, EMFILE, ENAMETOOLONG, ENOENT, ENOEXEC,
+            ENOSPC, ENOTDIR, EPERM, EROFS, ESTALE,
+        };
+        for number in [
+            EACCES,
+            EEXIST,
+            EISDIR,
+            ELOOP,
+            ENAMETOOLONG,
+            ENOENT,
+            ENOEXEC,
+            ENOTDIR,
+            EPERM,
+            EROFS,
+        ] {
+            assert!(is_wrong_place(&number.into()), "{number}");
+        }
+        for number in [EINTR, EIO, EMFILE, ENOSPC, ESTALE] {
+            assert!(!is_wrong_place(&number.into()), "{number}");
+        }
+    }
 }

@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 use artifact_store::{Store, StoreError, private_folder};
 use control_plane::logs::{LogConfig, LogError, Redactor, RunLog, SinkConfig, secrets_of};
 use control_plane::platform::Standing;
+use control_plane::setting::is_wrong_place;
 use control_plane::{Patience, StepRef};
 use job_contract::job::JobDataError;
 use job_contract::progress::Phase;
 use job_contract::report::PhaseTiming;
-use job_contract::{Exit, JobData, StepType, chain};
+use job_contract::{Exit, JobData, StepType, chain, env};
+use nix::unistd::{AccessFlags, eaccess};
 use secrecy::ExposeSecret as _;
 
 use crate::banner::Palette;
@@ -153,6 +155,8 @@ impl StageError {
         match self {
             Self::Config(_) => Exit::BadConfiguration,
             Self::Platform(error) => error.exit(),
+            Self::WorkDir { source, .. } if is_wrong_place(source) => Exit::BadConfiguration,
+            Self::Tool(error) if error.is_wrong_setting() => Exit::BadConfiguration,
             // The document is sound; what it refers to says no.
             Self::Plan(_) if self.fault() == Fault::User => Exit::StepFailed,
             _ => self.fault().exit(),
@@ -172,6 +176,11 @@ impl StageError {
                 Some("use an executor image with Groovy, or rewrite the script in Bash".to_owned())
             }
             Self::Artifact(error) => error.hint(),
+            Self::WorkDir { source, .. } if is_wrong_place(source) => Some(format!(
+                "`{}`, or else `{}`, names a folder the executor's user can write in",
+                env::WORK_DIR,
+                env::DATA_DIR
+            )),
             Self::WorkDir { .. } | Self::Backend(_) | Self::WorkingDir { .. } => Some(
                 "check that the disk is not full and the folder belongs to the executor's user"
                     .to_owned(),
@@ -204,10 +213,12 @@ impl<'c> Run<'c> {
         if env.get("HOME").is_none() {
             env.set("HOME", &folders.home.to_string_lossy())?;
         }
-        private_folder(&folders.work).map_err(|source| StageError::WorkDir {
-            path: folders.work.display().to_string(),
-            source,
-        })?;
+        private_folder(&folders.work)
+            .and_then(|folder| Ok(eaccess(folder, AccessFlags::W_OK)?))
+            .map_err(|source| StageError::WorkDir {
+                path: folders.work.display().to_string(),
+                source,
+            })?;
         let layout = Layout::create(&folders.work)?;
         let log = open_log(config, &job, &layout, &store)?;
         let grace = config

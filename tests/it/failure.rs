@@ -81,6 +81,30 @@ fn job_data_may_come_from_a_file() {
 }
 
 #[test]
+fn a_folder_that_cannot_be_is_refused_with_the_setting_that_names_it() {
+    let (site, repository) = (site(), Repository::fixture());
+    let plan = job::plan(&repository);
+    let (file, dangling) = (site.scratch("file"), site.scratch("dangling"));
+    std::fs::write(&file, "no folder").unwrap();
+    std::os::unix::fs::symlink("nowhere/at/all", &dangling).unwrap();
+    let places = [
+        file.clone(),
+        file.join("below"),
+        dangling,
+        "/proc/work".into(),
+    ];
+    for place in &places {
+        for variable in [env::WORK_DIR, env::DATA_DIR] {
+            site.queue(&[&plan]);
+            let outcome = site.executor(&plan).env(variable, place).run();
+            assert_named(&outcome, 64, &[&*place.to_string_lossy()]);
+            let hint = outcome.report().hint.as_deref().unwrap_or_default();
+            assert!(hint.contains(variable), "{hint:?}\n{outcome}");
+        }
+    }
+}
+
+#[test]
 fn a_step_that_asks_for_what_does_not_exist_is_refused() {
     type Case = (&'static str, fn(&mut JobData), &'static [&'static str]);
     let repository = Repository::fixture();

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
 use control_plane::heartbeat::Beat;
-use job_contract::JobData;
+use control_plane::setting::is_wrong_place;
+use job_contract::{Exit, JobData};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 use tracing::{error, info, warn};
@@ -68,6 +69,16 @@ pub(crate) enum OpenError {
     },
     #[error("another launcher serves from `{}`", path.display())]
     InUse { path: PathBuf },
+}
+
+impl OpenError {
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            Self::Data(error) => error.exit(),
+            Self::Queue { source, .. } if is_wrong_place(source) => Exit::BadConfiguration,
+            Self::Platform(_) | Self::Queue { .. } | Self::InUse { .. } => Exit::Infrastructure,
+        }
+    }
 }
 
 /// The target. Its work is done by [`ProcessTarget::work`].

@@ -10,7 +10,9 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
+use control_plane::setting::is_wrong_place;
 use job_contract::Exit;
+use nix::errno::Errno;
 
 pub(crate) use lock::WorkspaceLock;
 pub(crate) use lock::attempt as attempt_lock;
@@ -42,9 +44,10 @@ pub(crate) enum DataError {
 
 impl DataError {
     /// Whose fault it is.
-    pub(crate) const fn exit(&self) -> Exit {
+    pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::NoHome => Exit::BadConfiguration,
+            Self::Io { source, .. } if is_wrong_place(source) => Exit::BadConfiguration,
             Self::Io { .. } | Self::WorkspaceBusy { .. } | Self::NoJobIdLeft { .. } => {
                 Exit::Infrastructure
             }
@@ -52,8 +55,11 @@ impl DataError {
     }
 
     /// What to do about it.
-    pub(crate) const fn hint(&self) -> Option<&'static str> {
+    pub(crate) fn hint(&self) -> Option<&'static str> {
         match self {
+            Self::Io { source, .. } if is_wrong_place(source) => Some(
+                "name a folder you can write in with --data-dir or MAYFLY_DATA_DIR; it is made when it is not there",
+            ),
             Self::NoHome | Self::NoJobIdLeft { .. } => Some("name another folder with --data-dir"),
             Self::WorkspaceBusy { .. } => Some("wait for it to end, or stop it with Ctrl-C there"),
             Self::Io { .. } => None,
@@ -132,5 +138,10 @@ fn create_private(path: &Path) -> Result<(), DataError> {
         .recursive(true)
         .mode(0o700)
         .create(path)
+        .map_err(|error| match error.kind() {
+            // What is there is no folder.
+            io::ErrorKind::AlreadyExists => Errno::ENOTDIR.into(),
+            _ => error,
+        })
         .map_err(DataError::io("create", path))
 }

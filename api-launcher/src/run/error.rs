@@ -55,11 +55,12 @@ impl RunError {
     }
 
     /// What to do about it.
-    pub(crate) const fn hint(&self) -> Option<&'static str> {
+    pub(crate) fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Content(error) => error.hint(),
             Self::Data(error) => error.hint(),
             Self::Input(error) => error.hint(),
+            Self::Executor(error) => error.hint(),
             _ => None,
         }
     }

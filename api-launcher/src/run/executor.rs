@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use control_plane::setting::is_wrong_place;
 use job_contract::Exit;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -65,15 +66,18 @@ impl ExecutorError {
     /// Whose fault it is.
     pub(crate) fn exit(&self) -> Exit {
         match self {
-            Self::Start { source, .. }
-                if matches!(
-                    source.kind(),
-                    io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
-                ) =>
-            {
-                Exit::BadConfiguration
-            }
+            Self::Start { source, .. } if is_wrong_place(source) => Exit::BadConfiguration,
             Self::NoSelf(_) | Self::Start { .. } | Self::Wait(_) => Exit::Infrastructure,
+        }
+    }
+
+    /// What to do about it.
+    pub(crate) const fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Start { .. } => {
+                Some("name a program that can be started with --executor or MAYFLY_EXECUTOR")
+            }
+            Self::NoSelf(_) | Self::Wait(_) => None,
         }
     }
 }

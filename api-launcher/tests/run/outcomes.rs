@@ -1,7 +1,8 @@
 //! Plans, applies, exit codes, and how they are shown without a terminal.
 
-use std::fs;
-use std::process::Stdio;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Command, Stdio};
 
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -215,12 +216,84 @@ fn bad_input_is_named_and_nothing_is_created(
     assert!(!data.exists());
 }
 
-#[test]
-fn a_missing_executor_is_named() {
+#[rstest]
+#[case("absent")]
+#[case("stack")]
+#[case("text")]
+#[case("program")]
+#[case("text/program")]
+fn an_executor_that_is_no_program_is_named(#[case] path: &str) {
     let bench = Bench::new("");
-    let done = bench.run("stack --executor ./no-such-executor");
-    assert_eq!(done.code(), 64, "{}", done.stderr);
-    assert!(done.stderr.contains("no-such-executor"), "{}", done.stderr);
+    fs::write(bench.path("text"), "no program").unwrap();
+    fs::write(bench.path("program"), "\u{0}no program").unwrap();
+    fs::set_permissions(bench.path("program"), Permissions::from_mode(0o700)).unwrap();
+    let path = format!("./{path}");
+    let by_option = bench.run(&format!("stack --executor {path}"));
+    let by_variable = bench
+        .launcher("stack")
+        .env("MAYFLY_EXECUTOR", &path)
+        .output();
+    let by_variable = by_variable.unwrap();
+    let told = String::from_utf8(by_variable.stderr).unwrap();
+    assert_eq!(by_variable.status.code(), Some(64), "{told}");
+    assert_eq!(by_option.code(), 64, "{}", by_option.stderr);
+    assert_eq!(by_option.stderr, told);
+    assert!(told.contains(&format!("`{path}`")), "{told}");
+    assert!(told.contains("hint: name a program"), "{told}");
+}
+
+#[rstest]
+#[case("text", "Not a directory")]
+#[case("text/data", "Not a directory")]
+#[case("dangling", "Not a directory")]
+#[case("/proc/data", "No such file or directory")]
+fn a_data_directory_that_cannot_be_is_named_with_what_to_do(
+    #[case] place: &str,
+    #[case] cause: &str,
+    #[values("run", "serve", "serve in a cluster")] command: &str,
+) {
+    let bench = Bench::new("");
+    fs::write(bench.path("text"), "no folder").unwrap();
+    std::os::unix::fs::symlink("nowhere/at/all", bench.path("dangling")).unwrap();
+    let kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: a\n\
+        clusters: [{name: a, cluster: {server: 'http://127.0.0.1:1'}}]\n\
+        contexts: [{name: a, context: {cluster: a, user: a}}]\nusers: [{name: a, user: {token: a}}]\n";
+    fs::write(bench.path("kubeconfig"), kubeconfig).unwrap();
+    let place = bench.path(place);
+    let mut launcher = match command {
+        "run" => bench.launcher("stack"),
+        serve => {
+            let target = if serve == "serve" {
+                "process"
+            } else {
+                "kubernetes"
+            };
+            let mut launcher = Command::new(env!("CARGO_BIN_EXE_api-launcher"));
+            launcher
+                .args(["serve", "--target", target])
+                .env("KUBECONFIG", bench.path("kubeconfig"))
+                .env("MAYFLY_ALLOW_UNAUTHENTICATED", "true")
+                .env("MAYFLY_LISTEN", "127.0.0.1:0");
+            launcher
+        }
+    };
+    let by_variable = launcher.env("MAYFLY_DATA_DIR", &place).output().unwrap();
+    launcher
+        .env_remove("MAYFLY_DATA_DIR")
+        .arg("--data-dir")
+        .arg(&place);
+    let by_option = launcher.output().unwrap();
+    for done in [by_variable, by_option] {
+        let told = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(64), "{told}");
+        for word in [
+            &*place.to_string_lossy(),
+            cause,
+            "--data-dir or MAYFLY_DATA_DIR",
+        ] {
+            assert!(told.contains(word), "{word} is not in: {told}");
+        }
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::{io, path::PathBuf};
 
+use control_plane::setting::is_wrong_place;
 use job_contract::job::Tool;
 use semver::Version;
 
@@ -102,6 +103,15 @@ impl ToolError {
                 Fault::Defect
             }
             _ => Fault::Infrastructure,
+        }
+    }
+
+    /// Whether a setting names a place that cannot serve.
+    pub fn is_wrong_setting(&self) -> bool {
+        match self {
+            Self::CacheNotWritable { .. } | Self::ExtraKeys { .. } => true,
+            Self::Cache { source, .. } | Self::CacheLock { source, .. } => is_wrong_place(source),
+            _ => false,
         }
     }
 
