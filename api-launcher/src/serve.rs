@@ -87,10 +87,8 @@ pub fn serve(args: &ServeArgs) -> u8 {
         Ok(()) => Exit::Done.code(),
         Err(failure) => {
             let cause = std::error::Error::source(&failure).map(ToString::to_string);
-            match failure.hint() {
-                Some(hint) => error!(cause, hint, "{failure}"),
-                None => error!(cause, "{failure}"),
-            }
+            // Without one the field is left out.
+            error!(cause, hint = failure.hint(), "{failure}");
             failure.exit().code()
         }
     }

@@ -77,12 +77,14 @@ fn exported() -> Vec<String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Scraped {
     namespace: &'static str,
+    release: &'static str,
     pod: &'static str,
     runs_in: &'static str,
 }
 
 const FIRST: Scraped = Scraped {
     namespace: "terrakube",
+    release: "mayfly",
     pod: POD,
     runs_in: "terrakube",
 };
@@ -199,12 +201,14 @@ impl Story {
             let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
             let Scraped {
                 namespace,
+                release,
                 pod,
                 runs_in,
             } = launcher;
             let comma = if labels == "}" { "" } else { ", " };
             let series = format!(
-                "{name}{{namespace=\"{namespace}\", pod=\"{pod}\", mayfly_dev_runs_in=\"{runs_in}\"{comma}{labels}"
+                "{name}{{namespace=\"{namespace}\", pod=\"{pod}\", app_kubernetes_io_instance=\"{release}\", \
+                 mayfly_dev_runs_in=\"{runs_in}\"{comma}{labels}"
             );
             json!({"series": series, "values": values})
         };
@@ -363,7 +367,7 @@ fn every_alert_is_raised_by_its_trouble_and_by_no_other() {
 
     let up = [(
         "MayflyLauncherDown",
-        json!({"severity": "critical", "namespace": "terrakube"}),
+        json!({"severity": "critical", "namespace": "terrakube", "app_kubernetes_io_instance": "mayfly"}),
     )];
     let story = fine().without(FIRST).without(SECOND);
     judge.expect("no launcher", &story, &[(14, &[]), (17, &up), (60, &up)]);
@@ -448,6 +452,7 @@ fn of_launchers_of_several_namespaces_the_one_in_trouble_is_named() {
     let mut judge = Judge::of(&release("multi-namespace"));
     let of = |pod, runs_in| Scraped {
         namespace: "mayfly-system",
+        release: "mayfly",
         pod,
         runs_in,
     };
@@ -461,6 +466,7 @@ fn of_launchers_of_several_namespaces_the_one_in_trouble_is_named() {
 
     let mut down = of_team_a("critical");
     down["namespace"] = json!("mayfly-system");
+    down["app_kubernetes_io_instance"] = json!("mayfly");
     let up = [("MayflyLauncherDown", down.clone())];
     let story = fine().without(team_a);
     judge.expect("one is gone", &story, &[(14, &[]), (17, &up)]);
@@ -488,6 +494,41 @@ fn of_launchers_of_several_namespaces_the_one_in_trouble_is_named() {
         story = story.with(team_a, &series, "0x300");
     }
     judge.expect("nothing moves for one", &story, &[(29, &[]), (31, &up)]);
+    judge.judge();
+}
+
+#[test]
+fn of_two_releases_in_one_namespace_each_is_alerted_of_by_its_own_rules() {
+    // The names of its pods begin like those of the release the rules are of.
+    const OTHERS: Scraped = Scraped {
+        release: "mayfly-x",
+        pod: "mayfly-x-6b7f9d8c4d-k8m2n",
+        runs_in: "terrakube-x",
+        ..FIRST
+    };
+    let mut judge = Judge::of(&release("default"));
+    let fine = || Story::of(&[FIRST, SECOND, OTHERS]);
+    let every_minute: Vec<(u32, &[Up])> = (0..=60).map(|minute| (minute, &[] as &[Up])).collect();
+    let story = fine()
+        .with(OTHERS, "mayfly_watching", "0x300")
+        .with(OTHERS, "mayfly_report_failures_total", "0+1x300")
+        .with(
+            OTHERS,
+            "mayfly_dispatches_total{result=\"unavailable\"}",
+            "0+1x300",
+        )
+        .with(
+            OTHERS,
+            "mayfly_runs_ended_total{verdict=\"lost\"}",
+            "0+1x300",
+        );
+    judge.expect("the other is in trouble", &story, &every_minute);
+    let up = [(
+        "MayflyLauncherDown",
+        json!({"severity": "critical", "namespace": "terrakube", "app_kubernetes_io_instance": "mayfly"}),
+    )];
+    let story = fine().without(FIRST).without(SECOND);
+    judge.expect("the other is all there is", &story, &[(14, &[]), (17, &up)]);
     judge.judge();
 }
 
@@ -526,6 +567,7 @@ fn every_panel_of_the_dashboard_shows_something_of_a_launcher_at_work() {
             // As Grafana fills them in.
             let query = query
                 .replace("$namespace", "(terrakube)")
+                .replace("$release", "(mayfly)")
                 .replace("$__rate_interval", "2m");
             assert!(!query.contains('$'), "{query}");
             json!({"expr": format!("absent({query})"), "eval_time": "60m", "exp_samples": []})
