@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 
-use job_contract::JobData;
+use job_contract::{JobData, env};
 
 /// Names every process needs to find its way, and those by which pods learn who they are.
 const INHERITED: &[&str] = &[
@@ -55,6 +55,7 @@ const INHERITED: &[&str] = &[
     "GOOGLE_APPLICATION_CREDENTIALS",
     "KUBERNETES_SERVICE_HOST",
     "KUBERNETES_SERVICE_PORT",
+    env::RUN_MARK,
     // Settings of the tool an operator bakes into the image.
     "TF_CLI_CONFIG_FILE",
     "TF_PLUGIN_CACHE_DIR",

@@ -103,6 +103,8 @@ pub const DATA_DIR: &str = "MAYFLY_DATA_DIR";
 pub const EXECUTOR: &str = "MAYFLY_EXECUTOR";
 /// Folder for the run's workspace and its generated credentials, removed when the run ends.
 pub const WORK_DIR: &str = "MAYFLY_WORK_DIR";
+/// Handed on to everything a run starts: by it, whoever started the executor finds processes that outlive it.
+pub const RUN_MARK: &str = "MAYFLY_RUN_MARK";
 /// Folder of installed tools, shared by many executors.
 pub const TOOL_CACHE_DIR: &str = "MAYFLY_TOOL_CACHE_DIR";
 /// `installed` prefers a tool that is already there, `newest` the greatest release that satisfies the range.

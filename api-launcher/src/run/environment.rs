@@ -152,6 +152,7 @@ pub(crate) fn build(
     }
     set(env::DATA_DIR, setup.data_dir.as_os_str());
     set(env::WORK_DIR, setup.work_dir.as_os_str());
+    set(env::RUN_MARK, setup.work_dir.as_os_str());
     set(env::TERMINATION_LOG, setup.report.as_os_str());
     set(env::OUTCOME_EXIT_CODE, &flag(true));
     set(env::LOG_FORMAT, OsStr::new("json"));
@@ -230,6 +231,7 @@ mod tests {
             ("TerraformStateType", "LocalTerraformStateImpl"),
             ("MAYFLY_DATA_DIR", "/data"),
             ("MAYFLY_WORK_DIR", "/work"),
+            ("MAYFLY_RUN_MARK", "/work"),
             ("MAYFLY_TERMINATION_LOG", "/report"),
             ("MAYFLY_OUTCOME_EXIT_CODE", "true"),
             ("MAYFLY_LOG_FORMAT", "json"),

@@ -1,7 +1,7 @@
 //! The executor as a process: started in a group of its own, its two streams read as they come, asked to stop
 //! by the first signal and killed by the second.
 
-mod tree;
+pub(crate) mod tree;
 
 use std::ffi::OsString;
 use std::io;
@@ -158,6 +158,13 @@ pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
     /// The signal that stopped the run, if one did.
     pub(crate) stopped_by: Option<Signal>,
+}
+
+impl Ended {
+    /// Whether it had no time to end what it had started.
+    pub(crate) fn is_killed(self) -> bool {
+        self.status.signal().is_some()
+    }
 }
 
 impl Running {

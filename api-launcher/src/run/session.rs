@@ -15,7 +15,7 @@ use super::data::{DataDir, WorkFolder, WorkspaceLock};
 use super::environment::{self, Setup};
 use super::error::RunError;
 use super::event::{Event, StepSummary};
-use super::executor::{self, Program};
+use super::executor::{self, Program, tree};
 use super::signals::Signals;
 use super::view::View;
 
@@ -143,6 +143,9 @@ impl<'a> Session<'a> {
         let running = self.program.start(environment)?;
         self.work.note_executor(running.group())?;
         let ended = running.follow(self.view, self.signals).await;
+        if ended.as_ref().is_ok_and(|ended| ended.is_killed()) {
+            tree::kill_leftovers(&work_dir).await;
+        }
         // The executor removes it itself unless it was killed; what is left goes with the whole folder.
         let _ = fs::remove_dir_all(&work_dir);
         Ok(ended?)

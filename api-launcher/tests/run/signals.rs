@@ -122,6 +122,18 @@ fn a_second_run_of_the_folder_is_sent_away_and_one_of_another_is_not() {
 }
 
 #[test]
+fn what_an_executor_that_is_killed_leaves_at_work_is_killed_wherever_it_went() {
+    let bench = Bench::new(
+        "setsid --fork bash -c 'trap \"\" TERM; cd /; echo $$ >\"$1\"; while :; do sleep 1; done' \
+         _ \"$MAYFLY_DATA_DIR/pid\" </dev/null >/dev/null 2>&1\n\
+         until [[ -s $MAYFLY_DATA_DIR/pid ]]; do :; done\nkill -KILL $$",
+    );
+    let done = bench.run("stack");
+    assert_eq!(done.code(), 137, "{}", done.stderr);
+    assert!(ends(bench.noted_pid()), "it goes on");
+}
+
+#[test]
 fn a_child_that_keeps_the_streams_open_does_not_hold_the_run_up() {
     let bench = Bench::new(
         "record completed completed false\n\

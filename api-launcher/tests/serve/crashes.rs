@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use control_plane::local::JobRecord;
 use job_contract::Exit;
 use job_contract::report::{FinalReport, Untold};
 use job_contract::settlement::Ending;
 use job_contract::status::{JobStatus, StepStatus};
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use crate::harness::{Barrier, Launcher, Place, step_ref};
@@ -127,6 +128,78 @@ async fn an_executor_that_is_killed_fails_its_step() {
     let output = place.output(1, "step");
     assert!(output.contains("SIGKILL"), "{output}");
     assert!(output.contains("so far"), "{output}");
+}
+
+/// A script that notes its id, has a child that does the same in a session of its own and elsewhere, and waits.
+fn entangled(place: &Place, barrier: &Barrier) -> String {
+    let (own, child) = (place.path("script"), place.path("child"));
+    format!(
+        "echo $$ > {}\n\
+         setsid --fork bash -c 'cd /; trap \"\" TERM INT; echo $$ > {}; while :; do sleep 1; done' \
+         </dev/null >/dev/null 2>&1\n\
+         until [[ -s {} ]]; do :; done\n{}",
+        own.display(),
+        child.display(),
+        child.display(),
+        barrier.wait(),
+    )
+}
+
+/// Whether both are at work; a zombie is not.
+fn at_work(place: &Place) -> [bool; 2] {
+    ["script", "child"].map(|name| {
+        let pid = fs::read_to_string(place.path(name)).unwrap();
+        let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+        stat.is_ok_and(|stat| !stat.contains(") Z "))
+    })
+}
+
+/// The kernel takes a moment to end what was killed.
+fn all_ends(place: &Place) {
+    let begun = Instant::now();
+    while at_work(place) != [false; 2] {
+        assert!(
+            begun.elapsed() < Duration::from_secs(30),
+            "something goes on"
+        );
+        std::thread::yield_now();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_of_a_step_goes_on_once_its_executor_is_killed() {
+    let place = Place::new();
+    let mut launcher = place.serve(&[]);
+    let barrier = place.barrier("barrier");
+    launcher
+        .post(&place.script(1, &entangled(&place, &barrier)))
+        .await;
+    barrier.reached();
+    assert_eq!(at_work(&place), [true; 2]);
+    kill(place.executor(1), Signal::SIGKILL).unwrap();
+    launcher.wait_for_end(1, "step");
+    all_ends(&place);
+    assert_eq!(place.step_status(1, "step"), StepStatus::Failed);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_of_a_step_goes_on_once_its_executor_and_launcher_are_killed() {
+    let place = Place::new();
+    let first = place.serve(&[]);
+    let barrier = place.barrier("barrier");
+    first
+        .post(&place.script(1, &entangled(&place, &barrier)))
+        .await;
+    barrier.reached();
+    let executor = place.executor(1);
+    first.crash();
+    kill(executor, Signal::SIGKILL).unwrap();
+    until_gone(executor);
+    assert_eq!(at_work(&place), [true; 2]);
+    let mut second = place.serve(&[]);
+    second.wait_for_end(1, "step");
+    all_ends(&place);
+    assert_eq!(place.step_status(1, "step"), StepStatus::Failed);
 }
 
 /// An executor that does as told: `words`, then its report and its end.

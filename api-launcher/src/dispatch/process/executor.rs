@@ -9,13 +9,14 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use job_contract::JobData;
-use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::Child;
 
+use crate::run::artifacts;
 use crate::run::data::{DataError, attempt_lock};
 use crate::run::environment::{self, Setup};
-use crate::run::executor::{ExecutorError, Program, Streams};
+use crate::run::executor::{ExecutorError, Program, Streams, tree};
 
 /// How often a former launcher's executor is looked at.
 const WATCH: Duration = Duration::from_millis(250);
@@ -62,6 +63,18 @@ impl RunFolder {
         self.path.join("pid")
     }
 
+    fn work(&self) -> PathBuf {
+        self.path.join("work")
+    }
+
+    /// Ends what an executor that is gone has left at work, unless it had come to its end: then it leaves only what was
+    /// meant to stay.
+    pub(super) async fn clear(&self) {
+        if self.path.exists() && artifacts::final_report(&self.report()).is_none() {
+            tree::kill_leftovers(&self.work()).await;
+        }
+    }
+
     fn is_locked(&self) -> bool {
         matches!(attempt_lock(&self.lock()), Ok(None))
     }
@@ -82,7 +95,7 @@ impl RunFolder {
         remote: bool,
         job: &JobData,
     ) -> Result<Executor, StartError> {
-        let work_dir = self.path.join("work");
+        let work_dir = self.work();
         fs::create_dir_all(&work_dir).map_err(StartError::Folder)?;
         let lock = attempt_lock(&self.lock())?.ok_or(StartError::InUse)?;
         let setup = Setup {
@@ -140,10 +153,10 @@ impl Executor {
         }
     }
 
-    /// Kills it with all that it started in its group.
+    /// Kills it with all that it started.
     pub(super) fn kill(&self) {
         if let Some(pid) = self.pid() {
-            let _ = killpg(pid, Signal::SIGKILL);
+            let _ = tree::kill(pid);
         }
     }
 
@@ -159,5 +172,65 @@ impl Executor {
             None => return None,
         };
         Some(Pid::from_raw(pid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// The id that is written there, once it is.
+    async fn noted(path: &Path) -> Pid {
+        let begun = Instant::now();
+        loop {
+            let text = fs::read_to_string(path).unwrap_or_default();
+            if let Some(id) = text.strip_suffix('\n') {
+                return Pid::from_raw(id.parse().unwrap());
+            }
+            assert!(
+                begun.elapsed() < Duration::from_secs(30),
+                "{}",
+                path.display()
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn is_at_work(pid: Pid) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+        stat.is_ok_and(|stat| !stat.contains(") Z "))
+    }
+
+    #[tokio::test]
+    async fn an_executor_is_killed_with_its_tool_which_has_a_group_of_its_own() {
+        let temp = tempfile::tempdir().unwrap();
+        let (program, tool) = (temp.path().join("program"), temp.path().join("tool"));
+        let script = format!(
+            "#!/bin/bash\ntrap '' TERM\nset -m\n\
+             {{ trap '' TERM INT; echo $BASHPID > {}; while :; do sleep 1; done; }} &\nwait\n",
+            tool.display()
+        );
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
+        let folder = RunFolder::new(temp.path().join("run"));
+        fs::create_dir(temp.path().join("run")).unwrap();
+        let program = Program::choose(Some(&program)).unwrap();
+        let job = JobData::default();
+        let mut executor = folder.start(&program, temp.path(), false, &job).unwrap();
+        let tool = noted(&tool).await;
+        executor.terminate();
+        assert!(is_at_work(tool));
+        executor.kill();
+        executor.ended().await.unwrap().unwrap();
+        folder.clear().await;
+        let killed = Instant::now();
+        while is_at_work(tool) {
+            assert!(killed.elapsed() < Duration::from_secs(30), "it goes on");
+            tokio::task::yield_now().await;
+        }
+        assert!(folder.orphan().is_none());
     }
 }

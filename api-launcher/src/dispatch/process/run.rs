@@ -1,6 +1,7 @@
 //! One accepted run, from its turn to its end: started or found running, followed, stopped when it must be, and
 //! settled. Whatever a former launcher was doing when it ended, the step runs once or its loss is told.
 
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
@@ -114,6 +115,9 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
         let Followed::Ended(status) = follow(inner, key, &step, &mut running).await? else {
             return Ok(None);
         };
+        if status.is_none_or(|status| status.signal().is_some()) {
+            folder.clear().await;
+        }
         inner.has_ended(key);
         let end = end_of(&folder, status);
         if matches!(end, Some((Exit::Infrastructure, _))) {
@@ -198,6 +202,7 @@ async fn before(inner: &Inner, folder: &RunFolder, step: &StepRef) -> Result<Bef
     if let Some(executor) = folder.orphan() {
         return Ok(Before::Running(executor));
     }
+    folder.clear().await;
     let stand = inner.desk.stand(step).await?;
     if stand.is_settled() || matches!(stand.job, JobStatus::Cancelled | JobStatus::Failed) {
         return Ok(Before::Over(stand));

@@ -1,16 +1,28 @@
 //! Which processes an executor has started: its tool runs in a group of its own, which killing the executor's
-//! group would leave to go on changing things unwatched.
+//! group would leave to go on changing things unwatched. Those of an executor that is gone have no parent any more to
+//! be found by; they carry the mark of their run.
 
 use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
-use nix::sys::signal::{Signal, killpg};
+use job_contract::env;
+use nix::sys::signal::{Signal, kill as signal, killpg};
 use nix::unistd::Pid;
+use tracing::warn;
+
+/// How often is looked for what a run has left, and how long after each look: what is killed while it starts another is
+/// not seen with it, and the kernel takes its time.
+const LOOKS: usize = 100;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
 
 /// Kills the group of `leader` and the groups of everything it has started, directly or through others. Where
 /// there is no `/proc` to tell what that is, the group of `leader` alone.
-pub(super) fn kill(leader: Pid) -> nix::Result<()> {
+pub(crate) fn kill(leader: Pid) -> nix::Result<()> {
     let groups = groups_below(&processes(Path::new("/proc")), leader.as_raw());
     let killed = killpg(leader, Signal::SIGKILL);
     for group in groups {
@@ -18,6 +30,58 @@ pub(super) fn kill(leader: Pid) -> nix::Result<()> {
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
     }
     killed
+}
+
+/// Kills what is left of a run whose executor is gone, wherever it has gone itself, and returns when there is nothing any
+/// more. `work_dir` is that of the run.
+pub(crate) async fn kill_leftovers(work_dir: &Path) {
+    let mut mark = OsString::from(env::RUN_MARK);
+    mark.push("=");
+    mark.push(work_dir);
+    let killed = tokio::task::spawn_blocking(move || {
+        let mut killed = BTreeSet::new();
+        for _ in 0..LOOKS {
+            let left = marked(Path::new("/proc"), &mark);
+            if left.is_empty() {
+                break;
+            }
+            for id in left {
+                killed.insert(id);
+                let id = Pid::from_raw(id);
+                // With those of its group that threw the mark away, if it leads one; it may have ended by itself.
+                let _ = killpg(id, Signal::SIGKILL);
+                let _ = signal(id, Signal::SIGKILL);
+            }
+            thread::sleep(BETWEEN_LOOKS);
+        }
+        killed.len()
+    });
+    let killed = killed.await.unwrap_or_default();
+    if killed > 0 {
+        warn!(
+            processes = killed,
+            work_dir = %work_dir.display(),
+            "killed what an executor had left at work that is gone"
+        );
+    }
+}
+
+/// Ids of the processes with this variable, as far as this user may look.
+fn marked(proc: &Path, mark: &OsStr) -> Vec<i32> {
+    let own = std::process::id().cast_signed();
+    fs::read_dir(proc)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let id: i32 = entry.file_name().to_str()?.parse().ok()?;
+            let environment = fs::read(entry.path().join("environ")).ok()?;
+            let has_mark = environment
+                .split(|byte| *byte == 0)
+                .any(|variable| variable == mark.as_bytes());
+            (has_mark && id != own).then_some(id)
+        })
+        .collect()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
