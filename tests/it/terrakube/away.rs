@@ -140,6 +140,11 @@ async fn a_job_is_planned_and_applied_although_its_context_is_out_of_order() {
         stage.platform.fault(fault);
     }
     let job = stage.start(Repository::fixture(), Flow::plan_apply());
+    // Each of them tries for most of a minute to put something there.
+    let plan = stage
+        .platform
+        .until_step(job, "terraformPlan", Status::Completed);
+    plan.await;
     let job = stage.platform.until_job(job, Status::Completed).await;
     assert_eq!(stage.resources(job.id), ["greeting"]);
     let ledger = stage.platform.ledger();
