@@ -115,13 +115,14 @@ impl KubernetesTarget {
         let namespace = self.watching.lease_namespace.as_ref();
         let namespace = namespace.unwrap_or(&self.deployment.namespace);
         let lease = LeaseSettings::new(namespace, &self.watching.lease_name, identity());
-        let observer = Observer::new(self.desk.clone(), self.metrics.clone())
-            .recovering_from(self.cluster.clone());
-        let observer = Arc::new(observer);
         let stop = self.shutdown.graceful.cancelled();
         self.cluster
             .lead(&lease, stop, || async {
                 let _watching = self.metrics.watch();
+                let observer = Observer::new(self.desk.clone(), self.metrics.clone())
+                    .recovering_from(self.cluster.clone());
+                let observer = Arc::new(observer);
+                let _duty = observer.on_duty();
                 tokio::join!(
                     self.cluster
                         .watch(self.watching.watch.clone(), Arc::clone(&observer) as _),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use integration_tests::Repository;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use test_cluster::ADMIN;
 use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
@@ -47,6 +47,36 @@ impl Stage {
         redis::cmd("DEL").arg(key).exec(&mut connection).unwrap();
     }
 
+    /// Somebody takes the Lease for good, and does nothing with it.
+    async fn usurp_lease(&self) {
+        let leases = self.leases();
+        loop {
+            let mut lease = leases.get(LEASE).await.unwrap();
+            let spec = lease.spec.as_mut().unwrap();
+            spec.holder_identity = Some("somebody".to_owned());
+            spec.lease_duration_seconds = Some(3600);
+            match leases.replace(LEASE, &PostParams::default(), &lease).await {
+                Ok(_) => return,
+                // Its holder has renewed it in between.
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// Beats come every ten seconds and last for 45. To see their end sooner, none is left more than fifteen.
+    fn hasten(&self, job: u32) {
+        let redis = self.redis.as_ref().unwrap();
+        let key = control_plane::heartbeat::key(&job.to_string());
+        let mut connection = redis.connect().unwrap();
+        redis::cmd("EXPIRE")
+            .arg(key)
+            .arg(15)
+            .arg("LT")
+            .exec(&mut connection)
+            .unwrap();
+    }
+
     async fn until_alive(&self, job: u32) {
         let began = Instant::now();
         while self.platform.heartbeat(job).await.is_none() {
@@ -79,6 +109,30 @@ async fn a_run_has_a_heartbeat_from_its_acceptance_to_its_end_however_late_its_p
     stage.platform.until_job(job, Status::Completed).await;
     // Nobody beats for a run that is over, which is looked at too.
     stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_launcher_that_has_lost_the_lease_keeps_no_run_alive() {
+    let ground = Ground::Cluster(Box::new(Place::new().await));
+    let stage = Stage::on(ground, Platform::builder().grace(GRACE)).await;
+    let gate = Gate::new(stage.site());
+    stage
+        .place()
+        .image_that_first(&format!("{}{}", quick(), gate.words()));
+    let _launcher = stage.serve();
+    let job = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
+    stage.platform.until_job(job, Status::Queue).await;
+    stage.until_alive(job).await;
+    stage.usurp_lease().await;
+    // Who watches now is asleep, so that the platform has to find the run lost, although its former watcher lives.
+    let began = Instant::now();
+    while stage.platform.job(job).status == Status::Queue {
+        assert!(began.elapsed() < PATIENCE, "{}", stage.platform.report());
+        stage.hasten(job);
+        tokio::time::sleep(POLL).await;
+    }
+    stage.platform.until_job(job, Status::Failed).await;
+    gate.open().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

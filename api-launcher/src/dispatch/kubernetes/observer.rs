@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -52,6 +53,21 @@ pub(super) struct Observer {
     live: Mutex<BTreeMap<RunKey, Live>>,
     /// Runs of which nothing is known yet but that their Jobs are held, with their heartbeats.
     held: Mutex<BTreeMap<RunKey, Option<Beat>>>,
+    /// Another replica watches by now: what is still under way is brought to its end, but keeps nothing alive.
+    relieved: AtomicBool,
+}
+
+/// For as long as this lives, its observer is the one that watches.
+#[derive(Debug)]
+pub(super) struct Duty<'a>(&'a Observer);
+
+impl Drop for Duty<'_> {
+    fn drop(&mut self) {
+        self.0.relieved.store(true, Ordering::SeqCst);
+        // Whoever adds a run holds the lock, and has seen this or is seen here.
+        self.0.live().clear();
+        self.0.held().clear();
+    }
 }
 
 /// A run the platform waits for.
@@ -90,7 +106,20 @@ impl Observer {
             recoveries: Semaphore::const_new(RECOVERIES),
             live: Mutex::new(BTreeMap::new()),
             held: Mutex::new(BTreeMap::new()),
+            relieved: AtomicBool::new(false),
         }
+    }
+
+    /// Watches from now on, until the result is dropped. That is once: whoever watches again begins with nothing.
+    pub(super) const fn on_duty(&self) -> Duty<'_> {
+        Duty(self)
+    }
+
+    fn beat(&self, run: &RunKey) -> Option<Beat> {
+        let desk = self.desk.as_ref()?;
+        (!self.relieved.load(Ordering::SeqCst))
+            .then(|| desk.beat(&run.job_id))
+            .flatten()
     }
 
     /// The logs of runs that could not deliver theirs are recovered from there.
@@ -173,7 +202,7 @@ impl Observer {
     fn seen(&self, run: &RunKey) {
         self.live().entry(run.clone()).or_insert_with(|| Live {
             since: Instant::now(),
-            beat: self.desk.as_ref().and_then(|desk| desk.beat(&run.job_id)),
+            beat: self.beat(run),
             notes: None,
             over_before: false,
             leaving: false,
@@ -315,8 +344,7 @@ impl RunObserver for Observer {
     fn on_held(&self, run: &RunKey) {
         if !self.live().contains_key(run) {
             let mut held = self.held();
-            held.entry(run.clone())
-                .or_insert_with(|| self.desk.as_ref().and_then(|desk| desk.beat(&run.job_id)));
+            held.entry(run.clone()).or_insert_with(|| self.beat(run));
         }
     }
 
@@ -463,7 +491,7 @@ mod tests {
     use std::convert::Infallible;
     use std::fs;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     use axum::http::{Request, Response};
     use control_plane::local::StepRecord;
@@ -668,6 +696,31 @@ mod tests {
             &metrics,
             &[r#"mayfly_runs_ended_total{verdict="deleted"} 0"#],
         );
+    }
+
+    #[tokio::test]
+    async fn who_watches_no_longer_keeps_nothing_alive() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let observer = Observer::new(Some(away()), Metrics::default());
+        let other = RunKey {
+            job_id: "413".into(),
+            ..run()
+        };
+        let beats = || {
+            let live = observer.live();
+            let live = live.values().filter(|live| live.beat.is_some()).count();
+            live + observer.held().values().flatten().count()
+        };
+        let duty = observer.on_duty();
+        observer.on_observation(&run(), &Observation::Running);
+        observer.on_held(&other);
+        assert_eq!(beats(), 2);
+        drop(duty);
+        assert_eq!(beats(), 0);
+        // A report that was under way.
+        observer.seen(&run());
+        observer.on_held(&other);
+        assert_eq!(beats(), 0);
     }
 
     #[tokio::test]
