@@ -7,6 +7,7 @@
 mod cache;
 mod cancel;
 pub mod check;
+mod clock;
 mod connect;
 mod credential;
 mod error;
@@ -30,9 +31,11 @@ use std::time::Duration;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Pod, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::Timestamp;
 use kube::{Api, Client};
 use serde::Serialize;
 
+use self::clock::ServerClock;
 use self::limit::RateLimit;
 
 pub use cancel::Cancelled;
@@ -166,6 +169,7 @@ pub struct Cluster {
     max_in_flight: usize,
     patience: Patience,
     rate: Option<RateLimit>,
+    clock: Arc<ServerClock>,
     /// UIDs of Jobs whose Secret this process knows to be stored.
     stored: Arc<Mutex<HashSet<String>>>,
 }
@@ -190,6 +194,7 @@ impl Cluster {
             max_in_flight: 0,
             patience: Patience::default(),
             rate: None,
+            clock: Arc::default(),
             stored: Arc::default(),
         };
         cluster.connected()
@@ -199,7 +204,8 @@ impl Cluster {
     /// innermost.
     fn connected(mut self) -> Self {
         let connection = self.connection.clone();
-        self.urgent = connect::answering(connection, &self.namespace, self.patience.answer);
+        let (clock, patience) = (Arc::clone(&self.clock), self.patience.answer);
+        self.urgent = connect::answering(connection, &self.namespace, clock, patience);
         self.client = match self.rate {
             Some(rate) => connect::limited(self.urgent.clone(), &self.namespace, rate),
             None => self.urgent.clone(),
@@ -226,6 +232,11 @@ impl Cluster {
     pub fn with_patience(mut self, patience: Patience) -> Self {
         self.patience = patience;
         self.connected()
+    }
+
+    /// What time it is for the API server, which wrote the times of all objects.
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
     }
 
     /// Namespace of the runs.

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, Preconditions, PropagationPolicy};
 use serde_json::json;
 
@@ -33,7 +32,7 @@ impl Cluster {
             return Ok(Cancelled::AlreadyOver);
         }
         let uid = job.metadata.uid.clone();
-        let now = Timestamp::now().to_string();
+        let now = self.now().to_string();
         let mark =
             json!({"metadata": {"uid": uid, "annotations": {annotations::CANCELLED_AT: now}}});
         match self.patch_job("cancel the run", name, &mark).await {

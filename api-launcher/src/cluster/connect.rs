@@ -11,6 +11,7 @@ use axum::body::Body as AnyBody;
 use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderValue, Request, Response, StatusCode, Uri};
 use job_contract::Exit;
+use k8s_openapi::jiff::Timestamp;
 use kube::client::{Body, ClientBuilder};
 use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::Status;
@@ -19,6 +20,7 @@ use kube::{Client, Config};
 use tower::{BoxError, service_fn};
 
 use super::Cluster;
+use super::clock::ServerClock;
 use super::credential::{CredentialError, again, discreet};
 use super::limit::{Limiter, RateLimit};
 
@@ -192,14 +194,22 @@ impl Cluster {
 }
 
 /// A client that gives a request up when its answer takes too long, and keeps what the server asked for: the client it
-/// is made from drops the headers of refusals, so `Retry-After` is moved into the body.
-pub(super) fn answering(client: Client, namespace: &str, patience: Duration) -> Client {
+/// is made from drops the headers of refusals, so `Retry-After` is moved into the body. The date of each goes to the clock.
+pub(super) fn answering(
+    client: Client,
+    namespace: &str,
+    clock: Arc<ServerClock>,
+    patience: Duration,
+) -> Client {
     let service = service_fn(move |request: Request<Body>| {
-        let client = client.clone();
+        let (client, clock) = (client.clone(), Arc::clone(&clock));
         async move {
             let length = Length::of(request.uri());
             let answer = async {
-                let response = keep_retry_after(client.send(request).await?).await?;
+                let sent = Timestamp::now();
+                let response = client.send(request).await?;
+                clock.hear(response.headers(), sent, Timestamp::now());
+                let response = keep_retry_after(response).await?;
                 match length {
                     Length::Short => whole(response).await,
                     Length::Long | Length::Endless => Ok(response),

@@ -57,7 +57,7 @@ impl Cluster {
         let pods = self.pods_of(&job).await?;
         // Events tell more but are kept for an hour only, and may be forbidden.
         let events = self.events_of(&job, &pods).await.unwrap_or_default();
-        let mut explained = explanation(key, &job, &pods, &events, Timestamp::now());
+        let mut explained = explanation(key, &job, &pods, &events, self.now());
         if let Some(verdict) = explained.verdict.take() {
             explained.verdict = Some(self.with_lock_holder(verdict).await);
         }

@@ -6,9 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Body as AnyBody;
-use axum::http::{Method, Request, Response, StatusCode};
+use axum::http::header::DATE;
+use axum::http::{HeaderValue, Method, Request, Response, StatusCode};
 use futures_util::stream;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::fmt::rfc2822::DateTimePrinter;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
@@ -25,6 +27,8 @@ type Fault = Box<dyn Fn(&str, usize) -> Option<Response<AnyBody>> + Send + Sync>
 pub(super) struct Server {
     store: Mutex<Store>,
     changed: Notify,
+    /// By how much its clock is ahead; it tells the time once that is said.
+    ahead: Mutex<Option<SignedDuration>>,
 }
 
 #[derive(Default)]
@@ -100,7 +104,10 @@ impl Server {
                 if let Some(answer) = fault(&line, number) {
                     return Ok(answer);
                 }
-                let answer = server.answer(request).await;
+                let mut answer = server.answer(request).await;
+                if let Some(date) = server.date() {
+                    answer.headers_mut().insert(DATE, date);
+                }
                 if let Crash::Within(n) = crash
                     && number == n
                 {
@@ -183,6 +190,23 @@ impl Server {
             }
         });
         Response::new(AnyBody::from_stream(events))
+    }
+
+    /// From now on it tells what time it is.
+    pub(super) fn set_clock(&self, ahead: SignedDuration) {
+        *self.ahead.lock().unwrap() = Some(ahead);
+    }
+
+    /// What time it is there.
+    pub(super) fn now(&self) -> Timestamp {
+        Timestamp::now() + self.ahead.lock().unwrap().unwrap_or_default()
+    }
+
+    fn date(&self) -> Option<HeaderValue> {
+        (*self.ahead.lock().unwrap())?;
+        let printer = DateTimePrinter::new();
+        let date = printer.timestamp_to_rfc9110_string(&self.now()).unwrap();
+        Some(date.parse().unwrap())
     }
 
     pub(super) fn object(&self, kind: &str, name: &str) -> Option<Value> {

@@ -13,7 +13,6 @@
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -328,7 +327,7 @@ impl Cluster {
 
     /// Writes onto the Job that its Secret is there. `false`: the Job is gone or going.
     async fn mark_stored(&self, name: &str, uid: &str) -> Result<bool, ClusterError> {
-        let now = Timestamp::now().to_string();
+        let now = self.now().to_string();
         let patch = json!({"metadata": {"uid": uid, "annotations": {annotations::STORED_AT: now}}});
         match self.patch_job("accept the run", name, &patch).await {
             Ok(job) => Ok(job.metadata.deletion_timestamp.is_none()),
@@ -338,7 +337,7 @@ impl Cluster {
     }
 
     pub(super) async fn release_uid(&self, name: &str, uid: &str) -> Result<(), ClusterError> {
-        let now = Timestamp::now().to_string();
+        let now = self.now().to_string();
         let patch = json!({
             "metadata": {"uid": uid, "annotations": {annotations::RELEASED_AT: now}},
             "spec": {"suspend": false},

@@ -71,7 +71,7 @@ impl Cluster {
                 pods.entry(job.to_owned()).or_default().push(pod);
             }
         }
-        let now = Timestamp::now();
+        let now = self.now();
         let mut views: Vec<RunView> = self
             .all_jobs()
             .await?

@@ -319,12 +319,12 @@ impl Watch {
         let Some((at, _)) = self.due.first() else {
             return std::future::pending().boxed();
         };
-        let pause = at.duration_since(Timestamp::now());
+        let pause = at.duration_since(self.cluster.now());
         tokio::time::sleep(Duration::try_from(pause).unwrap_or_default()).boxed()
     }
 
     fn on_alarm(&mut self) {
-        let now = Timestamp::now();
+        let now = self.cluster.now();
         while self.due.first().is_some_and(|(at, _)| *at <= now) {
             let Some((_, name)) = self.due.pop_first() else {
                 break;
@@ -342,8 +342,17 @@ impl Watch {
         }
     }
 
+    /// The moment after a pause; one beyond all time is the last there is.
+    fn after(&self, pause: Duration) -> Timestamp {
+        SignedDuration::try_from(pause)
+            .ok()
+            .and_then(|pause| self.cluster.now().checked_add(pause).ok())
+            .unwrap_or(Timestamp::MAX)
+    }
+
     fn wake(&mut self, name: &str, pause: Duration) {
-        self.due.insert((after(pause), name.to_owned()));
+        let at = self.after(pause);
+        self.due.insert((at, name.to_owned()));
     }
 
     fn look_at_all(&mut self) {
@@ -448,7 +457,7 @@ impl Watch {
         let job: Job = entry.job.open();
         let pods = self.pods.of(name, &entry.uid);
         let events: Vec<Event> = entry.events.iter().map(Packed::open).collect();
-        let now = Timestamp::now();
+        let now = self.cluster.now();
         let observation = recorded(&job)
             .or_else(|| self.unseen(&job))
             .unwrap_or_else(|| {
@@ -634,10 +643,10 @@ impl Watch {
                 }
             }
             Note::GoneReported(uid, done) => {
+                let due = self.after(self.settings.report_again);
                 if done {
                     self.orphans.remove(&uid);
                 } else if let Some(orphan) = self.orphans.get_mut(&uid) {
-                    let due = after(self.settings.report_again);
                     orphan.due = Some(due);
                     self.due.insert((due, String::new()));
                 }
@@ -735,7 +744,7 @@ impl Watch {
             return;
         }
         let job: Job = entry.job.open();
-        let now = Timestamp::now();
+        let now = self.cluster.now();
         let observation = verdict::observe(&job, &[], &[], now, &self.settings.timeouts);
         entry.tell(&observation, &*self.observer);
     }
@@ -872,14 +881,6 @@ impl Entry {
     }
 }
 
-/// The moment after a pause; one beyond all time is the last there is.
-fn after(pause: Duration) -> Timestamp {
-    SignedDuration::try_from(pause)
-        .ok()
-        .and_then(|pause| Timestamp::now().checked_add(pause).ok())
-        .unwrap_or(Timestamp::MAX)
-}
-
 /// The verdict that was written onto the Job. A run that was given up is then ended by its deadline, which would
 /// hide why.
 fn recorded(job: &Job) -> Option<Observation> {
@@ -970,7 +971,7 @@ impl Cluster {
     /// the same again, and the platform knows already.
     async fn note_verdict(&self, key: &RunKey, uid: &str, verdict: &Verdict) {
         let text = serde_json::to_string(verdict).unwrap_or_default();
-        let now = Timestamp::now().to_string();
+        let now = self.now().to_string();
         let patch = json!({"metadata": {"uid": uid, "annotations": {
             annotations::VERDICT: text, annotations::REPORTED_AT: now}}});
         let noted = self

@@ -34,7 +34,7 @@ pub(super) async fn list(cluster: &Cluster, out: &mut Output) -> Result<Exit, Co
             cluster.namespace()
         ));
     } else {
-        let text = render(&runs, Timestamp::now(), out.paint, out.width);
+        let text = render(&runs, cluster.now(), out.paint, out.width);
         out.print(&text);
     }
     Ok(Exit::Done)

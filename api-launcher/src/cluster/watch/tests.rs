@@ -605,3 +605,43 @@ async fn a_run_whose_job_data_cannot_be_looked_for_is_told_of_once_with_what_to_
     assert_eq!(told.matches("a run stays suspended").count(), 1, "{told}");
     assert!(told.contains(advice) && told.contains("1/a"), "{told}");
 }
+
+#[tokio::test]
+async fn how_long_a_run_has_waited_is_told_by_the_clock_of_the_api_server() {
+    let settings = WatchSettings {
+        timeouts: Timeouts {
+            no_pod: Duration::from_hours(2),
+            ..Timeouts::default()
+        },
+        ..WatchSettings::default()
+    };
+    // Hours the server's clock is ahead, hours since it saw the release, and whether that is too long.
+    for (ahead, waited, too_long) in [
+        (-10, 1, false),
+        (10, 1, false),
+        (-10, 3, true),
+        (10, 3, true),
+    ] {
+        let hours = SignedDuration::from_hours;
+        let server = Server::start();
+        server.set_clock(hours(ahead));
+        server.cluster().submit(&objects("1", "a")).await.unwrap();
+        let released = annotation_of(&server, "job-1-a", "mayfly.dev/released-at");
+        let released: Timestamp = released.as_str().unwrap().parse().unwrap();
+        let difference = server.now().duration_since(released);
+        assert!(difference.abs() < hours(5), "{difference:?}");
+
+        let then = (server.now() - hours(waited)).to_string();
+        server.put(
+            "jobs",
+            json!({"metadata": {"name": "job-1-a", "creationTimestamp": then,
+                "annotations": {"mayfly.dev/released-at": then}}}),
+        );
+        // A launcher that starts only now gives nobody more time.
+        let watching = watching(server.cluster(), settings.clone());
+        let said = || watching.notebook.said.lock().unwrap().first().cloned();
+        until("it is judged", || said().is_some()).await;
+        let given_up = matches!(said(), Some((_, Observation::Ended(_))));
+        assert_eq!(given_up, too_long, "{ahead} {waited}: {:?}", said());
+    }
+}

@@ -1,0 +1,98 @@
+//! What time it is for the API server. How long a run has waited is told by times that the server wrote, so that the clock
+//! of this machine, which may be minutes off, must not be asked what they are compared with.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use axum::http::HeaderMap;
+use axum::http::header::DATE;
+use k8s_openapi::jiff::fmt::rfc2822::DateTimeParser;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use tracing::warn;
+
+/// What the header with the date leaves out.
+const RESOLUTION: SignedDuration = SignedDuration::from_secs(1);
+/// A difference of so much is worth a word: tokens and certificates suffer from it too.
+const NOTABLE: SignedDuration = SignedDuration::from_secs(30);
+
+/// The server's clock, as far as its answers tell it; until the first one, this machine's.
+#[derive(Debug, Default)]
+pub(super) struct ServerClock {
+    /// Milliseconds it is ahead of this machine's.
+    ahead: AtomicI64,
+}
+
+impl ServerClock {
+    pub(super) fn now(&self) -> Timestamp {
+        let ahead = SignedDuration::from_millis(self.ahead.load(Ordering::Relaxed));
+        let now = Timestamp::now();
+        now.checked_add(ahead).unwrap_or(now)
+    }
+
+    /// Learns from an answer to a request that was sent and answered at these times of this machine.
+    pub(super) fn hear(&self, headers: &HeaderMap, sent: Timestamp, received: Timestamp) {
+        let date = headers
+            .get(DATE)
+            .and_then(|date| DateTimeParser::new().parse_timestamp(date.as_bytes()).ok());
+        let Some(date) = date else { return };
+        let ahead = ahead(date, sent, received);
+        let millis = i64::try_from(ahead.as_millis()).unwrap_or_default();
+        let before = SignedDuration::from_millis(self.ahead.swap(millis, Ordering::Relaxed));
+        if ahead.abs() >= NOTABLE && before.abs() < NOTABLE {
+            warn!(
+                seconds_ahead = ahead.as_secs(),
+                "the clock of the API server is not this machine's: runs are timed by the server's"
+            );
+        }
+    }
+}
+
+/// By how much the server's clock is ahead at least, or behind: nothing, where all could be explained by the time the
+/// answer took.
+fn ahead(date: Timestamp, sent: Timestamp, received: Timestamp) -> SignedDuration {
+    let at_least = date.duration_since(received);
+    let at_most = date.duration_since(sent) + RESOLUTION;
+    if at_least.is_positive() {
+        at_least
+    } else {
+        at_most.min(SignedDuration::ZERO)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    fn at(millis: i64) -> Timestamp {
+        Timestamp::from_millisecond(784_111_777_000 + millis).unwrap()
+    }
+
+    #[test]
+    fn a_difference_is_what_neither_the_way_nor_the_header_explains() {
+        let of = |date, sent, received| ahead(at(date), at(sent), at(received)).as_millis();
+        // The server's moment lies anywhere in the second of its date.
+        assert_eq!(of(0, 999, 1_500), 0);
+        assert_eq!(of(0, -4_000, 1_000), 0);
+        assert_eq!(of(60_000, 0, 500), 59_500);
+        assert_eq!(of(-60_000, 0, 500), -59_000);
+        // The clock here was set back meanwhile.
+        assert_eq!(of(0, 500, -60_000), 60_000);
+    }
+
+    #[test]
+    fn the_time_is_that_of_the_last_answer_that_had_one() {
+        let clock = ServerClock::default();
+        let heard = |date: &'static str| {
+            let headers = HeaderMap::from_iter([(DATE, HeaderValue::from_static(date))]);
+            clock.hear(&headers, at(0), at(0));
+            clock.ahead.load(Ordering::Relaxed)
+        };
+        assert_eq!(heard("Sun, 06 Nov 1994 08:59:37 GMT"), 600_000);
+        assert_eq!(heard("yesterday"), 600_000);
+        let (before, told, after) = (Timestamp::now(), clock.now(), Timestamp::now());
+        let here = told - SignedDuration::from_mins(10);
+        assert!(before <= here && here <= after, "{before} {told} {after}");
+        assert_eq!(heard("Sun, 06 Nov 1994 08:49:37 GMT"), 0);
+    }
+}
