@@ -196,6 +196,8 @@ fn an_outcome_is_reported_even_when_the_log_cannot_be_stored() {
 /// What may come before the report must not take its time away.
 #[test]
 fn an_outcome_is_reported_although_the_store_never_answers() {
+    // Long enough for what is left of it for the report to be enough on a busy machine.
+    let grace = Duration::from_secs(20);
     let (site, repository) = (site(), Repository::fixture());
     let scripts = job::scripts(&repository, vec![job::bash(1, "echo the-work-is-done")]);
     site.queue(&[&scripts]);
@@ -211,16 +213,13 @@ fn an_outcome_is_reported_although_the_store_never_answers() {
         )
         .env(env::AWS_ACCESS_KEY, "key")
         .env(env::AWS_SECRET_KEY, "secret")
-        .env(env::GRACE_PERIOD_SECONDS, "10")
+        .env(env::GRACE_PERIOD_SECONDS, grace.as_secs().to_string())
         .start();
     let connection = silent.accept().unwrap();
     let asked_to_stop = Instant::now();
     running.running.signal(Signal::SIGTERM);
     let outcome = running.wait();
-    assert!(
-        asked_to_stop.elapsed() < Duration::from_secs(10),
-        "{outcome}"
-    );
+    assert!(asked_to_stop.elapsed() < grace, "{outcome}");
     drop(connection);
     assert_eq!(
         site.statuses(&scripts).1,

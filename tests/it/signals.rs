@@ -81,7 +81,7 @@ while :; do wait; done"#,
     let run = site
         .executor(&apply)
         .env("PATH", tool.path())
-        .env(env::GRACE_PERIOD_SECONDS, "4")
+        .env(env::GRACE_PERIOD_SECONDS, "10")
         .start();
     run.running.wait_for(Stream::Stdout, "deaf");
 
