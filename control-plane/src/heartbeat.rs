@@ -21,7 +21,7 @@ use crate::redis::{Redis, RedisError};
 /// How long a sign of life is valid. The platform's own programs use the same.
 pub const EXPIRY: Duration = Duration::from_secs(45);
 /// Leaves time for three attempts within [`EXPIRY`]; the contract asks for 15 s at most.
-const INTERVAL: Duration = Duration::from_secs(10);
+pub const INTERVAL: Duration = Duration::from_secs(10);
 /// After a failure.
 const RETRY: Duration = Duration::from_secs(2);
 /// How long one attempt may take.

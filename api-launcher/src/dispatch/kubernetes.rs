@@ -6,7 +6,7 @@ mod observer;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use control_plane::StepRef;
+use control_plane::{StepRef, heartbeat};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use job_contract::status::JobStatus;
@@ -34,9 +34,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a dispatch may take. Terrakube hangs up after a minute, and would not learn that it may try again.
 const ACCEPTANCE: Duration = Duration::from_secs(30);
 
-/// How long whoever accepted a run beats for it. That is one beat, which is good for 45 seconds: another replica that
-/// watches has noticed by then, and the heartbeat of a short run is gone soon enough after its end (contract 2.6).
-const UNTIL_WATCHED: Duration = Duration::from_secs(10);
+/// How long whoever accepted a run beats for it. That is one beat, since it is over before the next would come, and good for
+/// 45 seconds: another replica that watches has noticed by then, and the heartbeat of a short run is gone soon enough
+/// after its end (contract 2.6).
+const UNTIL_WATCHED: Duration = Duration::from_secs(heartbeat::INTERVAL.as_secs() - 2);
 /// How long the platform is told of a step that has nothing to run. It is less than the watcher leaves to its launcher.
 const COMPLETION: Duration = Duration::from_secs(15);
 /// How long after a refusal its reason is tried to be told.
