@@ -13,7 +13,18 @@ use super::{Gate, Ground, Stage};
 use crate::site;
 
 /// Long enough for a heartbeat to be missed, and short for a test.
-const GRACE: Duration = Duration::from_secs(3);
+const GRACE: Duration = Duration::from_secs(5);
+
+impl Stage {
+    /// Waits until the last resource of the gate's module is made.
+    async fn until_applied(&self, job: u32) {
+        let made = || {
+            let resources = self.resources(job);
+            resources.contains(&"third".to_owned()).then_some(())
+        };
+        self.until("the apply is through", made).await;
+    }
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_apply_that_ends_while_the_platform_is_away_is_delivered_once_it_is_back() {
@@ -27,13 +38,7 @@ async fn an_apply_that_ends_while_the_platform_is_away_is_delivered_once_it_is_b
     platform.go_down().await;
     gate.open().await;
     // It is done, and nobody is there to be told.
-    let third = || {
-        stage
-            .resources(job)
-            .contains(&"third".to_owned())
-            .then_some(())
-    };
-    stage.until("the apply is through", third).await;
+    stage.until_applied(job).await;
     assert_eq!(platform.job(job).step_statuses(), [Status::Running]);
 
     // It answers again, badly.
@@ -164,13 +169,7 @@ async fn a_run_survives_a_redis_that_goes_and_comes_back_and_loses_no_line() {
     stage.platform.until_streamed(job, "at-the-gate").await;
     stage.redis.as_mut().unwrap().kill();
     gate.open().await;
-    let third = || {
-        stage
-            .resources(job)
-            .contains(&"third".to_owned())
-            .then_some(())
-    };
-    stage.until("the apply is through", third).await;
+    stage.until_applied(job).await;
     stage.redis.as_mut().unwrap().restart().unwrap();
     stage.platform.until_job(job, Status::Completed).await;
     let lines = stage.platform.streamed(job).await;
@@ -198,6 +197,8 @@ async fn a_run_ends_well_although_redis_stays_away() {
     stage.platform.until_streamed(job, "at-the-gate").await;
     stage.redis.as_mut().unwrap().kill();
     gate.open().await;
+    stage.until_applied(job).await;
+    // What is left is how long its end waits for Redis.
     stage.platform.until_job(job, Status::Completed).await;
     let output = stage.output(job, "terraformApply");
     assert!(output.contains("Apply complete!"), "{output}");
