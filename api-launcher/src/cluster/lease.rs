@@ -326,10 +326,14 @@ mod tests {
         }
     }
 
+    /// Silent for so long, a holder is succeeded.
+    const SOON: Duration = Duration::from_secs(1);
+
     /// A replica that leads until it is told to stop.
     fn replica(
         server: &std::sync::Arc<Server>,
         identity: &'static str,
+        duration: Duration,
         at_work: &std::sync::Arc<std::sync::Mutex<Vec<&'static str>>>,
     ) -> (
         tokio::sync::oneshot::Sender<()>,
@@ -338,7 +342,7 @@ mod tests {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let (cluster, at_work) = (server.cluster(), std::sync::Arc::clone(at_work));
         let settings = LeaseSettings {
-            duration: Duration::from_secs(1),
+            duration,
             renew: Duration::from_millis(30),
             ..settings(identity)
         };
@@ -361,9 +365,11 @@ mod tests {
     async fn one_replica_leads_and_another_takes_over_at_once_when_it_stops() {
         let server = Server::start();
         let at_work = std::sync::Arc::default();
-        let (stop_a, a) = replica(&server, "a", &at_work);
+        // However long this process is not run at all, nobody takes it for silence.
+        let never = Duration::from_hours(1);
+        let (stop_a, a) = replica(&server, "a", never, &at_work);
         until("a leads", || *at_work.lock().unwrap() == ["a"]).await;
-        let (stop_b, b) = replica(&server, "b", &at_work);
+        let (stop_b, b) = replica(&server, "b", never, &at_work);
         let seen = server.requests().len();
         until("both have looked", || server.requests().len() > seen + 6).await;
         assert_eq!(*at_work.lock().unwrap(), ["a"]);
@@ -414,9 +420,9 @@ mod tests {
         );
         let at_work = std::sync::Arc::default();
         let begun = Instant::now();
-        let (stop, task) = replica(&server, "a", &at_work);
+        let (stop, task) = replica(&server, "a", SOON, &at_work);
         until("a leads", || *at_work.lock().unwrap() == ["a"]).await;
-        assert!(begun.elapsed() >= Duration::from_secs(1));
+        assert!(begun.elapsed() >= SOON);
         let lease = server.object("leases", "launcher-leader").unwrap();
         assert_eq!(lease["spec"]["leaseTransitions"], 4);
         drop(stop);
@@ -427,7 +433,7 @@ mod tests {
     async fn a_holder_whose_lease_was_taken_stops_its_work() {
         let server = Server::start();
         let at_work = std::sync::Arc::default();
-        let (stop, task) = replica(&server, "a", &at_work);
+        let (stop, task) = replica(&server, "a", SOON, &at_work);
         until("a leads", || *at_work.lock().unwrap() == ["a"]).await;
         server.put(
             "leases",
@@ -436,7 +442,7 @@ mod tests {
         // It works again only after b was silent for a whole duration.
         let begun = Instant::now();
         until("a leads again", || *at_work.lock().unwrap() == ["a", "a"]).await;
-        assert!(begun.elapsed() >= Duration::from_secs(1));
+        assert!(begun.elapsed() >= SOON);
         drop(stop);
         task.await.unwrap();
     }
