@@ -17,7 +17,7 @@ mod process;
 mod scheduler;
 mod volumes;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -78,6 +78,12 @@ impl Runner {
             .insert(name.to_owned(), image);
     }
 
+    /// No order reaches a pod that is gone.
+    fn forget(&self, uid: &str) {
+        let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        orders.remove(uid);
+    }
+
     fn image(&self, name: &str) -> Option<Image> {
         self.images
             .lock()
@@ -108,10 +114,12 @@ pub(crate) async fn run(client: Client, runner: Arc<Runner>) {
     let pods = Api::<Pod>::all(client.clone());
     let mut stream = std::pin::pin!(watcher(pods, watcher::Config::default()).default_backoff());
     let mut running: HashMap<String, watch::Sender<Option<Pod>>> = HashMap::new();
+    let mut listed = HashSet::new();
     while let Some(event) = stream.next().await {
         match event {
             Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => {
                 let uid = pod.uid().unwrap_or_default();
+                listed.insert(uid.clone());
                 if let Some(sender) = running.get(&uid) {
                     sender.send_replace(Some(pod));
                 } else {
@@ -137,13 +145,17 @@ pub(crate) async fn run(client: Client, runner: Arc<Runner>) {
                 if let Some(sender) = running.remove(&uid) {
                     sender.send_replace(None);
                 }
-                runner
-                    .orders
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .remove(&uid);
+                runner.forget(&uid);
             }
-            Ok(watcher::Event::Init | watcher::Event::InitDone) | Err(_) => {}
+            Ok(watcher::Event::Init) => listed.clear(),
+            // A watch that begins anew does not tell what was deleted meanwhile.
+            Ok(watcher::Event::InitDone) => {
+                for (uid, sender) in running.extract_if(|uid, _| !listed.contains(uid)) {
+                    sender.send_replace(None);
+                    runner.forget(&uid);
+                }
+            }
+            Err(_) => {}
         }
     }
 }
