@@ -302,7 +302,10 @@ impl Cluster {
             "users": [{"name": identity, "user": {"token": token(identity)}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": identity, "namespace": namespace}}],
         });
-        fs::write(&path, config.to_string())?;
+        // A program that was started with it before may be reading it.
+        let new = path.with_extension("new");
+        fs::write(&new, config.to_string())?;
+        fs::rename(new, &path)?;
         Ok(path)
     }
 
