@@ -6,6 +6,7 @@ use std::os::unix::fs::lchown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use control_plane::StepRef;
 use control_plane::local::{JobRecord, LocalPlatform, StepRecord};
 use job_contract::env;
 use job_contract::keys::{ObjectKey, local_backend_state};
@@ -86,16 +87,19 @@ impl Site {
 
     /// Replaces what the record says of the plan's whereabouts.
     pub fn set_plan(&self, job: &JobData, plan: Option<&Path>) {
-        let mut record = self.record(job);
-        record.terraform_plan = plan.map(|path| path.display().to_string());
-        self.platform().put_job(&job.job_id, &record).unwrap();
+        let plan = plan.map(|path| path.display().to_string());
+        self.edit(job, |record| record.terraform_plan = plan);
+    }
+
+    /// Changes the record in one step, whoever else changes it at the same time.
+    fn edit(&self, job: &JobData, change: impl FnOnce(&mut JobRecord)) {
+        let step = StepRef::of(job);
+        self.platform().update_job(&step, change).unwrap();
     }
 
     /// Sets the status of the job, as a person at the platform does.
     pub fn set_status(&self, job: &JobData, status: JobStatus) {
-        let mut record = self.record(job);
-        record.status = status;
-        self.platform().put_job(&job.job_id, &record).unwrap();
+        self.edit(job, |record| record.status = status);
     }
 
     pub fn context(&self, job: &JobData) -> Map<String, Value> {
