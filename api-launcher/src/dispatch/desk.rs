@@ -689,17 +689,17 @@ impl Desk {
         };
         let line = line.to_owned();
         let change = move |output: &Path| {
-            let latest = if let Some(log) = log {
-                log
+            let (latest, scope) = if let Some(log) = log {
+                (log, draft::Scope::Start)
             } else {
                 let latest = output.with_extension("live");
                 fs::write(&latest, shown)?;
                 if let Some(container) = container {
                     draft::restore(&latest, &container, None)?;
                 }
-                latest
+                (latest, draft::Scope::Step)
             };
-            draft::complete(output, &latest, &line)
+            draft::complete(output, &latest, scope, &line)
         };
         self.change_output(step, change).await
     }

@@ -9,9 +9,19 @@ use std::path::Path;
 /// By so much of its beginning a log is found again.
 const BEGINNING: usize = 512;
 
+/// What a latest log is the log of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// The last start of an executor. Another may have printed the same.
+    Start,
+    /// All starts there were.
+    Step,
+}
+
 /// Adds to `output` what it lacks of the log `latest`, and a line. One that ends with the line is complete: whoever tells
-/// of a verdict tries again when the platform does not answer.
-pub(super) fn complete(output: &Path, latest: &Path, line: &str) -> io::Result<()> {
+/// of a verdict tries again when the platform does not answer, perhaps in other words, as may another launcher at the
+/// same time.
+pub(super) fn complete(output: &Path, latest: &Path, scope: Scope, line: &str) -> io::Result<()> {
     let mut output = File::options()
         .read(true)
         .append(true)
@@ -22,8 +32,13 @@ pub(super) fn complete(output: &Path, latest: &Path, line: &str) -> io::Result<(
     }
     match File::open(latest) {
         Ok(mut latest) => {
-            let known = overlap(&mut output, &mut latest)?;
-            let added = latest.metadata()?.len() > known;
+            let length = latest.metadata()?.len();
+            let known = if scope == Scope::Step && is_within(&mut latest, &mut output)? {
+                length
+            } else {
+                overlap(&mut output, &mut latest)?
+            };
+            let added = length > known;
             if added {
                 end_line(&mut output)?;
                 latest.seek(SeekFrom::Start(known))?;
@@ -251,10 +266,32 @@ mod tests {
                 fs::write(path, text).unwrap();
             }
         }
-        complete(&output, &log, "lost").unwrap();
+        for scope in [Scope::Start, Scope::Step] {
+            complete(&output, &log, scope, "lost").unwrap();
+            assert_eq!(fs::read_to_string(&output).unwrap(), expected);
+        }
+    }
+
+    #[rstest]
+    #[case::alone("one\ntwo\n")]
+    #[case::behind_reasons_for_waiting("waits\none\ntwo\n")]
+    #[case::cut_in_a_line("one\ntw")]
+    fn a_log_that_is_stored_is_not_stored_again_with_a_verdict_in_other_words(
+        #[case] printed: &str,
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let (output, log) = (folder.path().join("output"), folder.path().join("log"));
+        fs::write(&log, printed.trim_start_matches("waits\n")).unwrap();
+        fs::write(&output, printed).unwrap();
+        for line in ["lost", "lost with its node"] {
+            complete(&output, &log, Scope::Step, line).unwrap();
+        }
+        let expected = format!("{}\nlost\nlost with its node\n", printed.trim_end());
         assert_eq!(fs::read_to_string(&output).unwrap(), expected);
-        complete(&output, &log, "lost").unwrap();
-        assert_eq!(fs::read_to_string(&output).unwrap(), expected);
+        // One more start that printed the same as one before.
+        complete(&output, &log, Scope::Start, "lost again").unwrap();
+        let stored = fs::read_to_string(&output).unwrap();
+        assert_eq!(stored.matches("one\n").count(), 2);
     }
 
     #[rstest]
