@@ -19,7 +19,7 @@ use crate::faults::{Fault, Faults};
 use crate::ledger::{Actor, Ledger, Rule};
 use crate::records::{Job, NewJob, Records, Status, Workspace};
 use crate::server::Server;
-use crate::streams::{LogEntry, Streams};
+use crate::streams::{LogEntry, Place, Streams};
 use crate::token::Secret;
 use crate::{scheduler, sweep};
 
@@ -30,6 +30,8 @@ const POLL: Duration = Duration::from_millis(20);
 
 /// More than the tool puts before what a provisioner says.
 const ADDRESS: usize = 200;
+/// Among so many lines the pieces of one are to be found.
+const PIECES: usize = 16;
 
 /// A key that lasts 45 seconds and is written every 15 never has less left; a moment for a busy machine.
 const LIVING: Duration = Duration::from_secs(28);
@@ -522,13 +524,19 @@ impl Platform {
             }
         };
         let wait = async {
+            let (mut place, mut lines) = (Place::default(), Vec::new());
             loop {
                 let over = self.job(job).status.is_terminal();
-                let lines = self.streamed(job).await;
+                lines.extend(self.news(job, &mut place).await);
                 if holds(&lines) {
                     return;
                 }
-                assert!(!over, "{needle:?} is not in {lines:#?}\n{}", self.report());
+                if over {
+                    let lines = self.streamed(job).await;
+                    panic!("{needle:?} is not in {lines:#?}\n{}", self.report());
+                }
+                // A line that is cut may go on.
+                lines.drain(..lines.len().saturating_sub(PIECES));
                 tokio::time::sleep(POLL).await;
             }
         };
@@ -536,6 +544,18 @@ impl Platform {
             let lines = self.streamed(job).await;
             panic!("{needle:?}: not in time in {lines:#?}\n{}", self.report());
         }
+    }
+
+    /// What has come into a job's stream since a reader was at this place.
+    async fn news(&self, job: u32, place: &mut Place) -> Vec<LogEntry> {
+        let mut at = place.clone();
+        let found = self.on_runtime(job, |shared, job| async move {
+            let news = shared.streams.news(job, &mut at).await?;
+            Ok((news, at))
+        });
+        let (news, at) = found.await;
+        *place = at;
+        news
     }
 
     /// The documents in the job's structured live stream.

@@ -28,6 +28,24 @@ pub struct LogEntry {
     pub output: String,
 }
 
+/// How far a reader of a stream has come.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    /// In what is there, as Redis takes it.
+    from: String,
+    /// Of what is gone.
+    gone: usize,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self {
+            from: "-".to_owned(),
+            gone: 0,
+        }
+    }
+}
+
 /// A broken rule and how.
 pub(crate) type Findings = Vec<(Rule, String)>;
 
@@ -67,17 +85,21 @@ impl Streams {
 
     /// The entries there are now. What is no entry is left out, as the API would leave it out, and found fault with.
     pub(crate) async fn read(&self, job: u32) -> RedisResult<(Vec<LogEntry>, Findings)> {
+        self.read_on(job, &mut Place::default()).await
+    }
+
+    /// The same, from a place on, which is behind them afterwards.
+    async fn read_on(&self, job: u32, place: &mut Place) -> RedisResult<(Vec<LogEntry>, Findings)> {
         let Some(client) = &self.redis else {
             let memory = lock(&self.memory).get(&job).cloned();
             return Ok((memory.unwrap_or_default(), Findings::new()));
         };
         let mut redis = Self::connect(client).await?;
         let (mut entries, mut findings) = (Vec::new(), Findings::new());
-        let mut from = "-".to_owned();
         loop {
             let page: Vec<(String, Vec<Vec<u8>>)> = cmd("XRANGE")
                 .arg(key(job))
-                .arg(&from)
+                .arg(&place.from)
                 .arg("+")
                 .arg("COUNT")
                 .arg(PAGE)
@@ -86,7 +108,7 @@ impl Streams {
             let Some((last, _)) = page.last() else {
                 return Ok((entries, findings));
             };
-            from = format!("({last}");
+            place.from = format!("({last}");
             for (id, pairs) in page {
                 match entry(job, &pairs) {
                     Ok(entry) => entries.push(entry),
@@ -114,6 +136,20 @@ impl Streams {
             .or_default()
             .extend(found.0.iter().cloned());
         Ok(found)
+    }
+
+    /// What came since the reader was here the last time, without Redis everything, and perhaps something once more.
+    pub(crate) async fn news(&self, job: u32, place: &mut Place) -> RedisResult<Vec<LogEntry>> {
+        let _moving = self.moving.lock().await;
+        let mut entries = {
+            let gone = lock(&self.gone);
+            let gone = gone.get(&job).map_or(&[][..], Vec::as_slice);
+            let new = gone[place.gone..].to_vec();
+            place.gone = gone.len();
+            new
+        };
+        entries.extend(self.read_on(job, place).await?.0);
+        Ok(entries)
     }
 
     /// Everything a reader of the stream could have seen.
