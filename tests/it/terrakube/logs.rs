@@ -92,13 +92,17 @@ fn peak_memory(pid: &str) -> u64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_burst_of_100_megabytes_is_watched_and_stored_whole_in_little_memory() {
     const LINES: usize = 10_000;
+    // Each is waited for by itself, since a slow machine takes its time for all of it.
+    const PARTS: [usize; 3] = [3_333, 6_666, LINES];
     let stage = Stage::on_this_machine().await;
     let gate = Gate::new(stage.site());
     let launcher = stage.serve();
     let script = format!(
-        "echo at-the-gate; cat {0} > /dev/null\nseq -f \"%.0f $(head -c 10000 /dev/zero | tr '\\0' x)\" {LINES}\n\
-         echo all-is-said; cat {0} > /dev/null",
-        gate.0.display()
+        "echo at-the-gate; cat {0} > /dev/null\nfrom=1; for to in {1}; do\n\
+         seq -f \"%.0f $(head -c 10000 /dev/zero | tr '\\0' x)\" $from $to\n\
+         echo all-is-said-to-$to.; from=$((to + 1)); done; cat {0} > /dev/null",
+        gate.0.display(),
+        PARTS.map(|to| to.to_string()).join(" "),
     );
     let repository = Repository::fixture();
     let workspace = Workspace::new(&repository.url());
@@ -110,7 +114,10 @@ async fn a_burst_of_100_megabytes_is_watched_and_stored_whole_in_little_memory()
     let before = peak_memory(&executor);
     gate.open().await;
     // Once it is here, everything before it has gone all the way.
-    stage.platform.until_streamed(job, "all-is-said").await;
+    for to in PARTS {
+        let said = format!("all-is-said-to-{to}.");
+        stage.platform.until_streamed(job, &said).await;
+    }
     let growth = peak_memory(&executor) - before;
     gate.open().await;
     stage.platform.until_job(job, Status::Completed).await;
