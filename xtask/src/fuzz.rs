@@ -23,8 +23,8 @@ use serde_json::Value;
 use crate::terminal::{command_line, run_stage, say};
 use crate::workspace_root;
 
-/// What each target of the short run is given, whichever comes first. The same inputs every time, unless the time is
-/// what comes first.
+/// What each target of the short run is given, whichever comes first. The same inputs every time, as far as what is tried
+/// does the same every time, which a map with an order of chance does not, and unless the time is what comes first.
 const SHORT_RUNS: u32 = 10_000;
 const SHORT_TIME: Duration = Duration::from_secs(5);
 /// One input may take this long and need this much, of which the program itself is a good part.
