@@ -53,6 +53,22 @@ enum Acquired {
     NotAllowed,
 }
 
+/// What came of one look at the Lease.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    Held,
+    /// It was to be had, and another was faster, as the next look will tell.
+    Missed,
+    /// Another holds it.
+    Another,
+}
+
+impl Look {
+    fn of(written: bool) -> Self {
+        if written { Self::Held } else { Self::Missed }
+    }
+}
+
 /// What was last seen of the Lease, and since when it stands like that.
 struct Observed {
     version: Option<String>,
@@ -61,12 +77,14 @@ struct Observed {
 
 impl Cluster {
     /// Does `work` whenever this replica holds the Lease, until `stop` comes; then gives the Lease back, so that
-    /// another takes over at once. Work is dropped when the Lease is lost.
+    /// another takes over at once. Work is dropped when the Lease is lost, or may be because the API server is away;
+    /// `succeeded` hears of every look at it that finds another replica there.
     pub async fn lead<F>(
         &self,
         settings: &LeaseSettings,
         stop: impl Future<Output = ()>,
         mut work: impl FnMut() -> F,
+        mut succeeded: impl FnMut(),
     ) where
         F: Future<Output = ()>,
     {
@@ -75,7 +93,7 @@ impl Cluster {
         loop {
             let acquired = tokio::select! {
                 () = &mut stop => return,
-                acquired = self.acquire(settings, &mut observed) => acquired,
+                acquired = self.acquire(settings, &mut observed, &mut succeeded) => acquired,
             };
             if acquired == Acquired::NotAllowed {
                 warn!(
@@ -105,12 +123,18 @@ impl Cluster {
         Api::namespaced(self.urgent.clone(), &settings.namespace)
     }
 
-    async fn acquire(&self, settings: &LeaseSettings, observed: &mut Option<Observed>) -> Acquired {
+    async fn acquire(
+        &self,
+        settings: &LeaseSettings,
+        observed: &mut Option<Observed>,
+        succeeded: &mut impl FnMut(),
+    ) -> Acquired {
         let mut said = String::new();
         loop {
             match self.try_acquire(settings, observed).await {
-                Ok(true) => return Acquired::Held,
-                Ok(false) => {}
+                Ok(Look::Held) => return Acquired::Held,
+                Ok(Look::Another) => succeeded(),
+                Ok(Look::Missed) => {}
                 Err(error) if error.is_forbidden() => return Acquired::NotAllowed,
                 Err(error) => {
                     let cause = job_contract::chain(&error);
@@ -132,14 +156,14 @@ impl Cluster {
         &self,
         settings: &LeaseSettings,
         observed: &mut Option<Observed>,
-    ) -> Result<bool, ClusterError> {
+    ) -> Result<Look, ClusterError> {
         let leases = self.leases(settings);
         let found = leases
             .get_opt(&settings.name)
             .await
             .map_err(|error| ClusterError::from_kube("read the Lease", error))?;
         let Some(lease) = found else {
-            return self.write(settings, None).await;
+            return self.write(settings, None).await.map(Look::of);
         };
         let version = lease.metadata.resource_version.clone();
         if observed.as_ref().is_none_or(|seen| seen.version != version) {
@@ -154,9 +178,9 @@ impl Cluster {
             .as_ref()
             .is_some_and(|seen| seen.at.elapsed() >= duration_of(&lease, settings));
         if free || silent {
-            return self.write(settings, Some(lease)).await;
+            return self.write(settings, Some(lease)).await.map(Look::of);
         }
-        Ok(false)
+        Ok(Look::Another)
     }
 
     /// Renews until the Lease is another's, or could not be renewed for so long that it may be.
@@ -172,8 +196,9 @@ impl Cluster {
             let begun = Instant::now();
             match tokio::time::timeout(left, self.renew(settings)).await {
                 Ok(Ok(true)) => renewed = begun,
-                Ok(Ok(false)) | Err(_) => return,
-                Ok(Err(_)) => {}
+                // An answer that is there at once comes before the end of no time at all.
+                Ok(Err(_)) if !left.is_zero() => {}
+                Ok(_) | Err(_) => return,
             }
         }
     }
@@ -290,8 +315,13 @@ fn taken(mut lease: Lease, settings: &LeaseSettings, now: Timestamp) -> Lease {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
+
+    use axum::http::StatusCode;
+
     use super::super::Patience;
-    use super::super::stand_in::{Crash, Server};
+    use super::super::stand_in::{Crash, Server, refusal};
     use super::*;
 
     fn settings(identity: &str) -> LeaseSettings {
@@ -331,16 +361,17 @@ mod tests {
 
     /// A replica that leads until it is told to stop.
     fn replica(
-        server: &std::sync::Arc<Server>,
+        cluster: Cluster,
         identity: &'static str,
         duration: Duration,
-        at_work: &std::sync::Arc<std::sync::Mutex<Vec<&'static str>>>,
+        at_work: &Arc<Mutex<Vec<&'static str>>>,
+        successions: &Arc<AtomicUsize>,
     ) -> (
         tokio::sync::oneshot::Sender<()>,
         tokio::task::JoinHandle<()>,
     ) {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let (cluster, at_work) = (server.cluster(), std::sync::Arc::clone(at_work));
+        let (at_work, successions) = (Arc::clone(at_work), Arc::clone(successions));
         let settings = LeaseSettings {
             duration,
             renew: Duration::from_millis(30),
@@ -351,11 +382,24 @@ mod tests {
                 // A dropped sender stops as well.
                 let _ = stopped.await;
             };
+            let succeeded = || {
+                successions.fetch_add(1, Ordering::SeqCst);
+            };
             cluster
-                .lead(&settings, stop, || {
-                    at_work.lock().unwrap().push(identity);
-                    std::future::pending()
-                })
+                .lead(
+                    &settings,
+                    stop,
+                    || {
+                        // Held by whoever works.
+                        let working = Arc::clone(&at_work);
+                        at_work.lock().unwrap().push(identity);
+                        async move {
+                            std::future::pending::<()>().await;
+                            drop(working);
+                        }
+                    },
+                    succeeded,
+                )
                 .await;
         });
         (stop, task)
@@ -364,12 +408,12 @@ mod tests {
     #[tokio::test]
     async fn one_replica_leads_and_another_takes_over_at_once_when_it_stops() {
         let server = Server::start();
-        let at_work = std::sync::Arc::default();
+        let (at_work, successions) = <_>::default();
         // However long this process is not run at all, nobody takes it for silence.
         let never = Duration::from_hours(1);
-        let (stop_a, a) = replica(&server, "a", never, &at_work);
+        let (stop_a, a) = replica(server.cluster(), "a", never, &at_work, &successions);
         until("a leads", || *at_work.lock().unwrap() == ["a"]).await;
-        let (stop_b, b) = replica(&server, "b", never, &at_work);
+        let (stop_b, b) = replica(server.cluster(), "b", never, &at_work, &successions);
         let seen = server.requests().len();
         until("both have looked", || server.requests().len() > seen + 6).await;
         assert_eq!(*at_work.lock().unwrap(), ["a"]);
@@ -400,10 +444,15 @@ mod tests {
         };
         let mut working = Some(working);
         cluster
-            .lead(&settings, stop, || {
-                working.take().unwrap().send(()).unwrap();
-                std::future::pending()
-            })
+            .lead(
+                &settings,
+                stop,
+                || {
+                    working.take().unwrap().send(()).unwrap();
+                    std::future::pending()
+                },
+                || unreachable!("nobody else is there"),
+            )
             .await;
     }
 
@@ -418,9 +467,9 @@ mod tests {
                 "spec": {"holderIdentity": "gone", "leaseDurationSeconds": 1, "leaseTransitions": 3,
                     "renewTime": "2099-01-01T00:00:00.000000Z"}}),
         );
-        let at_work = std::sync::Arc::default();
+        let (at_work, successions) = <_>::default();
         let begun = Instant::now();
-        let (stop, task) = replica(&server, "a", SOON, &at_work);
+        let (stop, task) = replica(server.cluster(), "a", SOON, &at_work, &successions);
         until("a leads", || *at_work.lock().unwrap() == ["a"]).await;
         assert!(begun.elapsed() >= SOON);
         let lease = server.object("leases", "launcher-leader").unwrap();
@@ -432,8 +481,8 @@ mod tests {
     #[tokio::test]
     async fn a_holder_whose_lease_was_taken_stops_its_work() {
         let server = Server::start();
-        let at_work = std::sync::Arc::default();
-        let (stop, task) = replica(&server, "a", SOON, &at_work);
+        let (at_work, successions) = <_>::default();
+        let (stop, task) = replica(server.cluster(), "a", SOON, &at_work, &successions);
         until("a leads", || *at_work.lock().unwrap() == ["a"]).await;
         server.put(
             "leases",
@@ -443,6 +492,28 @@ mod tests {
         let begun = Instant::now();
         until("a leads again", || *at_work.lock().unwrap() == ["a", "a"]).await;
         assert!(begun.elapsed() >= SOON);
+        assert!(successions.load(Ordering::SeqCst) > 0);
+        drop(stop);
+        task.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_holder_whose_server_is_away_stops_its_work_and_hears_of_no_successor() {
+        let server = Server::start();
+        let away = Arc::new(AtomicBool::new(false));
+        let is_away = Arc::clone(&away);
+        let cluster = server.faulty(move |_, _| {
+            let refusal = || refusal(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", "");
+            is_away.load(Ordering::SeqCst).then(refusal)
+        });
+        let (at_work, successions) = <_>::default();
+        let (stop, task) = replica(cluster, "a", SOON, &at_work, &successions);
+        until("a leads", || *at_work.lock().unwrap() == ["a"]).await;
+        away.store(true, Ordering::SeqCst);
+        until("a lets go", || Arc::strong_count(&at_work) == 2).await;
+        away.store(false, Ordering::SeqCst);
+        until("a leads again", || *at_work.lock().unwrap() == ["a", "a"]).await;
+        assert_eq!(successions.load(Ordering::SeqCst), 0);
         drop(stop);
         task.await.unwrap();
     }

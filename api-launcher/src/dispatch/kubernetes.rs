@@ -3,7 +3,7 @@
 
 mod observer;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use control_plane::{StepRef, heartbeat};
@@ -16,7 +16,7 @@ use tokio::time::{Instant as Deadline, timeout_at};
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
-use self::observer::Observer;
+use self::observer::{Duty, Observer};
 use super::desk::Desk;
 use super::{Accepted, Answered, Readiness, Refused, has_nothing_to_run};
 use crate::cluster::lease::LeaseSettings;
@@ -117,19 +117,28 @@ impl KubernetesTarget {
         let namespace = namespace.unwrap_or(&self.deployment.namespace);
         let lease = LeaseSettings::new(namespace, &self.watching.lease_name, identity());
         let stop = self.shutdown.graceful.cancelled();
-        self.cluster
-            .lead(&lease, stop, || async {
+        // A term may end because the API server is away. Nobody watches then, so that who did keeps its runs alive until it
+        // begins anew, or another has.
+        let duty = SyncMutex::new(None);
+        let take_duty = |next: Option<Duty>| {
+            *duty.lock().unwrap_or_else(PoisonError::into_inner) = next;
+        };
+        let work = || {
+            let observer = Observer::new(self.desk.clone(), self.metrics.clone())
+                .recovering_from(self.cluster.clone());
+            let observer = Arc::new(observer);
+            take_duty(Some(observer.on_duty()));
+            async move {
                 let _watching = self.metrics.watch();
-                let observer = Observer::new(self.desk.clone(), self.metrics.clone())
-                    .recovering_from(self.cluster.clone());
-                let observer = Arc::new(observer);
-                let _duty = observer.on_duty();
                 tokio::join!(
                     self.cluster
                         .watch(self.watching.watch.clone(), Arc::clone(&observer) as _),
                     observer.stop_cancelled(&self.cluster),
                 );
-            })
+            }
+        };
+        self.cluster
+            .lead(&lease, stop, work, || take_duty(None))
             .await;
         self.promised.close();
         self.promised.wait().await;

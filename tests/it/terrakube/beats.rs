@@ -3,15 +3,16 @@
 use std::time::{Duration, Instant};
 
 use integration_tests::Repository;
+use integration_tests::process::Stream;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
-use test_cluster::ADMIN;
+use test_cluster::{ADMIN, Fault as ClusterFault};
 use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
 
 use super::{Gate, Ground, POLL, Stage, quick};
-use crate::kubernetes::{PATIENCE, Place, RUNS};
+use crate::kubernetes::{LAUNCHER, PATIENCE, Place, RUNS};
 use crate::site;
 
 /// What the platform gives a job that nobody beats for: less than any run here takes, and time enough for a launcher to
@@ -64,17 +65,22 @@ impl Stage {
         }
     }
 
-    /// Beats come every ten seconds and last for 45. To see their end sooner, none is left more than fifteen.
-    fn hasten(&self, job: u32) {
+    /// Beats come every ten seconds and last for 45. To see their end sooner, none is left more than fifteen. Whether one
+    /// had come since the last time.
+    fn hasten(&self, job: u32) -> bool {
         let redis = self.redis.as_ref().unwrap();
         let key = control_plane::heartbeat::key(&job.to_string());
         let mut connection = redis.connect().unwrap();
-        redis::cmd("EXPIRE")
-            .arg(key)
+        let mut left = redis::cmd("TTL");
+        let left: i64 = left.arg(&key).query(&mut connection).unwrap();
+        let mut hasten = redis::cmd("EXPIRE");
+        hasten
+            .arg(&key)
             .arg(15)
             .arg("LT")
             .exec(&mut connection)
             .unwrap();
+        left > 15
     }
 
     async fn until_alive(&self, job: u32) {
@@ -133,6 +139,37 @@ async fn a_launcher_that_has_lost_the_lease_keeps_no_run_alive() {
     }
     stage.platform.until_job(job, Status::Failed).await;
     gate.open().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_waits_is_kept_alive_while_the_api_server_is_away_from_everybody() {
+    let ground = Ground::Cluster(Box::new(Place::new().await));
+    let stage = Stage::on(ground, Platform::builder().grace(GRACE)).await;
+    let gate = Gate::new(stage.site());
+    stage
+        .place()
+        .image_that_first(&format!("{}{}", quick(), gate.words()));
+    let launcher = stage.serve();
+    let job = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
+    stage.platform.until_job(job, Status::Queue).await;
+    stage.until_alive(job).await;
+    let faults = stage.place().cluster.faults();
+    faults.next_of(LAUNCHER, usize::MAX, "*", "*", ClusterFault::Unavailable);
+    // It has let go of the Lease, as far as it knows.
+    launcher
+        .running
+        .wait_for(Stream::Stderr, "the Lease cannot be had");
+    let (began, mut beats) = (Instant::now(), 0);
+    while beats < 3 {
+        assert!(began.elapsed() < PATIENCE, "{}", stage.platform.report());
+        beats += usize::from(stage.hasten(job));
+        assert_eq!(stage.platform.job(job).status, Status::Queue);
+        tokio::time::sleep(POLL).await;
+    }
+    faults.clear();
+    gate.open().await;
+    stage.platform.until_job(job, Status::Completed).await;
+    stage.platform.assert_kept().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

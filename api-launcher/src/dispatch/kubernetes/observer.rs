@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use control_plane::StepRef;
@@ -53,15 +53,15 @@ pub(super) struct Observer {
     live: Mutex<BTreeMap<RunKey, Live>>,
     /// Runs of which nothing is known yet but that their Jobs are held, with their heartbeats.
     held: Mutex<BTreeMap<RunKey, Option<Beat>>>,
-    /// Another replica watches by now: what is still under way is brought to its end, but keeps nothing alive.
+    /// Another watches by now: what is still under way is brought to its end, but keeps nothing alive.
     relieved: AtomicBool,
 }
 
-/// For as long as this lives, its observer is the one that watches.
+/// For as long as this lives, its observer is the one to keep runs alive.
 #[derive(Debug)]
-pub(super) struct Duty<'a>(&'a Observer);
+pub(super) struct Duty(Arc<Observer>);
 
-impl Drop for Duty<'_> {
+impl Drop for Duty {
     fn drop(&mut self) {
         self.0.relieved.store(true, Ordering::SeqCst);
         // Whoever adds a run holds the lock, and has seen this or is seen here.
@@ -111,8 +111,8 @@ impl Observer {
     }
 
     /// Watches from now on, until the result is dropped. That is once: whoever watches again begins with nothing.
-    pub(super) const fn on_duty(&self) -> Duty<'_> {
-        Duty(self)
+    pub(super) fn on_duty(self: &Arc<Self>) -> Duty {
+        Duty(Arc::clone(self))
     }
 
     fn beat(&self, run: &RunKey) -> Option<Beat> {
@@ -490,7 +490,6 @@ mod tests {
 
     use std::convert::Infallible;
     use std::fs;
-    use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
 
     use axum::http::{Request, Response};
@@ -701,7 +700,7 @@ mod tests {
     #[tokio::test]
     async fn who_watches_no_longer_keeps_nothing_alive() {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let observer = Observer::new(Some(away()), Metrics::default());
+        let observer = Arc::new(Observer::new(Some(away()), Metrics::default()));
         let other = RunKey {
             job_id: "413".into(),
             ..run()
