@@ -167,11 +167,9 @@ impl Cluster {
                 error.to_string(),
                 "check KUBECONFIG, or the API server's address and the network policies of the launcher",
             ),
-            Err(error @ ClusterError::Credential { .. }) => CheckResult::failed(
-                subject,
-                job_contract::chain(&error),
-                "check the user in the kubeconfig",
-            ),
+            Err(ClusterError::Credential { source, .. }) => {
+                CheckResult::failed(subject, job_contract::chain(&source), source.hint())
+            }
             Err(error) => CheckResult::failed(subject, error.to_string(), fix),
         }
     }

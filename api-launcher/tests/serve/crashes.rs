@@ -16,6 +16,9 @@ use nix::unistd::Pid;
 
 use crate::harness::{Barrier, Launcher, Place, step_ref};
 
+/// Nothing that was killed takes so long to end.
+const GONE_WITHIN: Duration = Duration::from_secs(30);
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_run_accepted_in_a_burst_runs_once_although_the_launcher_is_killed() {
     const JOBS: usize = 40;
@@ -145,25 +148,14 @@ fn entangled(place: &Place, barrier: &Barrier) -> String {
     )
 }
 
-/// Whether both are at work; a zombie is not.
-fn at_work(place: &Place) -> [bool; 2] {
+/// What the two have noted, which are at work.
+fn both_at_work(place: &Place) -> [Pid; 2] {
     ["script", "child"].map(|name| {
-        let pid = fs::read_to_string(place.path(name)).unwrap();
-        let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
-        stat.is_ok_and(|stat| !stat.contains(") Z "))
+        let noted = fs::read_to_string(place.path(name)).unwrap();
+        let process = Pid::from_raw(noted.trim().parse().unwrap());
+        assert!(is_at_work(process), "{name}");
+        process
     })
-}
-
-/// The kernel takes a moment to end what was killed.
-fn all_ends(place: &Place) {
-    let begun = Instant::now();
-    while at_work(place) != [false; 2] {
-        assert!(
-            begun.elapsed() < Duration::from_secs(30),
-            "something goes on"
-        );
-        std::thread::yield_now();
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -175,10 +167,10 @@ async fn nothing_of_a_step_goes_on_once_its_executor_is_killed() {
         .post(&place.script(1, &entangled(&place, &barrier)))
         .await;
     barrier.reached();
-    assert_eq!(at_work(&place), [true; 2]);
+    let both = both_at_work(&place);
     kill(place.executor(1), Signal::SIGKILL).unwrap();
     launcher.wait_for_end(1, "step");
-    all_ends(&place);
+    both.into_iter().for_each(until_gone);
     assert_eq!(place.step_status(1, "step"), StepStatus::Failed);
 }
 
@@ -195,10 +187,10 @@ async fn nothing_of_a_step_goes_on_once_its_executor_and_launcher_are_killed() {
     first.crash();
     kill(executor, Signal::SIGKILL).unwrap();
     until_gone(executor);
-    assert_eq!(at_work(&place), [true; 2]);
+    let both = both_at_work(&place);
     let mut second = place.serve(&[]);
     second.wait_for_end(1, "step");
-    all_ends(&place);
+    both.into_iter().for_each(until_gone);
     assert_eq!(place.step_status(1, "step"), StepStatus::Failed);
 }
 
@@ -396,12 +388,17 @@ async fn taken_over(place: &Place, barrier: &Barrier, program: &str, watched: bo
     }
 }
 
-/// It is no child of ours.
+/// A zombie is not.
+fn is_at_work(process: Pid) -> bool {
+    let folder = format!("/proc/{process}/cwd");
+    Path::new(&folder).read_link().is_ok()
+}
+
+/// It is no child of ours, and the kernel takes a moment to end what was killed.
 fn until_gone(process: Pid) {
-    while Path::new(&format!("/proc/{process}/cwd"))
-        .read_link()
-        .is_ok()
-    {
+    let begun = Instant::now();
+    while is_at_work(process) {
+        assert!(begun.elapsed() < GONE_WITHIN, "{process} goes on");
         std::thread::yield_now();
     }
 }

@@ -23,7 +23,7 @@ pub const MASK: &str = "***";
 ///
 /// # Caveats
 /// Not found: secrets with colour codes between their characters, an ordinary word of a phrase that was folded around it,
-/// and encodings that depend on more than the secret, such as compression.
+/// anything of one of more than 24 words there, and encodings that depend on more than the secret, such as compression.
 #[derive(Clone, Default)]
 pub struct Redactor {
     forms: Forms,

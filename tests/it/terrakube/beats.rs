@@ -12,7 +12,7 @@ use test_cluster::{ADMIN, Fault as ClusterFault};
 use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
 
 use super::{Gate, Ground, POLL, Stage, quick};
-use crate::kubernetes::{LAUNCHER, PATIENCE, Place, RUNS};
+use crate::kubernetes::{LAUNCHER, Launcher, PATIENCE, Place, RUNS};
 use crate::site;
 
 /// What the platform gives a job that nobody beats for: less than any run here takes, and time enough for a launcher to
@@ -83,6 +83,22 @@ impl Stage {
         left > 15
     }
 
+    /// A run whose pod is there and whose executor waits at the gate to be started: the launcher alone keeps its job from
+    /// being failed.
+    async fn waiting() -> (Self, Gate, Launcher, u32) {
+        let ground = Ground::Cluster(Box::new(Place::new().await));
+        let stage = Self::on(ground, Platform::builder().grace(GRACE)).await;
+        let gate = Gate::new(stage.site());
+        stage
+            .place()
+            .image_that_first(&format!("{}{}", quick(), gate.words()));
+        let launcher = stage.serve();
+        let job = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
+        stage.platform.until_job(job, Status::Queue).await;
+        stage.until_alive(job).await;
+        (stage, gate, launcher, job)
+    }
+
     async fn until_alive(&self, job: u32) {
         let began = Instant::now();
         while self.platform.heartbeat(job).await.is_none() {
@@ -95,16 +111,7 @@ impl Stage {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_has_a_heartbeat_from_its_acceptance_to_its_end_however_late_its_pod_is() {
-    let ground = Ground::Cluster(Box::new(Place::new().await));
-    let stage = Stage::on(ground, Platform::builder().grace(GRACE)).await;
-    let gate = Gate::new(stage.site());
-    stage
-        .place()
-        .image_that_first(&format!("{}{}", quick(), gate.words()));
-    let _launcher = stage.serve();
-    let job = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
-    stage.platform.until_job(job, Status::Queue).await;
-    // The pod is there, and its executor is not: the launcher alone keeps the job from being failed.
+    let (stage, gate, _launcher, job) = Stage::waiting().await;
     let spared = |records: &Records| (records.job(job).spared >= 3).then_some(());
     stage
         .platform
@@ -119,16 +126,7 @@ async fn a_run_has_a_heartbeat_from_its_acceptance_to_its_end_however_late_its_p
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_launcher_that_has_lost_the_lease_keeps_no_run_alive() {
-    let ground = Ground::Cluster(Box::new(Place::new().await));
-    let stage = Stage::on(ground, Platform::builder().grace(GRACE)).await;
-    let gate = Gate::new(stage.site());
-    stage
-        .place()
-        .image_that_first(&format!("{}{}", quick(), gate.words()));
-    let _launcher = stage.serve();
-    let job = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
-    stage.platform.until_job(job, Status::Queue).await;
-    stage.until_alive(job).await;
+    let (stage, gate, _launcher, job) = Stage::waiting().await;
     stage.usurp_lease().await;
     // Who watches now is asleep, so that the platform has to find the run lost, although its former watcher lives.
     let began = Instant::now();
@@ -143,16 +141,7 @@ async fn a_launcher_that_has_lost_the_lease_keeps_no_run_alive() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_waits_is_kept_alive_while_the_api_server_is_away_from_everybody() {
-    let ground = Ground::Cluster(Box::new(Place::new().await));
-    let stage = Stage::on(ground, Platform::builder().grace(GRACE)).await;
-    let gate = Gate::new(stage.site());
-    stage
-        .place()
-        .image_that_first(&format!("{}{}", quick(), gate.words()));
-    let launcher = stage.serve();
-    let job = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
-    stage.platform.until_job(job, Status::Queue).await;
-    stage.until_alive(job).await;
+    let (stage, gate, launcher, job) = Stage::waiting().await;
     let faults = stage.place().cluster.faults();
     faults.next_of(LAUNCHER, usize::MAX, "*", "*", ClusterFault::Unavailable);
     // It has let go of the Lease, as far as it knows.
