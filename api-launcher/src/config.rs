@@ -12,6 +12,7 @@ use clap::Args;
 use job_contract::env;
 
 use crate::manifest::deployment::{DEFAULT_IMAGE, MIN_GRACE_SECONDS, PluginCache};
+use crate::manifest::executor_kind::{ExecutorKind, ExecutorKindSetting};
 use crate::manifest::job_data::{Compression, Mode};
 use crate::manifest::overlay::Overlay;
 use crate::manifest::overrides::{self, Names, Overrides};
@@ -36,6 +37,10 @@ pub struct DeploymentArgs {
         "Image of the executor [default: mayfly-executor:", env!("CARGO_PKG_VERSION"), "]"
     ))]
     pub image: Option<String>,
+    /// Which executor the image holds: `mayfly`, `stock`, or `auto`, which is `mayfly` when the last part of the image's
+    /// repository begins with `mayfly-executor`.
+    #[arg(long, env = env::EXECUTOR_KIND)]
+    pub executor_kind: Option<String>,
     /// Registry, or registry and path, that images are pulled from instead of their own.
     #[arg(long, env = env::IMAGE_REGISTRY)]
     pub image_registry: Option<String>,
@@ -314,6 +319,18 @@ impl DeploymentArgs {
         let image = filled(self.image.as_ref()).unwrap_or(DEFAULT_IMAGE);
         found.keep(env::IMAGE, image::check(image));
         image.clone_into(&mut deployment.image);
+        let kinds = [
+            ("auto", ExecutorKindSetting::Auto),
+            ("mayfly", ExecutorKindSetting::Always(ExecutorKind::Mayfly)),
+            ("stock", ExecutorKindSetting::Always(ExecutorKind::Stock)),
+        ];
+        deployment.executor_kind = one_of(
+            found,
+            env::EXECUTOR_KIND,
+            self.executor_kind.as_ref(),
+            &kinds,
+        )
+        .unwrap_or_default();
         if let Some(registry) = filled(self.image_registry.as_ref()) {
             found.keep(env::IMAGE_REGISTRY, image::check_registry(registry));
             deployment.image_registry = Some(registry.to_owned());

@@ -6,6 +6,7 @@
 mod budget;
 pub(crate) mod check;
 pub mod deployment;
+pub mod executor_kind;
 pub mod image;
 pub mod job_data;
 pub mod labels;

@@ -280,6 +280,8 @@ pub const APPLY_GRACE_PERIOD_SECONDS: &str = "MAYFLY_APPLY_GRACE_PERIOD_SECONDS"
 pub const JOB_DATA_MODE: &str = "MAYFLY_JOB_DATA_MODE";
 /// `auto`, `on` or `off`: whether a document that is too large may be compressed.
 pub const JOB_DATA_COMPRESSION: &str = "MAYFLY_JOB_DATA_COMPRESSION";
+/// `mayfly`, `stock` or `auto`: which executor the image holds.
+pub const EXECUTOR_KIND: &str = "MAYFLY_EXECUTOR_KIND";
 /// Registry, or registry and path, that images are pulled from instead of their own.
 pub const IMAGE_REGISTRY: &str = "MAYFLY_IMAGE_REGISTRY";
 /// Comma list of pull secrets.

@@ -143,6 +143,7 @@ fn env_mode_starts_nothing_again_unless_it_is_told_to() {
 #[case(&["--namespace", "Not A Namespace"], env::NAMESPACE)]
 #[case(&["--image", "Bad Image"], env::IMAGE)]
 #[case(&["--image-registry", "https://x"], env::IMAGE_REGISTRY)]
+#[case(&["--executor-kind", "ours"], env::EXECUTOR_KIND)]
 #[case(&["--image-pull-policy", "Sometimes"], env::IMAGE_PULL_POLICY)]
 #[case(&["--image-pull-secrets", "a,B"], env::IMAGE_PULL_SECRETS)]
 #[case(&["--env-secrets", "_"], env::ENV_SECRETS)]

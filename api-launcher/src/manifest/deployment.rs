@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use job_contract::StepType;
 
+use super::executor_kind::{ExecutorKind, ExecutorKindSetting};
 use super::job_data::{Compression, Mode};
 use super::overlay::Overlay;
 use super::overrides::{Overrides, Resources, Span};
@@ -28,6 +29,8 @@ pub struct Deployment {
     pub namespace: String,
     /// The executor's image.
     pub image: String,
+    /// Which executor an image holds.
+    pub executor_kind: ExecutorKindSetting,
     /// Registry, or registry and path, that takes the place of images' own.
     pub image_registry: Option<String>,
     /// `imagePullPolicy`; `None` leaves it to Kubernetes, which pulls `latest` every time.
@@ -77,6 +80,7 @@ impl Default for Deployment {
         Self {
             namespace: DEFAULT_NAMESPACE.to_owned(),
             image: DEFAULT_IMAGE.to_owned(),
+            executor_kind: ExecutorKindSetting::default(),
             image_registry: None,
             image_pull_policy: Some(DEFAULT_PULL_POLICY.to_owned()),
             image_pull_secrets: Vec::new(),
@@ -117,6 +121,21 @@ impl Deployment {
                 limit: None,
             },
         }
+    }
+
+    /// The image of a run whose settings are `merged`, before it is looked for in another registry. The operator's pod
+    /// template is laid over what is built, and its image with it.
+    pub(super) fn image_of<'a>(&'a self, merged: &'a Overrides) -> &'a str {
+        self.overlay
+            .as_ref()
+            .and_then(Overlay::image)
+            .or(merged.image.as_deref())
+            .unwrap_or(&self.image)
+    }
+
+    /// The executor of a run whose settings are `merged`.
+    pub fn executor_kind_of(&self, merged: &Overrides) -> ExecutorKind {
+        self.executor_kind.of(self.image_of(merged))
     }
 
     /// Seconds between SIGTERM and SIGKILL for this type of step.

@@ -45,6 +45,13 @@ impl<'a> Reference<'a> {
         (registry, format!("{registry}/{library}{}", self.repository))
     }
 
+    /// The last part of the repository.
+    pub fn name(&self) -> &'a str {
+        self.repository
+            .rsplit_once('/')
+            .map_or(self.repository, |(_, name)| name)
+    }
+
     /// The same repository, tag and digest in another registry, or below a path of it.
     pub fn in_registry(&self, registry: &str) -> String {
         format!(

@@ -84,6 +84,14 @@ impl Overlay {
             .find(|mounted| meet(mounted, path))
     }
 
+    /// The executor's image, where it is set here.
+    pub(super) fn image(&self) -> Option<&str> {
+        let containers = self.0.spec.iter().flat_map(|spec| &spec.containers);
+        containers
+            .filter(|container| container.name == CONTAINER)
+            .find_map(|container| container.image.as_deref())
+    }
+
     /// What the executor's container requests here, and is limited to.
     pub(super) fn resources(&self) -> Resources {
         let containers = self.0.spec.iter().flat_map(|spec| &spec.containers);

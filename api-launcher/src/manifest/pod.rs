@@ -122,13 +122,13 @@ fn skeleton(from: &Ingredients<'_>) -> PodSpec {
 
 fn container(from: &Ingredients<'_>) -> Container {
     let deployment = from.deployment;
-    let image = from.merged.image.as_ref().unwrap_or(&deployment.image);
+    let image = deployment.image_of(from.merged);
     Container {
         name: CONTAINER.to_owned(),
         image: Some(
             match (&deployment.image_registry, Reference::parse(image)) {
                 (Some(registry), Ok(reference)) => reference.in_registry(registry),
-                _ => image.clone(),
+                _ => image.to_owned(),
             },
         ),
         image_pull_policy: deployment.image_pull_policy.clone(),

@@ -135,6 +135,7 @@ server-side apply refuses a container with one.
   (dict "name" "ExecutorEphemeralNamespace" "value" .runsIn)
   (dict "name" "ExecutorEphemeralImage" "value" $image)
   (dict "name" "ExecutorEphemeralSecret" "value" (join "," $executor.secretNames))
+  (dict "name" "MAYFLY_EXECUTOR_KIND" "value" $executor.image.kind)
   (dict "name" "MAYFLY_IMAGE_PULL_POLICY" "value" $executor.image.pullPolicy)
   (dict "name" "MAYFLY_JOB_DATA_MODE" "value" $executor.jobData.mode)
   (dict "name" "MAYFLY_JOB_DATA_COMPRESSION" "value" $executor.jobData.compression)
