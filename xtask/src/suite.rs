@@ -46,7 +46,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         fuzz::short()?;
     }
     // Last, so that the runner's own summary closes the output.
-    run_stage("tests", &mut test_command(&args.filters))?;
+    let nextest = which::which("cargo-nextest").is_ok();
+    run_stage("tests", &mut test_command(&args.filters, nextest))?;
     say(&format!(
         "==> all of it: {:.1} s",
         started.elapsed().as_secs_f64()
@@ -81,14 +82,15 @@ fn lint() -> Result<()> {
     }
 }
 
-fn test_command(filters: &[String]) -> Command {
-    let nextest = which::which("cargo-nextest").is_ok();
+fn test_command(filters: &[String], nextest: bool) -> Command {
     let mut command = if nextest {
         cargo(["nextest", "run", "--workspace", "--locked"])
     } else {
         let mut command = cargo(["test", "--workspace", "--locked", "--all-targets"]);
         // `--all-targets` would start the fuzz targets without a limit.
         command.args(["--exclude", fuzz::PACKAGE]);
+        // As the settings of nextest say: one failure tells less than all of them.
+        command.arg("--no-fail-fast");
         command
     };
     if !filters.is_empty() && !nextest {
@@ -102,4 +104,16 @@ fn cargo<I: IntoIterator<Item: AsRef<OsStr>>>(args: I) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(workspace_root());
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::terminal::command_line;
+
+    #[test]
+    fn without_nextest_every_binary_runs_whatever_fails_before_it() {
+        let command = command_line(&test_command(&["plan".to_owned()], false));
+        assert!(command.ends_with(" --no-fail-fast -- plan"), "{command}");
+    }
 }

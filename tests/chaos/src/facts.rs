@@ -1,6 +1,7 @@
 //! Reads off the peers what the books are balanced from; nothing of it is asked of the programs under test.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
@@ -30,6 +31,74 @@ pub(crate) fn dump(world: &World, folder: &Path) -> Result<()> {
     }
     fs::write(folder.join("platform"), world.platform.report())?;
     Ok(())
+}
+
+/// What a person needs to explain a run that does not add up: what its steps stored, what its executors left as their
+/// final reports, and what the launchers logged about it.
+pub(crate) fn evidence(world: &World, driven: &Driven) -> Result<String> {
+    let records = world.platform.records();
+    let mut text = format!("{}, with {:?}\n", driven.run, driven.weather);
+    let mut part = |title: &str, content: &str| {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "--- {title}\n{}", content.trim_end());
+    };
+    for id in &driven.jobs {
+        for step in &records.job(*id).steps {
+            let title = format!("output of job {id}, {}: {}", step.flow.kind, step.status);
+            let stored = output(world, &records, *id, &step.id)?;
+            part(&title, stored.as_deref().unwrap_or("(none is stored)"));
+        }
+        for report in final_reports(world.cluster.folder(), *id)? {
+            part(&format!("final report of an executor of job {id}"), &report);
+        }
+        part(
+            &format!("launchers on job {id}"),
+            &launcher_lines(world.folder(), *id)?,
+        );
+    }
+    Ok(text)
+}
+
+/// The termination messages that name this job, also of pods that are gone.
+fn final_reports(nodes: &Path, job: u32) -> Result<Vec<String>> {
+    let named = format!("\"jobId\":\"{job}\"");
+    let mut reports = Vec::new();
+    let mut folders = vec![nodes.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let path = entry.path();
+            if entry.file_type()?.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|end| end == "termination") {
+                let message = String::from_utf8_lossy(&fs::read(path)?).into_owned();
+                if message.contains(&named) {
+                    reports.push(message);
+                }
+            }
+        }
+    }
+    Ok(reports)
+}
+
+/// Lines of all launchers' logs that name this job or its Jobs.
+fn launcher_lines(folder: &Path, job: u32) -> Result<String> {
+    let names = [format!("\"job_id\":\"{job}\""), format!("job-{job}-")];
+    let mut lines = String::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|end| end == "log") {
+            let log = fs::read(path)?;
+            let log = String::from_utf8_lossy(&log);
+            for line in log.lines() {
+                if names.iter().any(|name| line.contains(name)) {
+                    lines.push_str(line);
+                    lines.push('\n');
+                }
+            }
+        }
+    }
+    Ok(lines)
 }
 
 /// Collects the facts of these runs; what is left in the cluster is for whoever waited for it.
@@ -220,9 +289,7 @@ fn job(
             name: step.flow.kind.clone(),
             accepted,
             endings: endings(records, id, Some(step.flow.number)),
-            prints_all: driven.permitted(id) == [Ending::Failed].into()
-                && !driven.run.strike.is_some_and(crate::schedule::Strike::ends)
-                && driven.run.kind == Kind::FailingApply,
+            prints_all: driven.prints_all_although_it_fails(),
             script,
             printed,
             stored: stored.map(|text| {

@@ -108,6 +108,13 @@ impl Driven {
         self.weather.store_was_away && last == Some(Status::Failed)
     }
 
+    /// Whether a failed step of the run has printed everything it prints: the failure is its own, and comes last. Without
+    /// the store the tool gives up before that, as early as in `init`.
+    pub(crate) fn prints_all_although_it_fails(&self) -> bool {
+        let is_ended = self.run.strike.is_some_and(Strike::ends);
+        self.run.kind == Kind::FailingApply && !is_ended && !self.weather.store_was_away
+    }
+
     /// Whether the job's tool was ended at once.
     pub(crate) fn tool_was_killed(&self, job: u32) -> bool {
         self.jobs.last() == Some(&job) && self.run.strike.is_some_and(Strike::kills_the_tool)
@@ -147,7 +154,12 @@ pub async fn travel(options: &Options, tell: impl Fn(&str)) -> Result<Tally> {
     facts.left = left;
     let found = balance(&facts);
     let started = world.launchers.lock().await.started();
-    let tally = Tally::new(options, &facts, &driven, found, started, began.elapsed());
+    let mut tally = Tally::new(options, &facts, &driven, found, started, began.elapsed());
+    for driven in &driven {
+        if tally.concerns(driven) {
+            tally.evidence.push(facts::evidence(&world, driven)?);
+        }
+    }
     if options.keep {
         facts::dump(&world, world.folder())?;
         if let Some(world) = Arc::into_inner(world) {
@@ -314,5 +326,37 @@ fn template(world: &World, run: Run) -> Vec<Flow> {
             vec![Flow::new("customScripts", 100).with_script(&world.work("script"))]
         }
         _ => vec![apply],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failing_apply(strike: Option<Strike>, store_was_away: bool) -> Driven {
+        Driven {
+            run: Run {
+                number: 18,
+                kind: Kind::FailingApply,
+                strike,
+            },
+            workspace: String::new(),
+            jobs: vec![1],
+            struck: true,
+            weather: Weather {
+                store_was_away,
+                ..Weather::default()
+            },
+            let_in: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn an_apply_that_fails_owes_all_lines_unless_something_else_failed_it_before() {
+        assert!(failing_apply(None, false).prints_all_although_it_fails());
+        let without_store = failing_apply(None, true);
+        assert_eq!(without_store.permitted(1), [Ending::Failed].into());
+        assert!(!without_store.prints_all_although_it_fails());
+        assert!(!failing_apply(Some(Strike::Evicted), false).prints_all_although_it_fails());
     }
 }

@@ -32,6 +32,8 @@ pub struct Tally {
     pub launchers: u32,
     /// What does not add up.
     pub found: Vec<Discrepancy>,
+    /// What explains each run that does not add up.
+    pub evidence: Vec<String>,
     /// How long it took.
     pub took: Duration,
 }
@@ -56,6 +58,7 @@ impl Tally {
             states: 0,
             launchers,
             found,
+            evidence: Vec::new(),
             took,
         };
         for driven in driven {
@@ -88,6 +91,12 @@ impl Tally {
         self.found.is_empty()
     }
 
+    /// Whether something about this run does not add up.
+    pub(crate) fn concerns(&self, driven: &Driven) -> bool {
+        let name = driven.run.to_string();
+        self.found.iter().any(|found| found.of.starts_with(&name))
+    }
+
     /// For programs.
     pub fn as_json(&self) -> Value {
         let found = self.found.iter().map(|found| {
@@ -106,6 +115,7 @@ impl Tally {
             "launchers": self.launchers,
             "seconds": self.took.as_secs(),
             "discrepancies": found.collect::<Vec<_>>(),
+            "evidence": self.evidence,
         })
     }
 }
@@ -133,6 +143,9 @@ impl fmt::Display for Tally {
         )?;
         for found in &self.found {
             writeln!(f, "  {found}")?;
+        }
+        for evidence in &self.evidence {
+            writeln!(f, "\n{evidence}")?;
         }
         if self.balances() {
             write!(f, "the books balance")
