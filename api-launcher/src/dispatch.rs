@@ -120,6 +120,15 @@ impl Target {
         }
     }
 
+    /// Does what answers have promised, once no more of them are given.
+    pub(crate) async fn keep_promises(&self) {
+        match self {
+            Self::Kubernetes(target) => target.keep_promises().await,
+            // Whatever it promises is in its queue.
+            Self::Process(_) => {}
+        }
+    }
+
     /// The name in the configuration.
     pub(crate) const fn name(&self) -> &'static str {
         match self {

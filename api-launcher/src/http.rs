@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::StatusCode;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
 use tokio::sync::Semaphore;
@@ -39,7 +41,7 @@ pub(crate) struct AppState {
     target: Arc<Target>,
     metrics: Metrics,
     bodies: Arc<Semaphore>,
-    stopping: CancellationToken,
+    draining: CancellationToken,
 }
 
 impl AppState {
@@ -48,7 +50,7 @@ impl AppState {
         routing: Routing,
         target: Arc<Target>,
         metrics: Metrics,
-        stopping: CancellationToken,
+        draining: CancellationToken,
     ) -> Self {
         Self {
             gate: Arc::new(gate),
@@ -56,7 +58,7 @@ impl AppState {
             target,
             metrics,
             bodies: Arc::new(Semaphore::new(MAX_BODIES)),
-            stopping,
+            draining,
         }
     }
 }
@@ -71,7 +73,19 @@ pub(crate) fn router(state: AppState) -> Router {
         .route("/metrics", get(health::prometheus))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(state.clone(), see_off))
         .with_state(state)
+}
+
+/// Whoever keeps a connection open would come back through it, wherever the address leads by then: while the launcher
+/// drains, each answer ends its connection.
+async fn see_off(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    if state.draining.is_cancelled() {
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(header::CONNECTION, close);
+    }
+    response
 }
 
 async fn not_found() -> Response {

@@ -116,7 +116,9 @@ fn run(settings: Settings) -> Result<(), ServeError> {
 
 async fn run_in(settings: Settings) -> Result<(), ServeError> {
     let shutdown = Shutdown::default();
-    shutdown.on_signals().map_err(ServeError::Signals)?;
+    shutdown
+        .on_signals(settings.drain)
+        .map_err(ServeError::Signals)?;
     let metrics = Metrics::default();
     let target = open(settings.target, &metrics, &shutdown).await?;
     let listen = |source| ServeError::Listen {
@@ -132,7 +134,7 @@ async fn run_in(settings: Settings) -> Result<(), ServeError> {
         settings.routing,
         Arc::clone(&target),
         metrics,
-        shutdown.graceful.clone(),
+        shutdown.draining.clone(),
     );
     info!(
         %address,
@@ -147,6 +149,8 @@ async fn run_in(settings: Settings) -> Result<(), ServeError> {
     let service = http::serve(listener, http::router(state), shutdown.graceful.clone());
     let work = async {
         tokio::join!(service, target.work());
+        // Only now nobody can be promised anything more.
+        target.keep_promises().await;
     };
     tokio::select! {
         () = work => info!("stopped"),
@@ -200,7 +204,7 @@ async fn open(
 
 /// The end of patience: the second signal, or so long after the first.
 async fn bound(shutdown: &Shutdown, patience: Duration) {
-    shutdown.graceful.cancelled().await;
+    shutdown.draining.cancelled().await;
     tokio::select! {
         () = shutdown.immediate.cancelled() => {}
         () = tokio::time::sleep(patience) => {}

@@ -172,6 +172,8 @@ pub const ROUTE_STRICT: &str = "MAYFLY_ROUTE_STRICT";
 pub const PERSISTENT_EXECUTOR_URL: &str = "MAYFLY_PERSISTENT_EXECUTOR_URL";
 /// Seconds the launcher takes at most to stop.
 pub const SHUTDOWN_SECONDS: &str = "MAYFLY_SHUTDOWN_SECONDS";
+/// Seconds a launcher that is told to stop goes on accepting dispatches, out of service already.
+pub const DRAIN_SECONDS: &str = "MAYFLY_DRAIN_SECONDS";
 /// What a stopping launcher does with executors on its machine: `interrupt` or `leave`.
 pub const RUNS_ON_STOP: &str = "MAYFLY_RUNS_ON_STOP";
 /// How many Jobs are released and not over at a time; 0 means no limit.

@@ -12,6 +12,7 @@ mod once;
 mod rights;
 mod runs;
 mod settings;
+mod upgrades;
 mod verdicts;
 
 use std::fs;
@@ -136,6 +137,8 @@ impl Place {
             .env(env::INTERNAL_SECRET, secret)
             .env(env::LISTEN, "127.0.0.1:0")
             .env(env::LOG_FORMAT, "json")
+            // Nobody has to follow; a journey about that says so.
+            .env(env::DRAIN_SECONDS, "0")
             .envs(settings.iter().copied());
         Launcher::start(&mut command)
     }

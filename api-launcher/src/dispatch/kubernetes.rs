@@ -102,7 +102,7 @@ impl KubernetesTarget {
         };
         let unfinished = tokio::select! {
             unfinished = self.cluster.unfinished() => unfinished,
-            () = self.shutdown.graceful.cancelled() => return,
+            () = self.shutdown.draining.cancelled() => return,
         };
         match unfinished {
             Ok(runs) => runs
@@ -116,7 +116,8 @@ impl KubernetesTarget {
         let namespace = self.watching.lease_namespace.as_ref();
         let namespace = namespace.unwrap_or(&self.deployment.namespace);
         let lease = LeaseSettings::new(namespace, &self.watching.lease_name, identity());
-        let stop = self.shutdown.graceful.cancelled();
+        // At the first word, so that the next watches while this one still accepts.
+        let stop = self.shutdown.draining.cancelled();
         // A term may end because the API server is away. Nobody watches then, so that who did keeps its runs alive until it
         // begins anew, or another has.
         let duty = SyncMutex::new(None);
@@ -140,6 +141,10 @@ impl KubernetesTarget {
         self.cluster
             .lead(&lease, stop, work, || take_duty(None))
             .await;
+    }
+
+    /// Waits for what was promised by answers, of which there are no more.
+    pub(super) async fn keep_promises(&self) {
         self.promised.close();
         self.promised.wait().await;
     }

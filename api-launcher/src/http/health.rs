@@ -17,7 +17,7 @@ pub(super) async fn liveness() -> Response {
 
 /// Whether a dispatch would be accepted. Running jobs do not matter: there is a queue.
 pub(super) async fn readiness(State(state): State<AppState>) -> Response {
-    if state.stopping.is_cancelled() {
+    if state.draining.is_cancelled() {
         return status(StatusCode::SERVICE_UNAVAILABLE, "OUT_OF_SERVICE");
     }
     match state.target.readiness().await {

@@ -61,7 +61,7 @@ impl Service {
             Routing::All,
             Arc::new(Target::Process(target)),
             metrics,
-            shutdown.graceful.clone(),
+            shutdown.draining.clone(),
         );
         Self {
             data,
@@ -243,7 +243,7 @@ async fn health_is_open_and_leaves_service_first_when_stopping() {
         assert_eq!(answer.kind, "application/json");
         assert_eq!(answer.json(), json!({"status": "UP"}));
     }
-    service.shutdown.graceful.cancel();
+    service.shutdown.draining.cancel();
     let answer = service.get("/actuator/health/readiness").await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(answer.json(), json!({"status": "OUT_OF_SERVICE"}));

@@ -32,6 +32,8 @@ pub(crate) use self::watching::Watching;
 const PORT: u16 = 8090;
 /// Less than the 30 s Kubernetes gives a pod by default.
 const SHUTDOWN_SECONDS: u64 = 25;
+/// About as long as every node of a cluster takes to learn that an endpoint is gone.
+const DRAIN_SECONDS: u64 = 10;
 
 /// Accept dispatches from Terrakube over HTTP and run them.
 ///
@@ -58,6 +60,11 @@ pub struct ServeArgs {
     /// [default: false]
     #[arg(long, value_name = "WHERE", env = env::ALLOW_UNAUTHENTICATED, num_args = 0..=1, default_missing_value = "true")]
     pub allow_unauthenticated: Option<String>,
+
+    /// After SIGTERM, how long dispatches are still accepted while readiness says no, in seconds, for the endpoints to follow.
+    /// Unset, it is at most half of --shutdown-seconds, and 0 on target `process` [default: 10]
+    #[arg(long, value_name = "SECONDS", env = env::DRAIN_SECONDS)]
+    pub drain_seconds: Option<String>,
 
     /// How long stopping may take in all, in seconds [default: 25]
     #[arg(long, value_name = "SECONDS", env = env::SHUTDOWN_SECONDS)]
@@ -143,8 +150,8 @@ Examples:
 Secrets are given by the environment and are no options, because command lines are open to everybody:
 InternalSecret, TerrakubeRedisPassword, TerrakubeRedisSentinelPassword and the keys of the artifact store.
 
-SIGTERM stops accepting, finishes open requests, and keeps what is queued for the next start; a second one
-leaves at once.";
+SIGTERM ends readiness, stops accepting when the endpoints have had time to follow, finishes open requests, and keeps
+what is queued for the next start; a second one leaves at once.";
 
 /// What is wrong with one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -196,6 +203,9 @@ pub(crate) struct Settings {
     pub(crate) secret: Option<InternalSecret>,
     pub(crate) target: TargetSettings,
     pub(crate) routing: Routing,
+    /// How long dispatches are accepted after SIGTERM.
+    pub(crate) drain: Duration,
+    /// How long stopping may take, the drain included.
     pub(crate) shutdown: Duration,
 }
 
@@ -317,11 +327,7 @@ impl ServeArgs {
         );
         let secret = resolve_secret(&mut reader, secret, open);
         let listen = self.resolve_listen(&mut reader, open);
-        let shutdown = reader.parse(
-            env::SHUTDOWN_SECONDS,
-            self.shutdown_seconds.as_deref(),
-            "a number of seconds",
-        );
+        let (drain, shutdown) = self.resolve_stopping(&mut reader, target);
         let target = match target {
             TargetName::Kubernetes => self.resolve_deployment(&mut reader),
             TargetName::Process => self
@@ -335,10 +341,36 @@ impl ServeArgs {
                 secret,
                 target,
                 routing,
-                shutdown: Duration::from_secs(shutdown.unwrap_or(SHUTDOWN_SECONDS)),
+                drain,
+                shutdown,
             }),
             _ => Err(reader.problems),
         }
+    }
+
+    /// How long dispatches are still accepted, and how long stopping may take in all.
+    fn resolve_stopping(&self, reader: &mut Reader, target: TargetName) -> (Duration, Duration) {
+        let mut seconds = |variable, text: &Option<String>| {
+            reader.parse(variable, text.as_deref(), "a number of seconds")
+        };
+        let drain: Option<u64> = seconds(env::DRAIN_SECONDS, &self.drain_seconds);
+        let all =
+            seconds(env::SHUTDOWN_SECONDS, &self.shutdown_seconds).unwrap_or(SHUTDOWN_SECONDS);
+        if let Some(drain) = drain.filter(|drain| *drain > 0 && *drain >= all) {
+            reader.problem(
+                env::DRAIN_SECONDS,
+                format!(
+                    "is `{drain}`, which leaves open requests no time: {} is {all}",
+                    env::SHUTDOWN_SECONDS
+                ),
+            );
+        }
+        let drain = drain.unwrap_or(match target {
+            TargetName::Kubernetes => DRAIN_SECONDS.min(all / 2),
+            // It is alone with its data directory: nobody could follow to another.
+            TargetName::Process => 0,
+        });
+        (Duration::from_secs(drain), Duration::from_secs(all))
     }
 
     fn resolve_process(&self, reader: &mut Reader) -> Option<ProcessSettings> {
@@ -612,6 +644,45 @@ mod tests {
         args.target = Some("process".to_owned());
         let settings = args.resolve(Some(SECRET)).unwrap();
         assert!(matches!(settings.target, TargetSettings::Process(_)));
+    }
+
+    #[rstest]
+    #[case("kubernetes", None, None, 10, 25)]
+    #[case("kubernetes", None, Some("12"), 6, 12)]
+    #[case("kubernetes", Some("20"), Some("60"), 20, 60)]
+    #[case("kubernetes", Some("0"), Some("0"), 0, 0)]
+    #[case("process", None, None, 0, 25)]
+    fn who_has_others_beside_it_drains_before_it_stops(
+        #[case] target: &str,
+        #[case] drain: Option<&str>,
+        #[case] shutdown: Option<&str>,
+        #[case] drains: u64,
+        #[case] stops: u64,
+    ) {
+        let args = ServeArgs {
+            target: Some(target.to_owned()),
+            drain_seconds: drain.map(str::to_owned),
+            shutdown_seconds: shutdown.map(str::to_owned),
+            ..ServeArgs::default()
+        };
+        let settings = args.resolve(Some(SECRET)).unwrap();
+        assert_eq!(settings.drain, Duration::from_secs(drains));
+        assert_eq!(settings.shutdown, Duration::from_secs(stops));
+    }
+
+    #[test]
+    fn a_drain_that_leaves_no_time_for_open_requests_is_refused() {
+        let args = ServeArgs {
+            drain_seconds: Some("25".to_owned()),
+            ..ServeArgs::default()
+        };
+        let problems = args.resolve(Some(SECRET)).unwrap_err();
+        assert_eq!(problems[0].variable, "MAYFLY_DRAIN_SECONDS");
+        assert!(
+            problems[0].text.contains("MAYFLY_SHUTDOWN_SECONDS is 25"),
+            "{}",
+            problems[0]
+        );
     }
 
     #[test]

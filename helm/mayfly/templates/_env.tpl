@@ -131,6 +131,7 @@ server-side apply refuses a container with one.
   (dict "name" "MAYFLY_LISTEN" "value" (printf "%s:%d" $launcher.listenAddress (int $launcher.service.port)))
   (dict "name" "MAYFLY_LOG" "value" .root.Values.log.level)
   (dict "name" "MAYFLY_POD_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name")))
+  (dict "name" "MAYFLY_DRAIN_SECONDS" "value" (toString (int $launcher.shutdown.drainSeconds)))
   (dict "name" "MAYFLY_SHUTDOWN_SECONDS" "value" (toString (int $launcher.shutdown.timeoutSeconds)))
   (dict "name" "ExecutorEphemeralNamespace" "value" .runsIn)
   (dict "name" "ExecutorEphemeralImage" "value" $image)

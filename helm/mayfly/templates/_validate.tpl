@@ -12,6 +12,9 @@
 {{- if le (int $launcher.terminationGracePeriodSeconds) (int $launcher.shutdown.timeoutSeconds) -}}
 {{- fail (printf "launcher.terminationGracePeriodSeconds: must be longer than launcher.shutdown.timeoutSeconds, which is %d" (int $launcher.shutdown.timeoutSeconds)) -}}
 {{- end -}}
+{{- if and (gt (int $launcher.shutdown.drainSeconds) 0) (ge (int $launcher.shutdown.drainSeconds) (int $launcher.shutdown.timeoutSeconds)) -}}
+{{- fail (printf "launcher.shutdown.drainSeconds: must be shorter than launcher.shutdown.timeoutSeconds, which is %d" (int $launcher.shutdown.timeoutSeconds)) -}}
+{{- end -}}
 {{- if and (gt (int $launcher.replicaCount) 1) (not (include "mayfly.elects" .)) -}}
 {{- fail "launcher.replicaCount: more than one replica needs launcher.leaderElection.enabled and rbac.profile `least`, so that one of them watches" -}}
 {{- end -}}

@@ -230,6 +230,10 @@ const OTHERWISE: &[(&str, &str)] = &[
         "MAYFLY_APPLY_GRACE_PERIOD_SECONDS",
         "the chart has a key for each of the two",
     ),
+    (
+        "MAYFLY_SHUTDOWN_SECONDS",
+        "the chart sets the pod's grace period too, which can hold the longest dispatch",
+    ),
     ("MAYFLY_POD_NAME", "the pod's name is the host's"),
     (
         "MAYFLY_LEASE_NAMESPACE",
