@@ -23,7 +23,7 @@ pub use aftermath::LockHolder;
 pub(crate) use ending::speaker;
 pub(crate) use facts::{
     EXECUTOR, condition_time, executor_started, executor_state, failure_of_pod, final_report,
-    is_suspended, newest, seen, terminal,
+    is_suspended, newest, released, seen, terminal,
 };
 
 /// How long each kind of waiting may last.

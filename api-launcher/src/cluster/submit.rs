@@ -234,6 +234,8 @@ impl Cluster {
             let mut job = objects.job_of_attempt(&attempt());
             if at_once && let Some(spec) = &mut job.spec {
                 spec.suspend = Some(false);
+                let noted = job.metadata.annotations.get_or_insert_default();
+                noted.insert(annotations::RELEASED_AT.to_owned(), self.now().to_string());
             }
             let jobs = jobs.clone();
             async move { jobs.create(&post(), &job).await }

@@ -128,6 +128,8 @@ struct Entry {
     standing: Standing,
     created: Timestamp,
     first_seen: Instant,
+    /// When it was first seen released, by the API server's clock.
+    seen_released: Option<Timestamp>,
     /// What the observer was told last.
     told: Option<Observation>,
     events: Vec<Packed>,
@@ -402,7 +404,7 @@ impl Watch {
         let name = key.name.clone();
         let trimmed = trimmed_job(job);
         let packed = Packed::of(&trimmed);
-        let entry = self
+        let mut entry = self
             .runs
             .remove(&name)
             .map(|entry| *entry)
@@ -411,6 +413,11 @@ impl Watch {
             .with(&trimmed, packed);
         if entry.standing == Standing::Held {
             self.observer.on_held(&entry.key);
+        }
+        if is_suspended(&trimmed) {
+            entry.seen_released = None;
+        } else {
+            entry.seen_released.get_or_insert_with(|| self.cluster.now());
         }
         self.runs.insert(name.clone(), Box::new(entry));
         self.look(&name);
@@ -454,7 +461,7 @@ impl Watch {
         let Some(entry) = self.runs.get(name) else {
             return;
         };
-        let job: Job = entry.job.open();
+        let job = entry.released_job();
         let pods = self.pods.of(name, &entry.uid);
         let events: Vec<Event> = entry.events.iter().map(Packed::open).collect();
         let now = self.cluster.now();
@@ -806,6 +813,7 @@ impl Entry {
             standing: Standing::InFlight,
             created: Timestamp::UNIX_EPOCH,
             first_seen: Instant::now(),
+            seen_released: None,
             told: None,
             events: Vec::new(),
             events_asked: 0,
@@ -846,6 +854,19 @@ impl Entry {
             )
         });
         self
+    }
+
+    /// The Job, with the time of its release where nobody wrote that down: a launcher of an earlier release did not, and
+    /// the Job controller may not have come to it.
+    fn released_job(&self) -> Job {
+        let mut job: Job = self.job.open();
+        if let Some(seen) = self.seen_released
+            && verdict::released(&job).is_none()
+        {
+            let noted = job.metadata.annotations.get_or_insert_default();
+            noted.insert(annotations::RELEASED_AT.to_owned(), seen.to_string());
+        }
+        job
     }
 
     /// Tells the observer, if it is news.

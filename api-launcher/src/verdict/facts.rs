@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::jiff::Timestamp;
 
 use super::Evidence;
+use crate::cluster::annotations::RELEASED_AT;
 
 /// The container that runs the step.
 pub(crate) const EXECUTOR: &str = "executor";
@@ -66,10 +67,16 @@ pub(super) fn created(job: &Job) -> Option<Timestamp> {
     job.metadata.creation_timestamp.as_ref().map(|time| time.0)
 }
 
-/// When the Job was last released.
-pub(super) fn released(job: &Job) -> Option<Timestamp> {
-    let status = job.status.as_ref()?;
-    status.start_time.as_ref().map(|time| time.0)
+/// When the Job was last released: by the launcher, which writes it down, or by a queue of the cluster. The Job controller
+/// sets the start time only when it comes to the Job, and sets it anew after each suspension.
+pub(crate) fn released(job: &Job) -> Option<Timestamp> {
+    let annotations = job.metadata.annotations.as_ref();
+    let noted = annotations
+        .and_then(|annotations| annotations.get(RELEASED_AT))
+        .and_then(|text| text.parse().ok());
+    let status = job.status.as_ref();
+    let started = status.and_then(|status| status.start_time.as_ref());
+    noted.max(started.map(|time| time.0))
 }
 
 /// The pod that speaks for the Job: the one made last. Creation is told in whole seconds; within one, a pod that
@@ -298,4 +305,37 @@ pub(super) fn warnings(events: &[Event]) -> Vec<Evidence> {
         }
     }
     evidence
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn the_last_release_counts_whoever_made_it() {
+        let released = |noted: Value, started: Value| {
+            let job = json!({
+                "metadata": {"creationTimestamp": "2026-01-01T00:00:00Z",
+                    "annotations": {"mayfly.dev/released-at": noted}},
+                "status": {"startTime": started}});
+            let job: Job = serde_json::from_value(job).unwrap();
+            super::released(&job).map(|time| time.to_string())
+        };
+        let (early, late) = ("2026-01-01T01:00:00Z", "2026-01-01T02:00:00Z");
+        for (noted, started, counts) in [
+            (json!(early), Value::Null, Some(early)),
+            (json!(late), json!(early), Some(late)),
+            (json!(early), json!(late), Some(late)),
+            (json!("soon"), json!(early), Some(early)),
+            (json!("soon"), Value::Null, None),
+        ] {
+            assert_eq!(
+                released(noted.clone(), started).as_deref(),
+                counts,
+                "{noted}"
+            );
+        }
+    }
 }

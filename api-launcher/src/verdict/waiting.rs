@@ -132,7 +132,8 @@ fn without_pod(job: &Job, events: &[Event], clock: &Clock<'_>) -> Observation {
         };
         return waiting(WaitReason::Queued, sentence, created, None);
     }
-    let since = facts::released(job).unwrap_or(created);
+    // Released by somebody who did not write it down, a moment ago as far as can be told.
+    let since = facts::released(job).unwrap_or(clock.now);
     let limits = clock.timeouts;
     let refusal = facts::last_event(events, &["FailedCreate"])
         .and_then(|event| event.message.as_deref())

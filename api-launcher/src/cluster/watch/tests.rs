@@ -159,6 +159,19 @@ async fn runs_are_released_oldest_first_within_the_limit() {
     over(&server, "job-1-a", "Complete");
     until("the next is released", || !suspended(&server, "job-1-b")).await;
     assert!(suspended(&server, "job-1-c"));
+    // They were made long ago, which is no reason to give one up at its release.
+    until("its release is seen", || {
+        let said = watching.notebook.said.lock().unwrap();
+        said.iter().any(|(run, said)| {
+            run == "1/b"
+                && matches!(said, Observation::Waiting(wait) if wait.reason == WaitReason::Pod)
+        })
+    })
+    .await;
+    for job in ["job-1-a", "job-1-b"] {
+        let job = server.object("jobs", job).unwrap();
+        assert!(job["spec"]["activeDeadlineSeconds"].is_null(), "{job}");
+    }
 }
 
 #[tokio::test]
@@ -644,4 +657,54 @@ async fn how_long_a_run_has_waited_is_told_by_the_clock_of_the_api_server() {
         let given_up = matches!(said(), Some((_, Observation::Ended(_))));
         assert_eq!(given_up, too_long, "{ahead} {waited}: {:?}", said());
     }
+}
+
+/// The Job controller sets the start time of a Job that was created suspended only when it comes to it.
+#[tokio::test]
+async fn a_run_is_patiently_waited_for_from_its_release_however_long_ago_it_was_made() {
+    let server = Server::start();
+    let cluster = server.cluster().with_max_in_flight(1);
+    let mut objects = inline("1", "a");
+    let long_ago = server.now() - SignedDuration::from_hours(3);
+    objects.job.metadata.creation_timestamp = Some(long_ago.into());
+    cluster.submit(&objects).await.unwrap();
+    let watching = watching(cluster, WatchSettings::default());
+    until("it is released", || !suspended(&server, "job-1-a")).await;
+    until("it is told of", || {
+        !watching.notebook.said.lock().unwrap().is_empty()
+    })
+    .await;
+    let said = watching.notebook.said.lock().unwrap()[0].1.clone();
+    let waits = |said: &Observation| matches!(said, Observation::Waiting(wait) if wait.reason == WaitReason::Pod);
+    assert!(waits(&said), "{said:?}");
+    let job = server.object("jobs", "job-1-a").unwrap();
+    assert!(job["status"]["startTime"].is_null());
+    assert!(job["spec"]["activeDeadlineSeconds"].is_null());
+}
+
+/// Made by an earlier launcher, or released by a queue of the cluster, which write no release down.
+#[tokio::test]
+async fn a_run_whose_release_nobody_wrote_down_is_waited_for_from_when_it_is_first_seen() {
+    let server = Server::start();
+    let long_ago = server.now() - SignedDuration::from_hours(3);
+    let mut job = serde_json::to_value(inline("1", "a").job).unwrap();
+    job["metadata"]["creationTimestamp"] = json!(long_ago.to_string());
+    job["spec"]["suspend"] = json!(false);
+    server.put("jobs", job);
+    let settings = WatchSettings {
+        timeouts: Timeouts {
+            no_pod_explain: Duration::from_millis(50),
+            no_pod: Duration::from_millis(500),
+            ..Timeouts::default()
+        },
+        ..WatchSettings::default()
+    };
+    let watching = watching(server.cluster(), settings);
+    until("it is given up in the end", || {
+        !watching.notebook.ended().is_empty()
+    })
+    .await;
+    let said = watching.notebook.said.lock().unwrap();
+    let waited = |said: &Observation| matches!(said, Observation::Waiting(_));
+    assert!(waited(&said[0].1), "{said:?}");
 }
