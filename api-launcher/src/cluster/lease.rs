@@ -97,13 +97,19 @@ impl Cluster {
             };
             if acquired == Acquired::NotAllowed {
                 warn!(
+                    lease = settings.name,
                     "no right to hold a Lease: watching without one, which only a single replica may do"
                 );
                 tokio::select! {
-                    () = &mut stop => {}
-                    () = work() => {}
+                    () = &mut stop => return,
+                    () = work() => return,
+                    () = self.until_allowed(settings) => {}
                 }
-                return;
+                warn!(
+                    lease = settings.name,
+                    "the Lease may be held by now: watching only while this replica holds it"
+                );
+                continue;
             }
             let stopped = tokio::select! {
                 () = &mut stop => true,
@@ -119,6 +125,19 @@ impl Cluster {
         }
     }
 
+    /// Returns once the Lease can be had, or is another's. It is tried less and less often.
+    async fn until_allowed(&self, settings: &LeaseSettings) {
+        let mut pause = settings.renew;
+        loop {
+            tokio::time::sleep(pause).await;
+            pause = pause.saturating_mul(2).min(settings.duration * 4);
+            // Reading it is not enough: who may not write it watches on its own.
+            if self.try_acquire(settings, &mut None).await.is_ok() {
+                return;
+            }
+        }
+    }
+
     fn leases(&self, settings: &LeaseSettings) -> Api<Lease> {
         Api::namespaced(self.urgent.clone(), &settings.namespace)
     }
@@ -130,12 +149,19 @@ impl Cluster {
         succeeded: &mut impl FnMut(),
     ) -> Acquired {
         let mut said = String::new();
+        // A refusal may pass, as while a Role is being bound. Only one that lasts means that there is no right.
+        let mut refused: Option<Instant> = None;
         loop {
-            match self.try_acquire(settings, observed).await {
+            let look = self.try_acquire(settings, observed).await;
+            let is_refused = look.as_ref().is_err_and(ClusterError::is_forbidden);
+            refused = is_refused.then(|| refused.unwrap_or_else(Instant::now));
+            match look {
                 Ok(Look::Held) => return Acquired::Held,
                 Ok(Look::Another) => succeeded(),
                 Ok(Look::Missed) => {}
-                Err(error) if error.is_forbidden() => return Acquired::NotAllowed,
+                Err(_) if refused.is_some_and(|since| since.elapsed() >= settings.duration) => {
+                    return Acquired::NotAllowed;
+                }
                 Err(error) => {
                     let cause = job_contract::chain(&error);
                     if cause != said {
@@ -323,6 +349,17 @@ mod tests {
     use super::super::Patience;
     use super::super::stand_in::{Crash, Server, refusal};
     use super::*;
+
+    /// A cluster that refuses every look at a Lease while it is told to.
+    fn refusing(server: &Arc<Server>) -> (Cluster, Arc<AtomicBool>) {
+        let refuses = Arc::new(AtomicBool::new(true));
+        let told = Arc::clone(&refuses);
+        let cluster = server.faulty(move |line, _| {
+            let refusal = || refusal(StatusCode::FORBIDDEN, "Forbidden", "no Leases for you");
+            (line.contains("/leases") && told.load(Ordering::SeqCst)).then(refusal)
+        });
+        (cluster, refuses)
+    }
 
     fn settings(identity: &str) -> LeaseSettings {
         LeaseSettings::new("mayfly", "launcher-leader", identity)
@@ -516,5 +553,49 @@ mod tests {
         assert_eq!(successions.load(Ordering::SeqCst), 0);
         drop(stop);
         task.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_refusal_that_passes_makes_no_second_watcher() {
+        let server = Server::start();
+        let (at_work, successions) = <_>::default();
+        let never = Duration::from_hours(1);
+        let (stop_a, a) = replica(server.cluster(), "a", never, &at_work, &successions);
+        until("a leads", || *at_work.lock().unwrap() == ["a"]).await;
+        let (cluster, refuses) = refusing(&server);
+        let (stop_b, b) = replica(cluster, "b", never, &at_work, &successions);
+        let seen = successions.load(Ordering::SeqCst);
+        refuses.store(false, Ordering::SeqCst);
+        until("b has looked", || {
+            successions.load(Ordering::SeqCst) > seen + 2
+        })
+        .await;
+        assert_eq!(*at_work.lock().unwrap(), ["a"]);
+        for (stop, task) in [(stop_a, a), (stop_b, b)] {
+            drop(stop);
+            task.await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn who_watches_without_a_lease_gives_way_once_it_may_look_at_it() {
+        let server = Server::start();
+        let (at_work, successions) = <_>::default();
+        let (cluster, refuses) = refusing(&server);
+        let begun = Instant::now();
+        let (stop_b, b) = replica(cluster, "b", SOON, &at_work, &successions);
+        until("b watches on its own", || *at_work.lock().unwrap() == ["b"]).await;
+        assert!(begun.elapsed() >= SOON, "one refusal is no reason");
+        // Held by one that was never refused, for longer than this test takes.
+        server.put(
+            "leases",
+            serde_json::json!({"metadata": {"name": "launcher-leader"},
+                "spec": {"holderIdentity": "a", "leaseDurationSeconds": 3600}}),
+        );
+        refuses.store(false, Ordering::SeqCst);
+        until("b gives way", || Arc::strong_count(&at_work) == 2).await;
+        assert_eq!(*at_work.lock().unwrap(), ["b"]);
+        drop(stop_b);
+        b.await.unwrap();
     }
 }
