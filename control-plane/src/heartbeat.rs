@@ -1,6 +1,10 @@
 //! Signs of life in Redis, by which the platform knows that a job has not been lost (contract 2.6): from a thread of
 //! their own with a runtime of its own, which no run and no other task can starve (W-44). Redis may be away for as
 //! long as it likes; nobody waits for a heartbeat.
+//!
+//! The launcher keeps a job alive until the job's executor does, and not beside it: who beats for a dead executor hides
+//! its death. The platform only looks whether the key is there, so that the launcher writes a value of its own into it,
+//! and knows by any other that the executor has taken over.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,6 +34,31 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const FAREWELL: Duration = Duration::from_secs(2);
 /// How many commands are under way at a time.
 const AT_ONCE: usize = 64;
+/// What an executor writes, as a stock one does.
+const EXECUTOR: &str = "1";
+/// What a launcher writes.
+const LAUNCHER: &str = "launcher";
+
+/// Who has written the last sign of life of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// Nobody, for [`EXPIRY`] at least.
+    Nobody,
+    /// A launcher, which says nothing of the executor.
+    Launcher,
+    /// The executor.
+    Executor,
+}
+
+/// Whose the sign of life is that a job has at the moment.
+pub async fn sign_of(redis: &Redis, job_id: &str) -> Result<Sign, RedisError> {
+    let value = redis.get(&key(job_id)).await?;
+    Ok(match value {
+        None => Sign::Nobody,
+        Some(value) if value == java::encode(LAUNCHER) => Sign::Launcher,
+        Some(_) => Sign::Executor,
+    })
+}
 
 /// Why there is no heartbeat.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +90,7 @@ pub struct Heartbeat {
 impl Heartbeat {
     /// Begins to beat, at once.
     pub fn start(redis: &Redis, job_id: &str) -> Result<Self, HeartbeatError> {
-        let heartbeats = Heartbeats::start(redis)?;
+        let heartbeats = Heartbeats::writing(redis, EXECUTOR)?;
         let beat = heartbeats.beat(job_id);
         Ok(Self {
             heartbeats,
@@ -91,7 +120,7 @@ impl Drop for Heartbeat {
     }
 }
 
-/// Heartbeats of many jobs, from one thread.
+/// A launcher's heartbeats for many jobs, from one thread.
 ///
 /// Dropping it ends them all; their keys expire by themselves, because somebody else may beat for the same jobs.
 #[derive(Debug)]
@@ -105,20 +134,71 @@ pub struct Heartbeats {
 #[derive(Debug)]
 pub struct Beat {
     job_id: String,
+    reason: Reason,
     orders: UnboundedSender<Order>,
 }
 
 impl Drop for Beat {
     fn drop(&mut self) {
-        let _ = self.orders.send(Order::Release(self.job_id.clone()));
+        let released = Order::Release(self.job_id.clone(), self.reason);
+        let _ = self.orders.send(released);
     }
 }
 
 #[derive(Debug)]
 enum Order {
-    Hold(String),
-    Release(String),
+    Hold(String, Reason),
+    Release(String, Reason),
     End(AtTheEnd),
+}
+
+/// Why a job is kept alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reason {
+    /// It has no executor that could do it.
+    NoExecutor,
+    /// Its executor is about to do it, and has time for that until then.
+    Until(Instant),
+}
+
+/// The reasons to beat for one job.
+#[derive(Debug, Default)]
+struct Held {
+    reasons: Vec<Reason>,
+    /// Its executor has been seen to beat, and is not beaten for again.
+    taken_over: bool,
+}
+
+/// How one beat is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Manner {
+    /// Whoever has written the key before.
+    Overwrite,
+    /// Not over what the executor has written.
+    Yield,
+}
+
+impl Held {
+    fn manner(&self, now: Instant) -> Option<Manner> {
+        if self.reasons.contains(&Reason::NoExecutor) {
+            return Some(Manner::Overwrite);
+        }
+        let waits = |reason: &Reason| matches!(reason, Reason::Until(until) if *until > now);
+        (!self.taken_over && self.reasons.iter().any(waits)).then_some(Manner::Yield)
+    }
+
+    fn hold(&mut self, reason: Reason) {
+        self.reasons.push(reason);
+        if reason == Reason::NoExecutor {
+            self.taken_over = false;
+        }
+    }
+
+    fn release(&mut self, reason: Reason) {
+        if let Some(at) = self.reasons.iter().position(|known| *known == reason) {
+            self.reasons.swap_remove(at);
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +210,10 @@ enum AtTheEnd {
 impl Heartbeats {
     /// Starts the thread; nobody's heart beats yet.
     pub fn start(redis: &Redis) -> Result<Self, HeartbeatError> {
+        Self::writing(redis, LAUNCHER)
+    }
+
+    fn writing(redis: &Redis, value: &'static str) -> Result<Self, HeartbeatError> {
         let redis = redis.separate();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -140,7 +224,7 @@ impl Heartbeats {
         thread::Builder::new()
             .name("heartbeat".to_owned())
             .spawn(move || {
-                runtime.block_on(beat(&redis, receiver));
+                runtime.block_on(beat(&redis, value, receiver));
                 let _ = ended.send(());
             })
             .map_err(|source| HeartbeatError { source })?;
@@ -150,11 +234,22 @@ impl Heartbeats {
         })
     }
 
-    /// Beats for a job, from now on and as long as what is returned lives.
+    /// Beats for a job that has no executor at work, from now on and as long as what is returned lives.
     pub fn beat(&self, job_id: &str) -> Beat {
-        let _ = self.orders.send(Order::Hold(job_id.to_owned()));
+        self.hold(job_id, Reason::NoExecutor)
+    }
+
+    /// Beats for a job whose executor is about to, as long as what is returned lives: until the executor has been seen to
+    /// beat, and for that time at most. After that it is the executor's own, whatever becomes of that.
+    pub fn beat_until_taken_over(&self, job_id: &str, within: Duration) -> Beat {
+        self.hold(job_id, Reason::Until(Instant::now() + within))
+    }
+
+    fn hold(&self, job_id: &str, reason: Reason) -> Beat {
+        let _ = self.orders.send(Order::Hold(job_id.to_owned(), reason));
         Beat {
             job_id: job_id.to_owned(),
+            reason,
             orders: self.orders.clone(),
         }
     }
@@ -185,9 +280,8 @@ fn wait_blocking(gone: oneshot::Receiver<()>) {
     }
 }
 
-async fn beat(redis: &Redis, mut orders: UnboundedReceiver<Order>) {
-    // How many reasons there are for each.
-    let mut jobs: BTreeMap<String, usize> = BTreeMap::new();
+async fn beat(redis: &Redis, value: &str, mut orders: UnboundedReceiver<Order>) {
+    let mut jobs: BTreeMap<String, Held> = BTreeMap::new();
     let mut state = State::Fine;
     let mut next = Instant::now();
     loop {
@@ -196,23 +290,28 @@ async fn beat(redis: &Redis, mut orders: UnboundedReceiver<Order>) {
             () = sleep_until(next), if !jobs.is_empty() => None,
         };
         match order {
-            Some(Order::Hold(job)) => {
+            Some(Order::Hold(job, reason)) => {
                 if jobs.is_empty() {
                     next = Instant::now() + INTERVAL;
                 }
-                let reasons = jobs.entry(job.clone()).or_default();
-                *reasons += 1;
-                let is_new = *reasons == 1;
+                let held = jobs.entry(job.clone()).or_default();
+                let before = held.manner(Instant::now());
+                held.hold(reason);
+                let now = held.manner(Instant::now());
+                let Some(manner) = now.filter(|_| now != before) else {
+                    continue;
+                };
                 // While Redis is away, a new job waits for the next attempt, not everybody for the new job.
-                if is_new && (state == State::Failing || !beat_for(redis, &[job], &mut state).await)
+                if state == State::Failing
+                    || !beat_for(redis, value, &[(job, manner)], &mut jobs, &mut state).await
                 {
                     next = next.min(Instant::now() + RETRY);
                 }
             }
-            Some(Order::Release(job)) => {
-                if let Some(reasons) = jobs.get_mut(&job) {
-                    *reasons -= 1;
-                    if *reasons == 0 {
+            Some(Order::Release(job, reason)) => {
+                if let Some(held) = jobs.get_mut(&job) {
+                    held.release(reason);
+                    if held.reasons.is_empty() {
                         jobs.remove(&job);
                     }
                 }
@@ -225,8 +324,11 @@ async fn beat(redis: &Redis, mut orders: UnboundedReceiver<Order>) {
             }
             None => {
                 let started = Instant::now();
-                let all: Vec<_> = jobs.keys().cloned().collect();
-                next = if beat_for(redis, &all, &mut state).await {
+                let all: Vec<_> = jobs
+                    .iter()
+                    .filter_map(|(job, held)| Some((job.clone(), held.manner(started)?)))
+                    .collect();
+                next = if beat_for(redis, value, &all, &mut jobs, &mut state).await {
                     started + INTERVAL
                 } else {
                     Instant::now() + RETRY
@@ -244,10 +346,29 @@ enum State {
 
 /// Returns whether all have a sign of life now. Gives up at the first that cannot be written: what keeps it from
 /// Redis keeps the others too.
-async fn beat_for(redis: &Redis, jobs: &[String], state: &mut State) -> bool {
-    for some in jobs.chunks(AT_ONCE) {
-        let beats = some.iter().map(|job| beat_once(redis, job));
-        let failure = join_all(beats).await.into_iter().find_map(Result::err);
+async fn beat_for(
+    redis: &Redis,
+    value: &str,
+    due: &[(String, Manner)],
+    jobs: &mut BTreeMap<String, Held>,
+    state: &mut State,
+) -> bool {
+    for some in due.chunks(AT_ONCE) {
+        let beats = some
+            .iter()
+            .map(|(job, manner)| beat_once(redis, value, job, *manner));
+        let mut failure = None;
+        for ((job, _), beat) in some.iter().zip(join_all(beats).await) {
+            match beat {
+                Ok(Wrote::Yes) => {}
+                Ok(Wrote::TheExecutorHad) => {
+                    if let Some(held) = jobs.get_mut(job) {
+                        held.taken_over = true;
+                    }
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
         if let Some(failure) = failure {
             if *state == State::Fine {
                 warn!(error = %failure, "heartbeats do not reach Redis, trying again");
@@ -258,17 +379,35 @@ async fn beat_for(redis: &Redis, jobs: &[String], state: &mut State) -> bool {
             return false;
         }
     }
-    if *state == State::Failing && !jobs.is_empty() {
+    if *state == State::Failing && !due.is_empty() {
         info!("heartbeats reach Redis again");
         *state = State::Fine;
     }
     true
 }
 
-async fn beat_once(redis: &Redis, job_id: &str) -> Result<(), String> {
-    let value = java::encode("1");
-    let key = key(job_id);
-    match timeout(PATIENCE, redis.set(&key, &value, EXPIRY)).await {
+/// Whether a beat was needed.
+enum Wrote {
+    Yes,
+    TheExecutorHad,
+}
+
+async fn beat_once(
+    redis: &Redis,
+    value: &str,
+    job_id: &str,
+    manner: Manner,
+) -> Result<Wrote, String> {
+    let (key, value) = (key(job_id), java::encode(value));
+    let beat = async {
+        // What the executor writes between the two is seen the next time: it writes more often than a key expires.
+        if manner == Manner::Yield && sign_of(redis, job_id).await? == Sign::Executor {
+            return Ok(Wrote::TheExecutorHad);
+        }
+        redis.set(&key, &value, EXPIRY).await?;
+        Ok::<_, RedisError>(Wrote::Yes)
+    };
+    match timeout(PATIENCE, beat).await {
         Ok(result) => result.map_err(|error| chain(&error)),
         Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
     }

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use control_plane::heartbeat::{Heartbeat, Heartbeats, key};
+use control_plane::heartbeat::{Heartbeat, Heartbeats, Sign, key, sign_of};
+use control_plane::java;
 use control_plane::redis::RedisArgs;
 use test_peers::redis::RedisServer;
 
@@ -145,4 +146,80 @@ async fn orders_do_not_wait_for_a_redis_that_is_away() {
     })
     .await;
     server.kill();
+}
+
+fn write(client: &mut redis::Connection, value: &str) {
+    let mut set = redis::cmd("SET");
+    set.arg(key("42"))
+        .arg(java::encode(value))
+        .arg("EX")
+        .arg(45);
+    set.exec(client).unwrap();
+}
+
+fn written(client: &mut redis::Connection) -> Option<String> {
+    let value: Option<Vec<u8>> = redis::cmd("GET").arg(key("42")).query(client).unwrap();
+    value.map(|value| java::decode(&value).unwrap())
+}
+
+const MINUTE: Duration = Duration::from_mins(1);
+
+#[tokio::test]
+async fn a_launcher_beats_until_the_executor_does_and_not_again_when_that_stops() {
+    let server = RedisServer::start().unwrap();
+    let (mut client, redis) = (server.connect().unwrap(), redis_at(&server));
+    let launchers = Heartbeats::start(&redis).unwrap();
+    let waiting = launchers.beat("42");
+    eventually("it beats", || is_alive(&mut client, "42")).await;
+    assert_eq!(sign_of(&redis, "42").await.unwrap(), Sign::Launcher);
+
+    // Its executor starts, a stock one or ours, and is not written over.
+    let starting = launchers.beat_until_taken_over("42", MINUTE);
+    drop(waiting);
+    write(&mut client, "1");
+    let another = launchers.beat("43");
+    eventually("a round of beats has begun", || {
+        (ttl(&mut client, "43") > 0).then_some(())
+    })
+    .await;
+    let mut expire = redis::cmd("EXPIRE");
+    expire.arg(key("43")).arg(30).exec(&mut client).unwrap();
+    eventually("a whole round is over", || {
+        (ttl(&mut client, "43") > 40).then_some(())
+    })
+    .await;
+    assert_eq!(sign_of(&redis, "42").await.unwrap(), Sign::Executor);
+    assert!(ttl(&mut client, "42") < 45);
+
+    // It dies: nobody beats in its place.
+    redis::cmd("DEL").arg(key("42")).exec(&mut client).unwrap();
+    expire.exec(&mut client).unwrap();
+    eventually("another round is over", || {
+        (ttl(&mut client, "43") > 40).then_some(())
+    })
+    .await;
+    assert_eq!(sign_of(&redis, "42").await.unwrap(), Sign::Nobody);
+
+    // Kubernetes makes another pod, which has to come up first.
+    let waiting = launchers.beat("42");
+    eventually("it beats again", || is_alive(&mut client, "42")).await;
+    assert_eq!(written(&mut client).as_deref(), Some("launcher"));
+    drop((starting, waiting, another));
+}
+
+#[tokio::test]
+async fn an_executor_that_never_beats_is_beaten_for_while_it_has_time_to_begin() {
+    let server = RedisServer::start().unwrap();
+    let mut client = server.connect().unwrap();
+    let launchers = Heartbeats::start(&redis_at(&server)).unwrap();
+    let soon = launchers.beat_until_taken_over("42", MINUTE);
+    eventually("it beats", || is_alive(&mut client, "42")).await;
+    drop(soon);
+    redis::cmd("DEL").arg(key("42")).exec(&mut client).unwrap();
+    // It started long ago: as after a restart of the launcher.
+    let late = launchers.beat_until_taken_over("42", Duration::ZERO);
+    let other = launchers.beat("43");
+    eventually("the other one beats", || is_alive(&mut client, "43")).await;
+    assert_eq!(written(&mut client), None);
+    drop((late, other));
 }
