@@ -121,6 +121,16 @@ impl TerrakubeError {
         )
     }
 
+    /// Whether the platform has said no to what it was told, and would again. Not where it does not let us in: that is a
+    /// fault of the configuration, which somebody repairs.
+    pub fn is_final(&self) -> bool {
+        match self {
+            Self::Gone { .. } => true,
+            Self::Status { status, .. } => status.is_client_error() && !self.is_transient(),
+            _ => false,
+        }
+    }
+
     /// When the platform asks us to come back.
     pub(super) const fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -175,5 +185,37 @@ impl TerrakubeError {
             }
             Self::Status { .. } | Self::TooLarge { .. } => return None,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_final_unless_it_is_for_now_or_a_fault_of_the_configuration() {
+        let call = || "PATCH http://api/job/1".to_owned();
+        let is_final = |status: StatusCode| {
+            let error = TerrakubeError::Status {
+                call: call(),
+                status,
+                detail: String::new(),
+                retry_after: None,
+            };
+            error.is_final()
+        };
+        for status in [400, 405, 409, 422] {
+            assert!(is_final(StatusCode::from_u16(status).unwrap()), "{status}");
+        }
+        for status in [302, 408, 425, 429, 500, 502, 503, 504] {
+            assert!(!is_final(StatusCode::from_u16(status).unwrap()), "{status}");
+        }
+        assert!(TerrakubeError::Gone { call: call() }.is_final());
+        let status = StatusCode::UNAUTHORIZED;
+        let refused = TerrakubeError::Refused {
+            call: call(),
+            status,
+        };
+        assert!(!refused.is_final());
     }
 }
