@@ -516,19 +516,27 @@ impl Cluster {
             .map(|_| ())
     }
 
-    /// The node of a pod is lost: its processes end unseen, the pod is deleted by taint, and nobody confirms it.
-    pub async fn lose_node(&self, pod: &Pod) -> Result<(), kube::Error> {
+    /// The node of a pod does not answer any more: its processes end unseen, the pod is called unready, and its containers
+    /// are shown as they were.
+    pub async fn silence_node(&self, pod: &Pod) -> Result<(), kube::Error> {
         self.runner
             .order(&pod.uid().unwrap_or_default(), Order::NodeLost);
+        let condition = json!({
+            "type": "Ready", "status": "False", "lastTransitionTime": crud::now(),
+        });
+        self.patch_status(pod, json!({"status": {"conditions": [condition]}}))
+            .await
+    }
+
+    /// The node of a pod is lost: it does not answer, the pod is deleted by taint after a while, and nobody confirms it.
+    pub async fn lose_node(&self, pod: &Pod) -> Result<(), kube::Error> {
+        self.silence_node(pod).await?;
         self.disrupt(
             pod,
             "DeletionByTaintManager",
             "Taint manager: deleting due to NoExecute taint",
         )
         .await?;
-        let message = "Node which was running pod is unresponsive";
-        let patch = json!({"status": {"reason": "NodeLost", "message": message}});
-        self.patch_status(pod, patch).await?;
         self.pods(pod)?
             .delete(&pod.name_any(), &DeleteParams::default())
             .await
