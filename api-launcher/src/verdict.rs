@@ -7,6 +7,7 @@
 mod aftermath;
 mod ending;
 mod facts;
+mod lost;
 mod waiting;
 
 use std::fmt;
@@ -25,6 +26,7 @@ pub(crate) use facts::{
     EXECUTOR, condition_time, executor_started, executor_state, failure_of_pod, final_report,
     is_suspended, newest, released, seen, terminal,
 };
+pub use lost::{Suspect, suspect};
 
 /// How long each kind of waiting may last.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,152 @@
+//! Pods whose node says nothing any more. Kubernetes goes on showing what was seen last, for minutes or for ever: the
+//! containers at work, and a pod that is deleted and never gone.
+
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+use super::{Evidence, Verdict, VerdictKind, ending, facts};
+
+/// How long a pod may still be there after the time it is given to end. A node that answers has killed it by then.
+const OVERDUE: SignedDuration = SignedDuration::from_secs(30);
+
+/// A pod that seems to be at work, on a node that may be lost.
+#[derive(Clone, Copy, Debug)]
+pub struct Suspect<'p> {
+    pod: &'p Pod,
+    unready: Option<&'p PodCondition>,
+    /// When its deletion is overdue.
+    pub overdue_from: Option<Timestamp>,
+}
+
+/// The pod of a run that is not over, where there is a sign that its node is lost, or will be when time has passed.
+pub fn suspect(pods: &[Pod]) -> Option<Suspect<'_>> {
+    let pod = facts::newest(pods)?;
+    if matches!(facts::phase(pod), "Succeeded" | "Failed") || facts::executor_end(pod).is_some() {
+        return None;
+    }
+    // What is written there is when the pod has to be gone, its grace period included.
+    let deletion = pod.metadata.deletion_timestamp.as_ref();
+    let found = Suspect {
+        pod,
+        unready: unready(pod),
+        overdue_from: deletion.map(|time| time.0.checked_add(OVERDUE).unwrap_or(Timestamp::MAX)),
+    };
+    (found.unready.is_some() || found.overdue_from.is_some()).then_some(found)
+}
+
+/// The kubelet calls a pod unready when one of its containers is. The node controller does so for a node that does not
+/// answer, and leaves the containers as they are.
+fn unready(pod: &Pod) -> Option<&PodCondition> {
+    let runs = facts::executor_state(pod).is_some_and(|state| state.running.is_some());
+    let containers = facts::condition(pod, "ContainersReady")?;
+    let condition = facts::condition(pod, "Ready")?;
+    let by_gate = condition.reason.as_deref() == Some("ReadinessGatesNotReady");
+    (runs && containers.status == "True" && condition.status != "True" && !by_gate)
+        .then_some(condition)
+}
+
+impl Suspect<'_> {
+    /// Whether the cluster itself says that the node does not answer.
+    pub fn is_unready(&self) -> bool {
+        self.unready.is_some()
+    }
+
+    /// Whether the pod should be gone for long.
+    pub fn is_overdue(&self, now: Timestamp) -> bool {
+        self.overdue_from.is_some_and(|from| from <= now)
+    }
+
+    /// The verdict on its run, of whose executor nothing is heard. The Job has still to be stopped, so that no other pod
+    /// takes its place: whether this one goes on somewhere is not known.
+    pub fn verdict(&self) -> Verdict {
+        let node = facts::node(self.pod).unwrap_or("?");
+        let mut evidence = vec![Evidence::new("pod", facts::name(self.pod))];
+        if let Some(condition) = self.unready {
+            let text = format!("{} although its containers run", condition.status);
+            evidence.push(Evidence::new("pod condition Ready", text));
+        }
+        if let Some(time) = &self.pod.metadata.deletion_timestamp {
+            let text = format!("it had to be gone at {}", time.0);
+            evidence.push(Evidence::new("pod deletion", text));
+        }
+        let kind = VerdictKind::NodeLost;
+        Verdict {
+            kind,
+            sentence: format!(
+                "the node `{node}` does not answer any more, and nothing is heard of the executor on it"
+            ),
+            evidence,
+            advice: ending::advice(kind, true).map(str::to_owned),
+            outcome: kind.outcome(),
+            // Even where no container was seen to start: it may have been started since.
+            started: true,
+            job_over: false,
+            report: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A pod at work, with these statuses of its conditions, and when it has to be gone.
+    fn pod(ready: &str, containers: &str, reason: Value, deletion: &Value) -> Pod {
+        let condition = |type_: &str, status: &str, reason: Value| json!({"type": type_, "status": status, "reason": reason});
+        serde_json::from_value(json!({
+            "metadata": {"name": "run-x", "deletionTimestamp": deletion},
+            "spec": {"nodeName": "node-3", "containers": []},
+            "status": {"phase": "Running",
+                "conditions": [condition("Ready", ready, reason), condition("ContainersReady", containers, Value::Null)],
+                "containerStatuses": [{"name": "executor", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                    "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}]}}))
+        .unwrap()
+    }
+
+    fn is_unready(ready: &str, containers: &str, reason: Value) -> bool {
+        let pods = [pod(ready, containers, reason, &Value::Null)];
+        suspect(&pods).is_some_and(|suspect| suspect.is_unready())
+    }
+
+    #[test]
+    fn a_node_is_suspected_by_what_its_kubelet_never_says() {
+        assert!(is_unready("False", "True", Value::Null));
+        assert!(is_unready("Unknown", "True", Value::Null));
+        assert!(!is_unready("True", "True", Value::Null));
+        // A container beside the executor is not ready.
+        assert!(!is_unready("False", "False", json!("ContainersNotReady")));
+        assert!(!is_unready(
+            "False",
+            "True",
+            json!("ReadinessGatesNotReady")
+        ));
+    }
+
+    #[test]
+    fn a_deletion_is_overdue_a_while_after_the_time_the_pod_had() {
+        let pods = [pod(
+            "True",
+            "True",
+            Value::Null,
+            &json!("2026-01-01T00:05:00Z"),
+        )];
+        let found = suspect(&pods).unwrap();
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        assert!(!found.is_unready() && !found.is_overdue(at("2026-01-01T00:05:29Z")));
+        assert!(found.is_overdue(at("2026-01-01T00:05:30Z")));
+        let verdict = found.verdict();
+        assert!(verdict.started && !verdict.job_over);
+        assert!(verdict.sentence.contains("`node-3`"), "{verdict:?}");
+    }
+
+    #[test]
+    fn a_pod_whose_executor_has_ended_is_not_waited_for() {
+        let mut ended = pod("False", "True", Value::Null, &json!("2026-01-01T00:05:00Z"));
+        let status = ended.status.as_mut().unwrap();
+        let executor = &mut status.container_statuses.as_mut().unwrap()[0];
+        executor.state = serde_json::from_value(json!({"terminated": {"exitCode": 0}})).unwrap();
+        assert!(suspect(&[ended]).is_none());
+    }
+}
