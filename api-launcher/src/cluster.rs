@@ -74,6 +74,10 @@ pub mod annotations {
     pub const NOTHING_TO_RUN: &str = "mayfly.dev/nothing-to-run";
     /// The platform was told how the run ended.
     pub const REPORTED_AT: &str = "mayfly.dev/reported-at";
+    /// The platform will not be told how the run ended, in its words: it is not asked again.
+    pub const REPORT_REFUSED: &str = "mayfly.dev/report-refused";
+    /// How many seconds the Job is kept once the platform knows how the run ended, or will not.
+    pub const KEEP_SECONDS: &str = "mayfly.dev/keep-seconds";
 }
 
 /// A run: one step of one job.

@@ -82,11 +82,19 @@ impl JobFeed {
     }
 }
 
+/// What is known of one pod.
+#[derive(Debug)]
+struct Known {
+    name: Box<str>,
+    pod: Packed,
+    gone: bool,
+}
+
 /// Pods by the Job they belong to.
 #[derive(Debug, Default)]
 pub(super) struct Pods {
     /// Nearly all have one.
-    of_job: HashMap<String, Vec<(Box<str>, Packed)>>,
+    of_job: HashMap<String, Vec<Known>>,
     listing: Option<HashSet<String>>,
 }
 
@@ -122,12 +130,16 @@ impl Pods {
         };
         let packed = Packed::of(&pod);
         let pods = self.of_job.entry(job.clone()).or_default();
-        match pods.iter_mut().find(|(known, _)| **known == *name) {
-            Some((_, known)) if *known == packed => return Vec::new(),
-            Some((_, known)) => *known = packed,
+        match pods.iter_mut().find(|known| *known.name == *name) {
+            Some(known) if known.pod == packed && known.gone == gone => return Vec::new(),
+            Some(known) => (known.pod, known.gone) = (packed, gone),
             None => {
                 pods.reserve_exact(1);
-                pods.push((name.into_boxed_str(), packed));
+                pods.push(Known {
+                    name: name.into_boxed_str(),
+                    pod: packed,
+                    gone,
+                });
             }
         }
         vec![job]
@@ -139,10 +151,10 @@ impl Pods {
         };
         let mut touched = Vec::new();
         for (job, pods) in &mut self.of_job {
-            for (name, packed) in pods.iter_mut() {
-                let pod: Option<Pod> = (!listed.contains(&**name)).then(|| packed.open());
-                if let Some(pod) = pod {
-                    *packed = Packed::of(&buried(pod));
+            for known in pods.iter_mut() {
+                if !listed.contains(&*known.name) {
+                    known.pod = Packed::of(&buried(known.pod.open()));
+                    known.gone = true;
                     touched.push(job.clone());
                 }
             }
@@ -151,8 +163,18 @@ impl Pods {
     }
 
     pub(super) fn of(&self, job: &str, uid: &str) -> Vec<Pod> {
+        self.which(job, uid, |_| true)
+    }
+
+    /// Those that are still there.
+    pub(super) fn present_of(&self, job: &str, uid: &str) -> Vec<Pod> {
+        self.which(job, uid, |known| !known.gone)
+    }
+
+    fn which(&self, job: &str, uid: &str, which: impl Fn(&Known) -> bool) -> Vec<Pod> {
         let pods = self.of_job.get(job).into_iter().flatten();
-        pods.map(|(_, packed)| packed.open::<Pod>())
+        pods.filter(|known| which(known))
+            .map(|known| known.pod.open::<Pod>())
             .filter(|pod| belongs_to(pod, uid))
             .collect()
     }
@@ -233,6 +255,7 @@ pub(super) fn trimmed_job(job: &Job) -> Job {
             suspend: spec.suspend,
             active_deadline_seconds: spec.active_deadline_seconds,
             backoff_limit: spec.backoff_limit,
+            ttl_seconds_after_finished: spec.ttl_seconds_after_finished,
             ..JobSpec::default()
         }),
         status: job.status.clone(),

@@ -32,6 +32,10 @@ const ROUNDS: usize = 8;
 /// A delivery slower than this may have met the reconciler, and writes to the Job before it answers.
 const SLOW: Duration = Duration::from_secs(15);
 
+/// How long an ended Job is kept of whose end the platform was not told. Terrakube gives a job six hours in all; a night
+/// without the platform or the launcher must not cost a verdict and a log.
+pub(super) const KEPT_UNREPORTED: Duration = Duration::from_hours(24);
+
 /// What a delivery found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Submitted {
@@ -87,7 +91,10 @@ impl Cluster {
 
     /// As [`Cluster::submit`], but answers as soon as the run is safe in the cluster and releases it in the
     /// background. Should that fail, the watcher releases it.
+    ///
+    /// The Job is kept until its end is reported, which the watcher sees to.
     pub async fn accept(&self, objects: &Manifest) -> Result<Submitted, ClusterError> {
+        let objects = &kept_until_reported(objects);
         let name = name_of(&objects.job.metadata)?.to_owned();
         let accepted = self.store(objects).await?;
         if accepted.to_release {
@@ -101,7 +108,7 @@ impl Cluster {
     /// run is for, and then calls [`Cluster::dismiss`], or [`Cluster::release`] when that fails. Should neither happen, the
     /// watcher releases it in the end.
     pub async fn hold(&self, objects: &Manifest) -> Result<Submitted, ClusterError> {
-        let mut marked = objects.clone();
+        let mut marked = kept_until_reported(objects);
         marked
             .job
             .metadata
@@ -522,6 +529,23 @@ fn found(job: &Job) -> Result<Found, ClusterError> {
         uid: uid_of(&job.metadata)?,
         stored: annotation(&job.metadata, annotations::STORED_AT).is_some(),
     }))
+}
+
+/// The same, with a Job that outlives a platform that is away, and a launcher that is. Its own time to live, which begins
+/// with its end and not with the report, is noted for whoever reports. The long one keeps nothing for ever where no
+/// launcher comes back.
+fn kept_until_reported(objects: &Manifest) -> Manifest {
+    let mut kept = objects.clone();
+    let Some(spec) = &mut kept.job.spec else {
+        return kept;
+    };
+    let long = i32::try_from(KEPT_UNREPORTED.as_secs()).unwrap_or(i32::MAX);
+    if let Some(seconds) = spec.ttl_seconds_after_finished.filter(|own| *own < long) {
+        spec.ttl_seconds_after_finished = Some(long);
+        let noted = kept.job.metadata.annotations.get_or_insert_default();
+        noted.insert(annotations::KEEP_SECONDS.to_owned(), seconds.to_string());
+    }
+    kept
 }
 
 /// The Secret the executor of this Job reads its job data from.

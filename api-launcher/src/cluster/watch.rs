@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::batch::v1::Job;
@@ -24,9 +25,11 @@ use tracing::{debug, info, warn};
 use super::cache::{Change, JobFeed, Packed, Pods, trimmed_job};
 use super::history::{EndedRun, HistoryLimits, surplus};
 use super::reconcile::{Held, LOOK_AGAIN, REPORTERS_TURN, SUBMITTERS_TURN, next};
-use super::submit::{Settled, is_queued_by_cluster, trial_advice};
+use super::submit::{KEPT_UNREPORTED, Settled, is_queued_by_cluster, trial_advice};
 use super::{Cluster, ClusterError, RunKey, annotation, annotations, labels};
-use crate::verdict::{self, Observation, Timeouts, Verdict, is_suspended, terminal};
+use crate::verdict::{
+    self, Observation, Timeouts, Verdict, executor_started, is_suspended, newest, terminal,
+};
 
 /// Changes are gathered for so long before the queue is looked at.
 const GATHER: Duration = Duration::from_millis(20);
@@ -41,6 +44,33 @@ const EVENTS_AFTER: SignedDuration = SignedDuration::from_secs(5);
 const EVENTS_AGAIN: Duration = Duration::from_secs(10);
 /// Objects in one page of a list.
 const PAGE: u32 = 500;
+/// A report that failed again and again is tried once in so long.
+const REPORT_AT_LEAST: Duration = Duration::from_mins(5);
+/// An executor on a node that may be lost is listened for so often.
+const LISTEN_AGAIN: Duration = Duration::from_secs(5);
+/// One that is not heard for so long after its last sign of life has expired is not there. A stock one shows one as often.
+const SILENCE: Duration = Duration::from_secs(15);
+
+/// What became of a report to the platform.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// The platform knows.
+    Yes,
+    /// Not yet: another attempt may succeed.
+    Later,
+    /// It will not take the report, however often it is asked, and says why.
+    Refused(String),
+}
+
+/// Whether an executor shows signs of life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    Seen,
+    /// None, where there would be some.
+    None,
+    /// It cannot be told here, or not at the moment.
+    Unknown,
+}
 
 /// Who hears about runs.
 pub trait RunObserver: Send + Sync + 'static {
@@ -54,11 +84,19 @@ pub trait RunObserver: Send + Sync + 'static {
     /// A run stands elsewhere than before. Called once for each change, and once for each run after a restart.
     fn on_observation(&self, run: &RunKey, observation: &Observation);
 
-    /// A run ended and its executor did not say how: tell the platform, unless it knows already. `true` when
-    /// that is done; otherwise this is called again later.
+    /// The executor of a run is at work, for so long as far as that is known. Called after the observation says so.
+    fn on_running(&self, _run: &RunKey, _since: Option<Duration>) {}
+
+    /// Whether anything is heard of the executor of a run, whose node may be lost.
+    fn listen<'a>(&'a self, _run: &'a RunKey) -> BoxFuture<'a, Life> {
+        futures_util::future::ready(Life::Unknown).boxed()
+    }
+
+    /// A run ended and its executor did not say how: tell the platform, unless it knows already. This is called again
+    /// later, one call after the other, until it is done or refused.
     ///
     /// A verdict may be `Completed`: an executor of another make ends with 0 only after it has reported.
-    fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, bool>;
+    fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, Told>;
 
     /// An executor has told the platform how its run ended, and there is more than it could know or deliver.
     fn on_more<'a>(&'a self, _run: &'a RunKey, _verdict: &'a Verdict) -> BoxFuture<'a, ()> {
@@ -87,7 +125,7 @@ pub struct WatchSettings {
     pub history: HistoryLimits,
     /// A Job whose job data is missing for so long after it was first seen has lost its submitter.
     pub hopeless_after: Duration,
-    /// A report that failed is tried again after this long.
+    /// A report that failed is tried again after this long, and less and less often from then on.
     pub report_again: Duration,
 }
 
@@ -107,8 +145,11 @@ enum Note {
     /// Events, and after the end of a run its pods as they are now.
     Told(String, String, Vec<Event>, Vec<Pod>),
     Settled(String, String, Result<Settled, ClusterError>),
-    Reported(String, String, bool),
-    GoneReported(String, bool),
+    Reported(String, String, Told),
+    GoneReported(String, Told),
+    /// The Job may go now, or could not be told so.
+    Expires(String, String),
+    Heard(String, String, Life),
     Removed(String),
 }
 
@@ -118,6 +159,27 @@ struct Orphan {
     verdict: Verdict,
     /// Not before this is it reported; `None` while it is being reported.
     due: Option<Timestamp>,
+    pauses: Box<ExponentialBackoff>,
+    since: Instant,
+}
+
+/// Listening for the executor of a run whose node may be lost.
+#[derive(Default)]
+struct Listening {
+    /// It is listened for, or will be in a moment.
+    asking: bool,
+    heard: Option<Life>,
+    silent_since: Option<Instant>,
+}
+
+/// Pauses between attempts to report: further and further apart, and not those of many runs at the same time.
+fn pauses(first: Duration) -> ExponentialBackoff {
+    ExponentialBuilder::default()
+        .with_min_delay(first)
+        .with_max_delay(REPORT_AT_LEAST.max(first))
+        .with_jitter()
+        .without_max_times()
+        .build()
 }
 
 /// What is known of one run.
@@ -142,6 +204,12 @@ struct Entry {
     /// The platform knows how it ended.
     reported: bool,
     reporting: bool,
+    /// There is one series of attempts to report a run, whatever else makes the watcher look at it: this is its next.
+    report_due: Option<Timestamp>,
+    report_pauses: Option<Box<ExponentialBackoff>>,
+    /// How long the Job is to be kept once its end is reported, while it is still set to be kept for longer.
+    keep_seconds: Option<i32>,
+    listening: Option<Box<Listening>>,
     /// Not before this is a suspended Job without job data looked at again.
     settle_due: Option<Instant>,
     /// Why it stays suspended stands in the log.
@@ -417,7 +485,9 @@ impl Watch {
         if is_suspended(&trimmed) {
             entry.seen_released = None;
         } else {
-            entry.seen_released.get_or_insert_with(|| self.cluster.now());
+            entry
+                .seen_released
+                .get_or_insert_with(|| self.cluster.now());
         }
         self.runs.insert(name.clone(), Box::new(entry));
         self.look(&name);
@@ -442,15 +512,40 @@ impl Watch {
         let verdict = verdict::gone(&job, &pods, &events);
         let observation = Observation::Ended(Box::new(verdict.clone()));
         self.observer.on_observation(&entry.key, &observation);
-        if !verdict.spoke() {
-            let orphan = Orphan {
-                key: entry.key,
-                verdict,
-                due: None,
-            };
-            self.orphans.insert(entry.uid.clone(), orphan);
-            self.report_orphan(&entry.uid);
+        if verdict.spoke() {
+            return;
         }
+        if self.is_stale(&entry) {
+            warn!(run = %entry.key, "the platform was never told how the run ended, and its Job is gone");
+            self.observer.on_forgotten(&entry.key);
+            return;
+        }
+        let first = self.settings.report_again;
+        let due = entry.report_due.filter(|due| *due > self.cluster.now());
+        let orphan = Orphan {
+            key: entry.key,
+            verdict,
+            due,
+            pauses: entry
+                .report_pauses
+                .unwrap_or_else(|| Box::new(pauses(first))),
+            since: Instant::now(),
+        };
+        self.orphans.insert(entry.uid.clone(), orphan);
+        match due {
+            // What is under way comes back as a note.
+            _ if entry.reporting => {}
+            Some(due) => drop(self.due.insert((due, String::new()))),
+            None => self.report_orphan(&entry.uid),
+        }
+    }
+
+    /// Whether the Job has gone because it had been kept for its report for as long as that may take.
+    fn is_stale(&self, entry: &Entry) -> bool {
+        let kept = SignedDuration::try_from(KEPT_UNREPORTED).unwrap_or(SignedDuration::MAX);
+        entry
+            .outcome
+            .is_some_and(|(_, finished)| self.cluster.now().duration_since(finished) >= kept)
     }
 
     /// Looks at a run, tells what is new, and does what its standing asks for.
@@ -470,6 +565,7 @@ impl Watch {
             .unwrap_or_else(|| {
                 verdict::observe(&job, &pods, &events, now, &self.settings.timeouts)
             });
+        let observation = self.while_in_touch(name, observation, &pods, now);
         if self.ask_for_events(name, &observation, &pods, now) {
             return;
         }
@@ -480,7 +576,12 @@ impl Watch {
         if entry.standing == Standing::Held && !matches!(observation, Observation::Ended(_)) {
             return;
         }
-        entry.tell(&observation, &*self.observer);
+        if entry.tell(&observation, &*self.observer) && observation == Observation::Running {
+            let started = newest(&pods).and_then(executor_started);
+            let since = started.map(|at| Duration::try_from(now.duration_since(at)));
+            let since = since.map(Result::unwrap_or_default);
+            self.observer.on_running(&entry.key, since);
+        }
         match observation {
             Observation::Waiting(wait) => {
                 if let Some(until) = wait.until {
@@ -497,6 +598,75 @@ impl Watch {
     fn unseen(&self, job: &Job) -> Option<Observation> {
         let at_work = terminal(job).is_none() && !is_suspended(job);
         (self.sight == Sight::Refused && at_work).then_some(Observation::Running)
+    }
+
+    /// What is observed of a run, unless its node is lost. Kubernetes then shows a run that goes on, for minutes or for
+    /// ever. A node that only cannot be reached may have an executor at work: it is listened for, where it can be heard;
+    /// elsewhere it has the time until Kubernetes gives its pod up.
+    fn while_in_touch(
+        &mut self,
+        name: &str,
+        observation: Observation,
+        pods: &[Pod],
+        now: Timestamp,
+    ) -> Observation {
+        let Some(entry) = self.runs.get_mut(name) else {
+            return observation;
+        };
+        let over = matches!(observation, Observation::Ended(_));
+        let may_be = !over && entry.standing == Standing::InFlight;
+        // One that is gone looks like one that is overdue.
+        let there = if may_be && verdict::suspect(pods).is_some() {
+            self.pods.present_of(name, &entry.uid)
+        } else {
+            Vec::new()
+        };
+        let suspect = verdict::suspect(&there);
+        let Some(suspect) = suspect else {
+            entry.listening = None;
+            return observation;
+        };
+        let overdue = suspect.is_overdue(now);
+        if let Some(from) = suspect.overdue_from.filter(|from| *from > now) {
+            self.due.insert((from, name.to_owned()));
+        }
+        if !overdue && !suspect.is_unready() {
+            entry.listening = None;
+            return observation;
+        }
+        let listening = entry.listening.get_or_insert_default();
+        let silent = listening
+            .silent_since
+            .is_some_and(|since| since.elapsed() >= SILENCE);
+        if silent || (overdue && listening.heard == Some(Life::Unknown)) {
+            return Observation::Ended(Box::new(suspect.verdict()));
+        }
+        if !std::mem::replace(&mut listening.asking, true) {
+            let pause = listening.heard.map_or(Duration::ZERO, |_| LISTEN_AGAIN);
+            let (observer, key) = (Arc::clone(&self.observer), entry.key.clone());
+            let (name, uid) = (name.to_owned(), entry.uid.clone());
+            self.spawn_within(&self.reports, pause, async move {
+                let life = observer.listen(&key).await;
+                Note::Heard(name, uid, life)
+            });
+        }
+        observation
+    }
+
+    fn on_heard(&mut self, name: &str, uid: &str, life: Life) {
+        let Some(entry) = self.runs.get_mut(name).filter(|entry| entry.uid == uid) else {
+            return;
+        };
+        let Some(listening) = &mut entry.listening else {
+            return;
+        };
+        listening.asking = false;
+        listening.heard = Some(life);
+        listening.silent_since = match life {
+            Life::None => listening.silent_since.or_else(|| Some(Instant::now())),
+            Life::Seen | Life::Unknown => None,
+        };
+        self.look(name);
     }
 
     /// Whether the next step has to wait for events.
@@ -517,7 +687,9 @@ impl Watch {
             && !wait.reason.is_news()
             && now.duration_since(wait.since) < EVENTS_AFTER
         {
-            self.wake(name, EVENTS_AFTER.unsigned_abs());
+            // The same moment, however often the run is looked at until then.
+            let at = wait.since.checked_add(EVENTS_AFTER).unwrap_or(now);
+            self.due.insert((at, name.to_owned()));
             return false;
         }
         let over = matches!(observation, Observation::Ended(_));
@@ -555,20 +727,22 @@ impl Watch {
     }
 
     fn spawn(&self, work: impl Future<Output = Note> + Send + 'static) {
-        self.spawn_within(&self.slots, work);
+        self.spawn_within(&self.slots, Duration::ZERO, work);
     }
 
     fn spawn_report(&self, work: impl Future<Output = Note> + Send + 'static) {
-        self.spawn_within(&self.reports, work);
+        self.spawn_within(&self.reports, Duration::ZERO, work);
     }
 
     fn spawn_within(
         &self,
         slots: &Arc<Semaphore>,
+        pause: Duration,
         work: impl Future<Output = Note> + Send + 'static,
     ) {
         let (slots, notes) = (Arc::clone(slots), self.notes.clone());
         tokio::spawn(async move {
+            tokio::time::sleep(pause).await;
             let _slot = slots.acquire_owned().await;
             tokio::select! {
                 // Whoever watched has stopped: the next one does the work.
@@ -579,36 +753,59 @@ impl Watch {
     }
 
     fn on_end(&mut self, name: &str, verdict: Verdict) {
+        let now = self.cluster.now();
         let Some(entry) = self.runs.get_mut(name) else {
             return;
         };
-        if entry.reported || entry.reporting {
+        if entry.reporting {
             return;
         }
         let (cluster, observer) = (self.cluster.clone(), Arc::clone(&self.observer));
         let (key, uid, name) = (entry.key.clone(), entry.uid.clone(), name.to_owned());
-        if verdict.spoke() && verdict.job_over {
-            entry.reported = true;
-            if verdict.wants_more() {
-                self.spawn_report(async move {
-                    let verdict = cluster.with_lock_holder(verdict).await;
-                    observer.on_more(&key, &verdict).await;
-                    cluster.note_verdict(&key, &uid, &verdict).await;
-                    Note::Reported(name, uid, true)
-                });
-            // With a pod that is going its words go too, and nobody could be told any more.
-            } else if self.pods.are_going(&name, &uid) {
+        let keep = entry.time_to_live(now);
+        if entry.reported {
+            // Its verdict was noted in one request with the time the Job is kept; what spoke has none.
+            if let Some(keep) = keep.filter(|_| verdict.job_over) {
+                entry.reporting = true;
                 self.spawn(async move {
-                    cluster.note_verdict(&key, &uid, &verdict).await;
-                    Note::Reported(name, uid, true)
+                    cluster.let_expire(&key, &uid, keep).await;
+                    Note::Expires(name, uid)
                 });
             }
             return;
         }
+        if let Some(due) = entry.report_due.filter(|due| *due > now) {
+            self.due.insert((due, name));
+            return;
+        }
         entry.reporting = true;
+        if verdict.spoke() && verdict.job_over {
+            if verdict.wants_more() {
+                self.spawn_report(async move {
+                    let verdict = cluster.with_lock_holder(verdict).await;
+                    observer.on_more(&key, &verdict).await;
+                    cluster.note_verdict(&key, &uid, &verdict, keep).await;
+                    Note::Reported(name, uid, Told::Yes)
+                });
+                return;
+            }
+            // With a pod that is going its words go too, and nobody could be told any more.
+            let going = self.pods.are_going(&name, &uid);
+            self.spawn(async move {
+                if going {
+                    cluster.note_verdict(&key, &uid, &verdict, keep).await;
+                } else if let Some(keep) = keep {
+                    cluster.let_expire(&key, &uid, keep).await;
+                }
+                Note::Reported(name, uid, Told::Yes)
+            });
+            return;
+        }
         self.spawn_report(async move {
-            let done = cluster.conclude(&key, &uid, &verdict, &*observer).await;
-            Note::Reported(name, uid, done)
+            let told = cluster
+                .conclude(&key, &uid, &verdict, keep, &*observer)
+                .await;
+            Note::Reported(name, uid, told)
         });
     }
 
@@ -623,8 +820,8 @@ impl Watch {
         let cluster = self.cluster.clone();
         self.spawn_report(async move {
             let verdict = cluster.with_lock_holder(verdict).await;
-            let done = observer.on_ended(&key, &verdict).await;
-            Note::GoneReported(uid, done)
+            let told = observer.on_ended(&key, &verdict).await;
+            Note::GoneReported(uid, told)
         });
     }
 
@@ -640,29 +837,63 @@ impl Watch {
                     self.look(&name);
                 }
             }
-            Note::Reported(name, uid, done) => {
+            Note::Reported(name, uid, told) => self.on_reported(&name, &uid, &told),
+            Note::GoneReported(uid, told) => self.on_orphan_reported(&uid, &told),
+            Note::Expires(name, uid) => {
                 if let Some(entry) = self.runs.get_mut(&name).filter(|entry| entry.uid == uid) {
                     entry.reporting = false;
-                    entry.reported = done;
-                    if !done {
-                        self.wake(&name, self.settings.report_again);
-                    }
                 }
             }
-            Note::GoneReported(uid, done) => {
-                let due = self.after(self.settings.report_again);
-                if done {
-                    self.orphans.remove(&uid);
-                } else if let Some(orphan) = self.orphans.get_mut(&uid) {
-                    orphan.due = Some(due);
-                    self.due.insert((due, String::new()));
-                }
-            }
+            Note::Heard(name, uid, life) => self.on_heard(&name, &uid, life),
             Note::Settled(name, uid, settled) => self.on_settled(&name, &uid, settled),
             Note::Removed(uid) => {
                 self.removing.remove(&uid);
             }
         }
+    }
+
+    fn on_reported(&mut self, name: &str, uid: &str, told: &Told) {
+        let first = self.settings.report_again;
+        let Some(entry) = self.runs.get_mut(name).filter(|entry| entry.uid == uid) else {
+            // Its Job went meanwhile.
+            self.on_orphan_reported(uid, told);
+            return;
+        };
+        entry.reporting = false;
+        if *told != Told::Later {
+            entry.reported = true;
+            return;
+        }
+        let pauses = entry
+            .report_pauses
+            .get_or_insert_with(|| Box::new(pauses(first)));
+        let pause = pauses.next().unwrap_or(REPORT_AT_LEAST);
+        let due = self.after(pause);
+        if let Some(entry) = self.runs.get_mut(name) {
+            entry.report_due = Some(due);
+        }
+        self.due.insert((due, name.to_owned()));
+    }
+
+    fn on_orphan_reported(&mut self, uid: &str, told: &Told) {
+        let Some(orphan) = self.orphans.get_mut(uid) else {
+            return;
+        };
+        let lasted = orphan.since.elapsed() >= KEPT_UNREPORTED;
+        if lasted && *told == Told::Later {
+            warn!(run = %orphan.key, "the platform was never told how the run ended, and its Job is gone");
+            self.observer.on_forgotten(&orphan.key);
+        }
+        if lasted || *told != Told::Later {
+            self.orphans.remove(uid);
+            return;
+        }
+        let pause = orphan.pauses.next().unwrap_or(REPORT_AT_LEAST);
+        let due = self.after(pause);
+        if let Some(orphan) = self.orphans.get_mut(uid) {
+            orphan.due = Some(due);
+        }
+        self.due.insert((due, String::new()));
     }
 
     fn on_settled(&mut self, name: &str, uid: &str, settled: Result<Settled, ClusterError>) {
@@ -822,6 +1053,10 @@ impl Entry {
             events_due: None,
             reported: false,
             reporting: false,
+            report_due: None,
+            report_pauses: None,
+            keep_seconds: None,
+            listening: None,
             settle_due: None,
             stuck: false,
             nothing_to_run: false,
@@ -845,7 +1080,16 @@ impl Entry {
             self.created = created.0;
         }
         self.nothing_to_run = annotation(meta, annotations::NOTHING_TO_RUN).is_some();
-        self.reported |= annotation(meta, annotations::REPORTED_AT).is_some();
+        self.reported |= annotation(meta, annotations::REPORTED_AT).is_some()
+            || annotation(meta, annotations::REPORT_REFUSED).is_some();
+        let set = job
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.ttl_seconds_after_finished);
+        let is_kept = set.is_some_and(|set| u64::try_from(set) == Ok(KEPT_UNREPORTED.as_secs()));
+        self.keep_seconds = annotation(meta, annotations::KEEP_SECONDS)
+            .and_then(|text| text.parse().ok())
+            .filter(|_| is_kept);
         self.outcome = terminal(job).map(|condition| {
             let finished = condition.last_transition_time.as_ref();
             (
@@ -869,9 +1113,10 @@ impl Entry {
         job
     }
 
-    /// Tells the observer, if it is news.
-    fn tell(&mut self, observation: &Observation, observer: &dyn RunObserver) {
-        if !is_same(self.told.as_ref(), observation) {
+    /// Tells the observer, if it is news. Whether it was.
+    fn tell(&mut self, observation: &Observation, observer: &dyn RunObserver) -> bool {
+        let is_news = !is_same(self.told.as_ref(), observation);
+        if is_news {
             if let Observation::Ended(verdict) = observation {
                 info!(
                     job = self.key.name,
@@ -886,6 +1131,15 @@ impl Entry {
             observer.on_observation(&self.key, observation);
             self.told = Some(observation.clone());
         }
+        is_news
+    }
+
+    /// The Job's time to live from now on, while it is still the long one. Kubernetes counts from the Job's end.
+    fn time_to_live(&self, now: Timestamp) -> Option<i32> {
+        let ended = self.outcome.map_or(now, |(_, finished)| finished);
+        let age = now.duration_since(ended).as_secs().max(0);
+        let age = i32::try_from(age).unwrap_or(i32::MAX);
+        self.keep_seconds.map(|keep| keep.saturating_add(age))
     }
 
     /// From when on the watcher may bring this Job to its release.
@@ -960,8 +1214,9 @@ impl Cluster {
         key: &RunKey,
         uid: &str,
         verdict: &Verdict,
+        keep: Option<i32>,
         observer: &dyn RunObserver,
-    ) -> bool {
+    ) -> Told {
         let verdict = &self.with_lock_holder(verdict.clone()).await;
         let text = serde_json::to_string(verdict).unwrap_or_default();
         if !verdict.job_over {
@@ -976,30 +1231,65 @@ impl Cluster {
                 // deadline brings it. What is gone starts nothing.
                 Err(error) if !error.is_not_found() => {
                     warn!(run = %key, %error, "a run without hope could not be stopped, trying again");
-                    return false;
+                    return Told::Later;
                 }
                 _ => {}
             }
         }
-        if !verdict.spoke() && !observer.on_ended(key, verdict).await {
-            return false;
+        if verdict.spoke() {
+            self.note_verdict(key, uid, verdict, keep).await;
+            return Told::Yes;
         }
-        self.note_verdict(key, uid, verdict).await;
-        true
+        let told = observer.on_ended(key, verdict).await;
+        match &told {
+            Told::Yes => self.note_verdict(key, uid, verdict, keep).await,
+            Told::Refused(why) => {
+                let noted = (annotations::REPORT_REFUSED, why.clone());
+                self.note_end(key, uid, verdict, noted, keep).await;
+            }
+            Told::Later => {}
+        }
+        told
     }
 
     /// Writes the verdict onto the Job, and that the platform knows it. Should this be lost, a later watcher finds
     /// the same again, and the platform knows already.
-    async fn note_verdict(&self, key: &RunKey, uid: &str, verdict: &Verdict) {
-        let text = serde_json::to_string(verdict).unwrap_or_default();
-        let now = self.now().to_string();
-        let patch = json!({"metadata": {"uid": uid, "annotations": {
-            annotations::VERDICT: text, annotations::REPORTED_AT: now}}});
+    async fn note_verdict(&self, key: &RunKey, uid: &str, verdict: &Verdict, keep: Option<i32>) {
+        let noted = (annotations::REPORTED_AT, self.now().to_string());
+        self.note_end(key, uid, verdict, noted, keep).await;
+    }
+
+    /// Writes onto the Job how the run ended and that nobody is to be told any more, and lets the Job go in its time.
+    async fn note_end(
+        &self,
+        key: &RunKey,
+        uid: &str,
+        verdict: &Verdict,
+        (name, text): (&str, String),
+        keep: Option<i32>,
+    ) {
+        let verdict = serde_json::to_string(verdict).unwrap_or_default();
+        let mut patch = json!({"metadata": {"uid": uid, "annotations": {
+            annotations::VERDICT: verdict, name: text}}});
+        if let Some(seconds) = keep {
+            patch["spec"] = json!({"ttlSecondsAfterFinished": seconds});
+        }
         let noted = self
             .patch_job("note the report of the run", &key.name, &patch)
             .await;
         if let Err(error) = noted {
             debug!(run = %key, %error, "the verdict could not be written onto the Job");
+        }
+    }
+
+    /// Lets the Job of a run go in its time, of which everybody knows how it ended.
+    async fn let_expire(&self, key: &RunKey, uid: &str, keep: i32) {
+        let patch = json!({"metadata": {"uid": uid}, "spec": {"ttlSecondsAfterFinished": keep}});
+        let set = self
+            .patch_job("let the run expire", &key.name, &patch)
+            .await;
+        if let Err(error) = set {
+            debug!(run = %key, %error, "the Job could not be let go, trying again");
         }
     }
 

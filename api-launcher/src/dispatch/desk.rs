@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use artifact_store::{Store, StoreError};
-use control_plane::heartbeat::{Beat, HeartbeatError, Heartbeats};
+use control_plane::heartbeat::{self, Beat, HeartbeatError, Heartbeats, Sign};
 #[cfg(test)]
 use control_plane::local::JobRecord;
 use control_plane::local::{LocalPlatform, StepRecord};
@@ -29,9 +29,10 @@ use job_contract::settlement::{self, Ending, Settlement};
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{JobData, StepType, chain};
 use tokio::sync::Semaphore;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::cluster::SaveError;
+use crate::cluster::watch::Life;
 
 /// How long the platform is asked where a step stands. Whoever asks asks again.
 const QUESTION: Duration = Duration::from_secs(10);
@@ -42,6 +43,9 @@ const REPORT: Duration = Duration::from_mins(1);
 const SECOND_LOOK: Duration = Duration::from_secs(3);
 /// So much of a live log becomes part of a step's output that its executor could not store.
 const SALVAGED_BYTES: usize = 16 * 1024 * 1024;
+
+/// Longer than any run may take.
+const ANY_TIME: Duration = Duration::from_hours(365 * 24);
 
 /// So many outputs are put together at a time.
 const DRAFTS: usize = 2;
@@ -71,6 +75,13 @@ pub(in crate::dispatch) enum DeskError {
     /// It will, or it takes the dispatch back; until then the job is not to be touched (contract 2.5).
     #[error("the platform has not recorded the dispatch yet, its job is `{0}`")]
     NotDispatched(JobStatus),
+}
+
+impl DeskError {
+    /// Whether the platform will not be told, however often it is tried.
+    pub(in crate::dispatch) fn is_final(&self) -> bool {
+        matches!(self, Self::Platform(PlatformError::Terrakube(error)) if error.is_final())
+    }
 }
 
 /// Where a step stands.
@@ -164,11 +175,44 @@ impl Desk {
         self.heartbeats.is_some()
     }
 
-    /// Keeps the job alive in the platform's eyes as long as the value lives; `None` where nobody looks.
+    /// Keeps a job that has no executor alive in the platform's eyes as long as the value lives; `None` where nobody looks.
     pub(in crate::dispatch) fn beat(&self, job_id: &str) -> Option<Beat> {
         self.heartbeats
             .as_ref()
             .map(|heartbeats| heartbeats.beat(job_id))
+    }
+
+    /// The same until the job's executor does it itself, and for that time at most. `None`: however long it takes.
+    pub(in crate::dispatch) fn beat_until_taken_over(
+        &self,
+        job_id: &str,
+        within: Option<Duration>,
+    ) -> Option<Beat> {
+        let within = within.unwrap_or(ANY_TIME);
+        self.heartbeats
+            .as_ref()
+            .map(|heartbeats| heartbeats.beat_until_taken_over(job_id, within))
+    }
+
+    /// Whether the executor of a job shows signs of life.
+    pub(in crate::dispatch) async fn listen(&self, job_id: &str) -> Life {
+        let Some(redis) = &self.redis else {
+            return Life::Unknown;
+        };
+        match heartbeat::sign_of(redis, job_id).await {
+            Ok(Sign::Executor) => Life::Seen,
+            Ok(Sign::Nobody) => Life::None,
+            // A launcher beats only while the executor may not have begun to.
+            Ok(Sign::Launcher) => Life::Unknown,
+            Err(error) => {
+                debug!(
+                    job_id,
+                    error = chain(&error),
+                    "whether its executor lives is not known"
+                );
+                Life::Unknown
+            }
+        }
     }
 
     /// How long after the end of a run its job is kept alive while the platform does not take the report: after that it

@@ -6,7 +6,8 @@ mod observer;
 use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use control_plane::{StepRef, heartbeat};
+use control_plane::StepRef;
+use control_plane::heartbeat::{self, Beat};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use job_contract::status::JobStatus;
@@ -105,9 +106,10 @@ impl KubernetesTarget {
             () = self.shutdown.draining.cancelled() => return,
         };
         match unfinished {
-            Ok(runs) => runs
-                .iter()
-                .for_each(|run| self.keep_alive(desk, &run.job_id)),
+            // Their executors may be at work.
+            Ok(runs) => runs.iter().for_each(|run| {
+                self.keep_alive(desk.beat_until_taken_over(&run.job_id, None));
+            }),
             Err(error) => warn!(%error, "runs of launchers before this one were not looked for"),
         }
     }
@@ -186,7 +188,10 @@ impl KubernetesTarget {
             Ok((accepted, held)) => {
                 desk.queue(&job)
                     .map_err(|error| Refused::Unavailable(chain(&error)))?;
-                self.keep_alive(desk, &job.job_id);
+                self.keep_alive(match accepted {
+                    Accepted::Duplicate => desk.beat_until_taken_over(&job.job_id, None),
+                    Accepted::New => desk.beat(&job.job_id),
+                });
                 if let Some(name) = held {
                     self.complete(desk, job, name, answered);
                 }
@@ -199,8 +204,8 @@ impl KubernetesTarget {
 
     /// Beats once. The watcher does the same as soon as it has seen the run; it may be another replica, or about to be
     /// one.
-    fn keep_alive(&self, desk: &Desk, job_id: &str) {
-        if let Some(beat) = desk.beat(job_id) {
+    fn keep_alive(&self, beat: Option<Beat>) {
+        if let Some(beat) = beat {
             let stop = self.shutdown.graceful.clone();
             tokio::spawn(async move {
                 tokio::select! {
@@ -348,12 +353,18 @@ fn is_released_by_us(manifest: &Manifest) -> bool {
 
 async fn tell_refused(desk: &Desk, job: &JobData, reason: &str) {
     while let Err(error) = desk.refuse(job, reason).await {
+        let is_final = error.is_final();
         warn!(
             error = chain(&error),
             job_id = job.job_id,
             step_id = job.step_id,
-            "the reason of a refusal could not be told, trying again"
+            reason,
+            again = !is_final,
+            "the reason of a refusal could not be told"
         );
+        if is_final {
+            return;
+        }
         tokio::time::sleep(REFUSAL_AGAIN).await;
     }
 }

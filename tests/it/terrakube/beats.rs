@@ -1,14 +1,17 @@
-//! The heartbeat: the launcher's until its executor beats itself, then the executor's to the end.
+//! The heartbeat: the launcher's until its executor beats itself, then the executor's alone to the end.
 
 use std::time::{Duration, Instant};
 
+use control_plane::heartbeat::{self, Sign};
+use control_plane::redis::{Redis, RedisArgs};
 use integration_tests::Repository;
 use integration_tests::process::Stream;
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
-use test_cluster::{ADMIN, Fault as ClusterFault};
+use test_cluster::{ADMIN, Fault as ClusterFault, State};
 use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
 
 use super::{Gate, Ground, POLL, Stage, quick};
@@ -38,6 +41,49 @@ impl Stage {
         let leases = self.leases();
         let held = leases.patch(LEASE, &PatchParams::default(), &long).await;
         held.unwrap();
+    }
+
+    /// Whose the last beat was.
+    async fn sign(&self, job: u32) -> Sign {
+        let args = RedisArgs {
+            redis_hostname: Some("127.0.0.1".to_owned()),
+            redis_port: Some(self.redis.as_ref().unwrap().port().to_string()),
+            ..RedisArgs::default()
+        };
+        let redis = Redis::new(args.resolve().unwrap().unwrap());
+        heartbeat::sign_of(&redis, &job.to_string()).await.unwrap()
+    }
+
+    async fn until_sign(&self, job: u32, sign: Sign) {
+        let began = Instant::now();
+        while self.sign(job).await != sign {
+            let report = self.platform.report();
+            assert!(began.elapsed() < PATIENCE, "no sign of {sign:?}\n{report}");
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// Its executor has taken over, and beats again and again. Others would as often.
+    async fn until_beaten_by_its_executor(&self, job: u32) {
+        self.until_sign(job, Sign::Executor).await;
+        let (began, mut beats) = (Instant::now(), 0);
+        while beats < 3 {
+            assert!(began.elapsed() < PATIENCE, "{}", self.platform.report());
+            beats += usize::from(self.hasten(job));
+            assert_eq!(self.sign(job).await, Sign::Executor);
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// A run whose executor is at work, with its launcher beside it.
+    async fn at_work(grace: Duration) -> (Self, Gate, Launcher, u32) {
+        let ground = Ground::Cluster(Box::new(Place::new().await));
+        let stage = Self::on(ground, Platform::builder().grace(grace)).await;
+        let gate = Gate::new(stage.site());
+        let launcher = stage.serve();
+        let job = stage.start(gate.module(), Flow::only("terraformApply"));
+        stage.platform.until_streamed(job, "at-the-gate").await;
+        (stage, gate, launcher, job)
     }
 
     /// What was beaten so far counts no more.
@@ -163,22 +209,55 @@ async fn a_run_that_waits_is_kept_alive_while_the_api_server_is_away_from_everyb
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_at_work_outlives_the_launcher_that_started_it() {
-    let ground = Ground::Cluster(Box::new(Place::new().await));
-    let stage = Stage::on(ground, Platform::builder().grace(GRACE)).await;
-    let gate = Gate::new(stage.site());
-    let launcher = stage.serve();
-    let job = stage.start(gate.module(), Flow::only("terraformApply"));
-    stage.platform.until_streamed(job, "at-the-gate").await;
+    let (stage, gate, launcher, job) = Stage::at_work(GRACE).await;
     launcher.crash();
-    // Whatever the launcher wrote last is gone by now, or will be: the executor's own is what counts.
-    let before = stage.platform.job(job).spared;
-    let spared = |records: &Records| (records.job(job).spared >= before + 3).then_some(());
-    stage
-        .platform
-        .until("the sweep finds it alive", spared)
-        .await;
+    stage.until_beaten_by_its_executor(job).await;
     gate.open().await;
     stage.platform.until_job(job, Status::Completed).await;
+    stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_launcher_does_not_beat_beside_an_executor() {
+    let (stage, gate, _launcher, job) = Stage::at_work(GRACE).await;
+    stage.until_beaten_by_its_executor(job).await;
+    gate.open().await;
+    stage.platform.until_job(job, Status::Completed).await;
+    stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_whose_node_dies_is_lost_in_a_minute_and_no_other_pod_begins_it_again() {
+    // It is the launcher that ends it, before the platform would.
+    let (stage, _gate, _launcher, job) = Stage::at_work(Duration::from_hours(1)).await;
+    stage.until_sign(job, Sign::Executor).await;
+    let cluster = &stage.place().cluster;
+    let pods = cluster.state(RUNS).await.unwrap().pods;
+    assert_eq!(pods.len(), 1);
+    cluster.silence_node(&pods[0]).await.unwrap();
+    // What it beat last counts for a shorter time here.
+    let began = Instant::now();
+    while stage.platform.job(job).status == Status::Running {
+        assert!(began.elapsed() < PATIENCE, "{}", stage.platform.report());
+        stage.hasten(job);
+        tokio::time::sleep(POLL).await;
+    }
+    stage.platform.until_job(job, Status::Failed).await;
+    let step = stage.platform.job(job).steps[0].id.clone();
+    let output = stage.platform.step_output(job, &step).unwrap();
+    assert!(output.contains("does not answer any more"), "{output}");
+    // Its node is removed, as a cloud does with a machine that is gone.
+    cluster.remove_node_of(&pods[0]).await.unwrap();
+    let over = |state: &State| {
+        let job = state.jobs.first()?;
+        let conditions = job.status.as_ref()?.conditions.as_ref()?;
+        let mut ended = conditions.iter();
+        ended.find(|condition| condition.type_ == "Failed" && condition.status == "True")?;
+        Some(state.pods.clone())
+    };
+    let left = cluster.wait_for(RUNS, PATIENCE, over).await.unwrap();
+    let another = |pod: &Pod| pod.metadata.uid != pods[0].metadata.uid;
+    assert!(!left.iter().any(another), "{left:?}");
     stage.platform.assert_kept().await;
 }
 

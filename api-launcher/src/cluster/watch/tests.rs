@@ -15,6 +15,11 @@ struct Notebook {
     held: Mutex<Vec<String>>,
     /// Reports that fail before one succeeds.
     deaf: Mutex<usize>,
+    /// Every report is refused for good, with these words.
+    refusal: Mutex<Option<&'static str>>,
+    attempts: Mutex<Vec<(String, Instant)>>,
+    life: Mutex<Option<Life>>,
+    listened: Mutex<usize>,
 }
 
 impl RunObserver for Notebook {
@@ -34,21 +39,38 @@ impl RunObserver for Notebook {
         said.push((run.to_string(), observation.clone()));
     }
 
-    fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, bool> {
+    fn listen<'a>(&'a self, _: &'a RunKey) -> BoxFuture<'a, Life> {
+        *self.listened.lock().unwrap() += 1;
+        let life = *self.life.lock().unwrap();
+        futures_util::future::ready(life.unwrap_or(Life::Unknown)).boxed()
+    }
+
+    fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, Told> {
+        let attempt = (run.to_string(), Instant::now());
+        self.attempts.lock().unwrap().push(attempt);
         let mut deaf = self.deaf.lock().unwrap();
         if *deaf > 0 {
             *deaf -= 1;
-            return futures_util::future::ready(false).boxed();
+            return futures_util::future::ready(Told::Later).boxed();
+        }
+        if let Some(refusal) = *self.refusal.lock().unwrap() {
+            return futures_util::future::ready(Told::Refused(refusal.to_owned())).boxed();
         }
         let mut ended = self.ended.lock().unwrap();
         ended.push((run.to_string(), verdict.kind));
-        futures_util::future::ready(true).boxed()
+        futures_util::future::ready(Told::Yes).boxed()
     }
 }
 
 impl Notebook {
     fn ended(&self) -> Vec<(String, VerdictKind)> {
         self.ended.lock().unwrap().clone()
+    }
+
+    fn attempts(&self, run: &str) -> Vec<Instant> {
+        let attempts = self.attempts.lock().unwrap();
+        let of = attempts.iter().filter(|(of, _)| of == run);
+        of.map(|(_, at)| *at).collect()
     }
 
     fn waits(&self) -> Vec<String> {
@@ -74,7 +96,11 @@ impl Drop for Watching {
 }
 
 fn watching(cluster: Cluster, settings: WatchSettings) -> Watching {
-    let notebook = Arc::new(Notebook::default());
+    watching_with(cluster, settings, Notebook::default())
+}
+
+fn watching_with(cluster: Cluster, settings: WatchSettings, notebook: Notebook) -> Watching {
+    let notebook = Arc::new(notebook);
     let observer: Arc<dyn RunObserver> = Arc::clone(&notebook) as _;
     let task = tokio::spawn(async move { cluster.watch(settings, observer).await });
     Watching { notebook, task }
@@ -447,12 +473,12 @@ impl Slow {
 impl RunObserver for Slow {
     fn on_observation(&self, _: &RunKey, _: &Observation) {}
 
-    fn on_ended<'a>(&'a self, run: &'a RunKey, _: &'a Verdict) -> BoxFuture<'a, bool> {
+    fn on_ended<'a>(&'a self, run: &'a RunKey, _: &'a Verdict) -> BoxFuture<'a, Told> {
         let run = run.to_string();
         let is_refused = run == self.refused;
         *self.asked.lock().unwrap().entry(run).or_default() += 1;
         if is_refused {
-            futures_util::future::ready(false).boxed()
+            futures_util::future::ready(Told::Later).boxed()
         } else {
             futures_util::future::pending().boxed()
         }
@@ -707,4 +733,348 @@ async fn a_run_whose_release_nobody_wrote_down_is_waited_for_from_when_it_is_fir
     let said = watching.notebook.said.lock().unwrap();
     let waited = |said: &Observation| matches!(said, Observation::Waiting(_));
     assert!(waited(&said[0].1), "{said:?}");
+}
+
+/// A run that has ended without a word, as its launcher made it: its Job has a time to live of ten minutes.
+async fn ended_without_a_word(server: &Arc<Server>) {
+    let mut objects = inline("1", "a");
+    objects
+        .job
+        .spec
+        .as_mut()
+        .unwrap()
+        .ttl_seconds_after_finished = Some(600);
+    Box::pin(server.cluster().accept(&objects)).await.unwrap();
+    until("it is released", || !suspended(server, "job-1-a")).await;
+    over(server, "job-1-a", "Failed");
+}
+
+fn time_to_live(server: &Server) -> u64 {
+    let job = server.object("jobs", "job-1-a").unwrap();
+    job["spec"]["ttlSecondsAfterFinished"].as_u64().unwrap()
+}
+
+/// From when it is set on; Kubernetes counts from the end of the Job.
+fn has_its_own_time(server: &Server) -> bool {
+    (600..660).contains(&time_to_live(server))
+}
+
+const OFTEN: Duration = Duration::from_millis(5);
+
+#[tokio::test]
+async fn a_run_whose_report_fails_has_one_series_of_attempts_further_and_further_apart() {
+    let server = Server::start();
+    ended_without_a_word(&server).await;
+    let settings = WatchSettings {
+        report_again: Duration::from_millis(500),
+        ..WatchSettings::default()
+    };
+    let deaf = Notebook {
+        deaf: Mutex::new(usize::MAX),
+        ..Notebook::default()
+    };
+    let watching = watching_with(server.cluster(), settings, deaf);
+    let attempts = || watching.notebook.attempts("1/a");
+    until("it is tried", || !attempts().is_empty()).await;
+    // Whatever happens to its Job meanwhile is no reason to try again, and neither is that it goes.
+    let mut touched = 0;
+    until("it is tried for the third time", || {
+        touched += 1;
+        let noted = json!({"mayfly.dev/touched": touched.to_string()});
+        server.put(
+            "jobs",
+            json!({"metadata": {"name": "job-1-a", "annotations": noted}}),
+        );
+        attempts().len() == 3
+    })
+    .await;
+    assert!(touched > 10);
+    server.remove("jobs", "job-1-a");
+    until("it is tried for the fourth time", || attempts().len() == 4).await;
+    let attempts = attempts();
+    for (before, pause) in [500, 1000, 2000].into_iter().enumerate() {
+        let was = attempts[before + 1].duration_since(attempts[before]);
+        // The clock of alarms is told in whole milliseconds.
+        assert!(was.as_millis() >= pause - 5, "{before}: {was:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_is_final_and_a_later_watcher_knows_it() {
+    let server = Server::start();
+    ended_without_a_word(&server).await;
+    let settings = || WatchSettings {
+        report_again: OFTEN,
+        ..WatchSettings::default()
+    };
+    let refused = || Notebook {
+        refusal: Mutex::new(Some("the platform does not know the job")),
+        ..Notebook::default()
+    };
+    let first = watching_with(server.cluster(), settings(), refused());
+    until("the refusal is noted", || {
+        annotation_of(&server, "job-1-a", "mayfly.dev/report-refused").is_string()
+    })
+    .await;
+    assert_eq!(first.notebook.attempts("1/a").len(), 1);
+    // Nobody is to be told any more.
+    assert!(has_its_own_time(&server));
+    drop(first);
+    let second = watching_with(server.cluster(), settings(), refused());
+    until("the second watcher knows it", || {
+        !second.notebook.said.lock().unwrap().is_empty()
+    })
+    .await;
+    server.remove("jobs", "job-1-a");
+    let other = inline("1", "b");
+    Box::pin(server.cluster().submit(&other)).await.unwrap();
+    until("the second watcher has seen it go", || {
+        let said = second.notebook.said.lock().unwrap();
+        said.iter().any(|(run, _)| run == "1/b")
+    })
+    .await;
+    assert!(second.notebook.attempts("1/a").is_empty());
+}
+
+#[tokio::test]
+async fn a_run_is_kept_until_it_is_reported_by_whichever_watcher() {
+    let server = Server::start();
+    ended_without_a_word(&server).await;
+    let day = KEPT_UNREPORTED.as_secs();
+    assert_eq!(time_to_live(&server), day);
+    let settings = || WatchSettings {
+        report_again: OFTEN,
+        ..WatchSettings::default()
+    };
+    let deaf = Notebook {
+        deaf: Mutex::new(usize::MAX),
+        ..Notebook::default()
+    };
+    let first = watching_with(server.cluster(), settings(), deaf);
+    until("it is tried", || first.notebook.attempts("1/a").len() > 2).await;
+    assert_eq!(time_to_live(&server), day);
+    drop(first);
+
+    // The next one reports it, and ends before it has noted that.
+    let cut = server.faulty(|line, _| {
+        line.starts_with("PATCH")
+            .then(|| refusal(StatusCode::BAD_REQUEST, "BadRequest", "no"))
+    });
+    let second = watching(cut, settings());
+    until("it is reported", || !second.notebook.ended().is_empty()).await;
+    drop(second);
+    assert_eq!(time_to_live(&server), day);
+
+    let third = watching(server.cluster(), settings());
+    until("it is noted", || {
+        annotation_of(&server, "job-1-a", "mayfly.dev/reported-at").is_string()
+    })
+    .await;
+    assert_eq!(third.notebook.ended().len(), 1);
+    assert!(has_its_own_time(&server));
+}
+
+#[tokio::test]
+async fn a_run_that_spoke_for_itself_is_kept_for_its_own_time() {
+    let server = Server::start();
+    let mut objects = inline("1", "a");
+    objects
+        .job
+        .spec
+        .as_mut()
+        .unwrap()
+        .ttl_seconds_after_finished = Some(600);
+    Box::pin(server.cluster().accept(&objects)).await.unwrap();
+    pod(
+        &server,
+        "job-1-a",
+        json!({"phase": "Succeeded", "containerStatuses": [{"name": "executor", "image": "",
+        "imageID": "", "ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": 0,
+            "message": "{\"jobId\":\"1\",\"stepId\":\"a\",\"outcome\":0}"}}}]}),
+    );
+    over(&server, "job-1-a", "Complete");
+    // The first attempt to say so fails.
+    let failed = Arc::new(Mutex::new(false));
+    let told = Arc::clone(&failed);
+    let cluster = server.faulty(move |line, _| {
+        let first =
+            line.starts_with("PATCH") && !std::mem::replace(&mut *told.lock().unwrap(), true);
+        first.then(|| refusal(StatusCode::BAD_REQUEST, "BadRequest", "no"))
+    });
+    let watching = watching(cluster, WatchSettings::default());
+    until("it was tried", || *failed.lock().unwrap()).await;
+    until("its time is set", || {
+        server.put(
+            "jobs",
+            json!({"metadata": {"name": "job-1-a", "annotations": {"mayfly.dev/touched": "true"}}}),
+        );
+        has_its_own_time(&server)
+    })
+    .await;
+    assert!(watching.notebook.ended().is_empty());
+}
+
+/// A run whose executor was at work when its node went.
+async fn at_work(server: &Arc<Server>) {
+    let run = inline("1", "a");
+    Box::pin(server.cluster().submit(&run)).await.unwrap();
+    let began = Timestamp::now().to_string();
+    let mut pod = pod_of(
+        server,
+        "job-1-a",
+        json!({"phase": "Running", "containerStatuses": [{"name": "executor", "image": "",
+            "imageID": "", "ready": true, "restartCount": 0, "state": {"running": {"startedAt": began}}}]}),
+    );
+    pod["status"]["conditions"] =
+        json!([{"type": "Ready", "status": "True"}, {"type": "ContainersReady", "status": "True"}]);
+    server.put("pods", pod);
+}
+
+/// What the node controller writes when a node does not answer.
+fn node_does_not_answer(server: &Server) {
+    server.put(
+        "pods",
+        json!({"metadata": {"name": "job-1-a-x"}, "status": {"conditions": [
+        {"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]}}),
+    );
+}
+
+fn watching_life(server: &Arc<Server>, life: Life) -> Watching {
+    let notebook = Notebook {
+        life: Mutex::new(Some(life)),
+        ..Notebook::default()
+    };
+    watching_with(server.cluster(), WatchSettings::default(), notebook)
+}
+
+#[tokio::test]
+async fn a_run_whose_node_is_lost_is_stopped_and_reported_once_its_executor_is_not_heard() {
+    let server = Server::start();
+    at_work(&server).await;
+    let watching = watching_life(&server, Life::Seen);
+    until("it runs", || {
+        let said = watching.notebook.said.lock().unwrap();
+        said.iter().any(|(_, said)| *said == Observation::Running)
+    })
+    .await;
+    node_does_not_answer(&server);
+    let begun = Instant::now();
+    *watching.notebook.life.lock().unwrap() = Some(Life::None);
+    let listened = Duration::from_mins(1);
+    while watching.notebook.ended().is_empty() {
+        assert!(begun.elapsed() < listened, "it is reported");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(begun.elapsed() >= SILENCE, "one silent moment is no proof");
+    assert_eq!(watching.notebook.ended()[0].1, VerdictKind::NodeLost);
+    // No other pod takes the place of one that may go on.
+    let job = server.object("jobs", "job-1-a").unwrap();
+    assert_eq!(job["spec"]["activeDeadlineSeconds"], 1);
+    assert!(job["metadata"]["annotations"]["mayfly.dev/verdict"].is_string());
+}
+
+#[tokio::test]
+async fn a_run_on_a_node_that_cannot_be_reached_goes_on_while_its_executor_is_heard() {
+    let server = Server::start();
+    at_work(&server).await;
+    node_does_not_answer(&server);
+    // Kubernetes has given the pod up, and nobody there confirms it.
+    let gone = (server.now() - SignedDuration::from_hours(1)).to_string();
+    server.put(
+        "pods",
+        json!({"metadata": {"name": "job-1-a-x", "deletionTimestamp": gone}}),
+    );
+    let watching = watching_life(&server, Life::Seen);
+    let listened = || *watching.notebook.listened.lock().unwrap();
+    let begun = Instant::now();
+    while begun.elapsed() < SILENCE + LISTEN_AGAIN || listened() < 4 {
+        assert!(watching.notebook.ended().is_empty());
+        assert!(
+            begun.elapsed() < Duration::from_mins(1),
+            "it is listened for"
+        );
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let job = server.object("jobs", "job-1-a").unwrap();
+    assert!(job["spec"]["activeDeadlineSeconds"].is_null());
+}
+
+#[tokio::test]
+async fn where_executors_cannot_be_heard_a_pod_that_is_never_gone_is_lost() {
+    let server = Server::start();
+    at_work(&server).await;
+    node_does_not_answer(&server);
+    let watching = watching_life(&server, Life::Unknown);
+    until("it runs", || {
+        !watching.notebook.said.lock().unwrap().is_empty()
+    })
+    .await;
+    assert!(watching.notebook.ended().is_empty(), "it may be at work");
+    let overdue = (server.now() - SignedDuration::from_secs(31)).to_string();
+    server.put(
+        "pods",
+        json!({"metadata": {"name": "job-1-a-x", "deletionTimestamp": overdue}}),
+    );
+    until("it is given up", || !watching.notebook.ended().is_empty()).await;
+    assert_eq!(watching.notebook.ended()[0].1, VerdictKind::NodeLost);
+}
+
+#[tokio::test]
+async fn a_run_that_was_kept_for_all_the_time_a_report_may_take_is_not_reported_once_it_is_gone() {
+    let server = Server::start();
+    ended_without_a_word(&server).await;
+    let then = (server.now() - SignedDuration::from_hours(24)).to_string();
+    server.put(
+        "jobs",
+        json!({"metadata": {"name": "job-1-a"}, "status": {"conditions": [
+            {"type": "Failed", "status": "True", "lastTransitionTime": then}]}}),
+    );
+    let settings = WatchSettings {
+        report_again: OFTEN,
+        ..WatchSettings::default()
+    };
+    let deaf = Notebook {
+        deaf: Mutex::new(usize::MAX),
+        ..Notebook::default()
+    };
+    let watching = watching_with(server.cluster(), settings, deaf);
+    let attempts = |run: &str| watching.notebook.attempts(run).len();
+    until("it is tried", || attempts("1/a") > 0).await;
+    // Its time to live is over.
+    server.remove("jobs", "job-1-a");
+    let other = inline("1", "b");
+    Box::pin(server.cluster().submit(&other)).await.unwrap();
+    over(&server, "job-1-b", "Failed");
+    until("the other one is tried", || attempts("1/b") > 0).await;
+    let before = attempts("1/a");
+    until("the other one is tried often", || attempts("1/b") > 6).await;
+    assert_eq!(attempts("1/a"), before);
+}
+
+#[tokio::test]
+async fn a_run_that_was_stopped_for_its_lost_node_has_that_verdict_whoever_reports_it() {
+    let server = Server::start();
+    at_work(&server).await;
+    let overdue = (server.now() - SignedDuration::from_secs(31)).to_string();
+    server.put(
+        "pods",
+        json!({"metadata": {"name": "job-1-a-x", "deletionTimestamp": overdue}}),
+    );
+    let deaf = Notebook {
+        deaf: Mutex::new(usize::MAX),
+        ..Notebook::default()
+    };
+    let first = watching_with(server.cluster(), WatchSettings::default(), deaf);
+    until("it is stopped, and not reported", || {
+        !first.notebook.attempts("1/a").is_empty()
+    })
+    .await;
+    let job = server.object("jobs", "job-1-a").unwrap();
+    assert_eq!(job["spec"]["activeDeadlineSeconds"], 1);
+    drop(first);
+    server.remove("pods", "job-1-a-x");
+    over(&server, "job-1-a", "Failed");
+    let second = watching(server.cluster(), WatchSettings::default());
+    until("it is reported", || !second.notebook.ended().is_empty()).await;
+    assert_eq!(second.notebook.ended()[0].1, VerdictKind::NodeLost);
 }

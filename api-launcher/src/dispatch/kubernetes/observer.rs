@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tracing::{debug, info, warn};
 
-use crate::cluster::watch::{RunObserver, Standings};
+use crate::cluster::watch::{Life, RunObserver, Standings, Told};
 use crate::cluster::{Cluster, RunKey, SaveError};
 use crate::dispatch::desk::{Desk, DeskError};
 use crate::metrics::Metrics;
@@ -36,6 +36,9 @@ const ANSWER: Duration = Duration::from_secs(2);
 const AT_ONCE: usize = 16;
 /// So many logs are recovered at a time.
 const RECOVERIES: usize = 2;
+/// How long the container of an executor has to run before its own heartbeat counts alone. A stock one shows the first
+/// sign of life 15 s after its Java has come up; what the launcher wrote last counts for another 45 s.
+const TAKE_OVER: Duration = Duration::from_mins(1);
 /// What a started executor has to notice a cancellation by itself, which it asks for as often, and to wind up.
 const HEAD_START: Duration = Duration::from_secs(30);
 
@@ -73,8 +76,8 @@ impl Drop for Duty {
 /// A run the platform waits for.
 struct Live {
     since: Instant,
-    /// Until the platform knows how it ended: otherwise it would say that it was lost, and not why. When that takes too
-    /// long, the platform has to be free to say so.
+    /// Until its executor beats, and again from its end until the platform knows how it ended: otherwise it would say that
+    /// the run was lost, and not why. When that takes too long, the platform has to be free to say so.
     beat: Option<Beat>,
     /// Writes one reason after the other.
     notes: Option<UnboundedSender<String>>,
@@ -138,6 +141,7 @@ impl Observer {
         loop {
             tokio::select! {
                 _ = turns.tick() => {
+                    self.let_go(desk);
                     for run in self.cancelled(desk).await {
                         let (cluster, head_start) = (cluster.clone(), self.head_start);
                         stops.spawn(async move {
@@ -198,30 +202,47 @@ impl Observer {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A run that is not over is kept alive.
-    fn seen(&self, run: &RunKey) {
-        self.live().entry(run.clone()).or_insert_with(|| Live {
+    /// A run that is not over, or not reported, is kept track of, and with a beat kept alive by that from now on.
+    fn seen(&self, run: &RunKey, beat: Option<Beat>) {
+        let mut live = self.live();
+        let entry = live.entry(run.clone()).or_insert_with(|| Live {
             since: Instant::now(),
-            beat: self.beat(run),
+            beat: None,
             notes: None,
             over_before: false,
             leaving: false,
             ended: None,
         });
+        if beat.is_some() {
+            entry.beat = beat;
+        }
     }
 
-    /// Stops keeping the job of a run alive whose end the platform has not taken in all the time there is for that.
-    fn let_go(&self, run: &RunKey) {
-        let Some(desk) = &self.desk else { return };
+    /// Its report begins: nobody else keeps its job alive any more. Whether this was the first attempt.
+    fn has_ended(&self, run: &RunKey) -> bool {
+        self.seen(run, None);
+        let beat = self.beat(run);
         let mut live = self.live();
         let Some(entry) = live.get_mut(run) else {
-            return;
+            return false;
         };
-        let lasted = entry
-            .ended
-            .is_some_and(|ended| ended.elapsed() >= desk.report_patience());
-        if lasted && entry.beat.take().is_some() {
-            warn!(%run, "the platform does not take its end: its job is not kept alive any longer");
+        entry.leaving = true;
+        if entry.ended.is_some() {
+            return false;
+        }
+        entry.ended = Some(Instant::now());
+        entry.beat = beat;
+        true
+    }
+
+    /// Stops keeping the jobs of runs alive whose end the platform has not taken in all the time there is for that.
+    fn let_go(&self, desk: &Desk) {
+        let patience = desk.report_patience();
+        for (run, entry) in self.live().iter_mut() {
+            let lasted = entry.ended.is_some_and(|ended| ended.elapsed() >= patience);
+            if lasted && entry.beat.take().is_some() {
+                warn!(%run, "the platform does not take its end: its job is not kept alive any longer");
+            }
         }
     }
 
@@ -268,7 +289,11 @@ impl Observer {
 
     /// Who has what the container of the run printed, where the run's log may lack it.
     fn recoverable(&self, verdict: &Verdict) -> Option<&Cluster> {
-        self.cluster.as_ref().filter(|_| verdict.lacks_log())
+        // A node that does not answer has nothing to give, and would be asked for as long as the platform waits.
+        let is_there = verdict.job_over || verdict.kind != VerdictKind::NodeLost;
+        self.cluster
+            .as_ref()
+            .filter(|_| verdict.lacks_log() && is_there)
     }
 
     /// What the container of the run printed. An error is worth another attempt.
@@ -364,25 +389,43 @@ impl RunObserver for Observer {
                 }
             }
             Observation::Waiting(wait) => {
-                self.seen(run);
+                self.seen(run, self.beat(run));
                 if wait.reason.is_news() {
                     info!(%run, sentence = wait.sentence, "a run waits");
                     self.note(run, &wait.sentence);
                 }
             }
-            Observation::Running => self.seen(run),
+            Observation::Running => self.seen(run, None),
         }
         self.held().remove(run);
     }
 
-    fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, bool> {
+    fn on_running(&self, run: &RunKey, since: Option<Duration>) {
+        let Some(desk) = &self.desk else { return };
+        if self.relieved.load(Ordering::SeqCst) {
+            return;
+        }
+        // Where no container can be looked at, it is not known when it starts.
+        let within = since.map(|since| TAKE_OVER.saturating_sub(since));
+        let beat = desk.beat_until_taken_over(&run.job_id, within);
+        self.seen(run, beat);
+    }
+
+    fn listen<'a>(&'a self, run: &'a RunKey) -> BoxFuture<'a, Life> {
         async move {
-            self.seen(run);
-            if let Some(live) = self.live().get_mut(run) {
-                live.leaving = true;
-                live.ended.get_or_insert_with(Instant::now);
+            match &self.desk {
+                Some(desk) => desk.listen(&run.job_id).await,
+                None => Life::Unknown,
             }
-            info!(%run, verdict = ?verdict.kind, sentence = verdict.sentence, "a run ended without a word of its executor");
+        }
+        .boxed()
+    }
+
+    fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, Told> {
+        async move {
+            if self.has_ended(run) {
+                info!(%run, verdict = ?verdict.kind, sentence = verdict.sentence, "a run ended without a word of its executor");
+            }
             let settled = match verdict.kind {
                 // An executor of another make ends with 0 once it has reported, or has given up between step and job.
                 VerdictKind::Completed if verdict.report.is_none() => self.finish(run).await,
@@ -391,13 +434,19 @@ impl RunObserver for Observer {
             match settled {
                 Ok(()) => {
                     self.live().remove(run);
-                    true
+                    Told::Yes
+                }
+                Err(error) if error.is_final() => {
+                    let why = chain(&error);
+                    warn!(%run, error = why, "the platform will not be told how a run ended");
+                    self.metrics.report_failed();
+                    self.live().remove(run);
+                    Told::Refused(why)
                 }
                 Err(error) => {
-                    warn!(%run, error = chain(&error), "the verdict could not be reported");
+                    warn!(%run, error = chain(&error), "the verdict could not be reported, trying again");
                     self.metrics.report_failed();
-                    self.let_go(run);
-                    false
+                    Told::Later
                 }
             }
         }
@@ -496,12 +545,14 @@ mod tests {
     use control_plane::local::StepRecord;
     use futures_util::future::join_all;
     use job_contract::Exit;
+    use k8s_openapi::jiff::Timestamp;
     use kube::Client;
     use kube::client::Body;
     use serde_json::json;
     use tower::service_fn;
 
     use super::*;
+    use crate::verdict::{Wait, WaitReason};
 
     fn run() -> RunKey {
         RunKey {
@@ -512,6 +563,15 @@ mod tests {
             workspace_id: "ws".into(),
             step_type: "terraformPlan".into(),
         }
+    }
+
+    fn waits() -> Observation {
+        Observation::Waiting(Wait {
+            reason: WaitReason::Pod,
+            sentence: "waiting for the pod".into(),
+            since: Timestamp::UNIX_EPOCH,
+            until: None,
+        })
     }
 
     fn verdict(kind: VerdictKind) -> Verdict {
@@ -553,8 +613,8 @@ mod tests {
         );
         observer.on_observation(&run(), &Observation::Running);
         observer.on_observation(&run(), &ended);
-        assert!(!observer.on_ended(&run(), &verdict).await);
-        assert!(!observer.on_ended(&run(), &verdict).await);
+        assert_eq!(observer.on_ended(&run(), &verdict).await, Told::Later);
+        assert_eq!(observer.on_ended(&run(), &verdict).await, Told::Later);
         // Its Job is gone before it could be reported.
         observer.on_observation(&run(), &ended);
         assert_says(
@@ -636,7 +696,7 @@ mod tests {
             turns.add_permits(RUNS);
         };
         let (told, ()) = tokio::join!(ends, turns);
-        assert!(told.into_iter().all(|told| told));
+        assert!(told.into_iter().all(|told| told == Told::Yes));
         assert_eq!(given.most.load(Ordering::SeqCst), RECOVERIES);
         for run in &runs {
             let key = format!("local/output/org/{}/step.tfoutput", run.job_id);
@@ -679,7 +739,7 @@ mod tests {
 
         // One heart is enough for a run that is watched, though its Job is seen to be held once more.
         observer.on_held(&run());
-        observer.on_observation(&run(), &Observation::Running);
+        observer.on_observation(&run(), &waits());
         observer.on_held(&run());
         assert_eq!(beats(), 0);
         assert!(observer.live()[&run()].beat.is_some());
@@ -712,12 +772,14 @@ mod tests {
         };
         let duty = observer.on_duty();
         observer.on_observation(&run(), &Observation::Running);
+        observer.on_running(&run(), Some(Duration::ZERO));
         observer.on_held(&other);
         assert_eq!(beats(), 2);
         drop(duty);
         assert_eq!(beats(), 0);
-        // A report that was under way.
-        observer.seen(&run());
+        // What was under way.
+        observer.on_running(&run(), None);
+        observer.has_ended(&run());
         observer.on_held(&other);
         assert_eq!(beats(), 0);
     }
@@ -726,15 +788,20 @@ mod tests {
     async fn a_job_whose_end_is_not_taken_is_kept_alive_for_a_while_only() {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let observer = Observer::new(Some(away()), Metrics::default());
-        let beats = |after: Option<Duration>| {
-            let ended = after.map(|after| Instant::now().checked_sub(after).unwrap());
-            observer.live().get_mut(&run()).unwrap().ended = ended;
-            observer.let_go(&run());
+        let desk = observer.desk.clone().unwrap();
+        let beats = |after: Duration| {
+            let ended = Instant::now().checked_sub(after).unwrap();
+            observer.live().get_mut(&run()).unwrap().ended = Some(ended);
+            observer.let_go(&desk);
             observer.live()[&run()].beat.is_some()
         };
         observer.on_observation(&run(), &Observation::Running);
-        assert!(beats(None), "it runs");
-        assert!(beats(Some(Duration::from_secs(590))), "there is still time");
-        assert!(!beats(Some(Duration::from_mins(10))));
+        observer.let_go(&desk);
+        // Its executor's own heartbeat is over.
+        assert!(observer.has_ended(&run()));
+        assert!(beats(Duration::from_secs(590)), "there is still time");
+        assert!(!beats(Duration::from_mins(10)));
+        assert!(!observer.has_ended(&run()), "another attempt");
+        assert!(observer.live()[&run()].beat.is_none());
     }
 }

@@ -59,7 +59,8 @@ pub struct WatchArgs {
     #[arg(long, value_name = "SECONDS", env = env::INCOMPLETE_SECONDS)]
     pub incomplete_seconds: Option<String>,
 
-    /// A verdict the platform could not take is reported again after this time, until it can [default: 5]
+    /// A verdict the platform could not take is reported again after this time, then less and less often, for a day
+    /// [default: 5]
     #[arg(long, value_name = "SECONDS", env = env::REPORT_RETRY_SECONDS)]
     pub report_retry_seconds: Option<String>,
 
