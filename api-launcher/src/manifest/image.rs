@@ -238,9 +238,25 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_input_makes_the_parser_panic(text in "[a-z.:/@A0-]{0,24}") {
-            let _ = check(&text);
-            let _ = check_registry(&text);
+        fn an_image_can_be_moved_to_any_registry(
+            image in "[a-z0]{0,3}[.:/@A-]{0,2}[a-z0]{1,4}[.:/@A-]{0,2}[a-z0]{0,6}",
+            registry in "[a-z]{0,3}[.:/A]{0,2}[a-z0-9]{1,3}/?",
+        ) {
+            let reference = Reference::parse(&image);
+            prop_assert_eq!(check(&image).is_ok(), reference.is_ok());
+            if let Ok(reference) = reference {
+                let (host, path) = reference.origin();
+                prop_assert!(path.starts_with(&format!("{host}/")), "{} {}", image, path);
+                if check_registry(&registry).is_ok() {
+                    let moved = reference.in_registry(&registry);
+                    let moved_to = Reference::parse(&moved).map(|moved| moved.origin().1);
+                    let within = registry.trim_end_matches('/');
+                    prop_assert!(
+                        moved_to.is_ok_and(|path| path.starts_with(within)),
+                        "{} {} {}", image, registry, moved
+                    );
+                }
+            }
         }
     }
 }

@@ -62,9 +62,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_input_makes_the_parsers_panic(text in ".{0,80}") {
-            parse_pairs(&text);
-            parse_list(&text);
+        fn what_is_read_can_be_written_and_read_again(text in "[ka=;, \\PC]{0,40}") {
+            let pairs = parse_pairs(&text);
+            let written: Vec<_> = pairs.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            prop_assert_eq!(parse_pairs(&written.join(" ; ")), pairs);
+            let list = parse_list(&text);
+            prop_assert!(list.iter().all(|element| !element.is_empty() && !element.contains(',')));
+            prop_assert_eq!(parse_list(&list.join(", ")), list);
         }
     }
 }
