@@ -222,15 +222,19 @@ fn implied(asked: &Overrides, merged: &Overrides, deployment: &Deployment) -> Ve
         }
     }
     let config_map_path = pod::config_map_path(merged);
-    if merged.config_map.is_some() && merged.plugin_cache_dir.as_deref() == Some(config_map_path) {
+    let cache_path = merged.plugin_cache_dir.as_deref();
+    if merged.config_map.is_some() && cache_path.is_some_and(|at| check::meet(at, config_map_path))
+    {
         problems.add(
             env::EPHEMERAL_CONFIG_MAP_PATH,
-            "must not be the path of the plugin cache",
+            "must stay clear of the path of the plugin cache",
         );
     }
     if let Some(overlay) = &deployment.overlay {
         let cache = asked.plugin_cache_dir.as_deref();
-        let config_map = asked.config_map.as_ref().map(|_| config_map_path);
+        // A workspace that names the path alone moves the deployment's config map.
+        let moves = asked.config_map.is_some() || asked.config_map_path.is_some();
+        let config_map = (moves && merged.config_map.is_some()).then_some(config_map_path);
         for (variable, path) in [
             (env::PLUGIN_CACHE_DIR, cache),
             (env::EPHEMERAL_CONFIG_MAP_PATH, config_map),
@@ -283,6 +287,18 @@ fn check_template(
                 deployment.policy.pod_security
             ),
         );
+    }
+    let annotations = template.metadata.as_ref();
+    let annotations = annotations.and_then(|metadata| metadata.annotations.as_ref());
+    for (key, value) in annotations.into_iter().flatten() {
+        let level = deployment.policy.pod_security;
+        if let Some(rule) = pod_security::annotation_rule(key, value, level) {
+            let of_default = deployment.defaults.pod_annotations.contains_key(key);
+            problems.add(
+                if of_default { env::EPHEMERAL_POD_ANNOTATIONS } else { subject },
+                format!("has the annotation `{key}`, which {rule} by the policy's `podSecurity: {level}`"),
+            );
+        }
     }
     let deadline = deployment.active_deadline_seconds;
     let grace = spec.termination_grace_period_seconds.unwrap_or_default();

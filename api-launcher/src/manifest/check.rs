@@ -112,21 +112,46 @@ pub(crate) fn env_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
-/// Folders that belong to the system or to the launcher; mounting over them, or around them, breaks the pod.
+/// Folders nobody mounts anything at, in, or around, whatever the policy says: those of the system, by every name they
+/// have where `/usr` is merged, and those of Mayfly's executor and of the stock one.
 const RESERVED_PATHS: &[&str] = &[
+    "/bin",
+    "/boot",
+    "/cnb",
     "/dev",
+    "/etc/alternatives",
+    "/etc/ca-certificates",
+    "/etc/crypto-policies",
+    "/etc/ld.so.conf.d",
+    "/etc/pam.d",
+    "/etc/pki",
+    "/etc/security",
+    "/etc/ssh",
     "/etc/ssl",
+    "/home/cnb/.terraform-spring-boot",
+    "/home/mayfly/.terraform-spring-boot",
     "/home/mayfly/work",
+    "/layers",
     "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
     "/proc",
-    "/run/mayfly",
+    "/root",
+    "/run",
+    "/sbin",
     "/sys",
     "/usr",
-    "/var/run/secrets",
+    "/var/lib/dpkg",
+    "/var/lib/mayfly",
+    "/var/lock",
+    "/var/run",
+    "/workspace",
 ];
 
-/// A path something is mounted at.
-pub(crate) fn mount_path(path: &str) -> Result<(), &'static str> {
+/// The path something is mounted at, in its shortest form: one spelling for each folder, so that two of them can be
+/// compared.
+pub(crate) fn mount_path(path: &str) -> Result<String, &'static str> {
     if !path.starts_with('/') || path.contains([':', '\0', '\n']) {
         return Err("must be an absolute path without `:`");
     }
@@ -138,21 +163,21 @@ pub(crate) fn mount_path(path: &str) -> Result<(), &'static str> {
         return Err("must not contain `..`");
     }
     let plain = format!("/{}", parts.join("/"));
-    let within = |inner: &str, outer: &str| {
-        inner == outer
-            || inner
-                .strip_prefix(outer)
-                .is_some_and(|rest| rest.starts_with('/'))
-    };
-    if parts.is_empty()
-        || plain == "/tmp"
-        || RESERVED_PATHS
-            .iter()
-            .any(|reserved| within(&plain, reserved) || within(reserved, &plain))
-    {
+    let is_reserved = RESERVED_PATHS.iter().any(|path| meet(&plain, path));
+    if parts.is_empty() || plain == "/tmp" || is_reserved {
         return Err("must not be a folder of the system or of the executor itself");
     }
-    Ok(())
+    Ok(plain)
+}
+
+/// Whether one of two paths is the other, or lies in it.
+pub(crate) fn meet(one: &str, other: &str) -> bool {
+    let parts = |path: &str| -> Vec<String> {
+        let parts = path.split('/').filter(|p| !p.is_empty() && *p != ".");
+        parts.map(str::to_owned).collect()
+    };
+    let (one, other) = (parts(one), parts(other));
+    one.iter().zip(&other).all(|(a, b)| a == b)
 }
 
 #[cfg(test)]
@@ -224,23 +249,66 @@ mod tests {
     }
 
     #[rstest]
-    #[case("/data", true)]
-    #[case("/var/cache/tf", true)]
-    #[case("/home/mayfly/.terraform.d", true)]
-    #[case("/tmp/cache", true)]
-    #[case("data", false)]
-    #[case("/", false)]
-    #[case("//", false)]
-    #[case("/.", false)]
-    #[case("/a/../etc", false)]
-    #[case("/tmp", false)]
-    #[case("/tmp/", false)]
-    #[case("/run", false)]
-    #[case("/run/mayfly/x", false)]
-    #[case("/home/mayfly", false)]
-    #[case("/proc/1", false)]
-    #[case("/a:ro", false)]
-    fn mounts_stay_out_of_reserved_folders(#[case] path: &str, #[case] valid: bool) {
-        assert_eq!(mount_path(path).is_ok(), valid, "{path}");
+    #[case("/data", "/data")]
+    #[case("/data/", "/data")]
+    #[case("//var/./cache//tf/.", "/var/cache/tf")]
+    #[case("/home/mayfly/.terraform.d", "/home/mayfly/.terraform.d")]
+    #[case("/tmp/cache", "/tmp/cache")]
+    #[case("/libexec-of-ours", "/libexec-of-ours")]
+    fn a_mount_path_has_one_spelling(#[case] path: &str, #[case] plain: &str) {
+        assert_eq!(mount_path(path).as_deref(), Ok(plain));
+    }
+
+    #[rstest]
+    #[case("data")]
+    #[case("/")]
+    #[case("//")]
+    #[case("/.")]
+    #[case("/a/../etc")]
+    #[case("/a:ro")]
+    #[case("/tmp")]
+    #[case("/tmp/")]
+    #[case("/etc")]
+    #[case("/home")]
+    #[case("/home/mayfly")]
+    #[case("/home/cnb")]
+    #[case("/var")]
+    #[case("/var/lib")]
+    #[case("/var/run/secrets/kubernetes.io")]
+    #[case("/run/secrets")]
+    #[case("/run/mayfly/x")]
+    #[case("/bin/./x")]
+    #[case("//lib64/")]
+    #[case("/usr/lib/x86_64-linux-gnu")]
+    #[case("/etc/ssh/ssh_config.d")]
+    #[case("/proc/1")]
+    fn mounts_stay_out_of_reserved_folders(#[case] path: &str) {
+        assert!(mount_path(path).is_err(), "{path}");
+    }
+
+    /// A mount lands where a link leads, so a second name of a reserved folder is as good as the first.
+    #[test]
+    fn every_other_name_this_system_has_for_a_reserved_folder_is_reserved() {
+        let mut seen = Vec::new();
+        for folder in ["/", "/var", "/etc"] {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                let (true, Ok(target)) = (path.is_symlink(), path.canonicalize()) else {
+                    continue;
+                };
+                let (path, target) = (path.to_str().unwrap(), target.to_str().unwrap());
+                if target != "/" && target_is_reserved(target) {
+                    assert!(mount_path(path).is_err(), "{path} is {target}");
+                    seen.push(path.to_owned());
+                }
+            }
+        }
+        assert!(seen.contains(&"/bin".to_owned()), "{seen:?}");
+    }
+
+    /// Whether it is a reserved folder or lies in one. What lies around one counts only for who mounts there.
+    fn target_is_reserved(target: &str) -> bool {
+        let target = std::path::Path::new(target);
+        target.is_dir() && RESERVED_PATHS.iter().any(|path| target.starts_with(path))
     }
 }

@@ -9,10 +9,10 @@ use k8s_openapi::DeepMerge as _;
 use k8s_openapi::api::core::v1::{Container, EnvVar, PodTemplateSpec, Volume};
 use serde_json::Value;
 
-use super::labels;
 use super::overrides::{RESERVED_ENV, Resources};
 use super::pod::{self, CONTAINER, JOB_DATA_VOLUME, RUN_DIR};
-use super::quantity::Amount;
+use super::quantity::{Amount, SLIP};
+use super::{check, labels};
 
 /// A pod template that has been checked.
 #[derive(Clone, PartialEq)]
@@ -46,6 +46,12 @@ pub enum OverlayError {
     /// A quantity that is none.
     #[error("has the quantity `{0}`, which cannot be read")]
     Quantity(String),
+    /// A limit the executor cannot work within.
+    #[error("limits the executor's {resource} to {amount}, {SLIP}")]
+    TooSmall {
+        resource: &'static str,
+        amount: String,
+    },
     /// A container that could never be created.
     #[error("has a request of {request} above its limit of {limit}")]
     AboveLimit { request: String, limit: String },
@@ -81,7 +87,7 @@ impl Overlay {
             .filter(|container| container.name == CONTAINER)
             .flat_map(|container| container.volume_mounts.iter().flatten())
             .map(|mount| mount.mount_path.as_str())
-            .find(|mounted| meet(mounted, path))
+            .find(|mounted| check::meet(mounted, path))
     }
 
     /// The executor's image, where it is set here.
@@ -130,16 +136,6 @@ impl Overlay {
             executor.env_from = Some(env_from);
         }
     }
-}
-
-/// Whether one of two paths is the other, or lies in it.
-fn meet(one: &str, other: &str) -> bool {
-    let parts = |path: &str| -> Vec<String> {
-        let parts = path.split('/').filter(|p| !p.is_empty() && *p != ".");
-        parts.map(str::to_owned).collect()
-    };
-    let (one, other) = (parts(one), parts(other));
-    one.iter().zip(&other).all(|(a, b)| a == b)
 }
 
 fn executor_of(template: &mut PodTemplateSpec) -> Option<&mut Container> {
@@ -243,6 +239,18 @@ fn reserved_fields(template: &PodTemplateSpec, errors: &mut Vec<OverlayError>) {
 fn quantities(container: &Container, errors: &mut Vec<OverlayError>) {
     let resources = container.resources.clone().unwrap_or_default();
     let amounts = pod::amounts(&resources);
+    for (resource, span) in [
+        ("memory", &amounts.memory),
+        ("ephemeral-storage", &amounts.ephemeral_storage),
+    ] {
+        let limit = span.limit.as_ref().filter(|limit| limit.is_a_slip());
+        if let Some(limit) = limit.filter(|_| container.name == CONTAINER) {
+            errors.push(OverlayError::TooSmall {
+                resource,
+                amount: limit.to_string(),
+            });
+        }
+    }
     for span in [amounts.cpu, amounts.memory, amounts.ephemeral_storage] {
         if let (Some(request), Some(limit)) = (span.request, span.limit)
             && request > limit
@@ -310,6 +318,10 @@ mod tests {
     #[case(
         "spec: {containers: [{name: executor, resources: {limits: {cpu: many}}}]}",
         "many"
+    )]
+    #[case(
+        "spec: {containers: [{name: executor, resources: {limits: {memory: 512}}}]}",
+        "memory to 512, and must"
     )]
     #[case(
         "spec: {containers: [{name: executor, resources: {limits: {cpu: 1}, requests: {cpu: 2}}}]}",

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Toleration;
 
 use super::pairs::{parse_list, parse_pairs};
 use super::problem::{Fault, Problem, Problems, quote};
-use super::quantity::Amount;
+use super::quantity::{Amount, SLIP};
 use super::tolerations::parse_tolerations;
 use super::{check, labels};
 
@@ -287,8 +287,7 @@ impl<'a> Reader<'a> {
 
     fn mount_path(&mut self, name: &str) -> Option<String> {
         let text = self.filled(name)?;
-        self.problems.keep(name, check::mount_path(text))?;
-        Some(text.to_owned())
+        self.problems.keep(name, check::mount_path(text))
     }
 
     fn image(&mut self) -> Option<String> {
@@ -321,11 +320,20 @@ impl<'a> Reader<'a> {
             }
             span
         };
-        Resources {
+        let resources = Resources {
             cpu: span((env::EPHEMERAL_CPU_REQUEST, env::EPHEMERAL_CPU_LIMIT)),
             memory: span((env::EPHEMERAL_MEMORY_REQUEST, env::EPHEMERAL_MEMORY_LIMIT)),
             ephemeral_storage: span((env::EPHEMERAL_STORAGE_REQUEST, env::EPHEMERAL_STORAGE_LIMIT)),
+        };
+        for (name, span) in [
+            (env::EPHEMERAL_MEMORY_LIMIT, &resources.memory),
+            (env::EPHEMERAL_STORAGE_LIMIT, &resources.ephemeral_storage),
+        ] {
+            if let Some(limit) = span.limit.as_ref().filter(|limit| limit.is_a_slip()) {
+                self.problems.add(name, format!("is {limit}, {SLIP}"));
+            }
         }
+        resources
     }
 
     fn pod_security(&mut self) -> PodSecurity {

@@ -96,6 +96,34 @@ pub fn violations(pod: &PodSpec, level: Level) -> Vec<String> {
     found
 }
 
+/// What an annotation of a pod must be so that the level holds, as a phrase that follows its key. Some take the place of a
+/// field: those of older versions of Kubernetes, and those of CRI-O.
+pub fn annotation_rule(key: &str, value: &str, level: Level) -> Option<&'static str> {
+    if level < Level::Baseline {
+        return None;
+    }
+    let is_profile =
+        value.is_empty() || value == "runtime/default" || value.starts_with("localhost/");
+    if key.starts_with("container.apparmor.security.beta.kubernetes.io/") && !is_profile {
+        return Some("must be `runtime/default` or a profile of the node");
+    }
+    let of_seccomp = key.starts_with("container.seccomp.security.alpha.kubernetes.io/")
+        || key == "seccomp.security.alpha.kubernetes.io/pod";
+    if of_seccomp && !is_profile && value != "docker/default" {
+        return Some("must be `runtime/default` or a profile of the node");
+    }
+    let of_cri_o = key
+        .strip_prefix("io.kubernetes.cri-o.")
+        .is_some_and(|setting| !HARMLESS_OF_CRI_O.contains(&setting));
+    if of_cri_o || key.starts_with("seccomp-profile.kubernetes.cri-o.io") {
+        return Some("must not be set");
+    }
+    None
+}
+
+/// Settings of CRI-O that take nothing away from the sandbox.
+const HARMLESS_OF_CRI_O: &[&str] = &["ShmSize", "umask", "userns-mode"];
+
 fn containers(pod: &PodSpec) -> impl Iterator<Item = &Container> {
     pod.init_containers.iter().flatten().chain(&pod.containers)
 }
@@ -337,6 +365,45 @@ mod tests {
         let pod = with(pointer, value);
         assert_ne!(violations(&pod, Level::Restricted), [""; 0]);
         assert_eq!(violations(&pod, Level::Baseline), [""; 0]);
+    }
+
+    #[rstest]
+    #[case(
+        "container.apparmor.security.beta.kubernetes.io/executor",
+        "unconfined"
+    )]
+    #[case(
+        "container.seccomp.security.alpha.kubernetes.io/executor",
+        "unconfined"
+    )]
+    #[case("seccomp.security.alpha.kubernetes.io/pod", "unconfined")]
+    #[case("io.kubernetes.cri-o.Devices", "/dev/kvm")]
+    #[case("io.kubernetes.cri-o.cgroup2-mount-hierarchy-rw", "true")]
+    #[case(
+        "seccomp-profile.kubernetes.cri-o.io/POD",
+        "registry.example/profile:1"
+    )]
+    fn annotations_that_undo_a_field_break_the_baseline(#[case] key: &str, #[case] value: &str) {
+        for level in [Level::Baseline, Level::Restricted] {
+            assert!(annotation_rule(key, value, level).is_some(), "{key}");
+        }
+        assert_eq!(annotation_rule(key, value, Level::Privileged), None);
+    }
+
+    #[rstest]
+    #[case(
+        "container.apparmor.security.beta.kubernetes.io/executor",
+        "runtime/default"
+    )]
+    #[case(
+        "container.apparmor.security.beta.kubernetes.io/executor",
+        "localhost/runs"
+    )]
+    #[case("seccomp.security.alpha.kubernetes.io/pod", "docker/default")]
+    #[case("io.kubernetes.cri-o.userns-mode", "auto")]
+    #[case("acme.example/owner", "unconfined")]
+    fn annotations_that_undo_nothing_keep_the_level(#[case] key: &str, #[case] value: &str) {
+        assert_eq!(annotation_rule(key, value, Level::Restricted), None);
     }
 
     #[test]

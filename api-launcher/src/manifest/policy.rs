@@ -1,17 +1,19 @@
 //! What a workspace may override. The operator's own settings are not subject to it.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use job_contract::env;
 use serde::Deserialize;
 
 use super::image::Reference;
 use super::overrides::{Overrides, Span};
-use super::pod_security::Level;
+use super::pod_security::{Level, annotation_rule};
 use super::problem::{Fault, Problem, Problems, quote};
 use super::quantity::Amount;
 
-/// Names that are allowed: patterns in which `*` stands for any text, `!` before one takes its matches out again.
+/// Names that are allowed: patterns in which `*` stands for any text. The longest one that matches a name decides, and a
+/// `!` before it takes the name out.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Patterns(Vec<String>);
@@ -22,15 +24,29 @@ impl Patterns {
         Self(patterns.into_iter().map(str::to_owned).collect())
     }
 
-    /// Whether a name is allowed: it matches a pattern, and none that takes it out.
+    /// Whether a name is allowed.
     pub fn allow(&self, name: &str) -> bool {
-        let (out, within): (Vec<&str>, Vec<&str>) = self
-            .0
-            .iter()
-            .map(String::as_str)
-            .partition(|pattern| pattern.starts_with('!'));
-        within.iter().any(|pattern| matches(pattern, name))
-            && !out.iter().any(|pattern| matches(&pattern[1..], name))
+        self.allow_one_of(&[name])
+    }
+
+    /// Whether a folder is allowed, by its own path or by that of a folder around it.
+    pub fn allow_folder(&self, path: &str) -> bool {
+        let around = Path::new(path).ancestors().filter_map(Path::to_str);
+        self.allow_one_of(&around.collect::<Vec<_>>())
+    }
+
+    fn allow_one_of(&self, names: &[&str]) -> bool {
+        let decisive = self.0.iter().filter_map(|pattern| {
+            let (takes_out, pattern) = match pattern.strip_prefix('!') {
+                Some(pattern) => (true, pattern),
+                None => (false, pattern.as_str()),
+            };
+            let length = pattern.bytes().filter(|byte| *byte != b'*').count();
+            let is_meant = names.iter().any(|name| matches(pattern, name));
+            is_meant.then_some((length, takes_out))
+        });
+        // Of two as long the one that takes out is the greater.
+        decisive.max().is_some_and(|(_, takes_out)| !takes_out)
     }
 }
 
@@ -70,6 +86,9 @@ pub struct Policy {
     pub label_keys: Patterns,
     /// Keys of annotations, of Jobs and of pods.
     pub annotation_keys: Patterns,
+    /// Folders a config map or a plugin cache may be mounted at or in. Those of the system and of the executor are never
+    /// among them.
+    pub mount_paths: Patterns,
     /// Names of extra environment.
     pub environment: Patterns,
     /// Registries, or repositories with their registry, of images.
@@ -132,9 +151,89 @@ const PLATFORM_ENVIRONMENT: &[&str] = &[
     "!no_proxy",
 ];
 
+/// What annotations of a workspace may say. Its own and those of schedulers, autoscalers and monitors are harmless. Those of
+/// Kubernetes, container runtimes, network plug-ins and injectors can loosen the sandbox, change the network, or put
+/// other containers, other code or other identities into the pod, so of each such family only what is known to be
+/// harmless is left in.
+const ANNOTATIONS: &[&str] = &[
+    "*",
+    // Kubernetes, and projects under its domains.
+    "!*kubernetes.io/*",
+    "!*k8s.io/*",
+    "app.kubernetes.io/*",
+    "cluster-autoscaler.kubernetes.io/*",
+    "controller.kubernetes.io/*",
+    "descheduler.alpha.kubernetes.io/*",
+    "kubectl.kubernetes.io/*",
+    "kubernetes.io/change-cause",
+    "kubernetes.io/description",
+    "kueue.x-k8s.io/*",
+    "scheduling.k8s.io/*",
+    // Container runtimes.
+    "!*containerd.io*",
+    "!*cri-o.io*",
+    "!dev.gvisor.*",
+    "!io.containerd.*",
+    "!io.katacontainers.*",
+    "!io.kubernetes.*",
+    "!org.systemd.*",
+    "!run.oci.*",
+    // Network plug-ins.
+    "!*cilium.io/*",
+    "!*cncf.io/*",
+    "!*ovn.org/*",
+    "!*projectcalico.org/*",
+    "!cni.*",
+    "!networking.gke.io/*",
+    "!vpc.amazonaws.com/*",
+    // Injectors of containers, code and secrets, and what gives a pod an identity.
+    "!*dapr.io/*",
+    "!*dynatrace.com/*",
+    "!*istio.io/*",
+    "!*kuma.io/*",
+    "!*linkerd.io/*",
+    "!*opentelemetry.io/*",
+    "!admission.datadoghq.com/*",
+    "!consul.hashicorp.com/*",
+    "!iam.amazonaws.com/*",
+    "!vault.hashicorp.com/*",
+    "linkerd.io/inject",
+    "sidecar.istio.io/inject",
+];
+
+/// Where a workspace may mount: places for data of one's own. Hidden folders of the home directory hold the settings of
+/// git, ssh and the clouds' libraries, which the executor uses too.
+const MOUNT_PATHS: &[&str] = &[
+    "/cache*",
+    "/config*",
+    "/data*",
+    "/etc/opentofu*",
+    "/etc/terraform*",
+    "/etc/tofu*",
+    "/home/cnb",
+    "!/home/cnb/.*",
+    "/home/cnb/.terraform*",
+    "/home/mayfly",
+    "!/home/mayfly/.*",
+    "/home/mayfly/.terraform*",
+    "/mnt",
+    "/opt",
+    "/plugin*",
+    "/shared*",
+    "/srv",
+    "/terraform*",
+    "/tf*",
+    "/tmp",
+    "/tofu*",
+    "/var/cache",
+    "/var/lib/terraform*",
+    "/var/opt",
+    "/var/tmp",
+];
+
 /// As open as the stock launcher, except where that would hand a workspace the platform: no image of its own
-/// choice, nothing below the restricted Pod Security Standard, no toleration of every taint, and no environment
-/// that steers the executor itself.
+/// choice, nothing below the restricted Pod Security Standard, no toleration of every taint, no environment
+/// that steers the executor itself, no annotation that changes what the pod is, and no mount outside of places for data.
 impl Default for Policy {
     fn default() -> Self {
         let any = || Patterns::new(["*"]);
@@ -145,7 +244,8 @@ impl Default for Policy {
             node_selector_keys: any(),
             toleration_keys: Patterns::new(["*", "!:Exists"]),
             label_keys: any(),
-            annotation_keys: any(),
+            annotation_keys: Patterns::new(ANNOTATIONS.iter().copied()),
+            mount_paths: Patterns::new(MOUNT_PATHS.iter().copied()),
             environment: Patterns::new(
                 ["*"]
                     .into_iter()
@@ -168,6 +268,7 @@ impl Policy {
         let mut refusals = Refusals(Problems::new(Fault::Run));
         self.refuse_names(asked, &mut refusals);
         self.refuse_keys(asked, &mut refusals);
+        self.refuse_paths(asked, &mut refusals);
         self.refuse_resources(asked, &mut refusals);
         self.refuse_security(asked, &mut refusals);
         refusals.0.into_vec()
@@ -245,6 +346,19 @@ impl Policy {
             if !self.toleration_keys.allow(key.unwrap_or(EVERY_TAINT)) {
                 let shown = key.unwrap_or(EVERY_TAINT);
                 refusals.add(env::EPHEMERAL_TOLERATIONS, shown, "tolerationKeys");
+            }
+        }
+    }
+
+    fn refuse_paths(&self, asked: &Overrides, refusals: &mut Refusals) {
+        for (variable, path) in [
+            (env::EPHEMERAL_CONFIG_MAP_PATH, &asked.config_map_path),
+            (env::PLUGIN_CACHE_DIR, &asked.plugin_cache_dir),
+        ] {
+            if let Some(path) = path
+                && !self.mount_paths.allow_folder(path)
+            {
+                refusals.add(variable, path, "mountPaths");
             }
         }
     }
@@ -336,6 +450,20 @@ impl Policy {
                 unconfined(&container.seccomp_profile),
             ),
         ];
+        for (key, value) in &asked.pod_annotations {
+            if let Some(rule) = annotation_rule(key, value, self.pod_security)
+                && self.annotation_keys.allow(key)
+            {
+                refusals.0.add(
+                    env::EPHEMERAL_POD_ANNOTATIONS,
+                    format!(
+                        "asks for {}, which {rule} by the policy's `podSecurity: {}`",
+                        quote(key),
+                        self.pod_security
+                    ),
+                );
+            }
+        }
         for (forbidden_from, variable, what, asked_for) in broken {
             if asked_for && self.pod_security >= forbidden_from {
                 refusals.0.add(
@@ -431,6 +559,116 @@ mod tests {
     }
 
     #[rstest]
+    #[case(&["*"], "any", true)]
+    #[case(&[], "any", false)]
+    #[case(&["*", "!secret*"], "secret-a", false)]
+    #[case(&["!secret*", "*"], "secret-a", false)]
+    #[case(&["*", "!secret*", "secret-but-harmless"], "secret-but-harmless", true)]
+    #[case(&["*", "!secret*", "secret-but-harmless"], "secret-a", false)]
+    #[case(&["a*", "!*a"], "aa", false)]
+    fn the_longest_pattern_that_matches_decides(
+        #[case] patterns: &[&str],
+        #[case] name: &str,
+        #[case] expected: bool,
+    ) {
+        let patterns = Patterns::new(patterns.iter().copied());
+        assert_eq!(patterns.allow(name), expected, "{patterns:?} {name}");
+    }
+
+    #[rstest]
+    #[case("/data", true)]
+    #[case("/var/cache/tf", true)]
+    #[case("/terraform-plugins", true)]
+    #[case("/etc/terraform-cli", true)]
+    #[case("/mnt/cache", true)]
+    #[case("/home/mayfly/.terraform.d/plugin-cache", true)]
+    #[case("/home/cnb/.terraform.d/plugins", true)]
+    #[case("/home/mayfly/plugins", true)]
+    #[case("/home/mayfly/.ssh", false)]
+    #[case("/home/mayfly/.aws", false)]
+    #[case("/home/mayfly/.config/git", false)]
+    #[case("/home/somebody", false)]
+    #[case("/etc/nsswitch.conf", false)]
+    #[case("/etc/acme", false)]
+    #[case("/app", false)]
+    #[case("/nix/store", false)]
+    #[case("/var/log", false)]
+    fn a_workspace_mounts_where_data_lies(#[case] path: &str, #[case] expected: bool) {
+        for variable in [env::EPHEMERAL_CONFIG_MAP_PATH, env::PLUGIN_CACHE_DIR] {
+            let refusals = refusals("{}", variable, path);
+            assert_eq!(refusals.is_empty(), expected, "{path}: {refusals:?}");
+            let is_named = |refusal: &String| refusal.contains("`mountPaths`");
+            assert!(refusals.iter().all(is_named), "{refusals:?}");
+        }
+    }
+
+    #[test]
+    fn a_policy_can_add_places_and_take_places_out() {
+        let policy = "mountPaths: [/data, /acme, '!/acme/private']";
+        let at = |path| refusals(policy, env::PLUGIN_CACHE_DIR, path).is_empty();
+        assert!(at("/acme/cache") && at("/data/x"));
+        assert!(!at("/acme/private/x") && !at("/mnt"));
+    }
+
+    #[rstest]
+    #[case("prometheus.io/scrape", true)]
+    #[case("cluster-autoscaler.kubernetes.io/safe-to-evict", true)]
+    #[case("karpenter.sh/do-not-disrupt", true)]
+    #[case("kubectl.kubernetes.io/default-container", true)]
+    #[case("kueue.x-k8s.io/queue-name", true)]
+    #[case("linkerd.io/inject", true)]
+    #[case("sidecar.istio.io/inject", true)]
+    #[case("ad.datadoghq.com/executor.logs", true)]
+    #[case("acme.example/owner", true)]
+    #[case("owner", true)]
+    #[case("container.apparmor.security.beta.kubernetes.io/executor", false)]
+    #[case("seccomp.security.alpha.kubernetes.io/pod", false)]
+    #[case("container.seccomp.security.alpha.kubernetes.io/executor", false)]
+    #[case("kubernetes.io/config.mirror", false)]
+    #[case("io.kubernetes.cri-o.Devices", false)]
+    #[case("seccomp-profile.kubernetes.cri-o.io/executor", false)]
+    #[case("io.katacontainers.config.hypervisor.path", false)]
+    #[case("dev.gvisor.flag.network", false)]
+    #[case("run.oci.mount_context_type", false)]
+    #[case("cdi.k8s.io/gpu", false)]
+    #[case("k8s.v1.cni.cncf.io/networks", false)]
+    #[case("cni.projectcalico.org/ipAddrs", false)]
+    #[case("vault.hashicorp.com/agent-inject", false)]
+    #[case("vault.hashicorp.com/role", false)]
+    #[case("sidecar.istio.io/userVolume", false)]
+    #[case("inject.istio.io/templates", false)]
+    #[case("config.linkerd.io/proxy-image", false)]
+    #[case("admission.datadoghq.com/python-lib.version", false)]
+    #[case("instrumentation.opentelemetry.io/inject-sdk", false)]
+    #[case("iam.amazonaws.com/role", false)]
+    fn annotations_that_change_what_a_pod_is_are_the_operators(
+        #[case] key: &str,
+        #[case] expected: bool,
+    ) {
+        for variable in [env::EPHEMERAL_ANNOTATIONS, env::EPHEMERAL_POD_ANNOTATIONS] {
+            let refusals = refusals("{}", variable, &format!("{key}=x"));
+            assert_eq!(refusals.is_empty(), expected, "{key}: {refusals:?}");
+        }
+    }
+
+    #[test]
+    fn an_annotation_that_a_policy_allows_keeps_to_its_standard_all_the_same() {
+        let key = "container.apparmor.security.beta.kubernetes.io/executor";
+        let at = |policy, value: &str| {
+            refusals(policy, env::EPHEMERAL_POD_ANNOTATIONS, &format!("{key}={value}"))
+        };
+        let open = "annotationKeys: ['*']";
+        let refused = at(open, "unconfined");
+        assert_eq!(refused.len(), 1, "{refused:?}");
+        assert!(refused[0].contains("podSecurity: restricted"), "{refused:?}");
+        assert_eq!(at(open, "runtime/default"), [""; 0]);
+        assert_eq!(
+            at("{annotationKeys: ['*'], podSecurity: privileged}", "unconfined"),
+            [""; 0]
+        );
+    }
+
+    #[rstest]
     #[case(
         "serviceAccounts: [runner-*]",
         env::EPHEMERAL_SERVICE_ACCOUNT,
@@ -470,6 +708,7 @@ mod tests {
         "a=b",
         "annotationKeys"
     )]
+    #[case("mountPaths: [/data]", env::PLUGIN_CACHE_DIR, "/mnt", "mountPaths")]
     #[case(
         "environment: ['*', '!AWS_*']",
         env::EPHEMERAL_ENV,

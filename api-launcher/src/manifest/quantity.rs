@@ -13,6 +13,11 @@ pub struct Amount {
     nano: i128,
 }
 
+/// 16 MiB, in billionths of a byte.
+const SMALLEST_LIMIT: i128 = 16 * 1024 * 1024 * 1_000_000_000;
+/// What is said of a limit on memory or storage below that; a phrase that follows the amount.
+pub(crate) const SLIP: &str = "and must be at least `16Mi`: a number without a unit counts bytes, and `Mi` or `Gi` may be missing";
+
 /// Why a text is no quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
@@ -71,6 +76,11 @@ impl Amount {
     /// The text as it was written, without white space around it.
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// Whether it is something, but less than a container can work with: usually a number without the unit that was meant.
+    pub const fn is_a_slip(&self) -> bool {
+        self.nano > 0 && self.nano < SMALLEST_LIMIT
     }
 
     /// The object Kubernetes takes.
@@ -246,14 +256,29 @@ mod tests {
     }
 
     proptest! {
+        /// Held against the expression by which the API server reads quantities.
         #[test]
-        fn no_input_makes_the_parser_panic(text in "\\PC{0,24}") {
-            let _ = Amount::parse(&text);
-        }
-
-        #[test]
-        fn nothing_looks_like_a_quantity_and_panics(text in "[-+]{0,2}[0-9.]{0,45}[eEinumkKMGTP]{0,3}[-+]?[0-9]{0,12}") {
-            let _ = Amount::parse(&text);
+        fn what_is_read_is_what_kubernetes_reads(
+            text in prop_oneof![
+                "\\PC{0,24}",
+                "[-+]{0,2}[0-9.]{0,45}[eEinumkKMGTP]{0,3}[-+]?[0-9]{0,12}",
+                "[-+]?[0-9]{1,3}[.]?[0-9]{0,3}([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,2})?",
+            ],
+        ) {
+            let grammar = regex::Regex::new(
+                r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?$",
+            ).unwrap();
+            let read = Amount::parse(&text);
+            let is_quantity = match &read {
+                Ok(_) | Err(QuantityError::Negative | QuantityError::TooLarge) => true,
+                Err(_) => false,
+            };
+            prop_assert_eq!(is_quantity, grammar.is_match(text.trim()), "{:?}: {:?}", text, read);
+            if let Ok(amount) = read {
+                prop_assert_eq!(amount.text(), text.trim());
+                prop_assert!(amount.nano >= 0);
+                prop_assert_eq!(Amount::parse(amount.text()), Ok(amount));
+            }
         }
 
         #[test]

@@ -453,8 +453,11 @@ fn a_workspace_cannot_read_the_platforms_secrets_through_its_own_variables() {
 #[case(env::EPHEMERAL_CPU_LIMIT, "-1")]
 #[case(env::EPHEMERAL_MEMORY_REQUEST, "1GiB")]
 #[case(env::EPHEMERAL_MEMORY_LIMIT, "1 Gi")]
+#[case(env::EPHEMERAL_MEMORY_LIMIT, "512")]
+#[case(env::EPHEMERAL_MEMORY_LIMIT, "15Mi")]
 #[case(env::EPHEMERAL_STORAGE_REQUEST, "1e")]
 #[case(env::EPHEMERAL_STORAGE_LIMIT, "99999999999999999999999999")]
+#[case(env::EPHEMERAL_STORAGE_LIMIT, "10")]
 #[case(env::EPHEMERAL_ENV, "EphemeralJobData=x")]
 #[case(env::EPHEMERAL_ENV, "EphemeralFlagBatch=false")]
 #[case(env::EPHEMERAL_ENV, "1A=x")]
@@ -470,6 +473,70 @@ fn a_wrong_setting_is_refused_by_its_name(#[case] variable: &str, #[case] value:
         "{errors:?}"
     );
     assert!(!errors[0].contains("hunter2"), "{errors:?}");
+}
+
+#[test]
+fn a_limit_without_its_unit_is_told_which_unit_is_counted() {
+    let limit = [(env::EPHEMERAL_MEMORY_LIMIT, "2048")];
+    let errors = errors(&Deployment::default(), &limit);
+    assert!(errors[0].contains("counts bytes") && errors[0].contains("`Mi`"), "{errors:?}");
+    for limit in ["16Mi", "0"] {
+        let limits = [(env::EPHEMERAL_MEMORY_LIMIT, limit), (env::EPHEMERAL_MEMORY_REQUEST, "0")];
+        build(&job("terraformPlan", &limits), &Deployment::default()).unwrap();
+    }
+}
+
+#[test]
+fn annotations_of_the_deployment_keep_to_the_standard_too() {
+    let key = "container.apparmor.security.beta.kubernetes.io/executor";
+    let annotation = format!("{key}=unconfined");
+    let defaults = deployment_with(&[(env::EPHEMERAL_POD_ANNOTATIONS, &annotation)]);
+    let overlay = with_overlay(&format!("metadata: {{annotations: {{{key}: unconfined}}}}"));
+    for (deployment, subject) in [
+        (defaults, env::EPHEMERAL_POD_ANNOTATIONS),
+        (overlay, env::POD_TEMPLATE_FILE),
+    ] {
+        let errors = build(&job("terraformPlan", &[]), &deployment).unwrap_err();
+        let problem = &errors.problems()[0];
+        assert_eq!((problem.subject.as_str(), problem.fault), (subject, Fault::Deployment));
+        assert!(problem.rule.contains(key), "{problem}");
+        let open = Deployment {
+            policy: serde_saphyr::from_str("podSecurity: privileged").unwrap(),
+            ..deployment
+        };
+        build(&job("terraformPlan", &[]), &open).unwrap();
+    }
+}
+
+#[test]
+fn a_workspace_moves_no_config_map_of_the_deployment_over_what_the_deployment_mounts() {
+    let mut deployment = deployment_with(&[(env::EPHEMERAL_CONFIG_MAP, "cli-config")]);
+    deployment.overlay = with_overlay(OVERLAY).overlay;
+    let errors = errors(&deployment, &[(env::EPHEMERAL_CONFIG_MAP_PATH, "/opt/ca")]);
+    assert!(errors[0].contains(env::EPHEMERAL_CONFIG_MAP_PATH), "{errors:?}");
+}
+
+#[rstest]
+#[case("/data/", "/data")]
+#[case("//var/cache/./tf/", "/var/cache/tf")]
+fn a_mount_has_the_shortest_spelling_of_its_path(#[case] asked: &str, #[case] mounted: &str) {
+    let pod = pod(&Deployment::default(), &[(env::PLUGIN_CACHE_DIR, asked)]);
+    assert_eq!(env_of(&pod, "TF_PLUGIN_CACHE_DIR").unwrap(), mounted);
+    let mounts = executor(&pod)["volumeMounts"].as_array().unwrap();
+    let cache = mounts.iter().find(|m| m["name"] == "tf-plugin-volume");
+    assert_eq!(cache.unwrap()["mountPath"], mounted);
+}
+
+#[rstest]
+#[case("/data", "/data/")]
+#[case("/mnt/all", "/mnt/all/plugins")]
+fn a_config_map_and_a_plugin_cache_stay_clear_of_each_other(#[case] map: &str, #[case] cache: &str) {
+    let variables = [
+        (env::EPHEMERAL_CONFIG_MAP, "cli-config"),
+        (env::EPHEMERAL_CONFIG_MAP_PATH, map),
+        (env::PLUGIN_CACHE_DIR, cache),
+    ];
+    assert_eq!(errors(&Deployment::default(), &variables).len(), 1);
 }
 
 #[test]
