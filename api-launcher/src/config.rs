@@ -19,7 +19,7 @@ use crate::manifest::overrides::{self, Names, Overrides};
 use crate::manifest::pairs::{parse_list, parse_pairs};
 use crate::manifest::policy::Policy;
 use crate::manifest::problem::{Fault, Problems, quote};
-use crate::manifest::quantity::Amount;
+use crate::manifest::quantity::{Amount, SLIP};
 use crate::manifest::{self, check, image};
 
 pub use crate::manifest::Deployment;
@@ -310,6 +310,9 @@ impl DeploymentArgs {
                     .map_err(|error| format!("is {}, a quantity that {error}", quote(text)))
             });
             if let Some(amount) = amount.and_then(|amount| found.keep(name, amount)) {
+                if name == env::WORK_SIZE_LIMIT && amount.is_a_slip() {
+                    found.add(name, format!("is {amount}, {SLIP}"));
+                }
                 *size = amount;
             }
         }
@@ -369,13 +372,25 @@ impl DeploymentArgs {
         let grace = seconds(
             env::TERMINATION_GRACE_PERIOD_SECONDS,
             &self.termination_grace_period_seconds,
-            MIN_GRACE_SECONDS,
+            0,
         );
         let apply_grace = seconds(
             env::APPLY_GRACE_PERIOD_SECONDS,
             &self.apply_grace_period_seconds,
             MIN_GRACE_SECONDS,
         );
+        // Stock launchers take any number, so that one is no reason not to start.
+        if let Some(short) = grace.filter(|grace| *grace < MIN_GRACE_SECONDS) {
+            deployment.warnings.push(ConfigProblem {
+                subject: env::TERMINATION_GRACE_PERIOD_SECONDS.to_owned(),
+                rule: format!(
+                    "is {short}, and {MIN_GRACE_SECONDS} counts instead: the executor needs so many seconds to stop and \
+                     save"
+                ),
+                fault: Fault::Deployment,
+            });
+        }
+        let grace = grace.map(|grace| grace.max(MIN_GRACE_SECONDS));
         let small = |value: i64| i32::try_from(value).unwrap_or(i32::MAX);
         deployment.active_deadline_seconds = deadline.unwrap_or(deployment.active_deadline_seconds);
         deployment.ttl_seconds_after_finished =

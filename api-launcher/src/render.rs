@@ -69,6 +69,10 @@ fn render(args: &RenderArgs) -> Result<String, (Exit, Vec<String>)> {
         let lines = problems.iter().map(ToString::to_string).collect();
         (Exit::BadConfiguration, lines)
     })?;
+    for warning in &deployment.warnings {
+        // Where the terminal is gone, the list still comes.
+        let _ = writeln!(io::stderr(), "warning: {warning}");
+    }
     let job = document::read(&args.file).map_err(|error| (error.exit(), vec![chain(&error)]))?;
     let manifest = manifest::build(&job, &deployment).map_err(|errors| {
         let lines = errors.problems().iter().map(ToString::to_string);

@@ -173,6 +173,9 @@ async fn open(
             platform,
             data_dir,
         } => {
+            for warning in &deployment.warnings {
+                warn!("{warning}");
+            }
             let cluster = Cluster::connect(Some(deployment.namespace.clone())).await?;
             let desk = match platform {
                 Some(platform) => Some(platform.open()?),

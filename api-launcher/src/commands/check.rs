@@ -42,6 +42,9 @@ pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, Co
         .deployment
         .resolve()
         .map_err(CommandError::Configuration)?;
+    for warning in &deployment.warnings {
+        out.note(&format!("warning: {warning}"));
+    }
     let cluster = args.access.connect(&deployment.namespace).await?;
     // An answer is worth more here than patience.
     let cluster = cluster.with_patience(Patience {

@@ -47,6 +47,9 @@ pub(super) async fn launch(args: &LaunchArgs, out: &mut Output) -> Result<Exit, 
         .deployment
         .resolve()
         .map_err(CommandError::Configuration)?;
+    for warning in &deployment.warnings {
+        out.note(&format!("warning: {warning}"));
+    }
     let job = document::read(&args.file)?;
     let manifest = manifest::build(&job, &deployment).map_err(CommandError::Manifest)?;
     let key = RunKey::of(&manifest.job.metadata).ok_or(ClusterError::Incomplete("labels"))?;

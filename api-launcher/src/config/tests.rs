@@ -117,6 +117,28 @@ fn selectors_of_the_virtual_machine_give_way_to_the_plain_variable() {
 }
 
 #[test]
+fn a_grace_period_too_short_for_the_executor_is_raised_with_a_warning() {
+    for short in ["0", "5", "29"] {
+        let raised = resolve(&["--termination-grace-period-seconds", short]);
+        assert_eq!((raised.grace_seconds, raised.apply_grace_seconds), (30, 30));
+        let [warning] = raised.warnings.as_slice() else {
+            panic!("{:?}", raised.warnings);
+        };
+        assert_eq!(warning.subject, env::TERMINATION_GRACE_PERIOD_SECONDS);
+        assert!(
+            warning
+                .rule
+                .starts_with(&format!("is {short}, and 30 counts")),
+            "{warning}"
+        );
+    }
+    assert_eq!(
+        resolve(&["--termination-grace-period-seconds", "30"]).warnings,
+        []
+    );
+}
+
+#[test]
 fn one_grace_period_counts_for_all_unless_apply_has_its_own() {
     let both = resolve(&["--termination-grace-period-seconds", "90"]);
     assert_eq!((both.grace_seconds, both.apply_grace_seconds), (90, 90));
@@ -160,7 +182,9 @@ fn env_mode_starts_nothing_again_unless_it_is_told_to() {
 #[case(&["--active-deadline-seconds", "300"], env::ACTIVE_DEADLINE_SECONDS)]
 #[case(&["--backoff-limit", "-1"], env::BACKOFF_LIMIT)]
 #[case(&["--ttl-seconds-after-finished", "99999999999"], env::TTL_SECONDS_AFTER_FINISHED)]
-#[case(&["--termination-grace-period-seconds", "5"], env::TERMINATION_GRACE_PERIOD_SECONDS)]
+#[case(&["--termination-grace-period-seconds", "-1"], env::TERMINATION_GRACE_PERIOD_SECONDS)]
+#[case(&["--work-size-limit", "10"], env::WORK_SIZE_LIMIT)]
+#[case(&["--memory-limit", "2048"], env::EPHEMERAL_MEMORY_LIMIT)]
 #[case(&["--apply-grace-period-seconds", "5"], env::APPLY_GRACE_PERIOD_SECONDS)]
 #[case(&["--priority-class", "A"], env::PRIORITY_CLASS)]
 #[case(&["--work-size-limit", "10GiB"], env::WORK_SIZE_LIMIT)]

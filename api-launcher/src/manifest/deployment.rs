@@ -9,6 +9,7 @@ use super::job_data::{Compression, Mode};
 use super::overlay::Overlay;
 use super::overrides::{Overrides, Resources, Span};
 use super::policy::Policy;
+use super::problem::Problem;
 use super::quantity::Amount;
 
 /// The image used when none is configured: the executor of the same release.
@@ -59,6 +60,8 @@ pub struct Deployment {
     /// A pod template laid over the one that is built.
     pub overlay: Option<Overlay>,
     pub policy: Policy,
+    /// Settings that count otherwise than they were made.
+    pub warnings: Vec<Problem>,
 }
 
 /// What is mounted where a plugin cache is asked for.
@@ -100,6 +103,7 @@ impl Default for Deployment {
             tmp_size_limit: amount("1Gi"),
             overlay: None,
             policy: Policy::default(),
+            warnings: Vec::new(),
         }
     }
 }
