@@ -95,14 +95,14 @@
 {{- if and $executor.sidecars (semverCompare "<1.29.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- fail "executor.sidecars: need Kubernetes 1.29, which ends them with the executor" -}}
 {{- end -}}
-{{- if and $executor.kubernetesBackendNamespaces (not $executor.serviceAccount.automountToken) -}}
-{{- fail "executor.kubernetesBackendNamespaces: needs executor.serviceAccount.automountToken" -}}
-{{- end -}}
 {{- with $values.persistence -}}
 {{- if and .cache.enabled .cache.hostPath (ne (default "restricted" $executor.policy.podSecurity) "privileged") -}}
 {{- fail "persistence.cache.hostPath: needs executor.policy.podSecurity `privileged`; a claim does not" -}}
 {{- end -}}
 {{- range $kind, $of := dict "cache" .cache "state" .state -}}
+{{- if and $of.enabled (not $of.existingClaim) (not $of.hostPath) (not (or (has "ReadWriteMany" $of.accessModes) (has "ReadWriteOnce" $of.accessModes))) -}}
+{{- fail (printf "persistence.%s.accessModes: must hold ReadWriteMany, since the pods of several runs write to the claim at a time; on a single node ReadWriteOnce is enough" $kind) -}}
+{{- end -}}
 {{- if and $of.enabled $of.csi.driver (not $of.csi.volumeHandle) -}}
 {{- fail (printf "persistence.%s.csi.volumeHandle: is required with persistence.%s.csi.driver" $kind $kind) -}}
 {{- end -}}

@@ -9,6 +9,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{
     ConfigMap, Namespace, PersistentVolume, PersistentVolumeClaim, Pod, ResourceQuota, Secret,
     Service, ServiceAccount,
@@ -40,6 +41,7 @@ const KINDS: &[(&str, &str, Judge)] = &[
     ("v1", "ServiceAccount", round_trip::<ServiceAccount>),
     ("apps/v1", "Deployment", round_trip::<Deployment>),
     ("batch/v1", "Job", round_trip::<Job>),
+    ("coordination.k8s.io/v1", "Lease", round_trip::<Lease>),
     (
         "networking.k8s.io/v1",
         "NetworkPolicy",

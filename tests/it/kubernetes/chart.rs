@@ -14,7 +14,9 @@ use base64::Engine as _;
 use integration_tests::{Repository, Running, job};
 use job_contract::JobData;
 use k8s_openapi::api::core::v1::{Pod, PodSpec, Secret};
-use kube::api::{DeleteParams, DynamicObject, ListParams, LogParams, PostParams};
+use kube::api::{
+    DeleteParams, DynamicObject, ListParams, LogParams, Patch, PatchParams, PostParams,
+};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
@@ -399,7 +401,10 @@ fn the_admission_policy_refuses_what_no_run_needs() {
         .into_iter()
         .find(|(name, _)| name == "default")
         .unwrap();
-    let documents = policed(&file);
+    let release = Release::new().with(&file);
+    let documents = release
+        .set(json!({"admissionPolicy": {"enabled": true, "secretNames": ["known"]}}))
+        .documents();
     let deployment = deployments(&documents).next().unwrap();
     let step = job::plan(&Repository::fixture());
     let job = job_among(rendered(&documents, deployment, &step));
@@ -413,11 +418,14 @@ fn the_admission_policy_refuses_what_no_run_needs() {
         "the environment takes a Secret that is not among admissionPolicy.secretNames",
         "a volume takes a Secret that is not among admissionPolicy.secretNames",
     );
+    let pull = "images are pulled with a Secret that is not among admissionPolicy.secretNames";
     let of_environment = |name: &str| json!([{"secretRef": {"name": name}}]);
     let variable = |name: &str| json!([{"name": "A", "valueFrom": {"secretKeyRef": {"name": name, "key": "a"}}}]);
     let mounted = |name: &str| json!([{"name": "v", "secret": {"secretName": name}}]);
     let projected =
         |name: &str| json!([{"name": "v", "projected": {"sources": [{"secret": {"name": name}}]}}]);
+    let csi = |name: &str| json!([{"name": "v", "csi": {"driver": "d", "nodePublishSecretRef": {"name": name}}}]);
+    let pulled = |name: &str| json!([{"name": name}]);
     let mut bad = vec![
         (
             "/metadata/labels".to_owned(),
@@ -437,8 +445,14 @@ fn the_admission_policy_refuses_what_no_run_needs() {
         (
             format!("{spec}/volumes"),
             json!([{"name": "v", "hostPath": {"path": "/"}}]),
-            "a run mounts nothing of its node",
+            "a volume is of a kind that no run needs",
         ),
+        (
+            format!("{spec}/volumes"),
+            json!([{"name": "v", "rbd": {"monitors": [], "image": "i", "secretRef": {"name": "s"}}}]),
+            "a volume is of a kind that no run needs",
+        ),
+        (format!("{spec}/imagePullSecrets"), json!([{}]), pull),
         (
             format!("{executor}/image"),
             json!("registry.example.com/mayfly-executor:1"),
@@ -464,6 +478,8 @@ fn the_admission_policy_refuses_what_no_run_needs() {
         bad.push((format!("{executor}/env"), variable(name), environment));
         bad.push((format!("{spec}/volumes"), mounted(name), volume));
         bad.push((format!("{spec}/volumes"), projected(name), volume));
+        bad.push((format!("{spec}/volumes"), csi(name), volume));
+        bad.push((format!("{spec}/imagePullSecrets"), pulled(name), pull));
     }
     let put = |at: &str, value: &Value| {
         let (parent, key) = at.rsplit_once('/').unwrap();
@@ -475,7 +491,16 @@ fn the_admission_policy_refuses_what_no_run_needs() {
         assert_eq!(refusals(&put(at, value)), [*why], "{at}: {value}");
     }
     let mine = format!("{own}-0123456789abcdef");
+    // It holds job data, with which nobody pulls an image or mounts a volume.
+    for (at, value, why) in [
+        (format!("{spec}/volumes"), csi(&mine), volume),
+        (format!("{spec}/imagePullSecrets"), pulled(&mine), pull),
+    ] {
+        assert_eq!(refusals(&put(&at, &value)), [why], "{at}");
+    }
     for (at, value) in [
+        (format!("{spec}/volumes"), csi("known")),
+        (format!("{spec}/imagePullSecrets"), pulled("known")),
         (format!("{executor}/envFrom"), of_environment(&mine)),
         (format!("{executor}/env"), variable(&mine)),
         (format!("{spec}/volumes"), mounted(&mine)),
@@ -835,7 +860,8 @@ fn canary(repository: &Repository) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn helm_itself_installs_tests_changes_and_removes_a_release_and_leaves_nothing_but_claims() {
+async fn helm_itself_installs_tests_changes_and_removes_a_release_and_leaves_nothing_but_claims_and_tests()
+ {
     let repository = Repository::fixture();
     let canary = canary(&repository);
     let installed =
@@ -865,19 +891,25 @@ async fn helm_itself_installs_tests_changes_and_removes_a_release_and_leaves_not
 
     // Its Service leads nowhere where no Deployment makes pods; that test has a journey of its own.
     let filter = "!name=mayfly-test-http";
+    let test = ["test", "mayfly", "--filter", filter, "--timeout", "2m"];
     let said = installed
-        .helm(&["test", "mayfly", "--filter", filter, "--timeout", "2m"])
+        .helm(&[&test as &[&str], &["--logs"]].concat())
         .await;
     for test in ["rights", "canary"] {
         let suite = format!("TEST SUITE:     mayfly-test-{test}\n");
         assert!(said.contains(&suite), "{said}");
+        let log = format!("POD LOGS: mayfly-test-{test}\n");
+        assert!(said.contains(&log), "{said}");
     }
+    assert!(said.contains("the canary sings"), "{said}");
     assert_eq!(
         said.matches("Phase:          Succeeded").count(),
-        3,
+        2,
         "{said}"
     );
-    assert_eq!(installed.there().await, wanted);
+    let pods = ["Pod mayfly-test-canary", "Pod mayfly-test-rights"].map(str::to_owned);
+    let tested: BTreeSet<String> = wanted.iter().cloned().chain(pods.clone()).collect();
+    assert_eq!(installed.there().await, tested);
     let state = installed.place.state().await;
     assert_eq!(state.jobs.len(), 1, "{:?}", state.jobs);
 
@@ -890,6 +922,16 @@ async fn helm_itself_installs_tests_changes_and_removes_a_release_and_leaves_not
         levels.next().unwrap()["value"].as_str().unwrap().to_owned()
     };
     let before = level().await;
+    // As the launcher of the release does.
+    let lease = installed
+        .documents
+        .iter()
+        .find(|document| document.kind() == "Lease")
+        .unwrap();
+    let leases = installed.api_of(lease);
+    let held = Patch::Merge(json!({"spec": {"holderIdentity": "mayfly-0"}}));
+    let params = PatchParams::default();
+    leases.patch(lease.name(), &params, &held).await.unwrap();
     let debug = ["--values", &values, "--set", "log.level=debug"];
     let upgrade = [&["upgrade", "mayfly", chart] as &[&str], &debug].concat();
     installed.helm(&upgrade).await;
@@ -897,7 +939,9 @@ async fn helm_itself_installs_tests_changes_and_removes_a_release_and_leaves_not
     assert_eq!(level().await, "debug");
     installed.helm(&["rollback", "mayfly", "1"]).await;
     assert_eq!(level().await, before);
-    assert_eq!(installed.there().await, wanted);
+    let held = leases.get(lease.name()).await.unwrap();
+    assert_eq!(held.data["spec"]["holderIdentity"], "mayfly-0");
+    assert_eq!(installed.there().await, tested);
 
     installed
         .helm(&["uninstall", "mayfly", "--wait", "--timeout", "2m"])
@@ -905,7 +949,8 @@ async fn helm_itself_installs_tests_changes_and_removes_a_release_and_leaves_not
     let claims = wanted
         .into_iter()
         .filter(|name| name.starts_with("PersistentVolumeClaim "));
-    assert_eq!(installed.there().await, claims.collect());
+    // Helm keeps the pods of tests, for their logs.
+    assert_eq!(installed.there().await, claims.chain(pods).collect());
     // Nor does Helm's own record stay, and what ran goes on by itself.
     let state = installed.place.state().await;
     let of_helm = |secret: &Secret| secret.type_.as_deref() == Some("helm.sh/release.v1");

@@ -1,8 +1,8 @@
-{{/* Metadata of a pod of `helm test`. Takes root and name. */}}
+{{/* Metadata of a pod of `helm test`, which stays until the next test: `helm test --logs` reads it. Takes root and name. */}}
 {{- define "mayfly.test.metadata" -}}
 {{- include "mayfly.metadata" (dict "root" .root "name" .name "namespace" (include "mayfly.namespace" .root) "component" "test" "annotations" (dict
   "helm.sh/hook" "test"
-  "helm.sh/hook-delete-policy" "before-hook-creation,hook-succeeded"
+  "helm.sh/hook-delete-policy" "before-hook-creation"
 )) -}}
 {{- end -}}
 
