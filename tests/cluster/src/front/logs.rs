@@ -77,19 +77,23 @@ impl Logs {
     }
 }
 
+/// Whose log is meant. Beside init containers, one container is meant without its name.
 fn container_of(query: &Query, pod: &Value) -> Result<String, ApiError> {
-    let names: Vec<&str> = ["containers", "initContainers"]
-        .iter()
-        .flat_map(|list| items(&pod["spec"][*list]))
-        .filter_map(|container| container["name"].as_str())
-        .collect();
+    let names = |list: &str| -> Vec<&str> {
+        let containers = items(&pod["spec"][list]).iter();
+        let names = containers.filter_map(|container| container["name"].as_str());
+        names.collect()
+    };
+    let (plain, init) = (names("containers"), names("initContainers"));
     let pod = pod["metadata"]["name"].as_str().unwrap_or("");
-    match (query.get("container"), names.as_slice()) {
+    match (query.get("container"), plain.as_slice()) {
         ("", [only]) => Ok((*only).to_owned()),
         ("", names) => Err(ApiError::bad_request(format!(
             "a container name must be specified for pod {pod}, choose one of: {names:?}"
         ))),
-        (wanted, names) if names.contains(&wanted) => Ok(wanted.to_owned()),
+        (wanted, names) if names.contains(&wanted) || init.contains(&wanted) => {
+            Ok(wanted.to_owned())
+        }
         (wanted, _) => Err(ApiError::bad_request(format!(
             "container {wanted} is not valid for pod {pod}"
         ))),
