@@ -6,6 +6,7 @@
 mod budget;
 pub(crate) mod check;
 pub mod deployment;
+mod environment;
 pub mod executor_kind;
 pub mod image;
 pub mod job_data;
@@ -13,7 +14,6 @@ pub mod labels;
 pub mod names;
 pub mod overlay;
 pub mod overrides;
-pub mod pairs;
 pub mod pod;
 pub mod pod_security;
 pub mod policy;
@@ -34,6 +34,8 @@ use k8s_openapi::api::core::v1::{PodTemplateSpec, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
+pub use job_contract::pairs;
+
 pub use self::deployment::Deployment;
 pub use self::problem::{Fault, ManifestErrors, Problem};
 
@@ -50,6 +52,8 @@ pub struct Manifest {
     pub job: Job,
     /// The Secret with the job data, unless it travels in the Job itself.
     pub secret: Option<Secret>,
+    /// What the run's log has to say of settings that have no effect.
+    pub notes: Vec<String>,
 }
 
 /// Which objects, and never the data in them.
@@ -73,7 +77,11 @@ impl Manifest {
             secret.metadata.name = Some(names::secret_name(name, attempt));
             secret
         });
-        Self { job, secret }
+        Self {
+            job,
+            secret,
+            notes: self.notes.clone(),
+        }
     }
 
     /// The Job of [`Manifest::of_attempt`], from which the Secret's name is told.
@@ -106,12 +114,18 @@ pub fn build(job: &JobData, deployment: &Deployment) -> Result<Manifest, Manifes
     let mut job_problems = Problems::new(Fault::Run);
     let step_type = check_job(job, &mut job_problems);
     let mut problems = job_problems.into_vec();
-    let (asked, unreadable) =
+    let (mut asked, unreadable) =
         overrides::read(&job.environment_variables, Names::WORKSPACE, Fault::Run);
     problems.extend(unreadable);
     problems.extend(deployment.policy.refusals(&asked));
     let merged = asked.clone().over(deployment.defaults.clone());
     problems.extend(implied(&asked, &merged, deployment));
+    let (env, notes) = environment::of_container(
+        std::mem::take(&mut asked.env),
+        deployment.executor_kind_of(&merged),
+        deployment.policy.environment.as_ref(),
+    );
+    asked.env = env;
     let transport = Transport::choose(
         job,
         deployment.job_data_mode,
@@ -145,6 +159,7 @@ pub fn build(job: &JobData, deployment: &Deployment) -> Result<Manifest, Manifes
     };
     Ok(Manifest {
         secret: secret(&metadata, transport),
+        notes,
         job: Job {
             metadata: ObjectMeta {
                 annotations: Some(merged.annotations).filter(|map| !map.is_empty()),

@@ -78,6 +78,10 @@ fn render(args: &RenderArgs) -> Result<String, (Exit, Vec<String>)> {
         let lines = errors.problems().iter().map(ToString::to_string);
         (errors.exit(), lines.collect())
     })?;
+    for note in &manifest.notes {
+        // Likewise.
+        let _ = writeln!(io::stderr(), "warning: {note}");
+    }
     to_text(&manifest.of_attempt(ATTEMPT).to_list(), args.output).map_err(|error| {
         (
             Exit::Defect,

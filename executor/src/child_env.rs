@@ -1,12 +1,17 @@
 //! The environment of tools and scripts: an allow-list of the executor's own, plus the run's variables.
 //!
 //! The executor's environment holds the platform's secrets and the job data; nothing of it is handed on unless
-//! it is named here, in the operator's configuration, or in the run's own `EPHEMERAL_JOB_ENV_VARS`.
+//! it is named here or in the operator's configuration. What the run asks for in `EPHEMERAL_JOB_ENV_VARS` comes from the job
+//! document, like its other variables, and never reaches the executor's own environment.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 
+use clap::{Arg, CommandFactory as _};
+use job_contract::pairs::parse_pairs;
 use job_contract::{JobData, env};
+
+use crate::config::Config;
 
 /// Names every process needs to find its way, and those by which pods learn who they are.
 const INHERITED: &[&str] = &[
@@ -78,9 +83,6 @@ const NEVER: &[&str] = &[
     "TerrakubeRedisTruststorePassword",
 ];
 
-/// Extra container variables of a workspace (contract 3.3); the run asked for them, so it gets them.
-const JOB_ENV_VARS: &str = "EPHEMERAL_JOB_ENV_VARS";
-
 /// What a step does without a person watching.
 const AUTOMATION: &[(&str, &str)] = &[
     ("CHECKPOINT_DISABLE", "1"),
@@ -130,15 +132,13 @@ impl ChildEnv {
         forward: &[String],
         job: &JobData,
     ) -> Result<Self, ChildEnvError> {
-        let asked = job_env_names(job);
         let is_allowed = |name: &OsStr| {
             name.to_str().is_some_and(|name| {
                 let listed = INHERITED.contains(&name)
                     || INHERITED_PREFIXES
                         .iter()
                         .any(|prefix| name.starts_with(prefix))
-                    || forward.iter().any(|extra| extra.trim() == name)
-                    || asked.contains(&name);
+                    || forward.iter().any(|extra| extra.trim() == name);
                 listed && !NEVER.contains(&name)
             })
         };
@@ -152,8 +152,11 @@ impl ChildEnv {
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
                 .collect(),
         };
-        for (name, value) in &job.environment_variables {
-            env.set(name, value)?;
+        // A stock launcher puts these on the container, where the run's own variables take their place.
+        let extra = extra_variables(job);
+        let extra = extra.filter(|(name, _)| !NEVER.contains(&name.as_str()));
+        for (name, value) in extra.chain(job.environment_variables.clone()) {
+            env.set(&name, &value)?;
         }
         Ok(env)
     }
@@ -224,15 +227,20 @@ fn check(name: &str, value: &str) -> Result<(), ChildEnvError> {
     Ok(())
 }
 
-/// Names in the key-value list of contract 3.4.
-fn job_env_names(job: &JobData) -> Vec<&str> {
-    let list = job
-        .environment_variables
-        .get(JOB_ENV_VARS)
-        .map_or("", String::as_str);
-    list.split(';')
-        .map(|pair| pair.split('=').next().unwrap_or(pair).trim())
-        .filter(|name| !name.is_empty())
+/// The pairs of `EPHEMERAL_JOB_ENV_VARS` (contract 3.4).
+fn extra_variables(job: &JobData) -> impl Iterator<Item = (String, String)> + use<> {
+    let pairs = job.environment_variables.get(env::EPHEMERAL_ENV);
+    let pairs = pairs.map(|text| parse_pairs(text)).unwrap_or_default();
+    pairs.into_iter().filter(|(name, _)| !name.is_empty())
+}
+
+/// Names in the run's `EPHEMERAL_JOB_ENV_VARS` by which it cannot set what it may have meant to: settings of the executor.
+pub fn without_effect(job: &JobData) -> Vec<String> {
+    let command = Config::command();
+    let settings: Vec<&OsStr> = command.get_arguments().filter_map(Arg::get_env).collect();
+    extra_variables(job)
+        .map(|(name, _)| name)
+        .filter(|name| settings.contains(&OsStr::new(name)))
         .collect()
 }
 
@@ -267,9 +275,11 @@ mod tests {
             ("AwsTerraformStateSecretKey", "k"),
             ("OTHER", "o"),
             ("EXTRA", "e"),
-            ("WANTED", "w"),
         ]);
-        let job = job(&[("EPHEMERAL_JOB_ENV_VARS", "WANTED=w; InternalSecret=x")]);
+        let job = job(&[(
+            "EPHEMERAL_JOB_ENV_VARS",
+            "WANTED=w; InternalSecret=x;OTHER=mine",
+        )]);
         let forward = ["EXTRA".to_owned(), "InternalSecret".to_owned()];
         let env = ChildEnv::new(own, &forward, &job).unwrap();
         let names: Vec<_> = env.iter().map(|(name, _)| name.to_str().unwrap()).collect();
@@ -279,14 +289,48 @@ mod tests {
                 "EXTRA",
                 "LC_ALL",
                 "PATH",
-                "WANTED",
                 "CHECKPOINT_DISABLE",
                 "EPHEMERAL_JOB_ENV_VARS",
+                "OTHER",
                 "TF_INPUT",
-                "TF_IN_AUTOMATION"
+                "TF_IN_AUTOMATION",
+                "WANTED",
             ]
-            .into_iter()
-            .collect::<Vec<_>>()
+        );
+        assert_eq!(env.get("OTHER").unwrap(), "mine");
+    }
+
+    /// As with the stock executor, whose container has the first and whose tool gets the second over it.
+    #[test]
+    fn extra_variables_come_from_the_document_and_give_way_to_those_of_the_same_name() {
+        let own = own(&[("AWS_REGION", "of the pod"), ("HTTPS_PROXY", "of the pod")]);
+        let job = job(&[
+            (
+                "EPHEMERAL_JOB_ENV_VARS",
+                "AWS_REGION=extra;STAGE=extra;PATH=/evil;URL=a=b; =x",
+            ),
+            ("STAGE", "of the run"),
+        ]);
+        let env = ChildEnv::new(own, &[], &job).unwrap();
+        let all: BTreeMap<_, _> = env.iter().collect();
+        let of = |name: &str| all.get(OsStr::new(name)).and_then(|value| value.to_str());
+        assert_eq!(of("AWS_REGION"), Some("extra"));
+        assert_eq!(of("STAGE"), Some("of the run"));
+        assert_eq!(of("URL"), Some("a=b"));
+        assert_eq!(of("HTTPS_PROXY"), Some("of the pod"));
+        assert_eq!(of("PATH"), None);
+        // What the executor starts for itself knows nothing of them.
+        let inherited: Vec<_> = env.inherited().map(|(_, value)| value).collect();
+        assert_eq!(inherited, ["of the pod", "of the pod"]);
+    }
+
+    #[test]
+    fn settings_of_the_executor_among_the_extra_variables_are_known() {
+        let extra = "TerrakubeEnableColorOutput=false;TF_LOG=debug;TerrakubeRedisSSL=false;OTHER=x";
+        let job = job(&[("EPHEMERAL_JOB_ENV_VARS", extra)]);
+        assert_eq!(
+            without_effect(&job),
+            ["TerrakubeEnableColorOutput", "TerrakubeRedisSSL"]
         );
     }
 

@@ -8,12 +8,13 @@ use control_plane::platform::{Admission, Claim, Holder, Standing, Start};
 use control_plane::{Platform, PlatformError, StepRef};
 use job_contract::progress::Phase;
 use job_contract::status::JobStatus;
-use job_contract::{Exit, JobData, StepType, chain};
+use job_contract::{Exit, JobData, StepType, chain, env};
 use serde_json::{Map, Value};
 use tokio::time::timeout;
 use tracing::{info, warn};
 use uuid::Uuid;
 
+use crate::child_env;
 use crate::conclusion::{Verdict, output_key};
 use crate::config::Config;
 use crate::operation::Prepared;
@@ -67,6 +68,14 @@ fn not_dispatched(run: &Run<'_>, status: &JobStatus) -> Verdict {
 /// Everything that may be repeated freely, and the claim that ends it.
 pub(crate) async fn prepare(run: &Run<'_>, standing: &Standing) -> Result<Readiness, StageError> {
     scripts::check(&run.job, &run.env.path())?;
+    for name in child_env::without_effect(&run.job) {
+        let text = format!(
+            "`{}` names `{name}`, a setting of the executor, where it has no effect: what stands there reaches the tool \
+             and scripts alone.",
+            env::EPHEMERAL_ENV
+        );
+        run.log.writer().line(&text).await;
+    }
     if !run.job.policy_list.is_empty() {
         warn!(
             policies = run.job.policy_list.len(),

@@ -11,6 +11,7 @@ pub mod env;
 pub mod exit;
 pub mod job;
 pub mod keys;
+pub mod pairs;
 pub mod progress;
 pub mod report;
 pub mod settlement;

@@ -408,6 +408,7 @@ pub(super) fn objects(job_id: &str, step_id: &str) -> Manifest {
     Manifest {
         job: serde_json::from_value(job).unwrap(),
         secret: Some(serde_json::from_value(secret).unwrap()),
+        notes: Vec::new(),
     }
 }
 

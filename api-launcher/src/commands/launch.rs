@@ -52,6 +52,9 @@ pub(super) async fn launch(args: &LaunchArgs, out: &mut Output) -> Result<Exit, 
     }
     let job = document::read(&args.file)?;
     let manifest = manifest::build(&job, &deployment).map_err(CommandError::Manifest)?;
+    for note in &manifest.notes {
+        out.note(&format!("warning: {note}"));
+    }
     let key = RunKey::of(&manifest.job.metadata).ok_or(ClusterError::Incomplete("labels"))?;
     let cluster = args.access.connect(&deployment.namespace).await?;
     let submitted = cluster.submit(&manifest).await?;

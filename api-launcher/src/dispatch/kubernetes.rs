@@ -15,7 +15,7 @@ use job_contract::{JobData, chain, env};
 use tokio::sync::Mutex;
 use tokio::time::{Instant as Deadline, timeout_at};
 use tokio_util::task::TaskTracker;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use self::observer::{Duty, Observer};
 use super::desk::Desk;
@@ -162,6 +162,13 @@ impl KubernetesTarget {
     ) -> Result<Accepted, Refused> {
         let until = Deadline::now() + self.acceptance;
         let manifest = manifest::build(&job, &self.deployment);
+        let notes = manifest
+            .as_ref()
+            .map(|manifest| manifest.notes.clone())
+            .unwrap_or_default();
+        for note in &notes {
+            info!(job_id = job.job_id, step_id = job.step_id, "{note}");
+        }
         let Some(desk) = &self.desk else {
             return self.submit(manifest, until).await;
         };
@@ -192,14 +199,41 @@ impl KubernetesTarget {
                     Accepted::Duplicate => desk.beat_until_taken_over(&job.job_id, None),
                     Accepted::New => desk.beat(&job.job_id),
                 });
-                if let Some(name) = held {
-                    self.complete(desk, job, name, answered);
+                match held {
+                    Some(name) => self.complete(desk, job, name, answered),
+                    None if accepted == Accepted::New && !notes.is_empty() => {
+                        self.remark(desk, &job, notes, answered);
+                    }
+                    None => {}
                 }
                 Ok(accepted)
             }
             Err(Refused::Invalid(reason)) => self.refuse(desk, job, reason, answered, until).await,
             Err(refused) => Err(refused),
         }
+    }
+
+    /// Tells the run's log of settings that have no effect, once the platform lets anybody write there.
+    fn remark(&self, desk: &Desk, job: &JobData, notes: Vec<String>, answered: Answered) {
+        let (desk, step) = (desk.clone(), StepRef::of(job));
+        self.promised.spawn(async move {
+            answered.wait().await;
+            let told = async {
+                for note in &notes {
+                    while let Err(error) = desk.note(&step, note).await {
+                        debug!(error = chain(&error), "a note has to wait");
+                        tokio::time::sleep(REFUSAL_AGAIN).await;
+                    }
+                }
+            };
+            if tokio::time::timeout(REFUSAL, told).await.is_err() {
+                warn!(
+                    job_id = step.job_id,
+                    step_id = step.step_id,
+                    "settings without effect could not be told in the run's log"
+                );
+            }
+        });
     }
 
     /// Beats once. The watcher does the same as soon as it has seen the run; it may be another replica, or about to be
@@ -450,7 +484,9 @@ mod tests {
     use std::convert::Infallible;
     use std::sync::{Arc, Mutex as Record};
 
+    use artifact_store::Store;
     use axum::http::{Method, Request, Response, StatusCode};
+    use job_contract::keys::ObjectKey;
     use job_contract::status::StepStatus;
     use kube::Client;
     use kube::client::Body;
@@ -460,6 +496,7 @@ mod tests {
     use super::*;
     use crate::cluster::Patience;
     use crate::dispatch::answer as answer_to;
+    use crate::manifest::executor_kind::{ExecutorKind, ExecutorKindSetting};
 
     type Asked = Arc<Record<Vec<String>>>;
 
@@ -521,6 +558,35 @@ mod tests {
         target_of(
             Cluster::from_client(Client::new(service, "runs"), "runs").with_patience(patience),
         )
+    }
+
+    #[tokio::test]
+    async fn what_has_no_effect_is_told_in_the_runs_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut target, _) = target(None);
+        target.desk = Some(Desk::local(folder.path()));
+        target.deployment.executor_kind = ExecutorKindSetting::Always(ExecutorKind::Stock);
+        let mut job = job();
+        job.environment_variables.insert(
+            env::EPHEMERAL_ENV.to_owned(),
+            "LOCALDOMAIN=elsewhere.example;TF_LOG=info".to_owned(),
+        );
+        let key = ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id);
+        assert_eq!(accept(&target, job).await, Ok(Accepted::New));
+        target.promised.close();
+        target.promised.wait().await;
+        let store = Store::local(folder.path());
+        let output = folder.path().join("output");
+        store.fetch(&store.reference(&key), &output).await.unwrap();
+        let output = std::fs::read_to_string(output).unwrap();
+        assert!(
+            output.contains("`LOCALDOMAIN`, which has no effect"),
+            "{output}"
+        );
+        assert!(
+            !output.contains("elsewhere") && !output.contains("TF_LOG"),
+            "{output}"
+        );
     }
 
     const SOON: Duration = Duration::from_millis(50);

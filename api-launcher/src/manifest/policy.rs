@@ -89,8 +89,8 @@ pub struct Policy {
     /// Folders a config map or a plugin cache may be mounted at or in. Those of the system and of the executor are never
     /// among them.
     pub mount_paths: Patterns,
-    /// Names of extra environment.
-    pub environment: Patterns,
+    /// Names in `EPHEMERAL_JOB_ENV_VARS`; `None` is any, of which a stock executor's container gets the harmless ones.
+    pub environment: Option<Patterns>,
     /// Registries, or repositories with their registry, of images.
     pub image_registries: Patterns,
     /// Keys of both security contexts.
@@ -109,47 +109,6 @@ pub struct Ceilings {
     pub memory: Option<Amount>,
     pub ephemeral_storage: Option<Amount>,
 }
-
-/// What steers the executor itself: its settings, in Terrakube's spelling and in ours, and what the libraries in it and
-/// the programs it starts read to find a proxy, the authorities they trust, an identity, or code to load. Who sets them
-/// could have the platform's credentials. Proxies are read in both spellings.
-const PLATFORM_ENVIRONMENT: &[&str] = &[
-    "!ALL_PROXY",
-    "!AWS_CONTAINER_*",
-    "!AWS_ENDPOINT_URL*",
-    "!AWS_METADATA_ENDPOINT",
-    "!AWS_ROLE_*",
-    "!AWS_WEB_IDENTITY_TOKEN_FILE",
-    "!AZURE_*",
-    "!Aws*",
-    "!AzBuilder*",
-    "!Azure*",
-    "!CURL_CA_BUNDLE",
-    "!CustomTerraformReleasesUrl",
-    "!Ephemeral*",
-    "!Executor*",
-    "!GIT_*",
-    "!Gcp*",
-    "!HOME",
-    "!HTTPS_PROXY",
-    "!HTTP_PROXY",
-    "!InternalSecret",
-    "!JAVA_TOOL_OPTIONS",
-    "!JDK_JAVA_OPTIONS",
-    "!LD_*",
-    "!LogViaApi",
-    "!MAYFLY_*",
-    "!NO_PROXY",
-    "!PATH",
-    "!SSL_CERT_*",
-    "!TerraformStateType",
-    "!Terrakube*",
-    "!_JAVA_OPTIONS",
-    "!all_proxy",
-    "!http_proxy",
-    "!https_proxy",
-    "!no_proxy",
-];
 
 /// What annotations of a workspace may say. Its own and those of schedulers, autoscalers and monitors are harmless. Those of
 /// Kubernetes, container runtimes, network plug-ins and injectors can loosen the sandbox, change the network, or put
@@ -232,8 +191,7 @@ const MOUNT_PATHS: &[&str] = &[
 ];
 
 /// As open as the stock launcher, except where that would hand a workspace the platform: no image of its own
-/// choice, nothing below the restricted Pod Security Standard, no toleration of every taint, no environment
-/// that steers the executor itself, no annotation that changes what the pod is, and no mount outside of places for data.
+/// choice, nothing below the restricted Pod Security Standard, no toleration of every taint, no annotation that changes what the pod is, and no mount outside of places for data.
 impl Default for Policy {
     fn default() -> Self {
         let any = || Patterns::new(["*"]);
@@ -246,11 +204,7 @@ impl Default for Policy {
             label_keys: any(),
             annotation_keys: Patterns::new(ANNOTATIONS.iter().copied()),
             mount_paths: Patterns::new(MOUNT_PATHS.iter().copied()),
-            environment: Patterns::new(
-                ["*"]
-                    .into_iter()
-                    .chain(PLATFORM_ENVIRONMENT.iter().copied()),
-            ),
+            environment: None,
             image_registries: Patterns::new([]),
             security_context_keys: any(),
             pod_security: Level::Restricted,
@@ -335,12 +289,14 @@ impl Policy {
             &self.annotation_keys,
             "annotationKeys",
         );
-        refusals.names(
-            env::EPHEMERAL_ENV,
-            asked.env.keys(),
-            &self.environment,
-            "environment",
-        );
+        if let Some(environment) = &self.environment {
+            refusals.names(
+                env::EPHEMERAL_ENV,
+                asked.env.keys(),
+                environment,
+                "environment",
+            );
+        }
         for toleration in asked.tolerations.iter().flatten() {
             let key = toleration.key.as_deref();
             if !self.toleration_keys.allow(key.unwrap_or(EVERY_TAINT)) {
@@ -655,15 +611,25 @@ mod tests {
     fn an_annotation_that_a_policy_allows_keeps_to_its_standard_all_the_same() {
         let key = "container.apparmor.security.beta.kubernetes.io/executor";
         let at = |policy, value: &str| {
-            refusals(policy, env::EPHEMERAL_POD_ANNOTATIONS, &format!("{key}={value}"))
+            refusals(
+                policy,
+                env::EPHEMERAL_POD_ANNOTATIONS,
+                &format!("{key}={value}"),
+            )
         };
         let open = "annotationKeys: ['*']";
         let refused = at(open, "unconfined");
         assert_eq!(refused.len(), 1, "{refused:?}");
-        assert!(refused[0].contains("podSecurity: restricted"), "{refused:?}");
+        assert!(
+            refused[0].contains("podSecurity: restricted"),
+            "{refused:?}"
+        );
         assert_eq!(at(open, "runtime/default"), [""; 0]);
         assert_eq!(
-            at("{annotationKeys: ['*'], podSecurity: privileged}", "unconfined"),
+            at(
+                "{annotationKeys: ['*'], podSecurity: privileged}",
+                "unconfined"
+            ),
             [""; 0]
         );
     }
@@ -774,10 +740,6 @@ mod tests {
     #[rstest]
     #[case(env::EPHEMERAL_IMAGE, "evil/x", "imageRegistries")]
     #[case(env::EPHEMERAL_TOLERATIONS, ":Exists", "tolerationKeys")]
-    #[case(env::EPHEMERAL_ENV, "MAYFLY_LOG_FILE=x", "environment")]
-    #[case(env::EPHEMERAL_ENV, "LD_PRELOAD=x", "environment")]
-    #[case(env::EPHEMERAL_ENV, "InternalSecret=x", "environment")]
-    #[case(env::EPHEMERAL_ENV, "AzBuilderApiUrl=https://elsewhere", "environment")]
     #[case(
         env::EPHEMERAL_POD_SECURITY,
         "runAsNonRoot=false",
@@ -806,75 +768,17 @@ mod tests {
         assert!(refusals[0].contains(rule), "{refusals:?}");
     }
 
+    /// Whoever looks up why something is refused finds the pattern.
     #[test]
-    fn no_workspace_diverts_what_the_executor_sends_or_trusts() {
-        let diverting = [
-            "ALL_PROXY",
-            "HTTPS_PROXY",
-            "HTTP_PROXY",
-            "NO_PROXY",
-            "all_proxy",
-            "http_proxy",
-            "https_proxy",
-            "no_proxy",
-            "CURL_CA_BUNDLE",
-            "SSL_CERT_DIR",
-            "SSL_CERT_FILE",
-            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-            "AWS_ENDPOINT_URL_STS",
-            "AWS_ROLE_ARN",
-            "AWS_WEB_IDENTITY_TOKEN_FILE",
-            "AZURE_AUTHORITY_HOST",
-            "GIT_SSL_CAINFO",
-            "HOME",
-            "PATH",
-            env::JAVA_TOOL_OPTIONS,
-            env::STATE_TYPE,
-            env::AZURE_ACCOUNT,
-            env::AZURE_RESOURCE_GROUP,
-            env::AZURE_CONTAINER,
-            env::AZURE_ACCESS_KEY,
-            env::AWS_ACCESS_KEY,
-            env::AWS_SECRET_KEY,
-            env::AWS_BUCKET,
-            env::AWS_REGION,
-            env::AWS_ENDPOINT,
-            env::AWS_INCLUDE_BACKEND_KEYS,
-            env::AWS_ENABLE_ROLE_AUTH,
-            env::AWS_USE_LOCKFILE,
-            env::GCP_CREDENTIALS,
-            env::GCP_BUCKET,
-            env::GCP_PROJECT,
-            env::DISABLE_ACKNOWLEDGE,
-            env::COLOR_OUTPUT,
-            env::TERRAFORM_RELEASES_URL,
-            env::API_URL,
-            env::PUBLIC_API_URL,
-            env::INTERNAL_SECRET,
-            env::ENABLE_SECURITY,
-            env::REGISTRY_DOMAIN,
-            env::TOOLS_REPOSITORY,
-            env::TOOLS_BRANCH,
-            env::LOG_VIA_API,
-            env::REDIS_HOSTNAME,
-            env::REDIS_PORT,
-            env::REDIS_USERNAME,
-            env::REDIS_PASSWORD,
-            env::REDIS_SSL,
-            env::REDIS_TRUSTSTORE_PATH,
-            env::REDIS_CLUSTER_NODES,
-            env::REDIS_SENTINEL_MASTER,
-            env::REDIS_SENTINEL_NODES,
-            env::BACKEND_CREDENTIALS,
-            env::RELEASE_MIRROR_URL,
-            env::MAX_DURATION_MINUTES,
-            env::OUTCOME_EXIT_CODE,
-        ];
-        let allowed: Vec<&str> = diverting
-            .into_iter()
-            .filter(|name| Policy::default().environment.allow(name))
-            .collect();
-        assert_eq!(allowed, [""; 0]);
+    fn the_document_names_every_pattern_of_the_default() {
+        let document = include_str!("../../../docs/kubernetes-manifest.md");
+        for pattern in ANNOTATIONS.iter().chain(MOUNT_PATHS) {
+            let pattern = pattern.trim_start_matches('!');
+            // Of homes it says which folders are meant.
+            let is_told =
+                pattern.starts_with("/home/") || document.contains(&format!("`{pattern}`"));
+            assert!(is_told, "{pattern}");
+        }
     }
 
     #[test]

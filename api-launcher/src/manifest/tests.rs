@@ -346,7 +346,6 @@ fn the_workspace_comes_before_the_deployment_for_every_variable() {
         (env::EPHEMERAL_MEMORY_LIMIT, "9Gi"),
         (env::EPHEMERAL_STORAGE_REQUEST, "9Gi"),
         (env::EPHEMERAL_STORAGE_LIMIT, "9Gi"),
-        (env::EPHEMERAL_ENV, "GREETING=other;TeamFlag=other"),
         (env::DEPLOYMENT_PLUGIN_CACHE_DIR, "/other-cache"),
         (env::DEPLOYMENT_PLUGIN_CACHE_CLAIM, "other"),
     ]
@@ -377,13 +376,11 @@ fn the_deployment_counts_where_the_workspace_is_silent() {
     ]);
     let variables = [
         (env::EPHEMERAL_SERVICE_ACCOUNT, " "),
-        (env::EPHEMERAL_ENV, "A=b"),
         (env::EPHEMERAL_LABELS, "stage=prod"),
     ];
     let pod = pod(&deployment, &variables);
     assert_eq!(pod["serviceAccountName"], "runner");
     assert_eq!(env_of(&pod, "HTTPS_PROXY").unwrap(), "http://proxy");
-    assert_eq!(env_of(&pod, "A").unwrap(), "b");
     assert_eq!(env_of(&pod, "TF_PLUGIN_CACHE_DIR").unwrap(), "/cache");
     let manifest = build(&job("terraformPlan", &variables), &deployment).unwrap();
     let labels = manifest.job.metadata.labels.unwrap();
@@ -414,12 +411,12 @@ fn the_lower_level_gives_way_when_a_request_and_a_limit_meet() {
 fn a_workspace_cannot_read_the_platforms_secrets_through_its_own_variables() {
     let variables = [(
         env::EPHEMERAL_ENV,
-        "TF_VAR_x=$(InternalSecret);COST=5$;TWO=$$",
+        "TF_VAR_x=$(InternalSecret);TF_VAR_cost=5$;TF_VAR_two=$$",
     )];
-    let pod = pod(&Deployment::default(), &variables);
+    let pod = pod(&stock(Deployment::default()), &variables);
     assert_eq!(env_of(&pod, "TF_VAR_x").unwrap(), "$$(InternalSecret)");
-    assert_eq!(env_of(&pod, "COST").unwrap(), "5$$");
-    assert_eq!(env_of(&pod, "TWO").unwrap(), "$$$$");
+    assert_eq!(env_of(&pod, "TF_VAR_cost").unwrap(), "5$$");
+    assert_eq!(env_of(&pod, "TF_VAR_two").unwrap(), "$$$$");
     let cache = [(env::PLUGIN_CACHE_DIR, "/cache/$(InternalSecret)")];
     let pod = self::pod(&Deployment::default(), &cache);
     assert_eq!(
@@ -476,12 +473,52 @@ fn a_wrong_setting_is_refused_by_its_name(#[case] variable: &str, #[case] value:
 }
 
 #[test]
+fn a_workspace_changes_nothing_in_the_environment_of_our_executor() {
+    let hostile = "LOCALDOMAIN=attacker.example;RES_OPTIONS=x;HOSTALIASES=/tmp/x;LD_PRELOAD=x;InternalSecret=x;\
+                   MAYFLY_LOG_FILE=/tmp/x;HTTPS_PROXY=x;TF_LOG=debug;TeamFlag=x";
+    let deployment = deployment_with(&[(env::EPHEMERAL_ENV, "HTTPS_PROXY=http://proxy")]);
+    let with = pod(&deployment, &[(env::EPHEMERAL_ENV, hostile)]);
+    assert_eq!(executor(&with), executor(&pod(&deployment, &[])));
+    assert_eq!(env_of(&with, "HTTPS_PROXY").unwrap(), "http://proxy");
+}
+
+fn stock(deployment: Deployment) -> Deployment {
+    Deployment {
+        image: "azbuilder/executor:2.31.0".to_owned(),
+        ..deployment
+    }
+}
+
+#[test]
+fn a_stock_executor_gets_what_is_harmless_and_the_run_is_told_of_the_rest() {
+    let deployment = stock(deployment_with(&[(env::EPHEMERAL_ENV, "TF_LOG=other;B=c")]));
+    let asked =
+        "TerrakubeEnableColorOutput=false;TerrakubeRedisSSL=false;LOCALDOMAIN=x;TF_LOG=debug";
+    let job = job("terraformPlan", &[(env::EPHEMERAL_ENV, asked)]);
+    let manifest = build(&job, &deployment).unwrap();
+    let pod = manifest.to_list()["items"][0]["spec"]["template"]["spec"].clone();
+    assert_eq!(env_of(&pod, "TerrakubeEnableColorOutput").unwrap(), "false");
+    assert_eq!(env_of(&pod, "TF_LOG").unwrap(), "debug");
+    assert_eq!(env_of(&pod, "B").unwrap(), "c");
+    assert_eq!(env_of(&pod, "LOCALDOMAIN"), None);
+    assert_eq!(env_of(&pod, "TerrakubeRedisSSL"), None);
+    assert_eq!(manifest.notes.len(), 2, "{:?}", manifest.notes);
+    assert_eq!(manifest.of_attempt("1").notes, manifest.notes);
+}
+
+#[test]
 fn a_limit_without_its_unit_is_told_which_unit_is_counted() {
     let limit = [(env::EPHEMERAL_MEMORY_LIMIT, "2048")];
     let errors = errors(&Deployment::default(), &limit);
-    assert!(errors[0].contains("counts bytes") && errors[0].contains("`Mi`"), "{errors:?}");
+    assert!(
+        errors[0].contains("counts bytes") && errors[0].contains("`Mi`"),
+        "{errors:?}"
+    );
     for limit in ["16Mi", "0"] {
-        let limits = [(env::EPHEMERAL_MEMORY_LIMIT, limit), (env::EPHEMERAL_MEMORY_REQUEST, "0")];
+        let limits = [
+            (env::EPHEMERAL_MEMORY_LIMIT, limit),
+            (env::EPHEMERAL_MEMORY_REQUEST, "0"),
+        ];
         build(&job("terraformPlan", &limits), &Deployment::default()).unwrap();
     }
 }
@@ -498,7 +535,10 @@ fn annotations_of_the_deployment_keep_to_the_standard_too() {
     ] {
         let errors = build(&job("terraformPlan", &[]), &deployment).unwrap_err();
         let problem = &errors.problems()[0];
-        assert_eq!((problem.subject.as_str(), problem.fault), (subject, Fault::Deployment));
+        assert_eq!(
+            (problem.subject.as_str(), problem.fault),
+            (subject, Fault::Deployment)
+        );
         assert!(problem.rule.contains(key), "{problem}");
         let open = Deployment {
             policy: serde_saphyr::from_str("podSecurity: privileged").unwrap(),
@@ -513,7 +553,10 @@ fn a_workspace_moves_no_config_map_of_the_deployment_over_what_the_deployment_mo
     let mut deployment = deployment_with(&[(env::EPHEMERAL_CONFIG_MAP, "cli-config")]);
     deployment.overlay = with_overlay(OVERLAY).overlay;
     let errors = errors(&deployment, &[(env::EPHEMERAL_CONFIG_MAP_PATH, "/opt/ca")]);
-    assert!(errors[0].contains(env::EPHEMERAL_CONFIG_MAP_PATH), "{errors:?}");
+    assert!(
+        errors[0].contains(env::EPHEMERAL_CONFIG_MAP_PATH),
+        "{errors:?}"
+    );
 }
 
 #[rstest]
@@ -530,7 +573,10 @@ fn a_mount_has_the_shortest_spelling_of_its_path(#[case] asked: &str, #[case] mo
 #[rstest]
 #[case("/data", "/data/")]
 #[case("/mnt/all", "/mnt/all/plugins")]
-fn a_config_map_and_a_plugin_cache_stay_clear_of_each_other(#[case] map: &str, #[case] cache: &str) {
+fn a_config_map_and_a_plugin_cache_stay_clear_of_each_other(
+    #[case] map: &str,
+    #[case] cache: &str,
+) {
     let variables = [
         (env::EPHEMERAL_CONFIG_MAP, "cli-config"),
         (env::EPHEMERAL_CONFIG_MAP_PATH, map),
