@@ -79,6 +79,8 @@ pub(crate) enum Refused {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Readiness {
     Ready,
+    /// It would be accepted, and its run would fail for this reason.
+    Barred(String),
     NotReady(String),
 }
 

@@ -86,6 +86,7 @@ pub(crate) struct Metrics {
     finished: Family<Label, Counter>,
     start_failures: Counter,
     watching: Gauge,
+    barred: Gauge,
     ended: Family<Label, Counter>,
     report_failures: Counter,
 }
@@ -101,6 +102,7 @@ impl Default for Metrics {
             finished: Family::default(),
             start_failures: Counter::default(),
             watching: Gauge::default(),
+            barred: Gauge::default(),
             ended: Family::default(),
             report_failures: Counter::default(),
         };
@@ -169,6 +171,11 @@ impl Metrics {
             self.watching.clone(),
         );
         registry.register(
+            "barred",
+            "Whether a missing namespace or right lets this replica start no run",
+            self.barred.clone(),
+        );
+        registry.register(
             "runs_ended",
             "Runs this replica saw end, by verdict",
             self.ended.clone(),
@@ -186,6 +193,11 @@ impl Metrics {
     pub(crate) fn watch(&self) -> WatchingNow<'_> {
         self.watching.set(1);
         WatchingNow(self)
+    }
+
+    /// Whether the cluster lets no run start.
+    pub(crate) fn barred(&self, barred: bool) {
+        self.barred.set(i64::from(barred));
     }
 
     /// How many runs of the cluster stand where.

@@ -176,18 +176,23 @@ impl Cluster {
 
     /// Whether creating a Job fails for want of the namespace. Nothing is created.
     async fn is_missing(&self) -> bool {
+        let tried = self.try_to_create().await;
+        tried.is_err_and(|error| error.is_not_found())
+    }
+
+    /// What the API server says to a Job that is none: it looks for the right and for the namespace before it looks at the
+    /// Job. Nothing is created.
+    pub(super) async fn try_to_create(&self) -> Result<(), ClusterError> {
         let jobs = self.jobs();
         let params = PostParams {
             dry_run: true,
             ..PostParams::default()
         };
-        // Whether the namespace is there is asked before whether the Job is any good.
         let mut job = Job::default();
         job.metadata.name = Some("mayfly-check".to_owned());
-        let tried = self
-            .ask("try the namespace", || jobs.create(&params, &job))
-            .await;
-        tried.is_err_and(|error| error.is_not_found())
+        self.ask("try to create a Job", || jobs.create(&params, &job))
+            .await
+            .map(drop)
     }
 
     /// Whether the launcher has the right, to every object or to the one of that name.
@@ -353,7 +358,8 @@ fn what(right: &Right) -> String {
     what
 }
 
-/// The shape of an image reference, as container runtimes read it.
+/// The shape of an image reference, as container runtimes read it. Whether there is such an image only a registry can tell,
+/// to whoever has the pull secret: no registry is asked.
 fn check_image(image: &str) -> CheckResult {
     let subject = format!("image {image}");
     match image::check(image) {
@@ -362,6 +368,12 @@ fn check_image(image: &str) -> CheckResult {
             fault,
             "set ExecutorEphemeralImage, or the image in the pod template, to `registry/repository:tag` or `…@sha256:digest`",
         ),
-        Ok(()) => CheckResult::ok(subject, "well-formed"),
+        Ok(()) => CheckResult {
+            subject,
+            outcome: CheckOutcome::Unknown,
+            finding: "the reference can be read; not checked: whether the registry has it, and lets nodes pull it"
+                .to_owned(),
+            fix: Some(format!("ask the registry: `skopeo inspect docker://{image}`")),
+        },
     }
 }

@@ -66,6 +66,20 @@ impl ClusterError {
         )
     }
 
+    /// Whether what is missing keeps every run from starting: the launcher is not let in, may not create what runs are made
+    /// of, or its namespace is gone.
+    pub fn concerns_every_run(&self) -> bool {
+        match self {
+            Self::Refused { code, message, .. } => match code {
+                401 | 404 => true,
+                // Admission refuses one object with the same code; only missing rights are put in these words.
+                403 => message.contains(" cannot "),
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
     /// How long the API server asked to wait.
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {

@@ -13,4 +13,13 @@ impl Cluster {
         .await
         .map(drop)
     }
+
+    /// Whether the API server would look at a Job at all: the namespace is there, and the launcher may create Jobs. What it
+    /// says to the Job itself does not matter. Nothing is created.
+    pub async fn lets_create(&self) -> Result<(), ClusterError> {
+        match self.try_to_create().await {
+            Err(error) if !error.is_transient() && !error.concerns_every_run() => Ok(()),
+            tried => tried,
+        }
+    }
 }

@@ -563,6 +563,10 @@ impl Desk {
                 Ok(())
             }
             Platform::Terrakube(_) => match self.platform.admission(&step).await? {
+                // An earlier delivery was accepted, and runs.
+                Admission::Granted(standing) if standing.step == Some(StepStatus::Running) => {
+                    Ok(())
+                }
                 Admission::Granted(_) => self.settle(&step, &reason, None).await,
                 Admission::Over(_) | Admission::Settled(_) => Ok(()),
                 Admission::NotDispatched(status) => Err(DeskError::NotDispatched(status)),

@@ -1,8 +1,10 @@
 //! The Kubernetes target: a dispatch becomes one Job, and one replica watches what becomes of it. The cluster
 //! alone remembers runs; nothing is kept here.
 
+mod barrier;
 mod observer;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,6 +19,7 @@ use tokio::time::{Instant as Deadline, timeout_at};
 use tokio_util::task::TaskTracker;
 use tracing::{debug, info, warn};
 
+use self::barrier::{Barrier, Stand, Witness};
 use self::observer::{Duty, Observer};
 use super::desk::Desk;
 use super::{Accepted, Answered, Readiness, Refused, has_nothing_to_run};
@@ -58,6 +61,9 @@ pub(crate) struct KubernetesTarget {
     /// What was promised by an answer and is done after it.
     promised: TaskTracker,
     last: Mutex<Option<(Instant, Readiness)>>,
+    barrier: Barrier,
+    /// Whether the cluster has been seen to take Jobs from this launcher.
+    takes_jobs: AtomicBool,
     /// How long a dispatch may take.
     acceptance: Duration,
 }
@@ -77,12 +83,15 @@ impl KubernetesTarget {
             Some(rate) => cluster.with_rate_limit(rate),
             None => cluster,
         };
+        let metrics = metrics.for_cluster();
         Self {
             cluster,
             deployment,
             watching,
             desk,
-            metrics: metrics.for_cluster(),
+            barrier: Barrier::new(barrier::PATIENCE, metrics.clone()),
+            takes_jobs: AtomicBool::new(false),
+            metrics,
             shutdown,
             promised: TaskTracker::new(),
             last: Mutex::new(None),
@@ -170,7 +179,7 @@ impl KubernetesTarget {
             info!(job_id = job.job_id, step_id = job.step_id, "{note}");
         }
         let Some(desk) = &self.desk else {
-            return self.submit(manifest, until).await;
+            return self.submit(manifest, until).await.map_err(Refused::from);
         };
         if has_outcome(desk, &job) {
             info!(
@@ -208,8 +217,16 @@ impl KubernetesTarget {
                 }
                 Ok(accepted)
             }
-            Err(Refused::Invalid(reason)) => self.refuse(desk, job, reason, answered, until).await,
-            Err(refused) => Err(refused),
+            Err(Unmade::Unfit(reason)) => {
+                // An earlier delivery may have been accepted, before a setting changed.
+                let there = self.cluster.has_run(&job.job_id, &job.step_id).boxed();
+                if !matches!(timeout_at(until, there).await, Ok(Ok(false))) {
+                    return Err(Refused::Invalid(reason));
+                }
+                self.refuse(desk, job, reason, answered).await
+            }
+            Err(Unmade::Barred(reason)) => self.refuse(desk, job, reason, answered).await,
+            Err(Unmade::NotNow(reason)) => Err(Refused::Unavailable(reason)),
         }
     }
 
@@ -259,13 +276,7 @@ impl KubernetesTarget {
         job: JobData,
         reason: String,
         answered: Answered,
-        until: Deadline,
     ) -> Result<Accepted, Refused> {
-        // An earlier delivery may have been accepted, before a setting changed.
-        let there = self.cluster.has_run(&job.job_id, &job.step_id).boxed();
-        if !matches!(timeout_at(until, there).await, Ok(Ok(false))) {
-            return Err(Refused::Invalid(reason));
-        }
         if desk.is_remote() {
             let (desk, beat) = (desk.clone(), desk.beat(&job.job_id));
             self.promised.spawn(async move {
@@ -294,16 +305,58 @@ impl KubernetesTarget {
         Err(Refused::Invalid(reason))
     }
 
-    async fn submit(&self, manifest: Built, until: Deadline) -> Result<Accepted, Refused> {
-        let manifest = manifest.map_err(|errors| Refused::Invalid(errors.to_string()))?;
+    async fn submit(&self, manifest: Built, until: Deadline) -> Result<Accepted, Unmade> {
+        let manifest = manifest.map_err(|errors| Unmade::Unfit(errors.to_string()))?;
         let cluster = self.cluster.clone();
         // Releasing is not waited for: the run is safe in the cluster by then, and the watcher releases what is left
         // over.
-        accepted(
+        self.made(
             until,
             async move { cluster.accept(&manifest).await }.boxed(),
         )
         .await
+    }
+
+    /// The sender may hang up; what was begun is finished all the same, or given up when it takes too long. What that
+    /// leaves in the cluster is found by the next delivery, and by the watcher.
+    async fn made(
+        &self,
+        until: Deadline,
+        submission: BoxFuture<'static, Result<Submitted, ClusterError>>,
+    ) -> Result<Accepted, Unmade> {
+        let submitted = match tokio::spawn(timeout_at(until, submission)).await {
+            Ok(Ok(Ok(submitted))) => submitted,
+            Ok(Ok(Err(error))) => return Err(self.unmade(&error)),
+            Ok(Err(_)) => {
+                let reason = "the Kubernetes API takes too long";
+                warn!(reason, "a dispatch did not become a Job");
+                return Err(Unmade::NotNow(reason.to_owned()));
+            }
+            Err(_) => return Err(Unmade::NotNow("the launcher is stopping".to_owned())),
+        };
+        self.barrier.passed(Witness::Dispatch);
+        Ok(match submitted {
+            Submitted::Created => Accepted::New,
+            Submitted::AlreadyThere => Accepted::Duplicate,
+        })
+    }
+
+    /// What stands in the way of every run is worth a retry, for a while; what stands in the way of this one is not.
+    fn unmade(&self, error: &ClusterError) -> Unmade {
+        warn!(error = chain(error), "a dispatch did not become a Job");
+        if error.is_transient() {
+            return Unmade::NotNow(error.to_string());
+        }
+        if !error.concerns_every_run() {
+            return Unmade::Unfit(error.to_string());
+        }
+        match self.barrier.met(Witness::Dispatch, &error.to_string()) {
+            Stand::Fails(reason) => Unmade::Barred(format!(
+                "{reason}. No run can start until that is mended: `api-launcher check` tells what is missing"
+            )),
+            Stand::PutsOff(reason) => Unmade::NotNow(reason),
+            Stand::Open => Unmade::NotNow(error.to_string()),
+        }
     }
 
     /// Keeps a step in the cluster that has nothing to run, without a pod: only in case it cannot be completed.
@@ -311,10 +364,10 @@ impl KubernetesTarget {
         &self,
         manifest: Manifest,
         until: Deadline,
-    ) -> Result<(Accepted, Option<String>), Refused> {
+    ) -> Result<(Accepted, Option<String>), Unmade> {
         let name = manifest.job.metadata.name.clone();
         let cluster = self.cluster.clone();
-        let held = accepted(until, async move { cluster.hold(&manifest).await }.boxed());
+        let held = self.made(until, async move { cluster.hold(&manifest).await }.boxed());
         Ok((held.await?, name))
     }
 
@@ -362,13 +415,58 @@ impl KubernetesTarget {
         {
             return readiness.clone();
         }
-        let readiness = match tokio::time::timeout(PATIENCE, self.cluster.reach()).await {
-            Ok(Ok(())) => Readiness::Ready,
+        let readiness = match tokio::time::timeout(PATIENCE, self.probe()).await {
+            Ok(Ok(())) => {
+                self.barrier.passed(Witness::Probe);
+                self.readiness_behind_the_barrier()
+            }
+            Ok(Err(error)) if error.concerns_every_run() => {
+                self.barrier.met(Witness::Probe, &error.to_string());
+                self.readiness_behind_the_barrier()
+            }
             Ok(Err(error)) => Readiness::NotReady(error.to_string()),
             Err(_) => Readiness::NotReady("the Kubernetes API does not answer".to_owned()),
         };
         *last = Some((Instant::now(), readiness.clone()));
         readiness
+    }
+
+    fn readiness_behind_the_barrier(&self) -> Readiness {
+        match self.barrier.stand() {
+            Stand::Open => Readiness::Ready,
+            Stand::PutsOff(reason) => Readiness::NotReady(reason),
+            Stand::Fails(reason) => Readiness::Barred(reason),
+        }
+    }
+
+    /// Looks at runs, and once whether there can be any: admission hears of that, and is not asked all the time.
+    async fn probe(&self) -> Result<(), ClusterError> {
+        self.cluster.reach().await?;
+        if !self.takes_jobs.load(Ordering::Relaxed) {
+            self.cluster.lets_create().await?;
+            self.takes_jobs.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// Why a dispatch did not become a Job.
+#[derive(Debug)]
+enum Unmade {
+    /// It may, later.
+    NotNow(String),
+    /// Nothing becomes a Job, and has not for a while.
+    Barred(String),
+    /// It never will.
+    Unfit(String),
+}
+
+impl From<Unmade> for Refused {
+    fn from(unmade: Unmade) -> Self {
+        match unmade {
+            Unmade::NotNow(reason) => Self::Unavailable(reason),
+            Unmade::Barred(reason) | Unmade::Unfit(reason) => Self::Invalid(reason),
+        }
     }
 }
 
@@ -400,25 +498,6 @@ async fn tell_refused(desk: &Desk, job: &JobData, reason: &str) {
             return;
         }
         tokio::time::sleep(REFUSAL_AGAIN).await;
-    }
-}
-
-/// The sender may hang up; what was begun is finished all the same, or given up when it takes too long. What that leaves
-/// in the cluster is found by the next delivery, and by the watcher.
-async fn accepted(
-    until: Deadline,
-    submission: BoxFuture<'static, Result<Submitted, ClusterError>>,
-) -> Result<Accepted, Refused> {
-    match tokio::spawn(timeout_at(until, submission)).await {
-        Ok(Ok(Ok(Submitted::Created))) => Ok(Accepted::New),
-        Ok(Ok(Ok(Submitted::AlreadyThere))) => Ok(Accepted::Duplicate),
-        Ok(Ok(Err(error))) => Err(refused(&error)),
-        Ok(Err(_)) => {
-            let reason = "the Kubernetes API takes too long";
-            warn!(reason, "a dispatch did not become a Job");
-            Err(Refused::Unavailable(reason.to_owned()))
-        }
-        Err(_) => Err(Refused::Unavailable("the launcher is stopping".to_owned())),
     }
 }
 
@@ -454,29 +533,6 @@ fn identity() -> String {
             std::process::id()
         )
     })
-}
-
-/// What stands in the way of every run is worth a retry; what stands in the way of this one is not.
-fn refused(error: &ClusterError) -> Refused {
-    warn!(error = chain(error), "a dispatch did not become a Job");
-    if error.is_transient() || concerns_every_run(error) {
-        Refused::Unavailable(error.to_string())
-    } else {
-        Refused::Invalid(error.to_string())
-    }
-}
-
-/// The launcher is not let in, may not create what runs are made of, or its namespace is gone.
-fn concerns_every_run(error: &ClusterError) -> bool {
-    match error {
-        ClusterError::Refused { code, message, .. } => match code {
-            401 | 404 => true,
-            // Admission refuses one object with the same code; only missing rights are put in these words.
-            403 => message.contains(" cannot "),
-            _ => false,
-        },
-        _ => false,
-    }
 }
 
 #[cfg(test)]
@@ -778,6 +834,41 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_right_that_stays_missing_fails_the_run_with_the_reason() {
+        let forbidden = "jobs.batch is forbidden: User \"x\" cannot create resource \"jobs\"";
+        let folder = tempfile::tempdir().unwrap();
+        let desk = on_record(folder.path());
+        let mut target = with_desk(Some((403, forbidden)), &desk);
+        assert!(matches!(
+            accept(&target, job()).await,
+            Err(Refused::Unavailable(_))
+        ));
+        let barrier = || Barrier::new(Duration::ZERO, Metrics::default());
+        target.barrier = barrier();
+        let refused = accept(&target, job()).await.unwrap_err();
+        assert!(matches!(refused, Refused::Invalid(_)), "{refused:?}");
+        let stand = desk.stand(&StepRef::of(&job())).await.unwrap();
+        assert_eq!(stand.job, JobStatus::Failed);
+        let record = desk.record("412").unwrap();
+        let output = record.step("step").unwrap().output.clone().unwrap();
+        let output = std::fs::read_to_string(output).unwrap();
+        assert!(output.contains("cannot create resource"), "{output}");
+        assert!(output.contains("`api-launcher check`"), "{output}");
+        // Whoever looks at it is told, and dispatches still come.
+        let barred = target.readiness().await;
+        assert!(
+            matches!(&barred, Readiness::Barred(why) if why.contains("cannot")),
+            "{barred:?}"
+        );
+        // Where a Job can be made again, nothing is in the way.
+        let (mut mended, _) = super::tests::target(None);
+        mended.barrier = barrier();
+        mended.barrier.met(Witness::Dispatch, forbidden);
+        assert_eq!(accept(&mended, job()).await, Ok(Accepted::New));
+        assert_eq!(mended.readiness().await, Readiness::Ready);
+    }
+
+    #[tokio::test]
     async fn a_setting_that_breaks_a_rule_is_named_and_reaches_no_cluster() {
         let (target, asked) = target(None);
         let mut job = job();
@@ -795,7 +886,14 @@ mod tests {
         for _ in 0..5 {
             assert_eq!(ready.readiness().await, Readiness::Ready);
         }
-        assert_eq!(asked.lock().unwrap().len(), 1);
+        assert_eq!(
+            *asked.lock().unwrap(),
+            ["GET mayfly-readiness", "POST jobs"]
+        );
+        *ready.last.lock().await = None;
+        ready.readiness().await;
+        let last = asked.lock().unwrap().last().cloned();
+        assert_eq!(last.as_deref(), Some("GET mayfly-readiness"));
         let (away, _) = target(Some((403, "forbidden")));
         assert!(matches!(away.readiness().await, Readiness::NotReady(_)));
     }

@@ -1,9 +1,10 @@
 //! The health paths of a stock executor (contract 2.7), and the metrics. Open to everybody; they tell no more
-//! than whether and how much.
+//! than whether and how much, and what a launcher that is of no use lacks.
 
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
+use serde_json::json;
 
 use super::AppState;
 use super::answer::json_body;
@@ -22,9 +23,11 @@ pub(super) async fn readiness(State(state): State<AppState>) -> Response {
     }
     match state.target.readiness().await {
         Readiness::Ready => status(StatusCode::OK, "UP"),
-        Readiness::NotReady(reason) => {
-            tracing::warn!(reason, "not ready: the target is not usable");
-            status(StatusCode::SERVICE_UNAVAILABLE, "DOWN")
+        // Whoever is not ready gets no dispatch: nothing could be told the platform then.
+        Readiness::Barred(problem) => explained(StatusCode::OK, "UP", &problem),
+        Readiness::NotReady(problem) => {
+            tracing::warn!(reason = problem, "not ready: the target is not usable");
+            explained(StatusCode::SERVICE_UNAVAILABLE, "DOWN", &problem)
         }
     }
 }
@@ -36,6 +39,13 @@ pub(super) async fn prometheus(State(state): State<AppState>) -> Response {
         HeaderValue::from_static(metrics::CONTENT_TYPE),
     );
     response
+}
+
+fn explained(code: StatusCode, word: &str, problem: &str) -> Response {
+    json_body(
+        code,
+        json!({"status": word, "problem": problem}).to_string(),
+    )
 }
 
 fn status(code: StatusCode, word: &str) -> Response {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use test_cluster::{Cluster, Rule, State};
 
 use super::endings::{begun, endless};
-use super::{LAUNCHER, Place, ROLES, name, rules};
+use super::{IMAGE, LAUNCHER, Place, ROLES, name, rules};
 
 impl Place {
     /// What a command comes to.
@@ -294,8 +294,13 @@ async fn a_check_finds_everything_in_place_or_says_how_to_mend_it() {
     let parts = Cluster::builder().without_kubelet().or_shared();
     let place = Place::of(parts, &[]).await;
     let told = place.told(&["check"]);
-    assert!(told.contains("Everything is in place."), "{told}");
-    assert!(!told.contains("fix:"), "{told}");
+    // No registry is asked, which is said.
+    assert!(
+        told.contains("Nothing is missing; 1 could not be told."),
+        "{told}"
+    );
+    assert_eq!(told.matches("fix:").count(), 1, "{told}");
+    assert!(told.contains("fix: ask the registry: `skopeo"), "{told}");
     assert_eq!(place.json(&["check"])["ok"], true);
 
     let failing = |args: &[&str]| -> Value {
@@ -360,7 +365,13 @@ async fn a_check_finds_everything_in_place_or_says_how_to_mend_it() {
 
     // What the Role does not let it read is no fault, and can be looked at otherwise.
     let told = place.told(&["check", "--env-config-maps", "settings"]);
-    assert!(told.contains("1 could not be told"), "{told}");
+    assert!(told.contains("2 could not be told"), "{told}");
+    // No registry was asked.
+    assert!(told.contains(&format!("?  image {IMAGE}")), "{told}");
+    assert!(
+        told.contains("not checked: whether the registry has it"),
+        "{told}"
+    );
     let look = format!("kubectl get -n {} configmap settings", place.runs);
     assert!(told.contains(&look), "{told}");
 }

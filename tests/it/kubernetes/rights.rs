@@ -1,5 +1,7 @@
 //! The launcher asks the cluster for what `rbac/` grants it, for all of that, and for nothing else.
 
+use std::time::{Duration, Instant};
+
 use integration_tests::process::Stream;
 use integration_tests::{Repository, job};
 use job_contract::status::JobStatus;
@@ -10,7 +12,7 @@ use kube::api::{DeleteParams, PropagationPolicy};
 use nix::sys::signal::Signal;
 use test_cluster::{ADMIN, Cluster, State};
 
-use super::{Place, name, rights, rules};
+use super::{PATIENCE, Place, name, rights, rules};
 
 const SEED: &str = include_str!("../../../rbac/seed.yaml");
 
@@ -87,13 +89,33 @@ pub(super) async fn everything_it_does(place: Place) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_launcher_without_rights_says_503_and_is_not_ready() {
+async fn a_launcher_without_rights_puts_runs_off_and_then_fails_them() {
     let place = Place::without_pods().await.where_it_is_refused();
     place.cluster.revoke(super::LAUNCHER).await.unwrap();
-    let launcher = place.serve();
     let plan = job::plan(&Repository::fixture());
-    assert_eq!(launcher.door().post(&plan).await.unwrap(), 503);
-    assert_eq!(launcher.door().get("/actuator/health/readiness").await, 503);
+    place.site.queue(&[&plan]);
+    let data_dir = place.site.data_dir();
+    let launcher = place.serve_with(&[(env::DATA_DIR, data_dir.to_str().unwrap())]);
+    let door = launcher.door();
+    assert_eq!(door.post(&plan).await.unwrap(), 503);
+    assert_eq!(door.get("/actuator/health/readiness").await, 503);
+    assert!(!place.site.record(&plan).status.is_over());
+
+    let until = Instant::now() + PATIENCE;
+    let answer = loop {
+        match door.post(&plan).await.unwrap() {
+            503 => assert!(Instant::now() < until, "it is put off for ever"),
+            answer => break answer,
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    };
+    // A platform on record is told so by the answer too.
+    assert_eq!(answer, 400);
+    assert_eq!(place.site.record(&plan).status, JobStatus::Failed);
+    let output = place.site.step_output(&plan);
+    assert!(output.contains("cannot create resource"), "{output}");
+    // Whoever is not ready gets no dispatch, and could fail none.
+    assert_eq!(door.get("/actuator/health/readiness").await, 200);
     assert!(place.state().await.jobs.is_empty());
 }
 

@@ -188,9 +188,13 @@ impl Story {
 
     /// Without a launcher from the tenth minute on.
     fn without(mut self, launcher: Scraped) -> Self {
-        for ((of, _), values) in &mut self.series {
+        for ((of, series), values) in &mut self.series {
             if *of == launcher {
-                "1x20 stale".clone_into(values);
+                let until_then = match series.as_str() {
+                    "mayfly_barred" => "0x20 stale",
+                    _ => "1x20 stale",
+                };
+                until_then.clone_into(values);
             }
         }
         self
@@ -383,6 +387,14 @@ fn every_alert_is_raised_by_its_trouble_and_by_no_other() {
     let up = [("MayflyTwoWatch", labels("warning", &json!({})))];
     let story = fine().with(SECOND, "mayfly_watching", "0x20 1x280");
     judge.expect("both watch", &story, &[(14, &[]), (17, &up)]);
+
+    let up = [("MayflyRunsBarred", labels("critical", &json!({})))];
+    let story = fine().with(SECOND, "mayfly_barred", "0x20 1x100 0x180");
+    judge.expect(
+        "a right is missing",
+        &story,
+        &[(14, &[]), (17, &up), (60, &up), (63, &[])],
+    );
 
     let up = [(
         "MayflyDispatchesUnavailable",
