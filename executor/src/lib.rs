@@ -30,6 +30,7 @@ pub mod plan;
 mod preparation;
 pub mod process;
 mod publication;
+mod resolver;
 pub mod run;
 pub mod scripts;
 pub mod state;
@@ -50,6 +51,13 @@ pub fn main_from_env() -> ExitCode {
 /// The executor as a process, configured by its command line over its environment.
 pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     telemetry::name_panics("the executor");
+    if let Err(error) = resolver::ignore_environment() {
+        let _ = writeln!(
+            io::stderr(),
+            "error: could not start anew without the resolver's variables: {error}"
+        );
+        return ExitCode::from(Exit::Infrastructure.code());
+    }
     match Config::parse_over_environment(args) {
         Ok(config) => ExitCode::from(run_process(&config)),
         Err(usage) => usage_exit(&usage),

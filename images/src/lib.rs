@@ -67,6 +67,20 @@ pub fn lay_out(binary: &Path, program: Program, root: &Path) -> Result<()> {
     bill::Bill::of(program)?.write(root)
 }
 
+/// Whether a program takes a loader or libraries from the file system it runs in: what lies there could then stand in for
+/// its own code.
+///
+/// # Errors
+/// Fails when the file is not there or is no program.
+pub fn takes_libraries(binary: &Path) -> Result<bool> {
+    let headers = output_of(
+        Command::new("readelf")
+            .args(["--wide", "--program-headers", "--dynamic"])
+            .arg(binary),
+    )?;
+    Ok(headers.contains("INTERP") || headers.contains("(NEEDED)"))
+}
+
 /// Runs a command to its end and returns what it wrote; fails with all it said.
 fn output_of(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
@@ -83,4 +97,24 @@ fn output_of(command: &mut Command) -> Result<String> {
         );
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_takes_libraries_is_told_from_one_that_does_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("main.rs");
+        std::fs::write(&source, "fn main() {}").unwrap();
+        for (feature, takes) in [("-crt-static", true), ("+crt-static", false)] {
+            let program = folder.path().join(feature);
+            let mut rustc = Command::new(option_env!("RUSTC").unwrap_or("rustc"));
+            rustc.args(["-C", &format!("target-feature={feature}"), "-o"]);
+            output_of(rustc.arg(&program).arg(&source)).unwrap();
+            assert_eq!(takes_libraries(&program).unwrap(), takes, "{feature}");
+        }
+        assert!(takes_libraries(&source).is_err());
+    }
 }

@@ -167,6 +167,45 @@ fn a_user_process_cannot_read_the_executors_environment() {
     assert!(!outcome.log().contains("readable: "), "{outcome}");
 }
 
+/// The C library's resolver reads these in whatever process has them: at work there must be none that has.
+#[test]
+fn no_variable_says_where_the_executor_sends_its_requests() {
+    assert!(
+        nix::unistd::geteuid().is_root(),
+        "only root may look into an executor: run this test as root"
+    );
+    let (site, repository) = (site(), Repository::fixture());
+    let script = "echo at-the-gate; read -r < /dev/tcp/127.0.0.1/9 || sleep 600";
+    let job = job::scripts(&repository, vec![job::bash(1, script)]);
+    site.queue(&[&job]);
+    let executor = site
+        .executor(&job)
+        .env("LOCALDOMAIN", "attacker.example")
+        .env("RES_OPTIONS", "ndots:15")
+        .env("HOSTALIASES", "/work/aliases")
+        .env("RESOLV_HOST_CONF", "/work/host.conf")
+        .start();
+    executor.running.wait_for(Stream::Stdout, "at-the-gate");
+    let environment = fs::read(format!("/proc/{}/environ", executor.running.pid())).unwrap();
+    let environment = String::from_utf8_lossy(&environment);
+    let names: Vec<_> = environment
+        .split('\0')
+        .filter_map(|variable| variable.split_once('='))
+        .map(|(name, _)| name)
+        .collect();
+    for name in [
+        "LOCALDOMAIN",
+        "RES_OPTIONS",
+        "HOSTALIASES",
+        "RESOLV_HOST_CONF",
+    ] {
+        assert!(!names.contains(&name), "{name}");
+    }
+    assert!(names.contains(&env::DATA_DIR), "{names:?}");
+    executor.running.signal(Signal::SIGTERM);
+    executor.wait();
+}
+
 /// Allows a program, whose path comes after it, memory dumps of any size.
 const DUMPING: [&str; 3] = ["bash", "-c", "ulimit -c unlimited; exec \"$0\" \"$@\""];
 
