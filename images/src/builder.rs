@@ -149,14 +149,22 @@ impl Builder {
         command
     }
 
-    /// Writes an image down as an OCI layout, and reads there what it is.
+    /// Writes an image down as an OCI layout with its name, in place of what was there, and reads in it what it is.
     ///
     /// # Errors
     /// Fails when the layout cannot be written or is not one.
     pub fn export(&self, name: &str, layout: &Path) -> Result<Image> {
+        if layout.exists() {
+            fs::remove_dir_all(layout)
+                .with_context(|| format!("could not remove `{}`", layout.display()))?;
+        }
         let destination = format!("oci:{}", layout.display());
         output_of(self.buildah("push").args(["--quiet", name, &destination]))?;
-        let index = read_json(&layout.join("index.json"))?;
+        let path = layout.join("index.json");
+        let mut index = read_json(&path)?;
+        name_in(&mut index, name);
+        fs::write(&path, index.to_string())
+            .with_context(|| format!("could not write `{}`", path.display()))?;
         let digest = text(&index["manifests"][0]["digest"])?;
         let manifest = read_json(&blob(layout, &digest))?;
         let config = read_json(&blob(layout, &text(&manifest["config"]["digest"])?))?;
@@ -197,6 +205,18 @@ impl Builder {
     }
 }
 
+/// Names the image of a layout for whoever imports it: containerd goes by the first annotation and leaves out what has no
+/// name, other programs go by the second, which is a tag. The digest of the image does not depend on it.
+fn name_in(index: &mut Value, name: &str) {
+    let tag = name
+        .rsplit_once(':')
+        .map_or("latest", |(_, tag)| tag)
+        .to_owned();
+    let annotations = &mut index["manifests"][0]["annotations"];
+    annotations["io.containerd.image.name"] = name.into();
+    annotations["org.opencontainers.image.ref.name"] = tag.into();
+}
+
 fn blob(layout: &Path, digest: &str) -> PathBuf {
     layout.join("blobs").join(digest.replace(':', "/"))
 }
@@ -211,4 +231,30 @@ fn text(value: &Value) -> Result<String> {
         .as_str()
         .context("no digest in the layout")?
         .to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_layout_names_its_image_for_whoever_imports_it() {
+        let mut index = json!({"schemaVersion": 2, "manifests": [{"digest": "sha256:1"}]});
+        name_in(
+            &mut index,
+            "registry.example.test:5000/team/mayfly-executor:1.2.3",
+        );
+        assert_eq!(
+            index["manifests"][0],
+            json!({
+                "digest": "sha256:1",
+                "annotations": {
+                    "io.containerd.image.name": "registry.example.test:5000/team/mayfly-executor:1.2.3",
+                    "org.opencontainers.image.ref.name": "1.2.3",
+                },
+            })
+        );
+    }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use images::Program;
 use images::base::Base;
 use images::bill::Bill;
@@ -44,6 +44,9 @@ pub(crate) struct Args {
     /// What the executor's image carries beside: `groovy`, `aws-cli`, `azure-cli`, joined by commas
     #[arg(long, default_value = "", hide_default_value = true)]
     extras: String,
+    /// Registry and path the images are named for: `registry.example.com/team`
+    #[arg(long, value_name = "REGISTRY", default_value = "localhost")]
+    registry: String,
     /// Every time in the images, in seconds since 1970
     #[arg(long, env = "SOURCE_DATE_EPOCH", default_value_t = 0)]
     epoch: u64,
@@ -86,7 +89,16 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             let laid_out = output.join("programs");
             for program in Program::ALL {
                 let root = laid_out.join(program.name());
-                images::lay_out(&folder.join(program.name()), program, &root)?;
+                let binary = folder.join(program.name());
+                if images::takes_libraries(&binary)? {
+                    bail!(
+                        "`{0}` takes libraries from the image; link it statically: cargo rustc --release -p {1} --bin {1} \
+                         -- -C target-feature=+crt-static",
+                        binary.display(),
+                        program.name()
+                    );
+                }
+                images::lay_out(&binary, program, &root)?;
             }
             Some(laid_out)
         }
@@ -97,7 +109,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             let build = Build {
                 program,
                 name: format!(
-                    "localhost/{}:{}",
+                    "{}/{}:{}",
+                    args.registry.trim_end_matches('/'),
                     program.image(),
                     env!("CARGO_PKG_VERSION")
                 ),
@@ -110,8 +123,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             let layout = output.join(program.image());
             let image = builder.export(&build.name, &layout)?;
             say(&format!(
-                "{}: {}, {image}",
-                program.image(),
+                "{}: oci:{}, {image}",
+                build.name,
                 layout.display()
             ));
         }

@@ -1,5 +1,6 @@
 //! Talking to the person who called: what is run, how long it took.
 
+use std::io;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,14 +36,25 @@ pub(crate) fn run_stage(name: &str, command: &mut Command) -> Result<()> {
 /// How long what is elsewhere is left alone before it is asked again.
 pub(crate) const PAUSES: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(30)];
 
-/// Does what needs an archive or a registry, and does it again where that fails: what does not answer now may in a moment.
+/// Does what needs an archive or a registry, and does it again where that fails: what does not answer now may in a moment. A
+/// program or a file that is not there will not come by itself.
 pub(crate) fn insist(pauses: &[Duration], attempt: impl Fn() -> Result<()>) -> Result<()> {
     for pause in pauses {
         let Err(error) = attempt() else { return Ok(()) };
+        if is_absence(&error) {
+            return Err(error);
+        }
         complain(&format!("{error:#}; once more in {} s", pause.as_secs()));
         thread::sleep(*pause);
     }
     attempt()
+}
+
+fn is_absence(error: &anyhow::Error) -> bool {
+    let mut causes = error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>());
+    causes.any(|cause| cause.kind() == io::ErrorKind::NotFound)
 }
 
 /// The command as someone could type it.
@@ -89,6 +101,21 @@ mod tests {
             assert_eq!(insist(&pauses, attempt).is_ok(), works, "{failures}");
             assert_eq!(tried.get(), 3.min(failures + 1));
         }
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_not_waited_for() {
+        let tried = Cell::new(0);
+        let attempt = || {
+            tried.set(tried.get() + 1);
+            run_stage("no", &mut Command::new("/nonexistent/program"))
+        };
+        let error = insist(&[Duration::from_hours(1)], attempt).unwrap_err();
+        assert_eq!(tried.get(), 1);
+        assert!(
+            error.to_string().contains("/nonexistent/program"),
+            "{error}"
+        );
     }
 
     #[test]

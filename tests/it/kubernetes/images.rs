@@ -18,6 +18,7 @@ use integration_tests::{Finished, Repository, Running, job};
 use job_contract::{JobData, env};
 use k8s_openapi::api::core::v1::{EnvVar, PodSpec};
 use nix::sys::signal::Signal;
+use serde_json::Value;
 use tempfile::TempDir;
 use test_cluster::{Cluster, State};
 
@@ -65,7 +66,7 @@ impl Workshop {
         images::lay_out(Path::new(binary), program, &root).unwrap();
         let build = Build {
             program,
-            name: program.image().to_owned(),
+            name: name_of(program),
             programs: Some(programs),
             offline: Some(Base::installed()),
             arguments: vec![
@@ -76,17 +77,27 @@ impl Workshop {
         };
         self.builder.build(&build).unwrap();
         let layout = self.folder.path().join(program.image());
-        self.builder.export(program.image(), &layout).unwrap()
+        let image = self.builder.export(&name_of(program), &layout).unwrap();
+        let index = fs::read(layout.join("index.json")).unwrap();
+        let index: Value = serde_json::from_slice(&index).unwrap();
+        let names = &index["manifests"][0]["annotations"];
+        assert_eq!(names["io.containerd.image.name"], name_of(program));
+        image
     }
 
     /// An image, and its file system in a copy of its own.
     fn started(&mut self, program: Program) -> (PathBuf, Image) {
         let image = self.build(program);
-        let (container, root) = self.builder.mount(program.image()).unwrap();
+        let (container, root) = self.builder.mount(&name_of(program)).unwrap();
         self.mounted.push(container);
         tell_size(program, &image, &root);
         (root, image)
     }
+}
+
+/// As an operator names it for a registry.
+fn name_of(program: Program) -> String {
+    format!("registry.example.test/team/{}:1.2.3", program.image())
 }
 
 impl Drop for Workshop {
