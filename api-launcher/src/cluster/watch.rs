@@ -45,7 +45,7 @@ const EVENTS_AGAIN: Duration = Duration::from_secs(10);
 /// Objects in one page of a list.
 const PAGE: u32 = 500;
 /// A report that failed again and again is tried once in so long.
-const REPORT_AT_LEAST: Duration = Duration::from_mins(5);
+const REPORT_AT_LEAST: Duration = Duration::from_mins(1);
 /// An executor on a node that may be lost is listened for so often.
 const LISTEN_AGAIN: Duration = Duration::from_secs(5);
 /// One that is not heard for so long after its last sign of life has expired is not there. A stock one shows one as often.
@@ -839,11 +839,7 @@ impl Watch {
             }
             Note::Reported(name, uid, told) => self.on_reported(&name, &uid, &told),
             Note::GoneReported(uid, told) => self.on_orphan_reported(&uid, &told),
-            Note::Expires(name, uid) => {
-                if let Some(entry) = self.runs.get_mut(&name).filter(|entry| entry.uid == uid) {
-                    entry.reporting = false;
-                }
-            }
+            Note::Expires(name, uid) => self.on_reported(&name, &uid, &Told::Yes),
             Note::Heard(name, uid, life) => self.on_heard(&name, &uid, life),
             Note::Settled(name, uid, settled) => self.on_settled(&name, &uid, settled),
             Note::Removed(uid) => {
@@ -862,6 +858,10 @@ impl Watch {
         entry.reporting = false;
         if *told != Told::Later {
             entry.reported = true;
+            // Unless the Job is seen to have its own time to live by then, it is told again.
+            if entry.keep_seconds.is_some() {
+                self.wake(name, LOOK_AGAIN);
+            }
             return;
         }
         let pauses = entry
