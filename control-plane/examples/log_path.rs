@@ -1,4 +1,5 @@
-//! Measures the log path: lines of 80 bytes through redaction (20 secrets loaded), the spool and a file sink.
+//! Measures the log path: lines of 80 bytes through redaction (20 secrets loaded), the spool and a file sink; and how
+//! long a redactor takes to learn a megabyte of secrets.
 //!
 //! `log_path [LINES [FOLDER]]` prints one JSON document. Its rates are wall-clock time from the first write to the
 //! end of delivery; `taskset -c 0` shows what one core does.
@@ -37,6 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Redactor::new(&secrets),
         vec![sink],
     )?;
+    let (secrets_took, secrets_growth) = learn_a_megabyte()?;
     let rss_before = resident_peak_kib()?;
 
     let start = Instant::now();
@@ -67,11 +69,32 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "mb_per_second": (lines as f64 * LINE_BYTES as f64 / took.as_secs_f64() / 1e4).round() / 100.0,
         "written_after_ms": written_after.as_millis(),
         "delivered_after_ms": took.as_millis(),
+        "megabyte_of_secrets_ms": secrets_took.as_millis(),
+        "megabyte_of_secrets_rss_kib": secrets_growth,
         "peak_rss_kib": resident_peak_kib()?,
         "peak_rss_growth_kib": resident_peak_kib()? - rss_before,
     });
     writeln!(io::stdout(), "{report}")?;
     Ok(())
+}
+
+/// How long it takes until a megabyte of secrets can be masked, and how much memory.
+fn learn_a_megabyte() -> io::Result<(Duration, u64)> {
+    let mut left = 1_000_000;
+    let secrets = (0..).map(|number| format!("{}/+ {}", secret(number), secret(number + 7)));
+    let secrets: Vec<String> = secrets
+        .take_while(|secret| {
+            let is_wanted = left > 0;
+            left -= secret.len().min(left);
+            is_wanted
+        })
+        .collect();
+    let (start, rss_before) = (Instant::now(), resident_peak_kib()?);
+    let redactor = Redactor::new(&secrets);
+    let took = start.elapsed();
+    let growth = resident_peak_kib()? - rss_before;
+    drop(redactor);
+    Ok((took, growth))
 }
 
 /// Different in every character, like a generated token.

@@ -12,14 +12,11 @@
 
 mod api;
 mod delivery;
-mod echo;
 mod encodings;
 mod feed;
 mod file;
-mod folded;
-mod lenient;
+mod index;
 mod lines;
-mod numerals;
 mod redact;
 mod redis;
 mod secrets;

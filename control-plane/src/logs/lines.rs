@@ -4,6 +4,7 @@
 //! the stored text should look in a terminal as the output did, and one line per frame would bury the log.
 
 use super::redact::Redactor;
+use super::wrapped::Wrapped;
 
 /// How much of an unfinished line is kept before it is redacted bit by bit; beyond that, only as much as a secret
 /// at the end needs.
@@ -18,6 +19,7 @@ pub(super) struct LineBuffer {
     redacted: usize,
     /// The beginning of an unfinished line that is too long to be kept back, without secrets.
     beginning: Vec<u8>,
+    wrapped: Wrapped,
     max_line_bytes: usize,
 }
 
@@ -27,6 +29,7 @@ impl LineBuffer {
             raw: Vec::new(),
             redacted: 0,
             beginning: Vec::new(),
+            wrapped: Wrapped::default(),
             // A character must fit, or splitting would never end.
             max_line_bytes: max_line_bytes.max(4),
         }
@@ -54,7 +57,9 @@ impl LineBuffer {
         if self.is_empty() {
             return;
         }
-        self.redact_until(self.raw.len(), redactor);
+        let wrapped = Some(&mut self.wrapped);
+        let range = self.redacted..self.raw.len();
+        redactor.mask_range(&self.raw, range, wrapped, &mut self.beginning);
         if self.beginning.last() == Some(&b'\r') {
             self.beginning.pop();
         }
@@ -69,13 +74,12 @@ impl LineBuffer {
         self.raw.is_empty() && self.beginning.is_empty()
     }
 
-    fn whole_lines(&self, lines: &[u8], redactor: &Redactor, out: &mut Vec<u8>) {
+    fn whole_lines(&mut self, lines: &[u8], redactor: &Redactor, out: &mut Vec<u8>) {
         let start = out.len();
+        let wrapped = Some(&mut self.wrapped);
+        redactor.mask_range(lines, 0..lines.len(), wrapped, out);
         if lines.contains(&b'\r') {
-            redactor.mask_range(lines, 0..lines.len(), out);
             remove_carriage_returns(out, start);
-        } else {
-            redactor.mask_range(lines, 0..lines.len(), out);
         }
         self.make_presentable(out, start);
     }
@@ -87,7 +91,11 @@ impl LineBuffer {
         if self.raw.len() - self.redacted <= UNFINISHED_BYTES + reach {
             return;
         }
-        self.redact_until(char_boundary(&self.raw, self.raw.len() - reach), redactor);
+        let end = char_boundary(&self.raw, self.raw.len() - reach);
+        if end > self.redacted {
+            redactor.mask_range(&self.raw, self.redacted..end, None, &mut self.beginning);
+            self.redacted = end;
+        }
         let superfluous = self.redacted.saturating_sub(reach);
         self.raw.drain(..superfluous);
         self.redacted -= superfluous;
@@ -97,13 +105,6 @@ impl LineBuffer {
             let mut line = std::mem::replace(&mut self.beginning, rest);
             line.push(b'\n');
             self.emit(&line, out);
-        }
-    }
-
-    fn redact_until(&mut self, end: usize, redactor: &Redactor) {
-        if end > self.redacted {
-            redactor.mask_range(&self.raw, self.redacted..end, &mut self.beginning);
-            self.redacted = end;
         }
     }
 

@@ -2,57 +2,84 @@
 //! come from, and what becomes of the text, is decided elsewhere.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
-use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
+use icu_normalizer::ComposingNormalizerBorrowed;
 use serde_json::Value;
 
-use super::encodings::Forms;
-use super::folded::Folded;
-use super::lenient::Lenient;
+use super::encodings::{OPAQUE, READABLE};
+use super::index::{Index, MIN_FORM_BYTES, Texts};
 use super::wrapped::Wrapped;
 
 /// What stands in the place of a secret.
 pub const MASK: &str = "***";
 
+/// Shorter lines of a value of several lines are left alone: `key:` and `EOF` are lines too.
+const MIN_LINE_BYTES: usize = 6;
+/// Larger values are masked piece by piece, which bounds how much of an endless line must be held back.
+const PIECE_BYTES: usize = 4096;
+
 /// The known secrets, ready to be looked for.
 ///
 /// Values of several lines are masked line by line, and texts shorter than four bytes never. The values are kept
-/// in memory as long as the redactor: they are what it looks for.
+/// in memory as long as the redactor: they are what it looks for. Memory and time grow in proportion to the values, and
+/// adding secrets one by one costs a logarithm more than adding all at once.
 ///
 /// # Caveats
-/// Not found: secrets with colour codes between their characters, an ordinary word of a phrase that was folded around it,
-/// anything of one of more than 24 words there, and encodings that depend on more than the secret, such as compression.
+/// Not found: secrets with colour codes between their characters, secrets in encodings within encodings, and encodings
+/// that depend on more than the secret, such as compression.
 #[derive(Clone, Default)]
 pub struct Redactor {
-    forms: Forms,
-    matcher: Matcher,
-    wrapped: Wrapped,
-    /// Whose anchors the matcher looks for behind all forms, and in this order.
-    lenient: Vec<Lenient>,
-    /// The same of parts of phrases, behind all anchors.
-    folded: Vec<Folded>,
-    longest: usize,
-}
-
-#[derive(Clone, Default)]
-enum Matcher {
-    /// No secrets.
-    #[default]
-    Nothing,
-    /// The union of all overlapping matches is masked, so that of two secrets that overlap nothing is left;
-    /// leftmost matches would leave the end of the second.
-    Forms(AhoCorasick),
-    /// More secrets than an automaton can hold. Losing the log is better than showing them.
-    Everything,
+    /// Each holds more bytes than the next.
+    layers: Vec<Arc<Layer>>,
 }
 
 impl fmt::Debug for Redactor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let secrets = self.layers.iter().map(|layer| layer.values.len());
         f.debug_struct("Redactor")
-            .field("forms", &self.forms.whole.len())
+            .field("secrets", &secrets.sum::<usize>())
             .finish_non_exhaustive()
+    }
+}
+
+/// Secrets that became known at about the same time.
+struct Layer {
+    values: BTreeSet<Box<str>>,
+    /// Bytes of all values.
+    bytes: usize,
+    /// Values and pieces of values.
+    whole: Texts,
+    opaque: Index,
+    /// The same, and the lines of values of several lines.
+    parts: Texts,
+    readable: Index,
+}
+
+impl Layer {
+    fn new(values: BTreeSet<Box<str>>) -> Self {
+        let whole: Texts = values.iter().flat_map(|value| pieces(value)).collect();
+        let several = values.iter().filter(|value| value.contains(ends_line));
+        let parts: BTreeSet<_> = several
+            .flat_map(|value| lines(value))
+            .flat_map(pieces)
+            .collect();
+        let parts = whole.iter().chain(parts).collect();
+        Self {
+            bytes: values.iter().map(|value| value.len()).sum(),
+            opaque: Index::new(OPAQUE, &whole),
+            readable: Index::new(READABLE, &parts),
+            values,
+            whole,
+            parts,
+        }
+    }
+
+    fn indexes(&self) -> [(&Index, &Texts); 2] {
+        [(&self.readable, &self.parts), (&self.opaque, &self.whole)]
     }
 }
 
@@ -65,39 +92,41 @@ impl Redactor {
     /// The same redactor with more secrets.
     #[must_use]
     pub fn with<I: IntoIterator<Item = impl AsRef<str>>>(&self, secrets: I) -> Self {
-        let mut forms = self.forms.clone();
+        let mut values = BTreeSet::<Box<str>>::new();
+        let mut bytes = 0;
+        let mut add = |value: &str| {
+            let is_known = |layer: &Arc<Layer>| layer.values.contains(value);
+            if value.len() >= MIN_FORM_BYTES
+                && !self.layers.iter().any(is_known)
+                && values.insert(value.into())
+            {
+                bytes += value.len();
+            }
+        };
         for secret in secrets {
-            forms.add(secret.as_ref());
+            let secret = secret.as_ref().trim();
+            add(secret);
+            // As Terraform has all texts.
+            if let Cow::Owned(composed) = ComposingNormalizerBorrowed::new_nfc().normalize(secret) {
+                add(&composed);
+            }
         }
-        if forms.whole.len() == self.forms.whole.len() {
-            return self.clone();
+        let mut layers = self.layers.clone();
+        if values.is_empty() {
+            return Self { layers };
         }
-        let lenient: Vec<_> = forms.lenient.iter().cloned().collect();
-        let folded: Vec<_> = forms.folded.iter().cloned().collect();
-        let lengths = forms.whole.iter().map(String::len);
-        let longest = lengths.chain(lenient.iter().map(Lenient::longest)).max();
-        let anchors = lenient.iter().map(Lenient::anchor);
-        let parts = folded.iter().map(Folded::text);
-        let whole = forms.whole.iter().map(String::as_str);
-        // Contiguous: a table over all bytes is no faster here and takes ten times the memory.
-        let matcher = AhoCorasick::builder()
-            .match_kind(MatchKind::Standard)
-            .kind(Some(AhoCorasickKind::ContiguousNFA))
-            .build(whole.chain(anchors).chain(parts))
-            .map_or(Matcher::Everything, Matcher::Forms);
-        Self {
-            wrapped: Wrapped::new(&forms.wrapped),
-            forms,
-            matcher,
-            lenient,
-            folded,
-            longest: longest.unwrap_or_default(),
+        // A value moves to another layer only if that is at least twice as large as its own was.
+        while let Some(layer) = layers.pop_if(|layer| layer.bytes <= bytes) {
+            bytes += layer.bytes;
+            values.extend(layer.values.iter().cloned());
         }
+        layers.push(Arc::new(Layer::new(values)));
+        Self { layers }
     }
 
     /// The text without secrets; borrowed when there were none.
     pub fn redact<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        let found = self.find(text.as_bytes());
+        let found = self.find(text.as_bytes(), Some(&mut Wrapped::default()));
         if found.is_empty() {
             return Cow::Borrowed(text);
         }
@@ -140,14 +169,23 @@ impl Redactor {
     /// How many bytes the longest text looked for has: a secret that begins in front of a byte ends less than
     /// this many bytes behind it.
     pub(super) fn longest(&self) -> usize {
-        self.longest
+        let layers = self.layers.iter();
+        let longest = layers.flat_map(|layer| layer.indexes().map(|(index, _)| index.longest()));
+        longest.max().unwrap_or_default()
     }
 
     /// Appends `text[range]` to `out` without secrets, with regard to what stands around the range. A secret that
-    /// reaches into the range from before it is taken as masked already.
-    pub(super) fn mask_range(&self, text: &[u8], range: Range<usize>, out: &mut Vec<u8>) {
+    /// reaches into the range from before it is taken as masked already. If the range ends with the end of a line, `wrapped`
+    /// is what earlier lines ended with.
+    pub(super) fn mask_range(
+        &self,
+        text: &[u8],
+        range: Range<usize>,
+        wrapped: Option<&mut Wrapped>,
+        out: &mut Vec<u8>,
+    ) {
         let mut at = range.start;
-        for secret in self.find(text) {
+        for secret in self.find(text, wrapped) {
             if secret.end <= range.start {
                 continue;
             }
@@ -165,59 +203,70 @@ impl Redactor {
         }
     }
 
-    /// Where secrets stand, in order and apart from each other. Patterns are UTF-8 and a valid sequence is found
-    /// only where it begins, so the bounds never cut a character.
-    fn find(&self, text: &[u8]) -> Vec<Range<usize>> {
+    /// Where secrets stand, in order and apart from each other. Forms are UTF-8 and a valid sequence is found
+    /// only where it begins, so the bounds never cut a character. Of secrets that overlap nothing is left.
+    fn find(&self, text: &[u8], wrapped: Option<&mut Wrapped>) -> Vec<Range<usize>> {
         let mut found: Vec<Range<usize>> = Vec::new();
-        match &self.matcher {
-            Matcher::Nothing => {}
-            Matcher::Everything => {
-                let mut start = 0;
-                for line in text.split(|byte| *byte == b'\n') {
-                    found.push(start..start + line.len());
-                    start += line.len() + 1;
-                }
-                found.retain(|line| !line.is_empty());
-            }
-            Matcher::Forms(forms) => {
-                let mut others = Vec::new();
-                // Matches come in the order of their ends.
-                for place in forms.find_overlapping_iter(text) {
-                    let range = place.start()..place.end();
-                    let number = place.pattern().as_usize();
-                    let Some(number) = number.checked_sub(self.forms.whole.len()) else {
-                        join(&mut found, range);
-                        continue;
-                    };
-                    match number.checked_sub(self.lenient.len()) {
-                        None => others.extend(self.lenient[number].around(text, range)),
-                        Some(number) if self.folded[number].is_at(text, &range) => {
-                            others.push(range);
-                        }
-                        Some(_) => {}
-                    }
-                }
-                // What is left of secrets where the end of a line stands between its parts.
-                self.wrapped.find(text, |part| others.push(part));
-                if !others.is_empty() {
-                    others.append(&mut found);
-                    others.sort_unstable_by_key(|secret| (secret.end, secret.start));
-                    for secret in others {
-                        join(&mut found, secret);
+        for layer in &self.layers {
+            for (index, texts) in layer.indexes() {
+                for at in index.places(text) {
+                    if let Some(length) = index.form_at(&text[at..], texts) {
+                        found.push(at..at + length);
                     }
                 }
             }
         }
+        if let Some(wrapped) = wrapped.filter(|_| !self.layers.is_empty()) {
+            let layers = self.layers.iter();
+            let indexes: Vec<_> = layers.map(|layer| (&layer.opaque, &layer.whole)).collect();
+            let mut start = 0;
+            for line in text.split_inclusive(|byte| *byte == b'\n') {
+                wrapped.find(line, &indexes, |part| {
+                    found.push(start + part.start..start + part.end);
+                });
+                start += line.len();
+            }
+        }
+        found.sort_unstable_by_key(|secret| secret.start);
+        found.dedup_by(|next, last| {
+            let touches = next.start <= last.end;
+            if touches {
+                last.end = last.end.max(next.end);
+            }
+            touches
+        });
         found
     }
 }
 
-/// Adds a range that ends behind all others.
-fn join(found: &mut Vec<Range<usize>>, mut range: Range<usize>) {
-    while let Some(last) = found.pop_if(|last| last.end >= range.start) {
-        range.start = range.start.min(last.start);
-    }
-    found.push(range);
+/// For some tool a line ends here.
+fn ends_line(c: char) -> bool {
+    matches!(c, '\n'..='\r' | '\u{85}' | '\u{2028}' | '\u{2029}')
+}
+
+/// The lines worth masking, without indentation, for tools print values of several lines indented.
+fn lines(text: &str) -> impl Iterator<Item = &str> {
+    let lines = text.split(ends_line).map(str::trim);
+    lines.filter(|line| line.len() >= MIN_LINE_BYTES)
+}
+
+/// A text in pieces. The last one is taken from the end, so that it is never too short to be masked.
+fn pieces(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let now = rest?;
+        if now.len() <= PIECE_BYTES {
+            rest = None;
+            return Some(if text.len() <= PIECE_BYTES {
+                text
+            } else {
+                &text[text.ceil_char_boundary(text.len() - PIECE_BYTES)..]
+            });
+        }
+        let (piece, after) = now.split_at(now.floor_char_boundary(PIECE_BYTES));
+        rest = Some(after);
+        Some(piece)
+    })
 }
 
 #[cfg(test)]
@@ -237,7 +286,6 @@ mod tests {
     #[case::as_it_is(AWKWARD)]
     #[case::json(r#"p\u00e4ss w\"or'd/$1+2&3?<4>~(%7B)`\\n\t!="#)]
     #[case::json_of_terraform("p\u{e4}ss w\\\"or'd/$1+2\\u00263?\\u003c4\\u003e~(%7B)`\\\\n\\t!=")]
-    #[case::json_in_json("p\u{e4}ss w\\\\\\\"or'd/$1+2&3?<4>~(%7B)`\\\\\\\\n\\\\t!=")]
     #[case::query_escape(
         "p%C3%A4ss+w%22or%27d%2F%241%2B2%263%3F%3C4%3E~%28%257B%29%60%5Cn%09%21%3D"
     )]
@@ -298,10 +346,10 @@ mod tests {
         let redactor = Redactor::new([&secret]);
         for width in [64, 76] {
             let encoded = STANDARD.encode(&secret);
-            for line in encoded.as_bytes().chunks(width) {
-                let line = std::str::from_utf8(line).unwrap();
-                assert_eq!(redactor.redact(line), MASK, "{width}: {line}");
-            }
+            let lines: Vec<_> = encoded.as_bytes().chunks(width).collect();
+            let text = String::from_utf8(lines.join(&b'\n')).unwrap();
+            let masked = redactor.redact(&text);
+            assert_eq!(masked, vec![MASK; lines.len()].join("\n"), "{width}");
         }
     }
 
@@ -336,37 +384,85 @@ mod tests {
         assert!(matches!(redactor.redact("1 abc a"), Cow::Borrowed(_)));
     }
 
-    #[test]
-    fn a_redactor_that_cannot_know_its_secrets_masks_whole_lines() {
-        let redactor = Redactor {
-            matcher: Matcher::Everything,
-            ..Redactor::default()
+    /// Values of all kinds, `bytes` in all.
+    fn large(bytes: usize) -> Vec<String> {
+        let token = |number: usize| {
+            let mixed = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            format!("{mixed:016x}{:016X}", mixed.rotate_left(23) ^ 0x5bd1_e995)
         };
-        assert_eq!(redactor.redact("ab\n\ncd\n"), "***\n\n***\n");
+        let mut values = Vec::new();
+        let mut left = bytes;
+        for number in 0.. {
+            let value = match number % 4 {
+                0 => token(number),
+                1 => format!("pa$$ '{}\" \u{e4}\\{}", token(number), token(number + 7)),
+                2 => (0..20)
+                    .map(|line| token(number * 100 + line) + "\n")
+                    .collect(),
+                _ => (0..200)
+                    .map(|part| token(number * 1000 + part) + "/+")
+                    .collect(),
+            };
+            if value.len() > left {
+                break;
+            }
+            left -= value.len();
+            values.push(value);
+        }
+        values
+    }
+
+    impl Redactor {
+        fn forms(&self) -> usize {
+            let layers = self.layers.iter();
+            layers
+                .flat_map(|layer| layer.indexes().map(|(index, _)| index.forms()))
+                .sum()
+        }
     }
 
     #[test]
-    fn the_secrets_of_a_large_job_take_little_memory() {
-        let lines = |count: usize| {
-            let lines = (0..count).map(|line| format!("{line:04}{}\n", "Ab+/9".repeat(12)));
-            lines.collect::<String>()
-        };
-        let mut secrets = vec![AWKWARD.to_owned(), "eyJ".to_owned() + &"aZ0_-".repeat(300)];
-        secrets.extend((40..43).map(lines));
-        secrets.extend(
-            (0..50).map(|number| {
-                format!("ghs_{}", lines(1).replace("00", &number.to_string()).trim())
-            }),
-        );
-        let redactor = Redactor::new(&secrets);
-        let Matcher::Forms(forms) = &redactor.matcher else {
-            panic!("too many forms");
-        };
-        let bytes = forms.memory_usage() + redactor.wrapped.memory_usage();
+    fn the_index_grows_with_the_number_of_forms_and_not_with_their_lengths() {
+        let (short, long) = ("Ab1+".repeat(10), "Ab1+".repeat(901));
+        let (short, long) = (Redactor::new([short]), Redactor::new([long]));
+        assert_eq!(short.forms(), long.forms());
+        assert!(short.forms() <= READABLE.len() + OPAQUE.len());
+    }
+
+    #[test]
+    fn a_secret_that_is_added_alone_rebuilds_little() {
+        let values = large(40_000);
+        let mut redactor = Redactor::default();
+        let mut built = 0;
+        for value in &values {
+            let before = redactor.layers.clone();
+            redactor = redactor.with([value]);
+            let is_new = |layer: &&Arc<Layer>| !before.iter().any(|old| Arc::ptr_eq(old, layer));
+            built += redactor
+                .layers
+                .iter()
+                .filter(is_new)
+                .map(|layer| layer.bytes)
+                .sum::<usize>();
+        }
+        let bytes: usize = redactor.layers.iter().map(|layer| layer.bytes).sum();
+        // The logarithm of what there is in all to the smallest.
+        assert!(built < 12 * bytes, "{built} bytes were indexed for {bytes}");
+        assert!(redactor.layers.len() < 12);
+        let all = Redactor::new(&values);
+        for value in &values {
+            assert_eq!(redactor.redact(value), all.redact(value));
+            assert!(
+                !redactor.redact(value).contains(char::is_alphanumeric),
+                "{value}"
+            );
+        }
+        let same = redactor.with(&values);
         assert!(
-            bytes < 7_000_000,
-            "{bytes} bytes for {} secrets",
-            secrets.len()
+            same.layers
+                .iter()
+                .zip(&redactor.layers)
+                .all(|(a, b)| Arc::ptr_eq(a, b))
         );
     }
 
@@ -384,7 +480,9 @@ mod tests {
             text in "(.|\n){0,200}",
         ) {
             let redactor = Redactor::new(&secrets);
-            prop_assume!(!redactor.forms.whole.iter().any(|form| text.contains(form)));
+            let texts = redactor.layers.iter().flat_map(|layer| layer.parts.iter());
+            let mut forms = texts.flat_map(|text| READABLE.iter().chain(OPAQUE).map(move |form| form(text)));
+            prop_assume!(!forms.any(|form| text.contains(&*form)));
             prop_assert_eq!(redactor.redact(&text), text.as_str());
         }
 

@@ -1,9 +1,7 @@
 //! The whole path with real files, pipes and full disks.
 
-mod printers;
 mod shapes;
 
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead as _, BufReader, PipeReader, PipeWriter, Read as _};
@@ -11,7 +9,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command as Process, Stdio};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
+use nix::sys::time::TimeValLike as _;
 use tempfile::TempDir;
 
 use super::file::FileSink;
@@ -615,6 +614,50 @@ async fn a_hundred_megabytes_pass_unchanged_in_little_memory() {
     let sunk = fs::File::open(sunk).unwrap();
     assert_eq!(compare(sunk, &expected).join().unwrap(), PASSES);
     assert!(growth < 10_000, "{growth} KiB");
+}
+
+/// Ten times the values cost ten times as much, and not a hundred times.
+#[test]
+fn a_megabyte_of_secrets_takes_little_memory_and_time() {
+    const TEST: &str = "a_megabyte_of_secrets_takes_little_memory_and_time";
+    if !is_own_process(TEST) {
+        in_own_process(TEST, "");
+        return;
+    }
+    // Tokens, and keys of many lines, as many of each.
+    let line =
+        |number: u64| format!("{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).repeat(4);
+    let values = |bytes: u64| -> Vec<String> {
+        let tokens = (0..bytes / 128).map(line);
+        let keys = (0..bytes / 2560).map(|key| {
+            let lines = (0..20).map(|at| line(1_000_000 + key * 20 + at) + "\n");
+            lines.collect()
+        });
+        tokens.chain(keys).collect()
+    };
+    let (small, large) = (values(100_000), values(1_000_000));
+    assert!((900_000..1_100_000).contains(&large.iter().map(String::len).sum::<usize>()));
+    let time = |values: &[String]| {
+        let before = processor_time();
+        let redactor = Redactor::new(values);
+        (processor_time().saturating_sub(before), redactor)
+    };
+    let (time_of_small, _) = time(&small);
+    let memory_before = peak_memory_kib();
+    let (time_of_large, redactor) = time(&large);
+    let growth = peak_memory_kib() - memory_before;
+    assert!(growth < 50_000, "{growth} KiB");
+    assert!(
+        time_of_large < 25 * time_of_small,
+        "{time_of_small:?}, ten times as much: {time_of_large:?}"
+    );
+    let last = large.last().unwrap();
+    assert_eq!(redactor.redact(last.lines().next().unwrap()), MASK);
+}
+
+fn processor_time() -> Duration {
+    let time = getrusage(UsageWho::RUSAGE_SELF).unwrap().user_time();
+    Duration::from_micros(u64::try_from(time.num_microseconds()).unwrap())
 }
 
 /// How often the expected text came, and nothing else.

@@ -1,161 +1,102 @@
-//! Secrets in encoded text that was broken into lines, as `base64` and `xxd` write it: a part of an encoded secret
-//! stands at the end of one line and the rest on the next. Pure; which texts encode secrets is decided elsewhere.
+//! Secrets in encoded text that was broken into lines, as `base64` and `xxd` write it: the beginning of a form at the end of
+//! one line is joined with the ends of the next ones.
 
-use std::collections::BTreeSet;
-use std::io::BufRead as _;
 use std::ops::Range;
 
-/// Shorter parts are left alone: they are worth five bytes of a secret at most, and could be words.
+use super::encodings::is_opaque;
+use super::index::{Index, Texts};
+
+/// Shorter parts at the end of a line are masked only if they are known with the next line: they are worth five bytes of
+/// a secret at most, and could be words.
 const MIN_PART_BYTES: usize = 8;
-/// Bits of the filter for each place in the texts, so that it rarely says that something may be there.
-const FILTER_SPREAD: usize = 16;
+/// So many beginnings of forms are remembered while lines of something else come between. The newest ones stay.
+const MAX_BEGINNINGS: usize = 16;
 
-type Part = [u8; MIN_PART_BYTES];
-
-/// Encoded secrets, ready to be looked for in parts.
-#[derive(Clone, Default)]
+/// What the lines so far ended with.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Wrapped {
-    /// All texts, with a separator behind each that occurs in none.
-    texts: Vec<u8>,
-    /// Where a part begins that lies in one text, in the order of the parts.
-    places: Vec<u32>,
-    /// Says of most parts that they are nowhere.
-    filter: Vec<u64>,
+    /// Beginnings of forms whose rest has not come yet.
+    beginnings: Vec<Vec<u8>>,
+    /// The end of the last lines, shorter than [`MIN_PART_BYTES`].
+    end: Vec<u8>,
 }
-
-const SEPARATOR: u8 = b'\n';
 
 impl Wrapped {
-    /// Looks for these texts, which consist of nothing but [`is_encoded`] bytes.
-    pub(super) fn new(texts: &BTreeSet<String>) -> Self {
-        let mut all = Vec::new();
-        for text in texts {
-            all.extend_from_slice(text.as_bytes());
-            all.push(SEPARATOR);
-        }
-        let end = u32::try_from(all.len()).unwrap_or(u32::MAX);
-        let mut wrapped = Self {
-            texts: all,
-            ..Self::default()
-        };
-        wrapped.places = (0..end)
-            .filter(|place| {
-                let part = wrapped.part_at(*place);
-                part.is_some_and(|part| !part.contains(&SEPARATOR))
-            })
-            .collect();
-        let mut places = std::mem::take(&mut wrapped.places);
-        places.sort_unstable_by_key(|place| wrapped.part_at(*place));
-        let words = (places.len() * FILTER_SPREAD / 64).next_power_of_two();
-        wrapped.filter = vec![0; words];
-        for place in &places {
-            if let Some(part) = wrapped.part_at(*place) {
-                let (word, bit) = wrapped.slot(part);
-                wrapped.filter[word] |= bit;
+    /// Calls `found` with the parts of `line` that belong to a form which begins in an earlier line, or goes on in a later
+    /// one.
+    pub(super) fn find(
+        &mut self,
+        line: &[u8],
+        indexes: &[(&Index, &Texts)],
+        mut found: impl FnMut(Range<usize>),
+    ) {
+        let place = last_run(line);
+        let run = &line[place.clone()];
+        let mut beginnings = Vec::new();
+        for beginning in self.beginnings.drain(..) {
+            let joined = [&beginning, run].concat();
+            match Joined::of(&joined, indexes) {
+                Joined::GoesOn => {
+                    found(place.clone());
+                    beginnings.push(joined);
+                }
+                Joined::Ends(length) if length > beginning.len() => {
+                    found(place.start..place.start + length - beginning.len());
+                }
+                // Something else came between.
+                Joined::Ends(_) | Joined::Neither => beginnings.push(beginning),
             }
         }
-        wrapped.places = places;
-        wrapped
-    }
-
-    #[cfg(test)]
-    pub(super) fn memory_usage(&self) -> usize {
-        self.texts.capacity() + 4 * self.places.capacity() + 8 * self.filter.capacity()
-    }
-
-    fn part_at(&self, place: u32) -> Option<Part> {
-        let place = usize::try_from(place).ok()?;
-        let part = self.texts.get(place..place + MIN_PART_BYTES)?;
-        part.try_into().ok()
-    }
-
-    fn slot(&self, part: Part) -> (usize, u64) {
-        let mixed = u64::from_le_bytes(part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let word = usize::try_from(mixed >> 32).unwrap_or(0) & (self.filter.len() - 1);
-        (word, 1 << ((mixed >> 26) & 63))
-    }
-
-    /// Where this part stands in the texts.
-    fn places_of(&self, part: &[u8]) -> &[u32] {
-        let Ok(part) = Part::try_from(part) else {
-            return &[];
-        };
-        let (word, bit) = self.slot(part);
-        if self.filter[word] & bit == 0 {
-            return &[];
-        }
-        let from = self
-            .places
-            .partition_point(|place| self.part_at(*place) < Some(part));
-        let length =
-            self.places[from..].partition_point(|place| self.part_at(*place) == Some(part));
-        &self.places[from..from + length]
-    }
-
-    /// The text before and from a place on.
-    fn around(&self, place: u32) -> (&[u8], &[u8]) {
-        let (before, after) = self.texts.split_at(usize::try_from(place).unwrap_or(0));
-        let start = before.iter().rposition(|byte| *byte == SEPARATOR);
-        let end = after.iter().position(|byte| *byte == SEPARATOR);
-        (
-            &before[start.map_or(0, |at| at + 1)..],
-            &after[..end.unwrap_or(after.len())],
-        )
-    }
-
-    /// Calls `found` with parts of secrets at which lines of `text` were broken.
-    pub(super) fn find(&self, text: &[u8], mut found: impl FnMut(Range<usize>)) {
-        if self.places.is_empty() {
-            return;
-        }
-        let mut start = 0;
-        while start < text.len() {
-            // Searches as fast as the system can, and cannot fail in memory.
-            let length = (&text[start..]).skip_until(b'\n').unwrap_or(text.len());
-            let run = last_run(&text[start..start + length]);
-            let (from, run) = (start + run.start, &text[start..][run]);
-            if run.len() >= MIN_PART_BYTES {
-                if let Some(length) = self.rest_at_the_beginning(run) {
-                    found(from..from + length);
+        // Forms that begin in the last line with too little to be known, and those that begin in this one.
+        let before = self.end.len();
+        self.end.extend_from_slice(run);
+        for index in indexes {
+            for at in index.0.places(&self.end) {
+                let joined = &self.end[at..];
+                if joined.len() < MIN_PART_BYTES {
+                    break;
                 }
-                if let Some(length) = self.beginning_at_the_end(run) {
-                    let end = from + run.len();
-                    found(end - length..end);
+                let start = place.start + at.saturating_sub(before);
+                match Joined::of(joined, std::slice::from_ref(index)) {
+                    Joined::GoesOn => {
+                        found(start..place.end);
+                        beginnings.push(joined.to_vec());
+                    }
+                    Joined::Ends(length) if at < before && at + length > before => {
+                        found(start..place.start + at + length - before);
+                    }
+                    Joined::Ends(_) | Joined::Neither => {}
                 }
             }
-            start += length;
         }
-    }
-
-    /// How much at the beginning of a run is the rest of a text, or more of one that goes on behind the run.
-    fn rest_at_the_beginning(&self, run: &[u8]) -> Option<usize> {
-        let places = self.places_of(&run[..MIN_PART_BYTES]).iter();
-        places
-            .filter_map(|place| {
-                let (_, rest) = self.around(*place);
-                let common = rest.len().min(run.len());
-                (rest[..common] == run[..common]).then_some(common)
-            })
-            .max()
-    }
-
-    /// How much at the end of a run is the beginning of a text.
-    fn beginning_at_the_end(&self, run: &[u8]) -> Option<usize> {
-        let places = self.places_of(&run[run.len() - MIN_PART_BYTES..]).iter();
-        places
-            .filter_map(|place| {
-                let (before, _) = self.around(*place);
-                let rest = &run[..run.len() - MIN_PART_BYTES];
-                rest.ends_with(before)
-                    .then_some(before.len() + MIN_PART_BYTES)
-            })
-            .max()
+        beginnings.drain(..beginnings.len().saturating_sub(MAX_BEGINNINGS));
+        self.beginnings = beginnings;
+        let superfluous = self.end.len().saturating_sub(MIN_PART_BYTES - 1);
+        self.end.drain(..superfluous);
     }
 }
 
-/// Of both alphabets of base64, and with them of hexadecimal numbers.
-fn is_encoded(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"+/-_=".contains(&byte)
+/// What the ends of lines are together.
+enum Joined {
+    /// A form begins with them.
+    GoesOn,
+    /// They begin with a form of this length.
+    Ends(usize),
+    Neither,
+}
+
+impl Joined {
+    fn of(joined: &[u8], indexes: &[(&Index, &Texts)]) -> Self {
+        let goes_on = |(index, texts): &(&Index, &Texts)| index.goes_on_behind(joined, texts);
+        if indexes.iter().any(goes_on) {
+            return Self::GoesOn;
+        }
+        let form = |(index, texts): &(&Index, &Texts)| index.form_at(joined, texts);
+        match indexes.iter().filter_map(form).max() {
+            Some(length) if length >= MIN_PART_BYTES => Self::Ends(length),
+            _ => Self::Neither,
+        }
+    }
 }
 
 /// The encoded text at the end of a line, whatever stands before it and closes it.
@@ -163,37 +104,64 @@ fn last_run(line: &[u8]) -> Range<usize> {
     let closes = |byte: &u8| byte.is_ascii_whitespace() || b"\"',;)]}".contains(byte);
     let end = line.iter().rposition(|byte| !closes(byte));
     let end = end.map_or(0, |at| at + 1);
-    let before = line[..end].iter().rposition(|byte| !is_encoded(*byte));
+    let before = line[..end].iter().rposition(|byte| !is_opaque(*byte));
     before.map_or(0, |at| at + 1)..end
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::logs::encodings::{Encoding, as_it_is};
+
+    const AS_IT_IS: &[Encoding] = &[as_it_is];
 
     fn masked(texts: &[&str], text: &str) -> String {
-        let texts = texts.iter().map(|text| (*text).to_owned()).collect();
-        let mut masked = text.as_bytes().to_vec();
-        Wrapped::new(&texts).find(text.as_bytes(), |range| masked[range].fill(b'*'));
-        String::from_utf8(masked).unwrap()
+        let texts: Texts = texts.iter().copied().collect();
+        let index = Index::new(AS_IT_IS, &texts);
+        let mut wrapped = Wrapped::default();
+        let lines = text.split_inclusive('\n').map(|line| {
+            let mut masked = line.as_bytes().to_vec();
+            wrapped.find(line.as_bytes(), &[(&index, &texts)], |range| {
+                masked[range].fill(b'*');
+            });
+            String::from_utf8(masked).unwrap()
+        });
+        lines.collect()
     }
 
     #[test]
-    fn both_parts_of_a_broken_text_are_found_behind_whatever_prefix() {
+    fn all_parts_of_a_broken_text_are_found_behind_whatever_prefix() {
         let texts = ["c2VjcmV0LXNlY3JldC1zZWNyZXQ", "0123456789abcdef"];
         assert_eq!(
             masked(
                 &texts,
                 "x: YWFhc2VjcmV0LX\n x NlY3JldC1z\r\n│ ZWNyZXQxYWFh\"\n"
             ),
-            "x: YWFh**********\n x **********\r\n│ ZWNyZXQxYWFh\"\n",
-            "seven characters are no part"
+            "x: YWFh**********\n x **********\r\n│ *******xYWFh\"\n"
         );
         assert_eq!(
             masked(&texts, "  aa012345678\n  9abcdefbb\n"),
-            "  aa*********\n  9abcdefbb\n"
+            "  aa*********\n  *******bb\n"
         );
-        assert_eq!(masked(&texts, "89abcdefbb"), "********bb");
+        assert_eq!(
+            masked(&texts, "0123456\n789abcdefbb\n"),
+            "0123456\n*********bb\n",
+            "seven characters are no part before the rest is known"
+        );
+        assert_eq!(
+            masked(
+                &texts,
+                "a: 01234567\nb: still creating\nb: c2VjcmV0LXNl\na: 89abcdef\nb: Y3JldC1zZWNyZXQ\n"
+            ),
+            "a: ********\nb: still creating\nb: ************\na: ********\nb: ***************\n",
+            "lines of something else between"
+        );
+        let narrow: String = texts[0].chars().flat_map(|c| [c, '\n']).collect();
+        let left = "c2VjcmV".chars().flat_map(|c| [c, '\n']);
+        assert_eq!(
+            masked(&texts, &narrow),
+            left.chain("*\n".repeat(20).chars()).collect::<String>()
+        );
     }
 
     #[test]
@@ -204,6 +172,8 @@ mod tests {
             "short",
             "ordinary words stand here\n",
             "01234567 89abcdef x",
+            "89abcdefbb",
+            "0123456\n\nx\n789abcdef\n",
         ] {
             assert_eq!(masked(&["0123456789abcdef"], text), text);
             assert_eq!(masked(&[], text), text);

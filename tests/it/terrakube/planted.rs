@@ -152,7 +152,6 @@ for value in "$OPEN" "$accessToken" "$DB_PASSWORD" "$DEPLOY_PRIVATE_KEY" "$TF_TO
   printf '%s\n' "$value"; printf '%q\n' "$value"; printf '%s\n' "${value@Q}"
   printf '%s' "${value:0:13}"; printf '%s\n' "${value:13}" | head -c 7000
   sed 's/^/│   /' <<< "$value"
-  sh -c 'echo "$1"' sh "$value"; echo -e "$value"; printf '%b\n' "$value"
   urlencode "$value" X; urlencode "$value" x
   printf '%s' "$value" | od -An -v -tx1 | tr -d ' \n'; echo
   for before in '' u us user: x-access-token: 'a long line that comes before the secret, '; do
