@@ -16,6 +16,7 @@ mod encodings;
 mod feed;
 mod file;
 mod index;
+mod limited;
 mod lines;
 mod redact;
 mod redis;
@@ -153,7 +154,7 @@ pub struct SpoolSummary {
 pub struct SinkSummary {
     /// `stdout`, a path, or where the platform keeps it.
     pub name: String,
-    /// Lines that arrived completely.
+    /// Lines that arrived completely, and those beyond the limit of a limited sink.
     pub delivered: u64,
     /// Lines that did not.
     pub lost: u64,

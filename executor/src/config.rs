@@ -156,6 +156,9 @@ pub struct RunConfig {
     #[arg(long, env = env::LOG_VIA_API, value_parser = clap::builder::BoolishValueParser::new(),
           default_value = "false", action = clap::ArgAction::Set)]
     pub log_via_api: bool,
+    /// Limit of what the step adds to the live log, in bytes; a line counts 128 bytes more than its text.
+    #[arg(long, env = env::LIVE_LOG_MAX_BYTES, default_value_t = 32 * 1024 * 1024)]
+    pub live_log_max_bytes: u64,
     /// Seconds from the first SIGTERM to the SIGKILL that follows it
     /// [default: 300 for apply and destroy, 60 otherwise].
     #[arg(long, env = env::GRACE_PERIOD_SECONDS)]

@@ -29,6 +29,7 @@ pub struct Link {
     pub platform: Platform,
     pub redis: Option<Redis>,
     log_via_api: bool,
+    live_log_max_bytes: u64,
 }
 
 impl Link {
@@ -45,6 +46,7 @@ impl Link {
             platform,
             redis,
             log_via_api: config.run.log_via_api,
+            live_log_max_bytes: config.run.live_log_max_bytes,
         })
     }
 
@@ -55,6 +57,7 @@ impl Link {
             platform: Platform::Terrakube(terrakube),
             redis: None,
             log_via_api: config.run.log_via_api,
+            live_log_max_bytes: config.run.live_log_max_bytes,
         })
     }
 
@@ -75,6 +78,13 @@ impl Link {
 
     /// Where people follow the run's log while it runs.
     pub fn live_log(&self, job: &JobData) -> Option<SinkConfig> {
+        Some(SinkConfig::Limited {
+            sink: Box::new(self.whole_live_log(job)?),
+            max_bytes: self.live_log_max_bytes,
+        })
+    }
+
+    fn whole_live_log(&self, job: &JobData) -> Option<SinkConfig> {
         if let (true, Some(terrakube)) = (self.log_via_api, self.terrakube()) {
             let tokens = terrakube.config().tokens.clone();
             return Some(SinkConfig::Api(ApiLog {
@@ -89,7 +99,6 @@ impl Link {
             redis,
             job_id: job.job_id.clone(),
             step_id: job.step_id.clone(),
-            max_lines: None,
         }))
     }
 

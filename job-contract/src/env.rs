@@ -66,6 +66,8 @@ pub const TOOLS_BRANCH: &str = "TerrakubeToolsBranch";
 
 /// `true` sends the log through the platform's API instead of Redis. Contract 7.7.
 pub const LOG_VIA_API: &str = "LogViaApi";
+/// Limit of what one step adds to the live log, in bytes.
+pub const LIVE_LOG_MAX_BYTES: &str = "MAYFLY_LIVE_LOG_MAX_BYTES";
 /// Host of Redis; without it, and without nodes of a cluster or sentinels, there is no Redis. Contract 7.2.
 pub const REDIS_HOSTNAME: &str = "TerrakubeRedisHostname";
 /// Port of Redis.

@@ -72,7 +72,7 @@ const DEPLOYMENT: [&str; 17] = [
 ];
 
 /// Where the platform is that the caller's environment names, and what belongs to it; the store comes with it.
-const PLATFORM: [&str; 46] = [
+const PLATFORM: [&str; 47] = [
     env::API_URL,
     env::PUBLIC_API_URL,
     env::INTERNAL_SECRET,
@@ -83,6 +83,7 @@ const PLATFORM: [&str; 46] = [
     env::REPORT_PATIENCE_SECONDS,
     env::DISABLE_ACKNOWLEDGE,
     env::LOG_VIA_API,
+    env::LIVE_LOG_MAX_BYTES,
     env::REDIS_HOSTNAME,
     env::REDIS_PORT,
     env::REDIS_USERNAME,

@@ -27,8 +27,6 @@ pub struct RedisLog {
     pub job_id: String,
     /// The step that writes.
     pub step_id: String,
-    /// About how many lines of the job are kept, the newest ones; all when there is no limit.
-    pub max_lines: Option<u64>,
 }
 
 /// Writes to the stream of a job.
@@ -36,7 +34,6 @@ pub struct RedisLog {
 pub(super) struct RedisSink {
     redis: Redis,
     stream: Stream,
-    max_lines: Option<u64>,
     /// Made by the thread that uses it, and dropped there: no other may.
     runtime: Option<Runtime>,
     state: State,
@@ -61,7 +58,6 @@ impl RedisSink {
         Self {
             redis: log.redis.separate(),
             stream: Stream::new(&log.job_id, &log.step_id),
-            max_lines: log.max_lines,
             runtime: None,
             state: State::Unknown,
         }
@@ -106,13 +102,9 @@ impl RedisSink {
             .zip(&lines)
             .map(|(number, line)| self.stream.entry(number, line))
             .collect();
-        let retention = Retention {
-            entries: self.max_lines,
-            expiry: None,
-        };
         match self
             .redis
-            .append(&self.stream.key, &entries, retention)
+            .append(&self.stream.key, &entries, Retention::default())
             .await
         {
             Ok(ids) => {

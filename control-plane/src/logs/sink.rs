@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use super::api::{ApiLog, ApiSink};
 use super::file::FileSink;
+use super::limited::LimitedSink;
 use super::redis::{RedisLog, RedisSink};
 use super::stdout::StdoutSink;
 
@@ -22,6 +23,13 @@ pub enum SinkConfig {
     Redis(RedisLog),
     /// The platform's API, which adds to the same stream (contract 7.7).
     Api(ApiLog),
+    /// The beginning of the log alone. Then a line says where the rest is.
+    Limited {
+        /// Gets the beginning.
+        sink: Box<Self>,
+        /// Bytes of the lines, and 128 more for each.
+        max_bytes: u64,
+    },
 }
 
 /// Text on its way to a sink.
@@ -52,6 +60,7 @@ pub(super) enum Sink {
     File(FileSink),
     Redis(RedisSink),
     Api(ApiSink),
+    Limited(Box<LimitedSink>),
 }
 
 impl Sink {
@@ -61,6 +70,10 @@ impl Sink {
             SinkConfig::File(path) => Self::File(FileSink::new(path)),
             SinkConfig::Redis(log) => Self::Redis(RedisSink::new(&log)),
             SinkConfig::Api(log) => Self::Api(ApiSink::new(log)),
+            SinkConfig::Limited { sink, max_bytes } => {
+                let sink = Self::open(*sink)?;
+                Self::Limited(Box::new(LimitedSink::new(sink, max_bytes)))
+            }
         })
     }
 
@@ -71,6 +84,7 @@ impl Sink {
             Self::File(sink) => sink.path().display().to_string(),
             Self::Redis(sink) => sink.name(),
             Self::Api(sink) => sink.name(),
+            Self::Limited(sink) => sink.name(),
         }
     }
 
@@ -81,6 +95,7 @@ impl Sink {
             Self::File(sink) => sink.deliver(batch.text),
             Self::Redis(sink) => sink.deliver(batch),
             Self::Api(sink) => sink.deliver(batch),
+            Self::Limited(sink) => sink.deliver(batch),
         }
     }
 }

@@ -24,7 +24,6 @@ fn redis_sink(redis: Redis) -> SinkConfig {
         redis,
         job_id: "412".to_owned(),
         step_id: STEP.to_owned(),
-        max_lines: None,
     })
 }
 
@@ -277,23 +276,31 @@ async fn a_stream_the_platform_deletes_meanwhile_is_made_again() {
 }
 
 #[tokio::test]
-async fn a_limit_keeps_the_newest_lines() {
+async fn beyond_its_limit_the_stream_ends_with_where_the_rest_is_and_the_log_is_complete() {
     let server = RedisServer::start().unwrap();
     let folder = TempDir::new().unwrap();
-    let sink = SinkConfig::Redis(RedisLog {
-        redis: redis_at(&server),
-        job_id: "412".to_owned(),
-        step_id: STEP.to_owned(),
-        max_lines: Some(1000),
-    });
+    let sink = SinkConfig::Limited {
+        sink: Box::new(redis_sink(redis_at(&server))),
+        max_bytes: 100_000,
+    };
     let log = start(&folder, sink);
     let mut writer = log.writer();
     write_numbers(&mut writer, 0..5000).await;
     writer.close().await;
-    assert!(log.finish(LONG).await.is_complete());
+    let summary = log.finish(LONG).await;
+    assert!(summary.is_complete());
+    assert_eq!(summary.spool.lines, 5000);
     let entries = stream(&mut server.connect().unwrap(), "412");
-    assert!((1000..1300).contains(&entries.len()), "{}", entries.len());
-    assert_eq!(entries.last().unwrap().field("output"), "line 4999");
+    assert!((600..800).contains(&entries.len()), "{}", entries.len());
+    let (notice, lines) = entries.split_last().unwrap();
+    for (number, entry) in lines.iter().enumerate() {
+        assert_eq!(entry.field("output"), format!("line {number}"));
+    }
+    let notice = notice.field("output");
+    assert!(
+        notice.contains("stored as the output of this step"),
+        "{notice}"
+    );
 }
 
 fn api_sink(server: &Server) -> SinkConfig {
