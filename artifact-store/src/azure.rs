@@ -10,9 +10,7 @@ use job_contract::keys::{Area, ObjectKey};
 use object_store::azure::{
     AzureAccessKey, AzureAuthorizer, AzureCredential, MicrosoftAzureBuilder,
 };
-use object_store::client::{
-    HttpClient, HttpConnector as _, HttpRequest, HttpRequestBody, ReqwestConnector,
-};
+use object_store::client::{HttpClient, HttpConnector as _, HttpRequest, HttpRequestBody};
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
@@ -21,6 +19,7 @@ use crate::digest::Digest;
 use crate::error::{Answer, StoreError};
 use crate::reference::{ObjectUrl, address, key_of};
 use crate::remote::{Limits, Place, Remote, check_tls, client_error, found};
+use crate::retry::Health;
 use crate::settings::AzureSettings;
 
 const SERVICE: &str = "Azure Blob Storage";
@@ -41,6 +40,7 @@ impl Azure {
     pub(crate) fn open(settings: &AzureSettings, limits: &Limits) -> Result<Self, StoreError> {
         check_tls(SERVICE)?;
         let options = limits.client_options(settings.endpoint.scheme() == "http");
+        let connector = limits.connector(SERVICE);
         let fail = |error| client_error(SERVICE, &error);
         let container = |area: Area| {
             let client = MicrosoftAzureBuilder::new()
@@ -50,6 +50,7 @@ impl Azure {
                 .with_endpoint(settings.endpoint.as_str().trim_end_matches('/').to_owned())
                 .with_client_options(options.clone())
                 .with_retry(limits.retry_config())
+                .with_http_connector(connector.clone())
                 .build()
                 .map_err(fail)?;
             Ok(Remote {
@@ -60,17 +61,20 @@ impl Azure {
                     bucket_setting: env::AZURE_ACCOUNT,
                     credential_settings: CREDENTIAL_SETTINGS,
                 },
+                health: connector.health.clone(),
             })
         };
         Ok(Self {
             state: container(Area::State)?,
             output: container(Area::Output)?,
             settings: settings.clone(),
-            http: ReqwestConnector::default()
-                .connect(&options)
-                .map_err(fail)?,
+            http: connector.connect(&options).map_err(fail)?,
             limits: limits.clone(),
         })
+    }
+
+    pub(crate) fn health(&self) -> &Health {
+        &self.state.health
     }
 
     pub(crate) fn reference(&self, key: &ObjectKey) -> String {
@@ -149,7 +153,9 @@ impl Azure {
     async fn make(&self, area: Area) -> Result<(), StoreError> {
         let backoff = ExponentialBuilder::default()
             .with_jitter()
-            .with_max_times(self.limits.retries)
+            .with_min_delay(self.limits.first_pause)
+            .with_max_delay(self.limits.longest_pause)
+            .without_max_times()
             .with_total_delay(Some(self.limits.retry_for));
         (|| self.try_make(area))
             .retry(backoff)

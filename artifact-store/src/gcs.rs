@@ -15,6 +15,7 @@ use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::reference::{ObjectUrl, address, key_of};
 use crate::remote::{Limits, Place, Remote, check_tls, client_error, found};
+use crate::retry::Health;
 use crate::settings::GcsSettings;
 
 const SERVICE: &str = "Google Cloud Storage";
@@ -34,12 +35,15 @@ impl Gcs {
     pub(crate) fn open(settings: &GcsSettings, limits: &Limits) -> Result<Self, StoreError> {
         check_tls(SERVICE)?;
         let allow_http = settings.endpoint.scheme() == "http";
+        let connector = limits.connector(SERVICE);
+        let health = connector.health.clone();
         let client = GoogleCloudStorageBuilder::new()
             .with_bucket_name(&settings.bucket)
             .with_service_account_key(settings.credentials.expose_secret())
             .with_base_url(settings.endpoint.as_str().trim_end_matches('/'))
             .with_client_options(limits.client_options(allow_http))
             .with_retry(limits.retry_config())
+            .with_http_connector(connector)
             .build()
             .map_err(|error| client_error(SERVICE, &error))?;
         let place = Place {
@@ -54,10 +58,15 @@ impl Gcs {
             remote: Remote {
                 client: Arc::new(client),
                 place,
+                health,
             },
             settings: settings.clone(),
             base: Url::parse(&base).expect("an address below an address"),
         })
+    }
+
+    pub(crate) fn health(&self) -> &Health {
+        &self.remote.health
     }
 
     pub(crate) fn reference(&self, key: &ObjectKey) -> String {

@@ -11,6 +11,7 @@ mod gcs;
 mod local;
 mod reference;
 mod remote;
+mod retry;
 mod s3;
 mod settings;
 
@@ -19,6 +20,7 @@ use std::path::Path;
 use bytes::Bytes;
 use job_contract::keys::ObjectKey;
 use secrecy::SecretString;
+use tokio::sync::watch;
 
 pub use azure::Azure;
 pub use backend::{BackendSettings, Handover, StaticKeys};
@@ -134,6 +136,17 @@ impl Store {
             Self::Azure(store) => store.backend(organization, workspace),
             Self::Gcs(store) => store.backend(organization, workspace),
         }
+    }
+
+    /// What is wrong with the service at the moment, for as long as requests are repeated. `None` for a folder.
+    pub fn trouble(&self) -> Option<watch::Receiver<Option<String>>> {
+        let health = match self {
+            Self::Local(_) => return None,
+            Self::S3(store) => store.health(),
+            Self::Azure(store) => store.health(),
+            Self::Gcs(store) => store.health(),
+        };
+        Some(health.watch())
     }
 
     /// What must never appear in a log: the credentials this store was opened with.

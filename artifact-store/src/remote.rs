@@ -1,4 +1,4 @@
-//! One container of objects on a service: bytes in and out, in bounded memory, with time-outs and repetitions.
+//! One container of objects on a service: bytes in and out, in bounded memory, with time-outs and retries.
 
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -21,6 +21,7 @@ use crate::READ_BYTES;
 use crate::digest::{Digest, Hasher};
 use crate::error::{Answer, Meaning, StoreError, meaning};
 use crate::local::{create_private, discard};
+use crate::retry::{Connector, Health};
 
 /// Objects up to this size are stored with one request, larger ones in parts of it.
 const PART_BYTES: usize = 8 * 1024 * 1024;
@@ -37,9 +38,11 @@ pub struct Limits {
     pub idle: Duration,
     /// One request, its content included; a download that takes longer goes on where it was.
     pub request: Duration,
-    pub retries: usize,
-    /// No request is repeated after this time.
+    /// How long a request is repeated after its first failure.
     pub retry_for: Duration,
+    /// The first pause between two attempts. The next ones grow at random.
+    pub first_pause: Duration,
+    pub longest_pause: Duration,
 }
 
 impl Default for Limits {
@@ -48,8 +51,10 @@ impl Default for Limits {
             connect: Duration::from_secs(10),
             idle: Duration::from_secs(30),
             request: Duration::from_mins(5),
-            retries: 10,
-            retry_for: Duration::from_mins(3),
+            // Repeated requests are signed as of their first attempt, and services take no old signature.
+            retry_for: Duration::from_mins(5),
+            first_pause: Duration::from_millis(100),
+            longest_pause: Duration::from_secs(15),
         }
     }
 }
@@ -67,9 +72,22 @@ impl Limits {
 
     pub(crate) fn retry_config(&self) -> RetryConfig {
         RetryConfig {
-            backoff: BackoffConfig::default(),
-            max_retries: self.retries,
+            backoff: BackoffConfig {
+                init_backoff: self.first_pause,
+                max_backoff: self.longest_pause,
+                base: 2.,
+            },
+            // A number of attempts says nothing about how long a service may be away.
+            max_retries: usize::MAX,
             retry_timeout: self.retry_for,
+        }
+    }
+
+    pub(crate) fn connector(&self, service: &'static str) -> Connector {
+        Connector {
+            service,
+            health: Health::default(),
+            longest_pause: self.retry_for,
         }
     }
 }
@@ -91,6 +109,7 @@ pub(crate) struct Place {
 pub(crate) struct Remote {
     pub(crate) client: Arc<dyn ObjectStore>,
     pub(crate) place: Place,
+    pub(crate) health: Health,
 }
 
 impl Remote {

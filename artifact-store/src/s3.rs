@@ -14,6 +14,7 @@ use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::reference::{ObjectUrl, address, key_of};
 use crate::remote::{Limits, Place, Remote, check_tls, client_error, found};
+use crate::retry::Health;
 use crate::settings::{S3Credentials, S3Settings};
 use std::sync::Arc;
 
@@ -40,13 +41,16 @@ impl S3 {
             is_host,
         } = Bucket::of(settings);
         let endpoint = if is_host { &base } else { &service };
+        let connector = limits.connector(SERVICE);
+        let health = connector.health.clone();
         let builder = AmazonS3Builder::new()
             .with_bucket_name(&settings.bucket)
             .with_region(signing_region(settings))
             .with_endpoint(endpoint.as_str().trim_end_matches('/'))
             .with_virtual_hosted_style_request(is_host)
             .with_client_options(limits.client_options(endpoint.scheme() == "http"))
-            .with_retry(limits.retry_config());
+            .with_retry(limits.retry_config())
+            .with_http_connector(connector);
         let builder = match &settings.credentials {
             S3Credentials::Keys(keys) => builder
                 .with_access_key_id(keys.access_key.expose_secret())
@@ -71,10 +75,15 @@ impl S3 {
             remote: Remote {
                 client: Arc::new(client),
                 place,
+                health,
             },
             settings: settings.clone(),
             base,
         })
+    }
+
+    pub(crate) fn health(&self) -> &Health {
+        &self.remote.health
     }
 
     pub(crate) fn reference(&self, key: &ObjectKey) -> String {

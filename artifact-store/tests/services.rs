@@ -8,9 +8,8 @@
 )]
 
 use std::fs;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use artifact_store::{
     AzureSettings, Digest, Endpoint, GcsSettings, Handover, Limits, S3Credentials, S3Settings,
@@ -34,8 +33,9 @@ fn limits() -> Limits {
         connect: Duration::from_secs(5),
         idle: Duration::from_secs(10),
         request: Duration::from_mins(1),
-        retries: 2,
-        retry_for: Duration::from_secs(20),
+        retry_for: Duration::from_secs(1),
+        first_pause: Duration::from_millis(10),
+        longest_pause: Duration::from_millis(100),
     }
 }
 
@@ -300,19 +300,60 @@ fn s3_that(answers: impl Fn(&Request) -> Response + Send + Sync + 'static) -> (S
     (server, open(settings))
 }
 
-#[tokio::test]
-async fn a_service_that_recovers_is_not_given_up() {
-    let failures = Arc::new(AtomicUsize::new(2));
-    let (server, store) = s3_that(move |_| {
+/// Refuses so many requests with this answer.
+fn refuses(times: usize, refusal: Response) -> impl Fn(&Request) -> Response + Send + Sync {
+    let failures = AtomicUsize::new(times);
+    move |_| {
         let left = failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
         match left {
-            Ok(_) => Response::new(503, "<Error><Code>SlowDown</Code></Error>"),
+            Ok(_) => refusal.clone(),
             Err(_) => Response::new(200, "").with_header("ETag", "\"e\""),
         }
-    });
+    }
+}
+
+fn slow_down() -> Response {
+    Response::new(503, "<Error><Code>SlowDown</Code></Error>")
+}
+
+#[tokio::test]
+async fn time_and_not_a_number_limits_how_often_a_service_is_asked() {
+    let server = Server::start(refuses(40, slow_down())).unwrap();
+    let limits = Limits {
+        retry_for: Duration::from_mins(1),
+        first_pause: Duration::from_millis(1),
+        longest_pause: Duration::from_millis(3),
+        ..limits()
+    };
+    let store = open_with(s3_at(&server.url(), "b", "AKIA", "hunter2"), &limits);
+    let mut trouble = store.trouble().unwrap();
+    let learn = async {
+        let begins = trouble.wait_for(Option::is_some).await.unwrap();
+        let text = begins.clone().unwrap();
+        drop(begins);
+        trouble.wait_for(Option::is_none).await.unwrap();
+        text
+    };
+    let key = ObjectKey::step_output("o", "1", "s");
+    let (stored, text) = tokio::join!(store.put(&key, "x"), learn);
+    stored.unwrap();
+    assert_eq!(text, "S3 answers 503 Service Unavailable");
+    assert_eq!(server.requests().len(), 41);
+}
+
+#[tokio::test]
+async fn a_service_is_not_asked_sooner_than_it_wants() {
+    let server = Server::start(refuses(1, slow_down().with_header("Retry-After", "2"))).unwrap();
+    let limits = Limits {
+        retry_for: Duration::from_mins(1),
+        ..limits()
+    };
+    let store = open_with(s3_at(&server.url(), "b", "AKIA", "hunter2"), &limits);
+    let start = Instant::now();
     let key = ObjectKey::step_output("o", "1", "s");
     store.put(&key, "x").await.unwrap();
-    assert_eq!(server.requests().len(), 3);
+    assert!(start.elapsed() >= Duration::from_secs(2));
+    assert_eq!(server.requests().len(), 2);
 }
 
 #[tokio::test]
@@ -329,7 +370,7 @@ async fn a_service_that_keeps_failing_is_told_with_what_it_says() {
         panic!("{error:?}");
     };
     assert_eq!(source.to_string(), "InternalError: no");
-    assert_eq!(server.requests().len(), 3);
+    assert!(server.requests().len() > 2);
 }
 
 #[tokio::test]
@@ -340,7 +381,6 @@ async fn a_service_that_falls_silent_is_not_waited_for_without_end() {
     let limits = Limits {
         idle: Duration::from_millis(300),
         request: Duration::from_millis(600),
-        retries: 1,
         ..limits()
     };
     let store = open_with(s3_at(&url, "b", "AKIA", "hunter2"), &limits);

@@ -90,8 +90,9 @@ impl Verdict {
 
 /// How long sinks may take to receive the rest of the log.
 const LOG_FLUSH: Duration = Duration::from_mins(1);
-/// How long the store may take for the log.
-const LOG_STORE: Duration = Duration::from_mins(1);
+/// How long the store may take for the log: longer than its client repeats a request, so that the client can say why it
+/// gave up.
+const LOG_STORE: Duration = Duration::from_mins(6);
 /// How long the last lines of a log can be read before the platform deletes it.
 const READING_TIME: Duration = Duration::from_secs(3);
 

@@ -35,6 +35,7 @@ pub mod run;
 pub mod scripts;
 pub mod state;
 pub mod stop;
+mod store_watch;
 pub mod telemetry;
 pub mod terraform;
 pub mod tool;

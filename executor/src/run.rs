@@ -17,6 +17,7 @@ use job_contract::report::PhaseTiming;
 use job_contract::{Exit, JobData, StepType, chain, env};
 use nix::unistd::{AccessFlags, eaccess};
 use secrecy::ExposeSecret as _;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::banner::Palette;
 use crate::child_env::{ChildEnv, ChildEnvError};
@@ -28,6 +29,7 @@ use crate::plan::PlanError;
 use crate::process::ProcessError;
 use crate::scripts::ScriptError;
 use crate::stop::{Budget, Stop};
+use crate::store_watch;
 use crate::telemetry;
 use crate::terraform::backend::BackendError;
 use crate::terraform::variables::VariablesError;
@@ -52,6 +54,8 @@ pub struct Run<'c> {
     pub clock: Clock,
     /// What the platform said when it let the step run.
     pub standing: OnceLock<Standing>,
+    /// Writes to the log while the store fails.
+    _store_watch: Option<AbortOnDropHandle<()>>,
 }
 
 /// Why a step did not do what it was asked to.
@@ -221,6 +225,7 @@ impl<'c> Run<'c> {
             })?;
         let layout = Layout::create(&folders.work)?;
         let log = open_log(config, &job, &layout, &store)?;
+        let store_watch = store_watch::start(&store, log.writer());
         let grace = config
             .run
             .grace_period_seconds
@@ -240,6 +245,7 @@ impl<'c> Run<'c> {
             log,
             env,
             stop,
+            _store_watch: store_watch,
         })
     }
 

@@ -602,6 +602,54 @@ fn a_state_that_is_kept_is_still_pushed_once_the_backend_takes_it() {
     journey.assert_rescued(&outcome);
 }
 
+#[test]
+fn a_store_that_fails_for_twenty_seconds_costs_time_and_nothing_else() {
+    let (bucket, site, repository) = (Bucket::new(), site(), Repository::fixture());
+    let plan = job::plan(&repository);
+    let apply = job::apply_after(&plan);
+    site.queue(&[&plan, &apply]);
+    let door = &bucket.door;
+    let away = Duration::from_secs(20);
+    door.fail_for(
+        "PUT",
+        |path| path.ends_with(job_contract::keys::PLAN_FILE),
+        away,
+    );
+    let started = Instant::now();
+    let outcome = bucket.executor(&site, &plan).run().expect_code(0);
+    assert!(started.elapsed() > away, "{outcome}");
+    let log = outcome.log();
+    let said = ["S3 answers 503", "The artifact store works again."];
+    assert_eq!(
+        said.map(|words| log.matches(words).count()),
+        [1, 1],
+        "{outcome}"
+    );
+
+    door.fail_for(
+        "GET",
+        |path| path.ends_with(job_contract::keys::PLAN_FILE),
+        away / 4,
+    );
+    door.fail_for("PUT", |path| path.ends_with(".raw.json"), away);
+    door.fail_for("PUT", |path| path.ends_with(".tfoutput"), away);
+    let outcome = bucket.executor(&site, &apply).run().expect_code(0);
+    let record = site.record(&apply);
+    assert_eq!(record.history.len(), 1, "{outcome}");
+    assert_eq!(
+        site.statuses(&apply),
+        ("completed".into(), "completed".into())
+    );
+    let copies = door
+        .asked("PUT")
+        .into_iter()
+        .filter(|path| path.ends_with(".raw.json"));
+    assert!(copies.count() > 1, "{outcome}");
+    let output = ObjectKey::step_output(job::ORGANIZATION, &apply.job_id, &apply.step_id);
+    let output = String::from_utf8(bucket.bytes(&output).unwrap()).unwrap();
+    assert_eq!(output, outcome.log());
+}
+
 /// It takes the copy of the state and the log, and never answers.
 #[test]
 fn an_executor_that_is_told_to_end_reports_in_time_though_the_store_holds_everything() {

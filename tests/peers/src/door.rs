@@ -1,10 +1,10 @@
-//! A way to a server of HTTP on which requests can be refused, or held and never let on. Knows nothing of what is served.
+//! A way to a server of HTTP on which requests can be refused, fail for a while, or held and never let on. Knows nothing of what is served.
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::http::{Request, Response, Server, pass_on};
 
@@ -29,6 +29,8 @@ struct Rule {
 enum What {
     /// So many times.
     Refuse(usize),
+    /// For so long after the first request.
+    Fail(Duration, Option<Instant>),
     /// Once: told when it came, answered when its sender is gone.
     Hold(Sender<()>, Receiver<()>),
 }
@@ -82,6 +84,15 @@ impl Door {
         });
     }
 
+    /// Answers 503 to requests of this method to such paths, until so long after the first of them.
+    pub fn fail_for(&self, method: &'static str, path: fn(&str) -> bool, time: Duration) {
+        lock(&self.rules).push(Rule {
+            method,
+            path,
+            what: What::Fail(time, None),
+        });
+    }
+
     /// Holds the next request of this method to such a path.
     pub fn hold(&self, method: &'static str, path: fn(&str) -> bool) -> Held {
         let ((tell, came), (open, opened)) = (channel(), channel());
@@ -125,8 +136,17 @@ fn against(rules: &Mutex<Vec<Rule>>, request: &Request) -> Option<Response> {
         }
         return Some(denied);
     }
+    if let What::Fail(time, first) = &mut rules[index].what
+        && first.get_or_insert_with(Instant::now).elapsed() < *time
+    {
+        let busy = "<Error><Code>SlowDown</Code></Error>";
+        return Some(Response::new(503, busy).with_header("Content-Type", "application/xml"));
+    }
     let rule = rules.remove(index);
     drop(rules);
+    if let What::Fail(..) = rule.what {
+        return None;
+    }
     if let What::Hold(tell, opened) = rule.what {
         // Whoever waits for it may have given up.
         let _ = tell.send(());

@@ -2,10 +2,11 @@
 //! the store for reasons in a step's output. All of it under the names the executors of the same deployment read.
 
 use std::path::Path;
+use std::time::Duration;
 
 use super::{Problem, Reader, present};
 use crate::dispatch::desk::Desk;
-use artifact_store::{Store, StoreArgs, StoreError, StoreSettings};
+use artifact_store::{Limits, Store, StoreArgs, StoreError, StoreSettings};
 use clap::Args;
 use control_plane::heartbeat::HeartbeatError;
 use control_plane::redis::{Redis, RedisArgs, RedisConfig};
@@ -117,7 +118,13 @@ impl PlatformArgs {
 impl PlatformSettings {
     /// Nothing is asked of anybody yet.
     pub(crate) fn open(self) -> Result<Desk, PlatformSetupError> {
-        let outputs = self.outputs.as_ref().map(Store::open).transpose()?;
+        // A store that fails must not delay other runs: outputs are changed one after the other.
+        let limits = Limits {
+            retry_for: Duration::from_secs(30),
+            ..Limits::default()
+        };
+        let open = |settings| Store::open_with(settings, &limits);
+        let outputs = self.outputs.as_ref().map(open).transpose()?;
         let redis = self.redis.map(Redis::new);
         let terrakube = Terrakube::new(self.terrakube, redis.clone())?;
         Ok(Desk::terrakube(terrakube, outputs, redis)?)
