@@ -10,6 +10,7 @@ use integration_tests::{FakeTool, Repository, fifo, job};
 use job_contract::keys::local_backend_state;
 use job_contract::report::{StateStanding, StopReason};
 use job_contract::{StepType, env};
+use test_peers::skips::needed;
 
 use crate::site;
 
@@ -118,17 +119,16 @@ const V2: MemoryFiles = MemoryFiles {
 };
 
 impl MemoryGroup {
-    /// `None` where this user may not make one, which is said. Whoever may, tests.
+    /// `None` where this user may not make one.
     #[track_caller]
     fn of(mib: u64) -> Option<Self> {
-        match Self::make(mib) {
-            Ok(group) => Some(group),
-            Err(error) if nix::unistd::geteuid().is_root() => panic!("{error:#}"),
-            Err(error) => {
-                let _ = writeln!(std::io::stderr(), "not tested, which takes root: {error:#}");
-                None
-            }
+        let group = Self::make(mib);
+        if nix::unistd::geteuid().is_root() {
+            return Some(group.unwrap());
         }
+        needed(
+            group.map_err(|error| format!("making a memory control group takes root: {error:#}")),
+        )
     }
 
     fn make(mib: u64) -> anyhow::Result<Self> {

@@ -12,6 +12,9 @@ use anyhow::Result;
 use crate::terminal::{run_stage, say};
 use crate::{fuzz, setup, workspace_root};
 
+/// Names the file to which tests write that they are skipped (`test_peers::skips`).
+const SKIPS: &str = "MAYFLY_TEST_SKIPS";
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Skip formatting, lints and dependency checks
@@ -47,12 +50,28 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     // Last, so that the runner's own summary closes the output.
     let nextest = which::which("cargo-nextest").is_ok();
-    run_stage("tests", &mut test_command(&args.filters, nextest))?;
+    let skips = tempfile::NamedTempFile::new()?;
+    let mut command = test_command(&args.filters, nextest);
+    let tests = run_stage("tests", command.env(SKIPS, skips.path()));
+    say(&skipped(&std::fs::read_to_string(skips.path())?));
+    tests?;
     say(&format!(
         "==> all of it: {:.1} s",
         started.elapsed().as_secs_f64()
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+/// How many tests were skipped, and why.
+fn skipped(lines: &str) -> String {
+    let mut lines: Vec<&str> = lines.lines().collect();
+    lines.sort_unstable();
+    let mut told = format!("\n==> skipped tests: {}", lines.len());
+    for line in lines {
+        told.push_str("\n    ");
+        told.push_str(line);
+    }
+    told
 }
 
 fn lint() -> Result<()> {
@@ -115,5 +134,14 @@ mod tests {
     fn without_nextest_every_binary_runs_whatever_fails_before_it() {
         let command = command_line(&test_command(&["plan".to_owned()], false));
         assert!(command.ends_with(" --no-fail-fast -- plan"), "{command}");
+    }
+
+    #[test]
+    fn skipped_tests_are_counted_and_shown_with_their_reasons() {
+        assert_eq!(skipped(""), "\n==> skipped tests: 0");
+        assert_eq!(
+            skipped("SKIPPED b: no root\nSKIPPED a: no kubectl\n"),
+            "\n==> skipped tests: 2\n    SKIPPED a: no kubectl\n    SKIPPED b: no root"
+        );
     }
 }

@@ -11,6 +11,7 @@ use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
 use test_cluster::{ADMIN, Cluster, Fault, Rule, Target};
+use test_peers::skips::needed;
 
 /// A server under test, with a namespace of its own.
 #[derive(Clone)]
@@ -980,7 +981,8 @@ async fn a_secret_has_a_size_and_may_be_immutable() {
 
 #[tokio::test]
 async fn kubectl_finds_its_way() {
-    let Ok(kubectl) = which::which("kubectl") else {
+    let kubectl = which::which("kubectl").map_err(|error| format!("kubectl: {error}"));
+    let Some(kubectl) = needed(kubectl) else {
         return;
     };
     for subject in Subject::all().await {

@@ -11,6 +11,7 @@ pub mod port;
 pub mod proxy;
 pub mod redis;
 pub mod s3;
+pub mod skips;
 pub mod sshd;
 pub mod terraform;
 

@@ -1,5 +1,5 @@
-//! What `kubectl kustomize` makes of the plain manifests and of the examples. Where there is no `kubectl`, nothing is
-//! proven, and each test says so; CI has to have one.
+//! What `kubectl kustomize` makes of the plain manifests and of the examples. Where there is no `kubectl`, the
+//! tests are skipped.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,29 +9,12 @@ use serde_json::Value;
 use test_chart::api;
 use test_chart::programs::{helm_with, kubectl, told};
 use test_chart::{chart, root};
+use test_peers::skips::needed;
 
-/// `kubectl`, or nothing and a word of what is not proven. In CI, which sets `CI`, it is an error.
-fn kubectl_or_a_word() -> Option<PathBuf> {
-    kubectl_if(kubectl(), std::env::var_os("CI").is_some())
-}
-
-#[expect(
-    clippy::print_stderr,
-    reason = "the only place where a test that proves nothing can say so"
-)]
-fn kubectl_if(found: Option<PathBuf>, is_ci: bool) -> Option<PathBuf> {
-    if found.is_none() {
-        let missing = "no kubectl on PATH: nothing is proven of kustomizations";
-        assert!(!is_ci, "{missing}");
-        eprintln!("{missing}");
-    }
-    found
-}
-
-#[test]
-#[should_panic(expected = "no kubectl on PATH: nothing is proven of kustomizations")]
-fn in_ci_there_has_to_be_a_kubectl() {
-    kubectl_if(None, true);
+/// `kubectl`, or nothing where the test is skipped.
+#[track_caller]
+fn kubectl_or_skip() -> Option<PathBuf> {
+    needed(kubectl().ok_or("no kubectl on PATH"))
 }
 
 /// The documents of a kustomization.
@@ -75,7 +58,7 @@ fn names(documents: &[Value]) -> Vec<String> {
 
 #[test]
 fn the_plain_manifests_are_what_their_kustomization_makes() {
-    let Some(kubectl) = kubectl_or_a_word() else {
+    let Some(kubectl) = kubectl_or_skip() else {
         return;
     };
     let folder = root().join("rbac");
@@ -92,7 +75,7 @@ fn the_plain_manifests_are_what_their_kustomization_makes() {
 
 #[test]
 fn the_examples_hold_both_namespaces_to_the_standard_and_bind_the_launcher_where_it_is() {
-    let Some(kubectl) = kubectl_or_a_word() else {
+    let Some(kubectl) = kubectl_or_skip() else {
         return;
     };
     let examples = root().join("examples/kustomize");
@@ -132,7 +115,7 @@ fn the_examples_hold_both_namespaces_to_the_standard_and_bind_the_launcher_where
 
 #[test]
 fn helm_passes_the_chart_through_the_post_renderer_of_the_example() {
-    if kubectl_or_a_word().is_none() {
+    if kubectl_or_skip().is_none() {
         return;
     }
     let values = chart().join("ci/default-values.yaml");
