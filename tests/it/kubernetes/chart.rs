@@ -396,6 +396,7 @@ fn the_admission_policy_lets_the_launchers_own_jobs_pass() {
 }
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "each case is a line of one table")]
 fn the_admission_policy_refuses_what_no_run_needs() {
     let (_, file) = values_files()
         .into_iter()
