@@ -24,6 +24,19 @@ pub(crate) async fn emit<K>(
 ) where
     K: Resource<DynamicType = ()>,
 {
+    emit_of(client, object, None, source, (kind, reason, message)).await;
+}
+
+/// Leaves an event about the part of `object` at this path.
+pub(crate) async fn emit_of<K>(
+    client: &Client,
+    object: &K,
+    path: Option<&str>,
+    source: Source,
+    (kind, reason, message): (&str, &str, &str),
+) where
+    K: Resource<DynamicType = ()>,
+{
     let component = match source {
         Source::JobController => "job-controller",
         Source::Scheduler => "default-scheduler",
@@ -36,6 +49,7 @@ pub(crate) async fn emit<K>(
         "involvedObject": {
             "apiVersion": K::api_version(&()), "kind": K::kind(&()), "namespace": namespace,
             "name": object.name_any(), "uid": object.uid(), "resourceVersion": object.resource_version(),
+            "fieldPath": path,
         },
         "type": kind, "reason": reason, "message": message, "count": 1,
         "firstTimestamp": now, "lastTimestamp": now,

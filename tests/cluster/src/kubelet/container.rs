@@ -17,7 +17,7 @@ use super::process::{Process, Start};
 use super::volumes::Mounts;
 use super::{Image, Runner};
 use crate::api_server::crud::now;
-use crate::controllers::events::{Source, emit};
+use crate::controllers::events::{Source, emit_of};
 use crate::front::logs::plain_text;
 
 const RETRY: Duration = Duration::from_millis(100);
@@ -47,13 +47,22 @@ pub(crate) struct Running<'a> {
 
 impl Running<'_> {
     async fn event(&self, kind: &str, reason: &str, message: &str) {
-        emit(
+        let spec = self.pod.spec.as_ref();
+        let mut init = spec
+            .into_iter()
+            .flat_map(|spec| spec.init_containers.iter().flatten());
+        let name = &self.container.name;
+        let list = if init.any(|init| init.name == *name) {
+            "initContainers"
+        } else {
+            "containers"
+        };
+        emit_of(
             self.client,
             self.pod,
+            Some(&format!("spec.{list}{{{name}}}")),
             Source::Kubelet,
-            kind,
-            reason,
-            message,
+            (kind, reason, message),
         )
         .await;
     }

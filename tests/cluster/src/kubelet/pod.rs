@@ -23,6 +23,8 @@ struct Known {
     states: BTreeMap<String, Value>,
     restarts: BTreeMap<String, i32>,
     phase: String,
+    /// The volumes are mounted, and the sandbox is there.
+    is_set_up: bool,
     reason: Option<(String, String)>,
     disruption: Option<(String, String)>,
     lost: bool,
@@ -69,6 +71,22 @@ impl Report {
         self.with(|known| *known.restarts.entry(name.to_owned()).or_default() += 1);
     }
 
+    /// What a kubelet says at the end of a pod of the containers it has no end of, those that never were among them.
+    fn end_unknown(&self, containers: &[Container]) {
+        let unknown = json!({"terminated": {
+            "exitCode": 137, "reason": "ContainerStatusUnknown", "startedAt": null, "finishedAt": null,
+            "message": "The container could not be located when the pod was terminated",
+        }});
+        self.with(|known| {
+            for container in containers {
+                let state = known.states.entry(container.name.clone()).or_default();
+                if !state["terminated"].is_object() {
+                    *state = unknown.clone();
+                }
+            }
+        });
+    }
+
     fn statuses(known: &Known, containers: &[Container]) -> Vec<Value> {
         containers
             .iter()
@@ -94,7 +112,7 @@ impl Report {
             let flag = |value: bool| if value { "True" } else { "False" };
             let mut conditions = vec![
                 json!({"type": "Initialized", "status": "True", "lastTransitionTime": self.started}),
-                json!({"type": "PodReadyToStartContainers", "status": flag(!over), "lastTransitionTime": self.started}),
+                json!({"type": "PodReadyToStartContainers", "status": flag(known.is_set_up && !over), "lastTransitionTime": self.started}),
             ];
             for kind in ["Ready", "ContainersReady"] {
                 let mut condition = json!({"type": kind, "status": flag(running), "lastTransitionTime": now()});
@@ -338,6 +356,7 @@ async fn run(
     let code = match mounted(client, runner, pod, &ending).await {
         None => None,
         Some(volumes) => {
+            report.with(|known| known.is_set_up = true);
             let spec = pod.spec.clone().unwrap_or_default();
             let start = |container| Running {
                 client,
@@ -370,6 +389,20 @@ async fn run(
             code
         }
     };
+    let spec = pod.spec.clone().unwrap_or_default();
+    let is_initialised = report.with(|known| {
+        let mut init = spec.init_containers.iter().flatten();
+        init.all(|init| {
+            let end = known
+                .states
+                .get(&init.name)
+                .map(|state| &state["terminated"]);
+            end.is_some_and(|end| end["exitCode"] == 0)
+        })
+    });
+    if is_initialised {
+        report.end_unknown(&spec.containers);
+    }
     report.with(|known| {
         let fine = code == Some(0) && known.reason.is_none();
         if fine { "Succeeded" } else { "Failed" }.clone_into(&mut known.phase);

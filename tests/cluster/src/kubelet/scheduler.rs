@@ -24,7 +24,8 @@ async fn place(client: &Client, runner: &Runner, pod: &Pod) -> Result<String, St
         if let Ok(None) = claims.get_opt(&claim.claim_name).await {
             let name = &claim.claim_name;
             return Err(format!(
-                "0/1 nodes are available: persistentvolumeclaim \"{name}\" not found."
+                "0/1 nodes are available: persistentvolumeclaim \"{name}\" not found. preemption: 0/1 nodes are available: \
+                 1 Preemption is not helpful for scheduling."
             ));
         }
     }
