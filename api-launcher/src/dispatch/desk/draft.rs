@@ -207,8 +207,9 @@ fn ends_with(file: &mut File, line: &str) -> io::Result<bool> {
     Ok(before == *b"\n")
 }
 
-/// How much of the beginning of `latest` is the end of `output`: all of it when its executor stored it and died after
-/// that, and all that is stored when an earlier attempt wrote to the same live log.
+/// How much of the beginning of `latest` is stored in `output` already. Two cases are told apart from nothing:
+/// - `output` ends with the whole of `latest`: the executor stored it and died after that.
+/// - `latest` begins with the whole of `output`: an earlier attempt wrote to the same live log.
 fn overlap(output: &mut File, latest: &mut File) -> io::Result<u64> {
     let stored = output.metadata()?.len();
     let length = stored.min(latest.metadata()?.len());
