@@ -5,6 +5,7 @@
 //! report is the verdict; everything else here is for runs that could not speak for themselves.
 
 mod aftermath;
+mod begun;
 mod ending;
 mod facts;
 mod lost;
@@ -21,10 +22,12 @@ use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use aftermath::LockHolder;
+pub use begun::Begun;
 pub(crate) use ending::speaker;
 pub(crate) use facts::{
-    EXECUTOR, condition_time, executor_started, executor_state, failure_of_pod, final_report,
-    is_suspended, newest, released, seen, terminal,
+    EXECUTOR, STATUS_UNKNOWN, condition_time, created_pods, executor_ended, executor_started,
+    executor_state, failure_of_pod, final_report, in_order, is_about, is_suspended, newest,
+    released, seen, terminal,
 };
 pub use lost::{Suspect, suspect};
 
@@ -89,6 +92,8 @@ pub enum WaitReason {
     Queued,
     /// The pod is about to be created.
     Pod,
+    /// The pod should have been created by now.
+    NoPod,
     /// A resource quota has no room for the pod.
     Quota,
     /// The API server refuses the pod.
@@ -101,6 +106,8 @@ pub enum WaitReason {
     Config,
     /// Volumes, network, init containers.
     Start,
+    /// The node cannot set up the pod.
+    Sandbox,
     /// A pod failed before it did anything; Kubernetes makes another.
     AnotherPod,
     /// Everything that was asked to stop is stopping.
@@ -129,13 +136,22 @@ pub struct Verdict {
     /// What an executor that could still speak would have ended with.
     #[serde(serialize_with = "exit_code", deserialize_with = "exit_of_code")]
     pub outcome: Exit,
-    /// Whether the executor had started, that is, whether anything may have been changed.
-    pub started: bool,
-    /// Whether Kubernetes is done with the Job. Otherwise it was given up on and has still to be stopped.
+    /// Whether the step had begun, that is, whether anything may have been changed.
+    #[serde(rename = "started")]
+    pub begun: Begun,
+    /// Whether a step of this type may change anything. A plan does not.
+    #[serde(default = "may_change")]
+    pub may_change: bool,
+    /// Whether the Job is over, or ends by itself. Otherwise it has still to be stopped.
     pub job_over: bool,
     /// The executor's own words, if it left any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report: Option<FinalReport>,
+}
+
+/// Of a verdict that was recorded without it.
+const fn may_change() -> bool {
+    true
 }
 
 #[expect(
@@ -170,7 +186,7 @@ impl Verdict {
     /// Whether the log of the run may be missing lines that its container still has.
     pub fn lacks_log(&self) -> bool {
         let complete = |report: &FinalReport| !report.unreported && report.lost_log_lines == 0;
-        self.started && !self.report.as_ref().is_some_and(complete)
+        self.begun != Begun::No && !self.report.as_ref().is_some_and(complete)
     }
 
     /// Whether the launcher has something to add though the executor spoke.
@@ -189,8 +205,7 @@ impl Verdict {
             return;
         };
         aftermath::tell_holder(&mut self.evidence, &host, holder);
-        let report = self.report.as_ref();
-        self.advice = aftermath::advice(self.kind, self.started, report, Some(holder));
+        self.advice = aftermath::advice(self, Some(holder));
     }
 
     /// What [`Verdict::tell_lock_holder`] added, for the run's log.
@@ -355,15 +370,55 @@ pub fn observe(
     now: Timestamp,
     timeouts: &Timeouts,
 ) -> Observation {
+    let run = Run { job, pods, events };
     if terminal(job).is_some() {
-        return Observation::Ended(Box::new(ending::ended(job, pods, events)));
+        return Observation::Ended(Box::new(ending::ended(&run)));
     }
-    waiting::unfinished(job, pods, events, now, timeouts)
+    waiting::unfinished(&run, now, timeouts)
 }
 
 /// The verdict on a run whose Job is gone, from the last that was seen of it.
 pub fn gone(job: &Job, pods: &[Pod], events: &[Event]) -> Verdict {
-    ending::gone(job, pods, events)
+    ending::gone(&Run { job, pods, events })
+}
+
+/// How this pod ended, in one sentence, if it has.
+pub(crate) fn end_of_pod(pod: &Pod, events: &[Event]) -> Option<String> {
+    facts::has_ended(pod).then(|| ending::of_pod(pod, events).sentence)
+}
+
+/// Whether this pod began the step.
+pub(crate) fn begun_by(pod: &Pod, events: &[Event]) -> Begun {
+    begun::of_pod(pod, events)
+}
+
+/// The pods that the Job controller created and that are gone, with what the events tell of each. It may be much less
+/// than what happened.
+pub(crate) fn gone_pods<'a>(
+    pods: &'a [Pod],
+    events: &'a [Event],
+) -> impl Iterator<Item = (&'a str, Begun)> {
+    let is_seen = |name: &str| pods.iter().any(|pod| facts::name(pod) == name);
+    created_pods(events)
+        .filter(move |name| !is_seen(name))
+        .map(|name| {
+            let of = |event: &Event| event.involved_object.name.as_deref() == Some(name);
+            let started = facts::starts(events).any(of);
+            (name, if started { Begun::Yes } else { Begun::Unknown })
+        })
+}
+
+/// The verdict on a run of which only events are left. `job` has what they tell of it.
+pub(crate) fn traced(job: &Job, events: &[Event]) -> Verdict {
+    let pods = &[];
+    ending::traced(&Run { job, pods, events })
+}
+
+/// What the cluster has of a run.
+struct Run<'a> {
+    job: &'a Job,
+    pods: &'a [Pod],
+    events: &'a [Event],
 }
 
 /// Whether events would make this observation say more.

@@ -5,14 +5,17 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{
-    Container, ContainerStateTerminated, ContainerStatus, Pod, PodSpec, ResourceRequirements,
+    Container, ContainerStateTerminated, ContainerStatus, Pod, PodSpec, PodStatus,
+    ResourceRequirements,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::SignedDuration;
 use kube::runtime::watcher::Event;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{label, labels};
+use crate::verdict;
 
 /// An object, trimmed, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,13 +126,16 @@ impl Pods {
         if let Some(listing) = &mut self.listing {
             listing.insert(name.clone());
         }
-        let pod = if gone {
+        let mut pod = if gone {
             buried(trimmed_pod(pod))
         } else {
             trimmed_pod(pod)
         };
-        let packed = Packed::of(&pod);
         let pods = self.of_job.entry(job.clone()).or_default();
+        if let Some(known) = pods.iter().find(|known| *known.name == *name) {
+            keep_starts(&known.pod.open(), &mut pod);
+        }
+        let packed = Packed::of(&pod);
         match pods.iter_mut().find(|known| *known.name == *name) {
             Some(known) if known.pod == packed && known.gone == gone => return Vec::new(),
             Some(known) => (known.pod, known.gone) = (packed, gone),
@@ -153,7 +159,8 @@ impl Pods {
         for (job, pods) in &mut self.of_job {
             for known in pods.iter_mut() {
                 if !listed.contains(&*known.name) {
-                    known.pod = Packed::of(&buried(known.pod.open()));
+                    let pod = without_doubtful_states(known.pod.open());
+                    known.pod = Packed::of(&buried(pod));
                     known.gone = true;
                     touched.push(job.clone());
                 }
@@ -197,28 +204,87 @@ fn belongs_to(pod: &Pod, uid: &str) -> bool {
     owners.is_empty() || owners.iter().any(|owner| owner.uid == uid)
 }
 
-/// A pod that is gone runs nothing any more, whatever was last said of it.
-fn buried(mut pod: Pod) -> Pod {
-    let statuses = pod
+/// The kubelet leaves the time of the start out of the status of a container that it has lost. What was seen before is
+/// kept: it proves that the container started.
+fn keep_starts(known: &Pod, pod: &mut Pod) {
+    if known.metadata.uid != pod.metadata.uid {
+        return;
+    }
+    let started = |name: &str| {
+        let mut known = known.status.iter().flat_map(statuses);
+        let state = known.find(|status| status.name == name)?.state.as_ref()?;
+        let running = state
+            .running
+            .as_ref()
+            .and_then(|running| running.started_at.clone());
+        running.or_else(|| state.terminated.as_ref()?.started_at.clone())
+    };
+    for status in pod.status.iter_mut().flat_map(statuses_mut) {
+        if let Some(end) = status
+            .state
+            .as_mut()
+            .and_then(|state| state.terminated.as_mut())
+            && end.started_at.is_none()
+        {
+            end.started_at = started(&status.name);
+        }
+    }
+}
+
+fn statuses(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
+    status.container_statuses.iter().flatten()
+}
+
+fn statuses_mut(status: &mut PodStatus) -> impl Iterator<Item = &mut ContainerStatus> {
+    status.container_statuses.iter_mut().flatten()
+}
+
+fn unknown_end(started_at: Option<Time>) -> ContainerStateTerminated {
+    ContainerStateTerminated {
+        exit_code: 137,
+        reason: Some(verdict::STATUS_UNKNOWN.to_owned()),
+        started_at,
+        ..ContainerStateTerminated::default()
+    }
+}
+
+/// A pod that is gone, and of which the watch did not tell the last: a container that waited then may have started since.
+fn without_doubtful_states(mut pod: Pod) -> Pod {
+    let has_node = pod
+        .spec
+        .as_ref()
+        .is_some_and(|spec| spec.node_name.is_some());
+    for status in pod
         .status
         .iter_mut()
-        .flat_map(|status| status.container_statuses.iter_mut().flatten());
-    for status in statuses {
+        .flat_map(statuses_mut)
+        .filter(|_| has_node)
+    {
+        let state = status.state.get_or_insert_default();
+        if state.running.is_none() && state.terminated.is_none() {
+            state.terminated = Some(unknown_end(None));
+        }
+    }
+    pod
+}
+
+/// A pod that is gone runs nothing any more, whatever was last said of it.
+fn buried(mut pod: Pod) -> Pod {
+    for status in pod.status.iter_mut().flat_map(statuses_mut) {
         let Some(state) = &mut status.state else {
             continue;
         };
         state.waiting = None;
         if let Some(running) = state.running.take() {
-            state.terminated = Some(ContainerStateTerminated {
-                exit_code: 137,
-                reason: Some("ContainerStatusUnknown".to_owned()),
-                started_at: running.started_at,
-                ..ContainerStateTerminated::default()
-            });
+            state.terminated = Some(unknown_end(running.started_at));
         }
     }
     if pod.metadata.deletion_timestamp.is_none() {
-        pod.metadata.deletion_timestamp = pod.metadata.creation_timestamp.clone();
+        // It was deleted at some time after its executor ended, if that is known.
+        pod.metadata.deletion_timestamp = match verdict::executor_ended(&pod) {
+            Some(ended) => Some(Time(ended + SignedDuration::from_secs(1))),
+            None => pod.metadata.creation_timestamp.clone(),
+        };
     }
     pod
 }
@@ -240,6 +306,7 @@ fn trimmed_meta(meta: &ObjectMeta) -> ObjectMeta {
         uid: meta.uid.clone(),
         creation_timestamp: meta.creation_timestamp.clone(),
         deletion_timestamp: meta.deletion_timestamp.clone(),
+        deletion_grace_period_seconds: meta.deletion_grace_period_seconds,
         owner_references: meta.owner_references.clone(),
         labels: keep(&meta.labels),
         annotations: keep(&meta.annotations),
@@ -308,5 +375,70 @@ fn trim_statuses(statuses: Option<&mut [ContainerStatus]>) {
         status.resources = None;
         status.container_id = None;
         status.image_id = String::new();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::verdict::Begun;
+
+    fn pod(state: &Value) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": "p", "uid": "p1", "creationTimestamp": "2026-01-01T00:00:00Z",
+                "labels": {labels::JOB_NAME: "j"}},
+            "spec": {"nodeName": "node-1", "containers": []},
+            "status": {"phase": "Running", "containerStatuses": [{"name": "executor", "image": "", "imageID": "",
+                "ready": false, "restartCount": 0, "state": state}]}}))
+        .unwrap()
+    }
+
+    fn begun(pods: &Pods) -> Begun {
+        verdict::begun_by(&pods.of("j", "u")[0], &[])
+    }
+
+    /// The kubelet lost the container together with the time at which it had started it.
+    #[test]
+    fn an_executor_that_was_seen_at_work_began_whatever_is_said_of_it_later() {
+        let running = pod(&json!({"running": {"startedAt": "2026-01-01T00:00:05Z"}}));
+        let unknown =
+            json!({"exitCode": 137, "reason": verdict::STATUS_UNKNOWN, "startedAt": null});
+        let lost = pod(&json!({"terminated": unknown}));
+        let mut pods = Pods::default();
+        pods.apply(Event::Apply(running));
+        pods.apply(Event::Apply(lost.clone()));
+        assert_eq!(begun(&pods), Begun::Yes);
+        // Seen only afterwards, it may never have been there.
+        let mut pods = Pods::default();
+        pods.apply(Event::Apply(lost));
+        assert_eq!(begun(&pods), Begun::Unknown);
+    }
+
+    #[test]
+    fn of_a_pod_that_went_while_nobody_watched_it_is_not_known_whether_it_began() {
+        let mut waits = pod(&json!({"waiting": {"reason": "ContainerCreating"}}));
+        waits.status.as_mut().unwrap().phase = Some("Pending".to_owned());
+        let mut pods = Pods::default();
+        pods.apply(Event::Apply(waits));
+        assert_eq!(begun(&pods), Begun::No);
+        pods.apply(Event::Init);
+        pods.apply(Event::InitDone);
+        assert_eq!(begun(&pods), Begun::Unknown);
+    }
+
+    #[test]
+    fn a_pod_that_ended_and_then_went_was_not_ended_by_its_deletion() {
+        let ended = pod(&json!({"terminated": {"exitCode": 143, "reason": "Error",
+            "startedAt": "2026-01-01T00:00:05Z", "finishedAt": "2026-01-01T00:00:09Z"}}));
+        let mut pods = Pods::default();
+        pods.apply(Event::Apply(ended));
+        let end = |pods: &Pods| verdict::end_of_pod(&pods.of("j", "u")[0], &[]).unwrap();
+        let before = end(&pods);
+        pods.apply(Event::Init);
+        pods.apply(Event::InitDone);
+        assert!(pods.are_going("j", "u"));
+        assert_eq!(end(&pods), before);
     }
 }

@@ -1,5 +1,8 @@
 //! What happened to a run, and when: its verdict and its timeline from accepted to reported.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::batch::v1::{Job, JobCondition, JobStatus};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -8,10 +11,10 @@ use kube::api::ListParams;
 use serde::Serialize;
 
 use super::view::recorded_verdict;
-use super::{Cluster, ClusterError, RunKey, annotation, annotations};
+use super::{Cluster, ClusterError, RunKey, annotation, annotations, label, labels};
 use crate::verdict::{
-    self, Evidence, Observation, Timeouts, Verdict, VerdictKind, Wait, condition_time,
-    executor_state, final_report, newest,
+    self, Begun, Evidence, Observation, Timeouts, Verdict, Wait, condition_time, executor_state,
+    final_report, in_order,
 };
 
 /// A run, explained.
@@ -20,6 +23,9 @@ use crate::verdict::{
 pub struct Explanation {
     #[serde(flatten)]
     pub key: RunKey,
+    /// What the step does, where its Job still tells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_type: Option<String>,
     /// Why it waits, if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait: Option<Wait>,
@@ -28,7 +34,24 @@ pub struct Explanation {
     pub verdict: Option<Verdict>,
     /// The executor is at work.
     pub running: bool,
+    /// Its pods, in the order in which they were made.
+    pub pods: Vec<RunPod>,
     pub timeline: Vec<Moment>,
+}
+
+/// One of the pods of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RunPod {
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Whether it began the step.
+    #[serde(rename = "started")]
+    pub begun: Begun,
+    /// How it ended, if it has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub end: Option<String>,
 }
 
 /// Something that happened to a run.
@@ -36,7 +59,7 @@ pub struct Explanation {
 #[serde(rename_all = "camelCase")]
 pub struct Moment {
     pub what: String,
-    /// When; a phase's beginning.
+    /// When, in whole seconds, as Kubernetes tells times; a phase's beginning.
     pub at: Timestamp,
     /// How long it took, or how long after the moment before it came.
     pub milliseconds: i64,
@@ -65,50 +88,57 @@ impl Cluster {
     }
 }
 
+/// What a request for events is made for.
+const LEFT: &str = "list what is left of the run";
+
 /// Where it is said that a run was told from events.
 const TRACE: &str = "Job";
 
 impl Cluster {
-    /// Explains a run whose Job is gone from the events it left, which a cluster keeps for an hour unless it is set up
-    /// otherwise; of several steps of a job the last. `None`: nothing is left.
-    pub async fn explain_gone(&self, word: &str) -> Result<Option<Explanation>, ClusterError> {
-        let of_jobs = self.events_with("involvedObject.kind=Job").await?;
+    /// Explains runs whose Jobs are gone from the events they left, which a cluster keeps for an hour unless it is set up
+    /// otherwise. Of several steps of a job the newest is first. None: nothing is left.
+    pub async fn explain_gone(&self, word: &str) -> Result<Vec<Explanation>, ClusterError> {
+        let of_jobs = self.events_with("involvedObject.kind=Job", LEFT).await?;
         let subject = |event: &Event| {
-            let name = event.involved_object.name.as_deref()?;
-            let key = key_of(name)?;
+            let key = key_of(event.involved_object.name.as_deref()?)?;
             key.is_meant_by(word).then_some(key)
         };
-        let last = of_jobs.iter().filter(|event| subject(event).is_some());
-        let Some(last) = last.max_by_key(|event| verdict::seen(event)) else {
-            return Ok(None);
-        };
-        let Some(key) = subject(last) else {
-            return Ok(None);
-        };
-        // An earlier Job of this name has left its events too.
-        let uid = last.involved_object.uid.clone();
-        let mut events: Vec<Event> = of_jobs
-            .into_iter()
-            .filter(|event| event.involved_object.uid == uid)
-            .collect();
-        let created = events.iter().filter_map(|event| {
-            let created = event.reason.as_deref() == Some("SuccessfulCreate");
-            let words = event.message.as_deref().filter(|_| created)?;
-            words.strip_prefix("Created pod: ")
-        });
-        for pod in created.map(str::to_owned).collect::<Vec<_>>() {
-            let field = format!("involvedObject.name={pod}");
-            events.extend(self.events_with(&field).await?);
+        let mut last_of: BTreeMap<RunKey, &Event> = BTreeMap::new();
+        for event in &of_jobs {
+            let Some(key) = subject(event) else { continue };
+            let last = last_of.entry(key).or_insert(event);
+            if verdict::seen(event) >= verdict::seen(last) {
+                *last = event;
+            }
         }
-        Ok(Some(from_events(key, &events)))
+        let mut runs: Vec<(RunKey, &Event)> = last_of.into_iter().collect();
+        runs.sort_by_key(|(_, last)| Reverse(verdict::seen(last)));
+        let mut explained = Vec::new();
+        for (key, last) in runs {
+            // An earlier Job of this name has left its events too.
+            let uid = last.involved_object.uid.as_ref();
+            let of_run = of_jobs
+                .iter()
+                .filter(|event| event.involved_object.uid.as_ref() == uid);
+            let mut events: Vec<Event> = of_run.cloned().collect();
+            let pods: Vec<String> = verdict::created_pods(&events).map(str::to_owned).collect();
+            for pod in pods {
+                let field = format!("involvedObject.name={pod}");
+                events.extend(self.events_with(&field, LEFT).await?);
+            }
+            explained.push(from_events(key, &events));
+        }
+        Ok(explained)
     }
 
-    async fn events_with(&self, field: &str) -> Result<Vec<Event>, ClusterError> {
+    pub(super) async fn events_with(
+        &self,
+        field: &str,
+        doing: &'static str,
+    ) -> Result<Vec<Event>, ClusterError> {
         let api = self.events();
-        let params = ListParams::default().fields(field);
-        let found = self
-            .ask("list what is left of the run", || api.list(&params))
-            .await?;
+        let params = ListParams::default().fields(field).match_any();
+        let found = self.ask(doing, || api.list(&params)).await?;
         Ok(found.items)
     }
 }
@@ -148,20 +178,13 @@ fn from_events(key: RunKey, events: &[Event]) -> Explanation {
         condition.last_transition_time = verdict::seen(event).map(Time);
         Some(condition)
     });
-    let begun = events
-        .iter()
-        .any(|event| event.reason.as_deref() == Some("Started"));
     if let Some(condition) = ended {
         job.status = Some(JobStatus {
             conditions: Some(vec![condition]),
             ..JobStatus::default()
         });
     }
-    let mut verdict = verdict::gone(&job, &[], events);
-    if verdict.kind == VerdictKind::Deleted && begun {
-        verdict.sentence = "the run's Job is gone, and nothing tells how the run ended".into();
-        (verdict.kind, verdict.started) = (VerdictKind::Lost, true);
-    }
+    let mut verdict = verdict::traced(&job, events);
     let advice = "the output of its step at the platform has its log, and what was reported";
     verdict.advice = Some(match verdict.advice {
         Some(known) => format!("{known}; {advice}"),
@@ -171,9 +194,11 @@ fn from_events(key: RunKey, events: &[Event]) -> Explanation {
     verdict.evidence.insert(0, Evidence::new(TRACE, told));
     Explanation {
         key,
+        step_type: None,
         wait: None,
         verdict: Some(verdict),
         running: false,
+        pods: pods_of_run(&[], events),
         timeline: event_line(events),
     }
 }
@@ -203,6 +228,8 @@ fn explanation(
         |verdict| Observation::Ended(Box::new(verdict)),
     );
     let timeline = timeline(job, pods, events);
+    let step_type = label(&job.metadata, labels::STEP_TYPE).map(str::to_owned);
+    let pods = pods_of_run(pods, events);
     let running = observation == Observation::Running;
     let (wait, verdict) = match observation {
         Observation::Waiting(wait) => (Some(wait), None),
@@ -211,11 +238,30 @@ fn explanation(
     };
     Explanation {
         key,
+        step_type,
         wait,
         verdict,
         running,
+        pods,
         timeline,
     }
+}
+
+/// Those whose objects are gone come first, because another pod is made only after their end.
+fn pods_of_run(pods: &[Pod], events: &[Event]) -> Vec<RunPod> {
+    let gone = verdict::gone_pods(pods, events).map(|(name, begun)| RunPod {
+        name: name.to_owned(),
+        node: None,
+        begun,
+        end: Some("it is gone".to_owned()),
+    });
+    let present = in_order(pods).into_iter().map(|pod| RunPod {
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
+        begun: verdict::begun_by(pod, events),
+        end: verdict::end_of_pod(pod, events),
+    });
+    gone.chain(present).collect()
 }
 
 /// The moments of a run in the order they happened, as far as they are known. Pure.
@@ -230,7 +276,12 @@ pub fn timeline(job: &Job, pods: &[Pod], events: &[Event]) -> Vec<Moment> {
         .and_then(|status| status.start_time.as_ref())
         .map(|time| time.0);
     line.moment("released", noted(annotations::RELEASED_AT).or(started_at));
-    if let Some(pod) = newest(pods) {
+    for pod in in_order(pods) {
+        if pods.len() > 1 {
+            let created = pod.metadata.creation_timestamp.as_ref();
+            line.moment("pod created", created.map(|time| time.0));
+            line.detail("pod created", pod.metadata.name.clone().unwrap_or_default());
+        }
         pod_moments(&mut line, pod, events);
     }
     line.moment("cancelled", noted(annotations::CANCELLED_AT));
@@ -245,7 +296,7 @@ fn pod_moments(line: &mut Line, pod: &Pod, events: &[Event]) {
     }
     let pulled = events
         .iter()
-        .filter(|event| event.reason.as_deref() == Some("Pulled"))
+        .filter(|event| event.reason.as_deref() == Some("Pulled") && verdict::is_about(event, pod))
         .max_by_key(|event| verdict::seen(event));
     if let Some(pulled) = pulled {
         line.moment("image pulled", verdict::seen(pulled));
@@ -269,7 +320,7 @@ fn pod_moments(line: &mut Line, pod: &Pod, events: &[Event]) {
                 SignedDuration::from_millis(i64::try_from(timing.duration_ms).unwrap_or(i64::MAX));
             line.moments.push(Moment {
                 what: timing.phase.label().to_owned(),
-                at,
+                at: whole_second(at),
                 milliseconds: i64::try_from(lasted.as_millis()).unwrap_or(i64::MAX),
                 is_phase: true,
                 failed: !timing.ok,
@@ -284,6 +335,10 @@ fn pod_moments(line: &mut Line, pod: &Pod, events: &[Event]) {
     }
 }
 
+fn whole_second(at: Timestamp) -> Timestamp {
+    Timestamp::from_second(at.as_second()).unwrap_or(at)
+}
+
 /// A timeline in the making.
 #[derive(Default)]
 struct Line {
@@ -296,7 +351,9 @@ impl Line {
         let Some(at) = at else {
             return;
         };
-        // The clocks of nodes differ, and times in the API are whole seconds: nothing takes less than no time.
+        // The launcher's own notes are more exact than the times in the API: side by side they would lead astray.
+        let at = whole_second(at);
+        // The clocks of nodes differ: nothing takes less than no time.
         let after = self
             .last
             .map_or(0, |last| at.duration_since(last).as_millis().max(0));
@@ -320,9 +377,10 @@ impl Line {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::verdict::VerdictKind;
 
     #[test]
     fn the_timeline_goes_from_accepted_to_reported_with_the_phases_in_their_place() {
@@ -341,16 +399,19 @@ mod tests {
                     "restartCount": 0, "state": {"terminated": {"exitCode": 1, "message": report,
                         "startedAt": "2026-01-01T00:00:05Z", "finishedAt": "2026-01-01T00:00:10Z"}}}]}}))
         .unwrap();
-        let moments: Vec<(String, i64, bool)> = timeline(&job, &[pod], &[])
+        let moments = timeline(&job, &[pod], &[]);
+        let is_whole = |moment: &Moment| moment.at.subsec_nanosecond() == 0;
+        assert!(moments.iter().all(is_whole), "{moments:?}");
+        let moments: Vec<(String, i64, bool)> = moments
             .into_iter()
             .map(|moment| (moment.what, moment.milliseconds, moment.failed))
             .collect();
         let expected = [
             ("accepted", 0, false),
-            ("released", 2500, false),
-            // Whole seconds: before the release, by the look of it.
+            // Noted with fractions, which no other time has.
+            ("released", 2000, false),
             ("scheduled", 0, false),
-            ("started", 2500, false),
+            ("started", 3000, false),
             ("init", 3000, false),
             ("plan", 1500, true),
             ("ended", 5000, false),
@@ -358,5 +419,104 @@ mod tests {
         ];
         let expected = expected.map(|(what, ms, failed)| (what.to_owned(), ms, failed));
         assert_eq!(moments, expected);
+    }
+
+    fn event(reason: &str, message: &str, second: u8, of: &Value) -> Event {
+        let at = format!("2026-01-01T00:00:{second:02}Z");
+        serde_json::from_value(json!({"metadata": {"name": format!("{reason}.{second}")}, "involvedObject": of,
+            "type": "Normal", "reason": reason, "message": message, "firstTimestamp": at, "lastTimestamp": at}))
+        .unwrap()
+    }
+
+    fn of_job() -> Value {
+        json!({"kind": "Job", "name": "job-1-a", "uid": "j"})
+    }
+
+    fn of_executor() -> Value {
+        json!({"kind": "Pod", "name": "job-1-a-x", "uid": "p", "fieldPath": "spec.containers{executor}"})
+    }
+
+    /// As after `cancel` and after the Job was deleted by others.
+    #[test]
+    fn a_run_that_only_events_tell_of_is_started_again_by_nobody_who_does_not_know_that_it_never_began()
+     {
+        let created = event("SuccessfulCreate", "Created pod: job-1-a-x", 1, &of_job());
+        let started = event("Started", "Container started", 2, &of_executor());
+        let key = || key_of("job-1-a").unwrap();
+        for (events, begun, words) in [
+            (
+                vec![created.clone(), started],
+                Begun::Yes,
+                "some changes may have been made",
+            ),
+            (
+                vec![created],
+                Begun::Unknown,
+                "it is not known whether the step had begun",
+            ),
+        ] {
+            let told = from_events(key(), &events);
+            let pods: Vec<_> = told
+                .pods
+                .iter()
+                .map(|pod| (pod.name.as_str(), pod.begun))
+                .collect();
+            assert_eq!(pods, [("job-1-a-x", begun)]);
+            let verdict = told.verdict.unwrap();
+            assert_eq!((verdict.kind, verdict.begun), (VerdictKind::Lost, begun));
+            let advice = verdict.advice.unwrap();
+            assert!(advice.contains(words), "{advice}");
+            assert!(!advice.contains("start the run again"), "{advice}");
+        }
+    }
+
+    /// A pod that the node stopped, and its replacement.
+    #[test]
+    fn all_pods_of_a_run_are_told() {
+        let job: Job = serde_json::from_value(json!({"metadata": {"name": "job-1-a", "uid": "j",
+            "labels": {"mayfly.dev/step-type": "apply"}, "creationTimestamp": "2026-01-01T00:00:00Z"}}))
+        .unwrap();
+        let pod = |name: &str, second: u8, status: Value| -> Pod {
+            serde_json::from_value(json!({"metadata": {"name": name, "uid": name,
+                "creationTimestamp": format!("2026-01-01T00:00:{second:02}Z")},
+                "spec": {"nodeName": "node-1", "containers": []}, "status": status}))
+            .unwrap()
+        };
+        let first = pod(
+            "first",
+            1,
+            json!({"phase": "Failed", "reason": "NodeShutdown", "message": "rejected"}),
+        );
+        let second = pod(
+            "second",
+            5,
+            json!({"phase": "Running", "containerStatuses": [{"name": "executor",
+            "image": "", "imageID": "", "ready": true, "restartCount": 0,
+            "state": {"running": {"startedAt": "2026-01-01T00:00:07Z"}}}]}),
+        );
+        let told = explanation(
+            key_of("job-1-a").unwrap(),
+            &job,
+            &[second, first],
+            &[],
+            Timestamp::UNIX_EPOCH,
+        );
+        assert_eq!(told.step_type.as_deref(), Some("apply"));
+        let pods: Vec<_> = told
+            .pods
+            .iter()
+            .map(|pod| (pod.name.as_str(), pod.begun))
+            .collect();
+        assert_eq!(pods, [("first", Begun::No), ("second", Begun::Yes)]);
+        assert!(told.pods[0].end.as_ref().unwrap().contains("shut down"));
+        assert_eq!(told.pods[1].end, None);
+        let created = told
+            .timeline
+            .iter()
+            .filter(|moment| moment.what == "pod created");
+        let names: Vec<_> = created
+            .filter_map(|moment| moment.detail.as_deref())
+            .collect();
+        assert_eq!(names, ["first", "second"]);
     }
 }

@@ -218,7 +218,7 @@ impl Cluster {
     pub async fn save_log(&self, name: &str, into: &Path) -> Result<u64, SaveError> {
         let mut file = BufWriter::new(File::create(into).await?);
         let pods = self.pods_of(&self.job(name).await?).await?;
-        let Some(pod) = speaker(&pods).filter(|pod| has_log(pod)) else {
+        let Some(pod) = speaker(&pods, &[]).filter(|pod| has_log(pod)) else {
             return Ok(0);
         };
         let name = pod.metadata.name.as_deref().unwrap_or_default();

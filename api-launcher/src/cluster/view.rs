@@ -214,6 +214,15 @@ fn view(key: RunKey, job: &Job, pods: &[Pod], now: Timestamp) -> RunView {
         || verdict::observe(job, pods, &[], now, &Timeouts::default()),
         |verdict| Observation::Ended(Box::new(verdict)),
     );
+    let terminal = verdict::terminal(job);
+    let ended = terminal
+        .and_then(|condition| condition.last_transition_time.as_ref())
+        .map(|time| time.0)
+        // A run may be over before its Job is.
+        .or_else(|| match &observation {
+            Observation::Ended(_) => verdict::newest(pods).and_then(verdict::executor_ended),
+            _ => None,
+        });
     let (state, sentence, verdict) = match observation {
         Observation::Waiting(wait) => {
             let state = match wait.reason {
@@ -247,9 +256,7 @@ fn view(key: RunKey, job: &Job, pods: &[Pod], now: Timestamp) -> RunView {
         node: pod.and_then(|pod| pod.spec.as_ref()?.node_name.clone()),
         created: job.metadata.creation_timestamp.as_ref().map(|time| time.0),
         started: pod.and_then(verdict::executor_started),
-        ended: verdict::terminal(job)
-            .and_then(|condition| condition.last_transition_time.as_ref())
-            .map(|time| time.0),
+        ended,
     }
 }
 

@@ -16,7 +16,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Pod, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use kube::api::{DeleteParams, ListParams, Preconditions};
+use kube::api::{DeleteParams, Preconditions};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use serde_json::json;
 use tokio::sync::{Semaphore, mpsc};
@@ -639,7 +639,7 @@ impl Watch {
             .silent_since
             .is_some_and(|since| since.elapsed() >= SILENCE);
         if silent || (overdue && listening.heard == Some(Life::Unknown)) {
-            return Observation::Ended(Box::new(suspect.verdict()));
+            return Observation::Ended(Box::new(suspect.verdict(&entry.job.open())));
         }
         if !std::mem::replace(&mut listening.asking, true) {
             let pause = listening.heard.map_or(Duration::ZERO, |_| LISTEN_AGAIN);
@@ -1117,7 +1117,11 @@ impl Entry {
     fn tell(&mut self, observation: &Observation, observer: &dyn RunObserver) -> bool {
         let is_news = !is_same(self.told.as_ref(), observation);
         if is_news {
-            if let Observation::Ended(verdict) = observation {
+            // The same end in other words, or one that an earlier watcher has reported.
+            let is_known = self.reported || matches!(self.told, Some(Observation::Ended(_)));
+            if let Observation::Ended(verdict) = observation
+                && !is_known
+            {
                 info!(
                     job = self.key.name,
                     job_id = self.key.job_id,
@@ -1125,6 +1129,7 @@ impl Entry {
                     verdict = verdict.kind.name(),
                     exit = verdict.outcome.code(),
                     spoke = verdict.spoke(),
+                    sentence = verdict.sentence,
                     "a run has ended"
                 );
             }
@@ -1183,27 +1188,31 @@ impl Cluster {
         job: &Job,
         pods: &[Pod],
     ) -> Result<Vec<Event>, ClusterError> {
+        const DOING: &str = "list the events of the run";
         let of = |meta: &ObjectMeta| {
             meta.uid
                 .as_ref()
                 .map(|uid| format!("involvedObject.uid={uid}"))
         };
-        let mut subjects: Vec<String> = of(&job.metadata).into_iter().collect();
-        subjects.extend(pods.iter().filter_map(|pod| of(&pod.metadata)));
-        if pods.is_empty()
-            && let Some((name, _)) = verdict::failure_of_pod(job)
-        {
-            subjects.push(format!("involvedObject.name={name}"));
-        }
-        let events = self.events();
         let mut found = Vec::new();
-        for subject in subjects {
-            let params = ListParams::default().fields(&subject).match_any();
-            found.extend(
-                self.ask("list the events of the run", || events.list(&params))
-                    .await?
-                    .items,
-            );
+        for subject in of(&job.metadata)
+            .into_iter()
+            .chain(pods.iter().filter_map(|pod| of(&pod.metadata)))
+        {
+            found.extend(self.events_with(&subject, DOING).await?);
+        }
+        let is_there = |name: &&str| {
+            !pods
+                .iter()
+                .any(|pod| pod.metadata.name.as_deref() == Some(name))
+        };
+        let named = verdict::created_pods(&found)
+            .chain(verdict::failure_of_pod(job).map(|(name, _)| name))
+            .filter(is_there);
+        let gone: BTreeSet<String> = named.map(str::to_owned).collect();
+        for name in gone {
+            let subject = format!("involvedObject.name={name}");
+            found.extend(self.events_with(&subject, DOING).await?);
         }
         Ok(found)
     }

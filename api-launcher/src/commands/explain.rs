@@ -4,20 +4,21 @@ use std::fmt::Write as _;
 
 use clap::Args;
 use job_contract::Exit;
+use serde::Serialize;
 
 use super::output::Output;
 use super::problem::CommandError;
 use super::{ClusterArgs, ShowArgs, select, timeline};
 use crate::cluster::Cluster;
-use crate::cluster::explain::Explanation;
+use crate::cluster::explain::{Explanation, RunPod};
 use crate::run::view::Paint;
 use crate::table::{Cell, Table, Tone};
-use crate::verdict::VerdictKind;
+use crate::verdict::{Begun, VerdictKind};
 
 /// Which run, and how.
 #[derive(Args, Debug)]
 pub struct ExplainArgs {
-    /// Job id, `job/step`, or the name of the run's Job
+    /// Job id (all of its steps, the newest first), `job/step`, or the name of the run's Job
     pub run: String,
     #[command(flatten)]
     pub cluster: ClusterArgs,
@@ -30,29 +31,64 @@ pub(super) async fn explain(
     cluster: &Cluster,
     out: &mut Output,
 ) -> Result<Exit, CommandError> {
-    let explanation = match select::find(cluster, word).await {
-        Ok(run) => cluster.explain(&run.key.name).await?,
+    let explained = match select::find_all(cluster, word).await {
+        Ok(runs) => {
+            let mut explained = Vec::new();
+            for run in runs {
+                explained.push(cluster.explain(&run.key.name).await?);
+            }
+            explained
+        }
         // Its Job is gone; what is left may still tell.
         Err(unknown @ CommandError::NotFound { .. }) => match cluster.explain_gone(word).await {
-            Ok(Some(explanation)) => explanation,
-            Ok(None) => return Err(unknown),
+            Ok(explained) if explained.is_empty() => return Err(unknown),
+            Ok(explained) => explained,
             // It may be there; what kept it from being told is more than that its Job is gone.
             Err(error) => return Err(error.into()),
         },
         Err(error) => return Err(error),
     };
     if out.json {
-        out.print_json(&explanation)?;
+        out.print_json(&Explained::of(&explained))?;
     } else {
-        let text = render(&explanation, out.paint);
-        out.print(&text);
+        let texts: Vec<String> = explained
+            .iter()
+            .map(|explanation| render(explanation, out.paint))
+            .collect();
+        out.print(&texts.join("\n"));
     }
     Ok(Exit::Done)
 }
 
+/// What is explained, for machines: the newest step, and the others of its job.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Explained<'a> {
+    #[serde(flatten)]
+    newest: Option<&'a Explanation>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    earlier_steps: &'a [Explanation],
+}
+
+impl<'a> Explained<'a> {
+    fn of(explained: &'a [Explanation]) -> Self {
+        let (newest, earlier_steps) = match explained.split_first() {
+            Some((newest, others)) => (Some(newest), others),
+            None => (None, &[][..]),
+        };
+        Self {
+            newest,
+            earlier_steps,
+        }
+    }
+}
+
 fn render(explanation: &Explanation, paint: Paint) -> String {
     let key = &explanation.key;
-    let title = format!("Run {}, step {}", key.job_id, key.step_id);
+    let step_type = explanation.step_type.as_deref();
+    // Of a run whose Job is gone the type is not known.
+    let step = step_type.map_or_else(|| "step".to_owned(), |name| format!("{name} step"));
+    let title = format!("Run {}, {step} {}", key.job_id, key.step_id);
     let mut text = format!("{} ({})\n\n", paint.bold(&title), key.name);
     text += &facts(explanation).render(paint);
     let drawn = timeline::draw(&explanation.timeline, paint);
@@ -60,6 +96,23 @@ fn render(explanation: &Explanation, paint: Paint) -> String {
         let _ = write!(text, "\n{}\n{drawn}", paint.bold("Timeline (UTC)"));
     }
     text
+}
+
+fn pod_words(pod: &RunPod) -> String {
+    let node = pod
+        .node
+        .as_ref()
+        .map_or_else(String::new, |node| format!(" on {node}"));
+    let begun = match pod.begun {
+        Begun::Yes => "began the step",
+        Begun::Unknown => "it is not known whether it began the step",
+        Begun::No => "did not begin the step",
+    };
+    let end = pod
+        .end
+        .as_ref()
+        .map_or_else(String::new, |end| format!("; {end}"));
+    format!("{}{node}: {begun}{end}", pod.name)
 }
 
 fn facts(explanation: &Explanation) -> Table {
@@ -98,6 +151,10 @@ fn facts(explanation: &Explanation) -> Table {
         let outcome = format!("{} ({})", verdict.outcome.code(), verdict.outcome);
         fact("exit code", Cell::new(&outcome));
     }
+    for (index, pod) in explanation.pods.iter().enumerate() {
+        let name = if index == 0 { "pods" } else { "" };
+        fact(name, Cell::new(&pod_words(pod)));
+    }
     table
 }
 
@@ -111,7 +168,14 @@ mod tests {
     fn explanation(verdict: Option<Verdict>, wait: Option<Wait>) -> Explanation {
         Explanation {
             key: run("42", "plan").key,
+            step_type: Some("plan".into()),
             running: false,
+            pods: vec![RunPod {
+                name: "job-42-plan-x9k2p".into(),
+                node: Some("node-1".into()),
+                begun: Begun::Yes,
+                end: None,
+            }],
             timeline: timeline(),
             wait,
             verdict,
@@ -129,7 +193,8 @@ mod tests {
             ],
             advice: Some("Raise EPHEMERAL_CONFIG_MEMORY_LIMIT.".into()),
             outcome: Exit::Signal(9),
-            started: true,
+            begun: Begun::Yes,
+            may_change: true,
             job_over: true,
             report: None,
         };

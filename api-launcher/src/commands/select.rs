@@ -8,28 +8,45 @@ pub(super) async fn find(cluster: &Cluster, word: &str) -> Result<RunView, Comma
     choose(word, cluster.list().await?, cluster.namespace())
 }
 
-/// A name or `job/step` means one run; the id of a job with several steps means none of them for sure.
-fn choose(word: &str, runs: Vec<RunView>, namespace: &str) -> Result<RunView, CommandError> {
+/// Every run the user means, the newest first: the id of a job means all of its steps.
+pub(super) async fn find_all(cluster: &Cluster, word: &str) -> Result<Vec<RunView>, CommandError> {
+    choose_all(word, cluster.list().await?, cluster.namespace())
+}
+
+fn choose_all(
+    word: &str,
+    runs: Vec<RunView>,
+    namespace: &str,
+) -> Result<Vec<RunView>, CommandError> {
     let mut meant: Vec<RunView> = runs
         .into_iter()
         .filter(|run| run.key.is_meant_by(word))
         .collect();
     if let Some(at) = meant.iter().position(|run| run.key.name == word) {
-        return Ok(meant.swap_remove(at));
+        return Ok(vec![meant.swap_remove(at)]);
     }
-    match (meant.pop(), meant.is_empty()) {
-        (Some(run), true) => Ok(run),
-        (Some(last), false) => Err(CommandError::Ambiguous {
-            word: word.to_owned(),
-            candidates: meant
-                .into_iter()
-                .chain([last])
-                .map(|run| run.key.name)
-                .collect(),
-        }),
-        (None, _) => Err(CommandError::NotFound {
+    if meant.is_empty() {
+        return Err(CommandError::NotFound {
             word: word.to_owned(),
             namespace: namespace.to_owned(),
+        });
+    }
+    meant.reverse();
+    Ok(meant)
+}
+
+/// A name or `job/step` means one run; the id of a job with several steps means none of them for sure.
+fn choose(word: &str, runs: Vec<RunView>, namespace: &str) -> Result<RunView, CommandError> {
+    let mut meant = choose_all(word, runs, namespace)?;
+    match meant.pop() {
+        Some(run) if meant.is_empty() => Ok(run),
+        last => Err(CommandError::Ambiguous {
+            word: word.to_owned(),
+            candidates: last
+                .into_iter()
+                .chain(meant.into_iter().rev())
+                .map(|run| run.key.name)
+                .collect(),
         }),
     }
 }
@@ -68,6 +85,18 @@ mod tests {
             "`1` may mean any of 2: job-1-plan, job-1-apply"
         );
         assert_eq!(error.exit(), job_contract::Exit::BadConfiguration);
+    }
+
+    #[test]
+    fn the_id_of_a_job_means_its_steps_with_the_newest_first() {
+        let names = |word| -> Vec<String> {
+            let found = choose_all(word, runs(), "ns").unwrap();
+            found.into_iter().map(|run| run.key.name).collect()
+        };
+        assert_eq!(names("1"), ["job-1-apply", "job-1-plan"]);
+        assert_eq!(names("1/plan"), ["job-1-plan"]);
+        assert_eq!(names("job-1-plan"), ["job-1-plan"]);
+        assert!(choose_all("9", runs(), "ns").is_err());
     }
 
     #[test]

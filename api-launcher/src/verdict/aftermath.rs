@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use job_contract::report::{ApplyProgress, FinalReport, LockStanding, StateLock, StateStanding};
 use k8s_openapi::api::core::v1::Pod;
 
-use super::{Evidence, VerdictKind, facts};
+use super::{Evidence, Verdict, VerdictKind, ending, facts};
 
 /// Where whoever holds a lock is told of.
 const HOLDER: &str = "lock holder";
@@ -153,24 +153,23 @@ fn lock_words(lock: &StateLock) -> String {
 }
 
 /// What to do, from the executor's own advice, the kind of verdict, and what was left behind.
-pub(super) fn advice(
-    kind: VerdictKind,
-    started: bool,
-    report: Option<&FinalReport>,
-    holder: Option<&LockHolder>,
-) -> Option<String> {
-    let general = super::ending::advice(kind, started);
-    let Some(report) = report else {
-        return general.map(str::to_owned);
+pub(super) fn advice(verdict: &Verdict, holder: Option<&LockHolder>) -> Option<String> {
+    let Verdict { kind, begun, .. } = *verdict;
+    let remedy = ending::remedy(kind);
+    let next = ending::next_step(kind, begun, verdict.may_change);
+    let Some(report) = &verdict.report else {
+        let parts: Vec<&str> = remedy.into_iter().chain(next).collect();
+        return (!parts.is_empty()).then(|| parts.join("; "));
     };
     let mut parts = Vec::new();
     let hint = report.hint.as_deref();
     let lock = standing_lock(report);
+    parts.extend(hint.or(remedy).map(str::to_owned));
     // What is said in general of changes and locks, the report knows in particular.
-    let is_known = report.progress.is_some() && general == Some(super::ending::PLAN_AGAIN);
-    parts.extend(hint.or(general.filter(|_| !is_known)).map(str::to_owned));
     if kind != VerdictKind::Completed {
-        parts.extend(report.progress.as_ref().map(after));
+        let left = report.progress.as_ref().map(after);
+        let next = next.filter(|_| hint.is_none()).map(str::to_owned);
+        parts.extend(left.or(next));
     }
     parts.extend(match report.state {
         Some(StateStanding::Kept) => Some(

@@ -1,60 +1,47 @@
 //! Runs that are over: who or what ended them.
 
+use std::fmt::Write as _;
+
 use job_contract::Exit;
 use job_contract::report::{FinalReport, LockStanding, StateLock, StopReason};
-use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Event, Pod};
 
 use crate::cluster::annotations::CANCELLED_AT;
 
 use super::waiting::{Refusal, refused};
-use super::{Evidence, Verdict, VerdictKind, aftermath, facts};
+use super::{Begun, Evidence, Run, Verdict, VerdictKind, aftermath, begun, facts};
 
-/// After a step that may have changed something, where nothing else is known.
-pub(super) const PLAN_AGAIN: &str =
-    "plan again before applying: some changes may have been made, and a state lock may be left";
-
-/// Whether the Job ever had a pod, by its own account. Pods may not be looked at everywhere.
-fn had_pod(job: &Job) -> bool {
-    job.status.as_ref().is_some_and(|status| {
-        let counts = [
-            status.active,
-            status.terminating,
-            status.failed,
-            status.succeeded,
-        ];
-        counts.into_iter().flatten().any(|count| count > 0)
-    })
-}
+/// SIGKILL, as an exit code.
+pub(super) const KILLED: i32 = 137;
 
 /// How one pod ended.
 pub(super) struct PodEnd {
     pub(super) kind: VerdictKind,
     pub(super) sentence: String,
-    pub(super) started: bool,
+    pub(super) begun: Begun,
     evidence: Vec<Evidence>,
     outcome: Exit,
     report: Option<FinalReport>,
 }
 
 /// The verdict on a Job whose condition says that it is over.
-pub(super) fn ended(job: &Job, pods: &[Pod], events: &[Event]) -> Verdict {
-    let condition = facts::terminal(job);
+pub(super) fn ended(run: &Run<'_>) -> Verdict {
+    let condition = facts::terminal(run.job);
     let complete = condition.is_some_and(|condition| condition.type_ == "Complete");
     let reason = condition.and_then(|condition| condition.reason.as_deref());
-    let mut end = match speaker(pods) {
-        Some(pod) => of_pod(pod),
+    let mut end = match speaker(run.pods, run.events) {
+        Some(pod) => of_pod(pod, run.events),
         None if complete => no_pod_complete(),
-        None => no_pod_failed(job, events),
+        None => no_pod_failed(run),
     };
-    let silent = end.report.is_none() || matches!(end.kind, VerdictKind::Signalled);
+    let silent = end.report.is_none() || is_stopped(&end);
     // A pod that was never let in is the cause; the deadline only ended the wait for it.
     let refused = matches!(
         end.kind,
-        VerdictKind::QuotaExceeded | VerdictKind::AdmissionRefused
+        VerdictKind::QuotaExceeded | VerdictKind::AdmissionRefused | VerdictKind::ConfigMissing
     );
     if reason == Some("DeadlineExceeded") && silent && !refused {
-        end = deadline(job, end);
+        end = deadline(run, end);
     }
     if let Some(condition) = condition.filter(|_| !complete) {
         let words = [condition.reason.as_deref(), condition.message.as_deref()];
@@ -62,92 +49,179 @@ pub(super) fn ended(job: &Job, pods: &[Pod], events: &[Event]) -> Verdict {
         end.evidence
             .push(Evidence::new("Job condition Failed", words.join(": ")));
     }
-    verdict(end, pods, events)
+    verdict(end, run)
 }
 
 /// The verdict on a Job that is no longer there.
-pub(super) fn gone(job: &Job, pods: &[Pod], events: &[Event]) -> Verdict {
-    if facts::terminal(job).is_some() {
-        return ended(job, pods, events);
+pub(super) fn gone(run: &Run<'_>) -> Verdict {
+    if facts::terminal(run.job).is_some() {
+        return ended(run);
     }
-    let end = match speaker(pods).map(of_pod) {
-        Some(end) if end.report.is_some() && end.kind != VerdictKind::Signalled => end,
-        other => deleted(job, other),
+    let speaker = speaker(run.pods, run.events);
+    let ended_before = speaker.is_some_and(|pod| {
+        facts::executor_end(pod).is_some() && !facts::was_deleted_before_its_end(pod)
+    });
+    let end = match speaker.map(|pod| of_pod(pod, run.events)) {
+        Some(end) if (end.report.is_some() || ended_before) && !is_stopped(&end) => end,
+        other => deleted(run, other),
     };
-    verdict(end, pods, events)
+    verdict(end, run)
+}
+
+/// Whether the executor ended because it was stopped, for which the Job may have the cause.
+const fn is_stopped(end: &PodEnd) -> bool {
+    matches!(end.kind, VerdictKind::Signalled | VerdictKind::Deleted)
+}
+
+/// The verdict on a run whose executor has ended. Its pod needs nobody any more to end.
+pub(super) fn executor_ended(run: &Run<'_>) -> Verdict {
+    let end =
+        speaker(run.pods, run.events).map_or_else(no_pod_complete, |pod| of_pod(pod, run.events));
+    verdict(end, run)
+}
+
+/// The verdict on a run of which only events are left. They tell nothing of what they do not name.
+pub(super) fn traced(run: &Run<'_>) -> Verdict {
+    let mut end = if facts::terminal(run.job).is_some() {
+        ended(run)
+    } else {
+        let sentence = "the run's Job is gone, and nothing tells how the run ended".to_owned();
+        verdict(
+            PodEnd::silent(VerdictKind::Lost, sentence, Begun::Unknown),
+            run,
+        )
+    };
+    // That no pod is named says nothing: its events may be too old to be kept.
+    end.begun = end.begun.max(Begun::Unknown);
+    end.advice = aftermath::advice(&end, None);
+    end
 }
 
 /// The verdict of an executor that has ended in a pod that goes on, and has to be stopped.
-pub(super) fn cut_short(pods: &[Pod], events: &[Event], why: &str) -> Verdict {
-    let mut end = speaker(pods).map_or_else(no_pod_complete, of_pod);
-    end.evidence.push(Evidence::new("pod", why));
+pub(super) fn cut_short(run: &Run<'_>, why: &str) -> Verdict {
+    let mut verdict = executor_ended(run);
+    verdict.evidence.push(Evidence::new("pod", why));
+    verdict.job_over = false;
+    verdict
+}
+
+/// The verdict on a run whose newest pod, if it has any, waits in vain. If an earlier pod began, the end of that pod is
+/// the run's.
+pub(super) fn given_up(
+    kind: VerdictKind,
+    sentence: String,
+    evidence: Vec<Evidence>,
+    run: &Run<'_>,
+) -> Verdict {
+    let waits = facts::newest(run.pods);
+    let earlier = run.pods.iter().filter(|pod| !is(pod, waits));
+    let end = match began_most(earlier, run.events) {
+        Some((pod, begun)) if begun != Begun::No => {
+            let mut end = of_pod(pod, run.events);
+            let later = waits.map(|pod| Evidence::new(later(pod), sentence));
+            end.evidence.extend(later);
+            end.evidence.extend(evidence);
+            end
+        }
+        _ => PodEnd {
+            evidence,
+            ..PodEnd::silent(kind, sentence, Begun::No)
+        },
+    };
     Verdict {
         job_over: false,
-        ..verdict(end, pods, events)
+        ..verdict(end, run)
     }
 }
 
-fn verdict(mut end: PodEnd, pods: &[Pod], events: &[Event]) -> Verdict {
+fn verdict(mut end: PodEnd, run: &Run<'_>) -> Verdict {
+    let Run { job, pods, events } = *run;
+    end.begun = end.begun.max(begun::of_run(job, pods, events));
+    // This code says that the step is safe to run again.
+    if end.begun != Begun::No && end.outcome == Exit::Infrastructure {
+        end.outcome = VerdictKind::Lost.outcome();
+    }
     match &end.report {
         Some(report) => drop(end.evidence.splice(0..0, aftermath::evidence(report))),
-        None => end.evidence.extend(facts::warnings(events)),
+        None => {
+            for warning in facts::warnings(events) {
+                if !end.evidence.iter().any(|fact| fact.text == warning.text) {
+                    end.evidence.push(warning);
+                }
+            }
+        }
     }
-    end.evidence.extend(others(pods));
-    let advice = aftermath::advice(end.kind, end.started, end.report.as_ref(), None);
-    Verdict {
+    end.evidence.extend(others(pods, events));
+    let mut verdict = Verdict {
         kind: end.kind,
         sentence: end.sentence,
         evidence: end.evidence,
-        advice,
+        advice: None,
         outcome: end.outcome,
-        started: end.started,
+        begun: end.begun,
+        may_change: facts::may_change(job),
         job_over: true,
         report: end.report,
-    }
+    };
+    verdict.advice = aftermath::advice(&verdict, None);
+    verdict
 }
 
-/// The pod whose end is the run's: the last one, unless it only found that another had begun the step.
-pub(crate) fn speaker(pods: &[Pod]) -> Option<&Pod> {
+/// The pod whose end is the run's. That is the newest, unless it did not begin the step and an earlier one did or may
+/// have.
+pub(crate) fn speaker<'a>(pods: &'a [Pod], events: &[Event]) -> Option<&'a Pod> {
     let newest = facts::newest(pods)?;
-    if of_pod(newest).kind != VerdictKind::Claimed {
-        return Some(newest);
+    match began_most(pods, events) {
+        Some((pod, begun)) if begun > begun::of_pod(newest, events) => Some(pod),
+        _ => Some(newest),
     }
-    let before: Vec<&Pod> = pods
-        .iter()
-        .filter(|pod| pod.metadata.uid != newest.metadata.uid)
-        .filter(|pod| {
-            let end = of_pod(pod);
-            end.started && end.kind != VerdictKind::Claimed
-        })
-        .collect();
-    Some(facts::newest_of(before).unwrap_or(newest))
 }
 
-/// What became of the other pods.
-fn others(pods: &[Pod]) -> Vec<Evidence> {
-    let (Some(speaker), Some(newest)) = (speaker(pods), facts::newest(pods)) else {
+/// The first of the pods that are most certain to have begun the step.
+fn began_most<'a>(
+    pods: impl IntoIterator<Item = &'a Pod>,
+    events: &[Event],
+) -> Option<(&'a Pod, Begun)> {
+    // Of equals the last is taken.
+    facts::in_order(pods)
+        .into_iter()
+        .rev()
+        .map(|pod| (pod, begun::of_pod(pod, events)))
+        .max_by_key(|(_, begun)| *begun)
+}
+
+fn is(pod: &Pod, other: Option<&Pod>) -> bool {
+    other.is_some_and(|other| other.metadata.uid == pod.metadata.uid)
+}
+
+fn later(pod: &Pod) -> String {
+    format!("later pod {}", facts::name(pod))
+}
+
+/// What became of the other pods that have ended.
+fn others(pods: &[Pod], events: &[Event]) -> Vec<Evidence> {
+    let (Some(speaker), newest) = (speaker(pods, events), facts::newest(pods)) else {
         return Vec::new();
     };
     pods.iter()
-        .filter(|pod| pod.metadata.uid != speaker.metadata.uid)
+        .filter(|pod| !is(pod, Some(speaker)) && facts::has_ended(pod))
         .map(|pod| {
-            let which = if pod.metadata.uid == newest.metadata.uid {
-                "later"
+            let source = if is(pod, newest) {
+                later(pod)
             } else {
-                "earlier"
+                format!("earlier pod {}", facts::name(pod))
             };
-            let source = format!("{which} pod {}", facts::name(pod));
-            Evidence::new(source, of_pod(pod).sentence)
+            Evidence::new(source, of_pod(pod, events).sentence)
         })
         .collect()
 }
 
 impl PodEnd {
-    fn silent(kind: VerdictKind, sentence: String, started: bool) -> Self {
+    fn silent(kind: VerdictKind, sentence: String, begun: Begun) -> Self {
         Self {
             kind,
             sentence,
-            started,
+            begun,
             evidence: Vec::new(),
             outcome: kind.outcome(),
             report: None,
@@ -157,71 +231,84 @@ impl PodEnd {
 
 fn no_pod_complete() -> PodEnd {
     let sentence = "the step ran to its end; its pod is gone".to_owned();
-    PodEnd::silent(VerdictKind::Completed, sentence, true)
+    PodEnd::silent(VerdictKind::Completed, sentence, Begun::Yes)
 }
 
-fn no_pod_failed(job: &Job, events: &[Event]) -> PodEnd {
-    let refusal = facts::last_event(events, &["FailedCreate"])
+fn no_pod_failed(run: &Run<'_>) -> PodEnd {
+    let refusal = facts::last_event(run.events, &["FailedCreate"])
         .and_then(|event| event.message.as_deref())
         .map(refused);
     match refusal {
         Some(Refusal::Quota(text)) => PodEnd::silent(
             VerdictKind::QuotaExceeded,
             format!("there was no room in the namespace's quota: {text}"),
-            false,
+            Begun::No,
+        ),
+        Some(Refusal::Missing(text)) => PodEnd::silent(
+            VerdictKind::ConfigMissing,
+            format!("the pod of this run could not be created: {text}"),
+            Begun::No,
         ),
         Some(Refusal::Admission(text)) => PodEnd::silent(
             VerdictKind::AdmissionRefused,
             format!("the API server refused the pod of this run: {text}"),
-            false,
+            Begun::No,
         ),
-        None => last_words(job, events),
+        None => last_words(run),
     }
 }
 
 /// What the cluster still tells of a pod that is gone: events about it, and the Job's reason to fail.
-fn last_words(job: &Job, events: &[Event]) -> PodEnd {
-    let words = |reasons| facts::last_event(events, reasons)?.message.as_deref();
+fn last_words(run: &Run<'_>) -> PodEnd {
+    let words = |reasons| facts::last_event(run.events, reasons)?.message.as_deref();
+    let silent = |kind, sentence| PodEnd::silent(kind, sentence, Begun::Unknown);
     if let Some(words) = words(&["Preempted"]) {
         let sentence = "the pod had to make room for one of higher priority".to_owned();
-        let mut end = PodEnd::silent(VerdictKind::Preempted, sentence, true);
+        let mut end = silent(VerdictKind::Preempted, sentence);
         end.evidence
             .push(Evidence::new("event Preempted", words.trim()));
         return end;
     }
     if let Some(words) = words(&["Evicted"]) {
         let sentence = format!("the pod was evicted: {}", words.trim());
-        return PodEnd::silent(VerdictKind::Evicted, sentence, true);
+        return silent(VerdictKind::Evicted, sentence);
     }
     if let Some(words) = words(&["TaintManagerEviction", "NodeNotReady"]) {
         let sentence = format!("the pod was removed from its node: {}", words.trim());
-        return PodEnd::silent(VerdictKind::NodeLost, sentence, true);
+        return silent(VerdictKind::NodeLost, sentence);
     }
-    match facts::failure_of_pod(job) {
-        Some((_, Some(code))) => by_exit_code(code, true),
-        Some((_, None)) => PodEnd::silent(
+    match facts::failure_of_pod(run.job) {
+        Some((_, Some(code))) => by_exit_code(
+            code,
+            Exit::from_code(code).map_or(Begun::Yes, begun::by_exit),
+        ),
+        Some((_, None)) => silent(
             VerdictKind::Evicted,
             "the cluster removed the pod for reasons of its own".to_owned(),
-            true,
         ),
-        None => PodEnd::silent(
+        None => silent(
             VerdictKind::Lost,
             "the Job failed and its pod is gone: nothing tells how the run ended".to_owned(),
-            true,
         ),
     }
 }
 
-fn deadline(job: &Job, end: PodEnd) -> PodEnd {
-    let seconds = job
+fn deadline(run: &Run<'_>, end: PodEnd) -> PodEnd {
+    let seconds = run
+        .job
         .spec
         .as_ref()
         .and_then(|spec| spec.active_deadline_seconds);
     let limit = seconds.map_or(String::new(), |seconds| format!(" of {seconds} s"));
-    let unscheduled = if end.started || end.kind == VerdictKind::Lost {
-        ""
-    } else {
+    // Where no pod is left, the Job and its events tell.
+    let begun = match speaker(run.pods, run.events) {
+        Some(_) => end.begun,
+        None => begun::of_run(run.job, run.pods, run.events),
+    };
+    let unscheduled = if begun == Begun::No {
         ", before it had started"
+    } else {
+        ""
     };
     let mut evidence = end.evidence;
     if end.kind != VerdictKind::Lost {
@@ -230,7 +317,7 @@ fn deadline(job: &Job, end: PodEnd) -> PodEnd {
     PodEnd {
         kind: VerdictKind::DeadlineExceeded,
         sentence: format!("the run exceeded its deadline{limit}{unscheduled}"),
-        started: end.started,
+        begun,
         evidence,
         outcome: end
             .report
@@ -240,11 +327,13 @@ fn deadline(job: &Job, end: PodEnd) -> PodEnd {
     }
 }
 
-fn deleted(job: &Job, end: Option<PodEnd>) -> PodEnd {
-    let (started, when) = match &end {
-        Some(end) if end.started => (true, "while it was running"),
-        None if had_pod(job) => (true, "when it may have been running"),
-        _ => (false, "before it had started"),
+fn deleted(run: &Run<'_>, end: Option<PodEnd>) -> PodEnd {
+    let job = run.job;
+    let begun = begun::of_run(job, run.pods, run.events);
+    let when = match begun {
+        Begun::Yes => "while it was running",
+        Begun::Unknown => "when it may have been running",
+        Begun::No => "before it had started",
     };
     let cancelled = job
         .metadata
@@ -266,24 +355,26 @@ fn deleted(job: &Job, end: Option<PodEnd>) -> PodEnd {
     PodEnd {
         evidence,
         report,
-        ..PodEnd::silent(kind, sentence, started)
+        ..PodEnd::silent(kind, sentence, begun)
     }
 }
 
 /// How a pod ended, by the most specific source there is.
-pub(super) fn of_pod(pod: &Pod) -> PodEnd {
-    let started = facts::has_started(pod) && !facts::began_nothing(pod);
+pub(super) fn of_pod(pod: &Pod, events: &[Event]) -> PodEnd {
+    let begun = begun::of_pod(pod, events);
     let mut end = spoken(pod)
-        .or_else(|| by_pod_reason(pod, started))
-        .or_else(|| by_disruption(pod, started))
+        .or_else(|| by_pod_reason(pod, begun))
+        .or_else(|| by_disruption(pod, begun))
         .or_else(|| by_init_container(pod))
-        .or_else(|| by_executor(pod, started))
-        .unwrap_or_else(|| vanished(pod, started));
+        .or_else(|| by_executor(pod, begun))
+        .unwrap_or_else(|| vanished(pod, begun));
     // An executor that was told to stop says so, but not why: that the pod knows.
     if matches!(
         end.kind,
         VerdictKind::Signalled | VerdictKind::Infrastructure
-    ) && let Some(cause) = by_pod_reason(pod, true).or_else(|| by_disruption(pod, true))
+    ) && let Some(cause) = by_pod_reason(pod, begun)
+        .or_else(|| by_disruption(pod, begun))
+        .or_else(|| by_deletion(pod, begun))
     {
         end.kind = cause.kind;
         end.evidence.push(Evidence::new("executor", end.sentence));
@@ -327,8 +418,7 @@ fn spoken(pod: &Pod) -> Option<PodEnd> {
     Some(PodEnd {
         kind,
         sentence,
-        // Its process had, but nothing of the step.
-        started: exit != Exit::Infrastructure,
+        begun: begun::by_exit(exit),
         evidence: Vec::new(),
         outcome: exit,
         report: Some(report),
@@ -336,7 +426,7 @@ fn spoken(pod: &Pod) -> Option<PodEnd> {
 }
 
 /// The reason the kubelet or the node controller wrote into the pod's status.
-fn by_pod_reason(pod: &Pod, started: bool) -> Option<PodEnd> {
+fn by_pod_reason(pod: &Pod, begun: Begun) -> Option<PodEnd> {
     let status = pod.status.as_ref()?;
     let reason = status.reason.as_deref()?;
     let words = status.message.as_deref().map_or("", str::trim);
@@ -372,14 +462,14 @@ fn by_pod_reason(pod: &Pod, started: bool) -> Option<PodEnd> {
         ),
         _ => return None,
     };
-    let mut end = PodEnd::silent(kind, sentence.trim_end_matches(": ").to_owned(), started);
+    let mut end = PodEnd::silent(kind, sentence.trim_end_matches(": ").to_owned(), begun);
     end.evidence
         .push(Evidence::new("pod status", join(reason, words)));
     Some(end)
 }
 
 /// The condition that marks a pod as disrupted by the cluster.
-fn by_disruption(pod: &Pod, started: bool) -> Option<PodEnd> {
+fn by_disruption(pod: &Pod, begun: Begun) -> Option<PodEnd> {
     let condition = facts::condition(pod, "DisruptionTarget").filter(|c| c.status == "True")?;
     let reason = condition.reason.as_deref().unwrap_or("?");
     let node = facts::node(pod).unwrap_or("?");
@@ -405,7 +495,7 @@ fn by_disruption(pod: &Pod, started: bool) -> Option<PodEnd> {
             format!("the cluster removed the pod from `{node}`"),
         ),
     };
-    let mut end = PodEnd::silent(kind, sentence, started);
+    let mut end = PodEnd::silent(kind, sentence, begun);
     let words = condition.message.as_deref().unwrap_or_default();
     end.evidence.push(Evidence::new(
         "pod condition DisruptionTarget",
@@ -415,10 +505,7 @@ fn by_disruption(pod: &Pod, started: bool) -> Option<PodEnd> {
 }
 
 fn by_init_container(pod: &Pod) -> Option<PodEnd> {
-    let (name, end) = facts::init_statuses(pod).find_map(|status| {
-        let end = status.state.as_ref()?.terminated.as_ref()?;
-        (end.exit_code != 0).then_some((status.name.as_str(), end))
-    })?;
+    let (name, end) = facts::failed_init(pod)?;
     let why = end.reason.as_deref().unwrap_or("Error");
     let mut found = PodEnd::silent(
         VerdictKind::Infrastructure,
@@ -426,7 +513,7 @@ fn by_init_container(pod: &Pod) -> Option<PodEnd> {
             "init container `{name}` ended with exit code {} ({why}), so the executor never started",
             end.exit_code
         ),
-        false,
+        Begun::No,
     );
     if let Some(words) = end.message.as_deref().filter(|words| !words.is_empty()) {
         found.evidence.push(Evidence::new(
@@ -437,23 +524,30 @@ fn by_init_container(pod: &Pod) -> Option<PodEnd> {
     Some(found)
 }
 
-fn by_executor(pod: &Pod, started: bool) -> Option<PodEnd> {
+fn by_executor(pod: &Pod, begun: Begun) -> Option<PodEnd> {
     let end = facts::executor_end(pod)?;
     let code = end.exit_code;
     let reason = end.reason.as_deref().unwrap_or_default();
     let words = end.message.as_deref().map_or("", str::trim);
     if reason == "OOMKilled" {
-        let limit = facts::memory_limit(pod);
-        return Some(oom(limit, "the executor was killed for using more memory"));
+        let than = facts::memory_limit(pod).map_or_else(
+            || "than its node had".to_owned(),
+            |limit| format!("than its limit of {limit}"),
+        );
+        return Some(PodEnd::silent(
+            VerdictKind::OomKilled,
+            format!("the executor was killed for using more memory {than}"),
+            begun,
+        ));
     }
     if matches!(reason, "ContainerCannotRun" | "StartError") {
         return Some(PodEnd::silent(
             VerdictKind::ConfigMissing,
             format!("the executor's container could not be run: {words}"),
-            false,
+            begun,
         ));
     }
-    if reason == "ContainerStatusUnknown" {
+    if reason == facts::STATUS_UNKNOWN {
         if pod.metadata.deletion_timestamp.is_some() {
             return None;
         }
@@ -461,30 +555,30 @@ fn by_executor(pod: &Pod, started: bool) -> Option<PodEnd> {
         return Some(PodEnd::silent(
             VerdictKind::NodeLost,
             format!("the node `{node}` no longer knows what became of the executor"),
-            true,
+            begun,
         ));
     }
-    if code == 137 && pod.metadata.deletion_timestamp.is_none() {
-        // The kernel may pick the tool's process, or the runtime may not tell: with a limit it is the likely cause.
-        if let Some(limit) = facts::memory_limit(pod) {
-            return Some(oom(
-                Some(limit),
-                "the executor was killed (137), most likely for using more memory",
-            ));
-        }
+    // What containerd says of a container that was lost with its node's last boot.
+    if code == 255 && reason == "Unknown" {
+        let node = facts::node(pod).unwrap_or("?");
+        return Some(PodEnd::silent(
+            VerdictKind::NodeLost,
+            format!("the node `{node}` was restarted while the executor ran"),
+            begun,
+        ));
     }
-    Some(by_exit_code(code, started))
+    let mut end = by_exit_code(code, begun);
+    // Anybody may send SIGKILL. That it was the kernel, for want of memory, the kubelet says if it knows.
+    if let Some(limit) = facts::memory_limit(pod).filter(|_| code == KILLED) {
+        let _ = write!(
+            end.sentence,
+            "; one possible cause is its memory limit of {limit}"
+        );
+    }
+    Some(end)
 }
 
-fn oom(limit: Option<&str>, what: &str) -> PodEnd {
-    let than = limit.map_or_else(
-        || "than its node had".to_owned(),
-        |limit| format!("than its limit of {limit}"),
-    );
-    PodEnd::silent(VerdictKind::OomKilled, format!("{what} {than}"), true)
-}
-
-fn by_exit_code(code: i32, started: bool) -> PodEnd {
+fn by_exit_code(code: i32, begun: Begun) -> PodEnd {
     let exit = Exit::from_code(code);
     let (kind, sentence) = match exit {
         Some(Exit::Done) => (VerdictKind::Completed, "the step ran to its end".to_owned()),
@@ -521,32 +615,38 @@ fn by_exit_code(code: i32, started: bool) -> PodEnd {
             format!("the executor ended with exit code {code}, which it never uses itself"),
         ),
     };
-    let mut end = PodEnd::silent(kind, sentence, started);
+    let mut end = PodEnd::silent(kind, sentence, begun);
     if let Some(exit) = exit {
         end.outcome = exit;
     }
     end
 }
 
+/// Whatever the cluster deletes for reasons of its own has the condition of a disruption. The Job controller's deletions
+/// have none: why it ends its pods, the Job says.
+fn by_deletion(pod: &Pod, begun: Begun) -> Option<PodEnd> {
+    if !facts::was_deleted_before_its_end(pod) {
+        return None;
+    }
+    let when = match begun {
+        Begun::Yes => "while the executor ran",
+        Begun::Unknown => "when the executor may have been running",
+        Begun::No => "before the step had begun",
+    };
+    let sentence = format!("the pod was deleted {when}");
+    Some(PodEnd::silent(VerdictKind::Deleted, sentence, begun))
+}
+
 /// Nothing tells how the container ended.
-fn vanished(pod: &Pod, started: bool) -> PodEnd {
-    if pod.metadata.deletion_timestamp.is_some() {
-        let when = if started {
-            "while the executor ran"
-        } else {
-            "before the executor had started"
-        };
-        return PodEnd::silent(
-            VerdictKind::Deleted,
-            format!("the pod was deleted {when}"),
-            started,
-        );
+fn vanished(pod: &Pod, begun: Begun) -> PodEnd {
+    if let Some(end) = by_deletion(pod, begun) {
+        return end;
     }
     if facts::phase(pod) == "Succeeded" {
         return no_pod_complete();
     }
     let sentence = "the pod ended and left nothing that tells how".to_owned();
-    PodEnd::silent(VerdictKind::Lost, sentence, started)
+    PodEnd::silent(VerdictKind::Lost, sentence, begun)
 }
 
 fn join(reason: &str, words: &str) -> String {
@@ -575,10 +675,9 @@ fn container_facts(pod: &Pod) -> Vec<Evidence> {
     evidence
 }
 
-/// What to do about a verdict, for someone who knows Terraform and has a cluster's operator to ask.
-pub(super) const fn advice(kind: VerdictKind, started: bool) -> Option<&'static str> {
+/// What to do about the cause of a verdict, for someone who knows Terraform and has a cluster's operator to ask.
+pub(super) const fn remedy(kind: VerdictKind) -> Option<&'static str> {
     Some(match kind {
-        VerdictKind::Completed => return None,
         VerdictKind::StepFailed => "see the log of the step",
         VerdictKind::NeverScheduled => {
             "ask for less (EPHEMERAL_*_REQUEST), check node selector and tolerations, or give the cluster more nodes"
@@ -590,35 +689,15 @@ pub(super) const fn advice(kind: VerdictKind, started: bool) -> Option<&'static 
             "create what is named here in the namespace of the runs, or correct its name; `api-launcher check` looks for it"
         }
         VerdictKind::QuotaExceeded => {
-            "start the run again when others have ended, or raise the quota of the namespace"
+            "wait until other runs have ended, or raise the quota of the namespace"
         }
         VerdictKind::AdmissionRefused => {
             "change the setting the policy objects to, or have the policy changed"
         }
-        VerdictKind::OomKilled => {
-            "raise the memory limit of the run or lower its parallelism; before applying again, plan: some changes may have been made"
-        }
-        VerdictKind::Evicted | VerdictKind::Preempted | VerdictKind::NodeLost if started => {
-            PLAN_AGAIN
-        }
-        VerdictKind::Evicted | VerdictKind::Preempted | VerdictKind::NodeLost => {
-            "nothing had been started: start the run again"
-        }
+        VerdictKind::OomKilled => "raise the memory limit of the run or lower its parallelism",
         VerdictKind::DeadlineExceeded => {
             "raise the deadline, or find out from the log what the run was waiting for"
         }
-        VerdictKind::Deleted
-        | VerdictKind::Lost
-        | VerdictKind::Signalled
-        | VerdictKind::Cancelled
-            if started =>
-        {
-            PLAN_AGAIN
-        }
-        VerdictKind::Deleted
-        | VerdictKind::Lost
-        | VerdictKind::Signalled
-        | VerdictKind::Cancelled => "nothing had been started: start the run again",
         VerdictKind::MemoryStop => {
             "raise the memory limit of the run or lower the tool's parallelism"
         }
@@ -632,7 +711,60 @@ pub(super) const fn advice(kind: VerdictKind, started: bool) -> Option<&'static 
         VerdictKind::Claimed => {
             "look at what the first pod of this step left: state, log, and a state lock; then plan again"
         }
-        VerdictKind::Infrastructure => "nothing had been started: start the run again",
         VerdictKind::Defect => "report it, with the log of the run",
+        VerdictKind::Completed
+        | VerdictKind::Evicted
+        | VerdictKind::Preempted
+        | VerdictKind::NodeLost
+        | VerdictKind::Deleted
+        | VerdictKind::Lost
+        | VerdictKind::Signalled
+        | VerdictKind::Cancelled
+        | VerdictKind::Infrastructure => return None,
     })
+}
+
+/// What to do about what the run may have left behind, where its executor did not tell. To start the run again is
+/// advised only where it is proven that nothing began.
+pub(super) const fn next_step(
+    kind: VerdictKind,
+    begun: Begun,
+    may_change: bool,
+) -> Option<&'static str> {
+    let is_cause_outside_the_step = matches!(
+        kind,
+        VerdictKind::NeverScheduled
+            | VerdictKind::ImageNotPulled
+            | VerdictKind::ConfigMissing
+            | VerdictKind::QuotaExceeded
+            | VerdictKind::AdmissionRefused
+    );
+    let is_cut_off = matches!(
+        kind,
+        VerdictKind::OomKilled
+            | VerdictKind::Evicted
+            | VerdictKind::Preempted
+            | VerdictKind::NodeLost
+            | VerdictKind::DeadlineExceeded
+            | VerdictKind::Deleted
+            | VerdictKind::Lost
+            | VerdictKind::Signalled
+            | VerdictKind::Cancelled
+            | VerdictKind::Infrastructure
+    );
+    match begun {
+        Begun::No if is_cut_off => Some("nothing had been started: start the run again"),
+        Begun::Yes | Begun::Unknown if !(is_cut_off || is_cause_outside_the_step) => None,
+        Begun::No => None,
+        Begun::Yes | Begun::Unknown if !may_change => {
+            Some("plan again: a plan changes nothing, but a state lock may be left")
+        }
+        Begun::Yes => Some(
+            "plan again before applying: some changes may have been made, and a state lock may be left",
+        ),
+        Begun::Unknown => Some(
+            "plan again before applying: it is not known whether the step had begun, so changes may have been made, \
+             and a state lock may be left",
+        ),
+    }
 }

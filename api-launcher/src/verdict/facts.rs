@@ -1,17 +1,21 @@
 //! Reading Jobs, pods and events: single facts, no conclusions.
 
 use job_contract::report::FinalReport;
+use job_contract::{Exit, StepType};
 use k8s_openapi::api::batch::v1::{Job, JobCondition};
 use k8s_openapi::api::core::v1::{
     ContainerState, ContainerStateTerminated, ContainerStatus, Event, Pod, PodCondition,
 };
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::Evidence;
-use crate::cluster::annotations::RELEASED_AT;
+use crate::cluster::{annotations::RELEASED_AT, labels};
 
 /// The container that runs the step.
 pub(crate) const EXECUTOR: &str = "executor";
+
+/// The reason in the status of a container of which the kubelet knows nothing any more.
+pub(crate) const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
 
 /// At most so many events go into a verdict.
 const LAST_EVENTS: usize = 3;
@@ -42,15 +46,31 @@ pub(crate) fn failure_of_pod(job: &Job) -> Option<(&str, Option<i32>)> {
     Some((name, code))
 }
 
+/// How many pods the Job has or had, by its own account, which leaves out pods that a disruption ended.
+pub(super) fn pods_counted(job: &Job) -> usize {
+    let Some(status) = &job.status else { return 0 };
+    let count = |count: Option<i32>| usize::try_from(count.unwrap_or(0)).unwrap_or(0);
+    let ended = count(status.failed) + count(status.succeeded);
+    // The controller lists a pod here until it has counted it.
+    let uncounted = status.uncounted_terminated_pods.as_ref().map_or(0, |pods| {
+        let listed = [&pods.failed, &pods.succeeded];
+        listed.into_iter().flatten().map(Vec::len).sum()
+    });
+    count(status.active) + count(status.terminating) + ended.max(uncounted)
+}
+
+/// The names of the pods that the Job controller says it created.
+pub(crate) fn created_pods(events: &[Event]) -> impl Iterator<Item = &str> {
+    events
+        .iter()
+        .filter(|event| event.reason.as_deref() == Some("SuccessfulCreate"))
+        .filter_map(|event| event.message.as_deref()?.strip_prefix("Created pod: "))
+        .map(str::trim)
+}
+
 /// Whether the Job has had a pod, as far as the Job and events about it tell.
 pub(super) fn had_pod(job: &Job, events: &[Event]) -> bool {
-    let counted = job.status.as_ref().is_some_and(|status| {
-        let ended = status.uncounted_terminated_pods.as_ref();
-        status.failed.unwrap_or(0) > 0
-            || status.succeeded.unwrap_or(0) > 0
-            || ended.is_some_and(|ended| ended.failed.is_some() || ended.succeeded.is_some())
-    });
-    counted || last_event(events, &["SuccessfulCreate"]).is_some()
+    pods_counted(job) > 0 || created_pods(events).next().is_some()
 }
 
 /// Whether the Job controller may put another pod in the place of a failed one.
@@ -79,14 +99,17 @@ pub(crate) fn released(job: &Job) -> Option<Timestamp> {
     noted.max(started.map(|time| time.0))
 }
 
-/// The pod that speaks for the Job: the one made last. Creation is told in whole seconds; within one, a pod that
-/// has failed came before its replacement, which is made only then (`podReplacementPolicy: Failed`).
+/// The pod of the Job that was made last.
 pub(crate) fn newest(pods: &[Pod]) -> Option<&Pod> {
-    newest_of(pods)
+    in_order(pods).pop()
 }
 
-pub(super) fn newest_of<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> Option<&'a Pod> {
-    pods.into_iter().max_by_key(|pod| {
+/// Pods in the order in which they were made.
+pub(crate) fn in_order<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> Vec<&'a Pod> {
+    let mut pods: Vec<&Pod> = pods.into_iter().collect();
+    // Creation is told in whole seconds; within one, a pod that has failed came before its replacement, which is made
+    // only then (`podReplacementPolicy: Failed`).
+    pods.sort_by_key(|pod| {
         let status = pod.status.as_ref();
         let failed = status.and_then(|status| status.phase.as_deref()) == Some("Failed");
         (
@@ -97,7 +120,8 @@ pub(super) fn newest_of<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> Option<&
                 .map(|time| time.0),
             pod.metadata.name.as_deref(),
         )
-    })
+    });
+    pods
 }
 
 pub(super) fn name(pod: &Pod) -> &str {
@@ -183,23 +207,47 @@ pub(super) fn executor_end(pod: &Pod) -> Option<&ContainerStateTerminated> {
         .find_map(|state| state.as_ref()?.terminated.as_ref())
 }
 
-/// Whether the executor's container ever ran.
-pub(super) fn has_started(pod: &Pod) -> bool {
-    let ran = |end: &ContainerStateTerminated| {
-        end.started_at.is_some()
-            && !matches!(
-                end.reason.as_deref(),
-                Some("ContainerCannotRun" | "StartError")
-            )
-    };
-    executor_state(pod).is_some_and(|state| state.running.is_some())
-        || executor_end(pod).is_some_and(ran)
+/// Whether a pod has come to its end, or is about to.
+pub(crate) fn has_ended(pod: &Pod) -> bool {
+    matches!(phase(pod), "Succeeded" | "Failed")
+        || executor_end(pod).is_some()
+        || pod.metadata.deletion_timestamp.is_some()
 }
 
-/// Whether the executor ended before it took the step.
-pub(super) fn began_nothing(pod: &Pod) -> bool {
-    let nothing = i32::from(job_contract::Exit::Infrastructure.code());
-    executor_end(pod).is_some_and(|end| end.exit_code == nothing)
+/// Whether the deletion of the pod was asked for before its executor ended, and so may have ended it. A deletion bears
+/// the time at which it is to be complete.
+pub(super) fn was_deleted_before_its_end(pod: &Pod) -> bool {
+    let meta = &pod.metadata;
+    let Some(deletion) = &meta.deletion_timestamp else {
+        return false;
+    };
+    let grace = SignedDuration::from_secs(meta.deletion_grace_period_seconds.unwrap_or(0));
+    let asked = deletion.0.checked_sub(grace).unwrap_or(deletion.0);
+    let end = executor_end(pod).and_then(|end| end.finished_at.as_ref());
+    end.is_none_or(|end| asked <= end.0)
+}
+
+/// What the executor's container ended with, if that is a code of the executor.
+pub(super) fn exit_of(pod: &Pod) -> Option<Exit> {
+    Exit::from_code(executor_end(pod)?.exit_code)
+}
+
+/// The kubelet's events that it started an executor. It names the container by a path in the pod; an event without one
+/// may be about any.
+pub(super) fn starts(events: &[Event]) -> impl Iterator<Item = &Event> {
+    events.iter().filter(|event| {
+        let path = event.involved_object.field_path.as_deref();
+        event.reason.as_deref() == Some("Started")
+            && path.is_none_or(|path| path == "spec.containers{executor}")
+    })
+}
+
+/// The init container whose failure kept the executor from starting, and its end.
+pub(super) fn failed_init(pod: &Pod) -> Option<(&str, &ContainerStateTerminated)> {
+    init_statuses(pod).find_map(|status| {
+        let end = status.state.as_ref()?.terminated.as_ref()?;
+        (end.exit_code != 0).then_some((status.name.as_str(), end))
+    })
 }
 
 /// The containers beside the executor that still run, by name; native side-cars, which the kubelet ends, are not
@@ -223,6 +271,11 @@ pub(crate) fn executor_started(pod: &Pod) -> Option<Timestamp> {
     let running = state.running.as_ref().map(|running| &running.started_at);
     let ended = state.terminated.as_ref().map(|end| &end.started_at);
     Some(running.or(ended)?.as_ref()?.0)
+}
+
+/// When the executor's container ended.
+pub(crate) fn executor_ended(pod: &Pod) -> Option<Timestamp> {
+    Some(executor_end(pod)?.finished_at.as_ref()?.0)
 }
 
 /// The report the executor left as its termination message.
@@ -274,10 +327,19 @@ pub(super) fn first_seen(event: &Event) -> Option<Timestamp> {
         .or_else(|| seen(event))
 }
 
+/// Whether an event is about this pod, as far as it tells. A Job that is tried again has several.
+pub(crate) fn is_about(event: &Event, pod: &Pod) -> bool {
+    let uid = event.involved_object.uid.as_ref();
+    uid.is_none_or(|uid| pod.metadata.uid.as_ref() == Some(uid))
+}
+
 /// The last event with one of these reasons.
-pub(super) fn last_event<'a>(events: &'a [Event], reasons: &[&str]) -> Option<&'a Event> {
+pub(super) fn last_event<'a>(
+    events: impl IntoIterator<Item = &'a Event>,
+    reasons: &[&str],
+) -> Option<&'a Event> {
     events
-        .iter()
+        .into_iter()
         .filter(|event| {
             event
                 .reason
@@ -305,6 +367,15 @@ pub(super) fn warnings(events: &[Event]) -> Vec<Evidence> {
         }
     }
     evidence
+}
+
+/// Whether the step of a Job may change something. A plan changes nothing; of an unknown type it is not known.
+pub(crate) fn may_change(job: &Job) -> bool {
+    let labels = job.metadata.labels.as_ref();
+    let step_type = labels
+        .and_then(|labels| labels.get(labels::STEP_TYPE))
+        .and_then(|value| labels::step_type(value));
+    !matches!(step_type, Some(StepType::Plan | StepType::PlanDestroy))
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! Pods whose node says nothing any more. Kubernetes goes on showing what was seen last, for minutes or for ever: the
 //! containers at work, and a pod that is deleted and never gone.
 
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::{Evidence, Verdict, VerdictKind, ending, facts};
+use super::{Begun, Evidence, Verdict, VerdictKind, aftermath, begun, facts};
 
 /// How long a pod may still be there after the time it is given to end. A node that answers has killed it by then.
 const OVERDUE: SignedDuration = SignedDuration::from_secs(30);
@@ -58,7 +59,7 @@ impl Suspect<'_> {
 
     /// The verdict on its run, of whose executor nothing is heard. The Job has still to be stopped, so that no other pod
     /// takes its place: whether this one goes on somewhere is not known.
-    pub fn verdict(&self) -> Verdict {
+    pub fn verdict(&self, job: &Job) -> Verdict {
         let node = facts::node(self.pod).unwrap_or("?");
         let mut evidence = vec![Evidence::new("pod", facts::name(self.pod))];
         if let Some(condition) = self.unready {
@@ -70,19 +71,22 @@ impl Suspect<'_> {
             evidence.push(Evidence::new("pod deletion", text));
         }
         let kind = VerdictKind::NodeLost;
-        Verdict {
+        let mut verdict = Verdict {
             kind,
             sentence: format!(
                 "the node `{node}` does not answer any more, and nothing is heard of the executor on it"
             ),
             evidence,
-            advice: ending::advice(kind, true).map(str::to_owned),
+            advice: None,
             outcome: kind.outcome(),
             // Even where no container was seen to start: it may have been started since.
-            started: true,
+            begun: begun::of_pod(self.pod, &[]).max(Begun::Unknown),
+            may_change: facts::may_change(job),
             job_over: false,
             report: None,
-        }
+        };
+        verdict.advice = aftermath::advice(&verdict, None);
+        verdict
     }
 }
 
@@ -136,8 +140,9 @@ mod tests {
         let at = |text: &str| text.parse::<Timestamp>().unwrap();
         assert!(!found.is_unready() && !found.is_overdue(at("2026-01-01T00:05:29Z")));
         assert!(found.is_overdue(at("2026-01-01T00:05:30Z")));
-        let verdict = found.verdict();
-        assert!(verdict.started && !verdict.job_over);
+        let verdict = found.verdict(&Job::default());
+        assert_eq!(verdict.begun, Begun::Yes);
+        assert!(!verdict.job_over);
         assert!(verdict.sentence.contains("`node-3`"), "{verdict:?}");
     }
 

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Seconds after the moment the Job of every test was created.
+/// Seconds after the moment the Job of every test was released, which had waited for its turn before.
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_767_225_600 + seconds).unwrap()
 }
@@ -26,7 +26,7 @@ fn merge(base: &mut Value, patch: Value) {
 fn job(patch: Value) -> Job {
     let mut job = json!({
         "apiVersion": "batch/v1", "kind": "Job",
-        "metadata": {"name": "job-412-7", "namespace": "runs", "uid": "j1", "creationTimestamp": time(0),
+        "metadata": {"name": "job-412-7", "namespace": "runs", "uid": "j1", "creationTimestamp": time(-600),
             "labels": {"mayfly.dev/job-id": "412", "mayfly.dev/step-id": "7"}},
         "spec": {"suspend": false, "activeDeadlineSeconds": 21600, "template": {"spec": {"containers": []}}},
         "status": {"startTime": time(0)},
@@ -126,7 +126,8 @@ fn the_executors_report_is_the_verdict() {
     assert_eq!(verdict.sentence, "init failed");
     assert_eq!(verdict.advice.as_deref(), Some("look at the log"));
     assert_eq!(verdict.outcome, Exit::StepFailed);
-    assert!(verdict.spoke() && verdict.job_over && verdict.started);
+    assert!(verdict.spoke() && verdict.job_over);
+    assert_eq!(verdict.begun, Begun::Yes);
 }
 
 #[test]
@@ -163,7 +164,9 @@ fn a_termination_message_of_others_is_not_a_report(#[case] message: &str) {
 #[case::terminated(143, "Error", VerdictKind::Signalled)]
 #[case::oom(137, "OOMKilled", VerdictKind::OomKilled)]
 #[case::oom_of_a_child(1, "OOMKilled", VerdictKind::OomKilled)]
-#[case::killed_under_a_limit(137, "Error", VerdictKind::OomKilled)]
+#[case::killed_under_a_limit(137, "Error", VerdictKind::Signalled)]
+#[case::restarted_node(255, "Unknown", VerdictKind::NodeLost)]
+#[case::foreign_255(255, "Error", VerdictKind::Lost)]
 #[case::foreign(99, "Error", VerdictKind::Lost)]
 #[case::unknown_to_the_node(137, "ContainerStatusUnknown", VerdictKind::NodeLost)]
 #[case::no_such_binary(128, "StartError", VerdictKind::ConfigMissing)]
@@ -196,28 +199,36 @@ fn out_of_memory_names_the_limit() {
 }
 
 #[test]
-fn without_a_limit_137_is_only_a_signal() {
+fn a_killed_executor_was_out_of_memory_only_if_the_kubelet_says_so() {
     let mut pod = pod(ended_container(137, "Error", ""));
+    let limited = end(see(&failed(), std::slice::from_ref(&pod), &[], 60));
+    assert_eq!(limited.kind, VerdictKind::Signalled);
+    let words = "one possible cause is its memory limit of 2Gi";
+    assert!(limited.sentence.contains(words), "{}", limited.sentence);
     pod.spec.as_mut().unwrap().containers[0].resources = None;
     let verdict = end(see(&failed(), &[pod], &[], 60));
     assert_eq!(verdict.kind, VerdictKind::Signalled);
     assert_eq!(verdict.outcome, Exit::Signal(9));
+    assert!(!verdict.sentence.contains("memory"), "{}", verdict.sentence);
 }
 
 #[rstest]
-#[case("Evicted", VerdictKind::Evicted)]
-#[case("Preempting", VerdictKind::Preempted)]
-#[case("NodeLost", VerdictKind::NodeLost)]
-#[case("Terminated", VerdictKind::NodeLost)]
-#[case("NodeShutdown", VerdictKind::NodeLost)]
-#[case("OutOfcpu", VerdictKind::Infrastructure)]
-#[case("UnexpectedAdmissionError", VerdictKind::Infrastructure)]
-fn the_reason_of_the_pod_counts(#[case] reason: &str, #[case] kind: VerdictKind) {
+#[case("Evicted", VerdictKind::Evicted, Begun::No)]
+#[case("Preempting", VerdictKind::Preempted, Begun::No)]
+#[case("NodeLost", VerdictKind::NodeLost, Begun::Unknown)]
+#[case("Terminated", VerdictKind::NodeLost, Begun::No)]
+#[case("NodeShutdown", VerdictKind::NodeLost, Begun::No)]
+#[case("OutOfcpu", VerdictKind::Infrastructure, Begun::No)]
+#[case("UnexpectedAdmissionError", VerdictKind::Infrastructure, Begun::No)]
+fn the_reason_of_the_pod_counts(
+    #[case] reason: &str,
+    #[case] kind: VerdictKind,
+    #[case] begun: Begun,
+) {
     let pod = pod(json!({"status": {"phase": "Failed", "reason": reason,
         "message": "The node was low on resource: ephemeral-storage."}}));
     let verdict = end(see(&failed(), &[pod], &[], 60));
-    assert_eq!(verdict.kind, kind);
-    assert!(!verdict.started);
+    assert_eq!((verdict.kind, verdict.begun), (kind, begun));
     assert!(verdict.evidence.iter().any(|fact| {
         fact.text
             .contains("The node was low on resource: ephemeral-storage.")
@@ -238,8 +249,7 @@ fn a_disruption_is_named(#[case] reason: &str, #[case] kind: VerdictKind) {
             {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "why"}]}}),
     );
     let verdict = end(see(&failed(), &[pod(state)], &[], 60));
-    assert_eq!(verdict.kind, kind);
-    assert!(verdict.started);
+    assert_eq!((verdict.kind, verdict.begun), (kind, Begun::Yes));
     assert!(verdict.advice.unwrap().contains("plan again"));
 }
 
@@ -281,21 +291,27 @@ fn a_deadline_is_told_with_its_length() {
 fn a_failed_job_without_a_trace_is_lost() {
     let verdict = end(see(&failed(), &[], &[], 60));
     assert_eq!(verdict.kind, VerdictKind::Lost);
-    assert!(verdict.started, "nothing shows that it had not");
+    assert_eq!(verdict.begun, Begun::Unknown);
     assert!(verdict.evidence[0].text.contains("BackoffLimitExceeded"));
 }
 
 #[test]
 fn a_deleted_job_is_deleted_before_or_while_it_ran() {
     let before = gone(&job(json!({})), &[], &[]);
-    assert_eq!((before.kind, before.started), (VerdictKind::Deleted, false));
+    assert_eq!(
+        (before.kind, before.begun),
+        (VerdictKind::Deleted, Begun::No)
+    );
     let running = pod(
         json!({"status": {"phase": "Running", "containerStatuses": [{
         "name": "executor", "image": "", "imageID": "", "ready": true, "restartCount": 0,
         "state": {"running": {"startedAt": time(5)}}}]}}),
     );
     let during = gone(&job(json!({})), &[running], &[]);
-    assert_eq!((during.kind, during.started), (VerdictKind::Deleted, true));
+    assert_eq!(
+        (during.kind, during.begun),
+        (VerdictKind::Deleted, Begun::Yes)
+    );
     let reported = pod(ended_container(0, "Completed", r#"{"outcome":0}"#));
     let after = gone(&job(json!({})), &[reported], &[]);
     assert_eq!(after.kind, VerdictKind::Completed);
@@ -311,12 +327,16 @@ fn a_deleted_job_whose_pod_may_not_be_looked_at_may_have_changed_something() {
         for count in ["active", "terminating", "failed"] {
             let job = job(json!({"metadata": metadata, "status": {count: 1}}));
             let verdict = gone(&job, &[], &[]);
-            assert_eq!((verdict.kind, verdict.started), (kind, true), "{count}");
+            assert_eq!(
+                (verdict.kind, verdict.begun),
+                (kind, Begun::Unknown),
+                "{count}"
+            );
             assert!(verdict.advice.unwrap().starts_with("plan again"), "{count}");
         }
     }
     let never = job(json!({"status": {"active": 0, "failed": 0}}));
-    assert!(!gone(&never, &[], &[]).started);
+    assert_eq!(gone(&never, &[], &[]).begun, Begun::No);
 }
 
 #[test]
@@ -364,8 +384,8 @@ fn a_pod_that_finds_the_step_begun_leaves_the_verdict_to_the_one_that_began_it()
     let second = created(pod(ended_container(76, "Error", claimed)), "p2", 70);
     let verdict = end(see(&failed(), &[second.clone(), first], &[], 100));
     assert_eq!(
-        (verdict.kind, verdict.started),
-        (VerdictKind::Evicted, true)
+        (verdict.kind, verdict.begun),
+        (VerdictKind::Evicted, Begun::Yes)
     );
     assert!(!verdict.spoke(), "the platform was told by neither");
     let mut evidence = verdict.evidence.iter();
@@ -381,8 +401,8 @@ fn a_disrupted_pod_that_had_begun_nothing_says_why_it_ended() {
     let stopped = r#"{"outcome":75,"error":"stopped by signal 15","unreported":true}"#;
     let verdict = end(see(&failed(), &[disrupted(75, stopped)], &[], 60));
     assert_eq!(
-        (verdict.kind, verdict.started),
-        (VerdictKind::Evicted, false)
+        (verdict.kind, verdict.begun),
+        (VerdictKind::Evicted, Begun::No)
     );
     assert_eq!(verdict.outcome, Exit::Infrastructure);
     assert!(!verdict.spoke());
@@ -426,6 +446,242 @@ fn a_run_whose_pod_is_gone_is_not_given_up_as_one_that_never_had_any() {
         None,
         "Kubernetes is about to replace it"
     );
+}
+
+/// As the kubelet leaves it of a container that it lost, and of one that never was.
+fn status_unknown() -> Value {
+    json!({"status": {"phase": "Failed", "containerStatuses": [{
+        "name": "executor", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+        "state": {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "startedAt": null,
+            "message": "The container could not be located when the pod was terminated"}}}]}})
+}
+
+fn started(uid: &str, path: &str) -> Event {
+    let mut event = event("Started", "Container started", 5);
+    event.involved_object.uid = Some(uid.into());
+    event.involved_object.field_path = Some(path.into());
+    event
+}
+
+#[test]
+fn a_container_that_the_node_lost_had_begun_if_the_kubelet_said_that_it_started() {
+    let pod = pod(status_unknown());
+    let begun = |events: &[Event]| {
+        let verdict = end(see(&failed(), std::slice::from_ref(&pod), events, 60));
+        assert_eq!(verdict.kind, VerdictKind::NodeLost);
+        let advice = verdict.advice.unwrap();
+        assert!(advice.starts_with("plan again before applying"), "{advice}");
+        verdict.begun
+    };
+    assert_eq!(
+        begun(&[started("p1", "spec.containers{executor}")]),
+        Begun::Yes
+    );
+    assert_eq!(begun(&[]), Begun::Unknown);
+    assert_eq!(
+        begun(&[started("p1", "spec.initContainers{proxy}")]),
+        Begun::Unknown
+    );
+}
+
+#[rstest]
+#[case::bad_configuration(64, "Error", Begun::No)]
+#[case::bad_job_data(65, "Error", Begun::No)]
+#[case::infrastructure(75, "Error", Begun::No)]
+#[case::no_such_binary(128, "StartError", Begun::No)]
+// Another pod of the run has the claim.
+#[case::claimed(76, "Error", Begun::Yes)]
+#[case::failed(1, "Error", Begun::Yes)]
+#[case::killed(137, "Error", Begun::Yes)]
+#[case::foreign(99, "Error", Begun::Yes)]
+#[case::restarted_node(255, "Unknown", Begun::Yes)]
+fn what_an_executor_ended_with_tells_whether_the_step_began(
+    #[case] code: i32,
+    #[case] reason: &str,
+    #[case] begun: Begun,
+) {
+    let pod = pod(ended_container(code, reason, ""));
+    assert_eq!(end(see(&failed(), &[pod], &[], 60)).begun, begun);
+}
+
+fn unschedulable() -> Pod {
+    created(
+        pod(
+            json!({"spec": {"nodeName": null}, "status": {"conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+         "message": "0/1 nodes are available: 1 node(s) were unschedulable.", "lastTransitionTime": time(400)}]}}),
+        ),
+        "p2",
+        400,
+    )
+}
+
+/// The node was killed in the middle of the apply, and no node takes the pod in the place of the first.
+#[rstest]
+#[case::while_it_waits(job(json!({})))]
+#[case::at_the_deadline(over("Failed", "BackoffLimitExceeded"))]
+fn a_replacement_that_never_ran_does_not_hide_the_pod_that_began(#[case] job: Job) {
+    let mut lost = ended_container(137, "ContainerStatusUnknown", "");
+    merge(
+        &mut lost,
+        json!({"metadata": {"deletionTimestamp": time(350)}, "status": {"conditions": [
+        {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}]}}),
+    );
+    let verdict = end(see(&job, &[unschedulable(), pod(lost)], &[], 1400));
+    assert_eq!(
+        (verdict.kind, verdict.begun),
+        (VerdictKind::NodeLost, Begun::Yes)
+    );
+    assert_eq!(verdict.outcome, Exit::Signal(9));
+    let advice = verdict.advice.unwrap();
+    assert!(
+        advice.contains("some changes may have been made"),
+        "{advice}"
+    );
+}
+
+/// The object of the first pod is gone, as after a restart of the launcher.
+#[rstest]
+#[case::counted(json!({"failed": 1, "active": 1}), vec![], Begun::Unknown)]
+#[case::created(json!({}), vec![event("SuccessfulCreate", "Created pod: job-412-7-p1", 1)], Begun::Unknown)]
+#[case::started(json!({}), vec![started("p1", "spec.containers{executor}")], Begun::Yes)]
+#[case::late(json!({}), vec![], Begun::Unknown)]
+#[case::refused_before(json!({}), vec![event("FailedCreate", "exceeded quota: runs", 100)], Begun::No)]
+fn a_replacement_that_never_ran_says_nothing_of_a_pod_that_is_gone(
+    #[case] status: Value,
+    #[case] events: Vec<Event>,
+    #[case] begun: Begun,
+) {
+    let job = job(json!({"status": status}));
+    let verdict = end(see(&job, &[unschedulable()], &events, 1400));
+    assert_eq!(
+        (verdict.kind, verdict.begun),
+        (VerdictKind::NeverScheduled, begun)
+    );
+    let advice = verdict.advice.unwrap();
+    assert_eq!(
+        advice.contains("plan again before applying"),
+        begun != Begun::No,
+        "{advice}"
+    );
+    // This code would say that the step is safe to run again.
+    assert_eq!(verdict.outcome == Exit::Infrastructure, begun == Begun::No);
+}
+
+#[rstest]
+#[case::out_of_memory(137, "OOMKilled")]
+#[case::killed(137, "Error")]
+#[case::unknown(137, "ContainerStatusUnknown")]
+fn a_plan_that_was_cut_off_has_changed_nothing(#[case] code: i32, #[case] reason: &str) {
+    for (step_type, may_change) in [
+        ("plan", false),
+        ("plan-destroy", false),
+        ("apply", true),
+        ("custom-scripts", true),
+    ] {
+        let mut job = failed();
+        job.metadata
+            .labels
+            .as_mut()
+            .unwrap()
+            .insert("mayfly.dev/step-type".into(), step_type.into());
+        let verdict = end(see(
+            &job,
+            &[pod(ended_container(code, reason, ""))],
+            &[],
+            60,
+        ));
+        let advice = verdict.advice.unwrap();
+        assert_eq!(
+            advice.contains("changes may have been made"),
+            may_change,
+            "{step_type}: {advice}"
+        );
+        assert_eq!(
+            advice.contains("a plan changes nothing"),
+            !may_change,
+            "{step_type}: {advice}"
+        );
+    }
+}
+
+#[test]
+fn to_start_again_is_advised_only_where_nothing_began() {
+    for kind in VerdictKind::ALL {
+        for begun in [Begun::Yes, Begun::Unknown] {
+            for may_change in [true, false] {
+                let next = ending::next_step(kind, begun, may_change).unwrap_or_default();
+                assert!(
+                    !next.contains("start the run again"),
+                    "{kind} {begun:?}: {next}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_known_is_null_for_machines_and_stays_unknown_when_it_is_read_again() {
+    let verdict = end(see(&failed(), &[], &[], 60));
+    let value = serde_json::to_value(&verdict).unwrap();
+    assert_eq!(value["started"], Value::Null);
+    assert_eq!(serde_json::from_value::<Verdict>(value).unwrap(), verdict);
+    // As an older launcher has written it.
+    let mut old = serde_json::to_value(&verdict).unwrap();
+    old["started"] = json!(true);
+    old.as_object_mut().unwrap().remove("mayChange");
+    let old: Verdict = serde_json::from_value(old).unwrap();
+    assert_eq!((old.begun, old.may_change), (Begun::Yes, true));
+}
+
+/// `kubectl delete pod`: nothing but the deletion marks the pod.
+#[rstest]
+#[case::with_a_report(
+    143,
+    r#"{"jobId":"412","stepId":"7","outcome":143,"error":"stopped by SIGTERM"}"#,
+    Begun::Yes
+)]
+#[case::silent(143, "", Begun::Yes)]
+#[case::killed(137, "", Begun::Yes)]
+#[case::before_the_claim(75, "", Begun::No)]
+fn a_pod_that_somebody_deleted_says_so(
+    #[case] code: i32,
+    #[case] message: &str,
+    #[case] begun: Begun,
+) {
+    let deleted = |seconds: i64| {
+        let mut patch = ended_container(code, "Error", message);
+        merge(
+            &mut patch,
+            json!({"metadata": {"deletionTimestamp": time(seconds),
+            "deletionGracePeriodSeconds": 30}}),
+        );
+        pod(patch)
+    };
+    let verdict = end(see(&failed(), &[deleted(75)], &[], 60));
+    assert_eq!((verdict.kind, verdict.begun), (VerdictKind::Deleted, begun));
+    // It had ended at 50, before somebody tidied up.
+    let verdict = end(see(&failed(), &[deleted(1000)], &[], 1000));
+    assert_ne!(verdict.kind, VerdictKind::Deleted);
+    // The Job controller deletes pods too, and the Job says why.
+    let late = over("Failed", "DeadlineExceeded");
+    let verdict = end(see(&late, &[deleted(75)], &[], 60));
+    assert_eq!(
+        (verdict.kind, verdict.begun),
+        (VerdictKind::DeadlineExceeded, begun)
+    );
+}
+
+/// The Job is deleted after that, and before the launcher has told the platform.
+#[test]
+fn the_end_of_an_executor_is_not_hidden_by_a_later_deletion() {
+    let mut patch = ended_container(137, "OOMKilled", "");
+    merge(
+        &mut patch,
+        json!({"metadata": {"deletionTimestamp": time(90), "deletionGracePeriodSeconds": 30}}),
+    );
+    let verdict = gone(&job(json!({})), &[pod(patch)], &[]);
+    assert_eq!(verdict.kind, VerdictKind::OomKilled);
 }
 
 #[test]
@@ -481,10 +737,44 @@ fn what_outlives_the_executor_is_stopped_after_its_grace_and_the_verdict_is_the_
     assert!(verdict.spoke() && !verdict.job_over, "it has to be stopped");
     let mut evidence = verdict.evidence.iter();
     assert!(evidence.any(|fact| fact.text.contains("`mesh`")));
-    // A native side-car is the kubelet's to end.
+    // A native sidecar is the kubelet's to end, and may take the grace period of the pod for that.
     let beside = serde_json::from_value(json!([beside])).unwrap();
     alone.status.as_mut().unwrap().init_container_statuses = beside;
-    assert_eq!(see(&job, &[alone], &[], 1000), Observation::Running);
+    let verdict = end(see(&job, &[alone], &[], 50));
+    assert_eq!(verdict.kind, VerdictKind::Completed);
+    assert!(
+        verdict.spoke() && verdict.job_over,
+        "nothing has to be stopped"
+    );
+}
+
+/// A native sidecar goes on in each of these pods.
+#[rstest]
+#[case::failed(1, "Error", false, Some(VerdictKind::StepFailed))]
+#[case::out_of_memory(137, "OOMKilled", false, Some(VerdictKind::OomKilled))]
+#[case::evicted_at_work(143, "Error", true, Some(VerdictKind::Evicted))]
+#[case::began_nothing(75, "Error", false, None)]
+#[case::killed_by_a_disruption(137, "Error", true, None)]
+fn a_run_is_over_when_its_executor_is_unless_another_pod_follows(
+    #[case] code: i32,
+    #[case] reason: &str,
+    #[case] is_disrupted: bool,
+    #[case] kind: Option<VerdictKind>,
+) {
+    let mut patch = ended_container(code, reason, "");
+    merge(&mut patch, json!({"status": {"phase": "Running"}}));
+    if is_disrupted {
+        merge(
+            &mut patch,
+            json!({"status": {"conditions": [
+            {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]}}),
+        );
+    }
+    match (see(&job(json!({})), &[pod(patch)], &[], 51), kind) {
+        (Observation::Ended(verdict), Some(kind)) => assert_eq!(verdict.kind, kind),
+        (Observation::Waiting(wait), None) => assert_eq!(wait.reason, WaitReason::AnotherPod),
+        (other, _) => panic!("{other:?}"),
+    }
 }
 
 #[test]
@@ -585,7 +875,8 @@ fn a_refused_pod_is_explained_at_once_and_failed_after_its_grace() {
     );
     let verdict = end(see(&job(json!({})), &[], &events, 120));
     assert_eq!(verdict.kind, VerdictKind::AdmissionRefused);
-    assert!(!verdict.job_over && !verdict.started);
+    assert!(!verdict.job_over);
+    assert_eq!(verdict.begun, Begun::No);
     assert!(verdict.sentence.contains("violates PodSecurity"));
 }
 
@@ -597,7 +888,10 @@ fn a_missing_pod_is_explained_then_failed() {
     assert_eq!(first.until, Some(at(30)));
     let then = wait(see(&job, &[], &[], 30));
     assert!(then.reason.is_news());
-    assert_eq!(then.until, Some(at(120)));
+    assert_eq!(
+        (then.reason, then.until),
+        (WaitReason::NoPod, Some(at(120)))
+    );
     assert_eq!(
         end(see(&job, &[], &[], 120)).kind,
         VerdictKind::Infrastructure
@@ -690,24 +984,148 @@ fn a_back_off_repeats_the_cause_and_is_no_news() {
     );
 }
 
+/// In the words of the kubelet of Kubernetes 1.36.
+#[rstest]
+#[case::config_map("MountVolume.SetUp failed for volume \"config\" : configmap \"cli\" not found")]
+#[case::secret("MountVolume.SetUp failed for volume \"credentials\" : secret \"cloud\" not found")]
+#[case::one_of_several(
+    "MountVolume.SetUp failed for volume \"all\" : [secret \"a\" not found, configmap \"b\" not found]"
+)]
+#[case::key(
+    "MountVolume.SetUp failed for volume \"config\" : configmap references non-existent config key: rc"
+)]
+fn a_volume_whose_source_is_missing_has_thirty_seconds(#[case] words: &str) {
+    let pod = waiting_container("ContainerCreating", "");
+    let mount = event("FailedMount", words, 10);
+    // It says again and again that it still waits, and then does not say for what.
+    let unmounted = "Unable to attach or mount volumes: unmounted volumes=[config]: timed out waiting for the condition";
+    let events = [mount, event("FailedMount", unmounted, 20)];
+    let seen = |seconds| {
+        see(
+            &job(json!({})),
+            std::slice::from_ref(&pod),
+            &events,
+            seconds,
+        )
+    };
+    let held = wait(seen(39));
+    assert_eq!(
+        (held.reason, held.until),
+        (WaitReason::Config, Some(at(40)))
+    );
+    let verdict = end(seen(40));
+    assert_eq!(
+        (verdict.kind, verdict.begun),
+        (VerdictKind::ConfigMissing, Begun::No)
+    );
+    assert!(verdict.sentence.contains(words), "{}", verdict.sentence);
+    assert!(!verdict.job_over);
+}
+
+#[rstest]
+#[case("MountVolume.SetUp failed for volume \"nfs\" : mount failed: exit status 32")]
+#[case(
+    "MountVolume.SetUp failed for volume \"x\" : failed to sync configmap cache: timed out waiting for the condition"
+)]
+#[case("MountVolume.SetUp failed for volume \"x\" : object \"runs\"/\"cli\" not registered")]
+fn a_volume_that_may_still_come_has_five_minutes(#[case] words: &str) {
+    let pod = waiting_container("ContainerCreating", "");
+    let events = [event("FailedMount", words, 10)];
+    let seen = |seconds| {
+        see(
+            &job(json!({})),
+            std::slice::from_ref(&pod),
+            &events,
+            seconds,
+        )
+    };
+    assert_eq!(wait(seen(301)).until, Some(at(302)));
+    assert_eq!(end(seen(302)).kind, VerdictKind::ConfigMissing);
+}
+
+/// Its image takes long; the complaint about a volume is still there.
 #[test]
-fn a_pod_that_never_starts_its_executor_is_given_up_with_the_volume_that_is_missing() {
+fn a_volume_that_came_later_is_no_reason_to_give_up() {
     let pod = waiting_container("ContainerCreating", "");
     let mount = event(
         "FailedMount",
-        "MountVolume.SetUp failed for volume \"config\" : configmap \"cli\" not found",
+        "MountVolume.SetUp failed for volume \"c\" : configmap \"cli\" not found",
         10,
+    );
+    let pulling = event(
+        "Pulling",
+        "Pulling image \"registry.example/executor:1\"",
+        12,
     );
     let held = wait(see(
         &job(json!({})),
         std::slice::from_ref(&pod),
-        std::slice::from_ref(&mount),
-        100,
+        &[mount.clone(), pulling],
+        200,
     ));
-    assert_eq!(held.reason, WaitReason::Config);
-    let verdict = end(see(&job(json!({})), &[pod], &[mount], 302));
+    assert_eq!(held.reason, WaitReason::Image);
+    // The event of another pod of the run.
+    let mut others = mount;
+    others.involved_object.uid = Some("p0".into());
+    let held = wait(see(&job(json!({})), &[pod], &[others], 200));
+    assert_eq!(held.reason, WaitReason::Start);
+}
+
+#[rstest]
+#[case(
+    "0/2 nodes are available: persistentvolumeclaim \"terrakube-plugin-pvc\" not found. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling."
+)]
+#[case(
+    "0/2 nodes are available: persistentvolumeclaim \"terrakube-plugin-pvc\" not found. not found"
+)]
+#[case("persistentvolumeclaim \"cache\" bound to non-existent persistentvolume \"pv-1\"")]
+fn a_claim_that_is_missing_has_thirty_seconds(#[case] words: &str) {
+    let pod = pod(
+        json!({"spec": {"nodeName": null}, "status": {"conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words,
+         "lastTransitionTime": time(2)}]}}),
+    );
+    let seen = |seconds| see(&job(json!({})), std::slice::from_ref(&pod), &[], seconds);
+    let held = wait(seen(31));
+    assert_eq!(
+        (held.reason, held.until),
+        (WaitReason::Config, Some(at(32)))
+    );
+    let verdict = end(seen(32));
     assert_eq!(verdict.kind, VerdictKind::ConfigMissing);
-    assert!(verdict.sentence.contains("configmap \"cli\" not found"));
+    assert!(verdict.sentence.contains(words), "{}", verdict.sentence);
+}
+
+#[test]
+fn a_service_account_that_is_missing_has_thirty_seconds() {
+    let words = "Error creating: pods \"job-412-7-\" is forbidden: error looking up service account runs/mayfly-executor: serviceaccount \"mayfly-executor\" not found";
+    let events = [event("FailedCreate", words, 1)];
+    let held = wait(see(&job(json!({})), &[], &events, 29));
+    assert_eq!(
+        (held.reason, held.until),
+        (WaitReason::Config, Some(at(30)))
+    );
+    for verdict in [
+        see(&job(json!({})), &[], &events, 30),
+        see(&failed(), &[], &events, 30),
+    ] {
+        let verdict = end(verdict);
+        assert_eq!(verdict.kind, VerdictKind::ConfigMissing);
+        assert!(verdict.sentence.ends_with("\"mayfly-executor\" not found"));
+    }
+}
+
+#[test]
+fn a_sandbox_that_fails_is_told_as_such() {
+    let pod = waiting_container("ContainerCreating", "");
+    let events = [event(
+        "FailedCreatePodSandBox",
+        "network: no IP addresses available",
+        10,
+    )];
+    let held = wait(see(&job(json!({})), &[pod], &events, 20));
+    assert_eq!(held.reason, WaitReason::Sandbox);
+    assert!(held.reason.is_news());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use job_contract::Exit;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ContainerStateWaiting, Event, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -9,22 +10,15 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use crate::cluster::labels;
 
 use super::{
-    Evidence, Observation, Timeouts, Verdict, VerdictKind, Wait, WaitReason, ending, facts,
+    Begun, Evidence, Observation, Run, Timeouts, VerdictKind, Wait, WaitReason, begun, ending,
+    facts,
 };
 
-/// SIGKILL, as an exit code.
-const KILLED: i32 = 137;
-
-pub(super) fn unfinished(
-    job: &Job,
-    pods: &[Pod],
-    events: &[Event],
-    now: Timestamp,
-    timeouts: &Timeouts,
-) -> Observation {
+pub(super) fn unfinished(run: &Run<'_>, now: Timestamp, timeouts: &Timeouts) -> Observation {
     let clock = Clock { now, timeouts };
-    let Some(pod) = facts::newest(pods) else {
-        return without_pod(job, events, &clock);
+    let job = run.job;
+    let Some(pod) = facts::newest(run.pods) else {
+        return without_pod(run, &clock);
     };
     if facts::executor_state(pod).is_some_and(|state| state.running.is_some()) {
         return Observation::Running;
@@ -37,13 +31,13 @@ pub(super) fn unfinished(
     }
     match facts::phase(pod) {
         "Pending" | "Running" if disrupted && pod.metadata.deletion_timestamp.is_some() => {
-            failed_pod(job, pod, &clock)
+            failed_pod(run, pod, &clock)
         }
-        "Pending" => pending(pod, events, &clock),
+        "Pending" => pending(run, pod, &clock),
         // The executor has ended; the Job's own word on it is still to come.
-        "Running" => lingering(pod, pods, events, &clock),
+        "Running" => lingering(run, pod, &clock),
         "Succeeded" => Observation::Running,
-        "Failed" => failed_pod(job, pod, &clock),
+        "Failed" => failed_pod(run, pod, &clock),
         _ => Observation::Running,
     }
 }
@@ -95,27 +89,14 @@ fn stopping(job: &Job, clock: &Clock<'_>) -> Observation {
 fn given_up(
     kind: VerdictKind,
     sentence: String,
-    mut evidence: Vec<Evidence>,
-    events: &[Event],
+    evidence: Vec<Evidence>,
+    run: &Run<'_>,
 ) -> Observation {
-    for warning in facts::warnings(events) {
-        if !evidence.iter().any(|fact| fact.text == warning.text) {
-            evidence.push(warning);
-        }
-    }
-    Observation::Ended(Box::new(Verdict {
-        kind,
-        sentence,
-        evidence,
-        advice: ending::advice(kind, false).map(str::to_owned),
-        outcome: kind.outcome(),
-        started: false,
-        job_over: false,
-        report: None,
-    }))
+    Observation::Ended(Box::new(ending::given_up(kind, sentence, evidence, run)))
 }
 
-fn without_pod(job: &Job, events: &[Event], clock: &Clock<'_>) -> Observation {
+fn without_pod(run: &Run<'_>, clock: &Clock<'_>) -> Observation {
+    let Run { job, events, .. } = *run;
     let created = facts::created(job).unwrap_or(clock.now);
     if job.metadata.deletion_timestamp.is_some() {
         return stopping(job, clock);
@@ -147,6 +128,10 @@ fn without_pod(job: &Job, events: &[Event], clock: &Clock<'_>) -> Observation {
         let sentence = "the pod of this run is gone; Kubernetes makes another, or ends the Job";
         return waiting(WaitReason::AnotherPod, sentence, since, None);
     }
+    if let Some(Refusal::Missing(text)) = refusal {
+        let sentence = format!("the pod cannot be created: {text}");
+        return lacking(sentence, since, vec![], run, clock);
+    }
     let until = Some(after(since, limits.no_pod));
     if !clock.expired(since, limits.no_pod) {
         return match refusal {
@@ -157,7 +142,7 @@ fn without_pod(job: &Job, events: &[Event], clock: &Clock<'_>) -> Observation {
                 until,
             ),
             _ if clock.expired(since, limits.no_pod_explain) => waiting(
-                WaitReason::AnotherPod,
+                WaitReason::NoPod,
                 "Kubernetes has not created a pod for this run yet",
                 since,
                 until,
@@ -175,7 +160,7 @@ fn without_pod(job: &Job, events: &[Event], clock: &Clock<'_>) -> Observation {
             VerdictKind::AdmissionRefused,
             format!("the API server refuses the pod of this run: {text}"),
             vec![],
-            events,
+            run,
         ),
         _ => given_up(
             VerdictKind::Infrastructure,
@@ -184,14 +169,37 @@ fn without_pod(job: &Job, events: &[Event], clock: &Clock<'_>) -> Observation {
                 limits.no_pod.as_secs()
             ),
             vec![],
-            events,
+            run,
         ),
+    }
+}
+
+/// A run that lacks an object which its pod names.
+fn lacking(
+    sentence: String,
+    since: Timestamp,
+    evidence: Vec<Evidence>,
+    run: &Run<'_>,
+    clock: &Clock<'_>,
+) -> Observation {
+    let limit = clock.timeouts.container_error;
+    if clock.expired(since, limit) {
+        given_up(VerdictKind::ConfigMissing, sentence, evidence, run)
+    } else {
+        waiting(
+            WaitReason::Config,
+            sentence,
+            since,
+            Some(after(since, limit)),
+        )
     }
 }
 
 /// Why the Job controller could not create the pod.
 pub(super) enum Refusal<'a> {
     Quota(&'a str),
+    /// An object the pod names is not there: its service account.
+    Missing(&'a str),
     Admission(&'a str),
 }
 
@@ -204,17 +212,46 @@ pub(super) fn refused(message: &str) -> Refusal<'_> {
         .trim();
     match text.find("exceeded quota") {
         Some(at) => Refusal::Quota(&text[at..]),
+        None if names_missing_object(text) => Refusal::Missing(text),
         None => Refusal::Admission(text),
     }
 }
 
-fn pending(pod: &Pod, events: &[Event], clock: &Clock<'_>) -> Observation {
+/// Whether these words say that an object which the pod names is not there. Nothing changes until somebody creates it.
+fn names_missing_object(words: &str) -> bool {
+    const KINDS: [&str; 4] = [
+        "configmap",
+        "secret",
+        "persistentvolumeclaim",
+        "serviceaccount",
+    ];
+    // These name an object that is there, and a key or a volume that is not.
+    const OTHERS: [&str; 3] = [
+        "references non-existent config key",
+        "references non-existent secret key",
+        "bound to non-existent persistentvolume",
+    ];
+    let is_missing = |(at, kind): (usize, &str)| {
+        let rest = &words[at + kind.len()..];
+        let rest = rest.strip_prefix('s').unwrap_or(rest);
+        let name = rest
+            .strip_prefix(" \"")
+            .and_then(|rest| rest.split_once('"'));
+        name.is_some_and(|(_, rest)| rest.starts_with(" not found"))
+    };
+    KINDS
+        .iter()
+        .any(|kind| words.match_indices(kind).any(is_missing))
+        || OTHERS.iter().any(|other| words.contains(other))
+}
+
+fn pending(run: &Run<'_>, pod: &Pod, clock: &Clock<'_>) -> Observation {
     let created = pod
         .metadata
         .creation_timestamp
         .as_ref()
         .map_or(clock.now, |time| time.0);
-    if let Some(held) = unscheduled(pod, created, events, clock) {
+    if let Some(held) = unscheduled(run, pod, created, clock) {
         return held;
     }
     let scheduled = facts::condition_time(pod, "PodScheduled").unwrap_or(created);
@@ -230,16 +267,16 @@ fn pending(pod: &Pod, events: &[Event], clock: &Clock<'_>) -> Observation {
     match stuck {
         Some((name, image, state, kind)) => {
             let place = Container { name, image };
-            stuck_container(pod, &place, state, kind, scheduled, events, clock)
+            stuck_container(run, pod, &place, state, kind, scheduled, clock)
         }
-        None => starting(pod, scheduled, events, clock),
+        None => starting(run, pod, scheduled, clock),
     }
 }
 
 fn unscheduled(
+    run: &Run<'_>,
     pod: &Pod,
     created: Timestamp,
-    events: &[Event],
     clock: &Clock<'_>,
 ) -> Option<Observation> {
     if facts::node(pod).is_some() {
@@ -252,17 +289,22 @@ fn unscheduled(
         .map_or(created, |time| time.0);
     let limit = clock.timeouts.unschedulable;
     let words = condition.and_then(|c| c.message.as_deref()).or_else(|| {
-        facts::last_event(events, &["FailedScheduling"]).and_then(|e| e.message.as_deref())
+        facts::last_event(run.events, &["FailedScheduling"]).and_then(|e| e.message.as_deref())
     });
     if reason == Some("SchedulingGated") {
         let sentence = "waiting for the scheduling gates of the pod to be lifted";
         return Some(waiting(WaitReason::Queued, sentence, since, None));
     }
+    if let Some(words) = words.filter(|words| names_missing_object(words)) {
+        let sentence = format!("the pod cannot be scheduled: {}", words.trim());
+        let evidence = vec![Evidence::new("pod", facts::name(pod))];
+        return Some(lacking(sentence, since, evidence, run, clock));
+    }
     if !clock.expired(since, limit) {
         let until = Some(after(since, limit));
         return Some(match words {
             Some(words) => {
-                let scaling = facts::last_event(events, &["TriggeredScaleUp", "Nominated"]);
+                let scaling = facts::last_event(run.events, &["TriggeredScaleUp", "Nominated"]);
                 let hope = scaling.map_or("", |_| " (another node is on its way)");
                 let sentence = format!("waiting for a node: {}{hope}", words.trim());
                 waiting(WaitReason::Node, sentence, since, until)
@@ -275,7 +317,7 @@ fn unscheduled(
         VerdictKind::NeverScheduled,
         format!("no node took the pod within {} s{words}", limit.as_secs()),
         vec![Evidence::new("pod", facts::name(pod))],
-        events,
+        run,
     ))
 }
 
@@ -307,17 +349,20 @@ fn stuck_kind(state: &ContainerStateWaiting) -> Option<VerdictKind> {
 }
 
 fn stuck_container(
+    run: &Run<'_>,
     pod: &Pod,
     container: &Container<'_>,
     state: &ContainerStateWaiting,
     kind: VerdictKind,
     scheduled: Timestamp,
-    events: &[Event],
     clock: &Clock<'_>,
 ) -> Observation {
     let reason = state.reason.as_deref().unwrap_or("?");
     // The state carries no time. The first complaint about it does, when events can be read.
-    let complaint = facts::last_event(events, &["Failed", "InspectFailed", "ErrImageNeverPull"]);
+    let complaint = facts::last_event(
+        run.events,
+        &["Failed", "InspectFailed", "ErrImageNeverPull"],
+    );
     let since = complaint
         .and_then(facts::first_seen)
         .map_or(scheduled, |time| time.max(scheduled));
@@ -350,7 +395,7 @@ fn stuck_container(
     if let Some(node) = facts::node(pod) {
         evidence.push(Evidence::new("node", node));
     }
-    given_up(kind, sentence, evidence, events)
+    given_up(kind, sentence, evidence, run)
 }
 
 /// The most telling words for a container that cannot start: a back-off only says that it has failed before.
@@ -371,11 +416,21 @@ fn cause(state: &ContainerStateWaiting, complaint: Option<&Event>) -> String {
     .to_owned()
 }
 
-fn starting(pod: &Pod, scheduled: Timestamp, events: &[Event], clock: &Clock<'_>) -> Observation {
+fn starting(run: &Run<'_>, pod: &Pod, scheduled: Timestamp, clock: &Clock<'_>) -> Observation {
+    let events = run.events;
     let limit = clock.timeouts.start;
-    let mount = facts::last_event(events, &["FailedMount", "FailedAttachVolume"]);
+    let mut evidence = Vec::new();
+    if let Some(node) = facts::node(pod) {
+        evidence.push(Evidence::new("node", node));
+    }
+    let mount = failed_mount(pod, events);
     let mount_words = mount.and_then(|event| event.message.as_deref());
-    let sandbox = facts::last_event(events, &["FailedCreatePodSandBox"]);
+    if let Some((mount, words)) = mount.zip(mount_words.filter(|words| names_missing_object(words)))
+    {
+        let since = facts::first_seen(mount).map_or(scheduled, |time| time.max(scheduled));
+        return lacking(cannot_mount(words), since, evidence, run, clock);
+    }
+    let sandbox = last_event_of(pod, events, &["FailedCreatePodSandBox"]);
     let sandbox_words = sandbox.and_then(|event| event.message.as_deref());
     let init = facts::init_statuses(pod).find(|status| {
         status
@@ -387,11 +442,11 @@ fn starting(pod: &Pod, scheduled: Timestamp, events: &[Event], clock: &Clock<'_>
         (
             WaitReason::Config,
             VerdictKind::ConfigMissing,
-            format!("a volume of the pod cannot be mounted: {}", words.trim()),
+            cannot_mount(words),
         )
     } else if let Some(words) = sandbox_words {
         (
-            WaitReason::AnotherPod,
+            WaitReason::Sandbox,
             VerdictKind::Infrastructure,
             format!("the node cannot set up the pod: {}", words.trim()),
         )
@@ -401,7 +456,7 @@ fn starting(pod: &Pod, scheduled: Timestamp, events: &[Event], clock: &Clock<'_>
             VerdictKind::Infrastructure,
             format!("init container `{}` is running", init.name),
         )
-    } else if let Some(pulling) = pulling(events) {
+    } else if let Some(pulling) = pulling(pod, events) {
         (
             WaitReason::Image,
             VerdictKind::ImageNotPulled,
@@ -417,10 +472,6 @@ fn starting(pod: &Pod, scheduled: Timestamp, events: &[Event], clock: &Clock<'_>
     if !clock.expired(scheduled, limit) {
         return waiting(reason, sentence, scheduled, Some(after(scheduled, limit)));
     }
-    let mut evidence = Vec::new();
-    if let Some(node) = facts::node(pod) {
-        evidence.push(Evidence::new("node", node));
-    }
     given_up(
         kind,
         format!(
@@ -428,29 +479,63 @@ fn starting(pod: &Pod, scheduled: Timestamp, events: &[Event], clock: &Clock<'_>
             limit.as_secs()
         ),
         evidence,
-        events,
+        run,
     )
 }
 
+fn cannot_mount(words: &str) -> String {
+    format!("a volume of the pod cannot be mounted: {}", words.trim())
+}
+
+fn last_event_of<'a>(pod: &Pod, events: &'a [Event], reasons: &[&str]) -> Option<&'a Event> {
+    let events = events.iter().filter(|event| facts::is_about(event, pod));
+    facts::last_event(events, reasons)
+}
+
+/// The last complaint about a volume, unless all volumes are mounted by now: only then does the kubelet set up the pod
+/// and fetch images.
+fn failed_mount<'a>(pod: &Pod, events: &'a [Event]) -> Option<&'a Event> {
+    const MOUNTED: [&str; 4] = ["FailedCreatePodSandBox", "Pulling", "Pulled", "Created"];
+    let is_complaint = |event: &&Event| {
+        let message = event.message.as_deref().unwrap_or_default();
+        // After a while the kubelet also says that it still waits, without the cause.
+        !message.contains("timed out waiting for the condition")
+    };
+    let of_pod = || events.iter().filter(|event| facts::is_about(event, pod));
+    let reasons = ["FailedMount", "FailedAttachVolume"];
+    let complaint = facts::last_event(of_pod().filter(is_complaint), &reasons)
+        .or_else(|| facts::last_event(of_pod(), &reasons))?;
+    let is_set_up = facts::condition_time(pod, "PodReadyToStartContainers").is_some();
+    let mounted = facts::last_event(of_pod(), &MOUNTED);
+    let is_mounted = mounted.is_some_and(|event| facts::seen(event) >= facts::seen(complaint));
+    (!is_set_up && !is_mounted).then_some(complaint)
+}
+
 /// The words of a pull that has begun and not ended.
-fn pulling(events: &[Event]) -> Option<&str> {
-    let begun = facts::last_event(events, &["Pulling"])?;
-    let done = facts::last_event(events, &["Pulled"]);
+fn pulling<'a>(pod: &Pod, events: &'a [Event]) -> Option<&'a str> {
+    let begun = last_event_of(pod, events, &["Pulling"])?;
+    let done = last_event_of(pod, events, &["Pulled"]);
     if done.is_some_and(|done| facts::seen(done) >= facts::seen(begun)) {
         return None;
     }
     begun.message.as_deref()
 }
 
-/// The executor has ended, and a container that something put beside it has not, as service meshes do: the Job would
-/// go on until its deadline. What the pod template brings is a native side-car, which ends with the executor.
-fn lingering(pod: &Pod, pods: &[Pod], events: &[Event], clock: &Clock<'_>) -> Observation {
-    let Some(ended) = facts::executor_end(pod).and_then(|end| end.finished_at.as_ref()) else {
+/// The executor has ended, and its pod has not. With that the run is over. The kubelet ends the native sidecars, which
+/// have the pod's grace period for that. A container that something else put beside the executor, as service meshes do,
+/// would go on until the Job's deadline: it has some time to end by itself, and then the Job is stopped.
+fn lingering(run: &Run<'_>, pod: &Pod, clock: &Clock<'_>) -> Observation {
+    let end = facts::executor_end(pod);
+    let Some(ended) = end.and_then(|end| end.finished_at.as_ref()) else {
         return Observation::Running;
     };
     let others = facts::others_running(pod);
     if others.is_empty() {
-        return Observation::Running;
+        return if may_be_replaced(run, pod) {
+            failed_pod(run, pod, clock)
+        } else {
+            Observation::Ended(Box::new(ending::executor_ended(run)))
+        };
     }
     let sentence = format!("the executor has ended, but {others} has not");
     let limit = clock.timeouts.linger;
@@ -458,31 +543,30 @@ fn lingering(pod: &Pod, pods: &[Pod], events: &[Event], clock: &Clock<'_>) -> Ob
         let until = Some(after(ended.0, limit));
         return waiting(WaitReason::Stopping, sentence, ended.0, until);
     }
-    Observation::Ended(Box::new(ending::cut_short(pods, events, &sentence)))
+    Observation::Ended(Box::new(ending::cut_short(run, &sentence)))
+}
+
+/// Whether the Job controller may make another pod in the place of this one, which has ended or is about to: where the
+/// executor ended before the claim, or where it was killed by a disruption.
+fn may_be_replaced(run: &Run<'_>, pod: &Pod) -> bool {
+    let code = facts::executor_end(pod).map(|end| end.exit_code);
+    let again = match code {
+        None => facts::is_disrupted(pod) || begun::of_pod(pod, run.events) == Begun::No,
+        Some(ending::KILLED) => facts::is_disrupted(pod),
+        Some(code) => code == i32::from(Exit::Infrastructure.code()),
+    };
+    again && facts::may_try_again(run.job)
 }
 
 /// The pod failed, the Job has not: either its condition is about to follow, or another pod is.
-fn failed_pod(job: &Job, pod: &Pod, clock: &Clock<'_>) -> Observation {
-    let end = ending::of_pod(pod);
-    let killed = facts::executor_end(pod).is_none_or(|end| end.exit_code == KILLED);
-    let cut_off = killed && facts::is_disrupted(pod);
-    if end.kind == VerdictKind::Infrastructure || !end.started || cut_off {
-        return replaced(job, pod, clock);
-    }
-    Observation::Running
-}
-
-/// A pod that is not the last: the Job controller makes another, where it may.
-fn replaced(job: &Job, pod: &Pod, clock: &Clock<'_>) -> Observation {
-    if !facts::may_try_again(job) {
+fn failed_pod(run: &Run<'_>, pod: &Pod, clock: &Clock<'_>) -> Observation {
+    if !may_be_replaced(run, pod) {
         return Observation::Running;
     }
     let since = facts::executor_end(pod)
         .and_then(|end| end.finished_at.as_ref())
         .map_or(clock.now, |time| time.0);
-    let sentence = format!(
-        "{}; Kubernetes makes another attempt",
-        ending::of_pod(pod).sentence
-    );
+    let end = ending::of_pod(pod, run.events).sentence;
+    let sentence = format!("{end}; Kubernetes makes another attempt");
     waiting(WaitReason::AnotherPod, sentence, since, None)
 }

@@ -232,9 +232,19 @@ async fn what_is_meant_must_be_there_and_be_one_run() {
             64,
             &["no run `999`", &place.runs, "api-launcher list"],
         );
-        let ambiguous = place.run(&[command, &plan.job_id, "-o", "json"]);
-        assert_refused(&ambiguous, 64, &[&name(&plan), &name(&apply)]);
+        if command != "explain" {
+            let ambiguous = place.run(&[command, &plan.job_id, "-o", "json"]);
+            assert_refused(&ambiguous, 64, &[&name(&plan), &name(&apply)]);
+        }
     }
+    let explained = place.told(&["explain", &plan.job_id]);
+    for (step, job) in [("plan", &plan), ("apply", &apply)] {
+        let title = format!("Run {}, {step} step {}", job.job_id, job.step_id);
+        assert!(explained.contains(&title), "no {title:?} in {explained}");
+    }
+    let explained = place.json(&["explain", &plan.job_id]);
+    let steps = [&explained, &explained["earlierSteps"][0]].map(|step| step["stepType"].clone());
+    assert!(steps.contains(&json!("plan")) && steps.contains(&json!("apply")));
     assert_eq!(
         place.state().await.jobs.len(),
         2,

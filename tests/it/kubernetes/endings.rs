@@ -10,7 +10,7 @@ use job_contract::job::StepType;
 use job_contract::{JobData, env};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::Api;
-use kube::api::PostParams;
+use kube::api::{DeleteParams, PostParams};
 use test_cluster::{ADMIN, Fault, State};
 use test_peers::terraform;
 
@@ -180,6 +180,25 @@ async fn an_apply_killed_for_its_memory_ends_and_is_not_run_again() {
     assert_eq!(place.verdict(&apply).await, VerdictKind::OomKilled);
     place.until_reported(&apply, "memory").await;
     assert_eq!(begun(&place), 1);
+}
+
+/// `kubectl delete pod`.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_apply_whose_pod_somebody_deletes_says_so() {
+    let place = Place::new().await;
+    let (_repository, apply) = endless(&place);
+    let launcher = place.serve_reporting();
+    launcher.accept(&apply).await;
+    let pod = place.pod_at_work(&apply, || begun(&place) == 1).await;
+    let pods = Api::<Pod>::namespaced(place.cluster.client(ADMIN).unwrap(), &place.runs);
+    let pod = pod.metadata.name.unwrap();
+    pods.delete(&pod, &DeleteParams::default()).await.unwrap();
+    place.until_over(&apply, "Failed").await;
+    assert_eq!(place.verdict(&apply).await, VerdictKind::Deleted);
+    assert_eq!(begun(&place), 1);
+    let explained = place.json(&["explain", &name(&apply)]);
+    assert_eq!(explained["pods"][0]["name"], pod.as_str());
+    assert_eq!(explained["pods"][0]["started"], true);
 }
 
 #[tokio::test(flavor = "multi_thread")]

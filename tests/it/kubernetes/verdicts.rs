@@ -122,6 +122,32 @@ async fn a_config_map_that_never_comes_ends_the_run() {
         .await;
 }
 
+/// Neither can be mounted or scheduled; the limits on both are far longer than this test.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_whose_source_does_not_exist_ends_the_run_as_fast_as_a_missing_setting() {
+    let place = Place::new().await;
+    let launcher = place.serve_reporting_with(&[(env::CONTAINER_ERROR_SECONDS, "2")]);
+    let repository = Repository::fixture();
+    for (job_id, setting, words) in [
+        (
+            "501",
+            (env::EPHEMERAL_CONFIG_MAP, "cli-settings"),
+            "configmap \"cli-settings\" not found",
+        ),
+        (
+            "502",
+            (env::PLUGIN_CACHE_DIR, "/cache"),
+            "persistentvolumeclaim \"terrakube-plugin-pvc\" not found",
+        ),
+    ] {
+        let mut plan = job::in_job(&job::plan(&repository), job_id);
+        let (name, value) = setting;
+        plan.environment_variables.insert(name.into(), value.into());
+        let plan = place.dispatch(&launcher, plan).await;
+        place.until_given_up(&plan, "config_missing", words).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_whose_job_data_was_deleted_ends_with_its_name() {
     let place = Place::new().await;

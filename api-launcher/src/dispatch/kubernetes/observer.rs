@@ -218,21 +218,19 @@ impl Observer {
         }
     }
 
-    /// Its report begins: nobody else keeps its job alive any more. Whether this was the first attempt.
-    fn has_ended(&self, run: &RunKey) -> bool {
+    /// Its report begins: nobody else keeps its job alive any more.
+    fn has_ended(&self, run: &RunKey) {
         self.seen(run, None);
         let beat = self.beat(run);
         let mut live = self.live();
         let Some(entry) = live.get_mut(run) else {
-            return false;
+            return;
         };
         entry.leaving = true;
-        if entry.ended.is_some() {
-            return false;
+        if entry.ended.is_none() {
+            entry.ended = Some(Instant::now());
+            entry.beat = beat;
         }
-        entry.ended = Some(Instant::now());
-        entry.beat = beat;
-        true
     }
 
     /// Stops keeping the jobs of runs alive whose end the platform has not taken in all the time there is for that.
@@ -423,9 +421,7 @@ impl RunObserver for Observer {
 
     fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, Told> {
         async move {
-            if self.has_ended(run) {
-                info!(%run, verdict = ?verdict.kind, sentence = verdict.sentence, "a run ended without a word of its executor");
-            }
+            self.has_ended(run);
             let settled = match verdict.kind {
                 // An executor of another make ends with 0 once it has reported, or has given up between step and job.
                 VerdictKind::Completed if verdict.report.is_none() => self.finish(run).await,
@@ -552,7 +548,7 @@ mod tests {
     use tower::service_fn;
 
     use super::*;
-    use crate::verdict::{Wait, WaitReason};
+    use crate::verdict::{Begun, Wait, WaitReason};
 
     fn run() -> RunKey {
         RunKey {
@@ -581,7 +577,8 @@ mod tests {
             evidence: Vec::new(),
             advice: None,
             outcome: Exit::Infrastructure,
-            started: true,
+            begun: Begun::Yes,
+            may_change: true,
             job_over: true,
             report: None,
         }
@@ -798,10 +795,10 @@ mod tests {
         observer.on_observation(&run(), &Observation::Running);
         observer.let_go(&desk);
         // Its executor's own heartbeat is over.
-        assert!(observer.has_ended(&run()));
+        observer.has_ended(&run());
         assert!(beats(Duration::from_secs(590)), "there is still time");
         assert!(!beats(Duration::from_mins(10)));
-        assert!(!observer.has_ended(&run()), "another attempt");
+        observer.has_ended(&run());
         assert!(observer.live()[&run()].beat.is_none());
     }
 }

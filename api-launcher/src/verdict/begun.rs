@@ -1,0 +1,155 @@
+//! Whether the step of a run began: proven, disproven, or unknown. Pure.
+//!
+//! A pod tells this by the status of its executor container and by the events about it. A run began if one of its pods
+//! did. A pod whose object is gone counts too: the Job and its events still tell that it existed.
+
+use job_contract::Exit;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::jiff::SignedDuration;
+use serde::{Deserialize, Serialize};
+
+use super::facts;
+
+/// The Job controller creates the first pod within this time of the Job's start. A pod that was created later may have
+/// replaced one.
+const FIRST_POD: SignedDuration = SignedDuration::from_secs(10);
+
+/// Whether something began, as far as it is known. In JSON `true`, `false`, or `null` if it is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "Option<bool>", into = "Option<bool>")]
+pub enum Begun {
+    /// It is proven that nothing began.
+    No,
+    /// Nothing tells.
+    Unknown,
+    Yes,
+}
+
+impl From<Option<bool>> for Begun {
+    fn from(begun: Option<bool>) -> Self {
+        match begun {
+            Some(true) => Self::Yes,
+            Some(false) => Self::No,
+            None => Self::Unknown,
+        }
+    }
+}
+
+impl From<Begun> for Option<bool> {
+    fn from(begun: Begun) -> Self {
+        match begun {
+            Begun::Yes => Some(true),
+            Begun::No => Some(false),
+            Begun::Unknown => None,
+        }
+    }
+}
+
+/// Whether an executor that ended with this may have begun the step.
+pub(super) const fn by_exit(exit: Exit) -> Begun {
+    match exit {
+        // All of these come before the claim. `Claimed` says that another pod began the step, and this one nothing.
+        Exit::BadConfiguration | Exit::BadJobData | Exit::Infrastructure | Exit::Claimed => {
+            Begun::No
+        }
+        Exit::Done | Exit::StepFailed | Exit::Defect | Exit::Signal(_) => Begun::Yes,
+    }
+}
+
+/// Whether the executor of this pod began the step.
+pub(super) fn of_pod(pod: &Pod, events: &[Event]) -> Begun {
+    let lost = Some(facts::STATUS_UNKNOWN);
+    let failed_init = facts::failed_init(pod).filter(|(_, end)| end.reason.as_deref() != lost);
+    if facts::node(pod).is_none() || failed_init.is_some() {
+        return Begun::No;
+    }
+    if facts::executor_state(pod).is_some_and(|state| state.running.is_some()) {
+        return Begun::Yes;
+    }
+    if let Some(end) = facts::executor_end(pod) {
+        return if matches!(
+            end.reason.as_deref(),
+            Some("ContainerCannotRun" | "StartError")
+        ) {
+            Begun::No
+        } else if end.started_at.is_some() || end.reason.as_deref() != lost {
+            Exit::from_code(end.exit_code).map_or(Begun::Yes, by_exit)
+        } else {
+            // The kubelet says this of a container that it lost, and of one that never was.
+            by_event(pod, events)
+        };
+    }
+    let started = by_event(pod, events);
+    if started == Begun::Yes || !is_waiting(pod) && !is_refused(pod) {
+        started
+    } else {
+        Begun::No
+    }
+}
+
+/// Whether the kubelet still has to start the executor.
+fn is_waiting(pod: &Pod) -> bool {
+    facts::phase(pod) == "Pending" && pod.metadata.deletion_timestamp.is_none()
+}
+
+/// Whether the kubelet refused the pod: then it has no container. What it says of a pod that it evicts or stops has the
+/// status of each.
+fn is_refused(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let reason = status.and_then(|status| status.reason.as_deref());
+    facts::phase(pod) == "Failed"
+        && facts::all_statuses(pod).next().is_none()
+        && reason.is_some_and(|reason| reason != "NodeLost")
+}
+
+/// The kubelet tells of each container that it started. An event that is missing may be lost or too old.
+fn by_event(pod: &Pod, events: &[Event]) -> Begun {
+    if facts::starts(events).any(|event| facts::is_about(event, pod)) {
+        Begun::Yes
+    } else {
+        Begun::Unknown
+    }
+}
+
+/// Whether a pod of this Job began the step.
+pub(super) fn of_run(job: &Job, pods: &[Pod], events: &[Event]) -> Begun {
+    let seen = pods.iter().map(|pod| {
+        // The step was begun by the pod that holds the claim.
+        let claimed = facts::exit_of(pod) == Some(Exit::Claimed);
+        if claimed {
+            Begun::Yes
+        } else {
+            of_pod(pod, events)
+        }
+    });
+    seen.max()
+        .unwrap_or(Begun::No)
+        .max(by_unseen(job, pods, events))
+}
+
+/// What a pod that is no longer there may have done.
+fn by_unseen(job: &Job, pods: &[Pod], events: &[Event]) -> Begun {
+    if facts::starts(events).any(|event| !pods.iter().any(|pod| facts::is_about(event, pod))) {
+        return Begun::Yes;
+    }
+    let is_seen = |name| pods.iter().any(|pod| facts::name(pod) == name);
+    let unseen = facts::created_pods(events).any(|name| !is_seen(name));
+    if unseen || facts::pods_counted(job) > pods.len() || replaced_another(job, pods, events) {
+        Begun::Unknown
+    } else {
+        Begun::No
+    }
+}
+
+/// Whether even the first pod there is came so late that there may have been one before it.
+fn replaced_another(job: &Job, pods: &[Pod], events: &[Event]) -> bool {
+    let created = |pod: &Pod| pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let status = job.status.as_ref();
+    let start = status.and_then(|status| status.start_time.as_ref());
+    let first = pods.iter().filter_map(created).min();
+    let refused = facts::last_event(events, &["FailedCreate"]).is_some();
+    start
+        .zip(first)
+        .is_some_and(|(start, first)| first.duration_since(start.0) > FIRST_POD && !refused)
+}
