@@ -82,7 +82,7 @@ pub fn serve(args: &ServeArgs) -> u8 {
     };
     executor::telemetry::subscribe(format, filter);
     // The secret stays in this process's memory and environment, out of reach of what runs beside it.
-    executor::harden::process();
+    executor::harden::process().report();
     match run(settings) {
         Ok(()) => Exit::Done.code(),
         Err(failure) => {

@@ -1,16 +1,35 @@
 //! What the process does to keep its environment and memory to itself.
 
+use nix::errno::Errno;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
 use tracing::warn;
 
+/// What could not be done about it. Kept until somebody can be told: nothing comes before hardening, diagnostics included.
+#[derive(Debug)]
+#[must_use]
+pub struct Hardened {
+    dumpable: Result<(), Errno>,
+    core_files: Result<(), Errno>,
+}
+
 /// Makes the process non-dumpable and without core files, so that neither `/proc/<pid>` nor a crash gives the
 /// job data away to what runs beside it under the same user (design: nothing of ours in the user's process).
-pub fn process() {
-    if let Err(error) = prctl::set_dumpable(false) {
-        warn!(%error, "could not make the process non-dumpable");
+pub fn process() -> Hardened {
+    Hardened {
+        dumpable: prctl::set_dumpable(false),
+        core_files: setrlimit(Resource::RLIMIT_CORE, 0, 0),
     }
-    if let Err(error) = setrlimit(Resource::RLIMIT_CORE, 0, 0) {
-        warn!(%error, "could not turn core files off");
+}
+
+impl Hardened {
+    /// Says what could not be done.
+    pub fn report(self) {
+        if let Err(error) = self.dumpable {
+            warn!(%error, "could not make the process non-dumpable");
+        }
+        if let Err(error) = self.core_files {
+            warn!(%error, "could not turn core files off");
+        }
     }
 }

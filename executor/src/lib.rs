@@ -42,6 +42,7 @@ pub mod tool;
 pub mod workspace;
 
 use config::Config;
+use harden::Hardened;
 use stop::Stop;
 
 /// The executor as a process, configured by its environment alone: how a program that contains it starts it.
@@ -51,6 +52,8 @@ pub fn main_from_env() -> ExitCode {
 
 /// The executor as a process, configured by its command line over its environment.
 pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    // Before the job data are read, and before anything else runs that could look.
+    let hardened = harden::process();
     telemetry::name_panics("the executor");
     if let Err(error) = resolver::ignore_environment() {
         let _ = writeln!(
@@ -60,7 +63,7 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         return ExitCode::from(Exit::Infrastructure.code());
     }
     match Config::parse_over_environment(args) {
-        Ok(config) => ExitCode::from(run_process(&config)),
+        Ok(config) => ExitCode::from(run_process(&config, hardened)),
         Err(usage) => usage_exit(&usage),
     }
 }
@@ -99,7 +102,7 @@ fn unusable(error: String, hint: Option<String>) -> FinalReport {
     }
 }
 
-fn run_process(config: &Config) -> u8 {
+fn run_process(config: &Config, hardened: Hardened) -> u8 {
     if let Err(error) = telemetry::install(&config.telemetry) {
         let variable = job_contract::env::LOG_FILTER;
         let error = format!("`{variable}` is not a log filter: {error}");
@@ -109,7 +112,7 @@ fn run_process(config: &Config) -> u8 {
         write_termination_message(&config.run.termination_log, &report);
         return Exit::BadConfiguration.code();
     }
-    harden::process();
+    hardened.report();
     // A second installation, as in a test, leaves the first in force.
     let _ = rustls::crypto::ring::default_provider().install_default();
     info!(version = env!("CARGO_PKG_VERSION"), "executor");
