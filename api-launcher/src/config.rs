@@ -9,7 +9,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use clap::Args;
-use job_contract::env;
+use job_contract::{Records, env};
 
 use crate::manifest::deployment::{DEFAULT_IMAGE, MIN_GRACE_SECONDS, PluginCache};
 use crate::manifest::executor_kind::{ExecutorKind, ExecutorKindSetting};
@@ -71,9 +71,14 @@ pub struct DeploymentArgs {
     /// Seconds a Job may take, waiting for a node included [default: 21600].
     #[arg(long, env = env::ACTIVE_DEADLINE_SECONDS)]
     pub active_deadline_seconds: Option<String>,
-    /// How often a pod that failed before its step began is replaced [default: 2; 0 in env mode].
+    /// How often a pod that failed before its step began is replaced [default: 2 where the next pod finds its claim,
+    /// else 0].
     #[arg(long, env = env::BACKOFF_LIMIT)]
     pub backoff_limit: Option<String>,
+    /// Where executors keep their records, claims above all: `platform`, `shared`, a data folder of all pods, `pod`, or
+    /// `auto`, as follows from what they are given [default: auto].
+    #[arg(long, env = env::RECORDS)]
+    pub records: Option<String>,
     /// Seconds between SIGTERM and SIGKILL [default: 300 for apply and destroy, 60 otherwise].
     #[arg(long, env = env::TERMINATION_GRACE_PERIOD_SECONDS)]
     pub termination_grace_period_seconds: Option<String>,
@@ -229,10 +234,14 @@ impl DefaultsArgs {
 }
 
 impl DeploymentArgs {
-    /// Looks at every setting. Reads the two files some of them name, and nothing else.
-    pub fn resolve(&self) -> Result<Deployment, Vec<ConfigProblem>> {
+    /// Looks at every setting. Reads the two files some of them name, and nothing else. `api_url` is the platform's API
+    /// as the launcher knows it.
+    pub fn resolve(&self, api_url: Option<&str>) -> Result<Deployment, Vec<ConfigProblem>> {
         let mut found = Problems::new(Fault::Deployment);
-        let mut deployment = Deployment::default();
+        let mut deployment = Deployment {
+            reports_to_platform: api_url.is_some_and(|url| !url.trim().is_empty()),
+            ..Deployment::default()
+        };
         self.resolve_objects(&mut deployment, &mut found);
         self.resolve_image(&mut deployment, &mut found);
         self.resolve_times(&mut deployment, &mut found);
@@ -391,6 +400,11 @@ impl DeploymentArgs {
             });
         }
         let grace = grace.map(|grace| grace.max(MIN_GRACE_SECONDS));
+        let all = [Records::Platform, Records::Shared, Records::Pod];
+        let all = all.map(|records| (records.name(), Some(records)));
+        let known = [[("auto", None)].as_slice(), &all].concat();
+        deployment.records =
+            one_of(found, env::RECORDS, self.records.as_ref(), &known).unwrap_or_default();
         let small = |value: i64| i32::try_from(value).unwrap_or(i32::MAX);
         deployment.active_deadline_seconds = deadline.unwrap_or(deployment.active_deadline_seconds);
         deployment.ttl_seconds_after_finished =

@@ -6,8 +6,7 @@ pub(crate) mod kubernetes;
 pub(crate) mod process;
 pub(crate) mod route;
 
-use axum::body::Bytes;
-use job_contract::{JobData, StepType};
+use job_contract::{Document, JobData, StepType};
 use tokio::sync::oneshot;
 
 use self::kubernetes::KubernetesTarget;
@@ -85,17 +84,16 @@ pub(crate) enum Readiness {
 }
 
 impl Target {
-    /// Takes a valid job over; `raw` is the document as it came. What it returns holds even if the caller has
+    /// Takes a valid job over, with its document as it came. What it returns holds even if the caller has
     /// gone away meanwhile. The platform hears of it once it is `answered`.
     pub(crate) async fn accept(
         &self,
-        job: JobData,
-        raw: Bytes,
+        job: Document,
         answered: Answered,
     ) -> Result<Accepted, Refused> {
         match self {
             Self::Kubernetes(target) => target.accept(job, answered).await,
-            Self::Process(target) => target.accept(&job, raw, answered).await,
+            Self::Process(target) => target.accept(job, answered).await,
         }
     }
 

@@ -20,11 +20,12 @@ pub mod policy;
 pub mod problem;
 pub mod quantity;
 pub mod references;
+mod repeats;
 pub mod tolerations;
 
 use std::collections::BTreeMap;
 
-use job_contract::{JobData, StepType, env};
+use job_contract::{Document, JobData, StepType, env};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::batch::v1::{
     Job, JobSpec, PodFailurePolicy, PodFailurePolicyOnExitCodesRequirement,
@@ -39,7 +40,7 @@ pub use job_contract::pairs;
 pub use self::deployment::Deployment;
 pub use self::problem::{Fault, ManifestErrors, Problem};
 
-use self::job_data::{Mode, Transport};
+use self::job_data::Transport;
 use self::overrides::{Names, Overrides};
 use self::problem::Problems;
 use self::references::References;
@@ -110,7 +111,7 @@ impl Manifest {
 }
 
 /// Builds the objects of a step, or says everything that is wrong with what its workspace asked for.
-pub fn build(job: &JobData, deployment: &Deployment) -> Result<Manifest, ManifestErrors> {
+pub fn build(job: &Document, deployment: &Deployment) -> Result<Manifest, ManifestErrors> {
     let mut job_problems = Problems::new(Fault::Run);
     let step_type = check_job(job, &mut job_problems);
     let mut problems = job_problems.into_vec();
@@ -119,6 +120,7 @@ pub fn build(job: &JobData, deployment: &Deployment) -> Result<Manifest, Manifes
     problems.extend(unreadable);
     problems.extend(deployment.policy.refusals(&asked));
     let merged = asked.clone().over(deployment.defaults.clone());
+    let kind = deployment.executor_kind_of(&merged);
     problems.extend(implied(&asked, &merged, deployment));
     let (env, notes) = environment::of_container(
         std::mem::take(&mut asked.env),
@@ -128,6 +130,7 @@ pub fn build(job: &JobData, deployment: &Deployment) -> Result<Manifest, Manifes
     asked.env = env;
     let transport = Transport::choose(
         job,
+        kind,
         deployment.job_data_mode,
         deployment.job_data_compression,
     );
@@ -140,8 +143,9 @@ pub fn build(job: &JobData, deployment: &Deployment) -> Result<Manifest, Manifes
     };
     let name = names::job_name(&job.job_id, &job.step_id);
     let labels = all_labels(job, step_type, &merged);
-    let template = pod::template(&pod::Ingredients {
+    let (template, records) = pod::template(&pod::Ingredients {
         deployment,
+        kind,
         asked: &asked,
         merged: &merged,
         transport: &transport,
@@ -165,7 +169,11 @@ pub fn build(job: &JobData, deployment: &Deployment) -> Result<Manifest, Manifes
                 annotations: Some(merged.annotations).filter(|map| !map.is_empty()),
                 ..metadata
             },
-            spec: Some(job_spec(deployment, template)),
+            spec: Some(job_spec(
+                deployment,
+                template,
+                repeats::backoff_limit(kind, records, deployment),
+            )),
             status: None,
         },
     })
@@ -173,10 +181,20 @@ pub fn build(job: &JobData, deployment: &Deployment) -> Result<Manifest, Manifes
 
 /// What would be wrong with every run of this deployment: what only shows when its settings meet.
 pub fn trial(deployment: &Deployment) -> Vec<Problem> {
-    match any_run(deployment) {
-        Ok(_) => Vec::new(),
-        Err(errors) => errors.problems().to_vec(),
+    let run = match any_run(deployment) {
+        Ok(run) => run,
+        Err(errors) => return errors.problems().to_vec(),
+    };
+    let mut problems = Problems::new(Fault::Deployment);
+    let honoured = run.job.spec.and_then(|spec| spec.backoff_limit);
+    if let Some(limit) = deployment
+        .backoff_limit
+        .filter(|limit| honoured != Some(*limit))
+    {
+        let kind = deployment.executor_kind_of(&deployment.defaults);
+        problems.add(env::BACKOFF_LIMIT, repeats::refusal(limit, kind));
     }
+    problems.into_vec()
 }
 
 /// What runs of this deployment refer to, as long as their workspaces ask for nothing more.
@@ -196,7 +214,7 @@ fn any_run(deployment: &Deployment) -> Result<Manifest, ManifestErrors> {
         step_id: "step".to_owned(),
         ..JobData::default()
     };
-    build(&job, deployment)
+    build(&Document::written(&job), deployment)
 }
 
 /// The ids become labels, so they must be more than path segments.
@@ -330,14 +348,14 @@ fn check_template(
     ManifestErrors::check(problems.into_vec())
 }
 
-fn job_spec(deployment: &Deployment, template: PodTemplateSpec) -> JobSpec {
-    let backoff_limit = deployment.effective_backoff_limit();
+fn job_spec(deployment: &Deployment, template: PodTemplateSpec, backoff_limit: i32) -> JobSpec {
     JobSpec {
         active_deadline_seconds: Some(deployment.active_deadline_seconds),
         backoff_limit: Some(backoff_limit),
         completions: Some(1),
         parallelism: Some(1),
-        pod_failure_policy: (backoff_limit > 0).then(|| failure_policy(deployment.job_data_mode)),
+        // Without a second pod every failure and every disruption ends the Job.
+        pod_failure_policy: (backoff_limit > 0).then(failure_policy),
         // Never two pods of one run at once.
         pod_replacement_policy: Some("Failed".to_owned()),
         suspend: Some(true),
@@ -350,22 +368,17 @@ fn job_spec(deployment: &Deployment, template: PodTemplateSpec) -> JobSpec {
 /// An executor that ended has the last word, and only its own "nothing was started" is tried again. A pod that
 /// was disrupted before its executor could say so, even killed, is replaced without counting: should it have
 /// started the step after all, its claim stops the next one. Killed for any other reason, as for its memory, it
-/// would only be killed again. Env mode is for executors that make no claims: there, a disruption ends the Job.
-fn failure_policy(mode: Mode) -> PodFailurePolicy {
+/// would only be killed again.
+fn failure_policy() -> PodFailurePolicy {
     let again = i32::from(job_contract::Exit::Infrastructure.code());
     let killed = i32::from(job_contract::Exit::Signal(9).code());
-    let rules = match mode {
-        Mode::Secret => vec![
+    PodFailurePolicy {
+        rules: vec![
             on_exit_codes("NotIn", vec![again, killed]),
-            when_disrupted("Ignore"),
+            when_disrupted_ignore(),
             on_exit_codes("In", vec![killed]),
         ],
-        Mode::Env => vec![
-            on_exit_codes("NotIn", vec![again]),
-            when_disrupted("FailJob"),
-        ],
-    };
-    PodFailurePolicy { rules }
+    }
 }
 
 /// The Job fails when the executor ended with such a code.
@@ -381,9 +394,10 @@ fn on_exit_codes(operator: &str, values: Vec<i32>) -> PodFailurePolicyRule {
     }
 }
 
-fn when_disrupted(action: &str) -> PodFailurePolicyRule {
+/// A disrupted pod is replaced without counting.
+fn when_disrupted_ignore() -> PodFailurePolicyRule {
     PodFailurePolicyRule {
-        action: action.to_owned(),
+        action: "Ignore".to_owned(),
         on_exit_codes: None,
         on_pod_conditions: Some(vec![PodFailurePolicyOnPodConditionsPattern {
             status: "True".to_owned(),
@@ -393,19 +407,15 @@ fn when_disrupted(action: &str) -> PodFailurePolicyRule {
 }
 
 fn secret(metadata: &ObjectMeta, transport: Transport) -> Option<Secret> {
-    let encoded = match transport {
+    let parts = match transport {
         Transport::Literal(_) => return None,
-        Transport::SecretEnv(encoded) | Transport::SecretFile(encoded) => encoded,
+        Transport::Secret(parts) => parts,
     };
+    let keys = parts.into_iter().enumerate();
+    let data = keys.map(|(index, part)| (pod::job_data_key(index), ByteString(part.into_bytes())));
     Some(Secret {
         metadata: metadata.clone(),
-        data: Some(
-            [(
-                pod::JOB_DATA_KEY.to_owned(),
-                ByteString(encoded.into_bytes()),
-            )]
-            .into(),
-        ),
+        data: Some(data.collect()),
         // A pod reads what was dispatched and nothing else; and the kubelet need not watch it.
         immutable: Some(true),
         type_: Some("Opaque".to_owned()),

@@ -4,7 +4,7 @@ use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use job_contract::{Exit, chain};
+use job_contract::{Exit, chain, env};
 use serde_json::Value;
 
 use crate::config::DeploymentArgs;
@@ -23,6 +23,9 @@ pub struct RenderArgs {
     /// Format of the list
     #[arg(short, long, value_enum, default_value_t = Format::Yaml)]
     pub output: Format,
+    /// Base URL of the platform's API, as the launcher that serves has it
+    #[arg(long, value_name = "URL", env = env::API_URL)]
+    pub api_url: Option<String>,
     #[command(flatten)]
     pub deployment: DeploymentArgs,
 }
@@ -65,7 +68,8 @@ pub(crate) fn print(text: &[u8]) -> Exit {
 }
 
 fn render(args: &RenderArgs) -> Result<String, (Exit, Vec<String>)> {
-    let deployment = args.deployment.resolve().map_err(|problems| {
+    let deployment = args.deployment.resolve(args.api_url.as_deref());
+    let deployment = deployment.map_err(|problems| {
         let lines = problems.iter().map(ToString::to_string).collect();
         (Exit::BadConfiguration, lines)
     })?;
@@ -127,6 +131,7 @@ mod tests {
         render(&RenderArgs {
             file,
             output,
+            api_url: None,
             deployment,
         })
     }

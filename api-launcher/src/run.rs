@@ -136,8 +136,9 @@ async fn run_document(
     view: &mut View,
     signals: &mut Signals,
 ) -> Result<Conclusion, RunError> {
-    let mut job = document::read(path)?;
-    job::apply_inputs(&mut job, &args.inputs, |name| std::env::var(name))?;
+    let document = document::read(path)?;
+    let document = job::with_inputs(document, &args.inputs, |name| std::env::var(name))?;
+    let job: &JobData = &document;
     let program = Program::choose(args.local.executor.as_deref())?;
     let data = DataDir::locate(args.local.data_dir.as_deref())?.create()?;
     let ids = JobIds {
@@ -146,9 +147,9 @@ async fn run_document(
         job: &job.job_id,
     };
     let mut session = Session::open(view, signals, program, data, ids, terminal.color)?;
-    announce_document(&mut session, path, &job);
-    session.queue(&job)?;
-    let outcome = session.run_step(&job).await?;
+    announce_document(&mut session, path, job);
+    session.queue(job)?;
+    let outcome = session.run_step(&document).await?;
     Ok(if outcome.exit == Exit::Done {
         Conclusion::success(RunStatus::Completed)
     } else {

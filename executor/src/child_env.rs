@@ -68,11 +68,9 @@ const INHERITED: &[&str] = &[
 
 const INHERITED_PREFIXES: &[&str] = &["LC_"];
 
-/// Names that are never handed on, whoever asks: they hold the job data, or secrets of the platform and of its
-/// storage (contract 10.1).
+/// Names that are never handed on, whoever asks, beside those of the job data: they hold secrets of the platform and of
+/// its storage (contract 10.1).
 const NEVER: &[&str] = &[
-    "EphemeralJobData",
-    "EphemeralJobDataFile",
     "InternalSecret",
     "AwsTerraformStateAccessKey",
     "AwsTerraformStateSecretKey",
@@ -139,7 +137,7 @@ impl ChildEnv {
                         .iter()
                         .any(|prefix| name.starts_with(prefix))
                     || forward.iter().any(|extra| extra.trim() == name);
-                listed && !NEVER.contains(&name)
+                listed && !NEVER.contains(&name) && !env::is_job_data(name)
             })
         };
         let mut env = Self {
@@ -228,7 +226,7 @@ fn check(name: &str, value: &str) -> Result<(), ChildEnvError> {
 }
 
 /// The pairs of `EPHEMERAL_JOB_ENV_VARS` (contract 3.4).
-fn extra_variables(job: &JobData) -> impl Iterator<Item = (String, String)> + use<> {
+pub(crate) fn extra_variables(job: &JobData) -> impl Iterator<Item = (String, String)> + use<> {
     let pairs = job.environment_variables.get(env::EPHEMERAL_ENV);
     let pairs = pairs.map(|text| parse_pairs(text)).unwrap_or_default();
     pairs.into_iter().filter(|(name, _)| !name.is_empty())

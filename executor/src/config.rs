@@ -11,7 +11,7 @@ use clap::{Arg, Args, CommandFactory as _, Parser, ValueEnum};
 use control_plane::redis::{Redis, RedisArgs};
 use control_plane::setting::parse_over_environment;
 use control_plane::terrakube::{TerrakubeArgs, TerrakubeConfig};
-use job_contract::{chain, env};
+use job_contract::{Records, chain, env};
 use reqwest::Url;
 
 use crate::guard::Limits;
@@ -61,9 +61,18 @@ pub struct JobConfig {
     /// The job document: base64 of JSON, also URL-safe, line-wrapped or zstd-compressed.
     #[arg(long, env = env::JOB_DATA, hide_env_values = true, hide = true)]
     pub job_data: Option<String>,
-    /// A file that holds the job document, for documents too large for one environment string.
+    /// A file that holds the job document. It is removed once it is read, since tools and scripts could read it too.
     #[arg(long, env = env::JOB_DATA_FILE)]
     pub job_data_file: Option<PathBuf>,
+}
+
+impl JobConfig {
+    /// Adds the further parts of job data that did not fit into one variable; `own` looks one up.
+    fn complete(&mut self, own: impl Fn(&str) -> Option<String>) {
+        if let Some(data) = &mut self.job_data {
+            data.extend((1..).map_while(|part| own(&env::job_data_part(part))));
+        }
+    }
 }
 
 /// The document may hold secrets, so only its presence is shown.
@@ -159,6 +168,11 @@ pub struct RunConfig {
     /// Limit of what the step adds to the live log, in bytes; a line counts 128 bytes more than its text.
     #[arg(long, env = env::LIVE_LOG_MAX_BYTES, default_value_t = 32 * 1024 * 1024)]
     pub live_log_max_bytes: u64,
+    /// `true` runs plans that come with policies, and steps that evaluate them, without evaluating any: mandatory ones are
+    /// passed over.
+    #[arg(long, env = env::IGNORE_POLICIES, value_parser = clap::builder::BoolishValueParser::new(),
+          default_value = "false", action = clap::ArgAction::Set)]
+    pub ignore_policies: bool,
     /// Seconds from the first SIGTERM to the SIGKILL that follows it
     /// [default: 300 for apply and destroy, 60 otherwise].
     #[arg(long, env = env::GRACE_PERIOD_SECONDS)]
@@ -185,12 +199,20 @@ pub struct RunConfig {
     /// File that receives a copy of the run's log.
     #[arg(long, env = env::LOG_FILE)]
     pub log_file: Option<PathBuf>,
+    /// Where the record of the step is kept, its claim above all: `platform`, `shared`, a data folder of all pods, or
+    /// `pod`, whose step must never be started twice [default: the platform; outside of pods the data directory].
+    #[arg(long, env = env::RECORDS, value_parser = records)]
+    pub records: Option<Records>,
     /// Name of the pod, written into the claim.
     #[arg(long, env = env::POD_NAME)]
     pub pod_name: Option<String>,
     /// UID of the pod, written into the claim.
     #[arg(long, env = env::POD_UID)]
     pub pod_uid: Option<String>,
+}
+
+fn records(text: &str) -> Result<Records, &'static str> {
+    Records::parse(text.trim()).ok_or("expected `platform`, `shared` or `pod`")
 }
 
 impl RunConfig {
@@ -240,11 +262,35 @@ pub enum ConfigError {
     /// The settings of the platform, or of its Redis, cannot be used: everything that is wrong with them.
     #[error("{}", .0.join("; "))]
     Platform(Vec<String>),
+    /// Nobody outside of this pod would know that the step was begun.
+    #[error("`{missing}` is not set, and {}", without_records(*records))]
+    NoRecords {
+        missing: &'static str,
+        records: Option<Records>,
+    },
     /// A URL that is none.
     #[error("`{name}` is not a URL")]
     BadUrl { name: &'static str },
 }
 
+fn without_records(records: Option<Records>) -> String {
+    match records {
+        Some(records) => format!(
+            "`{}` says that the records of runs are kept there: `{}`",
+            env::RECORDS,
+            records.name()
+        ),
+        None => format!(
+            "in a pod an executor keeps its records at the platform, unless `{}` names a folder for them or `{}=pod` \
+             says that nothing outlives the pod",
+            env::DATA_DIR,
+            env::RECORDS
+        ),
+    }
+}
+
+/// Set by Kubernetes in every container.
+const KUBERNETES_SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";
 const TERRAFORM_RELEASES: &str = "https://releases.hashicorp.com/terraform/index.json";
 const TOFU_RELEASES: &str = "https://api.github.com/repos/opentofu/opentofu/releases";
 
@@ -298,7 +344,9 @@ impl Config {
     pub fn parse_over_environment(
         args: impl IntoIterator<Item = OsString>,
     ) -> Result<Self, clap::Error> {
-        parse_over_environment(args, |_| true)
+        let mut config: Self = parse_over_environment(args, |_| true)?;
+        config.job.complete(|name| env_var(name).ok());
+        Ok(config)
     }
 
     /// The folders, from the settings and `HOME`.
@@ -322,6 +370,37 @@ impl Config {
                 .clone()
                 .unwrap_or_else(|| data.clone()),
             data,
+        })
+    }
+
+    /// Whether this program runs in a pod: Kubernetes gives every container the address of its API, and launchers of ours
+    /// name the pod.
+    fn is_in_pod(&self) -> bool {
+        self.run.pod_name.is_some() || std::env::var_os(KUBERNETES_SERVICE_HOST).is_some()
+    }
+
+    /// Whether the step's record is kept where whoever started this program expects it. A pod has no place of its own that
+    /// outlives it: a step would run there unreported, and a second pod would not know of it.
+    pub fn check_records(&self) -> Result<(), ConfigError> {
+        self.check_records_in(self.is_in_pod())
+    }
+
+    fn check_records_in(&self, is_pod: bool) -> Result<(), ConfigError> {
+        let records = self.run.records;
+        let has_platform = self
+            .platform
+            .api_url
+            .as_ref()
+            .is_some_and(|url| !url.trim().is_empty());
+        let missing = match records {
+            _ if has_platform => None,
+            Some(Records::Pod) => None,
+            Some(Records::Platform) => Some(env::API_URL),
+            Some(Records::Shared) => self.store.data_dir.is_none().then_some(env::DATA_DIR),
+            None => (is_pod && self.store.data_dir.is_none()).then_some(env::API_URL),
+        };
+        missing.map_or(Ok(()), |missing| {
+            Err(ConfigError::NoRecords { missing, records })
         })
     }
 
@@ -435,6 +514,38 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_without_a_place_for_records_is_told_the_variable() {
+        let missing = |args: &[&str], is_pod| match config(args).check_records_in(is_pod) {
+            Ok(()) => None,
+            Err(error @ ConfigError::NoRecords { missing, .. }) => {
+                assert!(error.to_string().contains(missing), "{error}");
+                Some(missing)
+            }
+            Err(other) => panic!("{other}"),
+        };
+        let api = ["--api-url", "http://api"];
+        let folder = ["--data-dir", "/d"];
+        assert_eq!(missing(&[], true), Some(env::API_URL));
+        assert_eq!(missing(&["--api-url", " "], true), Some(env::API_URL));
+        for enough in [&api, &folder, &["--records", "pod"]] {
+            assert_eq!(missing(enough, true), None, "{enough:?}");
+        }
+        assert_eq!(missing(&[], false), None);
+        for (records, without) in [("platform", env::API_URL), ("shared", env::DATA_DIR)] {
+            let said = ["--records", records];
+            assert_eq!(missing(&said, false), Some(without));
+            assert_eq!(missing(&[said, api].concat(), true), None);
+        }
+        let folder_alone = [folder, ["--records", "platform"]].concat();
+        assert_eq!(missing(&folder_alone, true), Some(env::API_URL));
+    }
+
+    #[test]
+    fn launchers_say_which_pod_it_is() {
+        assert!(config(&["--pod-name", "job-1-s-abcde"]).is_in_pod());
+    }
+
+    #[test]
     fn the_platform_lists_opentofu_releases_unless_told_otherwise() {
         let tofu = |args: &[&str]| config(args).release_indexes().unwrap().1.to_string();
         assert_eq!(tofu(&[]), TOFU_RELEASES);
@@ -473,6 +584,22 @@ mod tests {
             variable_behind(&error).as_deref(),
             Some(env::GRACE_PERIOD_SECONDS)
         );
+    }
+
+    #[test]
+    fn job_data_are_put_together_from_their_variables() {
+        let own = |name: &str| match name {
+            "EphemeralJobData_1" => Some("b".to_owned()),
+            "EphemeralJobData_2" => Some("c".to_owned()),
+            "EphemeralJobData_4" => Some("e".to_owned()),
+            _ => None,
+        };
+        let mut job = config(&["--job-data", "a"]).job;
+        job.complete(own);
+        assert_eq!(job.job_data.as_deref(), Some("abc"));
+        let mut absent = config(&[]).job;
+        absent.complete(own);
+        assert_eq!(absent.job_data, None);
     }
 
     #[test]

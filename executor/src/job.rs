@@ -1,11 +1,13 @@
 //! Finds and decodes the job data.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use job_contract::encoding::{self, DecodeError, MAX_DOCUMENT_BYTES};
 use job_contract::{JobData, env};
+
+use tracing::debug;
 
 use crate::config::JobConfig;
 
@@ -60,10 +62,14 @@ pub fn decode(config: &JobConfig) -> Result<JobData, JobError> {
         .filter(|data| !data.trim().is_empty());
     let text = match (given, &config.job_data_file) {
         (Some(data), _) => data.as_bytes().to_vec(),
-        (None, Some(path)) => read(path).map_err(|source| JobError::Unreadable {
-            path: path.clone(),
-            source,
-        })?,
+        (None, Some(path)) => {
+            let text = read(path).map_err(|source| JobError::Unreadable {
+                path: path.clone(),
+                source,
+            })?;
+            remove(path);
+            text
+        }
         (None, None) => return Err(JobError::Absent),
     };
     encoding::decode(&text).map_err(|problem| JobError::Undecodable {
@@ -79,6 +85,15 @@ fn read(path: &PathBuf) -> io::Result<Vec<u8>> {
         .take(2 * MAX_DOCUMENT_BYTES as u64)
         .read_to_end(&mut text)?;
     Ok(text)
+}
+
+/// Tools and scripts run as the same user, and could read the file. Where it cannot be removed, as on a read-only volume,
+/// whoever made it has to keep them away from it.
+fn remove(path: &Path) {
+    let is_file = path.symlink_metadata().is_ok_and(|file| file.is_file());
+    if is_file && let Err(error) = fs::remove_file(path) {
+        debug!(%error, path = %path.display(), "the file of the job data stays");
+    }
 }
 
 #[cfg(test)]
@@ -110,7 +125,9 @@ mod tests {
                 .job_id,
             "1"
         );
+        assert!(file.path().exists());
         assert_eq!(decode(&config(Some(""), path)).unwrap().job_id, "2");
+        assert!(!file.path().exists(), "nobody else reads it");
     }
 
     #[test]

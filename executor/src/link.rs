@@ -11,8 +11,7 @@ use control_plane::logs::{ApiLog, Bearer, RedisLog, SinkConfig};
 use control_plane::redis::Redis;
 use control_plane::terrakube::{Terrakube, TokenSource, token};
 use control_plane::{Patience, Platform, PlatformError};
-use job_contract::JobData;
-use job_contract::chain;
+use job_contract::{JobData, Records, chain};
 use tracing::warn;
 
 use crate::config::{Config, Folders};
@@ -36,6 +35,9 @@ impl Link {
     /// The link as it is configured. Nothing is connected yet.
     pub fn open(config: &Config, folders: &Folders) -> Result<Self, StageError> {
         let (terrakube, redis) = config.network()?;
+        if terrakube.is_none() && config.run.records == Some(Records::Pod) {
+            warn!("the record of this step ends with its pod: nobody may start the step again");
+        }
         let platform = match terrakube {
             Some(settings) => Platform::Terrakube(
                 Terrakube::new(settings, redis.clone()).map_err(PlatformError::from)?,

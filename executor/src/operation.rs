@@ -259,7 +259,7 @@ impl<'r, 'c> Operation<'r, 'c> {
             StepType::Plan | StepType::PlanDestroy => (Phase::Plan, "PLAN"),
             StepType::Apply => (Phase::Apply, "APPLY"),
             StepType::Destroy => (Phase::Destroy, "DESTROY"),
-            StepType::CustomScripts | StepType::Approval => {
+            StepType::CustomScripts | StepType::Approval | StepType::PolicyEvaluation => {
                 unreachable!("script steps run no operation")
             }
         };

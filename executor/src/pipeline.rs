@@ -79,6 +79,7 @@ async fn refuse_unlinked(
 }
 
 fn open_link(config: &Config) -> Result<Link, StageError> {
+    config.check_records()?;
     let folders = config.folders(std::env::var_os("HOME"))?;
     Link::open(config, &folders)
 }

@@ -76,12 +76,7 @@ pub(crate) async fn prepare(run: &Run<'_>, standing: &Standing) -> Result<Readin
         );
         run.log.writer().line(&text).await;
     }
-    if !run.job.policy_list.is_empty() {
-        warn!(
-            policies = run.job.policy_list.len(),
-            "the job carries policies, which are not evaluated here"
-        );
-    }
+    refuse_policies(run).await?;
     let workspace = run
         .phase(
             Phase::Workspace,
@@ -122,6 +117,30 @@ pub(crate) async fn prepare(run: &Run<'_>, standing: &Standing) -> Result<Readin
             None => Readiness::Scripts(Box::new(workspace), tool),
         })
     }
+}
+
+/// Policies are not evaluated here. A plan that comes with some would pass over a mandatory one, so that it is not made,
+/// unless the operator says so. A workspace's own variables are not the operator's word.
+async fn refuse_policies(run: &Run<'_>) -> Result<(), StageError> {
+    let what = match run.step_type {
+        StepType::Plan | StepType::PlanDestroy if run.job.has_policies() => {
+            "the plan comes with policies (`policyList`)"
+        }
+        StepType::PolicyEvaluation => "the step is to evaluate policies (`policyEvaluation`)",
+        _ => return Ok(()),
+    };
+    let mut own = child_env::extra_variables(&run.job);
+    let by_workspace = own.any(|(name, _)| name == env::IGNORE_POLICIES);
+    if !run.config.run.ignore_policies || by_workspace {
+        return Err(StageError::Policies { what });
+    }
+    let text = format!(
+        "WARNING: {what}, and NONE IS EVALUATED: the operator has set {}",
+        env::IGNORE_POLICIES
+    );
+    warn!("{text}");
+    run.log.writer().line(&run.palette().failure(&text)).await;
+    Ok(())
 }
 
 /// A job that ended meanwhile is not run, and neither is a step that has an outcome in a job that goes on.

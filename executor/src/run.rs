@@ -69,6 +69,9 @@ pub enum StageError {
     Job(#[from] JobError),
     #[error(transparent)]
     ChildEnv(#[from] ChildEnvError),
+    /// A mandatory policy would be passed over.
+    #[error("{what}, and this executor does not evaluate policies: nothing was run")]
+    Policies { what: &'static str },
     #[error("could not make the work folder `{path}`")]
     WorkDir {
         path: String,
@@ -127,6 +130,7 @@ impl StageError {
             }
             Self::JobData(_)
             | Self::Job(_)
+            | Self::Policies { .. }
             | Self::ChildEnv(_)
             | Self::Variables(_)
             | Self::Plan(_) => Fault::User,
@@ -162,6 +166,7 @@ impl StageError {
             Self::WorkDir { source, .. } if is_wrong_place(source) => Exit::BadConfiguration,
             Self::Tool(error) if error.is_wrong_setting() => Exit::BadConfiguration,
             // The document is sound; what it refers to says no.
+            Self::Policies { .. } => Exit::StepFailed,
             Self::Plan(_) if self.fault() == Fault::User => Exit::StepFailed,
             _ => self.fault().exit(),
         }
@@ -174,6 +179,11 @@ impl StageError {
             Self::Tool(error) => error.hint(),
             Self::Platform(error) => error.hint(),
             Self::Job(error) => Some(error.hint().to_owned()),
+            Self::Policies { .. } => Some(format!(
+                "run the workspace with an executor that evaluates policies, or have the operator set `{}=true` on this \
+                 one, which passes over all of them",
+                env::IGNORE_POLICIES
+            )),
             Self::Plan(PlanError::Unavailable(error)) if error.hint().is_some() => error.hint(),
             Self::Plan(_) => Some("plan again, review the new plan and apply that".to_owned()),
             Self::Script(ScriptError::NoGroovy { .. }) => {

@@ -34,7 +34,7 @@ fn node_selector(options: &str) -> Option<BTreeMap<String, String>> {
         java_tool_options: Some(options.to_owned()),
         ..DeploymentArgs::default()
     };
-    match args.resolve() {
+    match args.resolve(None) {
         Ok(deployment) => Some(deployment.defaults.node_selector.unwrap_or_default()),
         Err(problems) => {
             assert!(!problems.is_empty());

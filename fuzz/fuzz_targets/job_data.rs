@@ -5,7 +5,8 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use job_contract::encoding::{decode, encode, encode_compressed, identify};
+use job_contract::Document;
+use job_contract::encoding::{decode, document, encode, identify};
 use libfuzzer_sys::fuzz_target;
 
 /// Stands in seeds where a secret would; never a part of our own words.
@@ -27,7 +28,12 @@ fn check(text: &[u8]) {
         Ok(job) => {
             let plain = encode(&job);
             let lines: Vec<_> = plain.as_bytes().chunks(76).collect();
-            let compressed = encode_compressed(&job).expect("there is memory");
+            let received = document(text).expect("it was decoded before");
+            let again = document(received.encode().as_bytes()).expect("it is what came");
+            assert_eq!(again.json(), received.json());
+            let compressed = Document::written(&job)
+                .encode_compressed()
+                .expect("there is memory");
             for form in [
                 plain.as_bytes(),
                 plain.trim_end_matches('=').as_bytes(),

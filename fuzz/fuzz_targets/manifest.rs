@@ -6,6 +6,7 @@
 use api_launcher::manifest::{Deployment, build};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use job_contract::Document;
 use job_contract::encoding::decode;
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
@@ -17,8 +18,9 @@ fuzz_target!(|data: &[u8]| {
         return;
     };
     job.access_token = Some(TOKEN.to_owned());
+    let document = Document::written(&job);
     let deployment = Deployment::default();
-    let manifest = match build(&job, &deployment) {
+    let manifest = match build(&document, &deployment) {
         Ok(manifest) => manifest,
         Err(errors) => {
             assert!(!errors.problems().is_empty());
@@ -35,7 +37,7 @@ fuzz_target!(|data: &[u8]| {
     };
     let list = manifest.to_list();
     assert_eq!(
-        build(&job, &deployment)
+        build(&document, &deployment)
             .expect("it was built before")
             .to_list(),
         list
@@ -43,13 +45,20 @@ fuzz_target!(|data: &[u8]| {
 
     let object = &list["items"][0];
     assert!(!object.to_string().contains(TOKEN));
-    let document = list["items"][1]["data"]["job-data"]
-        .as_str()
+    let data = list["items"][1]["data"]
+        .as_object()
         .expect("a Secret holds it");
-    let document = STANDARD
-        .decode(document)
-        .expect("Kubernetes encodes bytes so");
-    assert_eq!(decode(&document).as_ref(), Ok(&job));
+    let parts = (0..data.len()).map(|index| match index {
+        0 => "job-data".to_owned(),
+        index => format!("job-data-{index}"),
+    });
+    let received: Vec<u8> = parts
+        .flat_map(|key| {
+            let part = data[&key].as_str().expect("a text");
+            STANDARD.decode(part).expect("Kubernetes encodes bytes so")
+        })
+        .collect();
+    assert_eq!(decode(&received).as_ref(), Ok(&job));
 
     let name = object["metadata"]["name"].as_str().expect("a name");
     assert!(is_dns_label(name), "{name}");

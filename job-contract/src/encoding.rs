@@ -1,4 +1,5 @@
-//! How a job document travels: base64 of JSON, optionally zstd-compressed in between.
+//! How a job document travels: base64 of JSON, optionally zstd-compressed in between, in one environment variable or in
+//! several.
 //!
 //! Errors say what is wrong and where. They never quote the document: most of its fields can be secret.
 
@@ -6,19 +7,21 @@ use std::io::Read;
 
 use base64::Engine as _;
 use base64::alphabet;
-use base64::engine::{
-    DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig, general_purpose::STANDARD,
-};
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
+use crate::document::Document;
+use crate::env;
 use crate::job::JobData;
 
 /// Largest document that is decoded, compressed or not; far above anything a platform sends (contract 1.6),
 /// and low enough that a decompression bomb cannot exhaust a pod.
 pub const MAX_DOCUMENT_BYTES: usize = 32 * 1024 * 1024;
 
+/// Most encoded job data that travel in the environment: as much as a Secret holds, and half of what Linux takes of
+/// arguments and environment together where the stack has its usual limit of 8 MiB.
+pub const MAX_ENVIRONMENT_BYTES: usize = 1024 * 1024;
+
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-/// Job documents are small and short-lived: the default trades little size for little time.
-const ZSTD_LEVEL: i32 = 3;
 
 /// Why a text is no job document.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,29 +52,38 @@ pub enum DecodeError {
 
 /// Encodes a document the way every executor release reads it: standard base64 on one line.
 pub fn encode(job: &JobData) -> String {
-    STANDARD.encode(to_json(job))
+    Document::written(job).encode()
 }
 
-/// Encodes a document compressed; only Mayfly's executor reads it.
-///
-/// # Errors
-/// Fails only when the compressor cannot allocate.
-pub fn encode_compressed(job: &JobData) -> std::io::Result<String> {
-    Ok(STANDARD.encode(zstd::bulk::compress(&to_json(job), ZSTD_LEVEL)?))
-}
-
-fn to_json(job: &JobData) -> Vec<u8> {
-    serde_json::to_vec(job).expect("a job document has string keys and no failing serialiser")
+/// The variables that carry encoded job data, in their order. None is longer than Linux accepts (contract 1.6).
+pub fn variables(encoded: &str) -> Vec<(String, &str)> {
+    let mut variables = Vec::new();
+    let mut rest = encoded;
+    loop {
+        let name = env::job_data_part(variables.len());
+        let room = env::MAX_ENV_STRING_BYTES - name.len() - 2;
+        let (part, left) = rest.split_at(rest.floor_char_boundary(room));
+        variables.push((name, part));
+        if left.is_empty() {
+            return variables;
+        }
+        rest = left;
+    }
 }
 
 /// Decodes job data: base64 in the standard or the URL-safe alphabet, padded or not, on one line or many,
 /// of a JSON document or of a zstd frame around one; or the JSON document as it is.
 pub fn decode(text: &[u8]) -> Result<JobData, DecodeError> {
-    let document = unwrap_document(text)?;
-    let document = std::str::from_utf8(&document).map_err(|e| DecodeError::NotText {
+    document(text).map(Document::into_job)
+}
+
+/// Like [`decode`], with the bytes of the JSON.
+pub fn document(text: &[u8]) -> Result<Document, DecodeError> {
+    let json = unwrap_document(text)?;
+    std::str::from_utf8(&json).map_err(|e| DecodeError::NotText {
         offset: e.valid_up_to(),
     })?;
-    serde_json::from_str(document).map_err(|e| DecodeError::NotJobData {
+    Document::from_json(json).map_err(|e| DecodeError::NotJobData {
         problem: match e.classify() {
             serde_json::error::Category::Eof => "it ends too early",
             serde_json::error::Category::Data => "a property has the wrong type",
@@ -171,6 +183,8 @@ fn within_limit(document: Vec<u8>) -> Result<Vec<u8>, DecodeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::Variable;
+    use base64::engine::general_purpose::STANDARD;
     use proptest::prelude::*;
 
     fn sample() -> JobData {
@@ -200,7 +214,7 @@ mod tests {
             &url_safe,
             &wrapped,
             standard.trim_end_matches('='),
-            &encode_compressed(&job).unwrap(),
+            &Document::written(&job).encode_compressed().unwrap(),
             &json,
         ] {
             assert_eq!(decode(form.as_bytes()).as_ref(), Ok(&job), "{form}");
@@ -236,8 +250,38 @@ mod tests {
     }
 
     #[test]
+    fn the_bytes_of_a_document_are_kept_in_every_form() {
+        let json = " {\n \"zebra\": {\"b\": 1, \"a\": [null, 1.50]},\r\n\t\"jobId\" :412, \"variables\":\
+                    [{\"key\":\"list\",\"value\":\"[1]\",\"hcl\":true,\"sensitive\":null}], \"commandList\":null} \n";
+        let document = document(json.as_bytes()).unwrap();
+        assert_eq!(document.job_id, "412");
+        assert_eq!(document.variables["list"].hcl, Some(true));
+        let compressed = document.encode_compressed().unwrap();
+        for form in [document.encode(), compressed] {
+            let received = super::document(form.as_bytes()).unwrap();
+            assert_eq!(received.json(), json.as_bytes());
+        }
+    }
+
+    #[test]
+    fn job_data_are_spread_over_variables_that_linux_takes() {
+        let room = env::MAX_ENV_STRING_BYTES - env::JOB_DATA.len() - 2;
+        for (length, variables_needed) in [(0, 1), (room, 1), (room + 1, 2), (1024 * 1024, 9)] {
+            let text = "x".repeat(length);
+            let found = variables(&text);
+            assert_eq!(found.len(), variables_needed);
+            let whole: String = found.iter().map(|(_, part)| *part).collect();
+            assert_eq!(whole, text);
+            for (name, part) in found {
+                assert!(name.len() + part.len() + 2 <= env::MAX_ENV_STRING_BYTES);
+                assert!(env::is_job_data(&name));
+            }
+        }
+    }
+
+    #[test]
     fn a_decompression_bomb_is_refused() {
-        let bomb = zstd::bulk::compress(&vec![b' '; MAX_DOCUMENT_BYTES + 1], ZSTD_LEVEL).unwrap();
+        let bomb = zstd::bulk::compress(&vec![b' '; MAX_DOCUMENT_BYTES + 1], 3).unwrap();
         assert_eq!(
             decode(STANDARD.encode(bomb).as_bytes()),
             Err(DecodeError::TooLarge)
@@ -251,9 +295,17 @@ mod tests {
             let _ = decode(STANDARD.encode(&bytes).as_bytes());
         }
 
+        /// With the flags of newer releases on all variables, or on none.
         #[test]
-        fn documents_round_trip(values in proptest::collection::btree_map(".{0,12}", ".{0,40}", 0..6)) {
-            let job = JobData { environment_variables: values, ..sample() };
+        fn documents_round_trip(
+            values in proptest::collection::btree_map(".{0,12}", ".{0,40}", 0..6),
+            flags in proptest::option::of(proptest::collection::vec(any::<bool>(), 6)),
+        ) {
+            let flag = |at: usize| flags.as_ref().map(|flags| flags[at]);
+            let variables = values.iter().enumerate().map(|(at, (name, value))| {
+                (name.clone(), Variable { value: value.clone(), hcl: flag(at) })
+            });
+            let job = JobData { variables: variables.collect(), environment_variables: values, ..sample() };
             prop_assert_eq!(decode(encode(&job).as_bytes()), Ok(job));
         }
     }

@@ -4,9 +4,9 @@
 
 /// `true` selects batch mode: one step, then exit. Contract 10.1.
 pub const BATCH: &str = "EphemeralFlagBatch";
-/// The encoded job document. Contract 1.1.
+/// The encoded job document, or its first part: see [`job_data_part`]. Contract 1.1.
 pub const JOB_DATA: &str = "EphemeralJobData";
-/// Path of a file holding the encoded job document, for documents too large for one environment string.
+/// Path of a file holding the encoded job document, for people who start an executor themselves.
 pub const JOB_DATA_FILE: &str = "EphemeralJobDataFile";
 
 /// Where plans, state and step output are stored. Contract 6.
@@ -139,6 +139,8 @@ pub const SILENCE_SECONDS: &str = "MAYFLY_SILENCE_SECONDS";
 pub const MEMORY_STOP_PERCENT: &str = "MAYFLY_MEMORY_STOP_PERCENT";
 /// Where the final report is written; Kubernetes shows it as the container's termination message.
 pub const TERMINATION_LOG: &str = "MAYFLY_TERMINATION_LOG";
+/// `true` runs what comes with policies without evaluating them. Contract 13.1.
+pub const IGNORE_POLICIES: &str = "MAYFLY_IGNORE_POLICIES";
 /// Extra names, comma-separated, that tools and scripts inherit from the executor's environment.
 pub const ENV_FORWARD: &str = "MAYFLY_ENV_FORWARD";
 /// A file that receives a copy of the run's log.
@@ -153,6 +155,8 @@ pub const DISPATCH_WAIT_SECONDS: &str = "MAYFLY_DISPATCH_WAIT_SECONDS";
 pub const STATUS_POLL_SECONDS: &str = "MAYFLY_STATUS_POLL_SECONDS";
 /// How many seconds a final report is tried while the platform does not answer.
 pub const REPORT_PATIENCE_SECONDS: &str = "MAYFLY_REPORT_PATIENCE_SECONDS";
+/// `platform`, `shared` or `pod`: where the record of a step is kept ([`crate::Records`]).
+pub const RECORDS: &str = "MAYFLY_RECORDS";
 /// Identity of the pod that runs the executor, from the downward API; written into the claim.
 pub const POD_NAME: &str = "MAYFLY_POD_NAME";
 /// See [`POD_NAME`].
@@ -311,3 +315,21 @@ pub const TMP_SIZE_LIMIT: &str = "MAYFLY_TMP_SIZE_LIMIT";
 
 /// Largest environment string Linux accepts at `execve`, name, `=` and NUL included (`MAX_ARG_STRLEN`).
 pub const MAX_ENV_STRING_BYTES: usize = 131_072;
+
+/// The variable of a part of job data that are too large for one: `EphemeralJobData`, `EphemeralJobData_1` and so on.
+#[must_use]
+pub fn job_data_part(index: usize) -> String {
+    match index {
+        0 => JOB_DATA.to_owned(),
+        index => format!("{JOB_DATA}_{index}"),
+    }
+}
+
+/// Whether the variable holds job data, a part of them, or the file they are in.
+#[must_use]
+pub fn is_job_data(name: &str) -> bool {
+    name == JOB_DATA_FILE
+        || name
+            .strip_prefix(JOB_DATA)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+}

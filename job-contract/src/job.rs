@@ -80,15 +80,12 @@ pub struct JobData {
     #[serde(deserialize_with = "environment")]
     pub environment_variables: BTreeMap<String, String>,
     /// Input variables; null values count as not set. Values may be secret.
-    #[serde(deserialize_with = "variables")]
+    #[serde(deserialize_with = "variables", serialize_with = "write_variables")]
     pub variables: BTreeMap<String, Variable>,
-    /// Policies of newer releases that Mayfly does not evaluate; non-empty ones deserve a warning
+    /// Policies of newer releases, which Mayfly does not evaluate: read it through [`JobData::has_policies`]
     /// (contract 13.1).
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
-    pub policy_list: Vec<Value>,
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub policy_list: Value,
 }
 
 impl Default for JobData {
@@ -118,7 +115,7 @@ impl Default for JobData {
             tofu: false,
             environment_variables: BTreeMap::new(),
             variables: BTreeMap::new(),
-            policy_list: Vec::new(),
+            policy_list: Value::Null,
         }
     }
 }
@@ -143,6 +140,17 @@ impl JobData {
             None | Some("") => Err(JobDataError::Missing { field: "type" }),
             Some(text) => StepType::parse(text)
                 .ok_or_else(|| JobDataError::UnknownType { found: shown(text) }),
+        }
+    }
+
+    /// Whether there is anything in the list of policies. What a policy looks like is not known here.
+    pub fn has_policies(&self) -> bool {
+        match &self.policy_list {
+            Value::Null => false,
+            Value::Array(list) => !list.is_empty(),
+            Value::Object(map) => !map.is_empty(),
+            Value::String(text) => !text.is_empty(),
+            Value::Bool(_) | Value::Number(_) => true,
         }
     }
 
@@ -257,17 +265,20 @@ pub enum StepType {
     CustomScripts,
     /// `approval`
     Approval,
+    /// `policyEvaluation`, of newer releases (contract 13.1).
+    PolicyEvaluation,
 }
 
 impl StepType {
     /// The names on the wire, in the order of the variants.
-    pub const NAMES: [&'static str; 6] = [
+    pub const NAMES: [&'static str; 7] = [
         "terraformPlan",
         "terraformPlanDestroy",
         "terraformApply",
         "terraformDestroy",
         "customScripts",
         "approval",
+        "policyEvaluation",
     ];
 
     /// The name on the wire.
@@ -284,6 +295,7 @@ impl StepType {
             Self::Destroy,
             Self::CustomScripts,
             Self::Approval,
+            Self::PolicyEvaluation,
         ]
         .into_iter()
         .find(|step_type| step_type.name() == name)
@@ -296,7 +308,10 @@ impl StepType {
 
     /// Whether the step runs the tool at all.
     pub const fn uses_tool(self) -> bool {
-        !matches!(self, Self::CustomScripts | Self::Approval)
+        !matches!(
+            self,
+            Self::CustomScripts | Self::Approval | Self::PolicyEvaluation
+        )
     }
 }
 
@@ -417,11 +432,26 @@ impl From<&str> for Variable {
     }
 }
 
-/// Variables are written in the form every release reads: an object of strings.
-impl Serialize for Variable {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.value)
+/// An object of strings, which every release reads, or with flags the array of newer releases.
+fn write_variables<S: serde::Serializer>(
+    variables: &BTreeMap<String, Variable>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Entry<'a> {
+        key: &'a str,
+        value: &'a str,
+        hcl: bool,
     }
+    if variables.values().all(|variable| variable.hcl.is_none()) {
+        let pairs = variables.iter();
+        return serializer.collect_map(pairs.map(|(name, variable)| (name, &variable.value)));
+    }
+    serializer.collect_seq(variables.iter().map(|(key, variable)| Entry {
+        key,
+        value: &variable.value,
+        hcl: variable.hcl.unwrap_or(false),
+    }))
 }
 
 fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
@@ -538,6 +568,19 @@ mod tests {
         );
         assert_eq!(job.variables["a"].hcl, Some(true));
         assert_eq!(job.variables["b"].hcl, Some(false));
+    }
+
+    #[test]
+    fn policies_are_seen_whatever_they_look_like() {
+        for list in ["null", "[]", "{}", "\"\""] {
+            let document = format!(r#"{{"policyList":{list},"policyExemptionList":[{{"a":1}}]}}"#);
+            assert!(!parse(&document).has_policies(), "{document}");
+        }
+        for list in [r#"[{"id":1}]"#, "[null]", r#"{"a":[]}"#, "\"a\"", "1"] {
+            let document = format!(r#"{{"policyList":{list}}}"#);
+            assert!(parse(&document).has_policies(), "{document}");
+        }
+        assert!(!parse("{}").has_policies());
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! `docs/job-contract.md`.
 
 pub mod chain;
+pub mod document;
 pub mod encoding;
 pub mod env;
 pub mod exit;
@@ -13,10 +14,13 @@ pub mod job;
 pub mod keys;
 pub mod pairs;
 pub mod progress;
+pub mod records;
 pub mod report;
 pub mod settlement;
 pub mod status;
 
 pub use chain::chain;
+pub use document::Document;
 pub use exit::Exit;
 pub use job::{Command, JobData, Runtime, StepType, Tool};
+pub use records::Records;

@@ -43,7 +43,9 @@ pub struct Settlement {
 /// Which scripts follow an operation that ended this way.
 pub const fn aftermath(step: StepType, ending: Ending, ignore_error: bool) -> Aftermath {
     let (on_failure, after) = match (step, ending) {
-        (StepType::CustomScripts | StepType::Approval, _) => (false, false),
+        (StepType::CustomScripts | StepType::Approval | StepType::PolicyEvaluation, _) => {
+            (false, false)
+        }
         (_, Ending::NotReached) => (true, false),
         (_, Ending::Success | Ending::Changes) => (false, true),
         (StepType::Plan | StepType::PlanDestroy, Ending::Failure) => (!ignore_error, ignore_error),

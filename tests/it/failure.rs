@@ -66,7 +66,9 @@ fn job_data_may_come_from_a_file() {
     let file = site.scratch("job-data");
     std::fs::write(
         &file,
-        job_contract::encoding::encode_compressed(&plan).unwrap(),
+        job_contract::Document::written(&plan)
+            .encode_compressed()
+            .unwrap(),
     )
     .unwrap();
     site.executor_with_data(None)
@@ -101,6 +103,53 @@ fn a_folder_that_cannot_be_is_refused_with_the_setting_that_names_it() {
             let hint = outcome.report().hint.as_deref().unwrap_or_default();
             assert!(hint.contains(variable), "{hint:?}\n{outcome}");
         }
+    }
+}
+
+#[test]
+fn what_comes_with_policies_is_not_run_unless_the_operator_says_so() {
+    let repository = Repository::fixture();
+    let with_policies = || {
+        let mut plan = job::plan(&repository);
+        plan.policy_list = serde_json::json!([{"severity": "HARD_MANDATORY"}]);
+        plan
+    };
+    let evaluation = JobData {
+        step_type: Some("policyEvaluation".to_owned()),
+        ..job::plan(&repository)
+    };
+    let by_itself = |mut job: JobData| {
+        let own = format!("{}=true", env::IGNORE_POLICIES);
+        job.environment_variables
+            .insert(env::EPHEMERAL_ENV.to_owned(), own);
+        job
+    };
+    for job in [
+        with_policies(),
+        evaluation.clone(),
+        by_itself(with_policies()),
+    ] {
+        let site = site();
+        site.queue(&[&job]);
+        let own = job.environment_variables.contains_key(env::EPHEMERAL_ENV);
+        let value = if own { "true" } else { "" };
+        let outcome = site.executor(&job).env(env::IGNORE_POLICIES, value).run();
+        assert_named(&outcome, 1, &["policies", "nothing was run"]);
+        assert_eq!(site.statuses(&job), ("failed".into(), "failed".into()));
+        let output = site.step_output(&job);
+        assert!(output.contains(env::IGNORE_POLICIES), "{output}");
+    }
+    for job in [with_policies(), evaluation] {
+        let site = site();
+        site.queue(&[&job]);
+        let outcome = site.executor(&job).env(env::IGNORE_POLICIES, "true").run();
+        outcome.expect_code(0);
+        assert_eq!(
+            site.statuses(&job),
+            ("completed".into(), "completed".into())
+        );
+        let output = site.step_output(&job);
+        assert!(output.contains("NONE IS EVALUATED"), "{output}");
     }
 }
 

@@ -108,12 +108,24 @@ impl Place {
     }
 
     pub(crate) fn program_that_first(&self, words: &str) -> PathBuf {
-        let path = self.site.scratch("image");
         // In a script, since the pod has its own `/tmp`, and a path in a variable would be one of the pod.
-        let script = format!(
-            "#!/bin/sh\nexport {}='{}' {}=installed\n{words}\nexec '{}'\n",
+        let shared = self.site.data_dir();
+        self.program(&format!(
+            "export {}='{}'\n{words}",
             env::DATA_DIR,
-            self.site.data_dir().display(),
+            shared.display()
+        ))
+    }
+
+    /// The executor's image, whose pods share no folder with each other or with this test.
+    pub(crate) fn image_that_shares_nothing(&self) {
+        self.cluster.image(IMAGE, &self.program(""));
+    }
+
+    fn program(&self, words: &str) -> PathBuf {
+        let path = self.site.scratch("image");
+        let script = format!(
+            "#!/bin/sh\nexport {}=installed\n{words}\nexec '{}'\n",
             env::TOOL_SELECTION,
             env!("CARGO_BIN_EXE_executor_under_test"),
         );
@@ -155,7 +167,9 @@ impl Place {
             .env("KUBECONFIG", kubeconfig.unwrap())
             .env("ExecutorEphemeralNamespace", &self.runs)
             .env("ExecutorEphemeralImage", IMAGE)
-            .env("ExecutorEphemeralSecret", "");
+            .env("ExecutorEphemeralSecret", "")
+            // What the image says; the launcher does not see it.
+            .env(env::RECORDS, "shared");
         command
     }
 
@@ -344,13 +358,18 @@ impl Door {
 
     /// The status of the answer, if there is one.
     async fn post(&self, job: &JobData) -> Result<u16, reqwest::Error> {
+        self.post_text(serde_json::to_string(job).unwrap()).await
+    }
+
+    /// The same for a document as it is.
+    async fn post_text(&self, document: String) -> Result<u16, reqwest::Error> {
         let url = format!("http://{}/api/v1/terraform-rs", self.address);
         let request = self
             .client
             .post(url)
             .bearer_auth(token())
             .header("content-type", "application/json")
-            .body(serde_json::to_string(job).unwrap());
+            .body(document);
         Ok(request.send().await?.status().as_u16())
     }
 

@@ -40,7 +40,7 @@ pub struct CheckArgs {
 pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, CommandError> {
     let deployment = args
         .deployment
-        .resolve()
+        .resolve(args.peers.api_url.as_deref())
         .map_err(CommandError::Configuration)?;
     for warning in &deployment.warnings {
         out.note(&format!("warning: {warning}"));

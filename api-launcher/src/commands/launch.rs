@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use futures_util::{StreamExt as _, stream};
-use job_contract::Exit;
+use job_contract::{Exit, env};
 use serde_json::json;
 
 use super::output::Output;
@@ -38,6 +38,9 @@ pub struct LaunchArgs {
     pub access: AccessArgs,
     #[command(flatten)]
     pub show: ShowArgs,
+    /// Base URL of the platform's API, as the launcher that serves has it
+    #[arg(long, value_name = "URL", env = env::API_URL)]
+    pub api_url: Option<String>,
     #[command(flatten)]
     pub deployment: DeploymentArgs,
 }
@@ -45,7 +48,7 @@ pub struct LaunchArgs {
 pub(super) async fn launch(args: &LaunchArgs, out: &mut Output) -> Result<Exit, CommandError> {
     let deployment = args
         .deployment
-        .resolve()
+        .resolve(args.api_url.as_deref())
         .map_err(CommandError::Configuration)?;
     for warning in &deployment.warnings {
         out.note(&format!("warning: {warning}"));

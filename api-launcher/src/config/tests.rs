@@ -33,11 +33,11 @@ fn args(flags: &[&str]) -> DeploymentArgs {
 }
 
 fn resolve(flags: &[&str]) -> Deployment {
-    args(flags).resolve().unwrap()
+    args(flags).resolve(None).unwrap()
 }
 
 fn problems(flags: &[&str]) -> Vec<String> {
-    let problems = args(flags).resolve().unwrap_err();
+    let problems = args(flags).resolve(None).unwrap_err();
     problems.iter().map(ToString::to_string).collect()
 }
 
@@ -65,7 +65,7 @@ fn nothing_said_gives_the_defaults_of_the_platform() {
     assert_eq!(deployment.env_secrets, ["terrakube-executor-secrets"]);
     assert_eq!(deployment.active_deadline_seconds, 21_600);
     assert_eq!(deployment.ttl_seconds_after_finished, 600);
-    assert_eq!(deployment.effective_backoff_limit(), 2);
+    assert_eq!((deployment.backoff_limit, deployment.records), (None, None));
 }
 
 #[test]
@@ -152,13 +152,16 @@ fn one_grace_period_counts_for_all_unless_apply_has_its_own() {
 }
 
 #[test]
-fn env_mode_starts_nothing_again_unless_it_is_told_to() {
+fn where_records_are_kept_is_said_or_follows_from_what_the_launcher_reports_to() {
+    let shared = resolve(&["--records", "Shared", "--backoff-limit", "1"]);
     assert_eq!(
-        resolve(&["--job-data-mode", "env"]).effective_backoff_limit(),
-        0
+        (shared.records, shared.backoff_limit),
+        (Some(Records::Shared), Some(1))
     );
-    let told = resolve(&["--job-data-mode", "ENV", "--backoff-limit", "1"]);
-    assert_eq!(told.effective_backoff_limit(), 1);
+    assert_eq!(resolve(&["--records", "auto"]).records, None);
+    let reports = |url| args(&[]).resolve(url).unwrap().reports_to_platform;
+    assert!(reports(Some("http://api")));
+    assert!(!reports(Some(" ")) && !reports(None));
 }
 
 #[rstest]
@@ -181,6 +184,8 @@ fn env_mode_starts_nothing_again_unless_it_is_told_to() {
 #[case(&["--active-deadline-seconds", "6h"], env::ACTIVE_DEADLINE_SECONDS)]
 #[case(&["--active-deadline-seconds", "300"], env::ACTIVE_DEADLINE_SECONDS)]
 #[case(&["--backoff-limit", "-1"], env::BACKOFF_LIMIT)]
+#[case(&["--backoff-limit", "2"], env::BACKOFF_LIMIT)]
+#[case(&["--records", "somewhere"], env::RECORDS)]
 #[case(&["--ttl-seconds-after-finished", "99999999999"], env::TTL_SECONDS_AFTER_FINISHED)]
 #[case(&["--termination-grace-period-seconds", "-1"], env::TERMINATION_GRACE_PERIOD_SECONDS)]
 #[case(&["--work-size-limit", "10"], env::WORK_SIZE_LIMIT)]

@@ -13,7 +13,7 @@ use control_plane::heartbeat::{self, Beat};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use job_contract::status::JobStatus;
-use job_contract::{JobData, chain, env};
+use job_contract::{Document, JobData, chain, env};
 use tokio::sync::Mutex;
 use tokio::time::{Instant as Deadline, timeout_at};
 use tokio_util::task::TaskTracker;
@@ -166,7 +166,7 @@ impl KubernetesTarget {
     /// between the two is made up for by the delivery that follows, since this one was not answered.
     pub(super) async fn accept(
         &self,
-        job: JobData,
+        job: Document,
         answered: Answered,
     ) -> Result<Accepted, Refused> {
         let until = Deadline::now() + self.acceptance;
@@ -209,7 +209,7 @@ impl KubernetesTarget {
                     Accepted::New => desk.beat(&job.job_id),
                 });
                 match held {
-                    Some(name) => self.complete(desk, job, name, answered),
+                    Some(name) => self.complete(desk, job.into_job(), name, answered),
                     None if accepted == Accepted::New && !notes.is_empty() => {
                         self.remark(desk, &job, notes, answered);
                     }
@@ -223,9 +223,11 @@ impl KubernetesTarget {
                 if !matches!(timeout_at(until, there).await, Ok(Ok(false))) {
                     return Err(Refused::Invalid(reason));
                 }
-                self.refuse(desk, job, reason, answered).await
+                self.refuse(desk, job.into_job(), reason, answered).await
             }
-            Err(Unmade::Barred(reason)) => self.refuse(desk, job, reason, answered).await,
+            Err(Unmade::Barred(reason)) => {
+                self.refuse(desk, job.into_job(), reason, answered).await
+            }
             Err(Unmade::NotNow(reason)) => Err(Refused::Unavailable(reason)),
         }
     }
@@ -697,7 +699,7 @@ mod tests {
 
     async fn accept(target: &KubernetesTarget, job: JobData) -> Result<Accepted, Refused> {
         let (answering, answered) = answer_to();
-        let accepted = target.accept(job, answered).await;
+        let accepted = target.accept(Document::written(&job), answered).await;
         drop(answering);
         accepted
     }

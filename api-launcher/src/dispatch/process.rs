@@ -13,10 +13,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use axum::body::Bytes;
 use control_plane::heartbeat::Beat;
 use control_plane::setting::is_wrong_place;
-use job_contract::{Exit, JobData};
+use job_contract::{Document, Exit};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 use tracing::{error, info, warn};
@@ -162,14 +161,12 @@ impl ProcessTarget {
     /// Keeps the document, once. A second delivery waits for the first and is told that it came before.
     pub(super) async fn accept(
         &self,
-        job: &JobData,
-        raw: Bytes,
+        job: Document,
         answered: Answered,
     ) -> Result<Accepted, Refused> {
-        let mut answered = Some(answered);
-        let key = RunKey::of(job)
+        let key = RunKey::of(&job)
             .ok_or_else(|| Refused::Unavailable("the job has no number".to_owned()))?;
-        loop {
+        let (at, begin) = loop {
             let turn = self.inner.index().turn(&key, now());
             match turn {
                 Turn::Done => return Ok(Accepted::Duplicate),
@@ -177,38 +174,33 @@ impl ProcessTarget {
                 Turn::Wait(mut end) => {
                     let _ = end.changed().await;
                 }
-                Turn::Write(at, begin) => {
-                    let (tell, told) = oneshot::channel();
-                    let inner = Arc::clone(&self.inner);
-                    let answered = answered.take();
-                    // The sender may hang up; what was begun is finished all the same.
-                    tokio::spawn(async move {
-                        let kept = inner.keep(&key, at, raw).await;
-                        drop(begin);
-                        let kept_ok = kept.is_ok();
-                        if kept_ok {
-                            inner.keep_alive(&key);
-                        }
-                        let _ = tell.send(kept);
-                        if kept_ok {
-                            if let Some(answered) = answered {
-                                answered.wait().await;
-                            }
-                            inner.admit(at, key).await;
-                        }
-                    });
-                    return told
-                        .await
-                        .map_err(|_| io::Error::other("the queue is gone"))
-                        .flatten()
-                        .map(|()| Accepted::New)
-                        .map_err(|source| {
-                            error!(error = %source, "a dispatch could not be kept");
-                            Refused::Unavailable(format!("the queue cannot be written: {source}"))
-                        });
-                }
+                Turn::Write(at, begin) => break (at, begin),
             }
-        }
+        };
+        let (tell, told) = oneshot::channel();
+        let inner = Arc::clone(&self.inner);
+        // The sender may hang up; what was begun is finished all the same.
+        tokio::spawn(async move {
+            let kept = inner.keep(&key, at, job).await;
+            drop(begin);
+            let kept_ok = kept.is_ok();
+            if kept_ok {
+                inner.keep_alive(&key);
+            }
+            let _ = tell.send(kept);
+            if kept_ok {
+                answered.wait().await;
+                inner.admit(at, key).await;
+            }
+        });
+        told.await
+            .map_err(|_| io::Error::other("the queue is gone"))
+            .flatten()
+            .map(|()| Accepted::New)
+            .map_err(|source| {
+                error!(error = %source, "a dispatch could not be kept");
+                Refused::Unavailable(format!("the queue cannot be written: {source}"))
+            })
     }
 
     /// Whether a document could be kept now.
@@ -326,9 +318,9 @@ impl Inner {
         self.index().start(self.concurrency)
     }
 
-    async fn keep(&self, key: &RunKey, at: Stamp, raw: Bytes) -> io::Result<()> {
+    async fn keep(&self, key: &RunKey, at: Stamp, job: Document) -> io::Result<()> {
         let (queue, name) = (self.queue.clone(), key.clone());
-        let stored = blocking(move || queue.store(&name, at, &raw)).await;
+        let stored = blocking(move || queue.store(&name, at, job.json())).await;
         let mut index = self.index();
         match &stored {
             Ok(()) => index.accepted(key),

@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::StreamExt as _;
-use job_contract::JobData;
+use job_contract::Document;
 use serde_json::error::Category;
 use tracing::{info, warn};
 
@@ -40,10 +40,10 @@ async fn handle(state: &AppState, request: Request) -> Result<(Response, Dispatc
     let body = tokio::time::timeout(BODY_TIMEOUT, read(body))
         .await
         .map_err(|_| Refusal::TooSlow)??;
-    let job = parse(&body)?;
+    let job = parse(body)?;
     if let Some(fallback) = state.routing.elsewhere(&job) {
         let response = fallback
-            .forward(&head.headers, body)
+            .forward(&head.headers, job.json().to_vec().into())
             .await
             .map_err(|error| Refusal::Unavailable(error.to_string()))?;
         info!(
@@ -58,15 +58,14 @@ async fn handle(state: &AppState, request: Request) -> Result<(Response, Dispatc
         .map_err(|error| Refusal::Invalid(error.to_string()))?;
     let (job_id, step_id) = (job.job_id.clone(), job.step_id.clone());
     let (answering, answered) = dispatch::answer();
-    let accepted =
-        state
-            .target
-            .accept(job, body, answered)
-            .await
-            .map_err(|refused| match refused {
-                Refused::Unavailable(reason) => Refusal::Unavailable(reason),
-                Refused::Invalid(reason) => Refusal::Invalid(reason),
-            })?;
+    let accepted = state
+        .target
+        .accept(job, answered)
+        .await
+        .map_err(|refused| match refused {
+            Refused::Unavailable(reason) => Refusal::Unavailable(reason),
+            Refused::Invalid(reason) => Refusal::Invalid(reason),
+        })?;
     info!(job_id, step_id, ?accepted, "accepted a dispatch");
     let result = match accepted {
         Accepted::New => DispatchResult::Accepted,
@@ -84,7 +83,7 @@ fn authorize(state: &AppState, headers: &HeaderMap) -> Result<(), Refusal> {
         .map_err(Refusal::Unauthorized)
 }
 
-async fn read(body: Body) -> Result<Bytes, Refusal> {
+async fn read(body: Body) -> Result<Vec<u8>, Refusal> {
     let mut stream = body.into_data_stream();
     let mut whole = Vec::new();
     let mut length = 0;
@@ -100,12 +99,12 @@ async fn read(body: Body) -> Result<Bytes, Refusal> {
     if length > MAX_BODY_BYTES {
         return Err(Refusal::TooLarge);
     }
-    Ok(whole.into())
+    Ok(whole)
 }
 
 /// The message says where, and never quotes: most of a document can be secret.
-fn parse(body: &[u8]) -> Result<JobData, Refusal> {
-    serde_json::from_slice(body).map_err(|error| {
+fn parse(body: Vec<u8>) -> Result<Document, Refusal> {
+    Document::from_json(body).map_err(|error| {
         let problem = match error.classify() {
             Category::Eof => "it ends too early",
             Category::Data => "a property has the wrong type",

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use job_contract::StepType;
+use job_contract::{Records, StepType};
 
 use super::executor_kind::{ExecutorKind, ExecutorKindSetting};
 use super::job_data::{Compression, Mode};
@@ -51,8 +51,12 @@ pub struct Deployment {
     /// For all others.
     pub grace_seconds: i64,
     pub ttl_seconds_after_finished: i32,
-    /// `None`: 2 in secret mode, where the executor's claim makes a second pod harmless, 0 in env mode.
+    /// `None`: 2 where an executor finds the claim of the pod before it, else 0.
     pub backoff_limit: Option<i32>,
+    /// Where executors keep their records; `None`: what they are given tells.
+    pub records: Option<Records>,
+    /// The launcher itself knows the platform's API.
+    pub reports_to_platform: bool,
     pub priority_class: Option<String>,
     pub plugin_cache: PluginCache,
     pub work_size_limit: Amount,
@@ -97,6 +101,8 @@ impl Default for Deployment {
             grace_seconds: 60,
             ttl_seconds_after_finished: 600,
             backoff_limit: None,
+            records: None,
+            reports_to_platform: false,
             priority_class: None,
             plugin_cache: PluginCache::default(),
             work_size_limit: amount("10Gi"),
@@ -149,14 +155,6 @@ impl Deployment {
         } else {
             self.grace_seconds
         }
-    }
-
-    /// How often a failed pod is replaced.
-    pub fn effective_backoff_limit(&self) -> i32 {
-        self.backoff_limit.unwrap_or(match self.job_data_mode {
-            Mode::Secret => 2,
-            Mode::Env => 0,
-        })
     }
 }
 

@@ -1,11 +1,9 @@
-//! How the job document travels to the pod, by its size and the operator's mode.
+//! How the job document travels to the pod, by its size, the executor and the operator's mode.
 
-use job_contract::{JobData, encoding, env};
+use job_contract::{Document, encoding, env};
 
+use super::executor_kind::ExecutorKind;
 use super::problem::{Fault, Problem};
-
-/// Largest data of a Secret, keys not counted (Kubernetes' `MaxSecretSize`).
-pub const MAX_SECRET_BYTES: usize = 1024 * 1024;
 
 /// Where the document is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,89 +18,100 @@ pub enum Mode {
 /// Whether a document that is too large as it is may be compressed. Only Mayfly's executor reads the result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compression {
-    /// In secret mode only: env mode exists for stock executors.
+    /// For Mayfly's executor only.
     #[default]
     Auto,
-    /// In both modes.
+    /// For every executor.
     On,
     /// Never.
     Off,
 }
 
-/// The encoded document, and how the pod gets it.
+/// The encoded document, in as many parts as it needs variables, and where the pod gets them from.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Transport {
-    /// A literal in the pod's environment.
-    Literal(String),
-    /// A Secret, read into the environment.
-    SecretEnv(String),
-    /// A Secret, mounted as a file: larger than one environment string may be.
-    SecretFile(String),
+    /// Literals in the pod's environment.
+    Literal(Vec<String>),
+    /// Keys of a Secret, read into the environment.
+    Secret(Vec<String>),
 }
 
 /// Which way, and never what.
 impl std::fmt::Debug for Transport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (way, data) = match self {
-            Self::Literal(data) => ("Literal", data),
-            Self::SecretEnv(data) => ("SecretEnv", data),
-            Self::SecretFile(data) => ("SecretFile", data),
+        let (way, parts) = match self {
+            Self::Literal(parts) => ("Literal", parts),
+            Self::Secret(parts) => ("Secret", parts),
         };
-        write!(f, "{way}({} bytes)", data.len())
+        let sizes: Vec<usize> = parts.iter().map(String::len).collect();
+        write!(f, "{way}({sizes:?} bytes)")
     }
 }
 
 impl Transport {
     /// The first way that fits: as it is where possible, so that any executor can read it, and compressed only
     /// when nothing else is small enough.
-    pub fn choose(job: &JobData, mode: Mode, compression: Compression) -> Result<Self, Problem> {
-        let plain = encoding::encode(job);
-        let may_compress = match mode {
-            Mode::Secret => compression != Compression::Off,
-            Mode::Env => compression == Compression::On,
+    pub fn choose(
+        document: &Document,
+        kind: ExecutorKind,
+        mode: Mode,
+        compression: Compression,
+    ) -> Result<Self, Problem> {
+        let may_compress = match compression {
+            Compression::Auto => kind == ExecutorKind::Mayfly,
+            Compression::On => true,
+            Compression::Off => false,
         };
+        let plain = document.encode();
+        if let Some(parts) = fit(&plain, kind) {
+            return Ok(Self::of(parts, mode));
+        }
         let size = plain.len();
-        let plain = match fit(plain, mode) {
-            Ok(transport) => return Ok(transport),
-            Err(plain) => plain,
-        };
         drop(plain);
         if !may_compress {
-            return Err(too_large(size, None, mode));
+            return Err(too_large(size, None, kind));
         }
-        let compressed = encoding::encode_compressed(job).map_err(|_| Problem {
+        let compressed = document.encode_compressed().map_err(|_| Problem {
             subject: env::JOB_DATA.to_owned(),
             rule: "could not be compressed for want of memory".to_owned(),
             fault: Fault::Deployment,
         })?;
-        let compressed_size = compressed.len();
-        fit(compressed, mode).map_err(|_| too_large(size, Some(compressed_size), mode))
+        let parts = fit(&compressed, kind);
+        parts
+            .map(|parts| Self::of(parts, mode))
+            .ok_or_else(|| too_large(size, Some(compressed.len()), kind))
     }
-}
 
-fn fit(encoded: String, mode: Mode) -> Result<Transport, String> {
-    let env_string = env::JOB_DATA.len() + encoded.len() + 2;
-    match mode {
-        Mode::Env if env_string <= env::MAX_ENV_STRING_BYTES => Ok(Transport::Literal(encoded)),
-        Mode::Env => Err(encoded),
-        Mode::Secret if env_string <= env::MAX_ENV_STRING_BYTES => {
-            Ok(Transport::SecretEnv(encoded))
+    const fn of(parts: Vec<String>, mode: Mode) -> Self {
+        match mode {
+            Mode::Secret => Self::Secret(parts),
+            Mode::Env => Self::Literal(parts),
         }
-        Mode::Secret if encoded.len() <= MAX_SECRET_BYTES => Ok(Transport::SecretFile(encoded)),
-        Mode::Secret => Err(encoded),
     }
 }
 
-fn too_large(size: usize, compressed: Option<usize>, mode: Mode) -> Problem {
+/// The parts of the variables that carry this text, if the executor reads so many.
+fn fit(encoded: &str, kind: ExecutorKind) -> Option<Vec<String>> {
+    if encoded.len() > encoding::MAX_ENVIRONMENT_BYTES {
+        return None;
+    }
+    let variables = encoding::variables(encoded);
+    let is_read = kind == ExecutorKind::Mayfly || variables.len() == 1;
+    is_read.then(|| {
+        let parts = variables.into_iter();
+        parts.map(|(_, part)| part.to_owned()).collect()
+    })
+}
+
+fn too_large(size: usize, compressed: Option<usize>, kind: ExecutorKind) -> Problem {
     let compressed = compressed
         .map(|bytes| format!(" ({bytes} compressed)"))
         .unwrap_or_default();
-    let limit = match mode {
-        Mode::Secret => format!("a Secret holds {MAX_SECRET_BYTES}"),
-        Mode::Env => format!(
-            "one environment string holds {}; `{}=secret` takes more",
-            env::MAX_ENV_STRING_BYTES - env::JOB_DATA.len() - 2,
-            env::JOB_DATA_MODE
+    let limit = match kind {
+        ExecutorKind::Mayfly => format!("a Secret holds {}", encoding::MAX_ENVIRONMENT_BYTES),
+        ExecutorKind::Stock => format!(
+            "a stock executor reads one environment string, which holds {}",
+            env::MAX_ENV_STRING_BYTES - env::JOB_DATA.len() - 2
         ),
     };
     Problem {
@@ -115,9 +124,10 @@ fn too_large(size: usize, compressed: Option<usize>, mode: Mode) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use job_contract::JobData;
 
     /// A document whose encoding has about this size, and which compresses well or not at all.
-    fn job(encoded: usize, compressible: bool) -> JobData {
+    fn document(encoded: usize, compressible: bool) -> Document {
         let mut seed = 88_172_645_463_325_252_u64;
         let text: String = (0..encoded * 3 / 4)
             .map(|_| {
@@ -132,27 +142,37 @@ mod tests {
             })
             .filter(|c| !matches!(c, '"' | '\\'))
             .collect();
-        JobData {
+        Document::written(&JobData {
             access_token: Some(text),
             ..JobData::default()
-        }
+        })
     }
 
-    fn choose(job: &JobData, mode: Mode, compression: Compression) -> String {
-        match Transport::choose(job, mode, compression) {
+    fn choose(
+        document: &Document,
+        kind: ExecutorKind,
+        mode: Mode,
+        compression: Compression,
+    ) -> String {
+        match Transport::choose(document, kind, mode, compression) {
             Ok(transport) => {
-                let (way, data) = match &transport {
-                    Transport::Literal(data) => ("literal", data),
-                    Transport::SecretEnv(data) => ("secret env", data),
-                    Transport::SecretFile(data) => ("secret file", data),
+                let (way, parts) = match &transport {
+                    Transport::Literal(parts) => ("literal", parts),
+                    Transport::Secret(parts) => ("secret", parts),
                 };
-                assert_eq!(encoding::decode(data.as_bytes()).as_ref(), Ok(job));
-                let form = if *data == encoding::encode(job) {
+                for (index, part) in parts.iter().enumerate() {
+                    let string = env::job_data_part(index).len() + part.len() + 2;
+                    assert!(string <= env::MAX_ENV_STRING_BYTES, "{string}");
+                }
+                let whole = parts.concat();
+                let received = encoding::document(whole.as_bytes()).unwrap();
+                assert_eq!(received.json(), document.json());
+                let form = if whole == document.encode() {
                     "plain"
                 } else {
                     "compressed"
                 };
-                format!("{way} {form}")
+                format!("{way} {form} {}", parts.len())
             }
             Err(problem) => problem.to_string(),
         }
@@ -160,51 +180,59 @@ mod tests {
 
     #[test]
     fn a_document_travels_plain_while_it_fits() {
-        for mode in [
-            (Mode::Secret, "secret env plain"),
-            (Mode::Env, "literal plain"),
-        ] {
-            assert_eq!(choose(&job(1000, true), mode.0, Compression::On), mode.1);
+        for (mode, way) in [(Mode::Secret, "secret"), (Mode::Env, "literal")] {
+            for kind in [ExecutorKind::Mayfly, ExecutorKind::Stock] {
+                let small = choose(&document(1000, true), kind, mode, Compression::On);
+                assert_eq!(small, format!("{way} plain 1"));
+            }
+            let large = document(500_000, true);
+            let large = choose(&large, ExecutorKind::Mayfly, mode, Compression::Auto);
+            assert_eq!(large, format!("{way} plain 4"));
         }
-        let large = job(200_000, true);
-        assert_eq!(
-            choose(&large, Mode::Secret, Compression::Auto),
-            "secret file plain"
-        );
     }
 
     #[test]
     fn the_limit_of_an_environment_string_is_met_to_the_byte() {
         let most = env::MAX_ENV_STRING_BYTES - env::JOB_DATA.len() - 2;
-        assert!(matches!(
-            fit("x".repeat(most), Mode::Env),
-            Ok(Transport::Literal(_))
-        ));
-        assert!(fit("x".repeat(most + 1), Mode::Env).is_err());
-        assert!(matches!(
-            fit("x".repeat(most + 1), Mode::Secret),
-            Ok(Transport::SecretFile(_))
-        ));
+        let parts = |length: usize, kind| fit(&"x".repeat(length), kind).map(|parts| parts.len());
+        for kind in [ExecutorKind::Stock, ExecutorKind::Mayfly] {
+            assert_eq!(parts(most, kind), Some(1));
+        }
+        assert_eq!(parts(most + 1, ExecutorKind::Stock), None);
+        assert_eq!(parts(most + 1, ExecutorKind::Mayfly), Some(2));
+        assert_eq!(
+            parts(encoding::MAX_ENVIRONMENT_BYTES + 1, ExecutorKind::Mayfly),
+            None
+        );
     }
 
     #[test]
     fn compression_is_the_last_resort_and_not_for_stock_executors() {
-        let huge = job(2_000_000, true);
-        assert_eq!(
-            choose(&huge, Mode::Secret, Compression::Auto),
-            "secret env compressed"
-        );
-        assert!(choose(&huge, Mode::Secret, Compression::Off).contains("too large"));
-        assert!(choose(&huge, Mode::Env, Compression::Auto).contains("too large"));
-        assert_eq!(
-            choose(&huge, Mode::Env, Compression::On),
-            "literal compressed"
-        );
+        let (ours, stock) = (ExecutorKind::Mayfly, ExecutorKind::Stock);
+        let huge = document(2_000_000, true);
+        for (mode, way) in [(Mode::Secret, "secret"), (Mode::Env, "literal")] {
+            assert_eq!(
+                choose(&huge, ours, mode, Compression::Auto),
+                format!("{way} compressed 1")
+            );
+            assert!(choose(&huge, ours, mode, Compression::Off).contains("too large"));
+            let refused = choose(&huge, stock, mode, Compression::Auto);
+            assert!(refused.contains("a stock executor reads one"), "{refused}");
+            assert_eq!(
+                choose(&huge, stock, mode, Compression::On),
+                format!("{way} compressed 1")
+            );
+        }
     }
 
     #[test]
     fn what_cannot_fit_is_refused_with_its_sizes() {
-        let message = choose(&job(4_000_000, false), Mode::Secret, Compression::Auto);
+        let message = choose(
+            &document(4_000_000, false),
+            ExecutorKind::Mayfly,
+            Mode::Secret,
+            Compression::Auto,
+        );
         assert!(message.contains("bytes encoded"), "{message}");
         assert!(message.contains("compressed"), "{message}");
         assert!(message.contains("1048576"), "{message}");
@@ -213,7 +241,7 @@ mod tests {
 
     #[test]
     fn the_document_is_not_shown() {
-        let transport = Transport::Literal("hunter2".into());
+        let transport = Transport::Literal(vec!["hunter2".into()]);
         assert!(!format!("{transport:?}").contains("hunter2"));
     }
 }

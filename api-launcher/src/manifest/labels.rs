@@ -36,6 +36,7 @@ pub const fn step_type_value(step_type: job_contract::StepType) -> &'static str 
         StepType::Destroy => "destroy",
         StepType::CustomScripts => "custom-scripts",
         StepType::Approval => "approval",
+        StepType::PolicyEvaluation => "policy-evaluation",
     }
 }
 
@@ -49,6 +50,7 @@ pub fn step_type(value: &str) -> Option<job_contract::StepType> {
         StepType::Destroy,
         StepType::CustomScripts,
         StepType::Approval,
+        StepType::PolicyEvaluation,
     ]
     .into_iter()
     .find(|step_type| step_type_value(*step_type) == value)

@@ -9,8 +9,8 @@ use k8s_openapi::DeepMerge as _;
 use k8s_openapi::api::core::v1::{Container, EnvVar, PodTemplateSpec, Volume};
 use serde_json::Value;
 
-use super::overrides::{RESERVED_ENV, Resources};
-use super::pod::{self, CONTAINER, JOB_DATA_VOLUME, RUN_DIR};
+use super::overrides::{Resources, is_reserved_env};
+use super::pod::{self, CONTAINER};
 use super::quantity::{Amount, SLIP};
 use super::{check, labels};
 
@@ -210,20 +210,10 @@ fn reserved_fields(template: &PodTemplateSpec, errors: &mut Vec<OverlayError>) {
     if spec.containers.iter().any(|c| c.name.is_empty()) {
         reserved("a container without a name".to_owned());
     }
-    for volume in spec.volumes.iter().flatten() {
-        if volume.name == JOB_DATA_VOLUME {
-            reserved(format!("the volume `{JOB_DATA_VOLUME}`"));
-        }
-    }
     for container in spec.containers.iter().filter(|c| c.name == CONTAINER) {
         for variable in container.env.iter().flatten() {
-            if RESERVED_ENV.contains(&variable.name.as_str()) {
+            if is_reserved_env(&variable.name) {
                 reserved(format!("the environment variable `{}`", variable.name));
-            }
-        }
-        for mount in container.volume_mounts.iter().flatten() {
-            if mount.mount_path.starts_with(RUN_DIR) {
-                reserved(format!("a mount at `{}`", mount.mount_path));
             }
         }
     }
@@ -301,14 +291,9 @@ mod tests {
         "`spec.containers[0].imagee`"
     )]
     #[case("spec: {restartPolicy: Always}", "restartPolicy")]
-    #[case("spec: {volumes: [{name: job-data, emptyDir: {}}]}", "job-data")]
     #[case(
         "spec: {containers: [{name: executor, env: [{name: EphemeralJobData}]}]}",
         "EphemeralJobData"
-    )]
-    #[case(
-        "spec: {containers: [{name: executor, volumeMounts: [{name: x, mountPath: /run/mayfly/y}]}]}",
-        "/run/mayfly/y"
     )]
     #[case("metadata: {labels: {mayfly.dev/job-id: x}}", "mayfly.dev/job-id")]
     #[case(

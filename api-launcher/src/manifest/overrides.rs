@@ -18,15 +18,19 @@ use super::{check, labels};
 /// Names of the container's environment that nobody may set but the launcher.
 pub const RESERVED_ENV: &[&str] = &[
     env::BATCH,
-    env::JOB_DATA,
-    env::JOB_DATA_FILE,
     env::DEADLINE_SECONDS,
     env::GRACE_PERIOD_SECONDS,
     env::OUTCOME_EXIT_CODE,
     env::POD_NAME,
     env::POD_UID,
+    env::RECORDS,
     env::TERMINATION_LOG,
 ];
+
+/// Whether only the launcher sets the variable: one of these, or one of the job data.
+pub(super) fn is_reserved_env(name: &str) -> bool {
+    RESERVED_ENV.contains(&name) || env::is_job_data(name)
+}
 
 /// Largest annotations of one object, all together, less room for those of others.
 const MAX_ANNOTATION_BYTES: usize = 256 * 1024 - 4096;
@@ -245,7 +249,7 @@ impl<'a> Reader<'a> {
     fn env(&mut self) -> BTreeMap<String, String> {
         self.checked_pairs(env::EPHEMERAL_ENV, |key, value| {
             check::env_name(key)?;
-            if RESERVED_ENV.contains(&key) {
+            if is_reserved_env(key) {
                 return Err("is set by the launcher and cannot be overridden".to_owned());
             }
             if key.len() + value.len() + 2 > env::MAX_ENV_STRING_BYTES {

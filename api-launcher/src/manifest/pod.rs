@@ -3,32 +3,30 @@
 
 use std::collections::BTreeMap;
 
-use job_contract::env;
+use job_contract::{Records, env};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapEnvSource, ConfigMapVolumeSource, Container, EmptyDirVolumeSource,
-    EnvFromSource, EnvVar, EnvVarSource, KeyToPath, LocalObjectReference, ObjectFieldSelector,
+    EnvFromSource, EnvVar, EnvVarSource, LocalObjectReference, ObjectFieldSelector,
     PersistentVolumeClaimVolumeSource, PodSecurityContext, PodSpec, PodTemplateSpec,
-    ResourceRequirements, SeccompProfile, SecretEnvSource, SecretKeySelector, SecretVolumeSource,
-    SecurityContext, Volume, VolumeMount,
+    ResourceRequirements, SeccompProfile, SecretEnvSource, SecretKeySelector, SecurityContext,
+    Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::budget;
 use super::deployment::{self, Deployment, PluginCache};
+use super::executor_kind::ExecutorKind;
 use super::image::Reference;
 use super::job_data::Transport;
 use super::overrides::{ContainerSecurity, Overrides, PodSecurity, Resources, Span};
 use super::quantity::Amount;
+use super::repeats;
 
 /// The container that runs the step; the pod failure policy and overlays name it.
 pub const CONTAINER: &str = "executor";
-/// The volume of job data that travels as a file.
-pub const JOB_DATA_VOLUME: &str = "job-data";
-/// Key of the Secret, and name of the file.
-pub const JOB_DATA_KEY: &str = "job-data";
-/// Folder of the job data file.
-pub const RUN_DIR: &str = "/run/mayfly";
+/// Key of the Secret that holds the job data, or their first part.
+const JOB_DATA_KEY: &str = "job-data";
 /// The executor's home: a volume, since the root file system is read-only.
 pub const HOME: &str = "/home/mayfly";
 /// Where the run's workspace is prepared, whatever the data directory is.
@@ -51,6 +49,8 @@ const USER: i64 = 1000;
 /// What the template is made from.
 pub(super) struct Ingredients<'a> {
     pub deployment: &'a Deployment,
+    /// The executor in the run's image.
+    pub kind: ExecutorKind,
     /// The workspace's own settings, allowed by the policy.
     pub asked: &'a Overrides,
     /// The same over the deployment's defaults.
@@ -63,8 +63,8 @@ pub(super) struct Ingredients<'a> {
     pub grace_seconds: i64,
 }
 
-/// Builds the template.
-pub(super) fn template(from: &Ingredients<'_>) -> PodTemplateSpec {
+/// Builds the template, and tells where its executor keeps its records.
+pub(super) fn template(from: &Ingredients<'_>) -> (PodTemplateSpec, Option<Records>) {
     let mut template = PodTemplateSpec {
         metadata: Some(ObjectMeta {
             annotations: Some(deployment::default_pod_annotations()),
@@ -83,7 +83,18 @@ pub(super) fn template(from: &Ingredients<'_>) -> PodTemplateSpec {
     }
     apply(&mut template, from.asked, unexpanded);
     finish(&mut template, from);
-    template
+    let spec = template.spec.get_or_insert_default();
+    let records = repeats::records(spec, from.deployment);
+    if from.kind == ExecutorKind::Mayfly
+        && let (Some(records), Some(executor)) = (records, executor_of(spec))
+    {
+        // The executor refuses to run where this is not so.
+        set_env(
+            executor.env.get_or_insert_default(),
+            literal(env::RECORDS, records.name()),
+        );
+    }
+    (template, records)
 }
 
 fn skeleton(from: &Ingredients<'_>) -> PodSpec {
@@ -158,6 +169,39 @@ fn default_requirements() -> ResourceRequirements {
     requirements
 }
 
+/// Key of the Secret that holds a part of the job data.
+pub(super) fn job_data_key(index: usize) -> String {
+    match index {
+        0 => JOB_DATA_KEY.to_owned(),
+        index => format!("{JOB_DATA_KEY}-{index}"),
+    }
+}
+
+/// The variables of the job data.
+fn job_data(from: &Ingredients<'_>) -> Vec<EnvVar> {
+    match from.transport {
+        Transport::Literal(parts) => parts
+            .iter()
+            .enumerate()
+            .map(|(index, part)| literal(&env::job_data_part(index), part))
+            .collect(),
+        Transport::Secret(parts) => (0..parts.len())
+            .map(|index| EnvVar {
+                name: env::job_data_part(index),
+                value: None,
+                value_from: Some(EnvVarSource {
+                    secret_key_ref: Some(SecretKeySelector {
+                        name: from.name.to_owned(),
+                        key: job_data_key(index),
+                        optional: None,
+                    }),
+                    ..EnvVarSource::default()
+                }),
+            })
+            .collect(),
+    }
+}
+
 /// Job data first, as the stock launcher has it, then what Mayfly's executor reads beside it.
 fn own_env(from: &Ingredients<'_>) -> Vec<EnvVar> {
     let field = |path: &str| EnvVarSource {
@@ -172,25 +216,9 @@ fn own_env(from: &Ingredients<'_>) -> Vec<EnvVar> {
         value_from: Some(source),
         value: None,
     };
-    vec![
-        literal(env::BATCH, "true"),
-        match from.transport {
-            Transport::Literal(encoded) => literal(env::JOB_DATA, encoded),
-            Transport::SecretEnv(_) => by_source(
-                env::JOB_DATA,
-                EnvVarSource {
-                    secret_key_ref: Some(SecretKeySelector {
-                        name: from.name.to_owned(),
-                        key: JOB_DATA_KEY.to_owned(),
-                        optional: None,
-                    }),
-                    ..EnvVarSource::default()
-                },
-            ),
-            Transport::SecretFile(_) => {
-                literal(env::JOB_DATA_FILE, &format!("{RUN_DIR}/{JOB_DATA_KEY}"))
-            }
-        },
+    let mut variables = vec![literal(env::BATCH, "true")];
+    variables.extend(job_data(from));
+    variables.extend([
         literal(env::OUTCOME_EXIT_CODE, "true"),
         literal(env::LOG_FORMAT, "json"),
         by_source(env::POD_NAME, field("metadata.name")),
@@ -198,7 +226,8 @@ fn own_env(from: &Ingredients<'_>) -> Vec<EnvVar> {
         literal("HOME", HOME),
         literal("TMPDIR", TMP),
         literal(env::WORK_DIR, WORK_DIR),
-    ]
+    ]);
+    variables
 }
 
 fn env_from(deployment: &Deployment) -> Vec<EnvFromSource> {
@@ -390,20 +419,14 @@ fn harden_others(spec: &mut PodSpec) {
     }
 }
 
-/// Volumes of the run's own and their mounts: the job data, a `ConfigMap`, a plugin cache.
+/// Volumes of the run's own and their mounts: a `ConfigMap`, a plugin cache.
 fn extra_volumes(from: &Ingredients<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
     let mut volumes = Vec::new();
     let mut mounts = Vec::new();
-    let mut add = |volume: Volume, path: &str, read_only: Option<bool>| {
-        mounts.push(VolumeMount {
-            read_only,
-            ..mount(&volume.name, path)
-        });
+    let mut add = |volume: Volume, path: &str| {
+        mounts.push(mount(&volume.name, path));
         volumes.push(volume);
     };
-    if matches!(from.transport, Transport::SecretFile(_)) {
-        add(job_data_volume(from.name), RUN_DIR, Some(true));
-    }
     let merged = from.merged;
     if let Some(name) = &merged.config_map {
         let volume = Volume {
@@ -414,7 +437,7 @@ fn extra_volumes(from: &Ingredients<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
             }),
             ..Volume::default()
         };
-        add(volume, config_map_path(merged), None);
+        add(volume, config_map_path(merged));
     }
     if let Some(path) = &merged.plugin_cache_dir {
         let volume = match from.deployment.plugin_cache {
@@ -428,7 +451,7 @@ fn extra_volumes(from: &Ingredients<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
             },
             PluginCache::EmptyDir => empty_dir(PLUGIN_CACHE_VOLUME, None),
         };
-        add(volume, path, None);
+        add(volume, path);
     }
     (volumes, mounts)
 }
@@ -446,54 +469,25 @@ pub(super) fn plugin_cache_claim(merged: &Overrides) -> &str {
         .unwrap_or(PLUGIN_CACHE_CLAIM)
 }
 
-fn job_data_volume(secret: &str) -> Volume {
-    Volume {
-        name: JOB_DATA_VOLUME.to_owned(),
-        secret: Some(SecretVolumeSource {
-            // Owner and group, and the group is the executor's through fsGroup.
-            default_mode: Some(0o440),
-            items: Some(vec![KeyToPath {
-                key: JOB_DATA_KEY.to_owned(),
-                path: JOB_DATA_KEY.to_owned(),
-                mode: None,
-            }]),
-            secret_name: Some(secret.to_owned()),
-            optional: None,
-        }),
-        ..Volume::default()
-    }
-}
-
 /// The Secret a pod reads its job data from, unless it brings it.
 pub fn job_data_secret(spec: &PodSpec) -> Option<&str> {
     let executor = spec.containers.iter().find(|c| c.name == CONTAINER)?;
-    let variables = executor.env.iter().flatten();
-    let in_env = variables
-        .filter(|variable| variable.name == env::JOB_DATA)
-        .find_map(|variable| variable.value_from.as_ref()?.secret_key_ref.as_ref())
-        .map(|key| key.name.as_str());
-    let volumes = spec.volumes.iter().flatten();
-    let as_file = volumes
-        .filter(|volume| volume.name == JOB_DATA_VOLUME)
-        .find_map(|volume| volume.secret.as_ref()?.secret_name.as_deref());
-    in_env.or(as_file)
+    let mut variables = executor.env.iter().flatten();
+    let first = variables.find(|variable| variable.name == env::JOB_DATA)?;
+    let key = first.value_from.as_ref()?.secret_key_ref.as_ref()?;
+    Some(&key.name)
 }
 
 /// Has the pod read its job data from the Secret of that name, if it reads it from one.
 pub(super) fn read_job_data_from(spec: &mut PodSpec, secret: &str) {
-    if let Some(executor) = executor_of(spec) {
-        let variables = executor.env.iter_mut().flatten();
-        for variable in variables.filter(|variable| variable.name == env::JOB_DATA) {
-            let source = variable.value_from.as_mut();
-            if let Some(key) = source.and_then(|source| source.secret_key_ref.as_mut()) {
-                secret.clone_into(&mut key.name);
-            }
-        }
-    }
-    let volumes = spec.volumes.iter_mut().flatten();
-    for volume in volumes.filter(|volume| volume.name == JOB_DATA_VOLUME) {
-        if let Some(source) = &mut volume.secret {
-            source.secret_name = Some(secret.to_owned());
+    let Some(executor) = executor_of(spec) else {
+        return;
+    };
+    let variables = executor.env.iter_mut().flatten();
+    for variable in variables.filter(|variable| env::is_job_data(&variable.name)) {
+        let source = variable.value_from.as_mut();
+        if let Some(key) = source.and_then(|source| source.secret_key_ref.as_mut()) {
+            secret.clone_into(&mut key.name);
         }
     }
 }

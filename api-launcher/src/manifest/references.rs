@@ -4,8 +4,6 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
 
-use super::pod::JOB_DATA_VOLUME;
-
 /// Names of objects in the namespace of the runs, except where it is said.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct References {
@@ -42,8 +40,7 @@ impl References {
         for container in init.chain(&spec.containers) {
             found.add_container(container);
         }
-        let volumes = spec.volumes.iter().flatten();
-        for volume in volumes.filter(|volume| volume.name != JOB_DATA_VOLUME) {
+        for volume in spec.volumes.iter().flatten() {
             found.add_volume(volume);
         }
         found.secrets.remove(own_secret);

@@ -1,10 +1,12 @@
 //! Whole manifests, as snapshots and by hand where it matters.
 
+use job_contract::Records;
 use proptest::prelude::*;
 use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::deployment::PluginCache;
+use super::job_data::Mode;
 use super::overlay::Overlay;
 use super::pod_security::{Level, violations};
 use super::policy::Policy;
@@ -28,6 +30,10 @@ fn job(step_type: &str, variables: &[(&str, &str)]) -> JobData {
             .collect::<serde_json::Map<String, Value>>(),
     }))
     .unwrap()
+}
+
+fn build(job: &JobData, deployment: &Deployment) -> Result<Manifest, ManifestErrors> {
+    super::build(&Document::written(job), deployment)
 }
 
 /// Every variable of contract 3.3.
@@ -219,7 +225,11 @@ fn every_pod_is_restricted_and_asks_for_resources() {
 
 #[test]
 fn only_a_step_that_never_began_is_started_again() {
-    let manifest = build(&job("terraformApply", &[]), &Deployment::default()).unwrap();
+    let deployment = Deployment {
+        records: Some(Records::Platform),
+        ..Deployment::default()
+    };
+    let manifest = build(&job("terraformApply", &[]), &deployment).unwrap();
     let spec = manifest.job.spec.unwrap();
     assert_eq!(spec.backoff_limit, Some(2));
     assert_eq!(spec.suspend, Some(true));
@@ -239,21 +249,6 @@ fn only_a_step_that_never_began_is_started_again() {
     assert_eq!(
         (rules[2].action.as_str(), killed.values),
         ("FailJob", vec![137])
-    );
-}
-
-#[test]
-fn a_disruption_ends_the_job_of_an_executor_that_may_not_know_claims() {
-    let deployment = Deployment {
-        job_data_mode: Mode::Env,
-        backoff_limit: Some(2),
-        ..Deployment::default()
-    };
-    let manifest = build(&job("terraformApply", &[]), &deployment).unwrap();
-    let rules = manifest.job.spec.unwrap().pod_failure_policy.unwrap().rules;
-    assert!(
-        rules.iter().all(|rule| rule.action == "FailJob"),
-        "{rules:?}"
     );
 }
 
@@ -281,24 +276,78 @@ fn the_secret_holds_the_document_and_shares_the_jobs_name() {
 }
 
 #[test]
-fn a_document_too_large_for_the_environment_is_mounted() {
+fn a_document_too_large_for_one_variable_is_spread_over_several_and_is_never_a_file() {
     let large = "x".repeat(150_000);
-    let pod = pod(&Deployment::default(), &[("LARGE", &large)]);
-    assert_eq!(env_of(&pod, env::JOB_DATA), None);
-    assert_eq!(
-        env_of(&pod, env::JOB_DATA_FILE).unwrap(),
-        "/run/mayfly/job-data"
-    );
-    let mounts = executor(&pod)["volumeMounts"].as_array().unwrap();
+    let job = job("terraformPlan", &[("LARGE", &large)]);
+    let manifest = build(&job, &Deployment::default()).unwrap();
+    let pod = manifest.to_list()["items"][0]["spec"]["template"]["spec"].clone();
+    for (variable, key) in [
+        (env::JOB_DATA, "job-data"),
+        ("EphemeralJobData_1", "job-data-1"),
+    ] {
+        let name = "job-412-5a5e1f0b-9c3f-4a55-9f0e-3d0f3b8f0101";
+        let source = json!({"secretKeyRef": {"name": name, "key": key}});
+        assert_eq!(env_of(&pod, variable).unwrap(), &source);
+    }
+    assert_eq!(env_of(&pod, "EphemeralJobData_2"), None);
+    assert_eq!(env_of(&pod, env::JOB_DATA_FILE), None);
+    let data = manifest.secret.unwrap().data.unwrap();
+    let parts: Vec<u8> = data.values().flat_map(|part| part.0.clone()).collect();
+    assert_eq!(job_contract::encoding::decode(&parts).unwrap(), job);
+    let of_secrets = |volume: &Value| volume.get("secret").is_some();
+    assert!(!pod["volumes"].as_array().unwrap().iter().any(of_secrets));
+}
+
+#[test]
+fn a_stock_executor_gets_one_variable_or_a_refusal_with_the_sizes() {
+    let stock = Deployment {
+        image: "azbuilder/executor:2.22.0".to_owned(),
+        ..Deployment::default()
+    };
+    let large = "x".repeat(150_000);
+    let errors = errors(&stock, &[("LARGE", &large)]);
+    assert_eq!(errors.len(), 1, "{errors:?}");
     assert!(
-        mounts.contains(&json!({"name": "job-data", "mountPath": "/run/mayfly", "readOnly": true}))
+        errors[0].contains("a stock executor reads one environment string, which holds 131054"),
+        "{errors:?}"
     );
-    let volume = pod["volumes"].as_array().unwrap().last().unwrap();
-    assert_eq!(
-        volume["secret"]["secretName"],
-        "job-412-5a5e1f0b-9c3f-4a55-9f0e-3d0f3b8f0101"
+}
+
+/// Byte for byte, whatever is in it.
+#[test]
+fn the_executor_receives_the_document_as_it_was_posted() {
+    let document = concat!(
+        " {\n  \"zebra\": {\"b\": 1, \"a\": [null, 1.50]}, \"type\":\"terraformPlan\",\r\n",
+        "\t\"organizationId\":\"o\", \"workspaceId\" : \"w\", \"jobId\":412, \"stepId\":\"s\",",
+        "\"variables\":[{\"key\":\"list\",\"value\":\"[1]\",\"hcl\":true,\"sensitive\":null}],",
+        "\"commandList\":null,\"environmentVariables\":{\"A\":null,\"B\":7},\"policyList\":[{\"p\":1}]} \n"
     );
-    assert_eq!(volume["secret"]["defaultMode"], 0o440);
+    let mut modes = Vec::new();
+    for job_data_mode in [Mode::Secret, Mode::Env] {
+        for image in [
+            super::deployment::DEFAULT_IMAGE,
+            "azbuilder/executor:2.22.0",
+        ] {
+            modes.push(Deployment {
+                job_data_mode,
+                image: image.to_owned(),
+                ..Deployment::default()
+            });
+        }
+    }
+    for deployment in modes {
+        let posted = Document::from_json(document.as_bytes().to_vec()).unwrap();
+        let manifest = super::build(&posted, &deployment).unwrap();
+        let pod = manifest.to_list()["items"][0]["spec"]["template"]["spec"].clone();
+        let encoded = if let Some(secret) = manifest.secret {
+            secret.data.unwrap()["job-data"].0.clone()
+        } else {
+            let literal = env_of(&pod, env::JOB_DATA).unwrap();
+            literal.as_str().unwrap().as_bytes().to_vec()
+        };
+        let received = base64::Engine::decode(&base64::prelude::BASE64_STANDARD, encoded).unwrap();
+        assert_eq!(received, document.as_bytes());
+    }
 }
 
 #[test]
@@ -865,7 +914,7 @@ proptest! {
 
 #[rstest]
 #[case::in_the_environment("")]
-#[case::as_a_file(&"x".repeat(200_000))]
+#[case::in_several_variables(&"x".repeat(200_000))]
 fn each_attempt_reads_its_job_data_from_a_secret_of_its_own(#[case] token: &str) {
     let mut job = job("terraformPlan", &[]);
     job.access_token = Some(token.to_owned());

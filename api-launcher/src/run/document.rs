@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use job_contract::encoding::{self, DecodeError, MAX_DOCUMENT_BYTES};
 use job_contract::job::JobDataError;
-use job_contract::{Exit, JobData};
+use job_contract::{Document, Exit};
 
 /// Stands for standard input.
 pub(crate) const STDIN: &str = "-";
@@ -45,12 +45,12 @@ impl DocumentError {
 }
 
 /// The document in `path`, JSON or encoded, with all that every step needs.
-pub(crate) fn read(path: &Path) -> Result<JobData, DocumentError> {
+pub(crate) fn read(path: &Path) -> Result<Document, DocumentError> {
     let text = read_limited(path).map_err(|source| DocumentError::Read {
         path: path.to_owned(),
         source,
     })?;
-    let job = encoding::decode(&text).map_err(|source| DocumentError::Decode {
+    let job = encoding::document(&text).map_err(|source| DocumentError::Decode {
         path: path.to_owned(),
         source,
     })?;

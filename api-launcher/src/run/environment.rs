@@ -7,7 +7,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use job_contract::{JobData, encoding, env};
+use job_contract::{Document, encoding, env};
 
 /// What differs between steps and machines.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(crate) struct Setup<'a> {
     pub(crate) work_dir: &'a Path,
     /// Where the executor leaves its final report.
     pub(crate) report: &'a Path,
-    /// Where job data go that are too large for an environment string.
+    /// Where job data go that are too large for the environment. The executor removes it.
     pub(crate) job_file: PathBuf,
     pub(crate) color: bool,
     /// Whether the platform is Terrakube, not a record on this machine.
@@ -127,7 +127,7 @@ const PLATFORM: [&str; 47] = [
 /// [`Setup::job_file`] when they are too large to travel in a string.
 pub(crate) fn build(
     setup: &Setup<'_>,
-    job: &JobData,
+    job: &Document,
     own: impl Fn(&str) -> Option<OsString>,
 ) -> io::Result<Vec<(OsString, OsString)>> {
     let forwarded = own(env::ENV_FORWARD).unwrap_or_default();
@@ -167,9 +167,11 @@ pub(crate) fn build(
     );
     set(env::COLOR_OUTPUT, &flag(setup.color));
 
-    let encoded = encoding::encode(job);
-    if env::JOB_DATA.len() + encoded.len() + 2 <= env::MAX_ENV_STRING_BYTES {
-        set(env::JOB_DATA, OsStr::new(&encoded));
+    let encoded = job.encode();
+    if encoded.len() <= encoding::MAX_ENVIRONMENT_BYTES {
+        for (name, part) in encoding::variables(&encoded) {
+            set(&name, OsStr::new(part));
+        }
     } else {
         write_private(&setup.job_file, &encoded)?;
         set(env::JOB_DATA_FILE, setup.job_file.as_os_str());
@@ -189,6 +191,7 @@ fn write_private(path: &Path, text: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use job_contract::JobData;
     use std::collections::BTreeMap;
     use std::os::unix::fs::PermissionsExt as _;
 
@@ -207,7 +210,7 @@ mod tests {
                 .map(|(_, value)| OsString::from(value))
         };
         let text = |value: OsString| value.into_string().unwrap();
-        build(&setup, job, own)
+        build(&setup, &Document::written(job), own)
             .unwrap()
             .into_iter()
             .map(|(name, value)| (text(name), text(value)))
@@ -253,14 +256,29 @@ mod tests {
         assert_eq!(found, expected);
     }
 
-    #[test]
-    fn large_job_data_travel_in_a_private_file() {
-        let temp = tempfile::tempdir().unwrap();
+    fn with_a_value_of(bytes: usize) -> JobData {
         let mut job = JobData::default();
-        job.variables.insert(
-            "big".into(),
-            "x".repeat(env::MAX_ENV_STRING_BYTES).as_str().into(),
-        );
+        job.variables
+            .insert("big".into(), "x".repeat(bytes).as_str().into());
+        job
+    }
+
+    #[test]
+    fn large_job_data_stay_in_the_environment() {
+        let temp = tempfile::tempdir().unwrap();
+        let job = with_a_value_of(3 * env::MAX_ENV_STRING_BYTES);
+        let found = environment(temp.path(), &job, &[]);
+        assert!(!found.contains_key(env::JOB_DATA_FILE));
+        let parts = (0..).map_while(|part| found.get(&env::job_data_part(part)).cloned());
+        let parts: Vec<String> = parts.collect();
+        assert!(parts.len() > 3, "{}", parts.len());
+        assert_eq!(encoding::decode(parts.concat().as_bytes()), Ok(job));
+    }
+
+    #[test]
+    fn job_data_that_no_environment_holds_travel_in_a_private_file() {
+        let temp = tempfile::tempdir().unwrap();
+        let job = with_a_value_of(encoding::MAX_ENVIRONMENT_BYTES);
         let found = environment(temp.path(), &job, &[]);
         assert!(!found.contains_key(env::JOB_DATA));
         let path = Path::new(&found[env::JOB_DATA_FILE]);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use control_plane::local::JobRecord;
 use job_contract::status::JobStatus;
-use job_contract::{Exit, JobData, Tool};
+use job_contract::{Document, Exit, JobData, Tool};
 use uuid::Uuid;
 
 use super::Conclusion;
@@ -202,7 +202,7 @@ async fn plan_and_apply(
     let record = JobRecord::queued(&plan.organization_id, &plan.workspace_id, steps);
     session.platform.put_job(&plan.job_id, &record)?;
 
-    let planned = session.run_step(plan).await?;
+    let planned = session.run_step(&Document::written(plan)).await?;
     if planned.exit != Exit::Done {
         return Ok(failed(planned, "nothing was applied"));
     }
@@ -240,7 +240,7 @@ async fn plan_and_apply(
         }
     }
     session.queue(&apply)?;
-    let applied = session.run_step(&apply).await?;
+    let applied = session.run_step(&Document::written(&apply)).await?;
     Ok(if applied.exit == Exit::Done {
         Conclusion::success(RunStatus::Applied)
     } else {

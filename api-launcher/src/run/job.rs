@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use job_contract::job::{NO_COMMIT, REMOTE_CONTENT, Variable};
-use job_contract::{Exit, JobData, StepType, Tool};
+use job_contract::{Document, Exit, JobData, StepType, Tool};
 use uuid::{Uuid, uuid};
 
 use super::args::{Assignment, EnvVariable, InputArgs, PlanArgs};
@@ -122,15 +122,40 @@ pub(crate) fn apply_step(planned: &JobData, step_id: String) -> JobData {
     }
 }
 
-/// Puts what the options say into a document, over what it says itself.
+/// The document with what the options say put over what it says itself. It stays as it is where they say nothing.
+pub(crate) fn with_inputs(
+    document: Document,
+    inputs: &InputArgs,
+    own: impl Fn(&str) -> Result<String, VarError>,
+) -> Result<Document, InputError> {
+    let mut job = JobData::clone(&document);
+    apply_inputs(&mut job, inputs, own)?;
+    Ok(if job == *document {
+        document
+    } else {
+        Document::written(&job)
+    })
+}
+
+/// Puts what the options say into a job.
 pub(crate) fn apply_inputs(
     job: &mut JobData,
     inputs: &InputArgs,
     own: impl Fn(&str) -> Result<String, VarError>,
 ) -> Result<(), InputError> {
+    let has_flags = job
+        .variables
+        .values()
+        .any(|variable| variable.hcl.is_some());
     for Assignment { name, value } in &inputs.vars {
-        job.variables
-            .insert(name.clone(), Variable::from(value.as_str()));
+        let hcl = match job.variables.get(name) {
+            Some(known) => known.hcl,
+            // A text, where the other variables of the document say what they are.
+            None if has_flags => Some(false),
+            None => None,
+        };
+        let value = value.clone();
+        job.variables.insert(name.clone(), Variable { value, hcl });
     }
     for variable in &inputs.envs {
         let (name, value) = match variable {
@@ -274,6 +299,23 @@ mod tests {
         let error = apply_inputs(&mut job, &args.inputs, own).unwrap_err();
         assert!(matches!(error, InputError::NotSet { name } if name == "ABSENT"));
         assert_eq!(job.environment_variables["PRESENT"], "yes");
+    }
+
+    #[test]
+    fn a_document_stays_as_it_is_unless_an_option_says_otherwise() {
+        let json = br#"{"unknown": null, "variables": [{"key":"a","value":"[1]","hcl":true}] }"#;
+        let document = Document::from_json(json.to_vec()).unwrap();
+        let own = |_: &str| Err(VarError::NotPresent);
+        let same = with_inputs(document.clone(), &args("").inputs, own).unwrap();
+        assert_eq!(same.json(), json);
+        let changed = with_inputs(document, &args("--var a=[2] --var b=x").inputs, own).unwrap();
+        let changed = Document::from_json(changed.json().to_vec()).unwrap();
+        let variable = |name: &str| {
+            let variable = &changed.variables[name];
+            (variable.value.as_str(), variable.hcl)
+        };
+        assert_eq!(variable("a"), ("[2]", Some(true)));
+        assert_eq!(variable("b"), ("x", Some(false)));
     }
 
     #[test]

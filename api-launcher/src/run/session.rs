@@ -7,7 +7,7 @@ use std::time::Instant;
 use control_plane::StepRef;
 use control_plane::local::{JobRecord, LocalPlatform, StepRecord};
 use job_contract::status::{JobStatus, StepStatus};
-use job_contract::{Exit, JobData};
+use job_contract::{Document, Exit, JobData};
 use nix::sys::signal::Signal;
 
 use super::artifacts;
@@ -84,7 +84,7 @@ impl<'a> Session<'a> {
     }
 
     /// Runs the step, shows what happens, and tells how it ended.
-    pub(crate) async fn run_step(&mut self, job: &JobData) -> Result<StepOutcome, RunError> {
+    pub(crate) async fn run_step(&mut self, job: &Document) -> Result<StepOutcome, RunError> {
         let started = Instant::now();
         self.steps_run += 1;
         self.view.enter_step(Some(&job.step_id));
@@ -125,7 +125,7 @@ impl<'a> Session<'a> {
 
     async fn run_executor(
         &mut self,
-        job: &JobData,
+        job: &Document,
         report: PathBuf,
     ) -> Result<executor::Ended, RunError> {
         let name = format!("step-{}", self.steps_run);

@@ -138,6 +138,7 @@ server-side apply refuses a container with one.
   (dict "name" "ExecutorEphemeralSecret" "value" (join "," $executor.secretNames))
   (dict "name" "MAYFLY_EXECUTOR_KIND" "value" $executor.image.kind)
   (dict "name" "MAYFLY_IMAGE_PULL_POLICY" "value" $executor.image.pullPolicy)
+  (dict "name" "MAYFLY_RECORDS" "value" $executor.records)
   (dict "name" "MAYFLY_JOB_DATA_MODE" "value" $executor.jobData.mode)
   (dict "name" "MAYFLY_JOB_DATA_COMPRESSION" "value" $executor.jobData.compression)
   (dict "name" "ExecutorEphemeralActiveDeadlineSeconds" "value" (toString (int64 $executor.job.activeDeadlineSeconds)))

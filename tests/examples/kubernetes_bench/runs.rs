@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 use api_launcher::manifest::{self, Deployment, Manifest, names};
 use integration_tests::{Repository, job};
-use job_contract::JobData;
+use job_contract::{Document, JobData};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -30,7 +30,8 @@ pub(crate) fn manifest_in(namespace: &str, job: &JobData) -> Result<Manifest> {
         namespace: namespace.to_owned(),
         ..Deployment::default()
     };
-    manifest::build(job, &deployment).map_err(|errors| anyhow::anyhow!("{errors}"))
+    manifest::build(&Document::written(job), &deployment)
+        .map_err(|errors| anyhow::anyhow!("{errors}"))
 }
 
 /// The requests that make a run: Job, Secret, release.

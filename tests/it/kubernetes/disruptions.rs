@@ -5,10 +5,11 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use api_launcher::verdict::VerdictKind;
 use integration_tests::{Repository, job};
-use job_contract::{StepType, env};
+use job_contract::{Exit, StepType, env};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use kube::api::EvictParams;
+use kube::api::{EvictParams, PostParams};
+use serde_json::{Value, json};
 use test_cluster::ADMIN;
 
 use super::{Place, name};
@@ -174,4 +175,61 @@ async fn an_apply_on_a_node_that_is_drained_saves_its_state_and_says_how_far_it_
     ] {
         assert!(output.contains(words), "{words}: {output}");
     }
+}
+
+/// The second pod would find its own data folder empty, and apply again what the first has applied.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_apply_whose_claim_ends_with_its_pod_is_never_begun_again() {
+    let place = Place::new().await;
+    place.image_that_shares_nothing();
+    let ledger = place.site.scratch("ledger");
+    // The executor is stopped, so that it neither saves nor reports anything.
+    let repository = Repository::module(&format!(
+        "resource \"terraform_data\" \"a\" {{\n  provisioner \"local-exec\" {{\n    command = \"kill -STOP $(cut -d' ' \
+         -f4 /proc/$PPID/stat); echo begun >> {}; sleep 600\"\n  }}\n}}\n",
+        ledger.display()
+    ));
+    let apply = job::step(StepType::Apply, &repository);
+    let launcher = place.serve_with(&[(env::RECORDS, "pod")]);
+    launcher.accept(&apply).await;
+    let run = name(&apply);
+    let at_work = || super::endings::begun(&place) == 1;
+    let pod = place.first_pod(&run, at_work).await;
+    let pods = Api::<Pod>::namespaced(place.cluster.client(ADMIN).unwrap(), &place.runs);
+    let (pod, at_once) = (pod.metadata.name.unwrap(), PostParams::default());
+    // The client's own eviction misspells the options of the deletion, and so loses them.
+    let eviction = json!({
+        "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod},
+        "deleteOptions": {"gracePeriodSeconds": 1},
+    });
+    let evicted: Value = pods
+        .create_subresource("eviction", &pod, &at_once, &eviction)
+        .await
+        .unwrap();
+    assert_eq!(evicted["status"], "Success");
+    place.until_over(&apply, "Failed").await;
+    assert_eq!(super::endings::begun(&place), 1);
+    let verdict = place
+        .library()
+        .explain(&run)
+        .await
+        .unwrap()
+        .verdict
+        .unwrap();
+    assert_eq!(verdict.kind, VerdictKind::Evicted, "{verdict:?}");
+    assert!(verdict.outcome != Exit::Done, "{verdict:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_executor_without_a_place_for_records_says_which_setting_is_missing() {
+    let place = Place::new().await;
+    place.image_that_shares_nothing();
+    let apply = job::step(StepType::Apply, &Repository::fixture());
+    let launcher = place.serve_with(&[(env::RECORDS, "")]);
+    launcher.accept(&apply).await;
+    place.until_over(&apply, "Failed").await;
+    let explanation = place.library().explain(&name(&apply)).await.unwrap();
+    let verdict = explanation.verdict.unwrap();
+    assert_eq!(verdict.outcome, Exit::BadConfiguration, "{verdict:?}");
+    assert!(format!("{verdict:?}").contains(env::API_URL), "{verdict:?}");
 }

@@ -218,7 +218,7 @@ async fn an_apply_evicted_at_work_is_not_run_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_evicted_before_its_image_was_there_is_replaced() {
     let (place, repository) = (Place::new().await, Repository::fixture());
-    let other = "registry.example.test/late:1";
+    let other = "registry.example.test/mayfly-executor-late:1";
     let launcher = place.serve_with(&[("ExecutorEphemeralImage", other)]);
     let plan = job::plan(&repository);
     place.site.queue(&[&plan]);

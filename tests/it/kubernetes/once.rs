@@ -1,9 +1,13 @@
 //! Exactly one Job for each run, whoever delivers how often, and whatever dies.
 
-use integration_tests::{Repository, job};
-use test_cluster::Fault;
+use std::fs;
 
-use super::{LAUNCHER, Place, deliver_all, many, name, post_all, suspended};
+use base64::Engine as _;
+use integration_tests::{Repository, job};
+use job_contract::{JobData, env};
+use test_cluster::{Fault, State};
+
+use super::{LAUNCHER, Place, deliver_all, job_data, many, name, post_all, suspended};
 
 /// Jobs of a busy platform that comes back.
 const BURST: usize = 300;
@@ -93,4 +97,50 @@ async fn a_delivery_cut_between_job_and_secret_is_completed_by_the_next() {
     other.accept(&plan).await;
     place.assert_exactly_one_each(&[plan]).await;
     assert_eq!(place.jobs_created(), 1);
+}
+
+/// Documents of the platform, and one that no launcher would write so.
+fn documents() -> Vec<String> {
+    let folder = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../job-contract/fixtures/documents"
+    );
+    let files = fs::read_dir(folder).unwrap();
+    // Which environment a workspace may give its executor is for other tests.
+    let accepted = |text: String| text.replace(env::EPHEMERAL_ENV, "EXAMPLE_ENV_VARS");
+    let mut all: Vec<String> = files
+        .map(|file| accepted(fs::read_to_string(file.unwrap().path()).unwrap()))
+        .collect();
+    assert_eq!(all.len(), 42);
+    all.push(
+        concat!(
+            " {\n  \"zebra\": {\"b\": 1, \"a\": [null, 1.50]}, \"type\":\"terraformPlan\",\r\n",
+            "\t\"organizationId\":\"o\", \"workspaceId\" : \"w\", \"jobId\":9999, \"stepId\":\"odd\",",
+            "\"variables\":[{\"key\":\"list\",\"value\":\"[1]\",\"hcl\":true,\"sensitive\":null}],",
+            "\"commandList\":null,\"environmentVariables\":{\"A\":null,\"B\":7}} \n"
+        )
+        .to_owned(),
+    );
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_executor_receives_every_document_byte_for_byte() {
+    let place = Place::without_pods().await;
+    let launcher = place.serve();
+    let door = launcher.door();
+    for document in documents() {
+        let job: JobData = serde_json::from_str(&document).unwrap();
+        let answer = door.post_text(document.clone()).await.unwrap();
+        assert_eq!(answer, 202, "{document}");
+        let is_stored = |state: &State| {
+            let secret = job_data(state.job(&name(&job))?)?;
+            let mut secrets = state.secrets.iter();
+            let stored = secrets.find(|stored| stored.metadata.name.as_deref() == Some(secret))?;
+            Some(stored.data.as_ref()?["job-data"].0.clone())
+        };
+        let stored = place.until("the Secret is there", is_stored).await;
+        let received = base64::prelude::BASE64_STANDARD.decode(stored).unwrap();
+        assert_eq!(String::from_utf8(received).unwrap(), document);
+    }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use job_contract::JobData;
+use job_contract::Document;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::Child;
@@ -93,7 +93,7 @@ impl RunFolder {
         program: &Program,
         data_dir: &Path,
         remote: bool,
-        job: &JobData,
+        job: &Document,
     ) -> Result<Executor, StartError> {
         let work_dir = self.work();
         fs::create_dir_all(&work_dir).map_err(StartError::Folder)?;
@@ -218,7 +218,7 @@ mod tests {
         let folder = RunFolder::new(temp.path().join("run"));
         fs::create_dir(temp.path().join("run")).unwrap();
         let program = Program::choose(Some(&program)).unwrap();
-        let job = JobData::default();
+        let job = Document::written(&job_contract::JobData::default());
         let mut executor = folder.start(&program, temp.path(), false, &job).unwrap();
         let tool = noted(&tool).await;
         executor.terminate();

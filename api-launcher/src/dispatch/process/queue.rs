@@ -7,7 +7,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use job_contract::JobData;
+use job_contract::{Document, JobData};
 use serde::{Deserialize, Serialize};
 
 use crate::run::data;
@@ -110,12 +110,12 @@ impl Queue {
         write_durably(&self.entry(key), &[&head, b"\n", raw])
     }
 
-    /// The document of an accepted run.
-    pub(super) fn load(&self, key: &RunKey) -> io::Result<JobData> {
-        let text = fs::read(self.entry(key))?;
+    /// The document of an accepted run, as it came.
+    pub(super) fn load(&self, key: &RunKey) -> io::Result<Document> {
+        let mut text = fs::read(self.entry(key))?;
         let body = text.iter().position(|byte| *byte == b'\n');
         let body = body.ok_or(io::ErrorKind::InvalidData)? + 1;
-        Ok(serde_json::from_slice(&text[body..])?)
+        Ok(Document::from_json(text.split_off(body))?)
     }
 
     /// Remembers that a run is over and forgets the rest of it, secrets included.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use control_plane::StepRef;
 use job_contract::report::FinalReport;
 use job_contract::status::{JobStatus, StepStatus};
-use job_contract::{Exit, JobData, chain};
+use job_contract::{Document, Exit, chain};
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{error, info, warn};
 
@@ -152,7 +152,7 @@ async fn executor_of(
     inner: &Inner,
     key: &RunKey,
     folder: &RunFolder,
-    job: &JobData,
+    job: &Document,
 ) -> Result<Begun, RunError> {
     let step = StepRef::of(job);
     match before(inner, folder, &step).await? {
@@ -219,7 +219,7 @@ fn start(
     inner: &Inner,
     key: &RunKey,
     folder: &RunFolder,
-    job: &JobData,
+    job: &Document,
 ) -> Result<Executor, StartError> {
     match data::remove_folder(&inner.queue.run_folder(key)) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

@@ -222,6 +222,7 @@ pub(super) fn step_word(step_type: &str) -> &'static str {
         Some(StepType::Destroy) => "destroy",
         Some(StepType::CustomScripts) => "scripts",
         Some(StepType::Approval) => "approval",
+        Some(StepType::PolicyEvaluation) => "policies",
         None => "step",
     }
 }
