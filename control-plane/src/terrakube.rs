@@ -31,7 +31,7 @@ use crate::redis::Redis;
 
 pub use args::{TerrakubeArgs, TerrakubeConfig};
 pub use error::TerrakubeError;
-pub use token::{SecretError, TokenSource};
+pub use token::{SecretError, TokenSource, decode_secret};
 
 /// How long ordinary calls are tried: long enough for the API to be restarted.
 const ORDINARY: Duration = Duration::from_mins(1);

@@ -2,12 +2,17 @@
 //! template has both.
 
 use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use base64::alphabet;
+use base64::engine::GeneralPurpose;
 use job_contract::StepType;
 use job_contract::status::StepStatus;
 use serde::Deserialize;
 
 use super::document::KnownStep;
+use super::token::AS_JAVA;
+
+/// The platform itself reads templates this way.
+const STANDARD: GeneralPurpose = GeneralPurpose::new(&alphabet::STANDARD, AS_JAVA);
 
 #[derive(Debug, Deserialize)]
 struct Template {

@@ -5,7 +5,8 @@ use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use jsonwebtoken::{EncodingKey, Header, encode};
 use secrecy::SecretString;
 use serde::Serialize;
@@ -67,26 +68,39 @@ struct Claims<'c> {
     exp: u64,
 }
 
+/// Accepts what the decoder of the platform accepts: Java ignores the bits of the last character that belong to no
+/// byte, and does not ask for padding.
+pub(super) const AS_JAVA: GeneralPurposeConfig = GeneralPurposeConfig::new()
+    .with_decode_padding_mode(DecodePaddingMode::Indifferent)
+    .with_decode_allow_trailing_bits(true);
+const BASE64_AS_JAVA: GeneralPurpose = GeneralPurpose::new(&alphabet::URL_SAFE, AS_JAVA);
+
+/// The bytes of the platform's secret. It is base64 in the URL-safe or the standard alphabet, padded or not, because the
+/// platform's chart writes the standard alphabet although the platform itself reads the other.
+pub fn decode_secret(text: &str) -> Result<Vec<u8>, SecretError> {
+    let url_safe = text
+        .trim()
+        .trim_end_matches('=')
+        .replace('+', "-")
+        .replace('/', "_");
+    let key = BASE64_AS_JAVA
+        .decode(url_safe)
+        .map_err(|_| SecretError::NotBase64)?;
+    if key.len() < MIN_SECRET_BYTES {
+        return Err(SecretError::TooShort { found: key.len() });
+    }
+    Ok(key)
+}
+
 impl TokenSource {
     /// For a platform without security: requests carry no token.
     pub const fn disabled() -> Self {
         Self(None)
     }
 
-    /// Reads the secret: base64 in the URL-safe or the standard alphabet, padded or not, because the platform's
-    /// chart writes the standard one although the platform itself reads the other.
+    /// Signs with the platform's secret, written as [`decode_secret`] reads it.
     pub fn parse(secret: &str) -> Result<Self, SecretError> {
-        let url_safe = secret
-            .trim()
-            .trim_end_matches('=')
-            .replace('+', "-")
-            .replace('/', "_");
-        let key = URL_SAFE_NO_PAD
-            .decode(url_safe)
-            .map_err(|_| SecretError::NotBase64)?;
-        if key.len() < MIN_SECRET_BYTES {
-            return Err(SecretError::TooShort { found: key.len() });
-        }
+        let key = decode_secret(secret)?;
         Ok(Self(Some(EncodingKey::from_secret(&key))))
     }
 
@@ -132,6 +146,7 @@ impl TokenSource {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
     use rstest::rstest;
     use secrecy::ExposeSecret as _;
     use serde_json::Value;
@@ -150,6 +165,7 @@ mod tests {
     #[rstest]
     #[case(SECRET)]
     #[case(" MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY\n")]
+    #[case::bits_that_belong_to_no_byte("MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWZ=")]
     fn a_token_equals_the_stock_executors_byte_for_byte(#[case] secret: &str) {
         let token = TokenSource::parse(secret)
             .unwrap()
