@@ -295,6 +295,7 @@ async fn resolve_tool(run: &Run<'_>, range: &str) -> Result<ResolvedTool, StageE
         signatures: tools.release_signatures,
         extra_keys: tools.release_keys_file.clone(),
         path: run.env.path(),
+        retry_for: tool::RETRY_FOR,
     };
     let notify = |text: &str| info!("{text}");
     let resolved = tool::resolve(run.job.tool(), range, &config, &notify).await?;

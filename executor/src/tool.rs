@@ -13,11 +13,12 @@ mod probe;
 mod range;
 mod verify;
 
-use std::{ffi::OsString, fmt, path::PathBuf, str::FromStr};
+use std::{ffi::OsString, fmt, path::PathBuf, str::FromStr, time::Duration};
 
 pub use cache::install_archive;
 pub use error::{ArchiveError, ToolError};
 pub use fetch::FetchError;
+pub(crate) use fetch::RETRY_FOR;
 pub use job_contract::job::Tool;
 pub use range::{Range, RangeError};
 pub use verify::SignatureError;
@@ -124,6 +125,8 @@ pub struct ToolConfig {
     pub extra_keys: Option<PathBuf>,
     /// The PATH to search.
     pub path: OsString,
+    /// How long a release server that cannot be used is tried.
+    pub retry_for: Duration,
 }
 
 impl ToolConfig {
@@ -147,6 +150,7 @@ impl fmt::Debug for ToolConfig {
             .field("signatures", &self.signatures)
             .field("extra_keys", &self.extra_keys)
             .field("path", &self.path)
+            .field("retry_for", &self.retry_for)
             .finish()
     }
 }

@@ -63,7 +63,7 @@ impl Resolver<'_> {
 
     async fn releases(&self, platform: Platform) -> Result<Vec<Release>, ToolError> {
         let tool = self.tool;
-        let fetcher = Fetcher::new()?;
+        let fetcher = Fetcher::new(self.config.retry_for)?;
         let mut releases = Vec::new();
         let mut next = Some(self.config.index(tool).clone());
         for _ in 0..MAX_PAGES {
@@ -123,7 +123,7 @@ impl Resolver<'_> {
             Some(mirror) => files.on(mirror),
             None => files,
         };
-        let fetcher = Fetcher::new()?;
+        let fetcher = Fetcher::new(self.config.retry_for)?;
         let expected = self.expected_digest(&fetcher, &files).await?;
         (self.notify)(&format!(
             "downloading {name} from {}",

@@ -106,9 +106,12 @@ impl ToolError {
         }
     }
 
-    /// Whether a setting names a place that cannot serve.
+    /// Whether a setting, or the lack of one, names a place that cannot serve. Another executor would find the same.
     pub fn is_wrong_setting(&self) -> bool {
         match self {
+            // Tried for long enough: what is missing is a way to the releases, or the version on the image.
+            Self::Index { source, .. } => source.is_transient(),
+            Self::Fetch(source @ FetchError::Unreachable { .. }) => source.is_transient(),
             Self::CacheNotWritable { .. } | Self::ExtraKeys { .. } => true,
             Self::Cache { source, .. } | Self::CacheLock { source, .. } => is_wrong_place(source),
             _ => false,

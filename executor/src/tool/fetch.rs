@@ -7,7 +7,7 @@ use std::{
     fmt,
     io::{Seek, SeekFrom, Write},
     path::Path,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use backon::{ExponentialBuilder, Retryable};
@@ -16,10 +16,15 @@ use url::Url;
 
 use super::error::ToolError;
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long requests to a server that cannot be used are repeated. With the last attempt this is less than 30 seconds,
+/// both where connections are refused and where packets are dropped.
+pub(crate) const RETRY_FOR: Duration = Duration::from_secs(15);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest silence of a server; a slow but steady download may take as long as it needs.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 const MAX_REDIRECTS: usize = 10;
+/// Of a download that broke off.
 const RETRIES: usize = 3;
 
 /// Why a file could not be fetched.
@@ -57,8 +62,8 @@ impl FetchError {
     pub(crate) fn hint(&self) -> Option<String> {
         Some(match self {
             Self::Unreachable { .. } | Self::Interrupted { .. } => {
-                "check the network and the proxy settings; offline, put the tool on PATH or into \
-                 the cache, or name a mirror"
+                "put this version on PATH (in the executor's image) or into the tool cache, name a \
+                 release index or mirror that can be reached, or correct the proxy settings"
                     .into()
             }
             Self::Status { status, .. } if *status == StatusCode::NOT_FOUND => {
@@ -108,10 +113,11 @@ impl fmt::Debug for Shown<'_> {
 #[derive(Debug, Clone)]
 pub(crate) struct Fetcher {
     client: Client,
+    retry_for: Duration,
 }
 
 impl Fetcher {
-    pub(crate) fn new() -> Result<Self, ToolError> {
+    pub(crate) fn new(retry_for: Duration) -> Result<Self, ToolError> {
         // Building a client without one panics.
         if rustls::crypto::CryptoProvider::get_default().is_none() {
             return Err(ToolError::NoTlsProvider);
@@ -124,15 +130,12 @@ impl Fetcher {
             .redirect(redirect_policy())
             .build()
             .map_err(|error| FetchError::Client(error.without_url()))?;
-        Ok(Self { client })
+        Ok(Self { client, retry_for })
     }
 
     /// A small file, whole.
     pub(crate) async fn bytes(&self, url: &Url, limit: u64) -> Result<Vec<u8>, FetchError> {
-        (|| async { self.try_bytes(url, limit).await.map(|(bytes, _)| bytes) })
-            .retry(backoff())
-            .when(FetchError::is_transient)
-            .await
+        Ok(self.page(url, limit).await?.0)
     }
 
     /// A page of a listing, and where the next one is (`Link: <…>; rel="next"`).
@@ -141,9 +144,10 @@ impl Fetcher {
         url: &Url,
         limit: u64,
     ) -> Result<(Vec<u8>, Option<Url>), FetchError> {
+        let began = Instant::now();
         (|| self.try_bytes(url, limit))
-            .retry(backoff())
-            .when(FetchError::is_transient)
+            .retry(backoff().without_max_times())
+            .when(|error| error.is_transient() && began.elapsed() < self.retry_for)
             .await
     }
 
@@ -172,9 +176,16 @@ impl Fetcher {
         file: &std::fs::File,
         path: &Path,
     ) -> Result<(), ToolError> {
+        let began = Instant::now();
+        let again = |error: &ToolError| match error {
+            // However long it took until then, the server is there.
+            ToolError::Fetch(FetchError::Interrupted { .. }) => true,
+            ToolError::Fetch(error) => error.is_transient() && began.elapsed() < self.retry_for,
+            _ => false,
+        };
         (|| self.try_file(url, limit, file, path))
-            .retry(backoff())
-            .when(|error| matches!(error, ToolError::Fetch(error) if error.is_transient()))
+            .retry(backoff().with_max_times(RETRIES))
+            .when(again)
             .await
     }
 
@@ -258,7 +269,7 @@ fn within(url: &Url, size: u64, limit: u64) -> Result<(), FetchError> {
 fn backoff() -> ExponentialBuilder {
     ExponentialBuilder::default()
         .with_min_delay(Duration::from_millis(200))
-        .with_max_times(RETRIES)
+        .with_max_delay(MAX_RETRY_DELAY)
         .with_jitter()
 }
 

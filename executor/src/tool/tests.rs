@@ -49,6 +49,7 @@ impl World {
             signatures: SignaturePolicy::Required,
             extra_keys: Some(keys),
             path: OsString::new(),
+            retry_for: Duration::from_secs(2),
         };
         Self {
             server,
@@ -638,6 +639,44 @@ async fn passing_troubles_are_tried_again() {
     assert_eq!(world.server.requests(".zip"), 3);
 }
 
+/// A release index that no connection reaches: refused, or accepted by the kernel and never answered.
+#[rstest]
+#[case::refused(false)]
+#[case::silent(true)]
+#[tokio::test]
+async fn an_index_out_of_reach_is_given_up_in_time_and_needs_a_person(#[case] silent: bool) {
+    let mut world = World::new().await;
+    world.config.retry_for = RETRY_FOR;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let _listening = silent.then_some(listener);
+    world.config.terraform_index = format!("http://{address}/index.json").parse().unwrap();
+    let began = std::time::Instant::now();
+    let error = world.resolve("1.9.8").await.unwrap_err();
+    let took = began.elapsed();
+    assert!(took >= Duration::from_secs(15), "given up after {took:?}");
+    assert!(took < Duration::from_secs(30), "given up after {took:?}");
+    let failure = crate::run::StageError::from(error);
+    assert_eq!(failure.exit(), job_contract::Exit::BadConfiguration);
+    let story = failure.story();
+    assert!(
+        story.contains(&format!("could not reach `http://{address}/index.json`")),
+        "{story}"
+    );
+
+    // Where something else serves, the index is not asked at all.
+    let binary = world.put_on_path(&script("1.9.8"));
+    assert_eq!(world.resolve("1.9.8").await.unwrap().path, binary);
+}
+
+#[tokio::test]
+async fn a_download_server_out_of_reach_is_no_reason_for_another_executor() {
+    let mut world = World::with(&["1.9.8"]).await;
+    world.config.mirror = Some("http://127.0.0.1:1".parse().unwrap());
+    let failure = crate::run::StageError::from(world.resolve("1.9.8").await.unwrap_err());
+    assert_eq!(failure.exit(), job_contract::Exit::BadConfiguration);
+}
+
 #[tokio::test]
 async fn a_download_that_always_breaks_off_is_an_error() {
     let world = World::new().await;
@@ -686,7 +725,8 @@ async fn each_way_to_find_nothing_says_so_and_what_to_do() {
     world.config.terraform_index = "http://127.0.0.1:1/index.json".parse().unwrap();
     let error = world.resolve("3.0.0").await.unwrap_err();
     assert_eq!(error.fault(), Fault::Infrastructure);
-    assert!(error.hint().unwrap().contains("offline"), "{error:?}");
+    let hint = error.hint().unwrap();
+    assert!(hint.contains("executor's image"), "{hint}");
     assert!(chain(&error).contains("could not reach"), "{error:?}");
 }
 
