@@ -227,7 +227,8 @@ async fn operate(run: &Run<'_>, prepared: Prepared) -> Verdict {
         changes: operated.changes,
         history: operated.history,
         plan: match operated.plan {
-            Some(reference) if !failed => PlanReference::Set(reference),
+            // A plan whose after-scripts failed is recorded for people. Its job has failed, so no step can apply it.
+            Some(reference) if !failed || !operated.after_ok => PlanReference::Set(reference),
             _ if is_plan => PlanReference::Clear,
             _ => PlanReference::Keep,
         },

@@ -153,7 +153,7 @@ fn a_failure_before_the_operation_runs_only_the_failure_scripts() {
 }
 
 #[test]
-fn a_failing_script_after_a_plan_fails_the_step() {
+fn a_failing_script_after_a_plan_fails_the_step_and_the_plan_is_recorded() {
     let (site, repository) = (site(), Repository::fixture());
     let plan = JobData {
         command_list: vec![after(bash(1, "exit 1"))],

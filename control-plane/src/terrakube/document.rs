@@ -40,6 +40,9 @@ pub(super) struct JobAttributes {
     /// Absent until the first step has been reported.
     #[serde(default)]
     pub(super) output: Option<String>,
+    /// Absent until an executor has read the source.
+    #[serde(default)]
+    pub(super) commit_id: Option<String>,
     /// The job's template, base64 of YAML.
     #[serde(default, deserialize_with = "unless_empty")]
     pub(super) tcl: Option<String>,

@@ -196,7 +196,9 @@ fn job_change<'o>(now: &JobDocument, step: &StepRef, outcome: &'o Outcome) -> Jo
         commit_id: outcome
             .commit_id
             .as_deref()
-            .map(|commit| fitting(commit, JOB_COMMIT_WIDTH)),
+            .map(|commit| fitting(commit, JOB_COMMIT_WIDTH))
+            // Empty is the commit of a source that was never read.
+            .or_else(|| now.job().commit_id.is_none().then_some("")),
     }
 }
 

@@ -246,6 +246,28 @@ async fn an_outcome_is_told_of_the_step_before_the_job() {
     );
 }
 
+/// As the stock executor has it of a source it could not read.
+#[rstest]
+#[case::never_read(json!(null), Some(json!("")))]
+#[case::read_by_an_earlier_step(json!("abc"), None)]
+#[tokio::test]
+async fn a_job_whose_commit_nobody_knows_gets_an_empty_one(
+    #[case] known: Value,
+    #[case] told: Option<Value>,
+) {
+    let api = StandIn::with_status("running").await;
+    api.job().attributes.insert("commitId".into(), known);
+    let outcome = Outcome {
+        commit_id: None,
+        ..outcome(StepType::Plan, Ending::NotReached, PlanReference::Keep)
+    };
+    api.client()
+        .report_outcome(&step("plan-id", PLAN), &outcome, &patience())
+        .await
+        .unwrap();
+    assert_eq!(api.told()[1].1.get("commitId"), told.as_ref());
+}
+
 #[rstest]
 #[case(PlanReference::Keep, None)]
 #[case(PlanReference::Clear, Some(json!("")))]

@@ -100,6 +100,16 @@ impl Structured {
 
     fn planned_change(&mut self, event: &Value) {
         self.on_change(event, |entry, change| {
+            let resource = &change["resource"];
+            if let Some(module) = resource["module"].as_str() {
+                let module = (!module.is_empty()).then_some(module);
+                entry.insert("moduleAddress".into(), json!(module));
+            }
+            set(entry, "resourceType", &resource["resource_type"]);
+            set(entry, "resourceName", &resource["resource_name"]);
+            if let Some(actions) = change["action"].as_str().and_then(actions) {
+                entry.insert("actions".into(), json!(actions));
+            }
             set(entry, "action", &change["action"]);
             entry.insert("status".into(), json!("planned"));
         });
@@ -232,30 +242,17 @@ impl Structured {
         }
     }
 
-    /// Completes the list from the plan's own JSON: what it says wins, what only the events know stays. Entries
-    /// without anything to do are dropped, imports are kept.
+    /// Completes the list from the plan's own JSON: what it says wins, what only the events know stays. It adds nothing
+    /// about resources without anything to do, so that of these the list has what the events told, if they told anything.
     pub fn complete_from_plan(&mut self, plan: &Value) {
         for resource in plan["resource_changes"].as_array().into_iter().flatten() {
             let Some(address) = resource["address"].as_str() else {
                 continue;
             };
-            let planned = planned_entry(resource);
-            self.entry(address).extend(planned);
+            if normal_action(&resource["change"]) != "no-op" {
+                self.entry(address).extend(planned_entry(resource));
+            }
         }
-        self.changes.retain(|change| {
-            change
-                .get("action")
-                .and_then(Value::as_str)
-                .is_none_or(|action| action != "no-op")
-        });
-        self.by_address = self
-            .changes
-            .iter()
-            .enumerate()
-            .filter_map(|(index, change)| {
-                Some((change.get("address")?.as_str()?.to_owned(), index))
-            })
-            .collect();
     }
 
     /// Completes an apply from the new state: values unknown to the plan are filled in unless plan or state calls them
@@ -329,7 +326,7 @@ fn ephemeral_phase(hook: &Value) -> &'static str {
 fn planned_entry(resource: &Value) -> Map<String, Value> {
     let change = &resource["change"];
     let mut entry = Map::new();
-    set(&mut entry, "moduleAddress", &resource["module_address"]);
+    entry.insert("moduleAddress".into(), resource["module_address"].clone());
     set(&mut entry, "resourceType", &resource["type"]);
     set(&mut entry, "resourceName", &resource["name"]);
     set(&mut entry, "actions", &change["actions"]);
@@ -366,6 +363,14 @@ fn planned_entry(resource: &Value) -> Map<String, Value> {
         entry.insert("changedSensitive".into(), Value::Object(changed));
     }
     entry
+}
+
+/// The actions behind the word an event has for them, where there is no doubt about their order.
+fn actions(word: &str) -> Option<Vec<&str>> {
+    match word {
+        "create" | "read" | "update" | "delete" => Some(vec![word]),
+        _ => None,
+    }
 }
 
 fn normal_action(change: &Value) -> &'static str {
@@ -461,7 +466,7 @@ fn fill_unknown(change: &mut Map<String, Value>, resource: &Value) {
     let planned_marks = change.get("afterSensitive").cloned().unwrap_or(Value::Null);
     let visible = without_sensitive(&resource["values"], &resource["sensitive_values"]);
     let visible = without_sensitive(&visible, &planned_marks);
-    let (Some(unknown), Some(visible)) = (unknown.as_object(), visible.as_object()) else {
+    let (Value::Object(mut unknown), Some(visible)) = (unknown, visible.as_object()) else {
         return;
     };
     if let Some(after) = change
@@ -469,15 +474,26 @@ fn fill_unknown(change: &mut Map<String, Value>, resource: &Value) {
         .or_insert_with(|| json!({}))
         .as_object_mut()
     {
-        for key in unknown
-            .iter()
-            .filter(|(_, parts)| holds_true(parts))
-            .map(|(key, _)| key)
-        {
+        for (key, parts) in unknown.iter_mut().filter(|(_, parts)| holds_true(parts)) {
             if let Some(value) = visible.get(key) {
                 after.insert(key.clone(), value.clone());
+                *parts = all_false(parts);
             }
         }
+    }
+    change.insert("afterUnknown".into(), Value::Object(unknown));
+}
+
+/// Marks of the same shape, none of them set.
+fn all_false(marks: &Value) -> Value {
+    match marks {
+        Value::Object(parts) => parts
+            .iter()
+            .map(|(key, part)| (key.clone(), all_false(part)))
+            .collect::<Map<_, _>>()
+            .into(),
+        Value::Array(parts) => parts.iter().map(all_false).collect(),
+        _ => Value::Bool(false),
     }
 }
 
@@ -537,8 +553,8 @@ mod tests {
         }
         assert_eq!(
             structured.changes(),
-            json!([{"address": "a.b", "action": "update", "status": "applied", "elapsedSeconds": 12,
-                    "provisionerOutput": ["hi"]}])
+            json!([{"address": "a.b", "action": "update", "actions": ["update"], "status": "applied",
+                    "elapsedSeconds": 12, "provisionerOutput": ["hi"]}])
         );
     }
 
@@ -624,12 +640,12 @@ mod tests {
         assert_eq!(changes[0]["status"], "planned");
         assert_eq!(changes[0]["after"]["keep"]["a"], 1);
         assert_eq!(changes[0]["changedSensitive"], json!({"input": true}));
-        assert_eq!(changes[1]["action"], "import");
         assert_eq!(
-            changes.as_array().unwrap().len(),
-            2,
-            "a pure no-op is dropped"
+            changes[1],
+            json!({"address": "terraform_data.same", "action": "no-op", "status": "refreshing"})
         );
+        assert_eq!(changes[2]["action"], "import");
+        assert_eq!(changes.as_array().unwrap().len(), 3);
         let counts = ChangeCounts {
             add: 2,
             change: 0,
@@ -645,6 +661,94 @@ mod tests {
                 remove: 1,
                 import: 1
             }
+        );
+    }
+
+    /// What a stock executor left in the context for the same plans, applies and destroys of `examples/hello`.
+    mod as_the_stock_executor_does {
+        use super::*;
+
+        fn resource(kind: &str, address: &str) -> Value {
+            json!({"type": kind, "hook": {"resource": {"addr": address}}})
+        }
+
+        #[test]
+        fn unchanged_resources_stay_as_the_events_told_of_them() {
+            let address = "terraform_data.greeting[\"french\"]";
+            let mut structured = after(&[
+                resource("refresh_start", address),
+                resource("refresh_complete", address),
+            ]);
+            structured.complete_from_plan(&json!({"resource_changes": [
+                {"address": address, "type": "terraform_data", "name": "greeting", "index": "french",
+                 "change": {"actions": ["no-op"], "before": {"input": "Bonjour, world!"},
+                            "after": {"input": "Bonjour, world!"}, "after_unknown": {},
+                            "before_sensitive": {}, "after_sensitive": {}}},
+                {"address": "terraform_data.unheard", "type": "terraform_data", "name": "unheard",
+                 "change": {"actions": ["no-op"], "before": {}, "after": {}}}]}));
+            assert_eq!(
+                structured.changes(),
+                json!([{"address": address, "action": "no-op", "status": "pending"}])
+            );
+            assert_eq!(structured.counted(), ChangeCounts::default());
+        }
+
+        #[test]
+        fn what_an_apply_made_known_is_unknown_no_more() {
+            let address = "terraform_data.fingerprint";
+            let mut planned = after(&[]);
+            planned.complete_from_plan(&json!({"resource_changes": [
+                {"address": address, "mode": "managed", "type": "terraform_data", "name": "fingerprint",
+                 "change": {"actions": ["create"], "before": null,
+                            "after": {"input": null, "output": null, "triggers_replace": [null, null]},
+                            "after_unknown": {"id": true, "triggers_replace": [true, true]},
+                            "before_sensitive": false,
+                            "after_sensitive": {"triggers_replace": [false, false]}}}]}));
+            let mut entry = json!(
+                {"afterSensitive": {"triggers_replace": [false, false]}, "address": address,
+                 "moduleAddress": null, "afterUnknown": {"id": true, "triggers_replace": [true, true]},
+                 "before": null, "action": "create", "resourceName": "fingerprint",
+                 "after": {"output": null, "input": null, "triggers_replace": [null, null]},
+                 "beforeSensitive": false, "actions": ["create"], "resourceType": "terraform_data"});
+            assert_eq!(planned.changes(), json!([entry]));
+
+            let mut applied = Structured::seeded(&planned.changes());
+            applied.event(&resource("apply_start", address));
+            applied.event(
+                &json!({"type": "apply_complete", "hook": {"resource": {"addr": address}, "elapsed_seconds": 0}}),
+            );
+            applied.complete_from_state(
+                &json!({"values": {"root_module": {"resources": [
+                    {"address": address, "sensitive_values": {"triggers_replace": [false, false]},
+                     "values": {"id": "f00f55a0-ea6e-31b2-e241-1584ea76a5e2", "input": null, "output": null,
+                                "triggers_replace": ["Hi, Ann!", "Hola, Ann!"]}}]}}}),
+                true,
+            );
+            entry["afterUnknown"] = json!({"id": false, "triggers_replace": [false, false]});
+            entry["after"] = json!({"output": null, "input": null, "triggers_replace": ["Hi, Ann!", "Hola, Ann!"],
+                                    "id": "f00f55a0-ea6e-31b2-e241-1584ea76a5e2"});
+            entry["elapsedSeconds"] = json!(0);
+            entry["status"] = json!("applied");
+            assert_eq!(applied.changes(), json!([entry]));
+        }
+    }
+
+    /// The stock executor tells nothing of a destroy without a plan. Its plans to destroy have these properties.
+    #[test]
+    fn a_destroy_without_a_plan_is_told_as_completely_as_its_events_allow() {
+        let address = "terraform_data.greeting[\"german\"]";
+        let structured = after(&[
+            json!({"type": "planned_change", "change": {"action": "delete", "resource": {
+                "addr": address, "module": "", "resource": "terraform_data.greeting[\"german\"]",
+                "implied_provider": "terraform", "resource_type": "terraform_data",
+                "resource_name": "greeting", "resource_key": "german"}}}),
+            json!({"type": "apply_complete", "hook": {"resource": {"addr": address}, "elapsed_seconds": 0}}),
+        ]);
+        assert_eq!(
+            structured.changes(),
+            json!([{"address": address, "moduleAddress": null, "resourceType": "terraform_data",
+                    "resourceName": "greeting", "action": "delete", "actions": ["delete"],
+                    "elapsedSeconds": 0, "status": "applied"}])
         );
     }
 
