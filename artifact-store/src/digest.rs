@@ -1,10 +1,11 @@
 //! Size and SHA-256 of content.
 
-use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
 
 use sha2::{Digest as _, Sha256};
+
+use crate::regular_file;
 
 const CHUNK_BYTES: usize = 64 * 1024;
 
@@ -19,7 +20,7 @@ pub struct Digest {
 impl Digest {
     /// Reads a file through.
     pub fn of(path: &Path) -> io::Result<Self> {
-        let mut file = File::open(path)?;
+        let mut file = regular_file::open(path)?;
         let mut hasher = Hasher::default();
         let mut chunk = vec![0; CHUNK_BYTES];
         loop {

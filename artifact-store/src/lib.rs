@@ -10,6 +10,7 @@ mod error;
 mod gcs;
 mod local;
 mod reference;
+pub mod regular_file;
 mod remote;
 mod retry;
 mod s3;

@@ -13,6 +13,7 @@ use crate::READ_BYTES;
 use crate::backend::BackendSettings;
 use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
+use crate::regular_file;
 
 const CHUNK_BYTES: usize = 64 * 1024;
 
@@ -193,7 +194,7 @@ fn copy_into(source: &Path, file: &mut File) -> Result<(), WriteError> {
         path: source.to_owned(),
         source: error,
     };
-    let mut input = File::open(source).map_err(unreadable)?;
+    let mut input = regular_file::open(source).map_err(unreadable)?;
     copy_digesting(&mut input, file)
         .map(drop)
         .map_err(|error| match error {

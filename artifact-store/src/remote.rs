@@ -22,6 +22,7 @@ use crate::digest::{Digest, Hasher};
 use crate::error::{Answer, Meaning, StoreError, meaning};
 use crate::local::{create_private, discard};
 use crate::retry::{Connector, Health};
+use crate::regular_file;
 
 /// Objects up to this size are stored with one request, larger ones in parts of it.
 const PART_BYTES: usize = 8 * 1024 * 1024;
@@ -123,7 +124,7 @@ impl Remote {
     }
 
     pub(crate) async fn put_file(&self, name: &str, path: &Path) -> Result<(), StoreError> {
-        let mut source = Source::open(path).await?;
+        let mut source = Source::open(path)?;
         let first = source.part().await?;
         if first.len() < PART_BYTES {
             return self.put(name, first).await;
@@ -258,9 +259,12 @@ struct Source<'p> {
 }
 
 impl<'p> Source<'p> {
-    async fn open(path: &'p Path) -> Result<Self, StoreError> {
-        match File::open(path).await {
-            Ok(file) => Ok(Self { path, file }),
+    fn open(path: &'p Path) -> Result<Self, StoreError> {
+        match regular_file::open(path) {
+            Ok(file) => Ok(Self {
+                path,
+                file: File::from_std(file),
+            }),
             Err(source) => Err(unreadable(path, source)),
         }
     }

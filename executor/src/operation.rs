@@ -29,7 +29,7 @@ use crate::state::{self, Left, Published};
 use crate::terraform::backend::{self, BackendAccess};
 use crate::terraform::board::Board;
 use crate::terraform::structured::Structured;
-use crate::terraform::variables::Declarations;
+use crate::terraform::variables::{self, Declarations};
 use crate::terraform::{Terraform, ToLog, credentials};
 use crate::tool::ResolvedTool;
 use crate::workspace::{Workspace, write_private_file};
@@ -209,10 +209,18 @@ impl<'r, 'c> Operation<'r, 'c> {
     /// Scripts before init may still write configuration, so the declarations are read only now.
     async fn write_variables(&self) -> Result<Option<PathBuf>, StageError> {
         let job = &self.run.job;
+        let (dir, tool) = (self.prepared.working_dir.clone(), job.tool());
         if job.variables.is_empty() {
+            variables::check(&dir, tool)?;
             return Ok(None);
         }
-        let declarations = Declarations::read(&self.prepared.working_dir, job.tool())?;
+        // Large files take their time. A stop order does not wait for them.
+        let reading = tokio::task::spawn_blocking(move || Declarations::read(&dir, tool));
+        let declarations = tokio::select! {
+            biased;
+            _ = self.run.stop.ordered() => return Err(StageError::Stopped),
+            read = reading => read.map_err(|_| StageError::Panicked)??,
+        };
         let undeclared = declarations.undeclared(&job.variables);
         if !undeclared.is_empty() {
             let names = undeclared.join(", ");

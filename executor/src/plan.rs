@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use artifact_store::{Digest, Store, StoreError};
+use artifact_store::{Digest, Store, StoreError, regular_file};
 use control_plane::platform::Standing;
 use job_contract::Tool;
 use serde::{Deserialize, Serialize};
@@ -165,7 +165,7 @@ impl ReviewedPlan {
 
 fn is_zip(path: &Path) -> bool {
     let mut magic = [0; 4];
-    fs::File::open(path)
+    regular_file::open(path)
         .and_then(|mut file| file.read_exact(&mut magic))
         .is_ok()
         && magic == ZIP_MAGIC

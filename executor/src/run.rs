@@ -137,6 +137,7 @@ impl StageError {
             Self::Script(
                 ScriptError::UnknownRuntime { .. }
                 | ScriptError::NoGroovy { .. }
+                | ScriptError::Exports { .. }
                 | ScriptError::Process(ProcessError::TooLarge { .. }),
             )
             | Self::Process(ProcessError::TooLarge { .. }) => Fault::User,

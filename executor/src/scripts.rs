@@ -7,6 +7,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use artifact_store::regular_file;
 use control_plane::logs::RunLog;
 use control_plane::terrakube::{TokenSource, token};
 use job_contract::{Command, JobData, Runtime};
@@ -25,6 +26,8 @@ mod groovy;
 
 /// File through which scripts hand variables to what runs after them.
 const TEMP_ENV: &str = ".terrakube_temp_env";
+/// More than any environment can hold.
+const MAX_TEMP_ENV_BYTES: u64 = 4 << 20;
 /// Folder of tools that scripts install for one another.
 const TOOLS: &str = ".terrakube/tools";
 /// Clone of the extension repository.
@@ -48,6 +51,13 @@ pub enum ScriptError {
     #[error("could not prepare a script in `{}`", dir.display())]
     Prepare {
         dir: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// The file of exported variables is there and cannot be used.
+    #[error("could not read the variables a script exported in `{}`", path.display())]
+    Exports {
+        path: PathBuf,
         #[source]
         source: io::Error,
     },
@@ -138,10 +148,11 @@ impl Scripts<'_> {
                 return Ok(false);
             }
             let done = self.run_one(command, env, terraform_output).await;
-            self.load_exported(env);
+            let exported = self.load_exported(env);
             if !done? {
                 return Ok(false);
             }
+            exported?;
         }
         Ok(true)
     }
@@ -312,11 +323,12 @@ impl Scripts<'_> {
         std::env::join_paths(folders).unwrap_or_else(|_| env.path())
     }
 
-    fn load_exported(&self, env: &mut ChildEnv) {
-        let text = match fs::read_to_string(self.dir.join(TEMP_ENV)) {
+    fn load_exported(&self, env: &mut ChildEnv) -> Result<(), ScriptError> {
+        let path = self.dir.join(TEMP_ENV);
+        let text = match regular_file::read_text(&path, MAX_TEMP_ENV_BYTES) {
             Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
-            Err(error) => return warn!(%error, "could not read the variables a script exported"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(source) => return Err(ScriptError::Exports { path, source }),
         };
         for (number, line) in (1..)
             .zip(text.lines())
@@ -336,6 +348,7 @@ impl Scripts<'_> {
                 ),
             }
         }
+        Ok(())
     }
 }
 

@@ -8,7 +8,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use artifact_store::{BackendSettings, StoreError, hex, private_folder};
+use artifact_store::{BackendSettings, StoreError, hex, private_folder, regular_file};
 use bytes::Bytes;
 use control_plane::platform::History;
 use job_contract::chain;
@@ -27,7 +27,7 @@ use crate::terraform::lock::Tenure;
 use crate::terraform::progress::Progress;
 use crate::terraform::state::RawState;
 use crate::terraform::structured::addresses;
-use crate::terraform::{ErroredState, Terraform};
+use crate::terraform::{ErroredState, MAX_DOCUMENT_BYTES, Terraform};
 use crate::workspace::write_private_file;
 
 /// The tool's last resort when it could not store the state.
@@ -68,7 +68,7 @@ impl Left {
 /// When the tool's last resort was written, if it is there.
 pub fn errored_at(working_dir: &Path) -> Option<SystemTime> {
     let file = fs::metadata(working_dir.join(ERRORED_STATE)).ok()?;
-    file.modified().ok()
+    file.is_file().then(|| file.modified().ok())?
 }
 
 /// What became of the state.
@@ -256,16 +256,18 @@ async fn raw_state(
         .store
         .backend(&run.job.organization_id, &run.job.workspace_id);
     let state = match backend {
-        BackendSettings::Local { path } if is_default => match tokio::fs::read(&path).await {
-            Ok(state) => Some(state),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            Err(source) => {
-                return Err(StageError::WorkingDir {
-                    path: path.display().to_string(),
-                    source,
-                });
+        BackendSettings::Local { path } if is_default => {
+            match regular_file::read(&path, MAX_DOCUMENT_BYTES as u64) {
+                Ok(state) => Some(state),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+                Err(source) => {
+                    return Err(StageError::WorkingDir {
+                        path: path.display().to_string(),
+                        source,
+                    });
+                }
             }
-        },
+        }
         // What a failed `state pull` prints is no state (W-40).
         _ => {
             let state = terraform.state_pull(env).await?;
@@ -412,7 +414,10 @@ fn lay_aside(
         private_folder(folder)?;
         let aside = folder.join(&name);
         match errored {
-            ErroredState::File(file) => write_private_file(&aside, &fs::read(file)?)?,
+            ErroredState::File(file) => {
+                let state = regular_file::read(file, MAX_DOCUMENT_BYTES as u64)?;
+                write_private_file(&aside, &state)?;
+            }
             ErroredState::Said(state) => write_private_file(&aside, state)?,
         }
         Ok::<_, io::Error>(aside)

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 
 use integration_tests::job::{after, bash, before, before_init};
 use integration_tests::process::comes_to_an_end;
@@ -162,6 +163,8 @@ fn a_failing_script_after_a_plan_fails_the_step_and_the_plan_is_recorded() {
     site.queue(&[&plan, &job::apply_after(&plan)]);
     site.run(&plan).expect_code(1);
     assert_eq!(site.statuses(&plan), ("failed".into(), "failed".into()));
+    let reference = site.record(&plan).terraform_plan.unwrap();
+    assert!(Path::new(&reference).is_file(), "{reference}");
 }
 
 #[test]
@@ -363,4 +366,31 @@ fn a_process_left_in_the_background_does_not_hold_the_run() {
         comes_to_an_end(pid),
         "process {pid} outlived the run\n{outcome}"
     );
+}
+
+/// The file through which scripts export variables may be anything once they have run.
+#[test]
+fn a_file_of_exported_variables_that_cannot_be_read_fails_the_step_at_once() {
+    for (make, words) in [
+        ("mkfifo \"$terrakubeEnv\"", "it is a FIFO"),
+        ("ln -s /dev/zero \"$terrakubeEnv\"", "it is a device"),
+        (
+            "truncate -s 10G \"$terrakubeEnv\"",
+            "it has 10737418240 bytes, and the limit is 4194304",
+        ),
+    ] {
+        let (site, repository) = (site(), Repository::fixture());
+        let job = job::scripts(
+            &repository,
+            vec![bash(1, make), bash(2, "echo not-reached")],
+        );
+        site.queue(&[&job]);
+        let outcome = site.run(&job).expect_code(1);
+        assert!(
+            outcome.error().contains("/.terrakube_temp_env`: "),
+            "{outcome}"
+        );
+        assert!(outcome.error().contains(words), "{outcome}");
+        assert!(!outcome.log().contains("not-reached"), "{outcome}");
+    }
 }

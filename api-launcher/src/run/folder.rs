@@ -1,6 +1,7 @@
 //! The run of a folder: pack it, plan it, ask, apply that plan.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use control_plane::local::JobRecord;
@@ -137,7 +138,7 @@ fn choose_tool(args: &RunArgs, dir: &Path) -> Result<Tool, RunError> {
 /// Read now and once, so that plan and apply get the same, and so that a pipe serves as well as a file.
 fn variable_files(dir: &Path, files: &[PathBuf]) -> Result<Vec<Extra>, ContentError> {
     let texts = files.iter().map(|path| {
-        fs::read(path).map_err(|source| ContentError::VariableFile {
+        read_limited(path).map_err(|source| ContentError::VariableFile {
             path: path.clone(),
             source,
         })
@@ -152,6 +153,24 @@ fn variable_files(dir: &Path, files: &[PathBuf]) -> Result<Vec<Extra>, ContentEr
     let names = job::var_file_names(present.iter().map(String::as_str), files);
     let extras = names.into_iter().zip(texts);
     Ok(extras.map(|(name, text)| Extra { name, text }).collect())
+}
+
+/// The largest file of variables that is taken.
+const MAX_VARIABLE_FILE_BYTES: u64 = 16 << 20;
+
+/// What is cut at the limit could pass for the whole.
+fn read_limited(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    File::open(path)?
+        .take(MAX_VARIABLE_FILE_BYTES + 1)
+        .read_to_end(&mut text)?;
+    if text.len() as u64 > MAX_VARIABLE_FILE_BYTES {
+        return Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!("it has more than {MAX_VARIABLE_FILE_BYTES} bytes, the limit"),
+        ));
+    }
+    Ok(text)
 }
 
 /// Packs the folder aside, so that a signal ends the run even while a large tree is read. Returns where in

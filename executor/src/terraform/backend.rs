@@ -3,11 +3,10 @@
 //! where the tool allows it (docs/decisions/0009-backend-credentials.md).
 
 use std::fmt::Write as _;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use artifact_store::{BackendSettings, Handover, StaticKeys};
+use artifact_store::{BackendSettings, Handover, StaticKeys, regular_file};
 use secrecy::{ExposeSecret as _, SecretString};
 use semver::Version;
 
@@ -17,6 +16,7 @@ use crate::workspace::write_private_file;
 /// Profile under which the tool finds the keys of the bucket; nothing else uses that name.
 const AWS_PROFILE: &str = "mayfly-state";
 const AWS_CREDENTIALS: &str = "AWS_SHARED_CREDENTIALS_FILE";
+const MAX_CREDENTIALS_BYTES: u64 = 1 << 20;
 const AZURE_KEY: &str = "ARM_ACCESS_KEY";
 const GCS_CREDENTIALS: &str = "GOOGLE_BACKEND_CREDENTIALS";
 /// Where the stock executor puts the service account, beside the configuration.
@@ -112,7 +112,8 @@ fn aws_credentials(keys: &StaticKeys, env: &ChildEnv, ours: &Path) -> Result<Str
     let named = env.get(AWS_CREDENTIALS).map(PathBuf::from);
     let default = || Some(Path::new(env.get("HOME")?).join(".aws/credentials"));
     let theirs = named.filter(|path| path != ours).or_else(default);
-    let own = match theirs.map(|path| (fs::read_to_string(&path), path)) {
+    let own = match theirs.map(|path| (regular_file::read_text(&path, MAX_CREDENTIALS_BYTES), path))
+    {
         None => String::new(),
         Some((Ok(text), _)) => text,
         Some((Err(error), _)) if error.kind() == io::ErrorKind::NotFound => String::new(),

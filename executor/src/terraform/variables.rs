@@ -10,11 +10,15 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use artifact_store::regular_file;
 use hcl_edit::expr::Expression;
 use hcl_edit::structure::Body;
 use job_contract::Tool;
 use job_contract::job::Variable;
 use serde_json::Value;
+
+/// The largest configuration file that is read. Generated ones have some megabytes.
+const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// What the text of a variable means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +47,13 @@ pub enum VariablesError {
         #[source]
         source: io::Error,
     },
+    /// A configuration file that the tool could not read either, or not in any useful time.
+    #[error("could not read the configuration file `{}`", path.display())]
+    File {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     /// No variable can have this name.
     #[error("variable name `{}` is not an identifier", name.escape_debug())]
     BadName { name: String },
@@ -56,26 +67,17 @@ pub enum VariablesError {
 impl Declarations {
     /// Reads the declarations of the root module in `dir`.
     pub fn read(dir: &Path, tool: Tool) -> Result<Self, VariablesError> {
-        let unreadable = |source| VariablesError::Unreadable {
-            dir: dir.to_owned(),
-            source,
-        };
         let mut declarations = Self {
             complete: true,
             ..Self::default()
         };
-        for entry in fs::read_dir(dir).map_err(unreadable)? {
-            let path = entry.map_err(unreadable)?.path();
-            let name = path
-                .file_name()
-                .and_then(|name| name.to_str())
-                .unwrap_or_default();
-            let Some(syntax) = Syntax::of(name, tool) else {
-                continue;
+        for (path, syntax) in configuration_files(dir, tool)? {
+            let text = match regular_file::read_text(&path, MAX_FILE_BYTES) {
+                Ok(text) => Some(text),
+                Err(error) if is_for_the_tool(&error) => None,
+                Err(source) => return Err(VariablesError::File { path, source }),
             };
-            let added = fs::read_to_string(&path)
-                .ok()
-                .and_then(|text| declarations.add(&text, syntax));
+            let added = text.and_then(|text| declarations.add(&text, syntax));
             // The tool reports the file's faults better than we could.
             declarations.complete &= added.is_some();
         }
@@ -173,6 +175,47 @@ impl Declarations {
     }
 }
 
+/// Refuses a root module with a file that the tool would wait for, or read until its memory is full.
+pub fn check(dir: &Path, tool: Tool) -> Result<(), VariablesError> {
+    for (path, _) in configuration_files(dir, tool)? {
+        match regular_file::check(&path, MAX_FILE_BYTES) {
+            Err(source) if !is_for_the_tool(&source) => {
+                return Err(VariablesError::File { path, source });
+            }
+            Ok(()) | Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Whether the tool says what is wrong with a file at once, and says it better than we could.
+fn is_for_the_tool(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidData
+    )
+}
+
+/// The files of the root module. The tool, too, leaves out folders.
+fn configuration_files(dir: &Path, tool: Tool) -> Result<Vec<(PathBuf, Syntax)>, VariablesError> {
+    let unreadable = |source| VariablesError::Unreadable {
+        dir: dir.to_owned(),
+        source,
+    };
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).map_err(unreadable)? {
+        let path = entry.map_err(unreadable)?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        let syntax = name.and_then(|name| Syntax::of(name, tool));
+        if let Some(syntax) = syntax
+            && !path.is_dir()
+        {
+            files.push((path, syntax));
+        }
+    }
+    Ok(files)
+}
+
 impl Kind {
     fn of_type(name: &str) -> Self {
         if matches!(name, "string" | "number" | "bool") {
@@ -267,6 +310,35 @@ mod tests {
             .iter()
             .map(|(name, value)| ((*name).to_owned(), Variable::from(*value)))
             .collect()
+    }
+
+    #[test]
+    fn a_file_the_tool_would_wait_for_is_refused_by_name() {
+        use nix::sys::stat::Mode;
+        let folder = tempfile::tempdir().unwrap();
+        let bad = folder.path().join("bad.tf");
+        let refuse = || {
+            for error in [
+                check(folder.path(), Tool::Terraform).unwrap_err(),
+                Declarations::read(folder.path(), Tool::Terraform).unwrap_err(),
+            ] {
+                let error = job_contract::chain(&error);
+                assert!(error.contains("/bad.tf`: it "), "{error}");
+            }
+            fs::remove_file(&bad).unwrap();
+        };
+        nix::unistd::mkfifo(&bad, Mode::S_IRWXU).unwrap();
+        refuse();
+        std::os::unix::fs::symlink("/dev/zero", &bad).unwrap();
+        refuse();
+        fs::File::create(&bad).unwrap().set_len(10 << 30).unwrap();
+        refuse();
+        // What the tool leaves out, or says itself.
+        fs::create_dir(&bad).unwrap();
+        std::os::unix::fs::symlink("absent", folder.path().join("dangling.tf")).unwrap();
+        check(folder.path(), Tool::Terraform).unwrap();
+        let declarations = Declarations::read(folder.path(), Tool::Terraform).unwrap();
+        assert!(!declarations.complete);
     }
 
     #[test]

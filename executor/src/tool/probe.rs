@@ -12,12 +12,14 @@ use std::{
     time::Duration,
 };
 
+use artifact_store::regular_file;
 use semver::Version;
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 const MEMORY: &str = "probe.json";
+const MAX_MEMORY_BYTES: u64 = 1 << 20;
 
 /// Version managers put a small script or proxy on PATH, which picks a version by working directory and
 /// environment; what it said once says nothing about the next time. The tools are far larger.
@@ -118,7 +120,7 @@ async fn ask(binary: &Path) -> Result<Version, ProbeError> {
 
 /// Whatever is wrong with the memory, it is only a memory.
 fn read(path: &Path) -> Memory {
-    fs::read(path)
+    regular_file::read(path, MAX_MEMORY_BYTES)
         .ok()
         .and_then(|bytes| serde_json::from_slice(&bytes).ok())
         .unwrap_or_default()

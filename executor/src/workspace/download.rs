@@ -2,12 +2,13 @@
 //! token, and knows nothing of what is in the tarball.
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Seek as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use artifact_store::regular_file;
 use backon::{ExponentialBuilder, Retryable as _};
 use reqwest::{Client, Response, StatusCode};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -227,15 +228,7 @@ impl Download<'_> {
 }
 
 fn open_local(path: PathBuf) -> Result<File, DownloadError> {
-    let open = || {
-        // Asked before opening, which would wait for a writer at a FIFO.
-        if fs::metadata(&path)?.is_file() {
-            File::open(&path)
-        } else {
-            Err(io::Error::other("it is not a file"))
-        }
-    };
-    open().map_err(|source| DownloadError::Open { path, source })
+    regular_file::open(&path).map_err(|source| DownloadError::Open { path, source })
 }
 
 fn parse_url(address: &str) -> Result<Url, SourceError> {

@@ -1,10 +1,11 @@
 //! Writes the tarball: names relative to the root, mode bits and links kept, owners not.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Read as _, Write};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
+use artifact_store::regular_file;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use tar::{Builder, EntryType, Header};
@@ -91,7 +92,7 @@ impl<W: Write> Archive<'_, W> {
             path: path.to_owned(),
             source,
         };
-        let file = File::open(path).map_err(read)?;
+        let file = regular_file::open(path).map_err(read)?;
         let metadata = file.metadata().map_err(read)?;
         let mut header = header(
             EntryType::Regular,
@@ -159,6 +160,7 @@ mod tests {
     use super::*;
     use flate2::read::GzDecoder;
     use std::fs;
+    use std::fs::File;
     use std::os::unix::fs::symlink;
 
     #[test]

@@ -3,11 +3,13 @@
 
 use std::path::Path;
 
+use artifact_store::regular_file;
 use ignore::gitignore::{Gitignore, GitignoreBuilder};
 
 use super::ContentError;
 
 const FILE: &str = ".terraformignore";
+const MAX_BYTES: u64 = 1 << 20;
 
 /// Rules of the folders that may carry an ignore file, the widest first.
 #[derive(Debug, Default)]
@@ -26,9 +28,14 @@ impl Ignores {
             path: path.clone(),
             source,
         };
+        let text =
+            regular_file::read_text(&path, MAX_BYTES).map_err(|source| ContentError::Read {
+                path: path.clone(),
+                source,
+            })?;
         let mut builder = GitignoreBuilder::new(folder);
-        if let Some(error) = builder.add(&path) {
-            return Err(fail(error));
+        for line in text.trim_start_matches('\u{feff}').lines() {
+            builder.add_line(Some(path.clone()), line).map_err(fail)?;
         }
         self.rules.push(builder.build().map_err(fail)?);
         Ok(())

@@ -2,12 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
+use artifact_store::regular_file;
 use hcl_edit::structure::Body;
 use serde_json::Value;
 
 use super::{ContentError, lexical};
+
+/// The largest configuration file that is read.
+const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// Whether the folder holds any configuration.
 pub(super) fn has_configuration(dir: &Path) -> Result<bool, ContentError> {
@@ -42,8 +47,12 @@ pub(super) fn closure(dir: &Path) -> Result<BTreeSet<PathBuf>, ContentError> {
 fn local_sources(module: &Path) -> Result<Vec<String>, ContentError> {
     let mut sources = Vec::new();
     for path in configuration_files(module)? {
-        let Ok(text) = fs::read_to_string(&path) else {
-            continue;
+        let text = match regular_file::read_text(&path, MAX_FILE_BYTES) {
+            Ok(text) => text,
+            Err(source) if source.kind() == io::ErrorKind::FileTooLarge => {
+                return Err(ContentError::Read { path, source });
+            }
+            Err(_) => continue,
         };
         if path
             .extension()

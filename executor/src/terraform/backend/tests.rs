@@ -1,5 +1,6 @@
 use super::*;
 use job_contract::JobData;
+use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use tempfile::TempDir;
 
