@@ -160,7 +160,6 @@ impl<'r, 'c> Operation<'r, 'c> {
 
     /// Everything before the operation; false when something said no and has said why.
     async fn reach(&mut self, env: &mut ChildEnv) -> Result<bool, StageError> {
-        credentials::offer(self.run, env)?;
         if !self
             .scripts(Phase::BeforeInit, Moment::BeforeInit, env)
             .await?
@@ -170,18 +169,11 @@ impl<'r, 'c> Operation<'r, 'c> {
         let access = self.write_backend(env)?;
         access.offer(env)?;
         self.terraform.variables = self.write_variables().await?;
-        let run = self.run;
-        let init = run
-            .clock
-            .time(Phase::Init, self.init(env), |done| matches!(done, Ok(true)))
-            .await?;
-        if !init {
+        if !self.init_with_token(env).await? {
             return Ok(false);
         }
         let before = self.scripts(Phase::Before, Moment::Before, env).await;
         access.offer(env)?;
-        // The scripts may have taken their time.
-        credentials::offer(self.run, env)?;
         before
     }
 
@@ -237,6 +229,18 @@ impl<'r, 'c> Operation<'r, 'c> {
             }
         })?;
         Ok(Some(path))
+    }
+
+    /// The one command that may show the platform a token. Whatever becomes of it, the token is gone afterwards.
+    async fn init_with_token(&self, env: &ChildEnv) -> Result<bool, StageError> {
+        let mut env = env.clone();
+        let token = credentials::offer(self.run, &mut env)?;
+        let init = self.run.clock.time(Phase::Init, self.init(&env), |done| {
+            matches!(done, Ok(true))
+        });
+        let done = init.await;
+        token.withdraw()?;
+        done
     }
 
     async fn init(&self, env: &ChildEnv) -> Result<bool, StageError> {

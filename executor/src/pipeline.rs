@@ -24,7 +24,6 @@ use crate::preparation::{self, Readiness};
 use crate::run::{Run, StageError};
 use crate::scripts::{self, Moment};
 use crate::stop::{Cause, Stop};
-use crate::terraform::credentials;
 use crate::tool::ResolvedTool;
 use crate::workspace::Workspace;
 
@@ -292,7 +291,6 @@ async fn script_step(run: &Run<'_>, workspace: &Workspace, tool: Option<&Resolve
         for (name, value) in &workspace.environment {
             env.set(name, value)?;
         }
-        credentials::offer(run, &mut env)?;
         Ok::<_, StageError>(scripts.run(&commands, &mut env, "").await?)
     };
     let done = run

@@ -22,8 +22,9 @@ pub const CALL: Duration = Duration::from_mins(2);
 pub const BRIEF: Duration = Duration::from_mins(1);
 /// How long the token handed to scripts is valid (contract 4.4).
 pub const SCRIPT: Duration = Duration::from_mins(5);
-/// How long the token the tool shows to the module registry and for remote states is valid: one command of the tool.
-pub const TOOL: Duration = Duration::from_mins(30);
+/// How long the token is valid that `init` shows to the registry of modules and providers. It asks there first, before it
+/// downloads anything large.
+pub const INIT: Duration = Duration::from_mins(10);
 
 /// Mints tokens, or none where the platform asks for none. Clones share the key.
 #[derive(Clone)]

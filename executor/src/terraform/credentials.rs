@@ -1,12 +1,13 @@
-//! What the tool shows to the platform's module registry and for its remote states (contract 8.7): a token that lasts
-//! as long as one command, in a file of its own beside the work tree. A configuration file of whoever set up the run
-//! comes first and stays in force.
+//! What `init` shows to the platform's registry of modules and providers (contract 8.7): a token in a file of its own
+//! beside the work tree. The file exists while `init` runs, so that neither the tool's providers nor scripts find it. A
+//! configuration file of whoever set up the run comes first and stays in force.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use artifact_store::regular_file;
 use control_plane::terrakube::token;
 use job_contract::Tool;
 use secrecy::ExposeSecret as _;
@@ -19,33 +20,64 @@ use crate::workspace::write_private_file;
 /// By which the tool finds its configuration file.
 const CONFIG_FILE: &str = "TF_CLI_CONFIG_FILE";
 const FILE_NAME: &str = "platform.tfrc";
+const MAX_CONFIGURATION_BYTES: u64 = 1 << 20;
 
-/// Writes the file anew and names it in `env`, unless somebody else's is named there.
-pub fn offer(run: &Run<'_>, env: &mut ChildEnv) -> Result<(), StageError> {
+/// The file, for as long as it may exist.
+#[derive(Debug)]
+#[must_use = "the token lies there until the file is withdrawn"]
+pub struct Offer(Option<PathBuf>);
+
+/// Writes the file and names it in the environment of `init`, unless somebody else's is named there.
+pub fn offer(run: &Run<'_>, env: &mut ChildEnv) -> Result<Offer, StageError> {
     let hosts = run.link.tool_hosts();
     let tokens = run.link.tokens();
     let token =
-        tokens.and_then(|tokens| tokens.mint_for_workspace(token::TOOL, &run.job.workspace_id));
+        tokens.and_then(|tokens| tokens.mint_for_workspace(token::INIT, &run.job.workspace_id));
     let Some(token) = token.filter(|_| !hosts.is_empty()) else {
-        return Ok(());
+        return Ok(Offer(None));
     };
-    let path = run.layout.private().join(FILE_NAME);
-    if env
-        .get(CONFIG_FILE)
-        .is_some_and(|named| named != path.as_os_str())
-    {
+    if env.get(CONFIG_FILE).is_some() {
         info!("`{CONFIG_FILE}` is set: the tool gets no token for the platform");
-        return Ok(());
+        return Ok(Offer(None));
     }
     run.log.add_secrets([token.expose_secret()]);
     let own = own_configuration(&run.folders.home, run.job.tool());
     let text = configuration(&own, &hosts, token.expose_secret());
+    let path = run.layout.private().join(FILE_NAME);
+    // Also a part of the file is removed.
+    let offer = Offer(Some(path.clone()));
     write_private_file(&path, text.as_bytes()).map_err(|source| StageError::WorkDir {
         path: path.display().to_string(),
         source,
     })?;
     env.set(CONFIG_FILE, &path.to_string_lossy())?;
-    Ok(())
+    Ok(offer)
+}
+
+impl Offer {
+    /// Removes the file. Nothing more of the step may run while it is there.
+    pub fn withdraw(mut self) -> Result<(), StageError> {
+        let Some(path) = self.0.take() else {
+            return Ok(());
+        };
+        fs::remove_file(&path).map_err(|source| StageError::WorkDir {
+            path: path.display().to_string(),
+            source,
+        })
+    }
+}
+
+/// For an `init` that panicked or was given up.
+impl Drop for Offer {
+    fn drop(&mut self) {
+        let Some(path) = &self.0 else { return };
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                warn!(%error, path = %path.display(), "could not remove the token of `init`");
+            }
+            _ => {}
+        }
+    }
 }
 
 /// What the tool would have read, had its file not been named.
@@ -56,7 +88,7 @@ fn own_configuration(home: &Path, tool: Tool) -> String {
     };
     for name in names {
         let path = home.join(name);
-        match fs::read_to_string(&path) {
+        match regular_file::read_text(&path, MAX_CONFIGURATION_BYTES) {
             Ok(text) => return text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
@@ -98,6 +130,21 @@ fn is_host(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_file_is_gone_once_it_is_withdrawn_or_given_up() {
+        let private = tempfile::tempdir().unwrap();
+        let path = private.path().join(FILE_NAME);
+        fs::write(&path, "token").unwrap();
+        Offer(Some(path.clone())).withdraw().unwrap();
+        assert!(!path.exists());
+        fs::write(&path, "token").unwrap();
+        drop(Offer(Some(path.clone())));
+        assert!(!path.exists());
+        // What cannot be removed is no reason to go on.
+        fs::create_dir(&path).unwrap();
+        assert!(Offer(Some(path)).withdraw().is_err());
+    }
 
     #[test]
     fn each_host_gets_the_token_once() {
