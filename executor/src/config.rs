@@ -98,6 +98,10 @@ pub struct StoreConfig {
     /// [default: `executor` below the data directory].
     #[arg(long, env = env::WORK_DIR)]
     pub work_dir: Option<PathBuf>,
+    /// Folder for the work trees of workspaces, each at a path that is the same in all steps. Executors that share it take
+    /// turns in a workspace [default: `workspaces` below the work folder].
+    #[arg(long, env = env::CHECKOUT_DIR)]
+    pub checkout_dir: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
@@ -327,6 +331,8 @@ pub struct Folders {
     pub home: PathBuf,
     pub data: PathBuf,
     pub work: PathBuf,
+    /// Of the work trees.
+    pub checkouts: PathBuf,
     pub tool_cache: PathBuf,
 }
 
@@ -357,13 +363,19 @@ impl Config {
             (None, Some(home)) => home.join(".terraform-spring-boot"),
             (None, None) => return Err(ConfigError::NoDataDir),
         };
+        let work = self
+            .store
+            .work_dir
+            .clone()
+            .unwrap_or_else(|| data.join("executor"));
         Ok(Folders {
             home: home.unwrap_or_else(|| data.clone()),
-            work: self
+            checkouts: self
                 .store
-                .work_dir
+                .checkout_dir
                 .clone()
-                .unwrap_or_else(|| data.join("executor")),
+                .unwrap_or_else(|| work.join("workspaces")),
+            work,
             tool_cache: self
                 .tools
                 .tool_cache_dir
@@ -501,6 +513,10 @@ mod tests {
         assert_eq!(
             folders.work,
             PathBuf::from("/home/cnb/.terraform-spring-boot/executor")
+        );
+        assert_eq!(
+            folders.checkouts,
+            PathBuf::from("/home/cnb/.terraform-spring-boot/executor/workspaces")
         );
         let folders = config(&["--data-dir", "/d"]).folders(None).unwrap();
         assert_eq!(

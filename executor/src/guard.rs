@@ -2,6 +2,8 @@
 //! early enough that what there is can be saved.
 
 use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use control_plane::logs::{LogWriter, Pulse};
@@ -35,6 +37,8 @@ pub(crate) struct Watched {
     limits: Limits,
     memory: Option<MemoryGroup>,
     pulse: Pulse,
+    /// While this is set, silence is no sign of anything.
+    waiting: Arc<AtomicBool>,
     log: LogWriter,
     stop: Stop,
 }
@@ -48,6 +52,7 @@ impl Watched {
                 .memory_percent
                 .and_then(|_| MemoryGroup::of_this_process()),
             pulse: run.log.pulse(),
+            waiting: Arc::clone(&run.waiting),
             log: run.log.writer(),
             stop: run.stop.clone(),
         }
@@ -89,7 +94,7 @@ async fn silence(run: &Watched) -> Cause {
     loop {
         ticks.tick().await;
         let count = run.pulse.count();
-        if count != heard {
+        if count != heard || run.waiting.load(Ordering::Relaxed) {
             (heard, since) = (count, Instant::now());
         } else if since.elapsed() >= limit {
             return Cause::Silence(limit);
@@ -169,6 +174,7 @@ mod tests {
             },
             memory: MemoryGroup::find(folder.path(), "0::/\n"),
             pulse: log.pulse(),
+            waiting: Arc::default(),
             log: log.writer(),
             stop: stop.clone(),
         }));
@@ -181,6 +187,36 @@ mod tests {
             limit: 1000,
         };
         assert_eq!(ordered.unwrap().cause, full);
+        guard.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_run_that_waits_for_its_turn_is_not_silent() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = RunLog::start(
+            LogConfig::new(folder.path()),
+            Redactor::new(Vec::<String>::new()),
+            Vec::new(),
+        );
+        let log = log.unwrap();
+        let (stop, waiting) = (Stop::default(), Arc::new(AtomicBool::new(true)));
+        let limit = Duration::from_mins(1);
+        let guard = tokio::spawn(watch(Watched {
+            limits: Limits {
+                silence: Some(limit),
+                ..Limits::default()
+            },
+            memory: None,
+            pulse: log.pulse(),
+            waiting: Arc::clone(&waiting),
+            log: log.writer(),
+            stop: stop.clone(),
+        }));
+        tokio::time::sleep(limit * 5).await;
+        assert!(stop.given().is_none());
+        waiting.store(false, Ordering::Relaxed);
+        let ordered = tokio::time::timeout(limit * 2, stop.ordered()).await;
+        assert_eq!(ordered.unwrap().cause, Cause::Silence(limit));
         guard.await.unwrap();
     }
 }

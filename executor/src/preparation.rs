@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use control_plane::platform::{Admission, Claim, Holder, Standing, Start};
@@ -10,7 +11,7 @@ use job_contract::progress::Phase;
 use job_contract::status::JobStatus;
 use job_contract::{Exit, JobData, StepType, chain, env};
 use serde_json::{Map, Value};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -26,6 +27,10 @@ use crate::workspace::{self, ArchiveLimits, AzureEnvironment, Workspace, Workspa
 
 /// How long the job context is asked for.
 const CONTEXT_TIME: Duration = Duration::from_secs(10);
+
+/// How often a step looks whether the folder of its workspace is free, and from when on it says that it waits.
+const TURN_POLL: Duration = Duration::from_millis(200);
+const TURN_TOLD_AFTER: Duration = Duration::from_secs(1);
 
 /// What a step is ready for.
 pub(crate) enum Readiness {
@@ -177,6 +182,7 @@ async fn unless_stopped<T>(
 }
 
 async fn prepare_workspace(run: &Run<'_>) -> Result<Workspace, StageError> {
+    wait_for_turn(run).await?;
     let job = with_content(run).await?;
     let config = WorkspaceConfig {
         known_hosts: run.config.source.ssh_known_hosts_file.clone(),
@@ -228,6 +234,45 @@ async fn prepare_workspace(run: &Run<'_>) -> Result<Workspace, StageError> {
         }
     }
     Ok(workspace)
+}
+
+/// Waits until no other step of the workspace works in the folder that both would use. That is the case on one machine
+/// only: a pod has its folder for itself.
+async fn wait_for_turn(run: &Run<'_>) -> Result<(), StageError> {
+    let holder = format!("job {}, step {}", run.job.job_id, run.job.step_id);
+    let (began, mut told) = (Instant::now(), false);
+    let _waiting = Waiting::begin(&run.waiting);
+    while !run.layout.try_take_turn(&holder)? {
+        // A step that has just reported its end is about to leave.
+        if !told && began.elapsed() >= TURN_TOLD_AFTER {
+            told = true;
+            let text = format!(
+                "Waiting for another step of this workspace ({}), which works in `{}`.",
+                run.layout.holder(),
+                run.layout.checkout().display()
+            );
+            info!("{text}");
+            run.log.writer().line(&text).await;
+        }
+        sleep(TURN_POLL).await;
+    }
+    Ok(())
+}
+
+/// Ends with the wait, also when a stop order ends that.
+struct Waiting<'w>(&'w AtomicBool);
+
+impl<'w> Waiting<'w> {
+    fn begin(waiting: &'w AtomicBool) -> Self {
+        waiting.store(true, Ordering::Relaxed);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 /// The job with the content it is run on: of CLI-driven runs the platform knows it, and where it does not, the document

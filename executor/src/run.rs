@@ -3,7 +3,8 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::sync::{Mutex, OnceLock};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use artifact_store::{Store, StoreError, private_folder};
@@ -34,7 +35,7 @@ use crate::telemetry;
 use crate::terraform::backend::BackendError;
 use crate::terraform::variables::VariablesError;
 use crate::tool::ToolError;
-use crate::workspace::{Layout, WorkspaceError};
+use crate::workspace::{self, Layout, WorkspaceError};
 
 /// One run: the job, the settings, and everything opened for it.
 #[derive(Debug)]
@@ -52,6 +53,8 @@ pub struct Run<'c> {
     pub stop: Stop,
     pub budget: Budget,
     pub clock: Clock,
+    /// Whether the run waits for its turn, which is no silence.
+    pub waiting: Arc<AtomicBool>,
     /// What the platform said when it let the step run.
     pub standing: OnceLock<Standing>,
     /// Writes to the log while the store fails.
@@ -192,9 +195,10 @@ impl StageError {
             }
             Self::Artifact(error) => error.hint(),
             Self::WorkDir { source, .. } if is_wrong_place(source) => Some(format!(
-                "`{}`, or else `{}`, names a folder the executor's user can write in",
+                "`{}`, or else `{}`, names a folder the executor's user can write in, and so does `{}` where it is set",
                 env::WORK_DIR,
-                env::DATA_DIR
+                env::DATA_DIR,
+                env::CHECKOUT_DIR
             )),
             Self::WorkDir { .. } | Self::Backend(_) | Self::WorkingDir { .. } => Some(
                 "check that the disk is not full and the folder belongs to the executor's user"
@@ -228,13 +232,19 @@ impl<'c> Run<'c> {
         if env.get("HOME").is_none() {
             env.set("HOME", &folders.home.to_string_lossy())?;
         }
-        private_folder(&folders.work)
-            .and_then(|folder| Ok(eaccess(folder, AccessFlags::W_OK)?))
-            .map_err(|source| StageError::WorkDir {
-                path: folders.work.display().to_string(),
-                source,
-            })?;
-        let layout = Layout::create(&folders.work)?;
+        for folder in [&folders.work, &folders.checkouts] {
+            private_folder(folder)
+                .and_then(|folder| Ok(eaccess(folder, AccessFlags::W_OK)?))
+                .map_err(|source| StageError::WorkDir {
+                    path: folder.display().to_string(),
+                    source,
+                })?;
+        }
+        let layout = Layout::create(workspace::Site {
+            work_dir: &folders.work,
+            checkouts: &folders.checkouts,
+            name: &format!("{}_{}", job.organization_id, job.workspace_id),
+        })?;
         let log = open_log(config, &job, &layout, &store)?;
         let store_watch = store_watch::start(&store, log.writer());
         let grace = config
@@ -248,6 +258,7 @@ impl<'c> Run<'c> {
             store,
             budget: Budget::of(grace),
             clock: Clock::default(),
+            waiting: Arc::default(),
             job,
             step_type,
             config,

@@ -105,6 +105,9 @@ pub const DATA_DIR: &str = "MAYFLY_DATA_DIR";
 pub const EXECUTOR: &str = "MAYFLY_EXECUTOR";
 /// Folder for the run's workspace and its generated credentials, removed when the run ends.
 pub const WORK_DIR: &str = "MAYFLY_WORK_DIR";
+/// Folder for the work trees of workspaces, each at a path that is the same in all steps. Executors that share it take turns
+/// in a workspace.
+pub const CHECKOUT_DIR: &str = "MAYFLY_CHECKOUT_DIR";
 /// Handed on to everything a run starts: by it, whoever started the executor finds processes that outlive it.
 pub const RUN_MARK: &str = "MAYFLY_RUN_MARK";
 /// Folder of installed tools, shared by many executors.

@@ -1,6 +1,7 @@
 //! Plan, apply and destroy as separate processes that share only the stores, as pods do.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use integration_tests::process::Stream;
 use integration_tests::site::files_below;
@@ -349,4 +350,86 @@ fn a_rejected_job_runs_only_the_scripts_of_its_rejection() {
         outcome.log().contains("the job is already rejected"),
         "{outcome}"
     );
+}
+
+/// Plan and apply are processes of their own. What the plan said about the module's path must still be so: in pods, which
+/// have a work folder at one path, and on one machine, where runs have folders of their own.
+fn applied_at_the_place_of_the_plan(shared: &str) {
+    let site = site();
+    let repository = Repository::module(
+        "resource \"terraform_data\" \"where\" {\n  input = abspath(path.module)\n}\n\
+         output \"where\" {\n  value = terraform_data.where.output\n}\n",
+    );
+    let plan = job::plan(&repository);
+    let apply = job::apply_after(&plan);
+    site.queue(&[&plan, &apply]);
+    let folder = site.scratch("shared");
+    for step in [&plan, &apply] {
+        site.executor(step)
+            .env(shared, &folder)
+            .run()
+            .expect_code(0);
+    }
+    let place = site.output(&apply, "where");
+    let folder = folder.canonicalize().unwrap();
+    assert!(
+        Path::new(place.as_str().unwrap()).starts_with(&folder),
+        "{place}"
+    );
+    assert_eq!(files_below(&folder), <[PathBuf; 0]>::default());
+}
+
+#[test]
+fn the_absolute_path_of_a_module_is_the_same_in_two_pods() {
+    applied_at_the_place_of_the_plan(env::WORK_DIR);
+}
+
+#[test]
+fn the_absolute_path_of_a_module_is_the_same_in_two_executors_of_one_machine() {
+    applied_at_the_place_of_the_plan(env::CHECKOUT_DIR);
+}
+
+#[test]
+fn steps_of_one_workspace_take_turns_on_one_machine() {
+    let site = site();
+    let gate = fifo(site.scratch("gate"));
+    let repository = Repository::fixture();
+    let first = JobData {
+        command_list: vec![job::before_init(job::bash(
+            10,
+            &format!("echo at-the-gate; cat {}", gate.display()),
+        ))],
+        ..job::plan(&repository)
+    };
+    let second = job::in_job(&job::plan(&repository), "413");
+    site.queue(&[&first]);
+    site.queue(&[&second]);
+    let checkouts = site.scratch("checkouts");
+    let start = |step: &JobData| {
+        site.executor(step)
+            .env(env::CHECKOUT_DIR, &checkouts)
+            .start()
+    };
+    let holder = start(&first);
+    holder.running.wait_for(Stream::Stdout, "at-the-gate");
+
+    let told = format!(
+        "Waiting for another step of this workspace (job {}, step {})",
+        first.job_id, first.step_id
+    );
+    let stopped = start(&second);
+    stopped.running.wait_for(Stream::Stdout, &told);
+    stopped.running.signal(Signal::SIGTERM);
+    stopped.wait().expect_code(75);
+    assert_eq!(site.statuses(&second).0, "queue");
+
+    // A crash ends the turn. The next one removes what was left there.
+    let next = start(&second);
+    next.running.wait_for(Stream::Stdout, &told);
+    holder.running.signal(Signal::SIGKILL);
+    holder.wait();
+    next.wait().expect_code(0);
+    assert_eq!(files_below(&checkouts), <[PathBuf; 0]>::default());
+    // Lets the script of the killed executor end.
+    fs::write(&gate, "open\n").unwrap();
 }

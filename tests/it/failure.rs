@@ -96,7 +96,7 @@ fn a_folder_that_cannot_be_is_refused_with_the_setting_that_names_it() {
         "/proc/work".into(),
     ];
     for place in &places {
-        for variable in [env::WORK_DIR, env::DATA_DIR] {
+        for variable in [env::WORK_DIR, env::DATA_DIR, env::CHECKOUT_DIR] {
             site.queue(&[&plan]);
             let outcome = site.executor(&plan).env(variable, place).run();
             assert_named(&outcome, 64, &[&*place.to_string_lossy()]);
@@ -335,6 +335,7 @@ fn a_setting_that_is_blank_is_one_that_is_not_set() {
     for name in [
         env::JOB_DATA_FILE,
         env::WORK_DIR,
+        env::CHECKOUT_DIR,
         env::RELEASE_MIRROR_URL,
         env::RELEASE_SIGNATURES,
         env::RELEASE_KEYS_FILE,

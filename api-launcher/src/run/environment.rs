@@ -153,6 +153,9 @@ pub(crate) fn build(
     }
     set(env::DATA_DIR, setup.data_dir.as_os_str());
     set(env::WORK_DIR, setup.work_dir.as_os_str());
+    // The same for every run of this machine, whatever its own folder is.
+    let checkouts = setup.data_dir.join("launcher/checkouts");
+    set(env::CHECKOUT_DIR, checkouts.as_os_str());
     set(env::RUN_MARK, setup.work_dir.as_os_str());
     set(env::TERMINATION_LOG, setup.report.as_os_str());
     set(env::OUTCOME_EXIT_CODE, &flag(true));
@@ -235,6 +238,7 @@ mod tests {
             ("TerraformStateType", "LocalTerraformStateImpl"),
             ("MAYFLY_DATA_DIR", "/data"),
             ("MAYFLY_WORK_DIR", "/work"),
+            ("MAYFLY_CHECKOUT_DIR", "/data/launcher/checkouts"),
             ("MAYFLY_RUN_MARK", "/work"),
             ("MAYFLY_TERMINATION_LOG", "/report"),
             ("MAYFLY_OUTCOME_EXIT_CODE", "true"),

@@ -1,10 +1,19 @@
-//! The folders of one run: where they lie, who may read them, and how they go away again. Knows nothing of what
-//! the other modules put into them.
+//! The folders of one run: where they are, who may read them, and how they go away again. Knows nothing of what the other
+//! modules put into them.
+//!
+//! The work tree of a workspace has the same path in all its steps: configurations may keep absolute paths, such as
+//! `abspath(path.module)`, in plans and states, and an apply must find what its plan said. So executors that share a folder
+//! take turns, by a lock that the kernel releases when its holder dies. Everything else has a folder of the run's own.
 
-use std::fs::{self, DirBuilder, OpenOptions, Permissions};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
+};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use artifact_store::regular_file;
 
 use super::{WorkspaceError, io_error};
 
@@ -12,40 +21,93 @@ const OWNER_ONLY_DIR: u32 = 0o700;
 const OWNER_ONLY_FILE: u32 = 0o600;
 /// A process that is just being killed may still add files while they are removed.
 const REMOVE_ATTEMPTS: u32 = 4;
+const RUN_PREFIX: &str = "run-";
+const TREE_LOCK: &str = "lock";
+/// More than the name of a holder needs.
+const MAX_HOLDER_BYTES: u64 = 512;
 
-/// The folders of one run, 0700, below one folder of their own on the work dir.
+/// Where the folders of a run are made.
+#[derive(Clone, Copy, Debug)]
+pub struct Site<'p> {
+    /// For what belongs to this run alone.
+    pub work_dir: &'p Path,
+    /// For the work trees of workspaces.
+    pub checkouts: &'p Path,
+    /// Of the organization and the workspace together.
+    pub name: &'p str,
+}
+
+/// The folders of one run, 0700.
 ///
-/// They are removed by [`Layout::remove`], or as well as can be when the value is dropped.
+/// They are removed by [`Layout::remove`], or as well as can be when the value is dropped. What a killed executor left is
+/// removed by the next one.
 #[derive(Debug)]
 pub struct Layout {
     root: PathBuf,
-    checkout: PathBuf,
     private: PathBuf,
     spool: PathBuf,
+    checkout: PathBuf,
+    checkout_lock: PathBuf,
+    /// While it is locked, the work tree is this run's.
+    turn: OnceLock<File>,
+    /// The run's own folder, locked as long as the run is at work.
+    _alive: Option<File>,
 }
 
 impl Layout {
-    /// Makes the folders below `work_dir`, which is made too if it is missing.
-    pub fn create(work_dir: &Path) -> Result<Self, WorkspaceError> {
-        fs::create_dir_all(work_dir).map_err(io_error("create the work dir", work_dir))?;
-        // One spelling from here on, so that paths can be compared with canonical ones.
-        let work_dir = fs::canonicalize(work_dir).map_err(io_error("find", work_dir))?;
+    /// Makes the run's own folders, and the folders they are in if these are missing. The work tree is made when it is
+    /// this run's turn.
+    pub fn create(site: Site<'_>) -> Result<Self, WorkspaceError> {
+        let work_dir = made(site.work_dir)?;
+        let checkouts = made(site.checkouts)?;
+        // Sweeping and creating exclude each other, so that no folder is seen without its lock.
+        let _area_lock = lock_folder(&work_dir);
+        sweep_runs(&work_dir);
+        sweep_trees(&checkouts);
         let root = tempfile::Builder::new()
-            .prefix("run-")
+            .prefix(RUN_PREFIX)
             .permissions(Permissions::from_mode(OWNER_ONLY_DIR))
             .tempdir_in(&work_dir)
             .map_err(io_error("create a folder in", &work_dir))?
             .keep();
         let layout = Self {
-            checkout: root.join("checkout"),
             private: root.join("private"),
             spool: root.join("spool"),
+            checkout: checkouts.join(site.name),
+            checkout_lock: checkouts.join(format!("{}.{TREE_LOCK}", site.name)),
+            turn: OnceLock::new(),
+            _alive: lock_folder(&root),
             root,
         };
-        for folder in [&layout.checkout, &layout.private, &layout.spool] {
+        for folder in [&layout.private, &layout.spool] {
             create_private_dir(folder).map_err(io_error("create", folder))?;
         }
         Ok(layout)
+    }
+
+    /// Makes the work tree this run's, empty, unless another run has it. `holder` tells others whose it is.
+    pub fn try_take_turn(&self, holder: &str) -> Result<bool, WorkspaceError> {
+        let path = &self.checkout_lock;
+        let Some(mut lock) = try_lock(path).map_err(io_error("lock", path))? else {
+            return Ok(false);
+        };
+        remove_tree(&self.checkout).map_err(io_error("remove", &self.checkout))?;
+        create_private_dir(&self.checkout).map_err(io_error("create", &self.checkout))?;
+        lock.set_len(0)
+            .and_then(|()| lock.write_all(holder.as_bytes()))
+            .map_err(io_error("write", path))?;
+        // A run takes its turn once; a second lock would be released here.
+        let _ = self.turn.set(lock);
+        Ok(true)
+    }
+
+    /// Whose the work tree is, as the holder wrote it.
+    pub fn holder(&self) -> String {
+        regular_file::read_text(&self.checkout_lock, MAX_HOLDER_BYTES)
+            .unwrap_or_default()
+            .chars()
+            .filter(|char| !char.is_control())
+            .collect()
     }
 
     /// The clone root: work tree or unpacked content, readable by the user's code.
@@ -64,16 +126,112 @@ impl Layout {
     }
 
     /// Removes everything, also read-only files a tool left. Nothing to remove is no error.
-    pub fn remove(self) -> Result<(), WorkspaceError> {
-        remove_tree(&self.root).map_err(io_error("remove", &self.root))
+    pub fn remove(mut self) -> Result<(), WorkspaceError> {
+        self.clear()
+    }
+
+    /// Once only: the work tree may be another run's afterwards.
+    fn clear(&mut self) -> Result<(), WorkspaceError> {
+        let tree = match self.turn.take() {
+            None => Ok(()),
+            Some(_lock) => remove_tree(&self.checkout)
+                .and_then(|()| remove_file_if_present(&self.checkout_lock))
+                .map_err(io_error("remove", &self.checkout)),
+        };
+        remove_tree(&self.root).map_err(io_error("remove", &self.root))?;
+        tree
     }
 }
 
 impl Drop for Layout {
     fn drop(&mut self) {
-        if let Err(error) = remove_tree(&self.root) {
-            tracing::warn!(path = %self.root.display(), %error, "could not remove the folders of the run");
+        if let Err(error) = self.clear() {
+            let error = job_contract::chain(&error);
+            tracing::warn!(error, "could not remove the folders of the run");
         }
+    }
+}
+
+/// A folder that is there, in one spelling, so that paths can be compared with canonical ones.
+fn made(folder: &Path) -> Result<PathBuf, WorkspaceError> {
+    create_private_dir(folder).map_err(io_error("create the folder", folder))?;
+    fs::canonicalize(folder).map_err(io_error("find", folder))
+}
+
+/// Locks a folder itself, for as long as the file is open. Where the file system has no locks, nothing is swept.
+fn lock_folder(folder: &Path) -> Option<File> {
+    let locked = File::open(folder).and_then(|file| file.lock().map(|()| file));
+    locked
+        .inspect_err(|error| {
+            tracing::warn!(%error, path = %folder.display(), "could not lock a folder of the run");
+        })
+        .ok()
+}
+
+fn open_lock(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .mode(OWNER_ONLY_FILE)
+        .open(path)
+}
+
+/// The file of this path, locked; `None` while another process has it. A file that its last holder removed is locked by
+/// nobody who looks for it, so the path is opened anew then.
+fn try_lock(path: &Path) -> io::Result<Option<File>> {
+    loop {
+        let file = open_lock(path)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        let ours = file.metadata()?;
+        match fs::symlink_metadata(path) {
+            Ok(there) if (there.dev(), there.ino()) == (ours.dev(), ours.ino()) => {
+                return Ok(Some(file));
+            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+}
+
+/// Removes the folders of runs that are gone. What cannot be removed does not stop this run.
+fn sweep_runs(work_dir: &Path) {
+    for entry in fs::read_dir(work_dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_run = entry.file_name().to_string_lossy().starts_with(RUN_PREFIX);
+        if is_run
+            && let Ok(folder) = File::open(&path)
+            && folder.try_lock().is_ok()
+        {
+            note(&path, remove_tree(&path));
+        }
+    }
+}
+
+/// Removes the work trees of runs that are gone.
+fn sweep_trees(checkouts: &Path) {
+    for entry in fs::read_dir(checkouts).into_iter().flatten().flatten() {
+        let lock = entry.path();
+        if lock.extension().is_some_and(|end| end == TREE_LOCK)
+            && let Ok(Some(_held)) = try_lock(&lock)
+        {
+            let tree = lock.with_extension("");
+            note(
+                &tree,
+                remove_tree(&tree).and_then(|()| remove_file_if_present(&lock)),
+            );
+        }
+    }
+}
+
+fn note(path: &Path, removed: io::Result<()>) {
+    if let Err(error) = removed {
+        tracing::warn!(%error, path = %path.display(), "could not remove what a killed executor left");
     }
 }
 
@@ -149,10 +307,24 @@ mod tests {
         fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
     }
 
+    fn layout_of(work: &Path, name: &str) -> Layout {
+        Layout::create(Site {
+            work_dir: work,
+            checkouts: &work.join("workspaces"),
+            name,
+        })
+        .unwrap()
+    }
+
+    fn layout(work: &Path) -> Layout {
+        layout_of(work, "o_w")
+    }
+
     #[test]
     fn folders_and_private_files_belong_to_the_owner_alone() {
         let work = tempfile::tempdir().unwrap();
-        let layout = Layout::create(&work.path().join("not/there/yet")).unwrap();
+        let layout = layout(&work.path().join("not/there/yet"));
+        assert!(layout.try_take_turn("").unwrap());
         for folder in [layout.checkout(), layout.private(), layout.spool()] {
             assert_eq!(mode(folder), 0o700);
         }
@@ -165,13 +337,66 @@ mod tests {
     }
 
     #[test]
-    fn two_runs_on_one_work_dir_do_not_meet() {
+    fn runs_of_one_workspace_take_turns_in_one_tree_and_share_nothing_else() {
         let work = tempfile::tempdir().unwrap();
-        let first = Layout::create(work.path()).unwrap();
-        let second = Layout::create(work.path()).unwrap();
-        assert_ne!(first.checkout(), second.checkout());
+        let first = layout(work.path());
+        let second = layout(work.path());
+        assert_eq!(first.checkout(), second.checkout());
+        assert_ne!(first.private(), second.private());
+        assert!(first.try_take_turn("job 1, step a").unwrap());
+        fs::write(first.checkout().join("main.tf"), "").unwrap();
+        assert!(!second.try_take_turn("job 2, step b").unwrap());
+        assert_eq!(second.holder(), "job 1, step a");
+
+        // A run of another workspace comes and goes meanwhile.
+        let other = layout_of(work.path(), "o_other");
+        assert!(other.try_take_turn("").unwrap());
+        other.remove().unwrap();
+
+        assert!(first.checkout().join("main.tf").exists());
         first.remove().unwrap();
-        assert!(second.checkout().is_dir());
+        assert!(second.private().is_dir());
+        assert!(second.try_take_turn("job 2, step b").unwrap());
+        assert_eq!(fs::read_dir(second.checkout()).unwrap().count(), 0);
+        second.remove().unwrap();
+        assert_eq!(
+            fs::read_dir(work.path().join("workspaces"))
+                .unwrap()
+                .count(),
+            0
+        );
+    }
+
+    #[test]
+    fn one_that_never_had_its_turn_leaves_the_tree_alone() {
+        let work = tempfile::tempdir().unwrap();
+        let first = layout(work.path());
+        assert!(first.try_take_turn("").unwrap());
+        drop(layout(work.path()));
+        assert!(first.checkout().is_dir());
+    }
+
+    /// The files of an executor that was killed have nobody's lock.
+    #[test]
+    fn what_a_killed_executor_left_goes_with_the_next_start() {
+        let work = tempfile::tempdir().unwrap();
+        let left = [
+            work.path().join("run-killed"),
+            work.path().join("workspaces/o_killed"),
+        ];
+        for folder in &left {
+            create_private_dir(&folder.join("private")).unwrap();
+            fs::write(folder.join("private/token"), "secret").unwrap();
+        }
+        fs::write(work.path().join("workspaces/o_killed.lock"), "job 1").unwrap();
+        let next = layout(work.path());
+        for folder in left {
+            assert!(!folder.exists(), "{}", folder.display());
+        }
+        // In its own workspace even without a lock.
+        create_private_dir(&next.checkout().join("old")).unwrap();
+        assert!(next.try_take_turn("").unwrap());
+        assert_eq!(fs::read_dir(next.checkout()).unwrap().count(), 0);
     }
 
     #[test]
@@ -180,8 +405,9 @@ mod tests {
         let kept = work.path().join("kept");
         fs::create_dir(&kept).unwrap();
         fs::write(kept.join("file"), "x").unwrap();
-        let layout = Layout::create(work.path()).unwrap();
-        let root = layout.root.clone();
+        let layout = layout(work.path());
+        assert!(layout.try_take_turn("").unwrap());
+        let (root, checkout) = (layout.root.clone(), layout.checkout.clone());
         let deep = layout.checkout().join("a/b");
         fs::create_dir_all(&deep).unwrap();
         fs::write(deep.join("file"), "x").unwrap();
@@ -190,6 +416,7 @@ mod tests {
         fs::set_permissions(layout.checkout().join("a"), Permissions::from_mode(0o500)).unwrap();
         layout.remove().unwrap();
         assert!(!root.exists());
+        assert!(!checkout.exists());
         assert!(kept.join("file").exists());
     }
 
@@ -208,7 +435,7 @@ mod tests {
     fn dropping_removes_and_a_missing_tree_is_no_error() {
         let work = tempfile::tempdir().unwrap();
         let root = {
-            let layout = Layout::create(work.path()).unwrap();
+            let layout = layout(work.path());
             layout.root.clone()
         };
         assert!(!root.exists());

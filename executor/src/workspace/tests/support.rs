@@ -116,7 +116,14 @@ impl Bench {
         // Another test may have done it before.
         drop(rustls::crypto::ring::default_provider().install_default());
         let work = tempfile::tempdir().unwrap();
-        let layout = Layout::create(&work.path().join("a work dir")).unwrap();
+        let work_dir = work.path().join("a work dir");
+        let layout = Layout::create(Site {
+            work_dir: &work_dir,
+            checkouts: &work_dir.join("workspaces"),
+            name: "o_w",
+        })
+        .unwrap();
+        assert!(layout.try_take_turn("").unwrap());
         let home = work.path().join("home");
         fs::create_dir(&home).unwrap();
         let trace = work.path().join("commands");
