@@ -10,6 +10,7 @@ pub mod logs;
 pub mod patience;
 pub mod platform;
 pub mod redis;
+pub mod report_key;
 pub mod setting;
 pub mod terrakube;
 

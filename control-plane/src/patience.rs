@@ -55,6 +55,14 @@ impl Patience {
         }
     }
 
+    /// Whether it has come to its end. Whoever begins something asks first.
+    pub fn is_over(&self) -> bool {
+        let now = Instant::now();
+        let hurry = self.hurry.as_ref();
+        let hurried = hurry.and_then(|hurry| hurry.until.get());
+        self.until <= now || hurried.is_some_and(|until| *until <= now)
+    }
+
     /// Returns when it has come to its end.
     pub async fn over(&self) {
         let Some(hurry) = &self.hurry else {
@@ -91,6 +99,21 @@ mod tests {
         patience.over().await;
         patience.clone().over().await;
         assert_eq!(start.elapsed().as_secs(), 20);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn its_end_is_seen_by_whoever_asks() {
+        let order = CancellationToken::new();
+        let patience = Patience::lasting(Duration::from_mins(10))
+            .hurried_by(order.clone(), Duration::from_secs(20));
+        assert!(!patience.is_over());
+        order.cancel();
+        patience.over().await;
+        assert!(patience.is_over());
+        let patience = Patience::lasting(Duration::from_secs(1));
+        assert!(!patience.is_over());
+        patience.over().await;
+        assert!(patience.is_over());
     }
 
     #[tokio::test(start_paused = true)]

@@ -71,6 +71,7 @@ const INHERITED_PREFIXES: &[&str] = &["LC_"];
 /// Names that are never handed on, whoever asks, beside those of the job data: they hold secrets of the platform and of
 /// its storage (contract 10.1).
 const NEVER: &[&str] = &[
+    env::REPORT_KEY,
     "InternalSecret",
     "AwsTerraformStateAccessKey",
     "AwsTerraformStateSecretKey",

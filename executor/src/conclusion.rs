@@ -201,7 +201,10 @@ fn is_addressable(job: &JobData) -> bool {
 }
 
 /// The tail of every run: the log delivered and stored, the outcome reported, nothing left behind.
-pub(crate) async fn conclude(run: Run<'_>, mut verdict: Verdict) -> Ended {
+pub(crate) async fn conclude(mut run: Run<'_>, mut verdict: Verdict) -> Ended {
+    if let Some(announcement) = run.announcement.take() {
+        announcement.end().await;
+    }
     let Run {
         log,
         layout,

@@ -11,11 +11,12 @@ use clap::{Arg, Args, CommandFactory as _, Parser, ValueEnum};
 use control_plane::redis::{Redis, RedisArgs};
 use control_plane::setting::parse_over_environment;
 use control_plane::terrakube::{TerrakubeArgs, TerrakubeConfig};
-use job_contract::{Records, chain, env};
+use job_contract::{Records, StepType, chain, env};
 use reqwest::Url;
 
 use crate::guard::Limits;
 use crate::run::StageError;
+use crate::stop::Budget;
 use crate::tool::{Selection, SignaturePolicy};
 use crate::workspace::ArchiveLimits;
 
@@ -32,7 +33,7 @@ use crate::workspace::ArchiveLimits;
                   another executor holds the step, 128+n ended by signal n. Unless MAYFLY_OUTCOME_EXIT_CODE is \
                   true, every outcome that was reported ends with 0.\n\n\
                   Secrets are given by the environment and are no options, because command lines are open to \
-                  everybody: EphemeralJobData (or a file, --job-data-file), InternalSecret, TerrakubeRedisPassword, \
+                  everybody: EphemeralJobData (or a file, --job-data-file), InternalSecret, MAYFLY_REPORT_KEY, TerrakubeRedisPassword, \
                   TerrakubeRedisSentinelPassword and the keys of the artifact store."
 )]
 pub struct Config {
@@ -207,10 +208,14 @@ pub struct RunConfig {
     /// `pod`, whose step must never be started twice [default: the platform; outside of pods the data directory].
     #[arg(long, env = env::RECORDS, value_parser = records)]
     pub records: Option<Records>,
+    /// `true` lets an apply use a plan that another kind of executor has made and left no record of.
+    #[arg(long, env = env::MIXED_FLEET, value_parser = clap::builder::BoolishValueParser::new(),
+          default_value = "false", action = clap::ArgAction::Set)]
+    pub mixed_fleet: bool,
     /// Name of the pod, written into the claim.
     #[arg(long, env = env::POD_NAME)]
     pub pod_name: Option<String>,
-    /// UID of the pod, written into the claim.
+    /// UID of the pod, written into the claim and the final report.
     #[arg(long, env = env::POD_UID)]
     pub pod_uid: Option<String>,
 }
@@ -220,6 +225,12 @@ fn records(text: &str) -> Result<Records, &'static str> {
 }
 
 impl RunConfig {
+    /// From the first SIGTERM to the SIGKILL that follows it.
+    pub(crate) fn grace_period(&self, step: StepType) -> Duration {
+        self.grace_period_seconds
+            .map_or(Budget::default_grace(step), Duration::from_secs)
+    }
+
     /// What the run's guard watches.
     pub(crate) fn limits(&self) -> Limits {
         let seconds = |seconds| (seconds > 0).then(|| Duration::from_secs(seconds));

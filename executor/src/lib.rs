@@ -4,15 +4,15 @@
 //! Knows nothing of Kubernetes. `pipeline` is the whole run on one page.
 
 use std::ffi::OsString;
-use std::fs;
 use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use job_contract::Exit;
 use job_contract::report::FinalReport;
-use tracing::{debug, error, info};
+use tracing::{error, info};
 
+mod announcement;
 pub mod banner;
 pub mod cgroup;
 pub mod child_env;
@@ -22,6 +22,7 @@ pub mod fault;
 mod guard;
 pub mod harden;
 pub mod job;
+pub mod last_deadline;
 pub mod link;
 pub mod lock;
 pub mod operation;
@@ -30,6 +31,8 @@ pub mod plan;
 mod preparation;
 pub mod process;
 mod publication;
+mod reaper;
+mod report;
 mod resolver;
 pub mod run;
 pub mod scripts;
@@ -43,6 +46,8 @@ pub mod workspace;
 
 use config::Config;
 use harden::Hardened;
+use last_deadline::LastDeadline;
+use report::Signature;
 use stop::Stop;
 
 /// The executor as a process, configured by its environment alone: how a program that contains it starts it.
@@ -81,14 +86,13 @@ fn usage_exit(usage: &clap::Error) -> ExitCode {
     if let Some(hint) = &hint {
         let _ = writeln!(io::stderr(), "hint: {hint}");
     }
-    let path = std::env::var_os(job_contract::env::TERMINATION_LOG)
-        .filter(|path| !path.is_empty())
-        .map_or_else(|| config::TERMINATION_LOG_PATH.into(), PathBuf::from);
     let error = usage.to_string();
     let error = error.lines().next().unwrap_or_default();
     let error = error.trim_start_matches("error: ").to_owned();
-    write_termination_message(&path, &unusable(error, hint));
-    ExitCode::from(Exit::BadConfiguration.code())
+    let signature = Signature::from_environment().unwrap_or_else(|_| Signature::nobody());
+    let code = Exit::BadConfiguration.code();
+    signature.leave(&report::default_path(), unusable(error, hint), code);
+    ExitCode::from(code)
 }
 
 /// The report of an executor that could not read its settings.
@@ -103,16 +107,35 @@ fn unusable(error: String, hint: Option<String>) -> FinalReport {
 }
 
 fn run_process(config: &Config, hardened: Hardened) -> u8 {
+    // Before anything is said: whoever should hear it may be gone.
+    let (stop, deadline) = (Stop::default(), LastDeadline::default());
+    if let Some(seconds) = config.run.grace_period_seconds {
+        deadline.allow(Duration::from_secs(seconds));
+    }
+    let listening = stop::listen(&stop).and_then(|()| deadline.enforce(&stop));
+    let termination_log = &config.run.termination_log;
+    let bad_configuration = Exit::BadConfiguration.code();
+    let signature = match Signature::from_environment() {
+        Ok(signature) => signature,
+        Err(problem) => {
+            let error = problem.to_string();
+            let _ = writeln!(io::stderr(), "error: {error}");
+            let report = unusable(error, None);
+            Signature::nobody().leave(termination_log, report, bad_configuration);
+            return bad_configuration;
+        }
+    };
     if let Err(error) = telemetry::install(&config.telemetry) {
         let variable = job_contract::env::LOG_FILTER;
         let error = format!("`{variable}` is not a log filter: {error}");
         let _ = writeln!(io::stderr(), "error: {error}");
         let hint = format!("`{variable}` takes directives such as `info` or `executor=debug`");
         let report = unusable(error, Some(hint));
-        write_termination_message(&config.run.termination_log, &report);
-        return Exit::BadConfiguration.code();
+        signature.leave(termination_log, report, bad_configuration);
+        return bad_configuration;
     }
     hardened.report();
+    reaper::start_as_init();
     // A second installation, as in a test, leaves the first in force.
     let _ = rustls::crypto::ring::default_provider().install_default();
     info!(version = env!("CARGO_PKG_VERSION"), "executor");
@@ -128,11 +151,12 @@ fn run_process(config: &Config, hardened: Hardened) -> u8 {
             return Exit::Infrastructure.code();
         }
     };
-    let ended = runtime.block_on(run_step(config));
+    let ended = runtime.block_on(run_step(config, listening, stop, &deadline));
+    let code = ended.code(config);
     // What still blocks a worker thread now is of no interest any more.
     runtime.shutdown_background();
-    write_termination_message(&config.run.termination_log, &ended.report);
-    ended.code(config)
+    signature.leave(termination_log, ended.report, code);
+    code
 }
 
 /// A report, and whether the platform knows the outcome.
@@ -157,9 +181,13 @@ impl Ended {
     }
 }
 
-async fn run_step(config: &Config) -> Ended {
-    let stop = Stop::default();
-    if let Err(failure) = stop::listen(&stop) {
+async fn run_step(
+    config: &Config,
+    listening: io::Result<()>,
+    stop: Stop,
+    deadline: &LastDeadline,
+) -> Ended {
+    if let Err(failure) = listening {
         error!(error = %failure, "cannot listen for signals: a stop order would not be heard");
         let report = FinalReport {
             outcome: Exit::Infrastructure.code(),
@@ -173,14 +201,12 @@ async fn run_step(config: &Config) -> Ended {
         };
     }
     match job::decode(&config.job) {
-        Ok(job) => pipeline::run(config, job, stop).await,
+        Ok(job) => {
+            if let Ok(step_type) = job.step_type() {
+                deadline.allow(config.run.grace_period(step_type));
+            }
+            pipeline::run(config, job, stop, deadline).await
+        }
         Err(failure) => pipeline::refuse(config, failure, &stop).await,
-    }
-}
-
-/// Kubernetes offers the default path in every container; elsewhere it does not exist and is not missed.
-fn write_termination_message(path: &Path, report: &FinalReport) {
-    if let Err(error) = fs::write(path, report.to_termination_message()) {
-        debug!(%error, path = %path.display(), "no termination message was left");
     }
 }

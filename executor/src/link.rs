@@ -63,6 +63,11 @@ impl Link {
         })
     }
 
+    /// Whether there is no platform but the records in the data folder, which another pod may not have.
+    pub const fn is_local(&self) -> bool {
+        matches!(self.platform, Platform::Local(_))
+    }
+
     const fn terrakube(&self) -> Option<&Terrakube> {
         match &self.platform {
             Platform::Local(_) => None,

@@ -19,7 +19,7 @@ use tracing::warn;
 use crate::child_env::ChildEnv;
 use crate::fault::caught;
 use crate::lock;
-use crate::plan::{PlanRecord, ReviewedPlan};
+use crate::plan::{PlanNote, PlanRecord, ReviewedPlan};
 use crate::preparation;
 use crate::process::{Capture, Completion, Ended};
 use crate::publication::{self, Publication};
@@ -293,6 +293,10 @@ impl<'r, 'c> Operation<'r, 'c> {
 
     async fn plan(&mut self, env: &ChildEnv) -> Result<Operated, StageError> {
         let (run, started) = (self.run, SystemTime::now());
+        if run.link.is_local() {
+            // Whatever becomes of the plan: an apply of this job is not to go ahead without one.
+            self.note_plan(None).await?;
+        }
         let destroy = run.step_type == StepType::PlanDestroy;
         let shown = Publication::start(run, self.terraform.board.clone(), LivePhase::Plan);
         let planned = self.terraform.plan(env, destroy, run.log.writer());
@@ -371,14 +375,25 @@ impl<'r, 'c> Operation<'r, 'c> {
             &job.job_id,
             &job.step_id,
         );
-        Ok(PlanRecord {
+        let record = PlanRecord {
             reference: run.stored(run.store.put_file(&key, &file)).await?,
             sha256: digest.sha256,
             size_bytes: digest.size_bytes,
             tool: self.prepared.tool.tool,
             version: self.prepared.tool.version.to_string(),
             commit_id: self.prepared.workspace.commit_id.clone(),
-        })
+        };
+        self.note_plan(Some(record.clone())).await?;
+        Ok(record)
+    }
+
+    async fn note_plan(&self, plan: Option<PlanRecord>) -> Result<(), StageError> {
+        let run = self.run;
+        let note = PlanNote {
+            step_id: run.job.step_id.clone(),
+            plan,
+        };
+        run.stored(note.leave(&run.store, &run.job)).await
     }
 
     /// Both renderings at once: each is a process of the tool that only reads the plan.

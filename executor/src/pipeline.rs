@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::fault::caught;
 use crate::guard::{self, Watched};
 use crate::job::JobError;
+use crate::last_deadline::LastDeadline;
 use crate::link::Link;
 use crate::operation::{self, Account, Operated, Prepared, joined, scripts_in};
 use crate::preparation::{self, Readiness};
@@ -28,7 +29,7 @@ use crate::tool::ResolvedTool;
 use crate::workspace::Workspace;
 
 /// Runs the step and returns its report. The exit code of the process follows from it.
-pub async fn run(config: &Config, job: JobData, stop: Stop) -> Ended {
+pub async fn run(config: &Config, job: JobData, stop: Stop, deadline: &LastDeadline) -> Ended {
     let link = match open_link(config) {
         Ok(link) => link,
         Err(failure) => return refuse_unlinked(config, &job, &failure, &stop).await,
@@ -39,6 +40,7 @@ pub async fn run(config: &Config, job: JobData, stop: Stop) -> Ended {
         .ok()
         .and_then(|()| link.heartbeat(&job.job_id));
     let ended = run_linked(config, &link, job, stop).await;
+    deadline.settle(ended.code(config));
     match heartbeat {
         Some(heartbeat) if ended.reported => heartbeat.stop().await,
         // Whoever runs the step now, or next, beats for the same job.

@@ -1,7 +1,8 @@
 //! The hand-over of a reviewed plan from the plan step to the apply step (contract 6.2).
 //!
-//! What was reviewed is what is applied: the plan step leaves the plan's digest and the tool's version in the
-//! job context, apart from the plan itself, and the apply step refuses a plan that is missing, empty or altered.
+//! What was reviewed is what is applied: the plan step leaves the plan's digest and the tool's version apart from the plan
+//! itself, in the job context and in the store, and the apply step refuses a plan that is missing, empty, altered or of unknown
+//! origin. Where no platform remembers what a job has done, the note in the store also tells that the job was planned.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -9,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use artifact_store::{Digest, Store, StoreError, regular_file};
 use control_plane::platform::Standing;
-use job_contract::Tool;
+use job_contract::keys::ObjectKey;
+use job_contract::{JobData, Tool, env};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -49,12 +51,56 @@ impl PlanRecord {
     }
 }
 
+/// What a plan step notes in the store, for an apply step whose pod shares nothing else with its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlanNote {
+    /// The step that planned last.
+    pub step_id: String,
+    /// Its plan; none while it is made, and when making it failed.
+    pub plan: Option<PlanRecord>,
+}
+
+fn note_key(job: &JobData) -> ObjectKey {
+    ObjectKey::plan_record(&job.organization_id, &job.workspace_id, &job.job_id)
+}
+
+impl PlanNote {
+    /// Leaves the note for the steps that follow.
+    pub async fn leave(&self, store: &Store, job: &JobData) -> Result<(), StoreError> {
+        let text = serde_json::to_vec(self).expect("a note has no failing serialiser");
+        store.put(&note_key(job), text).await.map(drop)
+    }
+
+    /// The note of the job; none where no plan step has left one.
+    pub async fn read(store: &Store, job: &JobData) -> Result<Option<Self>, PlanError> {
+        let key = note_key(job);
+        let text = store.read(&key).await.map_err(PlanError::Unavailable)?;
+        text.map(|text| serde_json::from_slice(&text))
+            .transpose()
+            .map_err(|source| PlanError::BadNote {
+                reference: store.reference(&key),
+                source,
+            })
+    }
+}
+
 /// A plan an apply must not use.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// The job was planned, but the platform knows no plan.
     #[error("the job has a reviewed plan, but the platform no longer knows where it is stored")]
     Unknown,
+    /// What the plan step noted cannot be read.
+    #[error("`{reference}` is not what a plan step notes of its plan")]
+    BadNote {
+        reference: String,
+        #[source]
+        source: serde_json::Error,
+    },
+    /// Nothing tells who made it, and what it was then.
+    #[error("the plan in `{reference}` has no record of the executor that made it")]
+    Unrecorded { reference: String },
     /// It cannot be fetched.
     #[error("the reviewed plan cannot be fetched")]
     Unavailable(#[source] StoreError),
@@ -79,31 +125,90 @@ pub enum PlanError {
     },
 }
 
+impl PlanError {
+    /// What to do about it.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Unavailable(error) if error.hint().is_some() => error.hint().unwrap_or_default(),
+            Self::Unrecorded { .. } => format!(
+                "plan again; where executors of another kind make plans as well, set {}=true to apply theirs",
+                env::MIXED_FLEET
+            ),
+            _ => "plan again, review the new plan and apply that".to_owned(),
+        }
+    }
+}
+
 /// A fetched plan that may be applied.
 #[derive(Debug)]
 pub struct ReviewedPlan {
     file: PathBuf,
     digest: Digest,
     reference: String,
-    /// What the plan step left; a platform's own executor leaves nothing.
+    /// What the plan step left; an executor of another kind leaves nothing.
     pub record: Option<PlanRecord>,
 }
 
-/// Fetches the job's plan into `private`; `None` when the job has no plan step whose plan it must use.
-pub async fn fetch(
-    standing: &Standing,
-    context: &Map<String, Value>,
+/// What is known of the job's plan, and where its content is to go.
+#[derive(Debug)]
+pub struct Handover<'h> {
+    pub job: &'h JobData,
+    pub standing: &'h Standing,
+    pub context: &'h Map<String, Value>,
+    pub store: &'h Store,
+    /// A folder nobody else can look into.
+    pub private: &'h Path,
+    /// Whether a platform keeps the job's steps and its plan on record. Where none does, the note in the store counts.
+    pub on_record: bool,
+    /// Whether a plan without a record is applied.
+    pub mixed_fleet: bool,
+}
+
+impl Handover<'_> {
+    /// Fetches the job's plan; `None` when the job has no plan step whose plan it must use.
+    pub async fn fetch(&self) -> Result<Option<ReviewedPlan>, PlanError> {
+        let mut note = None;
+        let mut reference = self.standing.terraform_plan.clone();
+        let mut planned = self.standing.planned;
+        if reference.is_none() && !planned && !self.on_record {
+            note = PlanNote::read(self.store, self.job).await?;
+            planned = note.is_some();
+            let plan = note.as_ref().and_then(|note| note.plan.as_ref());
+            reference = plan.map(|plan| plan.reference.clone());
+        }
+        let Some(reference) = reference else {
+            return if planned {
+                Err(PlanError::Unknown)
+            } else {
+                Ok(None)
+            };
+        };
+        let mut record = PlanRecord::find(self.context, &reference);
+        // The context is not to be had everywhere.
+        if record.is_none() {
+            if note.is_none() {
+                note = PlanNote::read(self.store, self.job).await?;
+            }
+            record = note
+                .and_then(|note| note.plan)
+                .filter(|record| record.reference == reference);
+        }
+        if record.is_none() && !self.mixed_fleet {
+            return Err(PlanError::Unrecorded { reference });
+        }
+        checked(self.store, self.private, self.job.tool(), reference, record)
+            .await
+            .map(Some)
+    }
+}
+
+async fn checked(
     store: &Store,
     private: &Path,
     tool: Tool,
-) -> Result<Option<ReviewedPlan>, PlanError> {
-    let Some(reference) = standing.terraform_plan.clone() else {
-        return if standing.planned {
-            Err(PlanError::Unknown)
-        } else {
-            Ok(None)
-        };
-    };
+    reference: String,
+    record: Option<PlanRecord>,
+) -> Result<ReviewedPlan, PlanError> {
     let file = private.join("reviewed.tfPlan");
     let digest = store
         .fetch(&reference, &file)
@@ -112,7 +217,6 @@ pub async fn fetch(
     if digest.size_bytes == 0 {
         return Err(PlanError::Empty { reference });
     }
-    let record = PlanRecord::find(context, &reference);
     match &record {
         Some(record)
             if record.sha256 != digest.sha256 || record.size_bytes != digest.size_bytes =>
@@ -129,12 +233,12 @@ pub async fn fetch(
         None if is_zip(&file) => {}
         None => return Err(PlanError::NotAPlan { reference }),
     }
-    Ok(Some(ReviewedPlan {
+    Ok(ReviewedPlan {
         file,
         digest,
         reference,
         record,
-    }))
+    })
 }
 
 impl ReviewedPlan {
@@ -174,7 +278,6 @@ fn is_zip(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use job_contract::keys::ObjectKey;
     use job_contract::status::JobStatus;
     use tempfile::TempDir;
 
@@ -215,9 +318,46 @@ mod tests {
             &self,
             context: &Map<String, Value>,
         ) -> Result<Option<ReviewedPlan>, PlanError> {
-            let private = tempfile::tempdir_in(self.folder.path()).unwrap().keep();
             let standing = standing(Some(self.reference.clone()), true);
-            fetch(&standing, context, &self.store, &private, Tool::Terraform).await
+            self.fetch_as(&standing, context, |_| {}).await
+        }
+
+        async fn fetch_as(
+            &self,
+            standing: &Standing,
+            context: &Map<String, Value>,
+            change: impl FnOnce(&mut Handover<'_>),
+        ) -> Result<Option<ReviewedPlan>, PlanError> {
+            let private = tempfile::tempdir_in(self.folder.path()).unwrap().keep();
+            let mut handover = Handover {
+                job: &job(),
+                standing,
+                context,
+                store: &self.store,
+                private: &private,
+                on_record: true,
+                mixed_fleet: false,
+            };
+            change(&mut handover);
+            handover.fetch().await
+        }
+
+        async fn note(&self, plan: Option<PlanRecord>) {
+            let note = PlanNote {
+                step_id: "s".into(),
+                plan,
+            };
+            note.leave(&self.store, &job()).await.unwrap();
+        }
+    }
+
+    fn job() -> JobData {
+        JobData {
+            organization_id: "o".into(),
+            workspace_id: "w".into(),
+            job_id: "1".into(),
+            step_id: "apply".into(),
+            ..JobData::default()
         }
     }
 
@@ -272,33 +412,84 @@ mod tests {
     async fn a_planned_job_without_a_plan_is_refused_and_an_unplanned_one_applies_directly() {
         let fixture = Fixture::new(b"").await;
         let fetch = async |planned| {
-            fetch(
-                &standing(None, planned),
-                &Map::new(),
-                &fixture.store,
-                fixture.folder.path(),
-                Tool::Terraform,
-            )
-            .await
+            let standing = standing(None, planned);
+            fixture.fetch_as(&standing, &Map::new(), |_| {}).await
         };
         assert!(matches!(fetch(true).await, Err(PlanError::Unknown)));
         assert!(fetch(false).await.unwrap().is_none());
     }
 
     #[tokio::test]
-    async fn a_plan_without_a_record_must_at_least_be_one() {
-        assert!(
-            Fixture::new(b"PK\x03\x04plan")
-                .await
-                .fetch(&Map::new())
-                .await
-                .unwrap()
-                .is_some()
-        );
+    async fn a_plan_without_a_record_is_refused_unless_fleets_are_mixed() {
+        let fixture = Fixture::new(b"PK\x03\x04plan").await;
+        let refused = fixture.fetch(&Map::new()).await.unwrap_err();
+        assert!(matches!(refused, PlanError::Unrecorded { .. }));
+        assert!(refused.hint().contains("MAYFLY_MIXED_FLEET=true"));
+        // A record of another plan is none of this one.
+        let other = PlanRecord {
+            reference: "elsewhere".into(),
+            ..fixture.record()
+        };
+        fixture.note(Some(other.clone())).await;
         assert!(matches!(
-            Fixture::new(b"hello").await.fetch(&Map::new()).await,
+            fixture.fetch(&other.patch("s")).await,
+            Err(PlanError::Unrecorded { .. })
+        ));
+        let mixed = |handover: &mut Handover<'_>| handover.mixed_fleet = true;
+        let known = standing(Some(fixture.reference.clone()), true);
+        let fetched = fixture.fetch_as(&known, &Map::new(), mixed).await;
+        assert_eq!(fetched.unwrap().unwrap().record, None);
+    }
+
+    #[tokio::test]
+    async fn a_plan_without_a_record_must_at_least_be_one() {
+        let fixture = Fixture::new(b"hello").await;
+        let mixed = |handover: &mut Handover<'_>| handover.mixed_fleet = true;
+        let known = standing(Some(fixture.reference.clone()), true);
+        assert!(matches!(
+            fixture.fetch_as(&known, &Map::new(), mixed).await,
             Err(PlanError::NotAPlan { .. })
         ));
+    }
+
+    #[tokio::test]
+    async fn a_record_in_the_store_does_where_the_context_is_not_to_be_had() {
+        let fixture = Fixture::new(b"PK\x03\x04plan").await;
+        fixture.note(Some(fixture.record())).await;
+        let plan = fixture.fetch(&Map::new()).await.unwrap().unwrap();
+        assert_eq!(plan.record, Some(fixture.record()));
+        fs::write(&fixture.reference, b"PK\x03\x04PLAN").unwrap();
+        assert!(matches!(
+            fixture.fetch(&Map::new()).await,
+            Err(PlanError::Altered { .. })
+        ));
+    }
+
+    #[tokio::test]
+    async fn where_nobody_else_remembers_the_plan_the_note_in_the_store_does() {
+        let fixture = Fixture::new(b"PK\x03\x04plan").await;
+        let fetch = async |on_record| {
+            let change = |handover: &mut Handover<'_>| handover.on_record = on_record;
+            let unknown = standing(None, false);
+            fixture.fetch_as(&unknown, &Map::new(), change).await
+        };
+        assert!(
+            fetch(false).await.unwrap().is_none(),
+            "it was never planned"
+        );
+        fixture.note(None).await;
+        assert!(
+            matches!(fetch(false).await, Err(PlanError::Unknown)),
+            "it was planned, and there is no plan"
+        );
+        fixture.note(Some(fixture.record())).await;
+        let plan = fetch(false).await.unwrap().unwrap();
+        assert_eq!(plan.record, Some(fixture.record()));
+        // What a platform has on record counts for more.
+        assert!(fetch(true).await.unwrap().is_none());
+        let note = note_key(&job());
+        fixture.store.put(&note, "{").await.unwrap();
+        assert!(matches!(fetch(false).await, Err(PlanError::BadNote { .. })));
     }
 
     #[tokio::test]

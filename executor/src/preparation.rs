@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 use uuid::Uuid;
 
+use crate::announcement::Running;
 use crate::child_env;
 use crate::conclusion::{Verdict, output_key};
 use crate::config::Config;
@@ -304,18 +305,20 @@ async fn reviewed_plan(
     } else {
         Map::new()
     };
-    Ok(plan::fetch(
+    let handover = plan::Handover {
+        job: &run.job,
         standing,
-        &context,
-        &run.store,
-        run.layout.private(),
-        run.job.tool(),
-    )
-    .await?)
+        context: &context,
+        store: &run.store,
+        private: run.layout.private(),
+        on_record: !run.link.is_local(),
+        mixed_fleet: run.config.run.mixed_fleet,
+    };
+    Ok(handover.fetch().await?)
 }
 
 /// The job context, as far as it is to be had: no platform needs it for running a job, and not every installation lets an
-/// executor reach it. An empty one costs the comparison with what the plan step left, and the tool's exact version.
+/// executor reach it. Where it is not, what the plan step left in the store has to do.
 pub(crate) async fn known_context(run: &Run<'_>) -> Map<String, Value> {
     match timeout(CONTEXT_TIME, run.link.platform.context(&run.step)).await {
         Ok(Ok(context)) => return context,
@@ -395,19 +398,23 @@ async fn claim(run: &Run<'_>, workspace: &Workspace) -> Result<Option<Verdict>, 
     if !run.config.run.disable_acknowledge {
         let stored = run.store.reference(&output_key(&run.job));
         let output = run.link.platform.step_output(&run.step, stored);
-        let told = run
-            .link
-            .platform
-            .report_running(&run.step, &workspace.commit_id, &output)
-            .await;
-        match told {
+        let running = Running {
+            platform: run.link.platform.clone(),
+            step: run.step.clone(),
+            commit_id: workspace.commit_id.clone(),
+            output,
+        };
+        match running.tell().await {
             Ok(Start::Told) => {}
             Ok(Start::Over(status)) => return Ok(Some(job_is_over(run, &status).await)),
-            // The step is claimed: giving up now would leave it to nobody. The final report says it all anyway.
-            Err(error) => warn!(
-                error = chain(&error),
-                "the step could not be reported as running"
-            ),
+            // The step is claimed: giving up now would leave it to nobody.
+            Err(error) => {
+                warn!(
+                    error = chain(&error),
+                    "the step could not be reported as running, trying again beside it"
+                );
+                run.announcement.get_or_init(|| running.repeat());
+            }
         }
     }
     Ok(None)

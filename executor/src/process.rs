@@ -25,6 +25,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
+use crate::reaper;
 use crate::stop::Stop;
 
 /// How long a child's background processes may keep its output open once the child itself has ended.
@@ -225,7 +226,7 @@ fn spawn(invocation: &Invocation) -> Result<(Group, pipe::Receiver), ProcessErro
             writer.into()
         })
         .process_group(0);
-    let child = command.spawn().map_err(fail)?;
+    let child = reaper::spawn(&mut command).map_err(fail)?;
     // The command still holds the writing end; the pipe ends only when every writer is gone.
     drop(command);
     let pid = child

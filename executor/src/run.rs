@@ -20,6 +20,7 @@ use nix::unistd::{AccessFlags, eaccess};
 use secrecy::ExposeSecret as _;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::announcement::Announcement;
 use crate::banner::Palette;
 use crate::child_env::{ChildEnv, ChildEnvError};
 use crate::config::{Config, ConfigError, Folders};
@@ -55,6 +56,8 @@ pub struct Run<'c> {
     pub clock: Clock,
     /// Whether the run waits for its turn, which is no silence.
     pub waiting: Arc<AtomicBool>,
+    /// The report that the step runs, as long as it has to be repeated.
+    pub(crate) announcement: OnceLock<Announcement>,
     /// What the platform said when it let the step run.
     pub standing: OnceLock<Standing>,
     /// Writes to the log while the store fails.
@@ -188,8 +191,7 @@ impl StageError {
                  one, which passes over all of them",
                 env::IGNORE_POLICIES
             )),
-            Self::Plan(PlanError::Unavailable(error)) if error.hint().is_some() => error.hint(),
-            Self::Plan(_) => Some("plan again, review the new plan and apply that".to_owned()),
+            Self::Plan(error) => Some(error.hint()),
             Self::Script(ScriptError::NoGroovy { .. }) => {
                 Some("use an executor image with Groovy, or rewrite the script in Bash".to_owned())
             }
@@ -247,16 +249,13 @@ impl<'c> Run<'c> {
         })?;
         let log = open_log(config, &job, &layout, &store)?;
         let store_watch = store_watch::start(&store, log.writer());
-        let grace = config
-            .run
-            .grace_period_seconds
-            .map_or(Budget::default_grace(step_type), Duration::from_secs);
         Ok(Self {
             step: StepRef::of(&job),
             link,
+            announcement: OnceLock::new(),
             standing: OnceLock::new(),
             store,
-            budget: Budget::of(grace),
+            budget: Budget::of(config.run.grace_period(step_type)),
             clock: Clock::default(),
             waiting: Arc::default(),
             job,
@@ -326,6 +325,7 @@ fn open_log(
         .chain(config.redis.redis_password.clone())
         .chain(config.redis.redis_sentinel_password.clone());
     secrets.extend(own.map(|secret| secret.expose_secret().to_owned()));
+    secrets.extend(std::env::var(env::REPORT_KEY));
     let mut sinks = vec![SinkConfig::Stdout];
     sinks.extend(config.run.log_file.clone().map(SinkConfig::File));
     Ok(RunLog::start(

@@ -3,12 +3,14 @@
 use std::fmt;
 use std::io;
 use std::sync::{Arc, OnceLock};
+use std::thread;
 use std::time::Duration;
 
 use control_plane::Patience;
 use job_contract::report::StopReason;
 use job_contract::{Exit, StepType};
-use tokio::signal::unix::{SignalKind, signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -131,6 +133,11 @@ impl Stop {
         }
     }
 
+    /// The order, once it is given, for a thread that may wait.
+    pub(crate) fn wait(&self) -> Order {
+        *self.order.wait()
+    }
+
     /// Returns the order once it is given.
     pub async fn ordered(&self) -> Order {
         self.token.cancelled().await;
@@ -185,32 +192,31 @@ impl Budget {
     }
 }
 
-/// Gives the order on SIGTERM, SIGINT or SIGHUP. The executor is PID 1 of its container: without a handler
-/// these signals would do nothing at all there.
+/// Gives the order on SIGTERM, SIGINT or SIGHUP, from a thread of its own: whatever the others wait for, an order is heard.
+/// The executor is PID 1 of its container: without a handler these signals would do nothing at all there.
 pub fn listen(stop: &Stop) -> io::Result<()> {
-    for kind in [
-        SignalKind::terminate(),
-        SignalKind::interrupt(),
-        SignalKind::hangup(),
-    ] {
-        let mut arrivals = signal(kind)?;
-        let stop = stop.clone();
-        let number = u8::try_from(kind.as_raw_value()).expect("signal numbers are small");
-        tokio::spawn(async move {
-            while arrivals.recv().await.is_some() {
-                if stop.given().is_some() {
-                    warn!(signal = number, "already stopping");
-                } else {
-                    warn!(
-                        signal = number,
-                        "asked to stop: interrupting what runs, then storing what there is"
-                    );
-                }
-                stop.order(Cause::Signal(number));
+    let mut arrivals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let stop = stop.clone();
+    let listener = move || {
+        for number in arrivals.forever() {
+            let signal = u8::try_from(number).expect("signal numbers are small");
+            let is_first = stop.given().is_none();
+            // Before it is told: who reads diagnostics may be what everybody waits for.
+            stop.order(Cause::Signal(signal));
+            if is_first {
+                warn!(
+                    signal,
+                    "asked to stop: interrupting what runs, then storing what there is"
+                );
+            } else {
+                warn!(signal, "already stopping");
             }
-        });
-    }
-    Ok(())
+        }
+    };
+    thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(listener)
+        .map(drop)
 }
 
 #[cfg(test)]

@@ -144,6 +144,11 @@ pub const MEMORY_STOP_PERCENT: &str = "MAYFLY_MEMORY_STOP_PERCENT";
 pub const TERMINATION_LOG: &str = "MAYFLY_TERMINATION_LOG";
 /// `true` runs what comes with policies without evaluating them. Contract 13.1.
 pub const IGNORE_POLICIES: &str = "MAYFLY_IGNORE_POLICIES";
+/// Key by which a final report is told from a forgery, base64 of 32 bytes or more; without it, the one that follows from
+/// [`INTERNAL_SECRET`]. Never reaches a tool or a script.
+pub const REPORT_KEY: &str = "MAYFLY_REPORT_KEY";
+/// `true` lets an apply use a plan that no plan step of Mayfly has left a record of.
+pub const MIXED_FLEET: &str = "MAYFLY_MIXED_FLEET";
 /// Extra names, comma-separated, that tools and scripts inherit from the executor's environment.
 pub const ENV_FORWARD: &str = "MAYFLY_ENV_FORWARD";
 /// A file that receives a copy of the run's log.

@@ -4,6 +4,9 @@
 /// File name of a stored plan, in the working directory and in every store.
 pub const PLAN_FILE: &str = "terraformLibrary.tfPlan";
 
+/// File name of what a plan step notes of its plan beside it.
+const PLAN_RECORD_FILE: &str = "mayflyPlan.json";
+
 /// File name of a workspace's current state.
 const STATE_FILE: &str = "terraform.tfstate";
 
@@ -67,6 +70,14 @@ impl ObjectKey {
         )
     }
 
+    /// What is known of the plan that a job's apply uses. Contract 6.2.
+    pub fn plan_record(organization: &str, workspace: &str, job: &str) -> Self {
+        Self::new(
+            Area::State,
+            format!("{organization}/{workspace}/{job}/{PLAN_RECORD_FILE}"),
+        )
+    }
+
     /// State as `show -json` prints it, under a random name. Contract 6.4.
     pub fn state_json(organization: &str, workspace: &str, name: &str) -> Self {
         Self::new(
@@ -117,6 +128,10 @@ mod tests {
         assert_eq!(
             plan.in_bucket(),
             "tfstate/org/ws/412/step/terraformLibrary.tfPlan"
+        );
+        assert_eq!(
+            ObjectKey::plan_record("org", "ws", "412").path,
+            "org/ws/412/mayflyPlan.json"
         );
         assert_eq!(
             ObjectKey::state_json("org", "ws", "f").path,

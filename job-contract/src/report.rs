@@ -1,6 +1,9 @@
 //! The executor's final report: what it leaves behind for whoever started it, also as the container's
 //! termination message, so that `kubectl describe` is enough.
 
+mod key;
+mod message;
+
 use serde::{Deserialize, Serialize};
 
 use crate::exit::Exit;
@@ -8,8 +11,8 @@ use crate::job::Tool;
 use crate::progress::Phase;
 use crate::settlement::Ending;
 
-/// Kubernetes keeps this much of a termination message.
-pub const MAX_TERMINATION_MESSAGE_BYTES: usize = 4096;
+pub use key::{KeyError, ReportKey};
+pub use message::MAX_TERMINATION_MESSAGE_BYTES;
 
 /// How a step ended, and how long its parts took.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +65,20 @@ pub struct FinalReport {
     /// What the platform has to be told of a step that was done and of which it was not told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub untold: Option<Untold>,
+    /// The process that wrote the report.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub author: Option<Author>,
+}
+
+/// The process that wrote a report. Whoever reads the report compares it with what else is known of the process, so that a
+/// report is never taken for that of another run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Author {
+    /// UID of its pod; on one machine, the mark of its run.
+    pub run: String,
+    /// The code it ends with.
+    pub exit_code: u8,
 }
 
 #[expect(
@@ -76,37 +93,6 @@ impl FinalReport {
     /// Whether the step was done, and the platform was not told.
     pub const fn is_unreported_success(&self) -> bool {
         self.unreported && self.outcome == Exit::Done.code()
-    }
-
-    /// The report as a termination message: JSON of at most [`MAX_TERMINATION_MESSAGE_BYTES`] bytes. What does
-    /// not fit is left out, the longest texts first.
-    pub fn to_termination_message(&self) -> String {
-        let encode = |report: &Self| {
-            serde_json::to_string(report).expect("a report has no failing serialiser")
-        };
-        let mut report = self.clone();
-        let mut message = encode(&report);
-        if message.len() > MAX_TERMINATION_MESSAGE_BYTES {
-            report.phases.clear();
-            if let Some(progress) = &mut report.progress {
-                progress.failed.truncate(1);
-                progress.unfinished.truncate(1);
-            }
-            message = encode(&report);
-        }
-        while message.len() > MAX_TERMINATION_MESSAGE_BYTES {
-            let excess = message.len() - MAX_TERMINATION_MESSAGE_BYTES;
-            let text = match (&mut report.error, &mut report.hint) {
-                (Some(error), Some(hint)) if hint.len() > error.len() => hint,
-                (Some(text), _) | (None, Some(text)) => text,
-                (None, None) => break,
-            };
-            let keep = text.len().saturating_sub(excess + '\u{2026}'.len_utf8());
-            text.truncate(text.floor_char_boundary(keep));
-            text.push('\u{2026}');
-            message = encode(&report);
-        }
-        message
     }
 }
 
@@ -242,61 +228,4 @@ pub struct PhaseTiming {
     pub phase: Phase,
     pub duration_ms: u64,
     pub ok: bool,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_termination_message_always_fits() {
-        let report = FinalReport {
-            progress: Some(ApplyProgress {
-                failed: vec!["module.network[\"eu-central-1\"].aws_subnet.private[0]".into(); 10],
-                unfinished: vec!["aws_instance.web".into(); 200],
-                ..ApplyProgress::default()
-            }),
-            error: Some("\u{e9}\n".repeat(6000)),
-            hint: Some("h".repeat(9000)),
-            phases: vec![
-                PhaseTiming {
-                    phase: Phase::Init,
-                    duration_ms: 1,
-                    ok: true
-                };
-                200
-            ],
-            ..FinalReport::default()
-        };
-        let message = report.to_termination_message();
-        assert!(
-            message.len() <= MAX_TERMINATION_MESSAGE_BYTES,
-            "{}",
-            message.len()
-        );
-        let back: FinalReport = serde_json::from_str(&message).unwrap();
-        assert!(back.error.unwrap().ends_with('\u{2026}'));
-    }
-
-    #[test]
-    fn a_short_report_is_kept_whole() {
-        let report = FinalReport {
-            job_id: "1".into(),
-            outcome: 1,
-            changes: Some(ChangeCounts {
-                add: 1,
-                ..ChangeCounts::default()
-            }),
-            phases: vec![PhaseTiming {
-                phase: Phase::Init,
-                duration_ms: 1,
-                ok: true,
-            }],
-            ..FinalReport::default()
-        };
-        assert_eq!(
-            serde_json::from_str::<FinalReport>(&report.to_termination_message()).unwrap(),
-            report
-        );
-    }
 }

@@ -10,8 +10,8 @@ use artifact_store::{
 };
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use integration_tests::site::files_below;
-use integration_tests::{Outcome, Repository, Site, job};
+use integration_tests::site::{ExecutorRun, files_below};
+use integration_tests::{FakeTool, Outcome, Repository, Site, job};
 use job_contract::keys::{Area, ObjectKey, PLAN_FILE};
 use job_contract::{JobData, env};
 use secrecy::SecretString;
@@ -75,13 +75,16 @@ impl<'p> Journey<'p> {
         plan
     }
 
-    fn run(&self, job: &JobData) -> Outcome {
+    fn executor(&self, job: &JobData) -> ExecutorRun<'_> {
         let start = self.site.executor(job);
         let place = &self.place.environment;
-        let run = place
+        place
             .iter()
-            .fold(start, |run, (name, value)| run.env(name, value));
-        run.run().expect_code(0)
+            .fold(start, |run, (name, value)| run.env(name, value))
+    }
+
+    fn run(&self, job: &JobData) -> Outcome {
+        self.executor(job).run().expect_code(0)
     }
 
     fn read(&self, key: &ObjectKey) -> Option<Vec<u8>> {
@@ -272,6 +275,40 @@ fn s3_with_keys_in_the_backend_file_works_as_in_the_stock_executor() {
     ] {
         assert!(text_of(&seen.path().join(file)).contains(&secret), "{file}");
     }
+}
+
+/// Each pod has records of its own, and they share the store alone.
+#[test]
+fn what_was_reviewed_is_applied_by_a_pod_that_shares_only_the_store_with_the_planning_one() {
+    let server = S3::start().unwrap();
+    let place = s3_with_keys(&server);
+    let (planning, applying) = (Journey::new(&place), Journey::new(&place));
+    let module = "variable \"n\" {}\nresource \"terraform_data\" \"n\" {\n  input = var.n\n}\n\
+                  output \"n\" {\n  value = terraform_data.n.output\n}\n";
+    let repository = Repository::module(module);
+    let with = |n: &str, job: JobData| JobData {
+        variables: [("n".to_owned(), n.into())].into(),
+        ..job
+    };
+    let plan = with("3", planning.plan(&repository));
+    planning.run(&plan);
+    let apply = with("5", job::apply_after(&plan));
+    applying.run(&apply);
+    assert_eq!(applying.state(&place.state)["outputs"]["n"]["value"], "3");
+
+    // A job whose plan is gone is not applied without one.
+    let note = ObjectKey::plan_record(&plan.organization_id, &plan.workspace_id, &plan.job_id);
+    let text = String::from_utf8(applying.read(&note).unwrap()).unwrap();
+    assert!(text.contains(&plan.step_id), "{text}");
+    let tool = FakeTool::new().on("plan", "exit 1");
+    let again = Journey::new(&place);
+    let failing = again.executor(&plan).env("PATH", tool.path());
+    failing.run().expect_code(1);
+    let refused = Journey::new(&place).executor(&apply).run().expect_code(1);
+    assert!(
+        refused.to_string().contains("the job has a reviewed plan"),
+        "{refused}"
+    );
 }
 
 /// At the addresses of AWS, with the identity a pod is given there.

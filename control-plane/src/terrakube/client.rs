@@ -164,6 +164,10 @@ impl Client {
         call: &Call,
         patience: &Patience,
     ) -> Result<Vec<u8>, TerrakubeError> {
+        // A call that nobody waits for may be carried out all the same, and is not made.
+        if patience.is_over() {
+            return Err(TerrakubeError::OutOfTime { call: call.name() });
+        }
         tokio::select! {
             biased;
             attempt = self.attempt(call) => attempt,
@@ -247,11 +251,12 @@ impl Retry<'_> {
             .retry_after()
             .map_or(pause, |asked| asked.max(pause).min(LONGEST_RETRY_AFTER));
         tokio::select! {
+            biased;
+            () = self.patience.over() => Err(error),
             () = tokio::time::sleep(pause) => {
                 self.last = Some(error);
                 Ok(())
             }
-            () = self.patience.over() => Err(error),
         }
     }
 }
@@ -309,4 +314,28 @@ async fn detail(mut answer: Response) -> String {
         .map(|c| if c.is_control() { ' ' } else { c })
         .take(DETAIL_CHARS);
     format!(": {}", text.collect::<String>().trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn no_call_is_made_when_time_is_up() {
+        // Whoever makes a client does this; an earlier provider stays.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        server.set_nonblocking(true).unwrap();
+        let url = format!("http://{}/", server.local_addr().unwrap());
+        let client = Client::new(TokenSource::disabled(), Pace::default()).unwrap();
+        let call = Call::new(Method::GET, Url::parse(&url).unwrap(), JSON);
+        let patience = Patience::lasting(Duration::ZERO);
+        let told = client.tell(&call, &patience).await;
+        assert!(matches!(told, Err(TerrakubeError::OutOfTime { .. })));
+        let called = server.accept().map(drop).map_err(|error| error.kind());
+        assert_eq!(called, Err(io::ErrorKind::WouldBlock));
+    }
 }

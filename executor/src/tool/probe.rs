@@ -17,6 +17,8 @@ use semver::Version;
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
+use crate::reaper;
+
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 const MEMORY: &str = "probe.json";
 const MAX_MEMORY_BYTES: u64 = 1 << 20;
@@ -96,7 +98,8 @@ struct Answer {
 }
 
 async fn ask(binary: &Path) -> Result<Version, ProbeError> {
-    let child = Command::new(binary)
+    let mut command = Command::new(binary);
+    command
         .args(["version", "-json"])
         .env_clear()
         // No call home, and no configuration file of the user's: only the version is asked for.
@@ -104,10 +107,11 @@ async fn ask(binary: &Path) -> Result<Version, ProbeError> {
         .env("TF_CLI_CONFIG_FILE", "/dev/null")
         .current_dir("/")
         .stdin(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::null())
-        .kill_on_drop(true)
-        .output();
-    let output = tokio::time::timeout(TIME_LIMIT, child)
+        .kill_on_drop(true);
+    let child = reaper::spawn(&mut command).map_err(ProbeError::Start)?;
+    let output = tokio::time::timeout(TIME_LIMIT, child.wait_with_output())
         .await
         .map_err(|_| ProbeError::Silent)?
         .map_err(ProbeError::Start)?;

@@ -8,6 +8,8 @@ use nix::unistd::Pid;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::Command;
 
+use crate::reaper;
+
 /// How much of each output stream is kept. A server decides how much of its chatter git passes on.
 const KEPT_BYTES: usize = 64 * 1024;
 
@@ -32,13 +34,13 @@ impl Drop for Group {
 
 /// Runs `command` in a process group of its own, which dies when the returned future is dropped.
 pub(super) async fn run(mut command: Command) -> io::Result<Finished> {
-    let mut child = command
+    command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0)
-        .kill_on_drop(true)
-        .spawn()?;
+        .kill_on_drop(true);
+    let mut child = reaper::spawn(&mut command)?;
     let leader = child.id().and_then(|id| i32::try_from(id).ok());
     let mut group = Group(leader.map(Pid::from_raw));
     let (stdout, stderr) = tokio::try_join!(

@@ -1,0 +1,139 @@
+//! The report that a step runs. Until it is on record, a platform whose other records of the claim are lost could have the step
+//! started a second time (docs/decisions/0002-at-most-once.md). So a report that failed is repeated beside the step, until it
+//! lands or the step is over.
+
+use std::time::Duration;
+
+use control_plane::platform::Start;
+use control_plane::{Platform, PlatformError, StepRef};
+use job_contract::chain;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{info, warn};
+
+/// Between two attempts, each of which is patient itself.
+const PAUSE: Duration = Duration::from_secs(5);
+/// How long the end of a step waits for an attempt that is under way: its late arrival would set the step back.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// What is said of a step that runs.
+#[derive(Clone, Debug)]
+pub(crate) struct Running {
+    pub(crate) platform: Platform,
+    pub(crate) step: StepRef,
+    pub(crate) commit_id: String,
+    pub(crate) output: String,
+}
+
+/// A report that is being repeated.
+#[derive(Debug)]
+pub(crate) struct Announcement {
+    over: CancellationToken,
+    task: AbortOnDropHandle<()>,
+}
+
+impl Running {
+    pub(crate) async fn tell(&self) -> Result<Start, PlatformError> {
+        self.platform
+            .report_running(&self.step, &self.commit_id, &self.output)
+            .await
+    }
+
+    /// Repeats the report from beside.
+    pub(crate) fn repeat(self) -> Announcement {
+        let over = CancellationToken::new();
+        let until = over.clone();
+        let task = tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    biased;
+                    () = until.cancelled() => return,
+                    () = sleep(PAUSE) => {}
+                }
+                match self.tell().await {
+                    Ok(_) => {
+                        info!("the step is reported as running after all");
+                        return;
+                    }
+                    Err(error) => warn!(
+                        error = chain(&error),
+                        "the step could still not be reported as running"
+                    ),
+                }
+            }
+        });
+        Announcement {
+            over,
+            task: AbortOnDropHandle::new(task),
+        }
+    }
+}
+
+impl Announcement {
+    /// Ends the repetition, before the outcome is reported.
+    pub(crate) async fn end(self) {
+        self.over.cancel();
+        if timeout(FAREWELL, self.task).await.is_err() {
+            warn!("the last attempt to report that the step runs is given up");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use control_plane::local::LocalPlatform;
+    use job_contract::status::StepStatus;
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// A platform whose records cannot be written, until the file is gone that stands in their way.
+    fn away() -> (TempDir, Running) {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("platform"), "").unwrap();
+        let step = StepRef {
+            organization_id: "org".into(),
+            workspace_id: "ws".into(),
+            job_id: "1".into(),
+            step_id: "step".into(),
+            step_type: "terraformApply".into(),
+        };
+        let running = Running {
+            platform: Platform::Local(LocalPlatform::new(folder.path())),
+            step,
+            commit_id: "c".into(),
+            output: "o".into(),
+        };
+        (folder, running)
+    }
+
+    fn status(folder: &TempDir) -> Option<StepStatus> {
+        let job = LocalPlatform::new(folder.path()).job("1").ok()??;
+        Some(job.step("step")?.status)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_report_that_failed_is_repeated_until_it_lands() {
+        let (folder, running) = away();
+        running.tell().await.unwrap_err();
+        let announcement = running.repeat();
+        sleep(PAUSE * 3).await;
+        assert_eq!(status(&folder), None);
+        fs::remove_file(folder.path().join("platform")).unwrap();
+        sleep(PAUSE * 2).await;
+        assert_eq!(status(&folder), Some(StepStatus::Running));
+        announcement.end().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_said_once_the_step_is_over() {
+        let (folder, running) = away();
+        running.repeat().end().await;
+        fs::remove_file(folder.path().join("platform")).unwrap();
+        sleep(PAUSE * 5).await;
+        assert_eq!(status(&folder), None);
+    }
+}

@@ -1,0 +1,150 @@
+//! The end of the grace period. A run that was told to stop has a time for each part of its end, and gives up a part that
+//! takes longer. This is for the run that does not: a task that never yields, a write that never returns.
+//!
+//! It waits on a thread of its own, takes no lock and writes nothing, so that nothing the rest of the process does holds
+//! it up.
+
+use std::fs::File;
+use std::io;
+use std::process;
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use job_contract::StepType;
+use nix::unistd::{dup2_stderr, dup2_stdout};
+
+use crate::stop::{Budget, Stop};
+
+/// How late it may be when the grace period becomes known only after the stop order.
+const TICK: Duration = Duration::from_millis(200);
+
+/// When and how the process ends at the latest. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct LastDeadline {
+    grace: Arc<OnceLock<Duration>>,
+    code: Arc<OnceLock<u8>>,
+}
+
+impl LastDeadline {
+    /// Begins to wait for the stop order. From then on the process has its grace period.
+    pub fn enforce(&self, stop: &Stop) -> io::Result<()> {
+        // Opened now: later there may be no descriptor left.
+        let nowhere = File::options().write(true).open("/dev/null")?;
+        let (deadline, stop) = (self.clone(), stop.clone());
+        let wait = move || {
+            let order = stop.wait();
+            let since: Instant = order.at.into_std();
+            loop {
+                let left = deadline.grace().saturating_sub(since.elapsed());
+                if left.is_zero() {
+                    break;
+                }
+                thread::sleep(left.min(TICK));
+            }
+            let code = deadline.code.get().copied();
+            end(&nowhere, code.unwrap_or_else(|| order.cause.exit().code()))
+        };
+        thread::Builder::new()
+            .name("last deadline".to_owned())
+            .spawn(wait)
+            .map(drop)
+    }
+
+    /// The grace period, once the step is known.
+    pub fn allow(&self, grace: Duration) {
+        let _ = self.grace.set(grace);
+    }
+
+    /// The code to end with, once the outcome is known.
+    pub fn settle(&self, code: u8) {
+        let _ = self.code.set(code);
+    }
+
+    /// Before the step is known, it may be of the kind that has the most time.
+    fn grace(&self) -> Duration {
+        let grace = self.grace.get().copied();
+        grace.unwrap_or_else(|| Budget::default_grace(StepType::Apply))
+    }
+}
+
+/// Ends the process. What is still in a buffer goes nowhere: whoever should read it may be what everybody waits for.
+#[expect(clippy::exit, reason = "everything that could return has had its time")]
+fn end(nowhere: &File, code: u8) -> ! {
+    // Where this fails, the stream is closed already.
+    let _ = dup2_stdout(nowhere);
+    let _ = dup2_stderr(nowhere);
+    process::exit(code.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::process::{Command, Stdio};
+
+    use nix::sys::signal::{Signal, kill};
+    use nix::unistd::Pid;
+    use tokio::runtime;
+
+    use super::*;
+    use crate::stop;
+
+    const PART: &str = "LAST_DEADLINE_PART";
+
+    /// A process with a runtime in which nothing moves any more, and a stdout that nobody reads and that its main thread
+    /// waits for with its lock held.
+    fn stuck(part: &str) {
+        let (stop, deadline) = (Stop::default(), LastDeadline::default());
+        stop::listen(&stop).unwrap();
+        deadline.enforce(&stop).unwrap();
+        deadline.allow(Duration::from_millis(500));
+        if part == "settled" {
+            deadline.settle(0);
+        }
+        let runtime = runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .build()
+            .unwrap();
+        for _ in 0..2 {
+            runtime.spawn(async {
+                loop {
+                    thread::park();
+                }
+            });
+        }
+        eprintln!("stuck");
+        let mut stdout = io::stdout().lock();
+        loop {
+            stdout.write_all(&[b'x'; 4096]).unwrap();
+        }
+    }
+
+    fn code_of(part: &str) -> Option<i32> {
+        let name =
+            "last_deadline::tests::a_process_in_which_nothing_moves_ends_with_its_grace_period";
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args([name, "--exact", "--nocapture"])
+            .env(PART, part)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut lines = stderr.lines().map(Result::unwrap);
+        assert!(lines.any(|line| line == "stuck"), "it is not ready");
+        let pid = i32::try_from(child.id()).unwrap();
+        kill(Pid::from_raw(pid), Signal::SIGTERM).unwrap();
+        // Its stdout stays open, and is not read.
+        child.wait().unwrap().code()
+    }
+
+    #[test]
+    fn a_process_in_which_nothing_moves_ends_with_its_grace_period() {
+        if let Ok(part) = env::var(PART) {
+            return stuck(&part);
+        }
+        assert_eq!(code_of("at work"), Some(143));
+        assert_eq!(code_of("settled"), Some(0));
+    }
+}

@@ -1,0 +1,190 @@
+//! What PID 1 of a container owes to others: the kernel makes it the parent of every process whose own parent is gone, and
+//! such a process stays in the process table until its parent has asked how it ended. A script that leaves processes behind
+//! would fill the table.
+//!
+//! The executor's own children are tokio's to ask. So every one of them is started here, and left alone here.
+
+use std::fs;
+use std::io;
+use std::process;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
+use signal_hook::consts::SIGCHLD;
+use signal_hook::iterator::Signals;
+use tokio::process::{Child, Command};
+use tracing::warn;
+
+/// Process ids are used again, so that the moment of its start belongs to the name of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Name {
+    pid: i32,
+    /// In ticks since the machine's start.
+    start: u64,
+}
+
+/// The children that tokio waits for. A run has few, and they stay on the list.
+static OURS: Mutex<Vec<Name>> = Mutex::new(Vec::new());
+
+fn ours() -> MutexGuard<'static, Vec<Name>> {
+    OURS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts a child of the executor.
+pub(crate) fn spawn(command: &mut Command) -> io::Result<Child> {
+    // Held until the child is known: it may end at once.
+    let mut ours = ours();
+    let child = command.spawn()?;
+    let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
+    ours.extend(pid.and_then(Stat::of).map(|stat| stat.name));
+    Ok(child)
+}
+
+/// Asks for the end of whatever the executor inherits, from now on, if it is the first process of its container.
+pub(crate) fn start_as_init() {
+    if process::id() != 1 {
+        return;
+    }
+    if let Err(error) = start() {
+        warn!(%error, "processes that scripts leave behind stay in the process table");
+    }
+}
+
+fn start() -> io::Result<()> {
+    let mut ends = Signals::new([SIGCHLD])?;
+    // Before this thread there may have been some.
+    reap();
+    let reaper = move || {
+        for _ in ends.forever() {
+            reap();
+        }
+    };
+    thread::Builder::new()
+        .name("reaper".to_owned())
+        .spawn(reaper)
+        .map(drop)
+}
+
+/// Asks for the end of every child that has ended and is not tokio's.
+fn reap() {
+    let ours = ours();
+    let own = i32::try_from(process::id()).ok();
+    let Ok(processes) = fs::read_dir("/proc") else {
+        return;
+    };
+    let ended = processes
+        .filter_map(|entry| Stat::of(entry.ok()?.file_name().to_str()?.parse().ok()?))
+        .filter(|stat| stat.is_over && Some(stat.parent) == own && !ours.contains(&stat.name));
+    for stat in ended {
+        // Nobody else asks, and what cannot be had is not missed.
+        let _ = waitpid(Pid::from_raw(stat.name.pid), Some(WaitPidFlag::WNOHANG));
+    }
+}
+
+/// What the kernel tells of a process.
+#[derive(Clone, Copy, Debug)]
+struct Stat {
+    name: Name,
+    parent: i32,
+    /// It has ended, and its parent has not asked yet.
+    is_over: bool,
+}
+
+impl Stat {
+    fn of(pid: i32) -> Option<Self> {
+        Self::parse(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// See proc_pid_stat(5). The second field is the program's name in brackets, and may hold anything.
+    fn parse(pid: i32, text: &[u8]) -> Option<Self> {
+        let end = text.iter().rposition(|byte| *byte == b')')?;
+        let text = str::from_utf8(&text[end + 1..]).ok()?;
+        let mut fields = text.split_ascii_whitespace();
+        let state = fields.next()?;
+        let parent = fields.next()?.parse().ok()?;
+        let start = fields.nth(17)?.parse().ok()?;
+        Some(Self {
+            name: Name { pid, start },
+            parent,
+            is_over: state == "Z",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+    use std::time::{Duration, Instant};
+
+    use nix::sys::prctl;
+
+    use super::*;
+
+    const PART: &str = "REAPER_PART";
+    const PATIENCE: Duration = Duration::from_mins(1);
+
+    fn bash(script: &str) -> Command {
+        let mut command = Command::new("bash");
+        command.args(["-c", script]);
+        command
+    }
+
+    fn dead_children() -> Vec<i32> {
+        let own = i32::try_from(process::id()).unwrap();
+        fs::read_dir("/proc")
+            .unwrap()
+            .filter_map(|entry| Stat::of(entry.ok()?.file_name().to_str()?.parse().ok()?))
+            .filter(|stat| stat.is_over && stat.parent == own)
+            .map(|stat| stat.name.pid)
+            .collect()
+    }
+
+    /// Inherits processes as PID 1 does.
+    #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+    async fn inherit() {
+        prctl::set_child_subreaper(true).unwrap();
+        start().unwrap();
+        for code in 0..40 {
+            // The inner shell is gone before its child, which is inherited and ends at once.
+            let script = format!("(true & true &) ; (true &) ; exit {code}");
+            let status = spawn(&mut bash(&script)).unwrap().wait().await.unwrap();
+            assert_eq!(status.code(), Some(code), "the end of a child was taken");
+        }
+        let until = Instant::now() + PATIENCE;
+        while !dead_children().is_empty() {
+            assert!(Instant::now() < until, "left: {:?}", dead_children());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// In a process of its own: this one's other tests have children of which the reaper would not know.
+    #[test]
+    fn what_is_inherited_is_reaped_and_the_ends_of_children_are_not_taken() {
+        if env::var(PART).is_ok() {
+            return inherit();
+        }
+        let name =
+            "reaper::tests::what_is_inherited_is_reaped_and_the_ends_of_children_are_not_taken";
+        let done = process::Command::new(env::current_exe().unwrap())
+            .args([name, "--exact", "--nocapture"])
+            .env(PART, "inherit")
+            .output()
+            .unwrap();
+        assert!(
+            done.status.success(),
+            "{}",
+            String::from_utf8_lossy(&done.stderr)
+        );
+    }
+
+    #[test]
+    fn a_name_in_brackets_may_hold_anything() {
+        let text =
+            b"7 (a) Z 1 (b) Z 4 7 7 0 -1 4 1 0 0 0 0 0 0 0 20 0 1 0 987 0 0 18446744073709551615";
+        let stat = Stat::parse(7, text).unwrap();
+        assert_eq!((stat.parent, stat.name.start, stat.is_over), (4, 987, true));
+        assert!(Stat::parse(7, b"7 (a").is_none());
+    }
+}

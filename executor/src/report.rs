@@ -1,0 +1,67 @@
+//! How the final report leaves the process: with the name of its author, and sealed, because whatever the run has executed
+//! can write to the same file.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use control_plane::report_key;
+use control_plane::setting::SettingProblem;
+use job_contract::env;
+use job_contract::report::{Author, FinalReport, ReportKey};
+use tracing::debug;
+
+use crate::config::TERMINATION_LOG_PATH;
+
+/// The process as the author of its final report.
+#[derive(Debug)]
+pub(crate) struct Signature {
+    key: Option<ReportKey>,
+    run: String,
+}
+
+impl Signature {
+    /// What the environment says.
+    pub(crate) fn from_environment() -> Result<Self, SettingProblem> {
+        let key = report_key::from_lookup(|name| std::env::var(name).ok())?;
+        Ok(Self {
+            key,
+            ..Self::nobody()
+        })
+    }
+
+    /// Where there is no key that can be used.
+    pub(crate) fn nobody() -> Self {
+        // In a pod the one, on a machine the other.
+        let run = [env::POD_UID, env::RUN_MARK]
+            .into_iter()
+            .filter_map(|name| std::env::var(name).ok())
+            .find(|text| !text.is_empty());
+        Self {
+            key: None,
+            run: run.unwrap_or_default(),
+        }
+    }
+
+    /// Leaves the report of a process that ends with `exit_code`. Kubernetes offers the default path in every container;
+    /// elsewhere it does not exist and is not missed.
+    pub(crate) fn leave(&self, path: &Path, report: FinalReport, exit_code: u8) {
+        let report = FinalReport {
+            author: Some(Author {
+                run: self.run.clone(),
+                exit_code,
+            }),
+            ..report
+        };
+        let message = report.to_termination_message(self.key.as_ref());
+        if let Err(error) = fs::write(path, message) {
+            debug!(%error, path = %path.display(), "no termination message was left");
+        }
+    }
+}
+
+/// Where the report goes when the settings could not be read.
+pub(crate) fn default_path() -> PathBuf {
+    std::env::var_os(env::TERMINATION_LOG)
+        .filter(|path| !path.is_empty())
+        .map_or_else(|| TERMINATION_LOG_PATH.into(), PathBuf::from)
+}

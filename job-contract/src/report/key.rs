@@ -1,0 +1,195 @@
+//! How a report is told from a forgery. What a run executes has the executor's user and can write the file that the
+//! report is written to. It does not have the key.
+
+use std::fmt;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use sha2::Sha256;
+
+use super::FinalReport;
+
+/// A shorter key could be found by trying.
+const MIN_KEY_BYTES: usize = 32;
+/// Makes the key of reports another one than the secret that it comes from, which signs tokens as well.
+const PURPOSE: &[u8] = b"mayfly final report 1";
+/// What stands between the report and its code.
+const MARK: &str = ",\"mac\":\"";
+const END: &str = "\"}";
+const CODE_BYTES: usize = 32;
+/// How much longer a report is with its code.
+pub(super) const SEAL_BYTES: usize = MARK.len() + 2 * CODE_BYTES + END.len() - 1;
+
+type Code = Hmac<Sha256>;
+
+/// The key that the author and the reader of a report share.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ReportKey([u8; 32]);
+
+impl fmt::Debug for ReportKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ReportKey")
+    }
+}
+
+/// Why a text is no key. Never quotes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// Not base64 in either alphabet.
+    #[error("is not base64")]
+    NotBase64,
+    /// Too short a key.
+    #[error("holds {found} bytes, at least {MIN_KEY_BYTES} are needed")]
+    TooShort { found: usize },
+}
+
+impl ReportKey {
+    /// The key that follows from a secret: base64 in the URL-safe or the standard alphabet, padded or not, as the platform's
+    /// own secret is written.
+    pub fn parse(secret: &str) -> Result<Self, KeyError> {
+        let url_safe = secret
+            .trim()
+            .trim_end_matches('=')
+            .replace('+', "-")
+            .replace('/', "_");
+        let secret = URL_SAFE_NO_PAD
+            .decode(url_safe)
+            .map_err(|_| KeyError::NotBase64)?;
+        if secret.len() < MIN_KEY_BYTES {
+            return Err(KeyError::TooShort {
+                found: secret.len(),
+            });
+        }
+        Ok(Self(code(&secret, PURPOSE).finalize().into_bytes().into()))
+    }
+
+    /// The secret for the executors of a launcher on the same machine: they need no more than to seal reports. The key of both is
+    /// the one that follows from this text.
+    pub fn for_children(&self) -> String {
+        URL_SAFE_NO_PAD.encode(self.0)
+    }
+
+    /// Adds the code to a report. `report` is a JSON object that is not empty.
+    pub(super) fn seal(&self, report: &str) -> String {
+        let code = code(&self.0, report.as_bytes()).finalize().into_bytes();
+        let open = report.strip_suffix('}').unwrap_or(report);
+        let mut sealed = String::with_capacity(report.len() + SEAL_BYTES);
+        sealed.push_str(open);
+        sealed.push_str(MARK);
+        for byte in code {
+            for digit in [byte >> 4, byte & 0xf] {
+                sealed.extend(char::from_digit(digit.into(), 16));
+            }
+        }
+        sealed.push_str(END);
+        sealed
+    }
+
+    /// The report in a message that was sealed with this key; `None` for every other text. Whose report it is, its
+    /// [`super::Author`] tells.
+    pub fn open(&self, message: &str) -> Option<FinalReport> {
+        let message = message.trim_end().strip_suffix(END)?;
+        let (open, digits) = message.rsplit_once(MARK)?;
+        let report = format!("{open}}}");
+        code(&self.0, report.as_bytes())
+            .verify_slice(&bytes_of(digits)?)
+            .ok()?;
+        serde_json::from_str(&report).ok()
+    }
+}
+
+fn code(key: &[u8], text: &[u8]) -> Code {
+    let mut code = Code::new_from_slice(key).expect("an HMAC takes keys of any length");
+    code.update(text);
+    code
+}
+
+fn bytes_of(digits: &str) -> Option<Vec<u8>> {
+    if digits.len() != 2 * CODE_BYTES || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    (0..CODE_BYTES)
+        .map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Author;
+    use rstest::rstest;
+
+    const SECRET: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
+
+    fn key() -> ReportKey {
+        ReportKey::parse(SECRET).unwrap()
+    }
+
+    fn report() -> FinalReport {
+        FinalReport {
+            job_id: "412".into(),
+            author: Some(Author {
+                run: "u-1".into(),
+                exit_code: 0,
+            }),
+            ..FinalReport::default()
+        }
+    }
+
+    #[test]
+    fn a_report_is_opened_with_the_key_it_was_sealed_with() {
+        let message = report().to_termination_message(Some(&key()));
+        assert_eq!(key().open(&message), Some(report()));
+        assert_eq!(key().open(&format!("{message}\n")), Some(report()));
+        // It stays a report for those who have no key.
+        let read: FinalReport = serde_json::from_str(&message).unwrap();
+        assert_eq!(read, report());
+    }
+
+    #[test]
+    fn no_change_of_a_message_is_missed() {
+        let message = report().to_termination_message(Some(&key()));
+        for at in 0..message.len() {
+            let mut forged = message.clone().into_bytes();
+            forged[at] ^= 1;
+            let forged = String::from_utf8(forged).unwrap();
+            assert_eq!(key().open(&forged), None, "{forged}");
+        }
+    }
+
+    #[rstest]
+    #[case::nothing("")]
+    #[case::words("terminated by signal 15")]
+    #[case::another_object("{}")]
+    #[case::no_code("{\"outcome\":0}")]
+    #[case::an_empty_code("{\"outcome\":0,\"mac\":\"\"}")]
+    #[case::a_code_of_signs(
+        "{\"outcome\":0,\"mac\":\"++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++\"}"
+    )]
+    #[case::a_code_in_another_script(
+        "{\"outcome\":0,\"mac\":\"\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\"}"
+    )]
+    fn what_was_not_sealed_is_not_opened(#[case] message: &str) {
+        assert_eq!(key().open(message), None);
+        assert_eq!(key().open(&report().to_termination_message(None)), None);
+    }
+
+    #[test]
+    fn another_secret_is_another_key() {
+        let other = ReportKey::parse(&"+/+/".repeat(12)).unwrap();
+        assert_eq!(other, ReportKey::parse(&"-_-_".repeat(12)).unwrap());
+        let message = report().to_termination_message(Some(&other));
+        assert_eq!(key().open(&message), None);
+    }
+
+    #[test]
+    fn an_unusable_secret_is_refused_and_no_key_is_shown() {
+        assert_eq!(ReportKey::parse("not base64!"), Err(KeyError::NotBase64));
+        assert_eq!(
+            ReportKey::parse("c2hvcnQ"),
+            Err(KeyError::TooShort { found: 5 })
+        );
+        assert_eq!(format!("{:?}", key()), "ReportKey");
+    }
+}

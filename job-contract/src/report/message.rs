@@ -1,0 +1,439 @@
+//! The report as a termination message. The kubelet cuts a message that is too long, and half a report is none. So every
+//! field has a budget, and the budgets together are less than the limit.
+
+use super::key::SEAL_BYTES;
+use super::{ApplyProgress, Author, FinalReport, ReportKey, StateLock, ToolRecord, Untold};
+
+/// Kubernetes keeps this much of a termination message.
+pub const MAX_TERMINATION_MESSAGE_BYTES: usize = 4096;
+
+/// An id that is longer is none: see [`crate::JobData::validate`].
+const ID: usize = 128;
+/// A longer address of a plan fits no record of the platform either.
+const REFERENCE: usize = 1024;
+/// Short words: a step's type, a version, a commit.
+const WORD: usize = 64;
+/// A short sentence: who holds a lock, and where.
+const PHRASE: usize = 128;
+/// Phases whose durations are told at most; no step has as many.
+const PHASES: usize = 32;
+const ELLIPSIS: char = '\u{2026}';
+const ELLIPSIS_BYTES: usize = ELLIPSIS.len_utf8();
+
+/// How many bytes the longer texts may take, as JSON.
+#[derive(Clone, Copy)]
+struct Budget {
+    error: usize,
+    hint: usize,
+    /// One list of addresses.
+    addresses: usize,
+    phases: usize,
+}
+
+impl Budget {
+    /// No text of its own is too long; together they may be.
+    const AMPLE: Self = Self {
+        error: MAX_TERMINATION_MESSAGE_BYTES,
+        hint: MAX_TERMINATION_MESSAGE_BYTES,
+        addresses: MAX_TERMINATION_MESSAGE_BYTES,
+        phases: PHASES,
+    };
+    /// What fits whatever the other fields hold: all that is left is for the error.
+    const LEAST: Self = Self {
+        error: 0,
+        hint: 200,
+        addresses: 200,
+        phases: 0,
+    };
+}
+
+impl FinalReport {
+    /// The report as a termination message: JSON of at most [`MAX_TERMINATION_MESSAGE_BYTES`] bytes, sealed if there is a
+    /// key. It takes no more than three encodings, whatever the report holds.
+    pub fn to_termination_message(&self, key: Option<&ReportKey>) -> String {
+        const LIMIT: usize = MAX_TERMINATION_MESSAGE_BYTES - SEAL_BYTES;
+        let mut message = encode(&self.within(Budget::AMPLE));
+        if message.len() > LIMIT {
+            message = encode(&self.within(Budget::LEAST));
+            let error = LIMIT.saturating_sub(message.len());
+            message = encode(&self.within(Budget {
+                error,
+                ..Budget::LEAST
+            }));
+        }
+        match key {
+            Some(key) => key.seal(&message),
+            None => message,
+        }
+    }
+
+    fn within(&self, budget: Budget) -> Self {
+        let untold = self.untold.as_ref().map(|untold| Untold {
+            ending: untold.ending,
+            after_ok: untold.after_ok,
+            ignore_error: untold.ignore_error,
+            plan: untold
+                .plan
+                .as_deref()
+                .and_then(|plan| whole(plan, REFERENCE)),
+        });
+        let plan = |untold: &Option<Untold>| untold.as_ref().is_some_and(|it| it.plan.is_some());
+        let error = match &self.error {
+            None if plan(&self.untold) && !plan(&untold) => Some(
+                "the address of the plan is too long for this report and was left out".to_owned(),
+            ),
+            error => error.as_deref().map(|error| cut(error, budget.error)),
+        };
+        Self {
+            job_id: whole(&self.job_id, ID).unwrap_or_default(),
+            step_id: whole(&self.step_id, ID).unwrap_or_default(),
+            step_type: self.step_type.as_deref().map(|name| cut(name, WORD)),
+            outcome: self.outcome,
+            error,
+            hint: self.hint.as_deref().map(|hint| cut(hint, budget.hint)),
+            stopped: self.stopped,
+            tool: self.tool.as_ref().map(|tool| ToolRecord {
+                name: tool.name,
+                version: cut(&tool.version, WORD),
+            }),
+            commit_id: self.commit_id.as_deref().map(|commit| cut(commit, WORD)),
+            changes: self.changes,
+            progress: self.progress.as_ref().map(|progress| ApplyProgress {
+                applied: progress.applied,
+                failed: first(&progress.failed, budget.addresses),
+                unfinished: first(&progress.unfinished, budget.addresses),
+                not_begun: progress.not_begun,
+            }),
+            state: self.state,
+            lock: self.lock.as_ref().map(|lock| StateLock {
+                id: cut(&lock.id, PHRASE),
+                who: cut(&lock.who, PHRASE),
+                operation: cut(&lock.operation, WORD),
+                created: cut(&lock.created, WORD),
+                path: cut(&lock.path, PHRASE),
+                standing: lock.standing,
+            }),
+            phases: self.phases[..self.phases.len().min(budget.phases)].to_vec(),
+            lost_log_lines: self.lost_log_lines,
+            unreported: self.unreported,
+            untold,
+            author: self.author.as_ref().map(|author| Author {
+                run: whole(&author.run, PHRASE).unwrap_or_default(),
+                exit_code: author.exit_code,
+            }),
+        }
+    }
+}
+
+fn encode(report: &FinalReport) -> String {
+    serde_json::to_string(report).expect("a report has no failing serialiser")
+}
+
+/// How many bytes a character takes in JSON.
+const fn encoded(c: char) -> usize {
+    match c {
+        '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
+        '\0'..='\u{1f}' => 6,
+        c => c.len_utf8(),
+    }
+}
+
+/// Where a text has to end for it to take no more than `budget` bytes in JSON; `None` where all of it fits. Looks at no
+/// more of the text than that.
+fn end(text: &str, budget: usize) -> Option<usize> {
+    let mut taken = 0;
+    text.char_indices()
+        .find(|(_, c)| {
+            taken += encoded(*c);
+            taken > budget
+        })
+        .map(|(at, _)| at)
+}
+
+/// The beginning of a text, with a sign that it is not all.
+fn cut(text: &str, budget: usize) -> String {
+    match end(text, budget) {
+        None => text.to_owned(),
+        Some(_) => {
+            let keep = end(text, budget.saturating_sub(ELLIPSIS_BYTES)).unwrap_or_default();
+            format!("{}{ELLIPSIS}", &text[..keep])
+        }
+    }
+}
+
+/// A text that means nothing in part.
+fn whole(text: &str, budget: usize) -> Option<String> {
+    end(text, budget).is_none().then(|| text.to_owned())
+}
+
+/// The first of a list, as many as fit, and one in any case.
+fn first(list: &[String], budget: usize) -> Vec<String> {
+    let mut left = budget;
+    let mut kept = Vec::new();
+    for text in list.iter().take(ApplyProgress::MAX_ADDRESSES) {
+        let text = cut(text, budget);
+        let taken = text.chars().map(encoded).sum::<usize>() + r#","""#.len();
+        if taken > left && !kept.is_empty() {
+            break;
+        }
+        left = left.saturating_sub(taken);
+        kept.push(text);
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::option;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::job::Tool;
+    use crate::progress::Phase;
+    use crate::report::{ChangeCounts, LockStanding, PhaseTiming, StateStanding, StopReason};
+    use crate::settlement::Ending;
+
+    /// Any text, and very long ones: of plain characters, of such as take six bytes in JSON, and of such as take four as they are.
+    fn text() -> impl Strategy<Value = String> {
+        let long = |c: &'static str| (0_usize..40_000).prop_map(move |length| c.repeat(length));
+        prop_oneof![
+            any::<String>(),
+            long("a"),
+            long("\""),
+            long("\u{1}"),
+            long("\u{1f980}"),
+        ]
+    }
+
+    fn lock() -> impl Strategy<Value = StateLock> {
+        (text(), text(), text(), text(), text()).prop_map(|(id, who, operation, created, path)| {
+            StateLock {
+                id,
+                who,
+                operation,
+                created,
+                path,
+                standing: LockStanding::LeftBehind,
+            }
+        })
+    }
+
+    fn progress() -> impl Strategy<Value = ApplyProgress> {
+        (vec(text(), 0..30), vec(text(), 0..30)).prop_map(|(failed, unfinished)| ApplyProgress {
+            applied: u64::MAX,
+            failed,
+            unfinished,
+            not_begun: Some(u64::MAX),
+        })
+    }
+
+    /// Everything is there, and every number as long as it can be.
+    fn report() -> impl Strategy<Value = FinalReport> {
+        let words = (text(), text(), text(), text(), text(), text());
+        let rest = (
+            option::of(progress()),
+            option::of(lock()),
+            option::of(option::of(text())),
+            0_usize..100,
+        );
+        (
+            words,
+            rest,
+            "[0-9]{1,9}",
+            "[a-zA-Z0-9._-]{1,128}",
+            any::<u8>(),
+        )
+            .prop_map(
+                |(
+                    (step_type, error, hint, version, commit, run),
+                    (progress, lock, untold, phases),
+                    job_id,
+                    step_id,
+                    outcome,
+                )| FinalReport {
+                    job_id,
+                    step_id,
+                    outcome,
+                    step_type: Some(step_type),
+                    error: Some(error),
+                    hint: Some(hint),
+                    stopped: Some(StopReason::Cancelled),
+                    tool: Some(ToolRecord {
+                        name: Tool::Terraform,
+                        version,
+                    }),
+                    commit_id: Some(commit),
+                    changes: Some(ChangeCounts {
+                        add: u64::MAX,
+                        change: u64::MAX,
+                        remove: u64::MAX,
+                        import: u64::MAX,
+                    }),
+                    progress,
+                    state: Some(StateStanding::Unknown),
+                    lock,
+                    phases: vec![
+                        PhaseTiming {
+                            phase: Phase::BeforeInit,
+                            duration_ms: u64::MAX,
+                            ok: false,
+                        };
+                        phases
+                    ],
+                    lost_log_lines: u64::MAX,
+                    unreported: true,
+                    untold: untold.map(|plan| Untold {
+                        ending: Ending::NotReached,
+                        after_ok: false,
+                        ignore_error: false,
+                        plan,
+                    }),
+                    author: Some(Author {
+                        run,
+                        exit_code: u8::MAX,
+                    }),
+                },
+            )
+    }
+
+    fn key() -> ReportKey {
+        ReportKey::parse(&"MDEy".repeat(12)).unwrap()
+    }
+
+    fn huge() -> FinalReport {
+        let text = || "\u{1}".repeat(9000);
+        FinalReport {
+            job_id: "-2147483648".into(),
+            step_id: "s".repeat(ID),
+            outcome: u8::MAX,
+            step_type: Some(text()),
+            error: Some(text()),
+            hint: Some(text()),
+            stopped: Some(StopReason::Cancelled),
+            tool: Some(ToolRecord {
+                name: Tool::Terraform,
+                version: text(),
+            }),
+            commit_id: Some(text()),
+            changes: Some(ChangeCounts {
+                add: u64::MAX,
+                change: u64::MAX,
+                remove: u64::MAX,
+                import: u64::MAX,
+            }),
+            progress: Some(ApplyProgress {
+                applied: u64::MAX,
+                failed: vec![text(); 20],
+                unfinished: vec![text(); 20],
+                not_begun: Some(u64::MAX),
+            }),
+            state: Some(StateStanding::Rescued),
+            lock: Some(StateLock {
+                id: text(),
+                who: text(),
+                operation: text(),
+                created: text(),
+                path: text(),
+                standing: LockStanding::LeftBehind,
+            }),
+            phases: Vec::new(),
+            lost_log_lines: u64::MAX,
+            unreported: true,
+            untold: Some(Untold {
+                ending: Ending::NotReached,
+                after_ok: false,
+                ignore_error: false,
+                plan: Some("p".repeat(REFERENCE)),
+            }),
+            author: Some(Author {
+                run: "u".repeat(PHRASE),
+                exit_code: u8::MAX,
+            }),
+        }
+    }
+
+    #[test]
+    fn the_least_budgets_together_leave_room_for_a_cause() {
+        let least = encode(&huge().within(Budget::LEAST)).len();
+        let left = MAX_TERMINATION_MESSAGE_BYTES.checked_sub(least + SEAL_BYTES);
+        assert!(
+            left > Some(300),
+            "{least} of them are taken, {left:?} left for the cause"
+        );
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn every_report_fits_and_keeps_whose_it_is_and_how_it_ended(report in report()) {
+            let message = report.to_termination_message(Some(&key()));
+            prop_assert!(message.len() <= MAX_TERMINATION_MESSAGE_BYTES, "{}", message.len());
+            let back = key().open(&message).expect("a report that opens");
+            prop_assert_eq!(&back.job_id, &report.job_id);
+            prop_assert_eq!(&back.step_id, &report.step_id);
+            prop_assert_eq!(back.outcome, report.outcome);
+            prop_assert_eq!(back.unreported, report.unreported);
+            let plan = |report: &FinalReport| report.untold.clone().and_then(|untold| untold.plan);
+            prop_assert!(plan(&back).is_none() || plan(&back) == plan(&report));
+            let addresses = |report: &FinalReport| report.progress.clone().map(|done| done.failed.is_empty());
+            prop_assert_eq!(addresses(&back), addresses(&report));
+        }
+    }
+
+    #[test]
+    fn a_plan_whose_address_does_not_fit_is_left_out_and_that_is_said() {
+        let report = FinalReport {
+            untold: Some(Untold {
+                ending: Ending::Changes,
+                after_ok: true,
+                ignore_error: false,
+                plan: Some("p".repeat(REFERENCE + 1)),
+            }),
+            ..FinalReport::default()
+        };
+        let message = report.to_termination_message(Some(&key()));
+        let back = key().open(&message).unwrap();
+        assert_eq!(back.untold.unwrap().plan, None);
+        assert!(back.error.unwrap().contains("address of the plan"));
+    }
+
+    #[test]
+    fn what_is_cut_says_so_and_the_cause_gets_what_room_there_is() {
+        let report = FinalReport {
+            error: Some("\u{e9}\n".repeat(6000)),
+            hint: Some("h".repeat(9000)),
+            ..FinalReport::default()
+        };
+        let message = report.to_termination_message(Some(&key()));
+        let room = MAX_TERMINATION_MESSAGE_BYTES - message.len();
+        assert!(room < 8, "{room} bytes are left");
+        let back = key().open(&message).unwrap();
+        assert!(back.error.unwrap().ends_with(ELLIPSIS));
+        assert!(back.hint.unwrap().ends_with(ELLIPSIS));
+    }
+
+    #[test]
+    fn a_short_report_is_kept_whole() {
+        let report = FinalReport {
+            job_id: "1".into(),
+            outcome: 1,
+            changes: Some(ChangeCounts {
+                add: 1,
+                ..ChangeCounts::default()
+            }),
+            phases: vec![PhaseTiming {
+                phase: Phase::Init,
+                duration_ms: 1,
+                ok: true,
+            }],
+            ..FinalReport::default()
+        };
+        let message = report.to_termination_message(None);
+        assert_eq!(
+            serde_json::from_str::<FinalReport>(&message).unwrap(),
+            report
+        );
+    }
+}
