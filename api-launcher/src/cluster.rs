@@ -20,6 +20,7 @@ mod reach;
 pub mod reconcile;
 pub mod rights;
 mod submit;
+mod testimony;
 mod view;
 pub mod watch;
 
@@ -28,6 +29,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use job_contract::report::ReportKey;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Pod, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -174,6 +176,8 @@ pub struct Cluster {
     patience: Patience,
     rate: Option<RateLimit>,
     clock: Arc<ServerClock>,
+    /// What final reports are sealed with. Without it no report is believed.
+    report_key: Option<ReportKey>,
     /// UIDs of Jobs whose Secret this process knows to be stored.
     stored: Arc<Mutex<HashSet<String>>>,
 }
@@ -199,6 +203,7 @@ impl Cluster {
             patience: Patience::default(),
             rate: None,
             clock: Arc::default(),
+            report_key: None,
             stored: Arc::default(),
         };
         cluster.connected()
@@ -221,6 +226,13 @@ impl Cluster {
     #[must_use]
     pub fn with_max_in_flight(mut self, limit: usize) -> Self {
         self.max_in_flight = limit;
+        self
+    }
+
+    /// Believes the reports that are sealed with this key.
+    #[must_use]
+    pub fn with_report_key(mut self, key: Option<ReportKey>) -> Self {
+        self.report_key = key;
         self
     }
 

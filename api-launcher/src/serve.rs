@@ -7,6 +7,8 @@ use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use control_plane::report_key;
+use job_contract::report::ReportKey;
 use job_contract::{Exit, env};
 use tokio::net::TcpListener;
 use tracing::{error, info, warn};
@@ -71,19 +73,24 @@ pub fn serve(args: &ServeArgs) -> u8 {
     let telemetry = args.telemetry.resolve();
     // Read here and nowhere else; it reaches no argument, no log and no child.
     let secret = std::env::var(env::INTERNAL_SECRET).ok();
+    let key = report_key::from_lookup(|name| std::env::var(name).ok());
     let settings = args.resolve(secret.as_deref());
-    let (format, filter, settings) = match (telemetry, settings) {
-        (Ok((format, filter)), Ok(settings)) => (format, filter, settings),
-        (telemetry, settings) => {
+    let (format, filter, settings, key) = match (telemetry, settings, key) {
+        (Ok((format, filter)), Ok(settings), Ok(key)) => (format, filter, settings, key),
+        (telemetry, settings, key) => {
             let mut problems = settings.err().unwrap_or_default();
             problems.extend(telemetry.err().unwrap_or_default());
+            problems.extend(key.err().map(|problem| Problem {
+                variable: problem.variable.to_owned(),
+                text: problem.text,
+            }));
             return refuse(&problems);
         }
     };
     executor::telemetry::subscribe(format, filter);
     // The secret stays in this process's memory and environment, out of reach of what runs beside it.
     executor::harden::process().report();
-    match run(settings) {
+    match run(settings, key) {
         Ok(()) => Exit::Done.code(),
         Err(failure) => {
             let cause = std::error::Error::source(&failure).map(ToString::to_string);
@@ -103,24 +110,24 @@ fn refuse(problems: &[Problem]) -> u8 {
     Exit::BadConfiguration.code()
 }
 
-fn run(settings: Settings) -> Result<(), ServeError> {
+fn run(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(ServeError::Runtime)?;
-    let result = runtime.block_on(run_in(settings));
+    let result = runtime.block_on(run_in(settings, key));
     // Requests and files still at work after the bound are not waited for.
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
 }
 
-async fn run_in(settings: Settings) -> Result<(), ServeError> {
+async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeError> {
     let shutdown = Shutdown::default();
     shutdown
         .on_signals(settings.drain)
         .map_err(ServeError::Signals)?;
     let metrics = Metrics::default();
-    let target = open(settings.target, &metrics, &shutdown).await?;
+    let target = open(settings.target, key, &metrics, &shutdown).await?;
     let listen = |source| ServeError::Listen {
         address: settings.listen,
         source,
@@ -163,6 +170,7 @@ async fn run_in(settings: Settings) -> Result<(), ServeError> {
 
 async fn open(
     settings: TargetSettings,
+    key: Option<ReportKey>,
     metrics: &Metrics,
     shutdown: &Shutdown,
 ) -> Result<Target, ServeError> {
@@ -176,7 +184,14 @@ async fn open(
             for warning in &deployment.warnings {
                 warn!("{warning}");
             }
+            if key.is_none() {
+                warn!(
+                    hint = format!("give launcher and executors the same {}", env::REPORT_KEY),
+                    "final reports cannot be verified: runs are judged by exit codes alone"
+                );
+            }
             let cluster = Cluster::connect(Some(deployment.namespace.clone())).await?;
+            let cluster = cluster.with_report_key(key);
             let desk = match platform {
                 Some(platform) => Some(platform.open()?),
                 None => match data_dir {
@@ -199,6 +214,7 @@ async fn open(
         }
         TargetSettings::Process(settings) => Target::Process(ProcessTarget::open(
             settings,
+            key,
             metrics.clone(),
             shutdown.clone(),
         )?),

@@ -25,9 +25,9 @@ pub use aftermath::LockHolder;
 pub use begun::Begun;
 pub(crate) use ending::speaker;
 pub(crate) use facts::{
-    EXECUTOR, STATUS_UNKNOWN, condition_time, created_pods, executor_ended, executor_started,
-    executor_state, failure_of_pod, final_report, in_order, is_about, is_suspended, newest,
-    released, seen, terminal,
+    EXECUTOR, STATUS_UNKNOWN, UNPROVEN, condition_time, created_pods, executor_ended,
+    executor_started, executor_state, failure_of_pod, final_report, in_order, is_about,
+    is_suspended, newest, released, seen, terminal,
 };
 pub use lost::{Suspect, suspect};
 

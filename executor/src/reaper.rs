@@ -97,7 +97,7 @@ impl Stat {
         Self::parse(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// See proc_pid_stat(5). The second field is the program's name in brackets, and may hold anything.
+    /// See `proc_pid_stat(5)`. The second field is the program's name in brackets, and may hold anything.
     fn parse(pid: i32, text: &[u8]) -> Option<Self> {
         let end = text.iter().rposition(|byte| *byte == b')')?;
         let text = str::from_utf8(&text[end + 1..]).ok()?;

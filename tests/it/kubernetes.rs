@@ -39,6 +39,8 @@ const ROLES: &str = include_str!("../../rbac/launcher.yaml");
 pub(crate) const LAUNCHER: &str = "launcher";
 pub(crate) const IMAGE: &str = "registry.example.test/mayfly-executor:1";
 const SECRET: [u8; 64] = [0xfb; 64];
+/// What final reports are sealed with.
+const REPORT_KEY: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 /// Generous: a busy machine is slow, and nothing waits this long unless it is broken.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -125,7 +127,8 @@ impl Place {
     fn program(&self, words: &str) -> PathBuf {
         let path = self.site.scratch("image");
         let script = format!(
-            "#!/bin/sh\nexport {}=installed\n{words}\nexec '{}'\n",
+            "#!/bin/sh\nexport {}={REPORT_KEY} {}=installed\n{words}\nexec '{}'\n",
+            env::REPORT_KEY,
             env::TOOL_SELECTION,
             env!("CARGO_BIN_EXE_executor_under_test"),
         );
@@ -169,7 +172,8 @@ impl Place {
             .env("ExecutorEphemeralImage", IMAGE)
             .env("ExecutorEphemeralSecret", "")
             // What the image says; the launcher does not see it.
-            .env(env::RECORDS, "shared");
+            .env(env::RECORDS, "shared")
+            .env(env::REPORT_KEY, REPORT_KEY);
         command
     }
 

@@ -499,8 +499,13 @@ fn a_lock_of_another_run_is_named_with_its_holder_and_left_alone() {
 
     let site = site();
     let repository = Repository::fixture();
-    for step in [StepType::Plan, StepType::Apply, StepType::Destroy] {
-        let second = job::step(step, &repository);
+    // Each in a job of its own: a job whose plan has failed is not applied.
+    for (job_id, step) in [
+        ("11", StepType::Plan),
+        ("12", StepType::Apply),
+        ("13", StepType::Destroy),
+    ] {
+        let second = job::in_job(&job::step(step, &repository), job_id);
         site.queue(&[&second]);
         let outcome = holder.bucket.executor(&site, &second).run().expect_code(1);
 

@@ -8,7 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use serde::Serialize;
 
-use super::{Cluster, ClusterError, RunKey, annotation, annotations, label, labels};
+use super::{Cluster, ClusterError, RunKey, annotation, annotations, label, labels, testimony};
 use crate::verdict::{self, LockHolder, Observation, Timeouts, Verdict, VerdictKind, WaitReason};
 
 /// Objects in one page of a list.
@@ -153,9 +153,13 @@ impl Cluster {
             all.extend(page.items);
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params = params.continue_token(&token),
-                None => return Ok(all),
+                None => break,
             }
         }
+        for pod in &mut all {
+            testimony::weigh(pod, self.report_key.as_ref());
+        }
+        Ok(all)
     }
 
     /// The pods of one Job; none where they may not be looked at.
@@ -200,6 +204,9 @@ impl Cluster {
             let mut owners = pod.metadata.owner_references.iter().flatten();
             owners.any(|owner| Some(&owner.uid) == job.metadata.uid.as_ref())
         });
+        for pod in &mut pods {
+            testimony::weigh(pod, self.report_key.as_ref());
+        }
         Ok(Some(pods))
     }
 }

@@ -26,7 +26,7 @@ use super::cache::{Change, JobFeed, Packed, Pods, trimmed_job};
 use super::history::{EndedRun, HistoryLimits, surplus};
 use super::reconcile::{Held, LOOK_AGAIN, REPORTERS_TURN, SUBMITTERS_TURN, next};
 use super::submit::{KEPT_UNREPORTED, Settled, is_queued_by_cluster, trial_advice};
-use super::{Cluster, ClusterError, RunKey, annotation, annotations, labels};
+use super::{Cluster, ClusterError, RunKey, annotation, annotations, labels, testimony};
 use crate::verdict::{
     self, Observation, Timeouts, Verdict, executor_started, is_suspended, newest, terminal,
 };
@@ -238,8 +238,10 @@ impl Cluster {
                 spec.template = PodTemplateSpec::default();
             }
         }));
+        let key = self.report_key.clone();
         let pods = heard_of(watcher(self.pods(), watch_config()).modify(|pod| {
             pod.metadata.managed_fields = None;
+            testimony::weigh(pod, key.as_ref());
         }));
         let (notes, inbox) = mpsc::unbounded_channel();
         let mut state = Watch {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use control_plane::report_key;
 use control_plane::setting::present;
 use job_contract::env;
 
@@ -30,7 +31,15 @@ impl AccessArgs {
             context: self.context.clone(),
             kubeconfig: self.kubeconfig.clone(),
         };
-        Ok(Cluster::connect_with(access).await?)
+        let key = report_key::from_lookup(|name| std::env::var(name).ok());
+        let key = key.map_err(|problem| {
+            CommandError::Configuration(vec![Problem {
+                subject: problem.variable.to_owned(),
+                rule: problem.text,
+                fault: Fault::Deployment,
+            }])
+        })?;
+        Ok(Cluster::connect_with(access).await?.with_report_key(key))
     }
 }
 

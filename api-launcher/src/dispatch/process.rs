@@ -6,6 +6,7 @@ mod executor;
 mod index;
 mod queue;
 mod run;
+mod seal;
 
 use std::collections::HashMap;
 use std::io;
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use control_plane::heartbeat::Beat;
 use control_plane::setting::is_wrong_place;
+use job_contract::report::ReportKey;
 use job_contract::{Document, Exit};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
@@ -22,6 +24,7 @@ use tracing::{error, info, warn};
 
 use self::index::{Index, Turn};
 use self::queue::{Queue, RunKey, Stamp};
+use self::seal::Seal;
 use super::desk::Desk;
 use super::{Accepted, Answered, Readiness, Refused};
 use crate::metrics::{Load, Metrics};
@@ -93,6 +96,7 @@ struct Inner {
     /// Where executors keep what they make.
     data: PathBuf,
     program: Program,
+    seal: Seal,
     concurrency: usize,
     on_stop: RunsOnStop,
     index: Mutex<Index>,
@@ -109,6 +113,7 @@ impl ProcessTarget {
     /// Opens the queue and takes over what a former launcher has left in it.
     pub(crate) fn open(
         settings: ProcessSettings,
+        key: Option<ReportKey>,
         metrics: Metrics,
         shutdown: Shutdown,
     ) -> Result<Self, OpenError> {
@@ -146,6 +151,7 @@ impl ProcessTarget {
                 data: data.path().to_owned(),
                 queue,
                 program: settings.program,
+                seal: Seal::new(key),
                 concurrency: settings.concurrency,
                 on_stop: settings.on_stop,
                 index: Mutex::new(index),

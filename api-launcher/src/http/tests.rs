@@ -55,7 +55,8 @@ impl Service {
             on_stop: RunsOnStop::Interrupt,
             platform: None,
         };
-        let target = ProcessTarget::open(settings, metrics.clone(), shutdown.clone()).unwrap();
+        let target =
+            ProcessTarget::open(settings, None, metrics.clone(), shutdown.clone()).unwrap();
         let state = AppState::new(
             gate(when_issued),
             Routing::All,

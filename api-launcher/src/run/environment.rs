@@ -20,6 +20,8 @@ pub(crate) struct Setup<'a> {
     /// Where job data go that are too large for the environment. The executor removes it.
     pub(crate) job_file: PathBuf,
     pub(crate) color: bool,
+    /// What the executor seals its report with, for a launcher that acts on it.
+    pub(crate) report_key: Option<String>,
     /// Whether the platform is Terrakube, not a record on this machine.
     pub(crate) remote: bool,
 }
@@ -51,7 +53,7 @@ const MACHINE: [&str; 22] = [
 ];
 
 /// Settings of the executor that its deployment decides; here the caller's environment is the deployment.
-const DEPLOYMENT: [&str; 17] = [
+const DEPLOYMENT: [&str; 18] = [
     env::TERRAFORM_RELEASES_URL,
     env::TOFU_RELEASES_URL,
     env::RELEASE_MIRROR_URL,
@@ -69,6 +71,7 @@ const DEPLOYMENT: [&str; 17] = [
     env::LOG_FILE,
     env::LOG_FILTER,
     env::ENV_FORWARD,
+    env::MIXED_FLEET,
 ];
 
 /// Where the platform is that the caller's environment names, and what belongs to it; the store comes with it.
@@ -158,6 +161,9 @@ pub(crate) fn build(
     set(env::CHECKOUT_DIR, checkouts.as_os_str());
     set(env::RUN_MARK, setup.work_dir.as_os_str());
     set(env::TERMINATION_LOG, setup.report.as_os_str());
+    if let Some(key) = &setup.report_key {
+        set(env::REPORT_KEY, OsStr::new(key));
+    }
     set(env::OUTCOME_EXIT_CODE, &flag(true));
     set(env::LOG_FORMAT, OsStr::new("json"));
     set(env::TOOL_SELECTION, OsStr::new("installed"));
@@ -205,6 +211,7 @@ mod tests {
             report: Path::new("/report"),
             job_file: folder.join("job"),
             color: false,
+            report_key: None,
             remote: false,
         };
         let own = |name: &str| {

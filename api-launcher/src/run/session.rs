@@ -136,6 +136,7 @@ impl<'a> Session<'a> {
             report: &report,
             job_file: self.work.join(format!("job-{}", self.steps_run)),
             color: self.color,
+            report_key: None,
             remote: false,
         };
         let environment = environment::build(&setup, job, |name| std::env::var_os(name))

@@ -669,6 +669,7 @@ fn container_facts(pod: &Pod) -> Vec<Evidence> {
             format!("{reason}, exit code {exit_code}"),
         ));
     }
+    evidence.extend(facts::unproven(pod));
     if let Some(node) = facts::node(pod) {
         evidence.push(Evidence::new("node", node));
     }

@@ -278,6 +278,23 @@ pub(crate) fn executor_ended(pod: &Pod) -> Option<Timestamp> {
     Some(executor_end(pod)?.finished_at.as_ref()?.0)
 }
 
+/// What stands before a report of which nothing proves that the executor wrote it. No report begins so.
+pub(crate) const UNPROVEN: &str = "not proven: ";
+
+/// What such a report says, for a person.
+pub(super) fn unproven(pod: &Pod) -> Option<Evidence> {
+    let message = executor_end(pod)?.message.as_deref()?;
+    let report: FinalReport =
+        serde_json::from_str(message.strip_prefix(UNPROVEN)?).unwrap_or_default();
+    let said = report
+        .error
+        .map_or_else(String::new, |error| format!(": {error}"));
+    Some(Evidence::new(
+        "termination message",
+        format!("the pod left a message that could not be verified{said}"),
+    ))
+}
+
 /// The report the executor left as its termination message.
 pub(crate) fn final_report(pod: &Pod) -> Option<FinalReport> {
     let message = executor_end(pod)?.message.as_deref()?;

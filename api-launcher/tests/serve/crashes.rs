@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use control_plane::local::JobRecord;
 use job_contract::Exit;
-use job_contract::report::{FinalReport, Untold};
+use job_contract::report::{Author, FinalReport, ReportKey, Untold};
 use job_contract::settlement::Ending;
 use job_contract::status::{JobStatus, StepStatus};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
-use crate::harness::{Barrier, Launcher, Place, step_ref};
+use crate::harness::{Barrier, Launcher, Place, secret, step_ref};
 
 /// Nothing that was killed takes so long to end.
 const GONE_WITHIN: Duration = Duration::from_secs(30);
@@ -194,15 +194,34 @@ async fn nothing_of_a_step_goes_on_once_its_executor_and_launcher_are_killed() {
     assert_eq!(place.step_status(1, "step"), StepStatus::Failed);
 }
 
+/// The report as the executor of job 1 leaves it.
+fn sealed(place: &Place, report: &FinalReport) -> String {
+    let data = place.path(".").canonicalize().unwrap().join("data");
+    let run = data.join("launcher/queue/runs/1_step/work");
+    let report = FinalReport {
+        author: Some(Author {
+            run: run.to_str().unwrap().to_owned(),
+            exit_code: report.outcome,
+        }),
+        ..report.clone()
+    };
+    let key = ReportKey::parse(&secret()).unwrap().for_children();
+    report.to_termination_message(Some(&ReportKey::parse(&key).unwrap()))
+}
+
 /// An executor that does as told: `words`, then its report and its end.
 fn executor(place: &Place, words: &str, report: &FinalReport) -> String {
+    executor_that_leaves(place, words, &sealed(place, report), report.outcome)
+}
+
+fn executor_that_leaves(place: &Place, words: &str, message: &str, code: u8) -> String {
     let said = place.path("said");
-    fs::write(&said, serde_json::to_vec(report).unwrap()).unwrap();
+    fs::write(&said, message).unwrap();
     let program = place.path("executor");
     let script = format!(
         "#!/bin/bash\necho so far\n{words}\ncp {} \"$MAYFLY_TERMINATION_LOG\"\nexit {}\n",
         said.display(),
-        report.outcome
+        code
     );
     fs::write(&program, script).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
@@ -256,6 +275,19 @@ async fn a_step_that_was_done_under_a_former_launcher_and_not_told_is_told_by_th
     }
 }
 
+/// The run's own code can write to that file.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_is_not_told_as_done_because_of_a_report_that_anybody_could_have_written() {
+    let place = Place::new();
+    let forged = serde_json::to_string(&done()).unwrap();
+    let program = executor_that_leaves(&place, "", &forged, 1);
+    let mut launcher = place.serve(&[("MAYFLY_EXECUTOR", &program)]);
+    launcher.post(&place.script(1, "")).await;
+    launcher.wait_for_end(1, "step");
+    assert_eq!(place.step_status(1, "step"), StepStatus::Failed);
+    assert_eq!(place.record(1).status, JobStatus::Failed);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_cancelled_step_came_to_is_told_to_nobody() {
     let place = Place::new();
@@ -307,7 +339,7 @@ fn executor_behind_failures(place: &Place, failures: usize) -> String {
         ..FinalReport::default()
     };
     let failure = place.path("failure");
-    fs::write(&failure, serde_json::to_vec(&lost).unwrap()).unwrap();
+    fs::write(&failure, sealed(place, &lost)).unwrap();
     let words = format!(
         "echo 1 >> {ledger}\nif (( $(wc -l < {ledger}) <= {failures} )); then\n\
          cp {} \"$MAYFLY_TERMINATION_LOG\"\nexit {}\nfi",

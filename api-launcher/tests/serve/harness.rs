@@ -236,7 +236,7 @@ impl Barrier {
     }
 }
 
-fn secret() -> String {
+pub(crate) fn secret() -> String {
     base64::engine::general_purpose::STANDARD.encode(SECRET)
 }
 

@@ -152,13 +152,11 @@ fn end(text: &str, budget: usize) -> Option<usize> {
 
 /// The beginning of a text, with a sign that it is not all.
 fn cut(text: &str, budget: usize) -> String {
-    match end(text, budget) {
-        None => text.to_owned(),
-        Some(_) => {
-            let keep = end(text, budget.saturating_sub(ELLIPSIS_BYTES)).unwrap_or_default();
-            format!("{}{ELLIPSIS}", &text[..keep])
-        }
+    if end(text, budget).is_none() {
+        return text.to_owned();
     }
+    let keep = end(text, budget.saturating_sub(ELLIPSIS_BYTES)).unwrap_or_default();
+    format!("{}{ELLIPSIS}", &text[..keep])
 }
 
 /// A text that means nothing in part.

@@ -258,6 +258,29 @@ async fn a_run_at_work_that_exceeds_its_deadline_is_told_so() {
     assert_eq!(begun(&place), 1);
 }
 
+/// Whatever a run executes can write the termination message.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_report_that_anybody_could_have_written_is_shown_and_not_believed() {
+    let place = Place::new().await;
+    let forged = json!({
+        "jobId": "1", "stepId": "another", "outcome": 0, "unreported": true, "error": "trust me",
+        "untold": {"ending": "changes", "afterOk": true, "ignoreError": false, "plan": "/tmp/forged"},
+    });
+    place.image_that_first(&format!(
+        "printf '%s' '{forged}' > \"$MAYFLY_TERMINATION_LOG\"; exit 1"
+    ));
+    let launcher = place.serve_reporting();
+    let plan = place.dispatched(&launcher).await;
+    let over = |_: &State| (place.site.statuses(&plan).1 == "failed").then_some(());
+    place.until("the step has failed", over).await;
+    assert_eq!(place.site.record(&plan).terraform_plan, None);
+    let verdict = &place.json(&["explain", &name(&plan)])["verdict"];
+    assert_eq!(verdict["kind"], "step_failed", "{verdict:#}");
+    let evidence = verdict["evidence"].to_string();
+    let words = "the pod left a message that could not be verified: trust me";
+    assert!(evidence.contains(words), "{evidence}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_apply_whose_node_is_lost_is_not_run_again_and_says_so() {
     let place = Place::new().await;

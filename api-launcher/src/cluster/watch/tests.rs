@@ -1,6 +1,7 @@
 use std::sync::Mutex;
 
 use axum::http::StatusCode;
+use job_contract::report::{Author, FinalReport, ReportKey};
 use serde_json::{Value, json};
 
 use super::super::stand_in::{Crash, Server, inline, objects, refusal};
@@ -317,15 +318,28 @@ async fn a_job_that_is_seen_to_be_over_before_its_pod_is_has_the_pods_verdict() 
 async fn a_run_that_spoke_for_itself_is_not_reported() {
     let server = Server::start();
     server.cluster().submit(&inline("1", "a")).await.unwrap();
-    pod(
-        &server,
-        "job-1-a",
-        json!({"phase": "Failed", "containerStatuses": [{"name": "executor", "image": "",
+    let key = ReportKey::parse(&"MDEy".repeat(12)).unwrap();
+    let report = FinalReport {
+        job_id: "1".into(),
+        step_id: "a".into(),
+        outcome: 1,
+        author: Some(Author {
+            run: "u-x".into(),
+            exit_code: 1,
+        }),
+        ..FinalReport::default()
+    };
+    let ended = json!({"phase": "Failed", "containerStatuses": [{"name": "executor", "image": "",
         "imageID": "", "ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": 1,
-            "message": "{\"jobId\":\"1\",\"stepId\":\"a\",\"outcome\":1}"}}}]}),
-    );
+            "message": report.to_termination_message(Some(&key))}}}]});
+    let mut pod = pod_of(&server, "job-1-a", ended);
+    pod["metadata"]["uid"] = json!("u-x");
+    pod["metadata"]["labels"]["mayfly.dev/job-id"] = json!("1");
+    pod["metadata"]["labels"]["mayfly.dev/step-id"] = json!("a");
+    server.put("pods", pod);
     over(&server, "job-1-a", "Failed");
-    let watching = watching(server.cluster(), WatchSettings::default());
+    let cluster = server.cluster().with_report_key(Some(key));
+    let watching = watching(cluster, WatchSettings::default());
     let spoken = |(_, said): &(String, Observation)| matches!(said, Observation::Ended(verdict) if verdict.kind == VerdictKind::StepFailed);
     until("it is observed", || {
         watching.notebook.said.lock().unwrap().iter().any(spoken)

@@ -13,6 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::Child;
 
+use super::seal::Seal;
 use crate::run::artifacts;
 use crate::run::data::{DataError, attempt_lock};
 use crate::run::environment::{self, Setup};
@@ -67,6 +68,11 @@ impl RunFolder {
         self.path.join("work")
     }
 
+    /// By which everything is known that the run has started.
+    pub(super) fn mark(&self) -> String {
+        self.work().to_string_lossy().into_owned()
+    }
+
     /// Ends what an executor that is gone has left at work, unless it had come to its end: then it leaves only what was
     /// meant to stay.
     pub(super) async fn clear(&self) {
@@ -93,6 +99,7 @@ impl RunFolder {
         program: &Program,
         data_dir: &Path,
         remote: bool,
+        seal: &Seal,
         job: &Document,
     ) -> Result<Executor, StartError> {
         let work_dir = self.work();
@@ -105,6 +112,7 @@ impl RunFolder {
             job_file: self.path.join("job"),
             color: false,
             remote,
+            report_key: Some(seal.for_executors()),
         };
         let environment = environment::build(&setup, job, |name| std::env::var_os(name))
             .map_err(StartError::Folder)?;
@@ -219,7 +227,9 @@ mod tests {
         fs::create_dir(temp.path().join("run")).unwrap();
         let program = Program::choose(Some(&program)).unwrap();
         let job = Document::written(&job_contract::JobData::default());
-        let mut executor = folder.start(&program, temp.path(), false, &job).unwrap();
+        let mut executor = folder
+            .start(&program, temp.path(), false, &Seal::new(None), &job)
+            .unwrap();
         let tool = noted(&tool).await;
         executor.terminate();
         assert!(is_at_work(tool));

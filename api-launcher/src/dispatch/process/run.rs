@@ -18,7 +18,7 @@ use super::queue::RunKey;
 use super::{Inner, Place, RunsOnStop, blocking, now};
 use crate::dispatch::desk::{DeskError, Stand};
 use crate::dispatch::has_nothing_to_run;
-use crate::run::{artifacts, data, executor};
+use crate::run::{data, executor};
 
 /// How often the platform is asked whether the job was cancelled.
 const CANCEL_POLL: Duration = Duration::from_secs(2);
@@ -119,7 +119,7 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
             folder.clear().await;
         }
         inner.has_ended(key);
-        let end = end_of(&folder, status);
+        let end = end_of(inner, &folder, status);
         if matches!(end, Some((Exit::Infrastructure, _))) {
             // The next start of the launcher runs the step.
             if inner.shutdown.graceful.is_cancelled() {
@@ -158,7 +158,7 @@ async fn executor_of(
     match before(inner, folder, &step).await? {
         Before::Over(stand) if stand.is_settled() => inner.desk.finish(&step).await?,
         Before::Over(_) => inner.desk.skip(&step)?,
-        Before::Lost if matches!(end_of(folder, None), Some((Exit::Claimed, _))) => {
+        Before::Lost if matches!(end_of(inner, folder, None), Some((Exit::Claimed, _))) => {
             leave_to_holder(&step);
         }
         Before::Lost => {
@@ -187,9 +187,9 @@ async fn executor_of(
 /// How an executor ended, and what is to be said of it. Of one that a former launcher started only its report tells.
 type End = (Exit, Option<String>);
 
-fn end_of(folder: &RunFolder, status: Option<ExitStatus>) -> Option<End> {
+fn end_of(inner: &Inner, folder: &RunFolder, status: Option<ExitStatus>) -> Option<End> {
     let Some(status) = status else {
-        let report = artifacts::final_report(&folder.report())?;
+        let report = inner.seal.report_in(folder)?;
         return Some((Exit::from_code(report.outcome.into())?, None));
     };
     Some(executor::judge(executor::Ended {
@@ -227,7 +227,13 @@ fn start(
         }
         _ => {}
     }
-    let executor = folder.start(&inner.program, &inner.data, inner.desk.is_remote(), job)?;
+    let executor = folder.start(
+        &inner.program,
+        &inner.data,
+        inner.desk.is_remote(),
+        &inner.seal,
+        job,
+    )?;
     info!(
         run = %key,
         step_type = job.step_type,
@@ -305,7 +311,7 @@ async fn settle(
             return Ok(stand);
         }
         Some((Exit::Done, _)) if stand.job.is_over() => inner.desk.skip(step)?,
-        end => speak_for(inner, folder, step, &reason(folder, end)).await?,
+        end => speak_for(inner, folder, step, &reason(inner, folder, end)).await?,
     }
     Ok(inner.desk.stand(step).await?)
 }
@@ -325,7 +331,8 @@ async fn speak_for(
     step: &StepRef,
     reason: &str,
 ) -> Result<(), DeskError> {
-    let done = artifacts::final_report(&folder.report()).filter(FinalReport::is_unreported_success);
+    let report = inner.seal.report_in(folder);
+    let done = report.filter(FinalReport::is_unreported_success);
     let Some(report) = done else {
         return inner.desk.fail(step, reason, &folder.log()).await;
     };
@@ -338,8 +345,9 @@ async fn speak_for(
         .await
 }
 
-fn reason(folder: &RunFolder, end: Option<End>) -> String {
-    let said = artifacts::final_report(&folder.report()).and_then(|report| report.error);
+fn reason(inner: &Inner, folder: &RunFolder, end: Option<End>) -> String {
+    let report = inner.seal.report_in(folder);
+    let said = report.and_then(|report| report.error);
     let (exit, complaint) = end.unwrap_or((Exit::Defect, None));
     let cause = said.or(complaint).unwrap_or_else(|| match exit {
         Exit::Done => "the executor ended without reporting what came of the step".to_owned(),
