@@ -205,7 +205,7 @@ async fn run_step(
             if let Ok(step_type) = job.step_type() {
                 deadline.allow(config.run.grace_period(step_type));
             }
-            pipeline::run(config, job, stop, deadline).await
+            Box::pin(pipeline::run(config, job, stop, deadline)).await
         }
         Err(failure) => pipeline::refuse(config, failure, &stop).await,
     }

@@ -120,7 +120,7 @@ impl Cluster {
             max_in_flight: usize::MAX,
             ..self.clone()
         };
-        Ok(held.store(&marked).await?.submitted)
+        Ok(Box::pin(held.store(&marked)).await?.submitted)
     }
 
     /// Removes a Job that was held and never released. Only as it was looked at: it may be released at any moment.
