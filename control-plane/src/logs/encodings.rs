@@ -21,8 +21,10 @@ pub(super) const READABLE: &[Encoding] = &[
     |text| nested(text, json_html_safe, hcl),
     |text| nested(text, json, json),
     // The same documents as values of variables, as shells show them.
+    |text| nested(text, json, single_quoted),
     |text| nested(text, json_html_safe, single_quoted),
     |text| nested(text, json_in_json, single_quoted),
+    |text| nested(text, json, double_quoted),
     |text| nested(text, json_html_safe, double_quoted),
     |text| nested(text, json_in_json, double_quoted),
     // RFC 3986: Terraform's and Python's functions, `jq` and `curl`.
