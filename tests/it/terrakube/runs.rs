@@ -1,6 +1,10 @@
 //! Runs that nothing happens to.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+
 use integration_tests::Repository;
+use serde_json::json;
 use test_platform::{Actor, Flow, NewJob, Status, Variable, Workspace};
 
 use super::{Stage, default_template};
@@ -187,6 +191,74 @@ async fn scripts_of_a_step_and_of_a_rejection_run() {
         [Status::Completed, Status::Failed, Status::Failed]
     );
     platform.assert_kept().await;
+}
+
+/// The registry's token is the whole platform's. Each command of the tool, and a script, note whether they are given it, and
+/// how many files below the data directory hold it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_tool_has_a_token_for_the_platform_while_init_runs_and_at_no_other_time() {
+    let stage = Stage::on_this_machine().await;
+    let (notes, bin) = (stage.site().scratch("notes"), stage.site().scratch("bin"));
+    // The pattern does not match itself, since a script is kept in a file there too.
+    let look = format!(
+        "found=$(grep -rls 'credentials \"registry[.]example.test\"' '{}' | wc -l)\n\
+         if grep -qs 'credentials \"registry[.]example.test\"' \"$TF_CLI_CONFIG_FILE\"; then given=given; else given=none; fi\n",
+        stage.site().data_dir().display()
+    );
+    let note = |who: &str| {
+        format!(
+            "{look}echo \"{who} $given $found\" >> '{}'\n",
+            notes.display()
+        )
+    };
+    let real = which::which("terraform").unwrap();
+    fs::create_dir(&bin).unwrap();
+    let wrapper = bin.join("terraform");
+    let script = format!(
+        "#!/bin/sh\n{}exec '{}' \"$@\"\n",
+        note("$1"),
+        real.display()
+    );
+    fs::write(&wrapper, script).unwrap();
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = std::env::join_paths(
+        std::iter::once(bin).chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
+    );
+    let path = path.unwrap().into_string().unwrap();
+    let _launcher = stage.serve_with(&[("PATH", &path)]);
+
+    let platform = &stage.platform;
+    let commands = |script: &str| {
+        let command = |moment: &str| {
+            json!({"runtime": "BASH", "script": script, "priority": 100, "before": moment == "before",
+                   "after": moment == "after", "verbose": false, "beforeInit": moment == "beforeInit"})
+        };
+        json!([command("beforeInit"), command("before"), command("after")])
+    };
+    let template = vec![
+        Flow {
+            commands: commands(&note("script")),
+            ..Flow::new("terraformPlan", 100)
+        },
+        Flow::new("terraformApply", 200),
+    ];
+    let repository = Repository::fixture();
+    let workspace = platform.workspace(Workspace::new(&repository.url()));
+    let job = platform.start_job(NewJob::new(&workspace, template));
+    platform.until_job(job, Status::Completed).await;
+
+    let notes = fs::read_to_string(&notes).unwrap();
+    for line in notes.lines() {
+        let expected = if line.starts_with("init ") {
+            "given 1"
+        } else {
+            "none 0"
+        };
+        assert!(line.ends_with(expected), "{notes}");
+    }
+    let of = |who: &str| notes.lines().filter(|line| line.starts_with(who)).count();
+    assert_eq!((of("init "), of("script ")), (2, 3), "{notes}");
+    assert!(of("plan ") == 1 && of("apply ") == 1, "{notes}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
