@@ -96,7 +96,8 @@ async fn a_burst_of_100_megabytes_is_watched_and_stored_whole_in_little_memory()
     const PARTS: [usize; 3] = [3_333, 6_666, LINES];
     let stage = Stage::on_this_machine().await;
     let gate = Gate::new(stage.site());
-    let launcher = stage.serve();
+    // The live log would end long before.
+    let launcher = stage.serve_with(&[(env::LIVE_LOG_MAX_BYTES, "1000000000")]);
     let script = format!(
         "echo at-the-gate; cat {0} > /dev/null\nfrom=1; for to in {1}; do\n\
          seq -f \"%.0f $(head -c 10000 /dev/zero | tr '\\0' x)\" $from $to\n\
