@@ -114,6 +114,7 @@ mod tests {
     use std::time::Duration;
 
     use axum::http::{Request, Response};
+    use job_contract::report::{Author, FinalReport, ReportKey};
     use kube::Client;
     use kube::client::Body;
     use serde_json::{Value, json};
@@ -150,11 +151,29 @@ mod tests {
         job
     }
 
+    fn report_key() -> ReportKey {
+        ReportKey::parse(&"MDEy".repeat(12)).unwrap()
+    }
+
     fn ended_pod() -> Value {
+        let report = FinalReport {
+            job_id: "9".into(),
+            step_id: "z".into(),
+            outcome: 1,
+            error: Some("the plan failed".into()),
+            author: Some(Author {
+                run: "pod-9".into(),
+                exit_code: 1,
+            }),
+            ..FinalReport::default()
+        };
         json!({
             "metadata": {
-                "name": "pod-9", "namespace": "runs",
-                "labels": {"batch.kubernetes.io/job-name": "job-9-z"},
+                "name": "pod-9", "namespace": "runs", "uid": "pod-9",
+                "labels": {
+                    "batch.kubernetes.io/job-name": "job-9-z", "mayfly.dev/job-id": "9",
+                    "mayfly.dev/step-id": "z",
+                },
                 "ownerReferences": [
                     {"apiVersion": "batch/v1", "kind": "Job", "name": "job-9-z", "uid": "job-9-z"},
                 ],
@@ -164,7 +183,7 @@ mod tests {
                 "name": "executor", "image": "i", "imageID": "i", "ready": false, "restartCount": 0,
                 "state": {"terminated": {
                     "exitCode": 1, "startedAt": "2026-01-01T00:00:03Z", "finishedAt": "2026-01-01T00:00:08Z",
-                    "message": r#"{"jobId":"9","stepId":"z","outcome":1,"error":"the plan failed","phases":[]}"#,
+                    "message": report.to_termination_message(Some(&report_key())),
                 }},
             }]},
         })
@@ -219,6 +238,7 @@ mod tests {
             Ok::<_, std::io::Error>(Response::builder().status(code).body(body).unwrap())
         });
         Cluster::from_client(Client::new(service, namespace.to_owned()), namespace)
+            .with_report_key(Some(report_key()))
     }
 
     fn cancel_args(run: &str) -> CancelArgs {

@@ -314,31 +314,40 @@ async fn a_job_that_is_seen_to_be_over_before_its_pod_is_has_the_pods_verdict() 
     assert_eq!(watching.notebook.ended()[0].1, VerdictKind::OomKilled);
 }
 
-#[tokio::test]
-async fn a_run_that_spoke_for_itself_is_not_reported() {
-    let server = Server::start();
-    server.cluster().submit(&inline("1", "a")).await.unwrap();
-    let key = ReportKey::parse(&"MDEy".repeat(12)).unwrap();
+fn report_key() -> ReportKey {
+    ReportKey::parse(&"MDEy".repeat(12)).unwrap()
+}
+
+/// A pod of `job-1-a` whose executor left a sealed report of this outcome.
+fn spoken_pod(server: &Arc<Server>, outcome: u8) {
     let report = FinalReport {
         job_id: "1".into(),
         step_id: "a".into(),
-        outcome: 1,
+        outcome,
         author: Some(Author {
             run: "u-x".into(),
-            exit_code: 1,
+            exit_code: outcome,
         }),
         ..FinalReport::default()
     };
-    let ended = json!({"phase": "Failed", "containerStatuses": [{"name": "executor", "image": "",
-        "imageID": "", "ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": 1,
-            "message": report.to_termination_message(Some(&key))}}}]});
-    let mut pod = pod_of(&server, "job-1-a", ended);
+    let phase = if outcome == 0 { "Succeeded" } else { "Failed" };
+    let ended = json!({"phase": phase, "containerStatuses": [{"name": "executor", "image": "",
+        "imageID": "", "ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": outcome,
+            "message": report.to_termination_message(Some(&report_key()))}}}]});
+    let mut pod = pod_of(server, "job-1-a", ended);
     pod["metadata"]["uid"] = json!("u-x");
     pod["metadata"]["labels"]["mayfly.dev/job-id"] = json!("1");
     pod["metadata"]["labels"]["mayfly.dev/step-id"] = json!("a");
     server.put("pods", pod);
+}
+
+#[tokio::test]
+async fn a_run_that_spoke_for_itself_is_not_reported() {
+    let server = Server::start();
+    server.cluster().submit(&inline("1", "a")).await.unwrap();
+    spoken_pod(&server, 1);
     over(&server, "job-1-a", "Failed");
-    let cluster = server.cluster().with_report_key(Some(key));
+    let cluster = server.cluster().with_report_key(Some(report_key()));
     let watching = watching(cluster, WatchSettings::default());
     let spoken = |(_, said): &(String, Observation)| matches!(said, Observation::Ended(verdict) if verdict.kind == VerdictKind::StepFailed);
     until("it is observed", || {
@@ -899,13 +908,7 @@ async fn a_run_that_spoke_for_itself_is_kept_for_its_own_time() {
         .unwrap()
         .ttl_seconds_after_finished = Some(600);
     Box::pin(server.cluster().accept(&objects)).await.unwrap();
-    pod(
-        &server,
-        "job-1-a",
-        json!({"phase": "Succeeded", "containerStatuses": [{"name": "executor", "image": "",
-        "imageID": "", "ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": 0,
-            "message": "{\"jobId\":\"1\",\"stepId\":\"a\",\"outcome\":0}"}}}]}),
-    );
+    spoken_pod(&server, 0);
     over(&server, "job-1-a", "Complete");
     // The first attempt to say so fails.
     let failed = Arc::new(Mutex::new(false));
@@ -915,6 +918,7 @@ async fn a_run_that_spoke_for_itself_is_kept_for_its_own_time() {
             line.starts_with("PATCH") && !std::mem::replace(&mut *told.lock().unwrap(), true);
         first.then(|| refusal(StatusCode::BAD_REQUEST, "BadRequest", "no"))
     });
+    let cluster = cluster.with_report_key(Some(report_key()));
     let watching = watching(cluster, WatchSettings::default());
     until("it was tried", || *failed.lock().unwrap()).await;
     until("its time is set", || has_its_own_time(&server)).await;
