@@ -116,7 +116,7 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
             return Ok(None);
         };
         if status.is_none_or(|status| status.signal().is_some()) {
-            folder.clear().await;
+            folder.clear(&inner.seal).await;
         }
         inner.has_ended(key);
         let end = end_of(inner, &folder, status);
@@ -202,7 +202,7 @@ async fn before(inner: &Inner, folder: &RunFolder, step: &StepRef) -> Result<Bef
     if let Some(executor) = folder.orphan() {
         return Ok(Before::Running(executor));
     }
-    folder.clear().await;
+    folder.clear(&inner.seal).await;
     let stand = inner.desk.stand(step).await?;
     if stand.is_settled() || matches!(stand.job, JobStatus::Cancelled | JobStatus::Failed) {
         return Ok(Before::Over(stand));

@@ -1,9 +1,7 @@
 //! What the launcher believes of its own children. A run's code has the user of its executor and can write to the folder of the
 //! run, so a report there counts only if it is sealed, and names this folder.
 
-use std::fs::File;
-use std::io::Read as _;
-
+use artifact_store::regular_file;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use job_contract::report::{FinalReport, MAX_TERMINATION_MESSAGE_BYTES, ReportKey};
@@ -38,10 +36,8 @@ impl Seal {
     pub(super) fn report_in(&self, folder: &RunFolder) -> Option<FinalReport> {
         let key =
             ReportKey::parse(&self.for_executors()).expect("a key that was handed on is a key");
-        let mut message = String::new();
         let limit = u64::try_from(MAX_TERMINATION_MESSAGE_BYTES).unwrap_or(u64::MAX);
-        let file = File::open(folder.report()).ok()?;
-        file.take(limit + 1).read_to_string(&mut message).ok()?;
+        let message = regular_file::read_text(&folder.report(), limit).ok()?;
         let report = key.open(&message)?;
         let author = report.author.as_ref()?;
         (author.run == folder.mark()).then_some(report)
@@ -88,5 +84,8 @@ mod tests {
             None
         );
         assert_eq!(told("x".repeat(100_000)), None);
+        fs::remove_file(folder.report()).unwrap();
+        nix::unistd::mkfifo(&folder.report(), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(seal.report_in(&folder), None);
     }
 }
