@@ -89,11 +89,16 @@ fn is_data_dir_shared(spec: &PodSpec, executor: &Container) -> bool {
         .find_map(|variable| variable.value.as_deref())
         .unwrap_or_default();
     let mounts = executor.volume_mounts.iter().flatten();
+    // Kubernetes puts a variable such as the pod's name in its place.
+    if folder.contains("$(") {
+        return false;
+    }
     let mount = mounts
         .filter(|mount| std::path::Path::new(folder).starts_with(&mount.mount_path))
         .max_by_key(|mount| mount.mount_path.len());
     let mut volumes = spec.volumes.iter().flatten();
     mount
+        .filter(|mount| mount.sub_path_expr.is_none() && mount.read_only != Some(true))
         .and_then(|mount| volumes.find(|volume| volume.name == mount.name))
         .is_some_and(is_shared)
 }
@@ -189,6 +194,11 @@ mod tests {
         Some(Records::Shared)
     )]
     #[case("{name: MAYFLY_DATA_DIR, value: /state}", "emptyDir: {}", None)]
+    #[case(
+        "{name: MAYFLY_DATA_DIR, value: /state/$(MAYFLY_POD_NAME)}",
+        "persistentVolumeClaim: {claimName: c}",
+        None
+    )]
     #[case(
         "{name: MAYFLY_DATA_DIR, value: /state}",
         "hostPath: {path: /state}",
