@@ -68,6 +68,8 @@ impl ServeError {
 
 /// Serves until a signal says otherwise, and returns the exit code.
 pub fn serve(args: &ServeArgs) -> u8 {
+    // The secret stays in this process's memory and environment, out of reach of what runs beside it.
+    let hardened = executor::harden::process();
     // One provider for the whole process; an earlier one stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let telemetry = args.telemetry.resolve();
@@ -88,8 +90,7 @@ pub fn serve(args: &ServeArgs) -> u8 {
         }
     };
     executor::telemetry::subscribe(format, filter);
-    // The secret stays in this process's memory and environment, out of reach of what runs beside it.
-    executor::harden::process().report();
+    hardened.report();
     match run(settings, key) {
         Ok(()) => Exit::Done.code(),
         Err(failure) => {
