@@ -281,14 +281,19 @@ pub(crate) fn executor_ended(pod: &Pod) -> Option<Timestamp> {
 /// What stands before a report of which nothing proves that the executor wrote it. No report begins so.
 pub(crate) const UNPROVEN: &str = "not proven: ";
 
+/// So much of what such a report says is shown.
+const MAX_UNPROVEN_CHARS: usize = 200;
+
 /// What such a report says, for a person.
 pub(super) fn unproven(pod: &Pod) -> Option<Evidence> {
     let message = executor_end(pod)?.message.as_deref()?;
     let report: FinalReport =
         serde_json::from_str(message.strip_prefix(UNPROVEN)?).unwrap_or_default();
-    let said = report
-        .error
-        .map_or_else(String::new, |error| format!(": {error}"));
+    // Anybody may have written it: a line of its own could pass for one of ours.
+    let said = report.error.map_or_else(String::new, |error| {
+        let plain = error.chars().filter(|c| !c.is_control());
+        format!(": {}", plain.take(MAX_UNPROVEN_CHARS).collect::<String>())
+    });
     Some(Evidence::new(
         "termination message",
         format!("the pod left a message that could not be verified{said}"),
