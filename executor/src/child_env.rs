@@ -196,11 +196,16 @@ impl ChildEnv {
         let inherited = self.inherited().filter(|(name, _)| {
             !name
                 .to_str()
-                .is_some_and(|name| self.run.contains_key(name) && name != "PATH")
+                .is_some_and(|name| self.run.contains_key(name) && !is_fixed(name))
         });
-        let run = self.run.iter().filter(|(name, _)| *name != "PATH");
+        let run = self.run.iter().filter(|(name, _)| !is_fixed(name));
         inherited.chain(run.map(|(name, value)| (OsStr::new(name), OsStr::new(value))))
     }
+}
+
+/// Whether the executor's own value counts. By its mark a launcher finds what a killed executor has left at work.
+fn is_fixed(name: &str) -> bool {
+    ["PATH", env::RUN_MARK].contains(&name)
 }
 
 fn check(name: &str, value: &str) -> Result<(), ChildEnvError> {
@@ -334,15 +339,24 @@ mod tests {
     }
 
     #[test]
-    fn variables_of_the_run_win_except_over_path() {
+    fn variables_of_the_run_win_except_over_path_and_mark() {
         let env = ChildEnv::new(
-            own(&[("PATH", "/bin"), ("AWS_ROLE_ARN", "pod")]),
+            own(&[
+                ("PATH", "/bin"),
+                ("AWS_ROLE_ARN", "pod"),
+                (env::RUN_MARK, "/runs/1"),
+            ]),
             &[],
-            &job(&[("PATH", "/evil"), ("AWS_ROLE_ARN", "run")]),
+            &job(&[
+                ("PATH", "/evil"),
+                ("AWS_ROLE_ARN", "run"),
+                (env::RUN_MARK, "/runs/2"),
+            ]),
         )
         .unwrap();
         let all: BTreeMap<_, _> = env.iter().collect();
         assert_eq!(all[OsStr::new("PATH")], "/bin");
+        assert_eq!(all[OsStr::new(env::RUN_MARK)], "/runs/1");
         assert_eq!(all[OsStr::new("AWS_ROLE_ARN")], "run");
     }
 

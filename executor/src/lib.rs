@@ -153,6 +153,7 @@ fn run_process(config: &Config, hardened: Hardened) -> u8 {
     };
     let ended = runtime.block_on(run_step(config, listening, stop, &deadline));
     let code = ended.code(config);
+    deadline.settle(code);
     // What still blocks a worker thread now is of no interest any more.
     runtime.shutdown_background();
     signature.leave(termination_log, ended.report, code);

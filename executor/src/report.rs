@@ -1,13 +1,16 @@
 //! How the final report leaves the process: with the name of its author, and sealed, because whatever the run has executed
 //! can write to the same file.
 
-use std::fs;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use control_plane::report_key;
 use control_plane::setting::SettingProblem;
 use job_contract::env;
 use job_contract::report::{Author, FinalReport, ReportKey};
+use nix::fcntl::OFlag;
 use tracing::debug;
 
 use crate::config::TERMINATION_LOG_PATH;
@@ -53,10 +56,21 @@ impl Signature {
             ..report
         };
         let message = report.to_termination_message(self.key.as_ref());
-        if let Err(error) = fs::write(path, message) {
+        if let Err(error) = write(path, &message) {
             debug!(%error, path = %path.display(), "no termination message was left");
         }
     }
+}
+
+/// Does not wait: code of the run may have put a FIFO there that nobody reads.
+fn write(path: &Path, message: &str) -> io::Result<()> {
+    File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(path)?
+        .write_all(message.as_bytes())
 }
 
 /// Where the report goes when the settings could not be read.
@@ -64,4 +78,24 @@ pub(crate) fn default_path() -> PathBuf {
     std::env::var_os(env::TERMINATION_LOG)
         .filter(|path| !path.is_empty())
         .map_or_else(|| TERMINATION_LOG_PATH.into(), PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
+    use super::*;
+
+    #[test]
+    fn a_pipe_that_nobody_reads_does_not_hold_the_process_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report");
+        mkfifo(&path, Mode::S_IRWXU).unwrap();
+        assert!(write(&path, "{}").is_err());
+        let path = folder.path().join("file");
+        write(&path, "a longer report").unwrap();
+        write(&path, "{}").unwrap();
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "{}");
+    }
 }
