@@ -4,7 +4,8 @@
 use std::fmt;
 
 use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use base64::alphabet;
+use base64::engine::general_purpose::{GeneralPurpose, NO_PAD, URL_SAFE_NO_PAD};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
@@ -44,6 +45,12 @@ pub enum KeyError {
     TooShort { found: usize },
 }
 
+/// The platform accepts a secret whose last character has bits that belong to no byte, so this does as well.
+const LENIENT: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::URL_SAFE,
+    NO_PAD.with_decode_allow_trailing_bits(true),
+);
+
 impl ReportKey {
     /// The key that follows from a secret: base64 in the URL-safe or the standard alphabet, padded or not, as the platform's
     /// own secret is written.
@@ -53,9 +60,7 @@ impl ReportKey {
             .trim_end_matches('=')
             .replace('+', "-")
             .replace('/', "_");
-        let secret = URL_SAFE_NO_PAD
-            .decode(url_safe)
-            .map_err(|_| KeyError::NotBase64)?;
+        let secret = LENIENT.decode(url_safe).map_err(|_| KeyError::NotBase64)?;
         if secret.len() < MIN_KEY_BYTES {
             return Err(KeyError::TooShort {
                 found: secret.len(),
@@ -135,6 +140,13 @@ mod tests {
             }),
             ..FinalReport::default()
         }
+    }
+
+    #[test]
+    fn a_secret_with_bits_that_belong_to_no_byte_is_the_same_secret() {
+        let texts = ["A".repeat(43), format!("{}B", "A".repeat(42))];
+        let [one, other] = texts.map(|text| ReportKey::parse(&text).unwrap().for_children());
+        assert_eq!(one, other);
     }
 
     #[test]
