@@ -56,7 +56,13 @@ pub(super) fn pods_counted(job: &Job) -> usize {
         let listed = [&pods.failed, &pods.succeeded];
         listed.into_iter().flatten().map(Vec::len).sum()
     });
-    count(status.active) + count(status.terminating) + ended.max(uncounted)
+    pods_active(job) + count(status.terminating) + ended.max(uncounted)
+}
+
+/// How many pods the Job has that have not ended, by its own account.
+pub(super) fn pods_active(job: &Job) -> usize {
+    let active = job.status.as_ref().and_then(|status| status.active);
+    usize::try_from(active.unwrap_or(0)).unwrap_or(0)
 }
 
 /// The names of the pods that the Job controller says it created.

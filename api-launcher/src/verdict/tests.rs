@@ -433,6 +433,15 @@ fn a_disrupted_pod_is_followed_by_another_while_that_is_safe(
 }
 
 #[test]
+fn a_job_that_is_seen_before_its_pod_is_no_job_whose_pod_is_gone() {
+    let counted = job(json!({"status": {"active": 1}}));
+    let held = wait(see(&counted, &[], &[], 1));
+    assert_eq!(held.reason, WaitReason::Pod);
+    assert!(!held.reason.is_news());
+    assert_eq!(wait(see(&counted, &[], &[], 9000)).until, None);
+}
+
+#[test]
 fn a_run_whose_pod_is_gone_is_not_given_up_as_one_that_never_had_any() {
     let failed = job(json!({"status": {"failed": 1}}));
     assert_eq!(

@@ -125,6 +125,10 @@ fn without_pod(run: &Run<'_>, clock: &Clock<'_>) -> Observation {
     }
     // Its pod is gone, which is no reason to wait less than for the first.
     if facts::had_pod(job, events) && refusal.is_none() {
+        if facts::pods_active(job) > 0 {
+            // Job and pods are watched apart: the pod is yet to be seen, or its end was seen before the Job's count of it.
+            return waiting(WaitReason::Pod, "waiting for the pod", since, None);
+        }
         let sentence = "the pod of this run is gone; Kubernetes makes another, or ends the Job";
         return waiting(WaitReason::AnotherPod, sentence, since, None);
     }

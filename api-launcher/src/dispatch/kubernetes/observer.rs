@@ -19,6 +19,7 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, info, warn};
 
 use crate::cluster::watch::{Life, RunObserver, Standings, Told};
@@ -80,7 +81,7 @@ struct Live {
     /// the run was lost, and not why. When that takes too long, the platform has to be free to say so.
     beat: Option<Beat>,
     /// Writes one reason after the other.
-    notes: Option<UnboundedSender<String>>,
+    notes: Option<Notes>,
     /// The platform's job was over the last time somebody looked, and not by being cancelled: its executor may have
     /// said so itself and be about to end.
     over_before: bool,
@@ -88,6 +89,12 @@ struct Live {
     leaving: bool,
     /// When it ended; it is counted, and only its report is missing.
     ended: Option<Instant>,
+}
+
+/// The reasons a run waits for, on their way into its log; what has not been written when this is dropped is not.
+struct Notes {
+    sender: UnboundedSender<String>,
+    _writer: AbortOnDropHandle<()>,
 }
 
 impl fmt::Debug for Live {
@@ -252,10 +259,13 @@ impl Observer {
         };
         let notes = entry.notes.get_or_insert_with(|| {
             let (notes, receiver) = mpsc::unbounded_channel();
-            tokio::spawn(write_notes(desk.clone(), run.clone(), receiver));
-            notes
+            let writer = tokio::spawn(write_notes(desk.clone(), run.clone(), receiver));
+            Notes {
+                sender: notes,
+                _writer: AbortOnDropHandle::new(writer),
+            }
         });
-        let _ = notes.send(sentence.to_owned());
+        let _ = notes.sender.send(sentence.to_owned());
     }
 
     /// Reports for its executor how the step ended, unless the platform knows an outcome.
@@ -393,7 +403,13 @@ impl RunObserver for Observer {
                     self.note(run, &wait.sentence);
                 }
             }
-            Observation::Running => self.seen(run, None),
+            Observation::Running => {
+                self.seen(run, None);
+                // The log is its executor's from now on: what a late writer stores would take the place of it.
+                if let Some(live) = self.live().get_mut(run) {
+                    live.notes = None;
+                }
+            }
         }
         self.held().remove(run);
     }
