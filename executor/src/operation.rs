@@ -2,12 +2,14 @@
 //! without the fixed sleeps.
 
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::time::{Duration, SystemTime};
 
 use artifact_store::{BackendSettings, Digest, private_folder};
 use control_plane::Patience;
 use control_plane::live::LivePhase;
 use control_plane::platform::History;
+use futures_util::future::{Either, maybe_done, select};
 use job_contract::keys::{ObjectKey, PLAN_FILE};
 use job_contract::progress::Phase;
 use job_contract::report::{ApplyProgress, ChangeCounts, StateLock, StateStanding};
@@ -61,6 +63,13 @@ pub struct Operated {
     /// What went wrong, unless the tool's own output says it all.
     pub error: Option<StageError>,
     pub account: Account,
+}
+
+/// A plan as the tool shows it.
+#[derive(Default)]
+struct Rendered {
+    people: Option<Vec<u8>>,
+    machines: Option<Value>,
 }
 
 /// What is told of an operation beside its outcome: how far it came, and what became of the state.
@@ -322,9 +331,27 @@ impl<'r, 'c> Operation<'r, 'c> {
         let mut stored = None;
         if ending != Ending::Failure {
             self.still_ours().await?;
-            stored = Some(run.phase(Phase::Store, self.store_plan()).await?);
-            run.phase(Phase::Show, self.show_plan(env, &mut structured))
-                .await?;
+            // The tool only reads the plan, so that it can do so while the plan is on its way to the store.
+            let mut rendered = pin!(maybe_done(self.render_plan(env)));
+            let store = async {
+                let store = pin!(self.store_plan());
+                match select(store, &mut rendered).await {
+                    Either::Left((stored, _)) => stored,
+                    Either::Right(((), store)) => store.await,
+                }
+            };
+            stored = Some(run.phase(Phase::Store, store).await?);
+            let show = async {
+                rendered.as_mut().await;
+                let rendered = rendered.as_mut().take_output();
+                let Rendered { people, machines } = rendered.transpose()?.unwrap_or_default();
+                self.print(people).await;
+                if let Some(plan) = machines {
+                    structured.complete_from_plan(&plan);
+                }
+                Ok::<_, StageError>(())
+            };
+            run.phase(Phase::Show, show).await?;
         }
         let changes = structured.counts().unwrap_or_else(|| structured.counted());
         let record = stored
@@ -397,24 +424,24 @@ impl<'r, 'c> Operation<'r, 'c> {
     }
 
     /// Both renderings at once: each is a process of the tool that only reads the plan.
-    async fn show_plan(
-        &self,
-        env: &ChildEnv,
-        structured: &mut Structured,
-    ) -> Result<(), StageError> {
+    async fn render_plan(&self, env: &ChildEnv) -> Result<Rendered, StageError> {
         let (people, machines) = tokio::join!(
             self.terraform.show_plan(env),
             self.terraform.show_plan_json(env)
         );
-        self.print(people?).await;
-        match machines?.map(|text| serde_json::from_slice::<Value>(&text)) {
-            Some(Ok(plan)) => structured.complete_from_plan(&plan),
+        let people = people?;
+        let machines = match machines?.map(|text| serde_json::from_slice(&text)) {
+            Some(Ok(plan)) => Some(plan),
             Some(Err(error)) => {
                 warn!(%error, "the tool's JSON rendering of the plan is not usable");
+                None
             }
-            None => warn!("the tool could not render the plan as JSON"),
-        }
-        Ok(())
+            None => {
+                warn!("the tool could not render the plan as JSON");
+                None
+            }
+        };
+        Ok(Rendered { people, machines })
     }
 
     /// Apply or destroy, and then the state, whatever happened.
