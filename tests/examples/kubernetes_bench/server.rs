@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use anyhow::{Context as _, Result};
-use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use kube::api::PostParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
@@ -72,6 +72,11 @@ impl ApiServer {
             namespace.metadata.name = Some(name.to_owned());
             let api = Api::<Namespace>::all(client.clone());
             api.create(&PostParams::default(), &namespace).await?;
+            // No controller makes it here, and a real server admits no pod without it.
+            let mut account = ServiceAccount::default();
+            account.metadata.name = Some("default".to_owned());
+            let api = Api::<ServiceAccount>::namespaced(client.clone(), name);
+            api.create(&PostParams::default(), &account).await?;
         }
         Ok(server)
     }

@@ -24,6 +24,8 @@ pub(super) fn launches(runs: usize) -> Result<Vec<Measurement>> {
     // Pair by pair: what slows the machine down for a while slows both sides of a pair.
     let latency = ratios(&ours, &bare);
     let throughput = ratios(&our_rates, &bare_rates);
+    let job_rates = bursts("jobs")?;
+    let over_jobs = ratios(&our_rates, &job_rates);
     let server = server(&taken)?;
     Ok(vec![
         Measurement {
@@ -53,6 +55,18 @@ pub(super) fn launches(runs: usize) -> Result<Vec<Measurement>> {
                 taken["at_once"],
                 median(&our_rates),
                 median(&bare_rates),
+            ),
+        },
+        Measurement {
+            name: "launches over Jobs alone",
+            value: median(&over_jobs),
+            unit: "ratio",
+            goal: None,
+            detail: format!(
+                "{}; three requests a launch over one, medians {:.0}/s over {:.0}/s; {server}",
+                spread(&over_jobs),
+                median(&our_rates),
+                median(&job_rates),
             ),
         },
     ])
