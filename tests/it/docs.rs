@@ -50,10 +50,10 @@ fn sources() -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     let folders = [
         "api-launcher/src",
-        "artifact-store/src",
-        "control-plane/src",
+        "crates/artifact-store/src",
+        "crates/control-plane/src",
         "executor/src",
-        "job-contract/src",
+        "crates/job-contract/src",
         "tests/it",
         "tests/peers/src",
         "tests/platform/src",
@@ -85,7 +85,7 @@ fn words_after(text: &str, prefix: &str, allowed: fn(char) -> bool) -> Names {
 }
 
 fn environment_names() -> Names {
-    let names: Names = read("job-contract/src/env.rs")
+    let names: Names = read("crates/job-contract/src/env.rs")
         .lines()
         .filter(|line| line.starts_with("pub const") && line.contains(": &str"))
         .map(|line| line.split('"').nth(1).unwrap().to_owned())

@@ -101,7 +101,7 @@ mod tests {
 
     /// Every variable of the contract, settings of both programs and of workspaces.
     fn names_of_the_contract() -> Vec<&'static str> {
-        let text = include_str!("../../../job-contract/src/env.rs");
+        let text = include_str!("../../../crates/job-contract/src/env.rs");
         let lines = text.lines().filter(|line| line.starts_with("pub const"));
         let names: Vec<_> = lines.filter_map(|line| line.split('"').nth(1)).collect();
         assert!(names.len() > 100, "{names:?}");

@@ -103,7 +103,7 @@ async fn a_delivery_cut_between_job_and_secret_is_completed_by_the_next() {
 fn documents() -> Vec<String> {
     let folder = concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/../job-contract/fixtures/documents"
+        "/../crates/job-contract/fixtures/documents"
     );
     let files = fs::read_dir(folder).unwrap();
     // Which environment a workspace may give its executor is for other tests.

@@ -61,7 +61,7 @@ fn the_chart_is_of_the_version_of_the_programs() {
 
 /// Names of the environment in `job-contract`.
 fn names_of_the_contract() -> BTreeSet<String> {
-    let names = read("job-contract/src/env.rs");
+    let names = read("crates/job-contract/src/env.rs");
     let names = names
         .lines()
         .filter(|line| line.starts_with("pub const") && line.contains(": &str"));
