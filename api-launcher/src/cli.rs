@@ -4,7 +4,7 @@ use std::any::TypeId;
 use std::ffi::OsString;
 
 use clap::{Parser, Subcommand};
-use control_plane::setting::parse_over_environment;
+use runtime::setting::parse_over_environment;
 
 use crate::commands::{CancelArgs, CheckArgs, ExplainArgs, LaunchArgs, ListArgs, LogsArgs};
 use crate::render::RenderArgs;

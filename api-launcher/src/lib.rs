@@ -29,7 +29,7 @@ use crate::cli::{Args, Command};
 
 /// Parses the command line, does what it asks, and says how it ended.
 pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    executor::telemetry::name_panics("the launcher");
+    runtime::telemetry::name_panics("the launcher");
     match cli::parse(args) {
         Ok(Args { command }) => dispatch(command),
         Err(error) => usage(&error),

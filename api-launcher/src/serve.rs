@@ -7,9 +7,9 @@ use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use control_plane::report_key;
 use job_contract::report::ReportKey;
 use job_contract::{Exit, env};
+use platform::report_key;
 use tokio::net::TcpListener;
 use tracing::{error, info, warn};
 
@@ -69,7 +69,7 @@ impl ServeError {
 /// Serves until a signal says otherwise, and returns the exit code.
 pub fn serve(args: &ServeArgs) -> u8 {
     // The secret stays in this process's memory and environment, out of reach of what runs beside it.
-    let hardened = executor::harden::process();
+    let hardened = runtime::hardening::process();
     // One provider for the whole process; an earlier one stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let telemetry = args.telemetry.resolve();
@@ -89,7 +89,7 @@ pub fn serve(args: &ServeArgs) -> u8 {
             return refuse(&problems);
         }
     };
-    executor::telemetry::subscribe(format, filter);
+    runtime::telemetry::subscribe(format, filter);
     hardened.report();
     match run(settings, key) {
         Ok(()) => Exit::Done.code(),

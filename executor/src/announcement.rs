@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
-use control_plane::platform::Start;
-use control_plane::{Platform, PlatformError, StepRef};
 use job_contract::chain;
+use platform::Start;
+use platform::{Platform, PlatformError, StepRef};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -84,8 +84,8 @@ impl Announcement {
 mod tests {
     use std::fs;
 
-    use control_plane::local::LocalPlatform;
     use job_contract::status::StepStatus;
+    use platform::local::LocalPlatform;
     use tempfile::TempDir;
 
     use super::*;

@@ -6,13 +6,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use artifact_store::{Store, StoreError};
-use control_plane::platform::{Admission, History, Outcome, PlanReference};
-use control_plane::{Patience, Platform, PlatformError, StepRef};
 use job_contract::keys::ObjectKey;
 use job_contract::progress::Phase;
 use job_contract::report::{ChangeCounts, FinalReport, StopReason, ToolRecord, Untold};
 use job_contract::settlement::{self, Ending};
 use job_contract::{Exit, JobData, StepType, chain};
+use platform::{Admission, History, Outcome, PlanReference};
+use platform::{Platform, PlatformError, StepRef};
+use runtime::Patience;
 use tracing::error;
 
 use crate::Ended;

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use artifact_store::{Store, StoreArgs, StoreConfigError};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, Args, CommandFactory as _, Parser, ValueEnum};
-use control_plane::redis::{Redis, RedisArgs};
-use control_plane::setting::parse_over_environment;
-use control_plane::terrakube::{TerrakubeArgs, TerrakubeConfig};
+use clap::{Arg, Args, CommandFactory as _, Parser};
 use job_contract::{Records, StepType, chain, env};
+use platform::redis::{Redis, RedisArgs};
+use platform::terrakube::{TerrakubeArgs, TerrakubeConfig};
 use reqwest::Url;
+use runtime::setting::parse_over_environment;
+use runtime::telemetry::LogFormat;
 
 use crate::guard::Limits;
 use crate::run::StageError;
@@ -243,15 +244,6 @@ impl RunConfig {
             memory_percent: Some(self.memory_stop_percent).filter(|percent| *percent > 0),
         }
     }
-}
-
-/// Format of the executor's own diagnostics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// One JSON object a line.
-    Json,
-    /// Compact text.
-    Text,
 }
 
 #[derive(Args, Debug)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use control_plane::logs::{LogWriter, Pulse};
+use run_log::{LogWriter, Pulse};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tracing::warn;
 
@@ -149,7 +149,7 @@ async fn memory(run: &Watched) -> Cause {
 mod tests {
     use std::fs;
 
-    use control_plane::logs::{LogConfig, Redactor, RunLog};
+    use run_log::{LogConfig, Redactor, RunLog};
 
     use super::*;
 

@@ -20,7 +20,6 @@ mod conclusion;
 pub mod config;
 pub mod fault;
 mod guard;
-pub mod harden;
 pub mod job;
 pub mod last_deadline;
 pub mod link;
@@ -39,15 +38,15 @@ pub mod scripts;
 pub mod state;
 pub mod stop;
 mod store_watch;
-pub mod telemetry;
+mod telemetry;
 pub mod terraform;
 pub mod tool;
 pub mod workspace;
 
 use config::Config;
-use harden::Hardened;
 use last_deadline::LastDeadline;
 use report::Signature;
+use runtime::hardening::{self, Hardened};
 use stop::Stop;
 
 /// The executor as a process, configured by its environment alone: how a program that contains it starts it.
@@ -58,8 +57,8 @@ pub fn main_from_env() -> ExitCode {
 /// The executor as a process, configured by its command line over its environment.
 pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     // Before the job data are read, and before anything else runs that could look.
-    let hardened = harden::process();
-    telemetry::name_panics("the executor");
+    let hardened = hardening::process();
+    runtime::telemetry::name_panics("the executor");
     if let Err(error) = resolver::ignore_environment() {
         let _ = writeln!(
             io::stderr(),

@@ -4,14 +4,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use control_plane::heartbeat::Heartbeat;
-use control_plane::live::LiveStream;
-use control_plane::local::LocalPlatform;
-use control_plane::logs::{ApiLog, Bearer, RedisLog, SinkConfig};
-use control_plane::redis::Redis;
-use control_plane::terrakube::{Terrakube, TokenSource, token};
-use control_plane::{Patience, Platform, PlatformError};
 use job_contract::{JobData, Records, chain};
+use platform::heartbeat::Heartbeat;
+use platform::live::LiveStream;
+use platform::local::LocalPlatform;
+use platform::redis::Redis;
+use platform::sinks::{ApiLog, ApiSink, Bearer, RedisLog, RedisSink};
+use platform::terrakube::{Terrakube, TokenSource, token};
+use platform::{Platform, PlatformError};
+use run_log::{LimitedSink, Sink};
+use runtime::Patience;
 use tracing::warn;
 
 use crate::config::{Config, Folders};
@@ -84,29 +86,27 @@ impl Link {
     }
 
     /// Where people follow the run's log while it runs.
-    pub fn live_log(&self, job: &JobData) -> Option<SinkConfig> {
-        Some(SinkConfig::Limited {
-            sink: Box::new(self.whole_live_log(job)?),
-            max_bytes: self.live_log_max_bytes,
-        })
+    pub fn live_log(&self, job: &JobData) -> Option<Box<dyn Sink>> {
+        let whole = self.whole_live_log(job)?;
+        Some(Box::new(LimitedSink::new(whole, self.live_log_max_bytes)))
     }
 
-    fn whole_live_log(&self, job: &JobData) -> Option<SinkConfig> {
+    fn whole_live_log(&self, job: &JobData) -> Option<Box<dyn Sink>> {
         if let (true, Some(terrakube)) = (self.log_via_api, self.terrakube()) {
             let tokens = terrakube.config().tokens.clone();
-            return Some(SinkConfig::Api(ApiLog {
+            return Some(Box::new(ApiSink::new(ApiLog {
                 base: terrakube.config().api_url.clone(),
                 job_id: job.job_id.parse().ok()?,
                 step_id: job.step_id.clone(),
                 bearer: Bearer::new(move || tokens.mint(token::CALL)),
-            }));
+            })));
         }
         let redis = self.redis.clone()?;
-        Some(SinkConfig::Redis(RedisLog {
+        Some(Box::new(RedisSink::new(&RedisLog {
             redis,
             job_id: job.job_id.clone(),
             step_id: job.step_id.clone(),
-        }))
+        })))
     }
 
     /// The live picture of an operation.

@@ -5,16 +5,17 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::time::{Duration, SystemTime};
 
-use artifact_store::{BackendSettings, Digest, private_folder};
-use control_plane::Patience;
-use control_plane::live::LivePhase;
-use control_plane::platform::History;
+use artifact_store::{BackendSettings, Digest};
 use futures_util::future::{Either, maybe_done, select};
 use job_contract::keys::{ObjectKey, PLAN_FILE};
 use job_contract::progress::Phase;
 use job_contract::report::{ApplyProgress, ChangeCounts, StateLock, StateStanding};
 use job_contract::settlement::{self, Ending};
 use job_contract::{StepType, chain, progress};
+use platform::History;
+use platform::live::LivePhase;
+use runtime::Patience;
+use runtime::private_file::private_folder;
 use serde_json::{Map, Value, json};
 use tracing::warn;
 

@@ -1,14 +1,14 @@
 //! One step, top to bottom: prepare, run the phases, conclude. Each has a module of its own; this is the page
 //! that shows how they follow one another, and that the tail happens whatever became of the rest.
 
-use control_plane::logs::LogWriter;
-use control_plane::platform::PlanReference;
-use control_plane::{Platform, StepRef};
 use job_contract::progress::Phase;
 use job_contract::report::{LockStanding, ToolRecord};
 use job_contract::settlement::{self, Ending};
 use job_contract::status::StepStatus;
 use job_contract::{Exit, JobData, StepType, chain};
+use platform::PlanReference;
+use platform::{Platform, StepRef};
+use run_log::LogWriter;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 

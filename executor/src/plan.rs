@@ -8,10 +8,11 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use artifact_store::{Digest, Store, StoreError, regular_file};
-use control_plane::platform::Standing;
+use artifact_store::{Digest, Store, StoreError};
 use job_contract::keys::ObjectKey;
 use job_contract::{JobData, Tool, env};
+use platform::Standing;
+use runtime::regular_file;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 

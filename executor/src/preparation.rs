@@ -5,11 +5,11 @@ use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use control_plane::platform::{Admission, Claim, Holder, Standing, Start};
-use control_plane::{Platform, PlatformError, StepRef};
 use job_contract::progress::Phase;
 use job_contract::status::JobStatus;
 use job_contract::{Exit, JobData, StepType, chain, env};
+use platform::{Admission, Claim, Holder, Standing, Start};
+use platform::{Platform, PlatformError, StepRef};
 use serde_json::{Map, Value};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};

@@ -5,10 +5,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use control_plane::live::{LivePhase, LiveState, LiveStream};
-use control_plane::logs::Redactor;
-use control_plane::{Platform, StepRef};
 use job_contract::chain;
+use platform::live::{LivePhase, LiveState, LiveStream};
+use platform::{Platform, StepRef};
+use run_log::Redactor;
 use serde_json::{Map, Value, json};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;

@@ -6,11 +6,11 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use control_plane::report_key;
-use control_plane::setting::SettingProblem;
 use job_contract::env;
 use job_contract::report::{Author, FinalReport, ReportKey};
 use nix::fcntl::OFlag;
+use platform::report_key;
+use runtime::setting::SettingProblem;
 use tracing::debug;
 
 use crate::config::TERMINATION_LOG_PATH;

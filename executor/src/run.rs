@@ -7,16 +7,18 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use artifact_store::{Store, StoreError, private_folder};
-use control_plane::logs::{LogConfig, LogError, Redactor, RunLog, SinkConfig, secrets_of};
-use control_plane::platform::Standing;
-use control_plane::setting::is_wrong_place;
-use control_plane::{Patience, StepRef};
+use artifact_store::{Store, StoreError};
 use job_contract::job::JobDataError;
 use job_contract::progress::Phase;
 use job_contract::report::PhaseTiming;
 use job_contract::{Exit, JobData, StepType, chain, env};
 use nix::unistd::{AccessFlags, eaccess};
+use platform::Standing;
+use platform::StepRef;
+use run_log::{FileSink, LogConfig, LogError, Redactor, RunLog, Sink, StdoutSink, secrets_of};
+use runtime::Patience;
+use runtime::private_file::private_folder;
+use runtime::setting::is_wrong_place;
 use secrecy::ExposeSecret as _;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -87,7 +89,7 @@ pub enum StageError {
     #[error(transparent)]
     Log(#[from] LogError),
     #[error(transparent)]
-    Platform(#[from] control_plane::PlatformError),
+    Platform(#[from] platform::PlatformError),
     #[error(transparent)]
     Workspace(#[from] WorkspaceError),
     #[error(transparent)]
@@ -326,8 +328,10 @@ fn open_log(
         .chain(config.redis.redis_sentinel_password.clone());
     secrets.extend(own.map(|secret| secret.expose_secret().to_owned()));
     secrets.extend(std::env::var(env::REPORT_KEY));
-    let mut sinks = vec![SinkConfig::Stdout];
-    sinks.extend(config.run.log_file.clone().map(SinkConfig::File));
+    let mut sinks: Vec<Box<dyn Sink>> = vec![Box::new(StdoutSink::open()?)];
+    if let Some(file) = &config.run.log_file {
+        sinks.push(Box::new(FileSink::new(file.clone())));
+    }
     Ok(RunLog::start(
         LogConfig::new(layout.spool()),
         Redactor::new(secrets),

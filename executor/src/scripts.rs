@@ -7,10 +7,10 @@ use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use artifact_store::regular_file;
-use control_plane::logs::RunLog;
-use control_plane::terrakube::{TokenSource, token};
 use job_contract::{Command, JobData, Runtime};
+use platform::terrakube::{TokenSource, token};
+use run_log::RunLog;
+use runtime::regular_file;
 use secrecy::ExposeSecret as _;
 use tracing::warn;
 
@@ -336,7 +336,7 @@ impl Scripts<'_> {
         {
             let set = line.split_once('=').map(|(name, value)| {
                 self.log
-                    .add_secrets(control_plane::logs::secrets_in(name.trim(), value));
+                    .add_secrets(run_log::secrets_in(name.trim(), value));
                 env.set(name.trim(), value)
             });
             match set {

@@ -8,13 +8,15 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use artifact_store::{BackendSettings, StoreError, hex, private_folder, regular_file};
+use artifact_store::{BackendSettings, StoreError, hex};
 use bytes::Bytes;
-use control_plane::platform::History;
 use job_contract::chain;
 use job_contract::keys::ObjectKey;
 use job_contract::report::{ApplyProgress, LockStanding, StateLock, StateStanding};
 use md5::{Digest as _, Md5};
+use platform::History;
+use runtime::private_file::private_folder;
+use runtime::regular_file;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 use tracing::warn;

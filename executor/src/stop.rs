@@ -6,9 +6,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use control_plane::Patience;
 use job_contract::report::StopReason;
 use job_contract::{Exit, StepType};
+use runtime::Patience;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tokio::time::Instant;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use artifact_store::Store;
-use control_plane::logs::LogWriter;
+use run_log::LogWriter;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
@@ -46,7 +46,7 @@ async fn announce(mut trouble: watch::Receiver<Option<String>>, log: LogWriter) 
 
 #[cfg(test)]
 mod tests {
-    use control_plane::logs::{LogConfig, Redactor, RunLog};
+    use run_log::{LogConfig, Redactor, RunLog};
 
     use super::*;
 

@@ -1,73 +1,23 @@
-//! Diagnostics of both programs, on stderr. The run's log is another stream and never mixed with them.
-
-use std::io::{self, IsTerminal as _, Write as _};
-use std::panic;
+//! The executor's diagnostics: how they are set up, and the phases it announces among them.
 
 use job_contract::progress::{self, Phase, Progress};
-use tracing::{dispatcher, error, info};
+use runtime::telemetry::{LogFormat, subscribe};
+use tracing::info;
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{LogFormat, TelemetryConfig};
-
-impl LogFormat {
-    /// What suits where stderr goes.
-    pub fn detect() -> Self {
-        if io::stderr().is_terminal() {
-            Self::Text
-        } else {
-            Self::Json
-        }
-    }
-}
+use crate::config::TelemetryConfig;
 
 /// Sets the executor's diagnostics up.
-pub fn install(config: &TelemetryConfig) -> Result<(), tracing_subscriber::filter::ParseError> {
+pub(crate) fn install(
+    config: &TelemetryConfig,
+) -> Result<(), tracing_subscriber::filter::ParseError> {
     let filter = EnvFilter::try_new(&config.log_filter)?;
     subscribe(config.log_format.unwrap_or_else(LogFormat::detect), filter);
     Ok(())
 }
 
-/// Installs the subscriber. A second installation, as in a test, leaves the first in force.
-pub fn subscribe(format: LogFormat, filter: EnvFilter) {
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr);
-    let _ = match format {
-        LogFormat::Json => builder
-            .json()
-            .flatten_event(true)
-            .with_current_span(false)
-            .with_span_list(false)
-            .try_init(),
-        LogFormat::Text => builder
-            .compact()
-            .with_ansi(io::stderr().is_terminal())
-            .try_init(),
-    };
-}
-
-/// From here on a panic of the program tells its place and keeps its message to itself: that can quote data.
-pub fn name_panics(program: &'static str) {
-    panic::set_hook(Box::new(move |panic| {
-        let place = panic.location().map(ToString::to_string);
-        let place = place.as_deref().unwrap_or("an unknown place");
-        if dispatcher::has_been_set() {
-            error!(
-                place,
-                "a defect of {program}: please report it with this place"
-            );
-        } else {
-            // With stderr gone there is nobody left to tell.
-            let _ = writeln!(
-                io::stderr(),
-                "error: a defect of {program} at {place}: please report it with this place"
-            );
-        }
-    }));
-}
-
 /// Announces that a phase begins.
-pub fn phase_started(phase: Phase) {
+pub(crate) fn phase_started(phase: Phase) {
     info!(
         target: progress::TARGET,
         event = Progress::PhaseStarted.name(),
@@ -77,7 +27,7 @@ pub fn phase_started(phase: Phase) {
 }
 
 /// Announces that a phase has ended.
-pub fn phase_finished(phase: Phase, duration_ms: u64, ok: bool) {
+pub(crate) fn phase_finished(phase: Phase, duration_ms: u64, ok: bool) {
     info!(
         target: progress::TARGET,
         event = Progress::PhaseFinished.name(),
@@ -87,46 +37,4 @@ pub fn phase_finished(phase: Phase, duration_ms: u64, ok: bool) {
         "{phase} {}",
         if ok { "finished" } else { "failed" }
     );
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::{Arc, Mutex};
-
-    use super::*;
-
-    #[derive(Clone, Default)]
-    struct Written(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Written {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn a_panic_tells_its_place_and_not_its_message() {
-        let written = Written::default();
-        let sink = written.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_writer(move || sink.clone())
-            .finish();
-        let usual = panic::take_hook();
-        tracing::subscriber::with_default(subscriber, || {
-            name_panics("the program");
-            let caught = panic::catch_unwind(|| panic!("the token is hunter2"));
-            assert!(caught.is_err());
-        });
-        panic::set_hook(usual);
-        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
-        assert!(text.contains("a defect of the program"), "{text}");
-        assert!(
-            text.contains("telemetry.rs:") && !text.contains("hunter2"),
-            "{text}"
-        );
-    }
 }

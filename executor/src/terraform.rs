@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use control_plane::logs::LogWriter;
 use job_contract::report::StateLock;
+use run_log::LogWriter;
 
 use crate::child_env::ChildEnv;
 use crate::process::{

@@ -2,8 +2,8 @@
 
 #![no_main]
 
-use control_plane::java::{JavaStringError, decode, encode};
 use libfuzzer_sys::fuzz_target;
+use platform::java::{JavaStringError, decode, encode};
 
 fuzz_target!(|data: &[u8]| {
     match decode(data) {

@@ -5,8 +5,8 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use control_plane::logs::{MASK, Redactor};
 use libfuzzer_sys::fuzz_target;
+use run_log::{MASK, Redactor};
 use serde_json::Value;
 
 fuzz_target!(|input: &str| {

@@ -9,9 +9,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use api_launcher::auth::{AuthError, Gate, InternalSecret};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use control_plane::terrakube::token::{CALL, TokenSource};
 use jsonwebtoken::{Algorithm, EncodingKey, crypto};
 use libfuzzer_sys::fuzz_target;
+use platform::terrakube::token::{CALL, TokenSource};
 use secrecy::ExposeSecret as _;
 use serde_json::Value;
 

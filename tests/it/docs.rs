@@ -51,9 +51,11 @@ fn sources() -> Vec<(PathBuf, String)> {
     let folders = [
         "api-launcher/src",
         "crates/artifact-store/src",
-        "crates/control-plane/src",
         "executor/src",
         "crates/job-contract/src",
+        "crates/platform/src",
+        "crates/run-log/src",
+        "crates/runtime/src",
         "tests/it",
         "tests/peers/src",
         "tests/platform/src",

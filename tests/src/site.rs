@@ -6,14 +6,14 @@ use std::os::unix::fs::lchown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use control_plane::StepRef;
-use control_plane::local::{JobRecord, LocalPlatform, StepRecord};
 use job_contract::env;
 use job_contract::keys::{ObjectKey, local_backend_state};
 use job_contract::progress::Diagnostic;
 use job_contract::report::FinalReport;
 use job_contract::status::JobStatus;
 use job_contract::{JobData, encoding};
+use platform::StepRef;
+use platform::local::{JobRecord, LocalPlatform, StepRecord};
 use serde_json::{Map, Value};
 use tempfile::TempDir;
 

@@ -33,7 +33,7 @@ pub fn next(mut held: Vec<Held<'_>>, in_flight: usize, limit: usize) -> Vec<&str
 
 #[cfg(test)]
 mod tests {
-    use control_plane::heartbeat::EXPIRY;
+    use platform::heartbeat::EXPIRY;
 
     use super::*;
     use crate::cluster::lease::LeaseSettings;

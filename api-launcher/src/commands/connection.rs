@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use control_plane::report_key;
-use control_plane::setting::present;
 use job_contract::env;
+use platform::report_key;
+use runtime::setting::present;
 
 use super::problem::CommandError;
 use crate::cluster::{Access, Cluster};

@@ -14,20 +14,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use artifact_store::{Store, StoreError};
-use control_plane::heartbeat::{self, Beat, HeartbeatError, Heartbeats, Sign};
-#[cfg(test)]
-use control_plane::local::JobRecord;
-use control_plane::local::{LocalPlatform, StepRecord};
-use control_plane::logs::JobStream;
-use control_plane::platform::{Admission, Outcome, PlanReference, Standing, Start};
-use control_plane::redis::{Redis, RedisError};
-use control_plane::terrakube::Terrakube;
-use control_plane::{Patience, Platform, PlatformError, StepRef};
 use job_contract::keys::ObjectKey;
 use job_contract::report::{FinalReport, Untold};
 use job_contract::settlement::{self, Ending, Settlement};
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{JobData, StepType, chain};
+use platform::heartbeat::{self, Beat, HeartbeatError, Heartbeats, Sign};
+#[cfg(test)]
+use platform::local::JobRecord;
+use platform::local::{LocalPlatform, StepRecord};
+use platform::redis::{Redis, RedisError};
+use platform::sinks::JobStream;
+use platform::terrakube::Terrakube;
+use platform::{Admission, Outcome, PlanReference, Standing, Start};
+use platform::{Platform, PlatformError, StepRef};
+use runtime::Patience;
 use tokio::sync::Semaphore;
 use tracing::{debug, info, warn};
 

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use control_plane::StepRef;
-use control_plane::heartbeat::{self, Beat};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use job_contract::status::JobStatus;
 use job_contract::{Document, JobData, chain, env};
+use platform::StepRef;
+use platform::heartbeat::{self, Beat};
 use tokio::sync::Mutex;
 use tokio::time::{Instant as Deadline, timeout_at};
 use tokio_util::task::TaskTracker;
@@ -766,7 +766,7 @@ mod tests {
         let desk = on_record(folder.path());
         let step = StepRef::of(&job());
         let put = |status: JobStatus| {
-            let change = |record: &mut control_plane::local::JobRecord| {
+            let change = |record: &mut platform::local::JobRecord| {
                 record.status = status;
                 record.steps[0].status = StepStatus::Completed;
             };

@@ -14,10 +14,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use control_plane::heartbeat::Beat;
-use control_plane::setting::is_wrong_place;
 use job_contract::report::ReportKey;
 use job_contract::{Document, Exit};
+use platform::heartbeat::Beat;
+use runtime::setting::is_wrong_place;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 use tracing::{error, info, warn};

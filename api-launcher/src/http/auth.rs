@@ -2,9 +2,9 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use control_plane::terrakube::{SecretError, decode_secret};
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode};
+use platform::terrakube::{SecretError, decode_secret};
 use serde::Deserialize;
 
 /// Issuer and audience of the platform's tokens.

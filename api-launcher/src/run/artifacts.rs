@@ -5,11 +5,11 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use control_plane::PlatformError;
-use control_plane::local::{JobRecord, LocalPlatform};
 use job_contract::JobData;
 use job_contract::keys::{Area, ObjectKey, local_backend_state};
 use job_contract::report::FinalReport;
+use platform::PlatformError;
+use platform::local::{JobRecord, LocalPlatform};
 use serde::Deserialize;
 use serde_json::Value;
 

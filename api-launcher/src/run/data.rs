@@ -10,9 +10,9 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use control_plane::setting::is_wrong_place;
 use job_contract::Exit;
 use nix::errno::Errno;
+use runtime::setting::is_wrong_place;
 
 pub(crate) use lock::WorkspaceLock;
 pub(crate) use lock::attempt as attempt_lock;

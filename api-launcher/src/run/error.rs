@@ -2,9 +2,9 @@
 
 use std::io;
 
-use control_plane::PlatformError;
 use job_contract::Exit;
 use nix::sys::signal::Signal;
+use platform::PlatformError;
 
 use super::content::ContentError;
 use super::data::DataError;

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use control_plane::setting::is_wrong_place;
 use job_contract::Exit;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use runtime::setting::is_wrong_place;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;

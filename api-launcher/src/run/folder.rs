@@ -4,9 +4,9 @@ use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use control_plane::local::JobRecord;
 use job_contract::status::JobStatus;
 use job_contract::{Document, Exit, JobData, Tool};
+use platform::local::JobRecord;
 use uuid::Uuid;
 
 use super::Conclusion;

@@ -4,11 +4,11 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use control_plane::StepRef;
-use control_plane::local::{JobRecord, LocalPlatform, StepRecord};
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{Document, Exit, JobData};
 use nix::sys::signal::Signal;
+use platform::StepRef;
+use platform::local::{JobRecord, LocalPlatform, StepRecord};
 
 use super::artifacts;
 use super::data::{DataDir, WorkFolder, WorkspaceLock};

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueHint};
-use executor::config::LogFormat;
 use job_contract::env;
+use runtime::telemetry::LogFormat;
 use tracing_subscriber::EnvFilter;
 use url::Url;
 

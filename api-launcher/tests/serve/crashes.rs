@@ -6,13 +6,13 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use control_plane::local::JobRecord;
 use job_contract::Exit;
 use job_contract::report::{Author, FinalReport, ReportKey, Untold};
 use job_contract::settlement::Ending;
 use job_contract::status::{JobStatus, StepStatus};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
+use platform::local::JobRecord;
 
 use crate::harness::{Barrier, Launcher, Place, secret, step_ref};
 

@@ -9,14 +9,14 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
-use control_plane::local::{JobRecord, LocalPlatform};
-use control_plane::platform::{Claim, Holder};
-use control_plane::{Platform, StepRef};
 use job_contract::JobData;
 use job_contract::status::StepStatus;
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use platform::local::{JobRecord, LocalPlatform};
+use platform::{Claim, Holder};
+use platform::{Platform, StepRef};
 use serde_json::{Value, json};
 
 /// Generous: a busy machine is slow, and nothing waits this long unless it is broken.

@@ -87,7 +87,7 @@ async fn a_cancelled_job_stops_whether_it_runs_or_waits() {
     let waiting = place.script(2, "");
     launcher.post(&waiting).await;
     for job in [&waiting, &running] {
-        let cancel = |record: &mut control_plane::local::JobRecord| {
+        let cancel = |record: &mut platform::local::JobRecord| {
             record.status = JobStatus::Cancelled;
         };
         place.platform().update_job(&step_ref(job), cancel).unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use sha2::{Digest as _, Sha256};
 
-use crate::regular_file;
+use runtime::regular_file;
 
 const CHUNK_BYTES: usize = 64 * 1024;
 

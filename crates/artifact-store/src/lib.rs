@@ -10,7 +10,6 @@ mod error;
 mod gcs;
 mod local;
 mod reference;
-pub mod regular_file;
 mod remote;
 mod retry;
 mod s3;
@@ -28,7 +27,7 @@ pub use backend::{BackendSettings, Handover, StaticKeys};
 pub use digest::{Digest, hex};
 pub use error::StoreError;
 pub use gcs::Gcs;
-pub use local::{Local, private_folder};
+pub use local::Local;
 pub use remote::Limits;
 pub use s3::S3;
 pub use settings::{

@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -13,7 +13,8 @@ use crate::READ_BYTES;
 use crate::backend::BackendSettings;
 use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
-use crate::regular_file;
+use runtime::private_file::private_folder;
+use runtime::regular_file;
 
 const CHUNK_BYTES: usize = 64 * 1024;
 
@@ -140,15 +141,6 @@ fn read_whole(path: &Path) -> io::Result<Result<Vec<u8>, u64>> {
     let mut bytes = Vec::new();
     file.take(READ_BYTES).read_to_end(&mut bytes)?;
     Ok(Ok(bytes))
-}
-
-/// Makes a folder and its parents for their owner alone.
-pub fn private_folder(folder: &Path) -> io::Result<&Path> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)?;
-    Ok(folder)
 }
 
 /// A new file for its owner alone.

@@ -21,8 +21,8 @@ use crate::READ_BYTES;
 use crate::digest::{Digest, Hasher};
 use crate::error::{Answer, Meaning, StoreError, meaning};
 use crate::local::{create_private, discard};
-use crate::regular_file;
 use crate::retry::{Connector, Health};
+use runtime::regular_file;
 
 /// Objects up to this size are stored with one request, larger ones in parts of it.
 const PART_BYTES: usize = 8 * 1024 * 1024;

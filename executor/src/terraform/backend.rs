@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use artifact_store::{BackendSettings, Handover, StaticKeys, regular_file};
+use artifact_store::{BackendSettings, Handover, StaticKeys};
+use runtime::regular_file;
 use secrecy::{ExposeSecret as _, SecretString};
 use semver::Version;
 

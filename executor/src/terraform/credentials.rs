@@ -7,9 +7,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use artifact_store::regular_file;
-use control_plane::terrakube::token;
 use job_contract::Tool;
+use platform::terrakube::token;
+use runtime::regular_file;
 use secrecy::ExposeSecret as _;
 use tracing::{info, warn};
 

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use bytes::Bytes;
-use control_plane::logs::LogWriter;
+use run_log::LogWriter;
 use serde::de::IgnoredAny;
 use serde_json::{Deserializer, Value};
 

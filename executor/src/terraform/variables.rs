@@ -10,11 +10,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use artifact_store::regular_file;
 use hcl_edit::expr::Expression;
 use hcl_edit::structure::Body;
 use job_contract::Tool;
 use job_contract::job::Variable;
+use runtime::regular_file;
 use serde_json::Value;
 
 /// The largest configuration file that is read. Generated ones have some megabytes.

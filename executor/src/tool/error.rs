@@ -2,8 +2,8 @@
 
 use std::{io, path::PathBuf};
 
-use control_plane::setting::is_wrong_place;
 use job_contract::job::Tool;
+use runtime::setting::is_wrong_place;
 use semver::Version;
 
 use crate::fault::Fault;

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use artifact_store::regular_file;
+use runtime::regular_file;
 use semver::Version;
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;

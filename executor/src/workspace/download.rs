@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use artifact_store::regular_file;
 use backon::{ExponentialBuilder, Retryable as _};
 use reqwest::{Client, Response, StatusCode};
+use runtime::regular_file;
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::io::AsyncWriteExt as _;
 use url::{Origin, Url};

@@ -13,7 +13,7 @@ use std::os::unix::fs::{
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use artifact_store::regular_file;
+use runtime::regular_file;
 
 use super::{WorkspaceError, io_error};
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use control_plane::terrakube::TerrakubeArgs;
 use integration_tests::Repository;
 use job_contract::env;
+use platform::terrakube::TerrakubeArgs;
 use test_peers::redis::{Options, RedisServer};
 use test_peers::terraform;
 use test_platform::{Actor, Effect, Fault, Flow, Ledger, Platform, Records, Status};

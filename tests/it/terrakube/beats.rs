@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use control_plane::heartbeat::{self, Sign};
-use control_plane::redis::{Redis, RedisArgs};
 use integration_tests::Repository;
 use integration_tests::process::Stream;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use platform::heartbeat::{self, Sign};
+use platform::redis::{Redis, RedisArgs};
 use serde_json::json;
 use test_cluster::{ADMIN, Fault as ClusterFault, State};
 use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
@@ -89,7 +89,7 @@ impl Stage {
     /// What was beaten so far counts no more.
     fn stop_heart(&self, job: u32) {
         let redis = self.redis.as_ref().unwrap();
-        let key = control_plane::heartbeat::key(&job.to_string());
+        let key = platform::heartbeat::key(&job.to_string());
         let mut connection = redis.connect().unwrap();
         redis::cmd("DEL").arg(key).exec(&mut connection).unwrap();
     }
@@ -115,7 +115,7 @@ impl Stage {
     /// had come since the last time.
     fn hasten(&self, job: u32) -> bool {
         let redis = self.redis.as_ref().unwrap();
-        let key = control_plane::heartbeat::key(&job.to_string());
+        let key = platform::heartbeat::key(&job.to_string());
         let mut connection = redis.connect().unwrap();
         let mut left = redis::cmd("TTL");
         let left: i64 = left.arg(&key).query(&mut connection).unwrap();

@@ -17,8 +17,8 @@ const LINES: usize = 1_000_000;
 const LINE_BYTES: usize = 80;
 
 pub(super) fn measure(runs: usize) -> Result<Vec<Measurement>> {
-    let example = super::build(&["--package", "control-plane", "--example", "log_path"])?
-        .join("examples/log_path");
+    let example =
+        super::build(&["--package", "run-log", "--example", "log_path"])?.join("examples/log_path");
     let folder = tempfile::tempdir()?;
     let source = folder.path().join("source");
     write_lines(&source)?;

@@ -4,8 +4,8 @@ use std::error::Error;
 use std::time::Duration;
 
 use clap::Args;
-use control_plane::redis::{Redis, RedisArgs, RedisProblem};
 use job_contract::{chain, env};
+use platform::redis::{Redis, RedisArgs, RedisProblem};
 
 use crate::cluster::check::CheckResult;
 

@@ -7,7 +7,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
-use control_plane::terrakube::{TerrakubeConfig, TokenSource};
+use platform::terrakube::{TerrakubeConfig, TokenSource};
 use rstest::rstest;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;

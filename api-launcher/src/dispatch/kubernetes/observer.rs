@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use control_plane::StepRef;
-use control_plane::heartbeat::Beat;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
 use job_contract::chain;
 use job_contract::status::JobStatus;
+use platform::StepRef;
+use platform::heartbeat::Beat;
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
@@ -546,20 +546,20 @@ fn told(verdict: &Verdict) -> String {
 
 #[cfg(test)]
 mod tests {
-    use control_plane::redis::{Redis, RedisArgs};
-    use control_plane::terrakube::{Terrakube, TerrakubeArgs};
+    use platform::redis::{Redis, RedisArgs};
+    use platform::terrakube::{Terrakube, TerrakubeArgs};
 
     use std::convert::Infallible;
     use std::fs;
     use std::sync::atomic::AtomicUsize;
 
     use axum::http::{Request, Response};
-    use control_plane::local::StepRecord;
     use futures_util::future::join_all;
     use job_contract::Exit;
     use k8s_openapi::jiff::Timestamp;
     use kube::Client;
     use kube::client::Body;
+    use platform::local::StepRecord;
     use serde_json::json;
     use tower::service_fn;
 

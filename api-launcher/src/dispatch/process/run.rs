@@ -6,10 +6,10 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
-use control_plane::StepRef;
 use job_contract::report::FinalReport;
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{Document, Exit, chain};
+use platform::StepRef;
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{error, info, warn};
 

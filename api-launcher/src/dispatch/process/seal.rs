@@ -1,10 +1,10 @@
 //! What the launcher believes of its own children. A run's code has the user of its executor and can write to the folder of the
 //! run, so a report there counts only if it is sealed, and names this folder.
 
-use artifact_store::regular_file;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use job_contract::report::{FinalReport, MAX_TERMINATION_MESSAGE_BYTES, ReportKey};
+use runtime::regular_file;
 use uuid::Uuid;
 
 use super::executor::RunFolder;

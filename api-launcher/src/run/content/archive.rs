@@ -5,9 +5,9 @@ use std::io::{self, Read as _, Write};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
-use artifact_store::regular_file;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use runtime::regular_file;
 use tar::{Builder, EntryType, Header};
 
 use super::{Content, ContentError, Entry, Kind};

@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use artifact_store::regular_file;
 use ignore::gitignore::{Gitignore, GitignoreBuilder};
+use runtime::regular_file;
 
 use super::ContentError;
 

@@ -5,8 +5,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use artifact_store::regular_file;
 use hcl_edit::structure::Body;
+use runtime::regular_file;
 use serde_json::Value;
 
 use super::{ContentError, lexical};

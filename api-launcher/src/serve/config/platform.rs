@@ -8,10 +8,10 @@ use super::{Problem, Reader, present};
 use crate::dispatch::desk::Desk;
 use artifact_store::{Limits, Store, StoreArgs, StoreError, StoreSettings};
 use clap::Args;
-use control_plane::heartbeat::HeartbeatError;
-use control_plane::redis::{Redis, RedisArgs, RedisConfig};
-use control_plane::setting::SettingProblem;
-use control_plane::terrakube::{Terrakube, TerrakubeArgs, TerrakubeConfig, TerrakubeError};
+use platform::heartbeat::HeartbeatError;
+use platform::redis::{Redis, RedisArgs, RedisConfig};
+use platform::terrakube::{Terrakube, TerrakubeArgs, TerrakubeConfig, TerrakubeError};
+use runtime::setting::SettingProblem;
 
 #[derive(Args, Clone, Debug, Default)]
 pub struct PlatformArgs {

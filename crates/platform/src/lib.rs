@@ -1,0 +1,21 @@
+//! How both programs speak to the platform that ordered a run: where the job stands, claims, status reports, job context,
+//! state history, heartbeats and the live log. Knows neither Kubernetes nor how Terraform is run.
+
+pub mod context;
+mod error;
+pub mod heartbeat;
+pub mod java;
+pub mod live;
+pub mod local;
+mod platform;
+pub mod redis;
+pub mod report_key;
+pub mod sinks;
+mod step;
+pub mod terrakube;
+
+pub use error::PlatformError;
+pub use platform::Platform;
+pub use step::{
+    Admission, Claim, History, Holder, Outcome, PlanReference, Standing, Start, StepRef,
+};

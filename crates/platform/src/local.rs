@@ -1,0 +1,632 @@
+//! The platform on one machine: a record per job in the data directory, holding what Terrakube's API would.
+//!
+//! `api-launcher run` creates the record and reads it; executors report into it. Every change is
+//! read-modify-write under a lock file and lands by rename, so a reader sees a whole record at any time and a
+//! crash leaves the one before.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use job_contract::StepType;
+use job_contract::keys::{Area, ObjectKey};
+use job_contract::status::{JobStatus, StepStatus};
+use nix::fcntl::{Flock, FlockArg};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::context::merge;
+use crate::{
+    Claim, History, Holder, Outcome, PlanReference, PlatformError, Standing, Start, StepRef,
+};
+
+/// What the platform knows of one job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct JobRecord {
+    pub organization_id: String,
+    pub workspace_id: String,
+    pub status: JobStatus,
+    /// Whether the plan found something to do.
+    #[serde(default)]
+    pub plan_changes: bool,
+    /// Where the job's plan is stored.
+    #[serde(default)]
+    pub terraform_plan: Option<String>,
+    /// Commit the last step ran on.
+    #[serde(default)]
+    pub commit_id: Option<String>,
+    /// The template's steps, in order.
+    pub steps: Vec<StepRecord>,
+    /// States published by the job, oldest first.
+    #[serde(default)]
+    pub history: Vec<History>,
+}
+
+/// What the platform knows of one step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StepRecord {
+    pub id: String,
+    /// Type on the wire.
+    #[serde(rename = "type")]
+    pub step_type: String,
+    pub status: StepStatus,
+    /// Where the step's log lies at rest.
+    #[serde(default)]
+    pub output: Option<String>,
+}
+
+impl JobRecord {
+    /// A job that has just been queued, with these steps still to run.
+    pub fn queued(organization_id: &str, workspace_id: &str, steps: Vec<StepRecord>) -> Self {
+        Self {
+            organization_id: organization_id.to_owned(),
+            workspace_id: workspace_id.to_owned(),
+            status: JobStatus::Queue,
+            plan_changes: false,
+            terraform_plan: None,
+            commit_id: None,
+            steps,
+            history: Vec::new(),
+        }
+    }
+
+    /// The step with that id.
+    pub fn step(&self, id: &str) -> Option<&StepRecord> {
+        self.steps.iter().find(|step| step.id == id)
+    }
+
+    /// The step with that id, added when the template did not foresee it.
+    fn step_mut(&mut self, step: &StepRef) -> &mut StepRecord {
+        let index = self
+            .steps
+            .iter()
+            .position(|known| known.id == step.step_id)
+            .unwrap_or_else(|| {
+                self.steps
+                    .push(StepRecord::pending(&step.step_id, &step.step_type));
+                self.steps.len() - 1
+            });
+        &mut self.steps[index]
+    }
+}
+
+impl StepRecord {
+    /// A step that has not run.
+    pub fn pending(id: &str, step_type: &str) -> Self {
+        Self {
+            id: id.to_owned(),
+            step_type: step_type.to_owned(),
+            status: StepStatus::Pending,
+            output: None,
+        }
+    }
+}
+
+/// The records below one data directory.
+#[derive(Clone, Debug)]
+pub struct LocalPlatform {
+    data_dir: PathBuf,
+}
+
+impl LocalPlatform {
+    /// The platform whose records lie in `data_dir`. Nothing is touched yet.
+    pub fn new(data_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            data_dir: data_dir.into(),
+        }
+    }
+
+    /// The record of a job.
+    pub fn job(&self, job_id: &str) -> Result<Option<JobRecord>, PlatformError> {
+        read_json(&self.job_path(job_id))
+    }
+
+    /// Creates the record of a job, or changes the one there is.
+    pub fn put_job(&self, job_id: &str, record: &JobRecord) -> Result<(), PlatformError> {
+        let path = self.job_path(job_id);
+        let _lock = lock(&path)?;
+        write_json(&path, record, Durability::Synced)
+    }
+
+    /// Changes the record of a job in one atomic step. A job without a record starts as
+    /// [`JobRecord::queued`] with no steps.
+    pub fn update_job(
+        &self,
+        step: &StepRef,
+        change: impl FnOnce(&mut JobRecord),
+    ) -> Result<(), PlatformError> {
+        let path = self.job_path(&step.job_id);
+        let _lock = lock(&path)?;
+        let mut record = read_json(&path)?.unwrap_or_else(|| {
+            JobRecord::queued(&step.organization_id, &step.workspace_id, Vec::new())
+        });
+        change(&mut record);
+        write_json(&path, &record, Durability::Synced)
+    }
+
+    pub(crate) fn standing(&self, step: &StepRef) -> Result<Standing, PlatformError> {
+        let record = self.job(&step.job_id)?.unwrap_or_else(|| {
+            JobRecord::queued(&step.organization_id, &step.workspace_id, Vec::new())
+        });
+        let is_plan = |known: &StepRecord| {
+            matches!(
+                StepType::parse(&known.step_type),
+                Some(StepType::Plan | StepType::PlanDestroy)
+            )
+        };
+        Ok(Standing {
+            step: record.step(&step.step_id).map(|known| known.status),
+            planned: record
+                .steps
+                .iter()
+                .any(|known| is_plan(known) && known.status == StepStatus::Completed),
+            template_steps: record.steps.len().max(1),
+            terraform_plan: record.terraform_plan.filter(|plan| !plan.is_empty()),
+            status: record.status,
+            // Both halves are one write.
+            half_told: false,
+        })
+    }
+
+    /// Who holds the claim on a step, if anybody does.
+    pub fn claimed_by(&self, step: &StepRef) -> Result<Option<Holder>, PlatformError> {
+        read_json(&self.claim_path(step))
+    }
+
+    /// The claim appears whole or not at all: its text is written aside and linked to its name, which fails
+    /// when the name is taken.
+    pub(crate) fn claim(&self, step: &StepRef, holder: &Holder) -> Result<Claim, PlatformError> {
+        let path = self.claim_path(step);
+        let fail = |action| {
+            let path = path.clone();
+            move |source| PlatformError::Record {
+                action,
+                path,
+                source,
+            }
+        };
+        let folder = private_parent(&path).map_err(fail("create the folder of"))?;
+        let mut draft = tempfile::NamedTempFile::new_in(folder).map_err(fail("write"))?;
+        let text = serde_json::to_vec(holder).expect("a holder has no failing serialiser");
+        draft
+            .write_all(&text)
+            .and_then(|()| draft.as_file().sync_all())
+            .map_err(fail("write"))?;
+        match fs::hard_link(draft.path(), &path) {
+            Ok(()) => sync_folder(folder)
+                .map(|()| Claim::Granted)
+                .map_err(fail("write")),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let held = read_json(&path)?;
+                Ok(Claim::Held(held.unwrap_or_else(Holder::unknown)))
+            }
+            Err(error) => Err(fail("write")(error)),
+        }
+    }
+
+    pub(crate) fn report_running(
+        &self,
+        step: &StepRef,
+        commit: &str,
+        output: &str,
+    ) -> Result<Start, PlatformError> {
+        let mut start = Start::Told;
+        self.update_job(step, |record| {
+            let known = record.step(&step.step_id).map(|known| known.status);
+            let ended = !matches!(
+                known,
+                None | Some(StepStatus::Pending | StepStatus::Running)
+            );
+            if record.status.is_over() || ended && record.status != JobStatus::Rejected {
+                start = Start::Over(record.status.clone());
+                return;
+            }
+            if record.status != JobStatus::Rejected {
+                record.status = JobStatus::Running;
+                record.commit_id = Some(commit.to_owned());
+            }
+            let step = record.step_mut(step);
+            step.status = StepStatus::Running;
+            step.output = Some(output.to_owned());
+        })?;
+        Ok(start)
+    }
+
+    pub(crate) fn report_outcome(
+        &self,
+        step: &StepRef,
+        outcome: &Outcome,
+    ) -> Result<(), PlatformError> {
+        self.update_job(step, |record| {
+            let rejected = record.status == JobStatus::Rejected;
+            let known = record.step_mut(step);
+            known.status = if rejected {
+                StepStatus::Failed
+            } else {
+                outcome.settlement.step
+            };
+            known.output.clone_from(&outcome.output);
+            if rejected || record.status == JobStatus::Cancelled {
+                return;
+            }
+            record.status = outcome.settlement.job.clone();
+            record.plan_changes = outcome.settlement.plan_changes;
+            if outcome.commit_id.is_some() {
+                record.commit_id.clone_from(&outcome.commit_id);
+            }
+            match &outcome.plan {
+                PlanReference::Keep => {}
+                PlanReference::Set(plan) => record.terraform_plan = Some(plan.clone()),
+                PlanReference::Clear => record.terraform_plan = None,
+            }
+            record.complete_when_done();
+        })
+    }
+
+    /// The context document of a job.
+    pub fn context(&self, job_id: &str) -> Result<Map<String, Value>, PlatformError> {
+        Ok(read_json(&self.context_path(job_id))?.unwrap_or_default())
+    }
+
+    pub(crate) fn merge_context(
+        &self,
+        job_id: &str,
+        more: &Map<String, Value>,
+    ) -> Result<(), PlatformError> {
+        let path = self.context_path(job_id);
+        let _lock = lock(&path)?;
+        let mut context = read_json(&path)?.unwrap_or_default();
+        merge(&mut context, more);
+        write_json(&path, &context, Durability::Eventual)
+    }
+
+    pub(crate) fn record_history(
+        &self,
+        step: &StepRef,
+        history: &History,
+    ) -> Result<(), PlatformError> {
+        self.update_job(step, |record| record.history.push(history.clone()))
+    }
+
+    fn claim_path(&self, step: &StepRef) -> PathBuf {
+        self.data_dir
+            .join("platform/claims")
+            .join(format!("{}-{}.json", step.job_id, step.step_id))
+    }
+
+    fn job_path(&self, job_id: &str) -> PathBuf {
+        self.data_dir
+            .join("platform/jobs")
+            .join(format!("{job_id}.json"))
+    }
+
+    fn context_path(&self, job_id: &str) -> PathBuf {
+        self.data_dir
+            .join(Area::Output.local_folder())
+            .join(ObjectKey::context(job_id).path)
+    }
+}
+
+impl JobRecord {
+    /// A job is `pending` for its next step; without one the platform completes it (contract 2.8).
+    fn complete_when_done(&mut self) {
+        let waiting = self
+            .steps
+            .iter()
+            .any(|step| step.status == StepStatus::Pending);
+        match self.status {
+            JobStatus::Pending if !waiting => self.status = JobStatus::Completed,
+            JobStatus::Completed => {
+                for step in self
+                    .steps
+                    .iter_mut()
+                    .filter(|step| step.status == StepStatus::Pending)
+                {
+                    step.status = StepStatus::NotExecuted;
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, PlatformError> {
+    let text = match fs::read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => {
+            return Err(PlatformError::Record {
+                action: "read",
+                path: path.to_owned(),
+                source,
+            });
+        }
+    };
+    serde_json::from_slice(&text)
+        .map(Some)
+        .map_err(|source| PlatformError::Corrupt {
+            path: path.to_owned(),
+            source,
+        })
+}
+
+/// Whether a write must have reached the disk before the call returns.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Durability {
+    /// What the platform decides by.
+    Synced,
+    /// What it only shows; rename keeps it whole.
+    Eventual,
+}
+
+fn write_json<T: Serialize>(
+    path: &Path,
+    value: &T,
+    durability: Durability,
+) -> Result<(), PlatformError> {
+    let write = || {
+        let folder = private_parent(path)?;
+        let mut draft = tempfile::NamedTempFile::new_in(folder)?;
+        let mut text = serde_json::to_vec_pretty(value)?;
+        text.push(b'\n');
+        draft.write_all(&text)?;
+        if durability == Durability::Eventual {
+            return draft.persist(path).map(drop).map_err(io::Error::from);
+        }
+        draft.as_file().sync_all()?;
+        draft.persist(path)?;
+        sync_folder(folder)
+    };
+    write().map_err(|source| PlatformError::Record {
+        action: "write",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Serialises writers of one record; readers need no lock.
+fn lock(path: &Path) -> Result<Flock<File>, PlatformError> {
+    let lock_path = path.with_extension("lock");
+    let open = || {
+        private_parent(path)?;
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&lock_path)?;
+        Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| io::Error::from(errno))
+    };
+    open().map_err(|source| PlatformError::Record {
+        action: "lock",
+        path: lock_path.clone(),
+        source,
+    })
+}
+
+/// The folder of `path`, made for its owner alone: records name what was planned and applied.
+fn private_parent(path: &Path) -> io::Result<&Path> {
+    let folder = path
+        .parent()
+        .expect("every record lies below the data directory");
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
+    Ok(folder)
+}
+
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use job_contract::settlement::{self, Ending};
+    use serde_json::json;
+    use std::sync::Barrier;
+    use std::thread;
+
+    fn step(id: &str, step_type: StepType) -> StepRef {
+        StepRef {
+            organization_id: "org".into(),
+            workspace_id: "ws".into(),
+            job_id: "7".into(),
+            step_id: id.into(),
+            step_type: step_type.name().into(),
+        }
+    }
+
+    fn holder(uid: usize) -> Holder {
+        Holder {
+            pod: format!("pod-{uid}"),
+            uid: uid.to_string(),
+            since: "2026-01-01T00:00:00Z".into(),
+        }
+    }
+
+    fn two_steps(platform: &LocalPlatform) {
+        let steps = vec![
+            StepRecord::pending("plan", "terraformPlan"),
+            StepRecord::pending("apply", "terraformApply"),
+        ];
+        platform
+            .put_job("7", &JobRecord::queued("org", "ws", steps))
+            .unwrap();
+    }
+
+    fn outcome(step_type: StepType, ending: Ending, plan: PlanReference) -> Outcome {
+        Outcome {
+            settlement: settlement::settle(step_type, ending, true, false, 2),
+            output: Some("log".into()),
+            note: None,
+            plan,
+            commit_id: Some("abc".into()),
+        }
+    }
+
+    #[test]
+    fn plan_and_apply_walk_the_record_to_completed() {
+        let folder = tempfile::tempdir().unwrap();
+        let platform = LocalPlatform::new(folder.path());
+        two_steps(&platform);
+        let (plan, apply) = (step("plan", StepType::Plan), step("apply", StepType::Apply));
+
+        assert!(!platform.standing(&apply).unwrap().planned);
+        platform.report_running(&plan, "abc", "log").unwrap();
+        assert_eq!(
+            platform.job("7").unwrap().unwrap().status,
+            JobStatus::Running
+        );
+        let planned = outcome(
+            StepType::Plan,
+            Ending::Changes,
+            PlanReference::Set("/plan".into()),
+        );
+        platform.report_outcome(&plan, &planned).unwrap();
+
+        let standing = platform.standing(&apply).unwrap();
+        assert_eq!(standing.status, JobStatus::Pending);
+        assert!(standing.planned);
+        assert_eq!(standing.terraform_plan.as_deref(), Some("/plan"));
+        platform
+            .report_outcome(
+                &apply,
+                &outcome(StepType::Apply, Ending::Success, PlanReference::Keep),
+            )
+            .unwrap();
+        assert_eq!(
+            platform.job("7").unwrap().unwrap().status,
+            JobStatus::Completed
+        );
+    }
+
+    #[test]
+    fn a_plan_without_changes_leaves_the_apply_unexecuted() {
+        let folder = tempfile::tempdir().unwrap();
+        let platform = LocalPlatform::new(folder.path());
+        two_steps(&platform);
+        let done = outcome(
+            StepType::Plan,
+            Ending::Success,
+            PlanReference::Set("/plan".into()),
+        );
+        platform
+            .report_outcome(&step("plan", StepType::Plan), &done)
+            .unwrap();
+        let record = platform.job("7").unwrap().unwrap();
+        assert_eq!(record.status, JobStatus::Completed);
+        assert_eq!(
+            record.step("apply").unwrap().status,
+            StepStatus::NotExecuted
+        );
+    }
+
+    #[test]
+    fn a_cancelled_job_keeps_its_status() {
+        let folder = tempfile::tempdir().unwrap();
+        let platform = LocalPlatform::new(folder.path());
+        let apply = step("apply", StepType::Apply);
+        platform
+            .update_job(&apply, |record| record.status = JobStatus::Cancelled)
+            .unwrap();
+        platform
+            .report_outcome(
+                &apply,
+                &outcome(StepType::Apply, Ending::Failure, PlanReference::Keep),
+            )
+            .unwrap();
+        let record = platform.job("7").unwrap().unwrap();
+        assert_eq!(record.status, JobStatus::Cancelled);
+        assert_eq!(record.step("apply").unwrap().status, StepStatus::Failed);
+    }
+
+    #[test]
+    fn one_of_many_claimants_is_granted_the_step() {
+        let folder = tempfile::tempdir().unwrap();
+        let platform = LocalPlatform::new(folder.path());
+        let apply = step("apply", StepType::Apply);
+        let start = Barrier::new(16);
+        let claims: Vec<Claim> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..16)
+                .map(|uid| {
+                    let (platform, apply, start) = (&platform, &apply, &start);
+                    scope.spawn(move || {
+                        start.wait();
+                        platform.claim(apply, &holder(uid)).unwrap()
+                    })
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
+        });
+        let winner = claims
+            .iter()
+            .position(|claim| *claim == Claim::Granted)
+            .unwrap();
+        for (uid, claim) in claims.iter().enumerate().filter(|(uid, _)| *uid != winner) {
+            assert_eq!(*claim, Claim::Held(holder(winner)), "claimant {uid}");
+        }
+    }
+
+    #[test]
+    fn concurrent_updates_of_one_record_are_all_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let platform = LocalPlatform::new(folder.path());
+        thread::scope(|scope| {
+            for writer in 0..8 {
+                let platform = &platform;
+                scope.spawn(move || {
+                    for n in 0..10 {
+                        let patch = json!({ "k": { format!("{writer}-{n}"): true } });
+                        platform
+                            .merge_context("7", patch.as_object().unwrap())
+                            .unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(
+            platform.context("7").unwrap()["k"]
+                .as_object()
+                .unwrap()
+                .len(),
+            80
+        );
+    }
+
+    #[test]
+    fn a_context_patch_keeps_what_it_does_not_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let platform = LocalPlatform::new(folder.path());
+        for patch in [
+            json!({"user": 1, "plans": {"a": [1]}}),
+            json!({"plans": {"b": [2]}}),
+        ] {
+            platform
+                .merge_context("7", patch.as_object().unwrap())
+                .unwrap();
+        }
+        assert_eq!(
+            Value::Object(platform.context("7").unwrap()),
+            json!({"user": 1, "plans": {"a": [1], "b": [2]}})
+        );
+    }
+
+    #[test]
+    fn a_corrupt_record_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let platform = LocalPlatform::new(folder.path());
+        two_steps(&platform);
+        fs::write(folder.path().join("platform/jobs/7.json"), "{").unwrap();
+        let error = platform.job("7").unwrap_err().to_string();
+        assert!(error.contains("7.json"), "{error}");
+    }
+}

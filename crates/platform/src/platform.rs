@@ -1,0 +1,173 @@
+//! The platform as the executor sees it, whichever one it is.
+
+use std::time::Duration;
+
+use job_contract::StepType;
+use job_contract::status::JobStatus;
+use runtime::Patience;
+use serde_json::{Map, Value};
+
+use crate::error::PlatformError;
+use crate::local::LocalPlatform;
+use crate::step::{Admission, Claim, History, Holder, Outcome, Standing, Start, StepRef};
+use crate::terrakube::Terrakube;
+
+/// A platform. Closed set: every executor speaks to exactly one.
+#[derive(Clone, Debug)]
+pub enum Platform {
+    /// Files on this machine.
+    Local(LocalPlatform),
+    /// Terrakube's API.
+    Terrakube(Terrakube),
+}
+
+/// How often the local platform's record is looked at for a cancellation.
+const LOCAL_POLL: Duration = Duration::from_secs(2);
+
+impl Platform {
+    /// Whether the step may run, once the platform knows that it was dispatched. Nothing may be written to the run's
+    /// log or reported before.
+    pub async fn admission(&self, step: &StepRef) -> Result<Admission, PlatformError> {
+        match self {
+            Self::Local(local) => {
+                let standing = local.standing(step)?;
+                let rejected = standing.status == JobStatus::Rejected
+                    && step.step_type != StepType::Approval.name();
+                Ok(match standing.outcome() {
+                    _ if standing.status.is_over() || rejected => Admission::Over(standing.status),
+                    Some(outcome) => Admission::Settled(outcome),
+                    None => Admission::Granted(standing),
+                })
+            }
+            Self::Terrakube(terrakube) => Ok(terrakube.admission(step).await?),
+        }
+    }
+
+    /// What the platform says about the step now.
+    pub async fn standing(
+        &self,
+        step: &StepRef,
+        patience: &Patience,
+    ) -> Result<Standing, PlatformError> {
+        match self {
+            Self::Local(local) => local.standing(step),
+            Self::Terrakube(terrakube) => Ok(terrakube.standing(step, patience).await?),
+        }
+    }
+
+    /// Returns once somebody cancelled the job, or failed it, which is as good.
+    pub async fn cancelled(&self, step: &StepRef) -> JobStatus {
+        match self {
+            Self::Local(local) => loop {
+                tokio::time::sleep(LOCAL_POLL).await;
+                // A record that cannot be read has cancelled nothing.
+                if let Ok(Standing {
+                    status: status @ (JobStatus::Cancelled | JobStatus::Failed),
+                    ..
+                }) = local.standing(step)
+                {
+                    return status;
+                }
+            },
+            Self::Terrakube(terrakube) => terrakube.cancelled(step).await,
+        }
+    }
+
+    /// Claims the step for `holder`, atomically: of all who ask, one is granted it, for ever.
+    pub async fn claim(&self, step: &StepRef, holder: &Holder) -> Result<Claim, PlatformError> {
+        match self {
+            Self::Local(local) => local.claim(step, holder),
+            Self::Terrakube(terrakube) => Ok(terrakube.claim(step, holder).await?),
+        }
+    }
+
+    /// How the platform's records name the output of a step that is `stored` there.
+    pub fn step_output(&self, step: &StepRef, stored: String) -> String {
+        match self {
+            Self::Local(_) => stored,
+            Self::Terrakube(terrakube) => terrakube.step_output(step),
+        }
+    }
+
+    /// How the platform's records name the state of that name that is `stored` there.
+    pub fn state_output(&self, step: &StepRef, name: &str, stored: String) -> String {
+        match self {
+            Self::Local(_) => stored,
+            Self::Terrakube(terrakube) => terrakube.state_output(step, name),
+        }
+    }
+
+    /// Where the content of a CLI-driven run is, if the job says so (contract 8.6).
+    pub async fn override_source(&self, step: &StepRef) -> Result<Option<String>, PlatformError> {
+        match self {
+            Self::Local(_) => Ok(None),
+            Self::Terrakube(terrakube) => Ok(terrakube.override_source(step).await?),
+        }
+    }
+
+    /// Reports that the step runs.
+    pub async fn report_running(
+        &self,
+        step: &StepRef,
+        commit_id: &str,
+        output: &str,
+    ) -> Result<Start, PlatformError> {
+        match self {
+            Self::Local(local) => local.report_running(step, commit_id, output),
+            Self::Terrakube(terrakube) => {
+                Ok(terrakube.report_running(step, commit_id, output).await?)
+            }
+        }
+    }
+
+    /// Reports how the step ended.
+    pub async fn report_outcome(
+        &self,
+        step: &StepRef,
+        outcome: &Outcome,
+        patience: &Patience,
+    ) -> Result<(), PlatformError> {
+        match self {
+            Self::Local(local) => local.report_outcome(step, outcome),
+            Self::Terrakube(terrakube) => {
+                Ok(terrakube.report_outcome(step, outcome, patience).await?)
+            }
+        }
+    }
+
+    /// The job's context document; empty when there is none.
+    pub async fn context(&self, step: &StepRef) -> Result<Map<String, Value>, PlatformError> {
+        match self {
+            Self::Local(local) => local.context(&step.job_id),
+            Self::Terrakube(terrakube) => Ok(terrakube.context(step).await?),
+        }
+    }
+
+    /// Merges `patch` into the job's context, object by object; what the patch does not name stays
+    /// (contract 6.6).
+    pub async fn merge_context(
+        &self,
+        step: &StepRef,
+        patch: &Map<String, Value>,
+    ) -> Result<(), PlatformError> {
+        match self {
+            Self::Local(local) => local.merge_context(&step.job_id, patch),
+            Self::Terrakube(terrakube) => Ok(terrakube.merge_context(step, patch).await?),
+        }
+    }
+
+    /// Records a published state.
+    pub async fn record_history(
+        &self,
+        step: &StepRef,
+        history: &History,
+        patience: &Patience,
+    ) -> Result<(), PlatformError> {
+        match self {
+            Self::Local(local) => local.record_history(step, history),
+            Self::Terrakube(terrakube) => {
+                Ok(terrakube.record_history(step, history, patience).await?)
+            }
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Where the platform shows the log of a run while it runs: the job's stream in Redis, or the API that adds to it.
+
+mod api;
+mod redis;
+
+pub use self::api::{ApiLog, ApiSink, Bearer};
+pub use self::redis::{JobStream, RedisLog, RedisSink};

@@ -1,0 +1,242 @@
+//! The platform's API as a sink of the run's log, for executors that do not reach Redis (contract 7.7): the API adds the
+//! lines to the same stream.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use reqwest::header::CONTENT_TYPE;
+use reqwest::{Client, RequestBuilder, StatusCode, Url};
+use run_log::{Batch, POLL_INTERVAL, Sink, SinkError, char_boundary, whole_lines_len};
+use secrecy::{ExposeSecret as _, SecretString};
+use serde::Serialize;
+use tokio::runtime::Runtime;
+
+const MEDIA_TYPE: &str = "application/vnd.api+json";
+/// How long one request may take, connecting included.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// A few lines wait this long for more; a reader does not notice, the API does.
+const INTERVAL: Duration = Duration::from_millis(500);
+/// No piece of a line is shorter than a character.
+const LONGEST_CHAR: usize = 4;
+/// So many bytes wait for nothing.
+const ENOUGH: usize = 16 * 1024;
+
+/// Makes the token for one request, if the platform asks for any.
+#[derive(Clone)]
+pub struct Bearer(Arc<dyn Fn() -> Option<SecretString> + Send + Sync>);
+
+impl Bearer {
+    pub fn new(mint: impl Fn() -> Option<SecretString> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(mint))
+    }
+}
+
+impl fmt::Debug for Bearer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Bearer")
+    }
+}
+
+/// Which API, and as whom.
+#[derive(Clone, Debug)]
+pub struct ApiLog {
+    /// Base address of the platform's API, as the executor reaches it.
+    pub base: Url,
+    /// The job; all its steps share the stream.
+    pub job_id: u32,
+    /// The step that writes.
+    pub step_id: String,
+    pub bearer: Bearer,
+}
+
+/// Posts lines to the API.
+#[derive(Debug)]
+pub struct ApiSink {
+    log: ApiLog,
+    /// Made by the thread that uses it, and dropped there: no other may.
+    driver: Option<Driver>,
+    is_set_up: bool,
+    last_post: Option<Instant>,
+    /// The API, or a proxy before it, takes no more at a time.
+    most_bytes: usize,
+    /// How much of the next line has been posted, where it is too long to be posted at once.
+    posted_of_line: usize,
+}
+
+#[derive(Debug)]
+struct Driver {
+    runtime: Runtime,
+    client: Client,
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    data: Vec<Line<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Line<'a> {
+    job_id: u32,
+    step_id: &'a str,
+    #[serde(rename = "lineNumber")]
+    number: u64,
+    output: std::borrow::Cow<'a, str>,
+}
+
+impl Sink for ApiSink {
+    fn name(&self) -> String {
+        // The address may hold a name and a password, its origin does not.
+        format!("api {}", self.log.base.origin().ascii_serialization())
+    }
+
+    fn deliver(&mut self, batch: Batch<'_>) -> Result<usize, SinkError> {
+        if self.should_wait(batch.text.len()) {
+            thread::sleep(POLL_INTERVAL);
+            return Err(SinkError::Busy);
+        }
+        let driver = match self.driver.take() {
+            Some(driver) => driver,
+            None => Driver::new().map_err(SinkError::Unavailable)?,
+        };
+        let taken = driver.runtime.block_on(self.post(&driver.client, batch));
+        self.driver = Some(driver);
+        self.last_post = Some(Instant::now());
+        taken.map_err(SinkError::Unavailable)
+    }
+}
+
+impl ApiSink {
+    /// Nothing is asked of the API yet.
+    pub fn new(log: ApiLog) -> Self {
+        Self {
+            log,
+            driver: None,
+            is_set_up: false,
+            last_post: None,
+            most_bytes: usize::MAX,
+            posted_of_line: 0,
+        }
+    }
+
+    fn should_wait(&self, bytes: usize) -> bool {
+        bytes < ENOUGH && self.last_post.is_some_and(|last| last.elapsed() < INTERVAL)
+    }
+
+    async fn post(&mut self, client: &Client, batch: Batch<'_>) -> io::Result<usize> {
+        if !self.is_set_up {
+            let path = format!("logs/{}/setup-consumer-groups", self.log.job_id);
+            let request = client.post(self.address(&path));
+            accepted(self.send(request).await?)?;
+            self.is_set_up = true;
+        }
+        let text = self.some_of(batch.text);
+        // All of it, unless it is a line that is too long.
+        while self.posted_of_line < text.len() {
+            let piece = self.piece_of(&text[self.posted_of_line..]);
+            let body = self.render(piece, batch.first_line)?;
+            let request = client.post(self.address("logs")).body(body);
+            let answer = self.send(request).await?;
+            if answer == StatusCode::PAYLOAD_TOO_LARGE && piece.len() > 1 {
+                self.most_bytes = piece.len() / 2;
+            }
+            accepted(answer)?;
+            self.posted_of_line += piece.len();
+        }
+        self.posted_of_line = 0;
+        Ok(text.len())
+    }
+
+    /// As much as may be posted of one line, or of several that may be posted together. Pieces of a line have its
+    /// number, one after the other.
+    fn piece_of<'t>(&self, text: &'t [u8]) -> &'t [u8] {
+        if text.len() <= self.most_bytes {
+            return text;
+        }
+        // The newline is no part of what is posted, and no piece of its own.
+        let end = match text.len() - 1 {
+            most if most <= self.most_bytes => text.len(),
+            _ => char_boundary(text, self.most_bytes.max(LONGEST_CHAR).min(text.len())),
+        };
+        &text[..end]
+    }
+
+    /// As many whole lines as may be posted, at least one.
+    fn some_of<'t>(&self, text: &'t [u8]) -> &'t [u8] {
+        if text.len() <= self.most_bytes {
+            return text;
+        }
+        let length = match whole_lines_len(&text[..self.most_bytes]) {
+            0 => text
+                .iter()
+                .position(|byte| *byte == b'\n')
+                .map_or(text.len(), |end| end + 1),
+            length => length,
+        };
+        &text[..length]
+    }
+
+    fn render(&self, text: &[u8], first_line: u64) -> io::Result<Vec<u8>> {
+        let lines = text.split_inclusive(|byte| *byte == b'\n');
+        let document = Document {
+            data: (first_line..)
+                .zip(lines)
+                .map(|(number, line)| Line {
+                    job_id: self.log.job_id,
+                    step_id: &self.log.step_id,
+                    number,
+                    output: String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(line)),
+                })
+                .collect(),
+        };
+        serde_json::to_vec(&document).map_err(io::Error::other)
+    }
+
+    /// Below the base, whatever path that has.
+    fn address(&self, path: &str) -> Url {
+        let mut address = self.log.base.clone();
+        if let Ok(mut segments) = address.path_segments_mut() {
+            segments.pop_if_empty().extend(path.split('/'));
+        }
+        address
+    }
+
+    async fn send(&self, request: RequestBuilder) -> io::Result<StatusCode> {
+        let mut request = request.header(CONTENT_TYPE, MEDIA_TYPE);
+        if let Some(token) = (self.log.bearer.0)() {
+            request = request.bearer_auth(token.expose_secret());
+        }
+        // Addresses may hold credentials.
+        let answer = request
+            .send()
+            .await
+            .map_err(|error| io::Error::other(error.without_url()))?;
+        Ok(answer.status())
+    }
+}
+
+impl Driver {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            runtime: tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?,
+            client: Client::builder()
+                .timeout(TIMEOUT)
+                // The token is for this API alone.
+                .redirect(reqwest::redirect::Policy::none())
+                .build()
+                .map_err(io::Error::other)?,
+        })
+    }
+}
+
+fn accepted(status: StatusCode) -> io::Result<()> {
+    if status.is_success() {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("the API answers {status}")))
+}

@@ -1,0 +1,220 @@
+//! Terrakube's API as the executor and the launcher use it: where a step stands, who runs it, how it goes and how it
+//! ended, the job context, published states (contract 5). Knows neither Kubernetes nor how Terraform is run, and never
+//! shows a token to anything but the configured addresses.
+
+pub mod args;
+mod claims;
+mod client;
+mod context;
+mod document;
+pub mod error;
+mod report;
+mod standing;
+mod template;
+#[cfg(test)]
+mod tests;
+pub mod token;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use job_contract::chain;
+use reqwest::{Method, Url};
+use serde::Serialize;
+use tracing::debug;
+
+use self::client::{Call, Client, JSON_API, Pace};
+use self::document::{Change, HISTORY_REFERENCE_WIDTH, HistoryDocument, JobDocument, fitting};
+use crate::redis::Redis;
+use crate::{History, StepRef};
+use runtime::Patience;
+
+pub use args::{TerrakubeArgs, TerrakubeConfig};
+pub use error::TerrakubeError;
+pub use token::{SecretError, TokenSource, decode_secret};
+
+/// How long ordinary calls are tried: long enough for the API to be restarted.
+const ORDINARY: Duration = Duration::from_mins(1);
+/// How long it is looked for a record before it is told again.
+const LOOK: Duration = Duration::from_secs(30);
+
+/// Terrakube's API. Clones share the connection.
+#[derive(Clone, Debug)]
+pub struct Terrakube(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    config: TerrakubeConfig,
+    client: Client,
+    pace: Pace,
+    /// Where claims are atomic.
+    redis: Option<Redis>,
+    /// Merging is reading and writing: our own merges must not overtake one another.
+    merging: tokio::sync::Mutex<()>,
+}
+
+impl Terrakube {
+    /// The platform at those addresses, and the Redis that belongs to it. Nothing is sent yet.
+    pub fn new(config: TerrakubeConfig, redis: Option<Redis>) -> Result<Self, TerrakubeError> {
+        Self::with_pace(config, redis, Pace::default())
+    }
+
+    fn with_pace(
+        config: TerrakubeConfig,
+        redis: Option<Redis>,
+        pace: Pace,
+    ) -> Result<Self, TerrakubeError> {
+        Ok(Self(Arc::new(Inner {
+            client: Client::new(config.tokens.clone(), pace)?,
+            config,
+            redis,
+            pace,
+            merging: tokio::sync::Mutex::default(),
+        })))
+    }
+
+    /// How the API is reached.
+    pub fn config(&self) -> &TerrakubeConfig {
+        &self.0.config
+    }
+
+    /// The address under which the platform shows the stored output of a step (contract 6.3).
+    pub fn step_output(&self, step: &StepRef) -> String {
+        let (org, job, id) = (&step.organization_id, &step.job_id, &step.step_id);
+        self.public(&[
+            "tfoutput",
+            "v1",
+            "organization",
+            org,
+            "job",
+            job,
+            "step",
+            id,
+        ])
+    }
+
+    /// The address under which the platform shows a stored state (contract 6.4).
+    pub fn state_output(&self, step: &StepRef, name: &str) -> String {
+        let (org, workspace) = (&step.organization_id, &step.workspace_id);
+        let file = format!("{name}.json");
+        let path = [
+            "tfstate",
+            "v1",
+            "organization",
+            org,
+            "workspace",
+            workspace,
+            "state",
+            &file,
+        ];
+        self.public(&path)
+    }
+
+    /// Where the content of a CLI-driven run is (contract 8.6); `None` when the job names nothing.
+    pub async fn override_source(&self, step: &StepRef) -> Result<Option<String>, TerrakubeError> {
+        let document = self.job(step, &Patience::lasting(ORDINARY)).await?;
+        Ok(document.into_job().override_source)
+    }
+
+    /// Records a published state. An attempt whose answer was lost may have succeeded, so that nobody tells it again
+    /// before having looked.
+    pub async fn record_history(
+        &self,
+        step: &StepRef,
+        history: &History,
+        patience: &Patience,
+    ) -> Result<(), TerrakubeError> {
+        let history = History {
+            job_reference: fitting(&history.job_reference, HISTORY_REFERENCE_WIDTH).to_owned(),
+            ..history.clone()
+        };
+        let call = Call::new(Method::POST, self.history_url(step), JSON_API)
+            .body(&Change::new("history", &history));
+        let mut retry = self.0.client.retry(patience);
+        while let Err(error) = self.0.client.once(&call, patience).await {
+            retry.after(error).await?;
+            match self.has_record(step, &history, patience).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                // Twice on record is better than not at all.
+                Err(error) => debug!(
+                    error = chain(&error),
+                    "whether the state is on record cannot be read"
+                ),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the state is among the records of its job.
+    async fn has_record(
+        &self,
+        step: &StepRef,
+        history: &History,
+        patience: &Patience,
+    ) -> Result<bool, TerrakubeError> {
+        let patience = patience.at_most(LOOK);
+        let mut url = self.history_url(step);
+        url.query_pairs_mut()
+            .append_pair("filter[history]", &of_job(&history.job_reference));
+        let call = Call::new(Method::GET, url, JSON_API);
+        let known: HistoryDocument = self.0.client.ask(&call, &patience).await?;
+        Ok(known.outputs().any(|output| output == history.output))
+    }
+
+    fn history_url(&self, step: &StepRef) -> Url {
+        let (org, workspace) = (&step.organization_id, &step.workspace_id);
+        self.api(&["organization", org, "workspace", workspace, "history"])
+    }
+
+    /// The job and its steps as they are now.
+    async fn job(
+        &self,
+        step: &StepRef,
+        patience: &Patience,
+    ) -> Result<JobDocument, TerrakubeError> {
+        let mut url = self.job_url(step);
+        url.set_query(Some("include=step"));
+        let call = Call::new(Method::GET, url, JSON_API);
+        self.0.client.ask(&call, patience).await
+    }
+
+    fn job_url(&self, step: &StepRef) -> Url {
+        self.api(&["organization", &step.organization_id, "job", &step.job_id])
+    }
+
+    fn job_change(&self, step: &StepRef, change: impl Serialize) -> Call {
+        let document = Change::of("job", &step.job_id, change);
+        Call::new(Method::PATCH, self.job_url(step), JSON_API).body(&document)
+    }
+
+    fn step_change(&self, step: &StepRef, change: impl Serialize) -> Call {
+        let (org, job, id) = (&step.organization_id, &step.job_id, &step.step_id);
+        let url = self.api(&["organization", org, "job", job, "step", id]);
+        Call::new(Method::PATCH, url, JSON_API).body(&Change::of("step", id, change))
+    }
+
+    fn api(&self, path: &[&str]) -> Url {
+        extended(&self.0.config.api_url, &[&["api", "v1"], path].concat())
+    }
+
+    fn public(&self, path: &[&str]) -> String {
+        extended(&self.0.config.public_url, path).to_string()
+    }
+}
+
+/// A filter for the records of a job, in the platform's query language.
+fn of_job(reference: &str) -> String {
+    let quoted = reference.replace('\\', "\\\\").replace('\'', "\\'");
+    format!("jobReference=='{quoted}'")
+}
+
+/// Ids are encoded on the way, so that none can lead elsewhere.
+fn extended(base: &Url, path: &[&str]) -> Url {
+    let mut url = base.clone();
+    url.path_segments_mut()
+        .expect("base addresses are http or https")
+        .pop_if_empty()
+        .extend(path);
+    url
+}

@@ -1,0 +1,341 @@
+//! HTTP calls to the platform: signed, bounded in time and size, and tried again as long as that may help and
+//! somebody is willing to wait. Knows nothing of what the calls are about.
+
+use std::time::Duration;
+
+use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
+use job_contract::chain;
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, RETRY_AFTER};
+use reqwest::redirect::Policy;
+use reqwest::{Method, Response, StatusCode, Url};
+use secrecy::ExposeSecret as _;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tracing::warn;
+
+use super::error::TerrakubeError;
+use super::token::TokenSource;
+use runtime::Patience;
+
+/// Media type of JSON:API, asked for by the platform in every change.
+pub(super) const JSON_API: &str = "application/vnd.api+json";
+/// Media type of the job context.
+pub(super) const JSON: &str = "application/json";
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The platform answers a change of a job only when it holds the job's row, for which it may wait a while.
+const CALL_TIMEOUT: Duration = Duration::from_mins(1);
+/// More is asked for by no platform that means to be asked again.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
+/// How much of an explanation is passed on.
+const DETAIL_CHARS: usize = 300;
+
+/// How quickly failed calls are repeated.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    pub(super) first_pause: Duration,
+    pub(super) longest_pause: Duration,
+    /// Between two questions whether a dispatch is recorded.
+    pub(super) dispatch_poll: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            first_pause: Duration::from_millis(500),
+            longest_pause: Duration::from_secs(15),
+            dispatch_poll: Duration::from_secs(1),
+        }
+    }
+}
+
+impl Pace {
+    fn pauses(self) -> ExponentialBackoff {
+        ExponentialBuilder::default()
+            .with_min_delay(self.first_pause)
+            .with_max_delay(self.longest_pause)
+            .with_jitter()
+            .without_max_times()
+            .build()
+    }
+}
+
+/// One call.
+#[derive(Debug)]
+pub(super) struct Call {
+    method: Method,
+    url: Url,
+    media_type: &'static str,
+    body: Option<Vec<u8>>,
+    /// How much of an answer is read.
+    limit: usize,
+    /// How long the call's token is valid.
+    lifetime: Duration,
+}
+
+impl Call {
+    pub(super) fn new(method: Method, url: Url, media_type: &'static str) -> Self {
+        Self {
+            method,
+            url,
+            media_type,
+            body: None,
+            limit: 4 * 1024 * 1024,
+            lifetime: super::token::CALL,
+        }
+    }
+
+    /// With a document to send.
+    pub(super) fn body(mut self, document: &impl Serialize) -> Self {
+        let body =
+            serde_json::to_vec(document).expect("documents have string keys and plain values");
+        self.body = Some(body);
+        self
+    }
+
+    pub(super) const fn limit(mut self, bytes: usize) -> Self {
+        self.limit = bytes;
+        self
+    }
+
+    pub(super) const fn lifetime(mut self, lifetime: Duration) -> Self {
+        self.lifetime = lifetime;
+        self
+    }
+
+    /// For messages.
+    pub(super) fn name(&self) -> String {
+        format!("{} {}", self.method, self.url)
+    }
+}
+
+/// An HTTP client that shows the platform's tokens.
+#[derive(Debug)]
+pub(super) struct Client {
+    http: reqwest::Client,
+    tokens: TokenSource,
+    pace: Pace,
+}
+
+impl Client {
+    pub(super) fn new(tokens: TokenSource, pace: Pace) -> Result<Self, TerrakubeError> {
+        // A token is for the address it was meant for, so no answer may send it elsewhere.
+        let http = reqwest::Client::builder()
+            .redirect(Policy::none())
+            .connect_timeout(CONNECT_TIMEOUT)
+            .timeout(CALL_TIMEOUT)
+            .user_agent(concat!("mayfly/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .map_err(TerrakubeError::Client)?;
+        Ok(Self { http, tokens, pace })
+    }
+
+    /// Makes a call, again and again while that may help, and returns the document it is answered with.
+    pub(super) async fn ask<T: DeserializeOwned>(
+        &self,
+        call: &Call,
+        patience: &Patience,
+    ) -> Result<T, TerrakubeError> {
+        let answer = self.tell(call, patience).await?;
+        serde_json::from_slice(&answer).map_err(|source| TerrakubeError::Malformed {
+            call: call.name(),
+            source,
+        })
+    }
+
+    /// Makes a call, again and again while that may help. What it is answered beside success does not matter.
+    pub(super) async fn tell(
+        &self,
+        call: &Call,
+        patience: &Patience,
+    ) -> Result<Vec<u8>, TerrakubeError> {
+        let mut retry = self.retry(patience);
+        loop {
+            match self.once(call, patience).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => retry.after(error).await?,
+            }
+        }
+    }
+
+    /// Makes a call once.
+    pub(super) async fn once(
+        &self,
+        call: &Call,
+        patience: &Patience,
+    ) -> Result<Vec<u8>, TerrakubeError> {
+        // A call that nobody waits for may be carried out all the same, and is not made.
+        if patience.is_over() {
+            return Err(TerrakubeError::OutOfTime { call: call.name() });
+        }
+        tokio::select! {
+            biased;
+            attempt = self.attempt(call) => attempt,
+            () = patience.over() => Err(TerrakubeError::OutOfTime { call: call.name() }),
+        }
+    }
+
+    /// A series of attempts.
+    pub(super) fn retry<'p>(&self, patience: &'p Patience) -> Retry<'p> {
+        Retry {
+            pauses: self.pace.pauses(),
+            patience,
+            last: None,
+        }
+    }
+
+    async fn attempt(&self, call: &Call) -> Result<Vec<u8>, TerrakubeError> {
+        let mut request = self
+            .http
+            .request(call.method.clone(), call.url.clone())
+            .header(ACCEPT, call.media_type);
+        if let Some(body) = &call.body {
+            request = request
+                .header(CONTENT_TYPE, call.media_type)
+                .body(body.clone());
+        }
+        // Each attempt with a token of its own: the last one may be minutes after the first.
+        if let Some(token) = self.tokens.mint(call.lifetime) {
+            request = request.bearer_auth(token.expose_secret());
+        }
+        let transfer = |source: reqwest::Error| TerrakubeError::Transfer {
+            call: call.name(),
+            source: source.without_url(),
+        };
+        let mut answer = request.send().await.map_err(transfer)?;
+        let status = answer.status();
+        if !status.is_success() {
+            return Err(refusal(call, answer).await);
+        }
+        let mut body = Vec::new();
+        while let Some(chunk) = answer.chunk().await.map_err(transfer)? {
+            if body.len() + chunk.len() > call.limit {
+                return Err(TerrakubeError::TooLarge {
+                    call: call.name(),
+                    limit: call.limit,
+                });
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(body)
+    }
+}
+
+/// Attempts at one thing, further and further apart.
+#[derive(Debug)]
+pub(super) struct Retry<'p> {
+    pauses: ExponentialBackoff,
+    patience: &'p Patience,
+    last: Option<TerrakubeError>,
+}
+
+impl Retry<'_> {
+    /// Waits before the attempt after the one that failed so. Gives up with what went wrong when another would not
+    /// help, or nobody waits for it any more.
+    pub(super) async fn after(&mut self, error: TerrakubeError) -> Result<(), TerrakubeError> {
+        if matches!(error, TerrakubeError::OutOfTime { .. }) {
+            // The last fault that was seen says more than that time is up.
+            return Err(self.last.take().unwrap_or(error));
+        }
+        if !error.is_transient() {
+            return Err(error);
+        }
+        if self.last.is_none() {
+            warn!(
+                error = chain(&error),
+                "the platform is not available, trying again"
+            );
+        }
+        let pause = self.pauses.next().unwrap_or(LONGEST_RETRY_AFTER);
+        let pause = error
+            .retry_after()
+            .map_or(pause, |asked| asked.max(pause).min(LONGEST_RETRY_AFTER));
+        tokio::select! {
+            biased;
+            () = self.patience.over() => Err(error),
+            () = tokio::time::sleep(pause) => {
+                self.last = Some(error);
+                Ok(())
+            }
+        }
+    }
+}
+
+async fn refusal(call: &Call, answer: Response) -> TerrakubeError {
+    let (call, status) = (call.name(), answer.status());
+    match status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+            TerrakubeError::Refused { call, status }
+        }
+        StatusCode::NOT_FOUND | StatusCode::GONE => TerrakubeError::Gone { call },
+        _ => TerrakubeError::Status {
+            call,
+            status,
+            retry_after: retry_after(answer.headers()),
+            detail: detail(answer).await,
+        },
+    }
+}
+
+/// The time in seconds, which is what servers send; the form with a date is left to our own pace.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers
+        .get(RETRY_AFTER)?
+        .to_str()
+        .ok()?
+        .trim()
+        .parse()
+        .ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+/// What JSON:API says about a failure, in one line: `: ` and the text, or nothing.
+async fn detail(mut answer: Response) -> String {
+    const LIMIT: usize = 64 * 1024;
+    let mut body = Vec::new();
+    // The failure itself is known; whatever of its explanation does not arrive is not missed.
+    while let Ok(Some(chunk)) = answer.chunk().await {
+        body.extend_from_slice(&chunk);
+        if body.len() > LIMIT {
+            return String::new();
+        }
+    }
+    let document = serde_json::from_slice::<serde_json::Value>(&body).unwrap_or_default();
+    let text = document
+        .pointer("/errors/0/detail")
+        .or_else(|| document.pointer("/message"))
+        .and_then(serde_json::Value::as_str)
+        .unwrap_or_default();
+    if text.is_empty() {
+        return String::new();
+    }
+    let text = text
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .take(DETAIL_CHARS);
+    format!(": {}", text.collect::<String>().trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn no_call_is_made_when_time_is_up() {
+        // Whoever makes a client does this; an earlier provider stays.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        server.set_nonblocking(true).unwrap();
+        let url = format!("http://{}/", server.local_addr().unwrap());
+        let client = Client::new(TokenSource::disabled(), Pace::default()).unwrap();
+        let call = Call::new(Method::GET, Url::parse(&url).unwrap(), JSON);
+        let patience = Patience::lasting(Duration::ZERO);
+        let told = client.tell(&call, &patience).await;
+        assert!(matches!(told, Err(TerrakubeError::OutOfTime { .. })));
+        let called = server.accept().map(drop).map_err(|error| error.kind());
+        assert_eq!(called, Err(io::ErrorKind::WouldBlock));
+    }
+}

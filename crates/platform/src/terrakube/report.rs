@@ -1,0 +1,226 @@
+//! What the platform is told of a step: that it runs, and how it ended (contract 5.3, 5.4).
+//!
+//! A job that is over stays as it is, whoever ended it. So the job is read again before each attempt to change it: an
+//! attempt whose answer was lost may have succeeded, and the platform may have moved on to the next step since.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use job_contract::StepType;
+use job_contract::settlement::Settlement;
+use job_contract::status::{JobStatus, StepStatus};
+use tracing::{error, info};
+
+use super::document::{
+    JOB_COMMIT_WIDTH, JOB_OUTPUT_WIDTH, JOB_PLAN_WIDTH, JobChange, JobDocument, STEP_NAME_WIDTH,
+    STEP_OUTPUT_WIDTH, StepChange, fits, fitting,
+};
+use super::standing::has_ended;
+use super::{Terrakube, TerrakubeError};
+use crate::{Outcome, PlanReference, Start, StepRef};
+use runtime::Patience;
+
+/// The run waits for this report, and the final one says it all again.
+const START_PATIENCE: Duration = Duration::from_secs(30);
+
+impl Terrakube {
+    /// Reports that the step runs, unless its job is not to be run any more, or the step has ended: setting it back
+    /// would have it reported, and its job changed, a second time.
+    pub async fn report_running(
+        &self,
+        step: &StepRef,
+        commit_id: &str,
+        output: &str,
+    ) -> Result<Start, TerrakubeError> {
+        let patience = Patience::lasting(START_PATIENCE);
+        let found = self
+            .change_job(step, &patience, |document| {
+                may_start(document, step).then(|| JobChange {
+                    status: Some(&JobStatus::Running),
+                    commit_id: Some(fitting(commit_id, JOB_COMMIT_WIDTH)),
+                    ..JobChange::default()
+                })
+            })
+            .await?;
+        let status = &found.job().status;
+        let rejection =
+            *status == JobStatus::Rejected && step.step_type == StepType::Approval.name();
+        if !may_start(&found, step) && !rejection {
+            return Ok(Start::Over(status.clone()));
+        }
+        let change = StepChange {
+            status: Some(StepStatus::Running),
+            output: Some(output).filter(|output| fits(output, STEP_OUTPUT_WIDTH)),
+            ..StepChange::default()
+        };
+        let call = self.step_change(step, change);
+        self.0.client.tell(&call, &patience).await?;
+        Ok(Start::Told)
+    }
+
+    /// Reports how the step ended: the step before the job, because any change of the job makes the platform look for
+    /// the next step that is still pending.
+    pub async fn report_outcome(
+        &self,
+        step: &StepRef,
+        outcome: &Outcome,
+        patience: &Patience,
+    ) -> Result<(), TerrakubeError> {
+        let outcome = recordable(outcome);
+        let before = self.job(step, patience).await?;
+        let status = &before.job().status;
+        if is_waiting(status) {
+            info!(%status, "the dispatch is not on record, or done with: the job is left as it is");
+            return Ok(());
+        }
+        if let Some(change) = step_change(&before, step, &outcome) {
+            let call = self.step_change(step, change);
+            self.0.client.tell(&call, patience).await?;
+        }
+        let after = self
+            .change_job(step, patience, |now| {
+                awaits_report(&before, now, &step.step_id).then(|| job_change(now, step, &outcome))
+            })
+            .await?;
+        let status = &after.job().status;
+        if !is_live(status) {
+            info!(%status, "the job is left as it is");
+        }
+        Ok(())
+    }
+
+    /// Changes the job as long as `change` says so of what it is now, and returns what it was the last time it was
+    /// read.
+    async fn change_job<'c>(
+        &self,
+        step: &StepRef,
+        patience: &Patience,
+        change: impl Fn(&JobDocument) -> Option<JobChange<'c>>,
+    ) -> Result<JobDocument, TerrakubeError> {
+        let mut retry = self.0.client.retry(patience);
+        loop {
+            let now = self.job(step, patience).await?;
+            let Some(change) = change(&now) else {
+                return Ok(now);
+            };
+            let call = self.job_change(step, change);
+            match self.0.client.once(&call, patience).await {
+                Ok(_) => return Ok(now),
+                Err(error) => retry.after(error).await?,
+            }
+        }
+    }
+}
+
+/// Whether the platform takes reports on the job.
+const fn is_live(status: &JobStatus) -> bool {
+    matches!(status, JobStatus::Queue | JobStatus::Running)
+}
+
+/// Whether the step is the one its job waits for.
+fn may_start(document: &JobDocument, step: &StepRef) -> bool {
+    is_live(&document.job().status) && !has_ended(document, step)
+}
+
+/// Whether the platform has yet to dispatch the job's next step, which then is not one that has been run.
+const fn is_waiting(status: &JobStatus) -> bool {
+    matches!(
+        status,
+        JobStatus::Pending | JobStatus::WaitingApproval | JobStatus::Approved
+    )
+}
+
+/// Whether the job, first read as `before`, is still the one that waits for this step's report: it is neither over nor
+/// has an earlier attempt to report come through.
+fn awaits_report(before: &JobDocument, now: &JobDocument, step_id: &str) -> bool {
+    let (first, status) = (&before.job().status, &now.job().status);
+    let moved_on = *first == JobStatus::Running && *status == JobStatus::Queue
+        || now.job().output != before.job().output
+        || now
+            .steps()
+            .any(|other| other.id != step_id && other.status == Some(StepStatus::Running));
+    is_live(status) && !moved_on
+}
+
+/// The change of the step; none where there is nothing left to say. What the platform has ended stays as it is, but
+/// gets its output.
+fn step_change<'o>(
+    before: &JobDocument,
+    step: &StepRef,
+    outcome: &'o Outcome,
+) -> Option<StepChange<'o>> {
+    let known = before.step(&step.step_id);
+    let is_over = has_ended(before, step);
+    let rejected = before.job().status == JobStatus::Rejected;
+    let output = outcome
+        .output
+        .as_deref()
+        .filter(|output| fits(output, STEP_OUTPUT_WIDTH));
+    // Where there is no output to show, the step's name is all a user sees.
+    let name = outcome.note.as_deref().filter(|_| output.is_none());
+    let change = StepChange {
+        status: match outcome.settlement.step {
+            _ if is_over => None,
+            _ if rejected => Some(StepStatus::Failed),
+            status => Some(status),
+        },
+        output: output.filter(|output| {
+            !is_over || known.and_then(|step| step.output).as_deref() != Some(*output)
+        }),
+        name: name
+            .filter(|_| !is_over)
+            .map(|name| fitting(name, STEP_NAME_WIDTH)),
+    };
+    let is_empty = change.status.is_none() && change.output.is_none();
+    (!is_empty).then_some(change)
+}
+
+fn job_change<'o>(now: &JobDocument, step: &StepRef, outcome: &'o Outcome) -> JobChange<'o> {
+    let Settlement {
+        job, plan_changes, ..
+    } = &outcome.settlement;
+    let said = match &now.job().output {
+        None => String::new(),
+        Some(before) => format!("{before} Step {} completed\n", step.step_id),
+    };
+    JobChange {
+        status: Some(job),
+        // The platform asserts it (contract 5.4).
+        plan_changes: Some(*plan_changes || *job == JobStatus::Pending),
+        output: Some(said).filter(|said| fits(said, JOB_OUTPUT_WIDTH)),
+        terraform_plan: match &outcome.plan {
+            PlanReference::Keep => None,
+            PlanReference::Set(reference) => Some(reference),
+            PlanReference::Clear => Some(""),
+        },
+        commit_id: outcome
+            .commit_id
+            .as_deref()
+            .map(|commit| fitting(commit, JOB_COMMIT_WIDTH))
+            // Empty is the commit of a source that was never read.
+            .or_else(|| now.job().commit_id.is_none().then_some("")),
+    }
+}
+
+/// The outcome, unless its plan's address fits no record: then nobody could apply the plan, and the step has failed.
+fn recordable(outcome: &Outcome) -> Cow<'_, Outcome> {
+    match &outcome.plan {
+        PlanReference::Set(reference) if !fits(reference, JOB_PLAN_WIDTH) => {
+            error!(
+                length = reference.chars().count(),
+                limit = JOB_PLAN_WIDTH,
+                "the address of the stored plan is longer than the platform records: the step is reported as failed"
+            );
+            Cow::Owned(Outcome {
+                settlement: Settlement {
+                    step: StepStatus::Failed,
+                    job: JobStatus::Failed,
+                    plan_changes: true,
+                },
+                plan: PlanReference::Clear,
+                ..outcome.clone()
+            })
+        }
+        _ => Cow::Borrowed(outcome),
+    }
+}

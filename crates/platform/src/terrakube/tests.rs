@@ -1,0 +1,1051 @@
+//! The client against a platform that refuses what the contract does not allow.
+
+mod stand_in;
+
+use std::time::Duration;
+
+use axum::http::{Method, StatusCode};
+use job_contract::StepType;
+use job_contract::settlement::{self, Ending};
+use job_contract::status::{JobStatus, StepStatus};
+use job_contract::{Exit, env};
+use reqwest::Url;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use self::stand_in::{Fault, StandIn, client, step};
+use super::{Terrakube, TerrakubeConfig, TerrakubeError, TokenSource};
+use crate::redis::{Redis, RedisArgs};
+use crate::{Admission, Claim, History, Holder, Outcome, PlanReference, Start};
+use runtime::Patience;
+use test_peers::port::Port;
+use test_peers::redis::RedisServer;
+
+const PLAN: &str = "terraformPlan";
+
+fn patience() -> Patience {
+    Patience::lasting(Duration::from_secs(20))
+}
+
+fn outcome(step_type: StepType, ending: Ending, plan: PlanReference) -> Outcome {
+    Outcome {
+        settlement: settlement::settle(step_type, ending, true, false, 2),
+        output: Some("https://api/log".into()),
+        note: None,
+        plan,
+        commit_id: Some("abc".into()),
+    }
+}
+
+fn planned() -> Outcome {
+    let plan = PlanReference::Set("https://store/plan".into());
+    outcome(StepType::Plan, Ending::Changes, plan)
+}
+
+#[tokio::test]
+async fn a_step_waits_until_its_dispatch_is_recorded() {
+    let api = StandIn::with_status("pending").await;
+    api.job().becomes.extend(["pending", "queue"]);
+    let mut config = api.config();
+    config.dispatch_wait = Duration::from_secs(20);
+    let admission = client(config).admission(&step("plan-id", PLAN)).await;
+    let Ok(Admission::Granted(standing)) = admission else {
+        panic!("{admission:?}");
+    };
+    assert_eq!(standing.status, JobStatus::Queue);
+    assert_eq!(standing.step, Some(StepStatus::Pending));
+    assert_eq!(standing.template_steps, 2);
+    assert_eq!(api.job().asked, 3);
+    assert!(api.told().is_empty());
+}
+
+#[rstest]
+#[case("queue", PLAN, Admission::Granted(granted("queue")))]
+#[case("rejected", "approval", Admission::Granted(granted("rejected")))]
+#[case("rejected", PLAN, Admission::Over(JobStatus::Rejected))]
+#[case("cancelled", PLAN, Admission::Over(JobStatus::Cancelled))]
+#[case("failed", "approval", Admission::Over(JobStatus::Failed))]
+#[case("completed", PLAN, Admission::Over(JobStatus::Completed))]
+#[case("approved", PLAN, Admission::NotDispatched(JobStatus::Approved))]
+#[case("pending", PLAN, Admission::NotDispatched(JobStatus::Pending))]
+#[tokio::test]
+async fn only_a_dispatched_job_runs_and_nobody_elses_is_touched(
+    #[case] status: &str,
+    #[case] step_type: &str,
+    #[case] expected: Admission,
+) {
+    let api = StandIn::with_status(status).await;
+    let admission = api.client().admission(&step("plan-id", step_type)).await;
+    assert_eq!(admission.unwrap(), expected);
+    assert!(api.told().is_empty());
+}
+
+/// A dispatch that comes again when nobody remembers the first.
+#[rstest]
+#[case("running", "completed", Admission::Settled(StepStatus::Completed))]
+#[case("pending", "completed", Admission::Settled(StepStatus::Completed))]
+#[case("approved", "failed", Admission::Settled(StepStatus::Failed))]
+#[case("completed", "completed", Admission::Over(JobStatus::Completed))]
+#[tokio::test]
+async fn a_step_that_is_over_does_not_run_again_though_its_job_goes_on(
+    #[case] job: &str,
+    #[case] status: &str,
+    #[case] expected: Admission,
+) {
+    let api = StandIn::with_status(job).await;
+    api.job().steps[0].1["status"] = status.into();
+    let admission = api.client().admission(&step("plan-id", PLAN)).await;
+    assert_eq!(admission.unwrap(), expected);
+    assert_eq!(api.job().asked, 1);
+    assert!(api.told().is_empty());
+}
+
+fn granted(status: &str) -> crate::Standing {
+    crate::Standing {
+        status: serde_json::from_value(status.into()).unwrap(),
+        step: Some(StepStatus::Pending),
+        template_steps: 2,
+        terraform_plan: None,
+        planned: false,
+        half_told: false,
+    }
+}
+
+#[tokio::test]
+async fn a_start_is_told_of_job_and_step_with_nothing_but_what_changes() {
+    let api = StandIn::with_status("queue").await;
+    let start = api
+        .client()
+        .report_running(&step("plan-id", PLAN), &"c".repeat(70), "https://api/log")
+        .await;
+    assert_eq!(start.unwrap(), Start::Told);
+    assert_eq!(
+        api.told(),
+        [
+            (
+                "job".to_owned(),
+                json!({"status": "running", "commitId": "c".repeat(64)})
+            ),
+            (
+                "step plan-id".to_owned(),
+                json!({"status": "running", "output": "https://api/log"})
+            ),
+        ]
+    );
+}
+
+#[rstest]
+#[case("cancelled", PLAN, Start::Over(JobStatus::Cancelled), 0)]
+#[case("failed", PLAN, Start::Over(JobStatus::Failed), 0)]
+#[case("completed", PLAN, Start::Over(JobStatus::Completed), 0)]
+#[case("pending", PLAN, Start::Over(JobStatus::Pending), 0)]
+#[case("rejected", PLAN, Start::Over(JobStatus::Rejected), 0)]
+#[case("rejected", "approval", Start::Told, 1)]
+#[tokio::test]
+async fn a_job_that_ended_is_not_revived(
+    #[case] status: &str,
+    #[case] step_type: &str,
+    #[case] expected: Start,
+    #[case] changes: usize,
+) {
+    let api = StandIn::with_status(status).await;
+    let start = api
+        .client()
+        .report_running(&step("plan-id", step_type), "abc", "https://api/log")
+        .await;
+    assert_eq!(start.unwrap(), expected);
+    assert_eq!(api.told().len(), changes);
+    assert_eq!(api.status(), status);
+}
+
+/// Taken for a template of one step, a plan with changes would complete its job, and nothing would be applied.
+#[tokio::test]
+async fn a_job_whose_steps_are_not_told_is_read_again_and_never_taken_for_one_of_a_single_step() {
+    let api = StandIn::with_status("queue").await;
+    let steps = std::mem::take(&mut api.job().steps);
+    let (client, plan) = (api.client(), step("plan-id", PLAN));
+    let patience = patience();
+    for error in [
+        client.admission(&plan).await.unwrap_err(),
+        client.standing(&plan, &patience).await.unwrap_err(),
+    ] {
+        assert!(matches!(error, TerrakubeError::NoSteps { .. }), "{error}");
+        assert_eq!(error.exit(), Exit::Infrastructure);
+    }
+    assert_eq!(api.job().asked, 12, "read and read again five times, twice");
+
+    let told = async {
+        while api.job().asked < 14 {
+            tokio::task::yield_now().await;
+        }
+        api.job().steps = steps;
+    };
+    let (standing, ()) = tokio::join!(client.standing(&plan, &patience), told);
+    assert_eq!(standing.unwrap().template_steps, 2);
+}
+
+/// The dispatch came a second time, and the job may already be on its way to the next step.
+#[rstest]
+#[case("queue", "completed")]
+#[case("running", "completed")]
+#[case("running", "failed")]
+#[tokio::test]
+async fn a_step_that_ended_is_not_run_again_and_its_job_is_left_alone(
+    #[case] status: &str,
+    #[case] known: &str,
+) {
+    let api = StandIn::with_status(status).await;
+    api.job().steps[0].1.insert("status".into(), json!(known));
+    let (client, plan) = (api.client(), step("plan-id", PLAN));
+    let admission = client.admission(&plan).await.unwrap();
+    assert!(matches!(admission, Admission::Settled(_)), "{admission:?}");
+    let start = client.report_running(&plan, "abc", "https://api/log").await;
+    assert!(matches!(start, Ok(Start::Over(_))), "{start:?}");
+    assert!(api.told().is_empty(), "{:?}", api.told());
+}
+
+#[tokio::test]
+async fn a_job_cancelled_while_the_api_was_away_is_not_revived() {
+    let api = StandIn::with_status("queue").await;
+    api.job().becomes.push_back("cancelled");
+    api.fault(
+        Method::PATCH,
+        "/412",
+        Fault::Status(StatusCode::BAD_GATEWAY),
+    );
+    let start = api
+        .client()
+        .report_running(&step("plan-id", PLAN), "abc", "https://api/log")
+        .await;
+    assert_eq!(start.unwrap(), Start::Over(JobStatus::Cancelled));
+    assert!(api.told().is_empty());
+}
+
+#[tokio::test]
+async fn an_outcome_is_told_of_the_step_before_the_job() {
+    let api = StandIn::with_status("running").await;
+    api.client()
+        .report_outcome(&step("plan-id", PLAN), &planned(), &patience())
+        .await
+        .unwrap();
+    assert_eq!(
+        api.told(),
+        [
+            (
+                "step plan-id".to_owned(),
+                json!({"status": "completed", "output": "https://api/log"})
+            ),
+            (
+                "job".to_owned(),
+                json!({
+                    "status": "pending", "planChanges": true, "output": "",
+                    "terraformPlan": "https://store/plan", "commitId": "abc",
+                })
+            ),
+        ]
+    );
+}
+
+/// As the stock executor has it of a source it could not read.
+#[rstest]
+#[case::never_read(json!(null), Some(json!("")))]
+#[case::read_by_an_earlier_step(json!("abc"), None)]
+#[tokio::test]
+async fn a_job_whose_commit_nobody_knows_gets_an_empty_one(
+    #[case] known: Value,
+    #[case] told: Option<Value>,
+) {
+    let api = StandIn::with_status("running").await;
+    api.job().attributes.insert("commitId".into(), known);
+    let outcome = Outcome {
+        commit_id: None,
+        ..outcome(StepType::Plan, Ending::NotReached, PlanReference::Keep)
+    };
+    api.client()
+        .report_outcome(&step("plan-id", PLAN), &outcome, &patience())
+        .await
+        .unwrap();
+    assert_eq!(api.told()[1].1.get("commitId"), told.as_ref());
+}
+
+#[rstest]
+#[case(PlanReference::Keep, None)]
+#[case(PlanReference::Clear, Some(json!("")))]
+#[tokio::test]
+async fn a_plan_is_kept_or_cleared_as_the_outcome_says(
+    #[case] plan: PlanReference,
+    #[case] expected: Option<Value>,
+) {
+    let api = StandIn::with_status("running").await;
+    api.job()
+        .attributes
+        .insert("output".into(), json!("Before."));
+    let outcome = outcome(StepType::Apply, Ending::Success, plan);
+    api.client()
+        .report_outcome(&step("apply-id", "terraformApply"), &outcome, &patience())
+        .await
+        .unwrap();
+    let (_, job) = &api.told()[1];
+    assert_eq!(job.get("terraformPlan"), expected.as_ref());
+    assert_eq!(job["output"], "Before. Step apply-id completed\n");
+}
+
+#[tokio::test]
+async fn an_output_that_fits_no_more_is_left_as_it_is() {
+    let api = StandIn::with_status("running").await;
+    api.job()
+        .attributes
+        .insert("output".into(), json!("x".repeat(1010)));
+    api.client()
+        .report_outcome(&step("plan-id", PLAN), &planned(), &patience())
+        .await
+        .unwrap();
+    assert!(api.told()[1].1.get("output").is_none());
+    assert_eq!(api.status(), "pending");
+}
+
+#[tokio::test]
+async fn a_plan_nobody_could_find_again_is_a_failure() {
+    let api = StandIn::with_status("running").await;
+    let outcome = outcome(
+        StepType::Plan,
+        Ending::Changes,
+        PlanReference::Set("x".repeat(1025)),
+    );
+    api.client()
+        .report_outcome(&step("plan-id", PLAN), &outcome, &patience())
+        .await
+        .unwrap();
+    assert_eq!(api.told()[0].1["status"], "failed");
+    assert_eq!(api.told()[1].1["terraformPlan"], "");
+    assert_eq!(api.status(), "failed");
+}
+
+#[rstest]
+#[case("cancelled", "running", json!({"status": "failed", "output": "https://api/log"}))]
+#[case("cancelled", "cancelled", json!({"output": "https://api/log"}))]
+#[case("failed", "failed", json!({"output": "https://api/log"}))]
+#[case("rejected", "pending", json!({"status": "failed", "output": "https://api/log"}))]
+#[tokio::test]
+async fn a_job_that_ended_keeps_its_status_and_its_step_too(
+    #[case] job: &str,
+    #[case] known: &str,
+    #[case] told: Value,
+) {
+    let api = StandIn::with_status(job).await;
+    api.job().steps[1].1.insert("status".into(), json!(known));
+    let outcome = outcome(StepType::Apply, Ending::Failure, PlanReference::Keep);
+    api.client()
+        .report_outcome(&step("apply-id", "terraformApply"), &outcome, &patience())
+        .await
+        .unwrap();
+    assert_eq!(api.told(), [("step apply-id".to_owned(), told)]);
+    assert_eq!(api.status(), job);
+}
+
+#[rstest]
+#[case("pending")]
+#[case("approved")]
+#[case("waitingApproval")]
+#[tokio::test]
+async fn a_job_that_waits_for_its_dispatch_is_not_touched(#[case] status: &str) {
+    let api = StandIn::with_status(status).await;
+    api.client()
+        .report_outcome(&step("plan-id", PLAN), &planned(), &patience())
+        .await
+        .unwrap();
+    assert!(api.told().is_empty());
+}
+
+#[tokio::test]
+async fn a_failure_without_output_is_told_by_the_steps_name() {
+    let api = StandIn::with_status("running").await;
+    let outcome = Outcome {
+        output: None,
+        note: Some("n".repeat(200)),
+        ..outcome(StepType::Plan, Ending::NotReached, PlanReference::Keep)
+    };
+    api.client()
+        .report_outcome(&step("plan-id", PLAN), &outcome, &patience())
+        .await
+        .unwrap();
+    assert_eq!(
+        api.told()[0].1,
+        json!({"status": "failed", "name": "n".repeat(128)})
+    );
+}
+
+#[tokio::test]
+async fn a_report_is_tried_until_the_platform_is_back() {
+    let api = StandIn::with_status("running").await;
+    for _ in 0..20 {
+        api.fault(
+            Method::GET,
+            "/412",
+            Fault::Status(StatusCode::SERVICE_UNAVAILABLE),
+        );
+    }
+    api.fault(
+        Method::PATCH,
+        "/plan-id",
+        Fault::Later(StatusCode::TOO_MANY_REQUESTS, 0),
+    );
+    api.fault(
+        Method::PATCH,
+        "/412",
+        Fault::Status(StatusCode::INTERNAL_SERVER_ERROR),
+    );
+    api.client()
+        .report_outcome(&step("plan-id", PLAN), &planned(), &patience())
+        .await
+        .unwrap();
+    assert_eq!(api.status(), "pending");
+    assert!(api.job().faults.is_empty());
+}
+
+/// The platform took the report and dispatched the next step before the client could ask again.
+#[rstest]
+#[case("pending")]
+#[case("queue")]
+#[case("waitingApproval")]
+#[tokio::test]
+async fn a_report_whose_answer_was_lost_is_not_told_again_over_the_next_step(
+    #[case] now: &'static str,
+) {
+    let api = StandIn::with_status("running").await;
+    api.fault(Method::PATCH, "/412", Fault::AnswerLost);
+    let (client, plan) = (api.client(), step("plan-id", PLAN));
+    let (outcome, patience) = (planned(), patience());
+    let report = client.report_outcome(&plan, &outcome, &patience);
+    let move_on = async {
+        while api.job().attributes["status"] != "pending" {
+            tokio::task::yield_now().await;
+        }
+        api.job().attributes.insert("status".into(), json!(now));
+    };
+    let (told, ()) = tokio::join!(report, move_on);
+    told.unwrap();
+    assert_eq!(api.told().len(), 2);
+    assert_eq!(api.status(), now);
+}
+
+#[tokio::test]
+async fn the_last_fault_is_told_when_patience_ends() {
+    let api = StandIn::with_status("running").await;
+    for _ in 0..1000 {
+        api.fault(Method::GET, "/412", Fault::Status(StatusCode::BAD_GATEWAY));
+    }
+    let error = api
+        .client()
+        .report_outcome(
+            &step("plan-id", PLAN),
+            &planned(),
+            &Patience::lasting(Duration::from_secs(2)),
+        )
+        .await
+        .unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("GET http://127.0.0.1:"), "{text}");
+    assert!(
+        text.ends_with("was answered 502 Bad Gateway: out of order"),
+        "{text}"
+    );
+    assert_eq!(error.exit(), Exit::Infrastructure);
+}
+
+#[tokio::test]
+async fn a_platform_asks_for_time_and_gets_it() {
+    let api = StandIn::with_status("running").await;
+    api.fault(
+        Method::GET,
+        "/412",
+        Fault::Later(StatusCode::TOO_MANY_REQUESTS, 30),
+    );
+    let error = api
+        .client()
+        .standing(
+            &step("plan-id", PLAN),
+            &Patience::lasting(Duration::from_secs(3)),
+        )
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("429"), "{error}");
+    assert_eq!(api.job().asked, 0, "asked again before the time was over");
+}
+
+#[rstest]
+#[case(StatusCode::UNAUTHORIZED, Exit::BadConfiguration, env::INTERNAL_SECRET)]
+#[case(StatusCode::FORBIDDEN, Exit::BadConfiguration, env::INTERNAL_SECRET)]
+#[case(StatusCode::NOT_FOUND, Exit::StepFailed, env::API_URL)]
+#[tokio::test]
+async fn what_waiting_cannot_mend_is_told_at_once_with_what_can(
+    #[case] status: StatusCode,
+    #[case] exit: Exit,
+    #[case] hint: &str,
+) {
+    let api = StandIn::with_status("queue").await;
+    api.fault(Method::GET, "/412", Fault::Status(status));
+    let error = api
+        .client()
+        .admission(&step("plan-id", PLAN))
+        .await
+        .unwrap_err();
+    assert_eq!(error.exit(), exit);
+    assert!(error.hint().unwrap().contains(hint), "{error}");
+    assert_eq!(api.job().asked, 0, "asked again");
+}
+
+#[tokio::test]
+async fn another_secret_is_refused_and_no_token_is_told() {
+    let api = StandIn::with_status("queue").await;
+    let config = TerrakubeConfig {
+        tokens: TokenSource::parse(&"QUJD".repeat(12)).unwrap(),
+        ..api.config()
+    };
+    let error = client(config)
+        .admission(&step("plan-id", PLAN))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, TerrakubeError::Refused { .. }), "{error}");
+    assert!(!format!("{error:?}").contains("eyJ"), "{error:?}");
+}
+
+#[tokio::test]
+async fn no_answer_leads_a_token_elsewhere() {
+    let (api, other) = (
+        StandIn::with_status("queue").await,
+        StandIn::with_status("queue").await,
+    );
+    let elsewhere = other
+        .config()
+        .api_url
+        .join("api/v1/organization/org/job/412");
+    let elsewhere: &'static str = String::from(elsewhere.unwrap()).leak();
+    api.fault(Method::GET, "/412", Fault::Redirect(elsewhere));
+    let error = api
+        .client()
+        .admission(&step("plan-id", PLAN))
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("302"), "{error}");
+    assert_eq!(other.job().asked, 0);
+}
+
+#[tokio::test]
+async fn a_platform_that_is_not_there_is_named() {
+    let api = StandIn::with_status("queue").await;
+    let port = Port::take().unwrap();
+    let nobody = format!("http://{}/", port.address());
+    let config = TerrakubeConfig {
+        api_url: Url::parse(&nobody).unwrap(),
+        ..api.config()
+    };
+    let patience = Patience::lasting(Duration::from_secs(2));
+    let error = client(config)
+        .standing(&step("plan-id", PLAN), &patience)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, TerrakubeError::Transfer { .. }), "{error}");
+    assert!(error.to_string().contains(&nobody), "{error}");
+    assert!(error.hint().unwrap().contains(env::API_URL));
+}
+
+#[tokio::test]
+async fn what_is_no_document_of_the_platform_is_told() {
+    let api = StandIn::with_status("queue").await;
+    api.job().attributes.remove("status");
+    let error = api
+        .client()
+        .admission(&step("plan-id", PLAN))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, TerrakubeError::Malformed { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn an_answer_without_end_is_not_read_to_its_end() {
+    let api = StandIn::with_status("queue").await;
+    let long = json!("x".repeat(5 * 1024 * 1024));
+    api.job().attributes.insert("output".into(), long);
+    let error = api
+        .client()
+        .admission(&step("plan-id", PLAN))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, TerrakubeError::TooLarge { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_context_is_merged_into_what_others_wrote() {
+    let (api, plan) = (StandIn::with_status("running").await, step("plan-id", PLAN));
+    let client = api.client();
+    assert!(client.context(&plan).await.unwrap().is_empty());
+    api.job().context = Some(json!({"script": 1, "plans": {"a": [1]}}));
+    let patch = json!({"plans": {"b": [2]}});
+    client
+        .merge_context(&plan, patch.as_object().unwrap())
+        .await
+        .unwrap();
+    assert_eq!(
+        Value::Object(client.context(&plan).await.unwrap()),
+        json!({"script": 1, "plans": {"a": [1], "b": [2]}})
+    );
+}
+
+#[tokio::test]
+async fn merges_of_one_run_do_not_overtake_one_another() {
+    let (api, plan) = (StandIn::with_status("running").await, step("plan-id", PLAN));
+    let client = api.client();
+    let merges = (0..10).map(|n| {
+        let (client, plan) = (client.clone(), plan.clone());
+        tokio::spawn(async move {
+            let patch = json!({"k": {n.to_string(): true}});
+            client
+                .merge_context(&plan, patch.as_object().unwrap())
+                .await
+        })
+    });
+    for merge in merges.collect::<Vec<_>>() {
+        merge.await.unwrap().unwrap();
+    }
+    assert_eq!(
+        client.context(&plan).await.unwrap()["k"]
+            .as_object()
+            .unwrap()
+            .len(),
+        10
+    );
+}
+
+#[rstest]
+#[case(StatusCode::NOT_FOUND, true)]
+#[case(StatusCode::CONFLICT, true)]
+#[case(StatusCode::BAD_REQUEST, false)]
+#[tokio::test]
+async fn a_context_nobody_looks_at_any_more_is_no_fault(
+    #[case] status: StatusCode,
+    #[case] tolerated: bool,
+) {
+    let (api, plan) = (StandIn::with_status("failed").await, step("plan-id", PLAN));
+    api.fault(Method::POST, "/412", Fault::Status(status));
+    let patch = json!({"k": 1});
+    let merged = api
+        .client()
+        .merge_context(&plan, patch.as_object().unwrap())
+        .await;
+    assert_eq!(merged.is_ok(), tolerated);
+}
+
+#[tokio::test]
+async fn a_state_is_recorded_with_what_it_says_of_itself() {
+    let api = StandIn::with_status("running").await;
+    let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
+    let history = History {
+        output: client.state_output(&apply, "f"),
+        job_reference: "4".repeat(40),
+        serial: 7,
+        md5: "d41d8cd98f00b204e9800998ecf8427e".into(),
+        lineage: "11111111-2222".into(),
+    };
+    api.fault(
+        Method::POST,
+        "/history",
+        Fault::Status(StatusCode::BAD_GATEWAY),
+    );
+    client
+        .record_history(&apply, &history, &patience())
+        .await
+        .unwrap();
+    assert_eq!(
+        api.job().histories,
+        [json!({
+            "output": format!("{}tfstate/v1/organization/org/workspace/ws/state/f.json", api.config().api_url),
+            "jobReference": "4".repeat(36), "serial": 7,
+            "md5": "d41d8cd98f00b204e9800998ecf8427e", "lineage": "11111111-2222",
+        })]
+    );
+}
+
+fn state_of(client: &Terrakube, step: &crate::StepRef, name: &str) -> History {
+    History {
+        output: client.state_output(step, name),
+        job_reference: "412".into(),
+        serial: 7,
+        md5: "d41d8cd98f00b204e9800998ecf8427e".into(),
+        lineage: "11111111-2222".into(),
+    }
+}
+
+#[tokio::test]
+async fn a_state_whose_record_was_not_answered_is_on_record_once() {
+    let api = StandIn::with_status("running").await;
+    let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
+    let (first, second) = (
+        state_of(&client, &apply, "f"),
+        state_of(&client, &apply, "g"),
+    );
+    client
+        .record_history(&apply, &first, &patience())
+        .await
+        .unwrap();
+    assert_eq!(api.job().asked, 0, "there is nothing to look for yet");
+
+    // The answer is lost, and so is the first one about what is on record.
+    api.fault(Method::POST, "/history", Fault::AnswerLost);
+    api.fault(
+        Method::GET,
+        "/history",
+        Fault::Status(StatusCode::BAD_GATEWAY),
+    );
+    client
+        .record_history(&apply, &second, &patience())
+        .await
+        .unwrap();
+    let told: Vec<_> = api.job().histories.clone();
+    let outputs: Vec<_> = told.iter().map(|record| &record["output"]).collect();
+    assert_eq!(outputs, [&json!(first.output), &json!(second.output)]);
+}
+
+#[rstest]
+#[case::refused(StatusCode::FORBIDDEN)]
+#[case::not_understood(StatusCode::BAD_REQUEST)]
+#[tokio::test]
+async fn a_platform_that_does_not_show_its_records_is_told_again(#[case] answer: StatusCode) {
+    let api = StandIn::with_status("running").await;
+    let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
+    let unavailable = Fault::Status(StatusCode::SERVICE_UNAVAILABLE);
+    api.fault(Method::POST, "/history", unavailable);
+    api.fault(Method::GET, "/history", Fault::Status(answer));
+    let state = state_of(&client, &apply, "f");
+    client
+        .record_history(&apply, &state, &patience())
+        .await
+        .unwrap();
+    assert_eq!(api.job().histories.len(), 1);
+}
+
+#[tokio::test]
+async fn records_name_artifacts_by_the_public_address() {
+    let api = StandIn::with_status("running").await;
+    let config = TerrakubeConfig {
+        public_url: Url::parse("https://terrakube-api.example.test/base/").unwrap(),
+        ..api.config()
+    };
+    assert_eq!(
+        client(config).step_output(&step("../plan id", PLAN)),
+        "https://terrakube-api.example.test/base/tfoutput/v1/organization/org/job/412/step/..%2Fplan%20id"
+    );
+}
+
+#[rstest]
+#[case(json!(null), None)]
+#[case(json!(""), None)]
+#[case(json!("https://host/content.tar.gz"), Some("https://host/content.tar.gz"))]
+#[tokio::test]
+async fn the_content_of_a_run_is_where_its_job_says(
+    #[case] said: Value,
+    #[case] expected: Option<&str>,
+) {
+    let api = StandIn::with_status("running").await;
+    api.job().attributes.insert("overrideSource".into(), said);
+    let source = api.client().override_source(&step("plan-id", PLAN)).await;
+    assert_eq!(source.unwrap().as_deref(), expected);
+}
+
+#[rstest]
+#[case("cancelled")]
+#[case("failed")]
+#[tokio::test]
+async fn a_cancellation_is_heard(#[case] status: &'static str) {
+    let api = StandIn::with_status("running").await;
+    api.job().becomes.extend(["running", "running", status]);
+    api.fault(Method::GET, "/412", Fault::Status(StatusCode::NOT_FOUND));
+    let heard = api.client().cancelled(&step("plan-id", PLAN)).await;
+    assert_eq!(heard.to_string(), status);
+    assert!(api.job().asked >= 3);
+}
+
+#[rstest]
+#[case("running", "pending", true)]
+#[case("running", "running", false)]
+#[case("running", "completed", false)]
+#[case("running", "failed", false)]
+#[case("rejected", "failed", true)]
+#[case("rejected", "running", false)]
+#[tokio::test]
+async fn a_step_is_claimed_by_its_status(
+    #[case] job: &str,
+    #[case] known: &str,
+    #[case] granted: bool,
+) {
+    let api = StandIn::with_status(job).await;
+    api.job().steps[0].1.insert("status".into(), json!(known));
+    let holder = Holder {
+        pod: "pod".into(),
+        uid: "uid".into(),
+        since: "now".into(),
+    };
+    let claim = api
+        .client()
+        .claim(&step("plan-id", "approval"), &holder)
+        .await;
+    assert_eq!(matches!(claim.unwrap(), Claim::Granted), granted);
+}
+
+fn with_redis(api: &StandIn, server: &RedisServer) -> Terrakube {
+    let args = RedisArgs {
+        redis_hostname: Some("127.0.0.1".to_owned()),
+        redis_port: Some(server.port().to_string()),
+        ..RedisArgs::default()
+    };
+    let redis = Redis::new(args.resolve().unwrap().unwrap());
+    Terrakube::new(api.config(), Some(redis)).unwrap()
+}
+
+#[tokio::test]
+async fn of_many_claimants_redis_grants_the_step_to_one_whatever_its_status_says() {
+    let (api, server) = (
+        StandIn::with_status("queue").await,
+        RedisServer::start().unwrap(),
+    );
+    let client = with_redis(&api, &server);
+    let holder = |n: u32| Holder {
+        pod: format!("pod-{n}"),
+        uid: n.to_string(),
+        since: "now".into(),
+    };
+    let claims = (0..8).map(|n| {
+        let (client, holder) = (client.clone(), holder(n));
+        tokio::spawn(async move {
+            client
+                .claim(&step("apply-id", "terraformApply"), &holder)
+                .await
+        })
+    });
+    let mut answers = Vec::new();
+    for claim in claims.collect::<Vec<_>>() {
+        answers.push(claim.await.unwrap().unwrap());
+    }
+    let winner = answers
+        .iter()
+        .position(|claim| *claim == Claim::Granted)
+        .unwrap();
+    let winner = holder(u32::try_from(winner).unwrap());
+    let held = Claim::Held(winner.clone());
+    assert_eq!(
+        answers.iter().filter(|claim| **claim == held).count(),
+        7,
+        "{answers:?}"
+    );
+
+    // An answer that was lost is asked for again; a step that runs is somebody's, and Redis knows whose.
+    let apply = step("apply-id", "terraformApply");
+    assert_eq!(client.claim(&apply, &winner).await.unwrap(), Claim::Granted);
+    api.job().steps[1]
+        .1
+        .insert("status".into(), json!("running"));
+    assert_eq!(client.claim(&apply, &holder(9)).await.unwrap(), held);
+    drop(server);
+    assert_eq!(
+        client.claim(&apply, &holder(9)).await.unwrap(),
+        Claim::Held(Holder::unknown())
+    );
+}
+
+#[tokio::test]
+async fn of_many_claimants_without_redis_the_job_context_grants_the_step_to_one_and_names_it() {
+    let api = StandIn::with_status("queue").await;
+    let apply = step("apply-id", "terraformApply");
+    let holder = |n: u32| Holder {
+        pod: format!("pod-{n}"),
+        uid: n.to_string(),
+        since: "now".into(),
+    };
+    let claims = (0..8).map(|n| {
+        // A process each.
+        let (client, apply) = (api.client(), apply.clone());
+        tokio::spawn(async move { client.claim(&apply, &holder(n)).await })
+    });
+    let mut answers = Vec::new();
+    for claim in claims.collect::<Vec<_>>() {
+        answers.push(claim.await.unwrap().unwrap());
+    }
+    let granted: Vec<usize> = (0..8).filter(|n| answers[*n] == Claim::Granted).collect();
+    assert_eq!(granted.len(), 1, "{answers:?}");
+    let winner = holder(u32::try_from(granted[0]).unwrap());
+    let held = Claim::Held(winner.clone());
+    assert_eq!(answers.iter().filter(|claim| **claim == held).count(), 7);
+
+    // A step that runs is somebody's, and the context knows whose.
+    api.job().steps[1]
+        .1
+        .insert("status".into(), json!("running"));
+    assert_eq!(api.client().claim(&apply, &holder(9)).await.unwrap(), held);
+}
+
+const CONTEXT: &str = "/v1/412";
+
+fn claimant(n: u32) -> Holder {
+    Holder {
+        pod: format!("pod-{n}"),
+        uid: n.to_string(),
+        since: "now".into(),
+    }
+}
+
+/// As after an executor that took the step while Redis was away, and died before it could say that it runs.
+#[tokio::test]
+async fn a_step_that_was_claimed_without_redis_is_not_granted_by_the_redis_that_came_back() {
+    let (api, mut server) = (
+        StandIn::with_status("queue").await,
+        RedisServer::start().unwrap(),
+    );
+    let client = with_redis(&api, &server);
+    let apply = step("apply-id", "terraformApply");
+    server.kill();
+    let first = client.claim(&apply, &claimant(1)).await;
+    assert_eq!(first.unwrap(), Claim::Granted);
+    server.restart().unwrap();
+    let second = client.claim(&apply, &claimant(2)).await;
+    assert_eq!(second.unwrap(), Claim::Held(claimant(1)));
+    // What may be repeated is, and a context that is out of order keeps nobody from anything.
+    let plan = step("apply-id", PLAN);
+    let again = client.claim(&plan, &claimant(2)).await;
+    assert_eq!(again.unwrap(), Claim::Granted);
+    api.fault(Method::GET, CONTEXT, Fault::Status(StatusCode::BAD_REQUEST));
+    let other = step("plan-id", "terraformApply");
+    let claim = client.claim(&other, &claimant(2)).await;
+    assert_eq!(claim.unwrap(), Claim::Granted);
+    assert!(api.job().faults.is_empty());
+}
+
+/// The faults of one claim, in their order.
+#[rstest]
+#[case::no_look(&[(Method::GET, Fault::Status(StatusCode::BAD_REQUEST))])]
+#[case::no_right_to_look(&[(Method::GET, Fault::Status(StatusCode::FORBIDDEN))])]
+#[case::no_write(&[(Method::POST, Fault::Status(StatusCode::SERVICE_UNAVAILABLE))])]
+#[case::job_takes_none(&[(Method::POST, Fault::Status(StatusCode::CONFLICT))])]
+#[case::write_unanswered(&[(Method::POST, Fault::AnswerLost)])]
+#[case::write_late(&[(Method::POST, Fault::Late(Duration::from_millis(1500)))])]
+#[case::write_forgotten(&[(Method::POST, Fault::Forgotten)])]
+#[case::no_second_look(&[
+    (Method::POST, Fault::Late(Duration::ZERO)),
+    (Method::GET, Fault::Status(StatusCode::BAD_REQUEST)),
+])]
+#[tokio::test]
+async fn a_claim_that_is_not_certain_is_none_and_what_may_be_repeated_needs_none(
+    #[case] faults: &[(Method, Fault)],
+) {
+    let api = StandIn::with_status("queue").await;
+    let client = api.client();
+    for kind in ["terraformApply", "terraformDestroy", "customScripts", PLAN] {
+        api.job().context = None;
+        for (method, fault) in faults {
+            api.fault(method.clone(), CONTEXT, *fault);
+        }
+        let claim = client.claim(&step("apply-id", kind), &claimant(1)).await;
+        if kind == PLAN {
+            assert_eq!(claim.unwrap(), Claim::Granted);
+            continue;
+        }
+        let error = claim.expect_err(kind);
+        assert!(matches!(error, TerrakubeError::Unclaimed(_)), "{error}");
+        assert_eq!(error.exit(), Exit::Infrastructure);
+        assert!(api.job().faults.is_empty(), "{kind}: {error}");
+    }
+    assert!(api.told().is_empty());
+}
+
+#[tokio::test]
+async fn a_look_that_took_long_is_repeated_before_anything_is_written() {
+    let api = StandIn::with_status("queue").await;
+    let late = Fault::Late(Duration::from_millis(700));
+    api.fault(Method::GET, CONTEXT, late);
+    api.fault(Method::GET, CONTEXT, Fault::Late(Duration::from_secs(5)));
+    let apply = step("apply-id", "terraformApply");
+    let client = api.client();
+    assert_eq!(
+        client.claim(&apply, &claimant(1)).await.unwrap(),
+        Claim::Granted
+    );
+    assert!(api.job().faults.is_empty());
+}
+
+#[rstest]
+#[case(json!({"pod": "pod-1", "uid": "1", "since": "now"}), claimant(1))]
+#[case(json!("in a form of later days"), Holder::unknown())]
+#[tokio::test]
+async fn anothers_note_is_left_as_it_is(#[case] note: Value, #[case] expected: Holder) {
+    let api = StandIn::with_status("queue").await;
+    let context = json!({"mayflyClaims": {"apply-id": note}, "own": 1});
+    api.job().context = Some(context.clone());
+    let claim = api
+        .client()
+        .claim(&step("apply-id", "terraformApply"), &claimant(2))
+        .await;
+    assert_eq!(claim.unwrap(), Claim::Held(expected));
+    assert_eq!(api.job().context, Some(context));
+}
+
+#[tokio::test]
+async fn a_note_joins_what_others_have_written() {
+    let api = StandIn::with_status("queue").await;
+    let first = serde_json::to_value(claimant(1)).unwrap();
+    api.job().context = Some(json!({"mayflyClaims": {"plan-id": first}, "own": 1}));
+    let apply = step("apply-id", "terraformApply");
+    let claim = api.client().claim(&apply, &claimant(2)).await;
+    assert_eq!(claim.unwrap(), Claim::Granted);
+    let second = serde_json::to_value(claimant(2)).unwrap();
+    let both = json!({"mayflyClaims": {"plan-id": first, "apply-id": second}, "own": 1});
+    assert_eq!(api.job().context, Some(both));
+}
+
+/// As of a holder whose claim is in a Redis that has died since.
+#[tokio::test]
+async fn a_step_that_begins_while_a_note_settles_is_its_beginners() {
+    let api = StandIn::with_status("queue").await;
+    let (client, apply, me) = (
+        api.client(),
+        step("apply-id", "terraformApply"),
+        claimant(1),
+    );
+    let begins = async {
+        while api.job().context.is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let running = json!("running");
+        api.job().steps[1].1.insert("status".into(), running);
+    };
+    let (claim, ()) = tokio::join!(client.claim(&apply, &me), begins);
+    assert_eq!(claim.unwrap(), Claim::Held(Holder::unknown()));
+}
+
+#[tokio::test]
+async fn a_job_whose_plan_is_lost_is_still_a_planned_one() {
+    use base64::Engine as _;
+    let api = StandIn::with_status("queue").await;
+    let tcl = "flow:\n- type: terraformPlan\n  step: 100\n- type: terraformApply\n  step: 200\n";
+    let tcl = base64::engine::general_purpose::STANDARD.encode(tcl);
+    api.job().attributes.insert("tcl".into(), json!(tcl));
+    let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
+    assert!(!client.standing(&apply, &patience()).await.unwrap().planned);
+    api.job().steps[0]
+        .1
+        .insert("status".into(), json!("completed"));
+    assert!(client.standing(&apply, &patience()).await.unwrap().planned);
+}
+
+#[tokio::test]
+async fn a_platform_without_security_is_shown_no_token() {
+    let api = StandIn::with_status("queue").await;
+    let config = TerrakubeConfig {
+        tokens: TokenSource::disabled(),
+        ..api.config()
+    };
+    // The stand-in asks for a token, and so tells that there was none.
+    let error = client(config)
+        .admission(&step("plan-id", PLAN))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, TerrakubeError::Refused { .. }), "{error}");
+}

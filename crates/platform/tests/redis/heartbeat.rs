@@ -1,0 +1,225 @@
+//! Signs of life: there at once, as long as the run, and whatever Redis does.
+
+use std::time::{Duration, Instant};
+
+use platform::heartbeat::{Heartbeat, Heartbeats, Sign, key, sign_of};
+use platform::java;
+use platform::redis::RedisArgs;
+use test_peers::redis::RedisServer;
+
+use crate::support::{args, eventually, redis, redis_at};
+
+fn ttl(client: &mut redis::Connection, job: &str) -> i64 {
+    redis::cmd("TTL").arg(key(job)).query(client).unwrap()
+}
+
+fn is_alive(client: &mut redis::Connection, job: &str) -> Option<()> {
+    (ttl(client, job) > 0).then_some(())
+}
+
+#[test]
+fn the_key_is_the_one_the_platform_looks_for() {
+    assert_eq!(
+        key("42"),
+        b"\xac\xed\x00\x05\x74\x00\x19executor-job-heartbeat:42"
+    );
+}
+
+#[tokio::test]
+async fn a_heartbeat_is_there_at_once_and_gone_at_the_end() {
+    let server = RedisServer::start().unwrap();
+    let mut client = server.connect().unwrap();
+    let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
+    eventually("it beats", || is_alive(&mut client, "42")).await;
+    let left = ttl(&mut client, "42");
+    assert!((40..=45).contains(&left), "{left}");
+    let value: Vec<u8> = redis::cmd("GET").arg(key("42")).query(&mut client).unwrap();
+    assert_eq!(value, b"\xac\xed\x00\x05\x74\x00\x011");
+    heartbeat.stop().await;
+    assert_eq!(ttl(&mut client, "42"), -2, "the key is gone");
+}
+
+#[tokio::test]
+async fn a_heartbeat_that_is_dropped_is_gone_too() {
+    let server = RedisServer::start().unwrap();
+    let mut client = server.connect().unwrap();
+    let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
+    eventually("it beats", || is_alive(&mut client, "42")).await;
+    drop(heartbeat);
+    assert_eq!(ttl(&mut client, "42"), -2);
+}
+
+#[tokio::test]
+async fn a_key_that_is_lost_is_written_again() {
+    let mut server = RedisServer::start().unwrap();
+    let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
+    let mut client = server.connect().unwrap();
+    eventually("it beats", || is_alive(&mut client, "42")).await;
+    // A server that forgets everything.
+    server.restart().unwrap();
+    let mut client = server.connect().unwrap();
+    eventually("it beats again", || is_alive(&mut client, "42")).await;
+    heartbeat.stop().await;
+}
+
+#[tokio::test]
+async fn redis_may_come_later() {
+    let mut server = RedisServer::start().unwrap();
+    server.kill();
+    let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
+    server.restart().unwrap();
+    let mut client = server.connect().unwrap();
+    eventually("it beats", || is_alive(&mut client, "42")).await;
+    heartbeat.stop().await;
+}
+
+#[tokio::test]
+async fn a_redis_that_says_nothing_delays_the_end_by_two_seconds_at_most() {
+    let server = RedisServer::start().unwrap();
+    let mut client = server.connect().unwrap();
+    let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
+    eventually("it beats", || is_alive(&mut client, "42")).await;
+    server.freeze().unwrap();
+    let started = Instant::now();
+    heartbeat.stop().await;
+    assert!(started.elapsed() < Duration::from_secs(4));
+    server.thaw().unwrap();
+}
+
+#[tokio::test]
+async fn a_run_that_leaves_its_runtime_no_time_has_a_heartbeat_still() {
+    let server = RedisServer::start().unwrap();
+    let mut client = server.connect().unwrap();
+    // This test's runtime has one thread, and the loop below never gives it back.
+    let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
+    let started = Instant::now();
+    while ttl(&mut client, "42") < 0 {
+        assert!(started.elapsed() < Duration::from_secs(30));
+        std::hint::spin_loop();
+    }
+    heartbeat.stop().await;
+}
+
+#[tokio::test]
+async fn many_jobs_have_one_thread_and_come_and_go() {
+    let server = RedisServer::start().unwrap();
+    let mut client = server.connect().unwrap();
+    let heartbeats = Heartbeats::start(&redis_at(&server)).unwrap();
+    let mut beats: Vec<_> = (0..200)
+        .map(|job| heartbeats.beat(&job.to_string()))
+        .collect();
+    for job in 0..200 {
+        eventually("each beats", || is_alive(&mut client, &job.to_string())).await;
+    }
+    // A second reason for one of them, which keeps it.
+    beats.push(heartbeats.beat("8"));
+    drop(beats.drain(7..=8));
+    beats.push(heartbeats.beat("200"));
+    eventually("a new one beats", || is_alive(&mut client, "200")).await;
+    // Somebody else may beat for a job that is forgotten here.
+    assert!(ttl(&mut client, "7") > 0);
+    for job in ["7", "8"] {
+        let deleted: u64 = redis::cmd("DEL").arg(key(job)).query(&mut client).unwrap();
+        assert_eq!(deleted, 1);
+    }
+    eventually("the other ones go on", || is_alive(&mut client, "8")).await;
+    assert_eq!(ttl(&mut client, "7"), -2, "a forgotten one does not");
+}
+
+#[tokio::test]
+async fn orders_do_not_wait_for_a_redis_that_is_away() {
+    let mut server = RedisServer::start().unwrap();
+    let settings = RedisArgs {
+        redis_timeout: Some("500".to_owned()),
+        ..args(&server)
+    };
+    server.freeze().unwrap();
+    let heartbeats = Heartbeats::start(&redis(&settings)).unwrap();
+    let mut beats: Vec<_> = (0..500)
+        .map(|job| heartbeats.beat(&job.to_string()))
+        .collect();
+    drop(beats.drain(..499));
+    server.thaw().unwrap();
+    let mut client = server.connect().unwrap();
+    eventually("the one that is left beats", || {
+        is_alive(&mut client, "499")
+    })
+    .await;
+    server.kill();
+}
+
+fn write(client: &mut redis::Connection, value: &str) {
+    let mut set = redis::cmd("SET");
+    set.arg(key("42"))
+        .arg(java::encode(value))
+        .arg("EX")
+        .arg(45);
+    set.exec(client).unwrap();
+}
+
+fn written(client: &mut redis::Connection) -> Option<String> {
+    let value: Option<Vec<u8>> = redis::cmd("GET").arg(key("42")).query(client).unwrap();
+    value.map(|value| java::decode(&value).unwrap())
+}
+
+const MINUTE: Duration = Duration::from_mins(1);
+
+#[tokio::test]
+async fn a_launcher_beats_until_the_executor_does_and_not_again_when_that_stops() {
+    let server = RedisServer::start().unwrap();
+    let (mut client, redis) = (server.connect().unwrap(), redis_at(&server));
+    let launchers = Heartbeats::start(&redis).unwrap();
+    let waiting = launchers.beat("42");
+    eventually("it beats", || is_alive(&mut client, "42")).await;
+    assert_eq!(sign_of(&redis, "42").await.unwrap(), Sign::Launcher);
+
+    // Its executor starts, a stock one or ours, and is not written over.
+    let starting = launchers.beat_until_taken_over("42", MINUTE);
+    drop(waiting);
+    write(&mut client, "1");
+    let another = launchers.beat("43");
+    eventually("a round of beats has begun", || {
+        (ttl(&mut client, "43") > 0).then_some(())
+    })
+    .await;
+    let mut expire = redis::cmd("EXPIRE");
+    expire.arg(key("43")).arg(30).exec(&mut client).unwrap();
+    eventually("a whole round is over", || {
+        (ttl(&mut client, "43") > 40).then_some(())
+    })
+    .await;
+    assert_eq!(sign_of(&redis, "42").await.unwrap(), Sign::Executor);
+    assert!(ttl(&mut client, "42") < 45);
+
+    // It dies: nobody beats in its place.
+    redis::cmd("DEL").arg(key("42")).exec(&mut client).unwrap();
+    expire.exec(&mut client).unwrap();
+    eventually("another round is over", || {
+        (ttl(&mut client, "43") > 40).then_some(())
+    })
+    .await;
+    assert_eq!(sign_of(&redis, "42").await.unwrap(), Sign::Nobody);
+
+    // Kubernetes makes another pod, which has to come up first.
+    let waiting = launchers.beat("42");
+    eventually("it beats again", || is_alive(&mut client, "42")).await;
+    assert_eq!(written(&mut client).as_deref(), Some("launcher"));
+    drop((starting, waiting, another));
+}
+
+#[tokio::test]
+async fn an_executor_that_never_beats_is_beaten_for_while_it_has_time_to_begin() {
+    let server = RedisServer::start().unwrap();
+    let mut client = server.connect().unwrap();
+    let launchers = Heartbeats::start(&redis_at(&server)).unwrap();
+    let soon = launchers.beat_until_taken_over("42", MINUTE);
+    eventually("it beats", || is_alive(&mut client, "42")).await;
+    drop(soon);
+    redis::cmd("DEL").arg(key("42")).exec(&mut client).unwrap();
+    // It started long ago: as after a restart of the launcher.
+    let late = launchers.beat_until_taken_over("42", Duration::ZERO);
+    let other = launchers.beat("43");
+    eventually("the other one beats", || is_alive(&mut client, "43")).await;
+    assert_eq!(written(&mut client), None);
+    drop((late, other));
+}

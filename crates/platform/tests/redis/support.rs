@@ -1,0 +1,83 @@
+//! Settings that lead to a test's own server, and a look at what is in it.
+
+use std::time::{Duration, Instant};
+
+use job_contract::chain;
+use platform::java;
+use platform::redis::{Field, Redis, RedisArgs};
+use test_peers::redis::RedisServer;
+
+/// Longer than anything here takes, so that a hang fails.
+pub(crate) const LONG: Duration = Duration::from_mins(1);
+
+pub(crate) fn args(server: &RedisServer) -> RedisArgs {
+    RedisArgs {
+        redis_hostname: Some("127.0.0.1".to_owned()),
+        redis_port: Some(server.port().to_string()),
+        ..RedisArgs::default()
+    }
+}
+
+pub(crate) fn redis(args: &RedisArgs) -> Redis {
+    Redis::new(args.resolve().unwrap().unwrap())
+}
+
+pub(crate) fn redis_at(server: &RedisServer) -> Redis {
+    redis(&args(server))
+}
+
+/// Waits for an answer in time, which there may not be at once where time is short and the machine busy.
+pub(crate) async fn until_it_answers(redis: &Redis) {
+    let started = Instant::now();
+    while let Err(error) = redis.ping().await {
+        assert!(started.elapsed() < LONG, "{}", chain(&error));
+    }
+}
+
+/// Asks again until the answer is there; fails when it does not come.
+pub(crate) async fn eventually<T>(what: &str, mut question: impl FnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(answer) = question() {
+            return answer;
+        }
+        assert!(started.elapsed() < LONG, "{what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// One entry, read without any code of ours but the codec.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SeenEntry {
+    pub(crate) id: String,
+    pub(crate) fields: Vec<(String, String)>,
+}
+
+impl SeenEntry {
+    pub(crate) fn field(&self, name: &str) -> &str {
+        let found = self.fields.iter().find(|(known, _)| known == name);
+        assert!(found.is_some(), "{self:?} has no {name}");
+        &found.unwrap().1
+    }
+}
+
+/// A whole stream.
+pub(crate) fn stream(client: &mut redis::Connection, name: &str) -> Vec<SeenEntry> {
+    let entries: Vec<(String, Vec<Field>)> = redis::cmd("XRANGE")
+        .arg(java::encode(name))
+        .arg("-")
+        .arg("+")
+        .query(client)
+        .unwrap();
+    let text = |bytes: Vec<u8>| java::decode(&bytes).unwrap();
+    entries
+        .into_iter()
+        .map(|(id, fields)| SeenEntry {
+            id,
+            fields: fields
+                .into_iter()
+                .map(|(name, value)| (text(name), text(value)))
+                .collect(),
+        })
+        .collect()
+}

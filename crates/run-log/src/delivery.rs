@@ -1,0 +1,153 @@
+//! Brings the log to one sink, in order and once, at the sink's own pace: from the spool, again after errors,
+//! until everything is delivered, the deadline passes, or the reader is gone.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+use super::feed::{Feed, Segment};
+use super::lines::{count_lines, whole_lines_len};
+use super::sink::{Batch, Sink, SinkError};
+use super::spool::missing_lines_notice;
+
+/// How much is read from the spool at a time; more only for a single longer line.
+const BATCH_BYTES: usize = 64 * 1024;
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Works until there is nothing left to do for this sink.
+pub(super) fn deliver_all(sink: Box<dyn Sink>, feed: &Feed, spool: &File) {
+    let mut delivery = Delivery {
+        name: sink.name(),
+        sink,
+        feed,
+        next_line: 1,
+        pause: FIRST_PAUSE,
+        failing: false,
+    };
+    let mut buffer = Vec::new();
+    while let Some(segment) = feed.next() {
+        let go_on = match segment {
+            Segment::Spooled(range) => match read_lines(spool, range, &mut buffer) {
+                Ok(()) => delivery.hand_over(&buffer, Counted::Yes),
+                Err(error) => delivery.wait_after(&error),
+            },
+            Segment::Direct { text, at } => delivery.hand_over(&text[at..], Counted::Yes),
+            Segment::Lost(lines) => delivery.tell_lost(lines),
+        };
+        if !go_on {
+            break;
+        }
+    }
+}
+
+/// Whether text is part of the run's log, or said about it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Counted {
+    Yes,
+    No,
+}
+
+struct Delivery<'a> {
+    name: String,
+    sink: Box<dyn Sink>,
+    feed: &'a Feed,
+    next_line: u64,
+    pause: Duration,
+    failing: bool,
+}
+
+impl Delivery<'_> {
+    /// Returns whether to go on.
+    fn hand_over(&mut self, mut text: &[u8], counted: Counted) -> bool {
+        while !text.is_empty() {
+            if self.feed.is_over() {
+                return false;
+            }
+            let batch = Batch {
+                text,
+                first_line: self.next_line,
+            };
+            match self.sink.deliver(batch) {
+                Ok(taken) => {
+                    if counted == Counted::Yes {
+                        let lines = count_lines(&text[..taken]);
+                        self.next_line += lines;
+                        self.feed.advance(taken, lines);
+                    }
+                    text = &text[taken..];
+                    self.note_success();
+                }
+                Err(SinkError::Busy) => {}
+                Err(SinkError::Unavailable(error)) => {
+                    if !self.wait_after(&error) {
+                        return false;
+                    }
+                }
+                Err(SinkError::Gone(error)) => {
+                    warn!(sink = %self.name, line = self.next_line, %error,
+                        "nobody reads this sink of the run's log any more");
+                    self.feed.note_error(&error);
+                    self.feed.close();
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    fn tell_lost(&mut self, lines: u64) -> bool {
+        let notice = missing_lines_notice(lines, "the disk is full and this sink too slow");
+        let go_on = self.hand_over(notice.as_bytes(), Counted::No);
+        self.next_line += lines;
+        self.feed.pass_lost(lines);
+        go_on
+    }
+
+    fn wait_after(&mut self, error: &io::Error) -> bool {
+        if !self.failing {
+            self.failing = true;
+            warn!(sink = %self.name, line = self.next_line, %error,
+                "a sink of the run's log is not available, trying again until the run ends");
+        }
+        self.feed.note_error(error);
+        let pause = self.pause;
+        self.pause = (pause * 2).min(LONGEST_PAUSE);
+        self.feed.pause(pause)
+    }
+
+    fn note_success(&mut self) {
+        if self.failing {
+            self.failing = false;
+            self.pause = FIRST_PAUSE;
+            info!(sink = %self.name, line = self.next_line,
+                "a sink of the run's log is available again");
+        }
+    }
+}
+
+/// Reads whole lines from the beginning of the range, which ends with one.
+fn read_lines(spool: &File, range: Range<u64>, buffer: &mut Vec<u8>) -> io::Result<()> {
+    let available = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+    let mut wanted = available.min(BATCH_BYTES);
+    loop {
+        buffer.clear();
+        buffer.resize(wanted, 0);
+        spool.read_exact_at(buffer, range.start)?;
+        match whole_lines_len(buffer) {
+            0 if wanted < available => wanted = available.min(wanted * 2),
+            // Cannot be; what is there goes out as it is rather than never.
+            0 => return Ok(()),
+            length => {
+                buffer.truncate(length);
+                // One endless line must not be paid for until the end of the run.
+                buffer.shrink_to(BATCH_BYTES);
+                return Ok(());
+            }
+        }
+    }
+}

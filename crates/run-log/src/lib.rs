@@ -1,0 +1,523 @@
+//! The run's log: one path from the tool's bytes to every place the log is kept or watched.
+//!
+//! bytes → lines → redaction → spool on disk → sinks
+//!
+//! Writers assemble and redact whole chunks where they are called, and hand them to one thread that appends to the
+//! spool. Each sink has a thread of its own that reads the spool from its own position, so that memory stays small
+//! however far a sink is behind, and a sink that is away delays nobody. Writers wait for the disk, never for a
+//! sink. Threads rather than tasks: all of them block (on disks, pipes, terminals), some for as long as they
+//! please, and a blocked thread of the runtime's pool would keep the runtime from shutting down.
+//!
+//! Nothing here knows what is written, or why.
+
+mod delivery;
+mod encodings;
+mod feed;
+mod file;
+mod index;
+mod limited;
+mod lines;
+mod redact;
+mod secrets;
+mod sink;
+mod spool;
+mod stdout;
+#[cfg(test)]
+mod tests;
+mod wrapped;
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use job_contract::Exit;
+use runtime::Patience;
+use tokio::sync::mpsc::{self, UnboundedSender};
+use tokio::sync::{Semaphore, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use self::feed::Feed;
+use self::lines::{LineBuffer, count_lines};
+use self::spool::{Command, Spool};
+
+pub use self::file::FileSink;
+pub use self::limited::LimitedSink;
+pub use self::lines::{char_boundary, whole_lines_len};
+pub use self::redact::{MASK, Redactor};
+pub use self::secrets::{secrets_in, secrets_of};
+pub use self::sink::{Batch, Sink, SinkError};
+pub use self::stdout::StdoutSink;
+
+/// How much of a chunk is worked on at a time.
+const CHUNK_BYTES: usize = 64 * 1024;
+/// How many bytes may be on their way to the spool.
+const IN_FLIGHT_BYTES: usize = 512 * 1024;
+/// How long the end of a run waits for a sink that has never taken anything.
+const FIRST_DELIVERY: Duration = Duration::from_secs(10);
+/// How soon a thread that waits for a reader notices that time is up.
+pub const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Where a log is spooled, and its limits.
+#[derive(Clone, Debug)]
+pub struct LogConfig {
+    /// Existing folder, private to the run.
+    pub spool_dir: PathBuf,
+    /// Longer lines are split.
+    pub max_line_bytes: usize,
+    /// Beyond this the spool does not grow. Lines still reach sinks that keep up.
+    pub max_spool_bytes: u64,
+}
+
+impl LogConfig {
+    /// The usual limits: lines of 1 MiB, 2 GiB in all.
+    pub fn new(spool_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            spool_dir: spool_dir.into(),
+            max_line_bytes: 1024 * 1024,
+            max_spool_bytes: 2 * 1024 * 1024 * 1024,
+        }
+    }
+}
+
+/// Why a log could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The spool's folder takes no file.
+    #[error("could not create the run's log in `{}`", folder.display())]
+    Spool {
+        folder: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// A sink cannot even be tried.
+    #[error("could not open a sink of the run's log")]
+    Sink {
+        #[source]
+        source: io::Error,
+    },
+    /// The system gives no more threads.
+    #[error("could not start a thread for the run's log")]
+    Thread {
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl LogError {
+    /// Whose fault it is: in all cases the machine's.
+    pub const fn exit(&self) -> Exit {
+        Exit::Infrastructure
+    }
+}
+
+/// What became of a log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogSummary {
+    /// Lines written.
+    pub lines: u64,
+    /// The log on disk, complete unless it says otherwise.
+    pub spool: SpoolSummary,
+    /// In the order in which the sinks were given.
+    pub sinks: Vec<SinkSummary>,
+}
+
+impl LogSummary {
+    /// Whether every line is everywhere.
+    pub fn is_complete(&self) -> bool {
+        self.spool.missing == 0 && self.sinks.iter().all(|sink| sink.lost == 0)
+    }
+}
+
+/// What became of the log on disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpoolSummary {
+    /// The file.
+    pub path: PathBuf,
+    /// Its size.
+    pub bytes: u64,
+    /// Lines of the log in it.
+    pub lines: u64,
+    /// Lines of the log that are not, for want of room. A line of the file says so in their place.
+    pub missing: u64,
+    /// Why it could not grow.
+    pub last_error: Option<String>,
+}
+
+/// What became of a log at one sink.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SinkSummary {
+    /// `stdout`, a path, or where the platform keeps it.
+    pub name: String,
+    /// Lines that arrived completely, and those beyond the limit of a limited sink.
+    pub delivered: u64,
+    /// Lines that did not.
+    pub lost: u64,
+    /// The last thing that went wrong, even if a later attempt succeeded.
+    pub last_error: Option<String>,
+}
+
+/// One run's log.
+#[derive(Debug)]
+pub struct RunLog {
+    shared: Arc<Shared>,
+    spool_path: PathBuf,
+    spool_summary: Arc<Mutex<SpoolSummary>>,
+    spool_ended: oneshot::Receiver<()>,
+    /// What sinks read from.
+    spooled: Arc<File>,
+    sinks: Mutex<Vec<RunningSink>>,
+}
+
+#[derive(Debug)]
+struct RunningSink {
+    name: String,
+    feed: Arc<Feed>,
+    ended: oneshot::Receiver<()>,
+}
+
+/// What writers need.
+#[derive(Debug)]
+struct Shared {
+    redactor: RwLock<Arc<Redactor>>,
+    commands: UnboundedSender<Command>,
+    /// The queue itself has no bound, so that a writer that is dropped can still send its last line.
+    room: Arc<Semaphore>,
+    written: AtomicU64,
+    /// Writes, of whatever size.
+    heard: AtomicU64,
+    max_line_bytes: usize,
+}
+
+impl RunLog {
+    /// Starts a log. Sinks that do not work yet are no error; they are tried until the end.
+    pub fn start(
+        config: LogConfig,
+        redactor: Redactor,
+        sinks: Vec<Box<dyn Sink>>,
+    ) -> Result<Self, LogError> {
+        let spool = Spool::create(&config.spool_dir, config.max_spool_bytes).map_err(|source| {
+            LogError::Spool {
+                folder: config.spool_dir,
+                source,
+            }
+        })?;
+        Self::start_over(spool, config.max_line_bytes, redactor, sinks)
+    }
+
+    fn start_over(
+        mut spool: Spool,
+        max_line_bytes: usize,
+        redactor: Redactor,
+        sinks: Vec<Box<dyn Sink>>,
+    ) -> Result<Self, LogError> {
+        let spooled = spool.file();
+        let mut running = Vec::new();
+        for sink in sinks {
+            let sink = RunningSink::start(sink, &spooled)?;
+            spool.feed(Arc::clone(&sink.feed));
+            running.push(sink);
+        }
+        let (commands, receiver) = mpsc::unbounded_channel();
+        let room = Arc::new(Semaphore::new(IN_FLIGHT_BYTES));
+        let spool_path = spool.path().to_owned();
+        let spool_summary = spool.summary();
+        let granted = Arc::clone(&room);
+        let spool_ended = start_thread("log-spool", move || spool.run(receiver, &granted))?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                redactor: RwLock::new(Arc::new(redactor)),
+                commands,
+                room,
+                written: AtomicU64::new(0),
+                heard: AtomicU64::new(0),
+                max_line_bytes,
+            }),
+            spool_path,
+            spool_summary,
+            spool_ended,
+            spooled,
+            sinks: Mutex::new(running),
+        })
+    }
+
+    /// Adds a sink to a log that has begun. It gets the log from its beginning, also what was written while it was not
+    /// to be told yet.
+    pub fn attach(&self, sink: Box<dyn Sink>) -> Result<(), LogError> {
+        let sink = RunningSink::start(sink, &self.spooled)?;
+        let _ = self
+            .shared
+            .commands
+            .send(Command::Feed(Arc::clone(&sink.feed)));
+        self.sinks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(sink);
+        Ok(())
+    }
+
+    /// Another way into the log, for one stream of bytes.
+    pub fn writer(&self) -> LogWriter {
+        LogWriter::new(Arc::clone(&self.shared))
+    }
+
+    /// Masks more secrets in everything that is written from now on.
+    pub fn add_secrets<I: IntoIterator<Item = impl AsRef<str>>>(&self, secrets: I) {
+        let mut redactor = self
+            .shared
+            .redactor
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        *redactor = Arc::new(redactor.with(secrets));
+    }
+
+    /// The redactor as it is now, for what leaves the run by other ways than the log.
+    pub fn redactor(&self) -> Arc<Redactor> {
+        self.shared.redactor()
+    }
+
+    /// Whether something is heard of the run: a number that grows with every write.
+    pub fn pulse(&self) -> Pulse {
+        Pulse {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    /// The redacted log on disk. It is complete after [`RunLog::finish`].
+    pub fn spool(&self) -> &Path {
+        &self.spool_path
+    }
+
+    /// Delivers everything written so far and says what became of it. Writers must have been closed before; what
+    /// they write later is dropped. Lines that are not delivered within `deadline` are counted as lost.
+    pub async fn finish(self, deadline: Duration) -> LogSummary {
+        self.finish_within(&Patience::lasting(deadline)).await
+    }
+
+    /// The same for as long as `patience` lasts, which may come to an earlier end while it is waited.
+    pub async fn finish_within(self, patience: &Patience) -> LogSummary {
+        let (shared, spool_ended) = (self.shared, self.spool_ended);
+        let running = self
+            .sinks
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        let feeds: Vec<_> = running.iter().map(|sink| Arc::clone(&sink.feed)).collect();
+        for feed in &feeds {
+            feed.set_first_deadline(Instant::now() + FIRST_DELIVERY);
+        }
+        let given_up = CancellationToken::new();
+        let watch = async {
+            patience.over().await;
+            for feed in &feeds {
+                feed.set_deadline(Instant::now());
+            }
+            // Threads watch the deadline themselves; those that are stuck in the system are left behind.
+            tokio::time::sleep(5 * POLL_INTERVAL).await;
+            given_up.cancel();
+            std::future::pending::<()>().await;
+        };
+        let _ = shared.commands.send(Command::Finish);
+        let deliver = async {
+            tokio::select! {
+                biased;
+                _ = spool_ended => {}
+                () = given_up.cancelled() => {}
+            }
+            let written = shared.written.load(Ordering::Acquire);
+            let mut sinks = Vec::new();
+            for sink in running {
+                sinks.push(sink.finish(&given_up, written).await);
+            }
+            (written, sinks)
+        };
+        let (written, sinks) = tokio::select! {
+            biased;
+            delivered = deliver => delivered,
+            () = watch => unreachable!("whoever watches waits for ever"),
+        };
+        let spool = self
+            .spool_summary
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        LogSummary {
+            lines: written,
+            spool: SpoolSummary {
+                missing: written - spool.lines.min(written),
+                ..spool
+            },
+            sinks,
+        }
+    }
+}
+
+/// Counts what is written to a log, for whoever waits for a sign of life.
+#[derive(Clone, Debug)]
+pub struct Pulse {
+    shared: Arc<Shared>,
+}
+
+impl Pulse {
+    /// Writes so far.
+    pub fn count(&self) -> u64 {
+        self.shared.heard.load(Ordering::Relaxed)
+    }
+}
+
+impl RunningSink {
+    fn start(sink: Box<dyn Sink>, spooled: &Arc<File>) -> Result<Self, LogError> {
+        let name = sink.name();
+        let feed = Arc::new(Feed::default());
+        let (source, spooled) = (Arc::clone(&feed), Arc::clone(spooled));
+        let ended = start_thread("log-sink", move || {
+            delivery::deliver_all(sink, &source, &spooled);
+        })?;
+        Ok(Self { name, feed, ended })
+    }
+
+    async fn finish(self, given_up: &CancellationToken, written: u64) -> SinkSummary {
+        let stuck = tokio::select! {
+            biased;
+            _ = self.ended => false,
+            () = given_up.cancelled() => true,
+        };
+        let (delivered, last_error) = self.feed.outcome();
+        if stuck {
+            self.feed.close();
+        }
+        let last_error = match last_error {
+            None if stuck => Some("blocked while writing".to_owned()),
+            None if delivered < written => Some("not delivered in time".to_owned()),
+            error => error,
+        };
+        SinkSummary {
+            name: self.name,
+            delivered,
+            lost: written - delivered.min(written),
+            last_error,
+        }
+    }
+}
+
+/// The receiver is told when the thread is done, also by a panic.
+fn start_thread(
+    name: &str,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<oneshot::Receiver<()>, LogError> {
+    let (ended, receiver) = oneshot::channel();
+    thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(move || {
+            work();
+            let _ = ended.send(());
+        })
+        .map_err(|source| LogError::Thread { source })?;
+    Ok(receiver)
+}
+
+impl Shared {
+    fn redactor(&self) -> Arc<Redactor> {
+        Arc::clone(&self.redactor.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits until the spool can take a chunk. `None` after the log's end.
+    async fn grant(&self, bytes: usize) -> Option<usize> {
+        let granted = bytes.clamp(1, IN_FLIGHT_BYTES);
+        let permits = u32::try_from(granted).unwrap_or(u32::MAX);
+        self.room.acquire_many(permits).await.ok()?.forget();
+        Some(granted)
+    }
+
+    fn send(&self, text: Vec<u8>, granted: usize) {
+        if text.is_empty() {
+            self.room.add_permits(granted);
+            return;
+        }
+        let lines = count_lines(&text);
+        self.written.fetch_add(lines, Ordering::AcqRel);
+        if self
+            .commands
+            .send(Command::Append { text, granted })
+            .is_err()
+        {
+            self.written.fetch_sub(lines, Ordering::AcqRel);
+        }
+    }
+}
+
+/// A way into a run's log. Clones share the log and nothing else: each has its own unfinished line, and lines of
+/// several writers never mix.
+///
+/// Dropping a writer is as good as closing it.
+pub struct LogWriter {
+    shared: Arc<Shared>,
+    lines: LineBuffer,
+}
+
+impl fmt::Debug for LogWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LogWriter").finish_non_exhaustive()
+    }
+}
+
+impl Clone for LogWriter {
+    fn clone(&self) -> Self {
+        Self::new(Arc::clone(&self.shared))
+    }
+}
+
+impl LogWriter {
+    fn new(shared: Arc<Shared>) -> Self {
+        let lines = LineBuffer::new(shared.max_line_bytes);
+        Self { shared, lines }
+    }
+
+    /// Writes a line, or several if there are newlines in it; independent of what [`LogWriter::write`] has begun.
+    pub async fn line(&self, text: &str) {
+        let mut lines = self.clone();
+        lines.write(text.as_bytes()).await;
+        lines.write(b"\n").await;
+    }
+
+    /// Writes bytes as they come. Waits for the disk when that is slower, never for a sink.
+    ///
+    /// # Caveats
+    /// When the future is dropped before it is done, it is not known how much of the chunk was written.
+    pub async fn write(&mut self, chunk: &[u8]) {
+        self.shared.heard.fetch_add(1, Ordering::Relaxed);
+        for piece in chunk.chunks(CHUNK_BYTES) {
+            let Some(granted) = self.shared.grant(piece.len()).await else {
+                return;
+            };
+            let redactor = self.shared.redactor();
+            let mut text = Vec::with_capacity(piece.len());
+            self.lines.push(piece, &redactor, &mut text);
+            self.shared.send(text, granted);
+        }
+    }
+
+    /// Ends the stream: an unfinished last line becomes a line.
+    pub async fn close(mut self) {
+        if let Some(granted) = self.shared.grant(1).await {
+            self.end(granted);
+        }
+    }
+
+    fn end(&mut self, granted: usize) {
+        let mut text = Vec::new();
+        self.lines.close(&self.shared.redactor(), &mut text);
+        self.shared.send(text, granted);
+    }
+}
+
+impl Drop for LogWriter {
+    fn drop(&mut self) {
+        if !self.lines.is_empty() {
+            self.end(0);
+        }
+    }
+}
