@@ -112,13 +112,16 @@ fn every_name_of_ours_in_the_documents_exists() {
     files(&root().join("docs"), ".md", &mut documents);
     files(&root().join("examples"), ".md", &mut documents);
     let known = environment_names();
+    let mut named = 0;
     for document in documents {
         let text = fs::read_to_string(&document).unwrap();
         for name in words_after(&text, "MAYFLY_", |c| c.is_ascii_uppercase() || c == '_') {
             let name = format!("MAYFLY_{name}");
             assert!(known.contains(&name), "{}: {name}", document.display());
+            named += 1;
         }
     }
+    assert!(named > 50, "only {named} names were found");
 }
 
 #[test]
@@ -191,6 +194,7 @@ fn every_document_the_code_and_the_documents_refer_to_exists() {
     for path in ["Cargo.toml", "README.md", "CONTRIBUTING.md"] {
         texts.push((root().join(path), read(path)));
     }
+    let mut named = 0;
     for (path, text) in texts {
         for name in words_after(&text, "docs/", |c| {
             c.is_ascii_alphanumeric() || "-_./".contains(c)
@@ -198,8 +202,10 @@ fn every_document_the_code_and_the_documents_refer_to_exists() {
             let is_example = path.ends_with("api-launcher/src/run/content.rs");
             let exists = root().join("docs").join(&name).exists();
             assert!(is_example || exists, "{}: docs/{name}", path.display());
+            named += 1;
         }
     }
+    assert!(named > 20, "only {named} references were found");
 }
 
 /// Every Markdown file of the repository.

@@ -159,6 +159,7 @@ fn with_the_profile_of_terrakube_the_chart_grants_what_its_documentation_grants(
 
 #[test]
 fn the_chart_grants_the_account_of_runs_nothing() {
+    let mut seen = 0;
     for (name, file) in values_files() {
         let documents = Release::new().with(&file).documents();
         let accounts = documents.iter().filter(|document| {
@@ -176,8 +177,10 @@ fn the_chart_grants_the_account_of_runs_nothing() {
                 account.value["automountServiceAccountToken"], false,
                 "{name}: {account}"
             );
+            seen += 1;
         }
     }
+    assert!(seen > 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -1052,6 +1055,7 @@ async fn whoever_installs_is_told_addresses_that_are_there() {
     // Another server has no kinds of the Prometheus operator.
     let parts = Cluster::builder().on(Target::InProcess);
     let place = Place::of(parts, &rules(ROLES)).await;
+    let mut seen = 0;
     for (name, file) in values_files() {
         let notes = told(helm_for(&place, "install", &file).arg("--dry-run=client"));
         let (_, notes) = notes.split_once("\nNOTES:\n").unwrap();
@@ -1076,10 +1080,12 @@ async fn whoever_installs_is_told_addresses_that_are_there() {
                 });
                 assert!(is_told, "{name}: no {address} for {setting}in {notes}");
             }
+            seen += 1;
         }
         assert!(
             !notes.contains("<no value>") && !notes.contains("%!"),
             "{name}: {notes}"
         );
     }
+    assert!(seen > 0);
 }

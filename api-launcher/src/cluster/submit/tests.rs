@@ -154,10 +154,11 @@ async fn job_data_that_a_deleted_job_left_is_in_nobodys_way() {
 #[tokio::test]
 async fn a_job_deleted_under_a_delivery_is_made_anew_with_job_data_of_its_own() {
     let server = Server::start();
-    let _ = server
+    server
         .crashing(Crash::Before(1))
         .submit(&objects("1", "a"))
-        .await;
+        .await
+        .unwrap_err();
     let (first, _) = server.job_data_of("job-1-a");
     let (inner, seen) = (Arc::clone(&server), first.clone());
     let patches = AtomicUsize::new(0);
@@ -227,10 +228,11 @@ async fn a_job_of_another_launcher_is_neither_taken_nor_removed() {
 #[tokio::test]
 async fn a_job_cut_off_from_its_secret_is_made_anew_by_a_launcher_that_uses_none() {
     let server = Server::start();
-    let _ = server
+    server
         .crashing(Crash::Before(1))
         .submit(&objects("1", "a"))
-        .await;
+        .await
+        .unwrap_err();
     let submitted = server.cluster().submit(&inline("1", "a")).await.unwrap();
     assert_eq!(submitted, Submitted::Created);
     let job = server.object("jobs", "job-1-a").unwrap();
@@ -244,10 +246,11 @@ async fn a_job_cut_off_from_its_secret_is_made_anew_by_a_launcher_that_uses_none
 #[tokio::test]
 async fn a_run_cut_between_its_secret_and_its_release_is_released() {
     let server = Server::start();
-    let _ = server
+    server
         .crashing(Crash::Within(2))
         .submit(&objects("1", "a"))
-        .await;
+        .await
+        .unwrap_err();
     assert!(server.job_data_of("job-1-a").1.is_some());
     let before = server.requests().len();
     assert_eq!(
@@ -277,10 +280,11 @@ async fn with_a_limit_the_release_is_left_to_the_watcher() {
 #[tokio::test]
 async fn a_job_without_job_data_is_removed_only_when_nobody_is_about_to_store_it() {
     let server = Server::start();
-    let _ = server
+    server
         .crashing(Crash::Before(1))
         .submit(&objects("1", "a"))
-        .await;
+        .await
+        .unwrap_err();
     let cluster = server.cluster();
     assert_eq!(
         cluster.settle("job-1-a", false).await.unwrap(),
@@ -300,10 +304,11 @@ async fn a_job_without_job_data_is_removed_only_when_nobody_is_about_to_store_it
 #[tokio::test]
 async fn a_delivery_that_comes_between_the_look_and_the_removal_keeps_its_run() {
     let server = Server::start();
-    let _ = server
+    server
         .crashing(Crash::Before(1))
         .submit(&objects("1", "a"))
-        .await;
+        .await
+        .unwrap_err();
     let inner = Arc::clone(&server);
     // While the reconciler deletes, the late delivery stores its Secret and writes to the Job.
     let reconciler = server.faulty(move |line, _| {

@@ -204,10 +204,11 @@ async fn runs_are_released_oldest_first_within_the_limit() {
 #[tokio::test]
 async fn a_run_whose_launcher_died_before_its_release_is_released() {
     let server = Server::start();
-    let _ = server
+    server
         .crashing(Crash::Before(2))
         .submit(&objects("1", "a"))
-        .await;
+        .await
+        .unwrap_err();
     assert!(suspended(&server, "job-1-a"));
     let _watching = watching(server.cluster(), WatchSettings::default());
     until("it is released", || !suspended(&server, "job-1-a")).await;
@@ -229,10 +230,11 @@ async fn a_step_with_nothing_to_run_is_told_of_at_once_while_its_launcher_has_it
 #[tokio::test]
 async fn a_job_that_was_never_accepted_is_forgotten_once_it_is_gone() {
     let server = Server::start();
-    let _ = server
+    server
         .crashing(Crash::Before(1))
         .submit(&objects("1", "a"))
-        .await;
+        .await
+        .unwrap_err();
     let settings = WatchSettings {
         hopeless_after: Duration::ZERO,
         ..WatchSettings::default()
@@ -648,10 +650,11 @@ async fn a_run_whose_job_data_cannot_be_looked_for_is_told_of_once_with_what_to_
     let _told = tracing::subscriber::set_default(subscriber);
     let server = Server::start();
     // Its launcher died before the release.
-    let _ = server
+    server
         .crashing(Crash::Within(2))
         .submit(&objects("1", "a"))
-        .await;
+        .await
+        .unwrap_err();
     let tried = Arc::new(Mutex::new(0));
     let trials = Arc::clone(&tried);
     let cluster = server.faulty(move |line, _| {
