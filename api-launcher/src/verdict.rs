@@ -44,7 +44,7 @@ pub struct Timeouts {
     pub container_error: Duration,
     /// From a node for the pod to the executor's start: pulls, volumes, init containers.
     pub start: Duration,
-    /// From the executor's end to the end of what somebody put beside it.
+    /// From the executor's end to the end of what somebody put beside it, which is then stopped.
     pub linger: Duration,
 }
 
@@ -375,6 +375,12 @@ pub fn observe(
         return Observation::Ended(Box::new(ending::ended(&run)));
     }
     waiting::unfinished(&run, now, timeouts)
+}
+
+/// A container that goes on in the pod of an ended run beside its executor, as service meshes leave some, and until when it
+/// may. The kubelet does not end it: the Job has to be stopped, or would go on until its deadline.
+pub fn lingers(pods: &[Pod], timeouts: &Timeouts) -> Option<(Timestamp, Evidence)> {
+    waiting::lingers(facts::newest(pods)?, timeouts)
 }
 
 /// The verdict on a run whose Job is gone, from the last that was seen of it.

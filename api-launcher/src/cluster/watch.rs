@@ -150,6 +150,8 @@ enum Note {
     /// The Job may go now, or could not be told so.
     Expires(String, String),
     Heard(String, String, Life),
+    /// The Job ends with what outlived its executor, or could not be told so.
+    Stopped(String, String, bool),
     Removed(String),
 }
 
@@ -210,6 +212,8 @@ struct Entry {
     /// How long the Job is to be kept once its end is reported, while it is still set to be kept for longer.
     keep_seconds: Option<i32>,
     listening: Option<Box<Listening>>,
+    /// What outlived the executor is stopped.
+    stopping: bool,
     /// Not before this is a suspended Job without job data looked at again.
     settle_due: Option<Instant>,
     /// Why it stays suspended stands in the log.
@@ -591,7 +595,50 @@ impl Watch {
                 }
             }
             Observation::Running => {}
-            Observation::Ended(verdict) => self.on_end(name, *verdict),
+            Observation::Ended(verdict) => {
+                self.stop_what_lingers(name, &verdict, &pods, now);
+                self.on_end(name, *verdict);
+            }
+        }
+    }
+
+    /// Ends the Job of a run that is over, whoever has been told of that, once a container has outlived its executor for too
+    /// long. With its pod the Job loses what tells how the run ended, which is therefore written onto it.
+    fn stop_what_lingers(&mut self, name: &str, verdict: &Verdict, pods: &[Pod], now: Timestamp) {
+        let Some(entry) = self.runs.get_mut(name) else {
+            return;
+        };
+        let is_over = entry.standing == Standing::Over;
+        let lingers = verdict::lingers(pods, &self.settings.timeouts);
+        let Some((until, fact)) = lingers.filter(|_| verdict.job_over && !is_over) else {
+            return;
+        };
+        if until > now {
+            self.due.insert((until, name.to_owned()));
+            return;
+        }
+        if std::mem::replace(&mut entry.stopping, true) {
+            return;
+        }
+        let mut verdict = verdict.clone();
+        if !verdict.evidence.contains(&fact) {
+            verdict.evidence.push(fact);
+        }
+        let (name, uid, cluster) = (name.to_owned(), entry.uid.clone(), self.cluster.clone());
+        self.spawn(async move {
+            let stopped = cluster.stop(&name, &uid, &verdict).await;
+            if let Err(error) = &stopped {
+                warn!(run = name, %error, "what outlived an executor could not be stopped, trying again");
+            }
+            Note::Stopped(name, uid, stopped.is_ok())
+        });
+    }
+
+    fn on_stopped(&mut self, name: &str, uid: &str, done: bool) {
+        let entry = self.runs.get_mut(name).filter(|entry| entry.uid == uid);
+        if let Some(entry) = entry.filter(|_| !done) {
+            entry.stopping = false;
+            self.wake(name, LOOK_AGAIN);
         }
     }
 
@@ -843,6 +890,7 @@ impl Watch {
             Note::GoneReported(uid, told) => self.on_orphan_reported(&uid, &told),
             Note::Expires(name, uid) => self.on_reported(&name, &uid, &Told::Yes),
             Note::Heard(name, uid, life) => self.on_heard(&name, &uid, life),
+            Note::Stopped(name, uid, done) => self.on_stopped(&name, &uid, done),
             Note::Settled(name, uid, settled) => self.on_settled(&name, &uid, settled),
             Note::Removed(uid) => {
                 self.removing.remove(&uid);
@@ -1059,6 +1107,7 @@ impl Entry {
             report_pauses: None,
             keep_seconds: None,
             listening: None,
+            stopping: false,
             settle_due: None,
             stuck: false,
             nothing_to_run: false,
@@ -1229,15 +1278,8 @@ impl Cluster {
         observer: &dyn RunObserver,
     ) -> Told {
         let verdict = &self.with_lock_holder(verdict.clone()).await;
-        let text = serde_json::to_string(verdict).unwrap_or_default();
         if !verdict.job_over {
-            // A deadline that has passed ends the Job and keeps it, so that the run can be explained and a late
-            // duplicate of its delivery still finds it.
-            let stop = json!({
-                "metadata": {"uid": uid, "annotations": {annotations::VERDICT: text}},
-                "spec": {"activeDeadlineSeconds": 1},
-            });
-            match self.patch_job("stop the run", &key.name, &stop).await {
+            match self.stop(&key.name, uid, verdict).await {
                 // Its pod may still start, so that the platform must not hear of an end: at the latest the Job's own
                 // deadline brings it. What is gone starts nothing.
                 Err(error) if !error.is_not_found() => {
@@ -1261,6 +1303,17 @@ impl Cluster {
             Told::Later => {}
         }
         told
+    }
+
+    /// Ends a Job and writes the verdict onto it. A deadline that has passed keeps it, so that the run can be explained and a
+    /// late duplicate of its delivery still finds it.
+    async fn stop(&self, name: &str, uid: &str, verdict: &Verdict) -> Result<(), ClusterError> {
+        let text = serde_json::to_string(verdict).unwrap_or_default();
+        let stop = json!({
+            "metadata": {"uid": uid, "annotations": {annotations::VERDICT: text}},
+            "spec": {"activeDeadlineSeconds": 1},
+        });
+        self.patch_job("stop the run", name, &stop).await.map(drop)
     }
 
     /// Writes the verdict onto the Job, and that the platform knows it. Should this be lost, a later watcher finds

@@ -98,9 +98,9 @@ pub(super) fn traced(run: &Run<'_>) -> Verdict {
 }
 
 /// The verdict of an executor that has ended in a pod that goes on, and has to be stopped.
-pub(super) fn cut_short(run: &Run<'_>, why: &str) -> Verdict {
+pub(super) fn cut_short(run: &Run<'_>, why: Evidence) -> Verdict {
     let mut verdict = executor_ended(run);
-    verdict.evidence.push(Evidence::new("pod", why));
+    verdict.evidence.push(why);
     verdict.job_over = false;
     verdict
 }

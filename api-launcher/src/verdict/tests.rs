@@ -721,40 +721,56 @@ fn a_failed_job_tells_of_a_pod_that_is_gone() {
     );
 }
 
+/// A container that runs beside the executor, as a native sidecar or as what a webhook put there.
+fn beside() -> Value {
+    json!({"name": "mesh", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+        "state": {"running": {"startedAt": time(5)}}})
+}
+
 #[test]
-fn what_outlives_the_executor_is_stopped_after_its_grace_and_the_verdict_is_the_executors() {
+fn a_run_ends_with_its_executor_and_what_outlives_it_is_stopped_after_its_time() {
     let mut patch = ended_container(0, "Completed", r#"{"outcome":0}"#);
     merge(&mut patch, json!({"status": {"phase": "Running"}}));
-    let beside = json!({"name": "mesh", "image": "", "imageID": "", "ready": true, "restartCount": 0,
-        "state": {"running": {"startedAt": time(5)}}});
     let mut alone = pod(patch.clone());
     patch["status"]["containerStatuses"]
         .as_array_mut()
         .unwrap()
-        .push(beside.clone());
-    let with_mesh = pod(patch);
+        .push(beside());
+    let with_mesh = [pod(patch)];
     let job = job(json!({}));
-    let wait = wait(see(&job, std::slice::from_ref(&with_mesh), &[], 60));
-    assert_eq!(wait.reason, WaitReason::Stopping);
-    assert_eq!(
-        wait.until,
-        Some(at(110)),
-        "a minute after the executor's end"
-    );
-    let verdict = end(see(&job, &[with_mesh], &[], 110));
+    let verdict = end(see(&job, &with_mesh, &[], 50));
     assert_eq!(verdict.kind, VerdictKind::Completed);
-    assert!(verdict.spoke() && !verdict.job_over, "it has to be stopped");
+    assert!(verdict.spoke() && verdict.job_over);
+    let (until, fact) = lingers(&with_mesh, &Timeouts::default()).unwrap();
+    assert_eq!(until, at(110), "a minute after the executor's end");
+    assert!(fact.text.contains("`mesh`"));
+    // A native sidecar is the kubelet's to end, and may take the grace period of the pod for that.
+    let native = serde_json::from_value(json!([beside()])).unwrap();
+    alone.status.as_mut().unwrap().init_container_statuses = native;
+    let verdict = end(see(&job, std::slice::from_ref(&alone), &[], 50));
+    assert_eq!(verdict.kind, VerdictKind::Completed);
+    assert!(verdict.spoke() && verdict.job_over);
+    assert!(lingers(&[alone], &Timeouts::default()).is_none());
+}
+
+/// The Job controller makes one only once the pod has ended.
+#[test]
+fn where_another_pod_would_follow_what_outlives_the_executor_is_given_its_time_first() {
+    let mut patch = ended_container(75, "Error", "");
+    merge(&mut patch, json!({"status": {"phase": "Running"}}));
+    patch["status"]["containerStatuses"]
+        .as_array_mut()
+        .unwrap()
+        .push(beside());
+    let (job, pods) = (job(json!({})), [pod(patch)]);
+    let wait = wait(see(&job, &pods, &[], 60));
+    assert_eq!(wait.reason, WaitReason::Stopping);
+    assert_eq!(wait.until, Some(at(110)));
+    let verdict = end(see(&job, &pods, &[], 110));
+    assert_eq!(verdict.kind, VerdictKind::Infrastructure);
+    assert!(!verdict.job_over, "it has to be stopped");
     let mut evidence = verdict.evidence.iter();
     assert!(evidence.any(|fact| fact.text.contains("`mesh`")));
-    // A native sidecar is the kubelet's to end, and may take the grace period of the pod for that.
-    let beside = serde_json::from_value(json!([beside])).unwrap();
-    alone.status.as_mut().unwrap().init_container_statuses = beside;
-    let verdict = end(see(&job, &[alone], &[], 50));
-    assert_eq!(verdict.kind, VerdictKind::Completed);
-    assert!(
-        verdict.spoke() && verdict.job_over,
-        "nothing has to be stopped"
-    );
 }
 
 /// A native sidecar goes on in each of these pods.

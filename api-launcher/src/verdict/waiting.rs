@@ -525,29 +525,30 @@ fn pulling<'a>(pod: &Pod, events: &'a [Event]) -> Option<&'a str> {
     begun.message.as_deref()
 }
 
-/// The executor has ended, and its pod has not. With that the run is over. The kubelet ends the native sidecars, which
-/// have the pod's grace period for that. A container that something else put beside the executor, as service meshes do,
-/// would go on until the Job's deadline: it has some time to end by itself, and then the Job is stopped.
+/// The executor has ended, and its pod has not. With that the run is over, whatever goes on beside it. Only where another pod
+/// would follow, it is stopped with what keeps that from coming.
 fn lingering(run: &Run<'_>, pod: &Pod, clock: &Clock<'_>) -> Observation {
-    let end = facts::executor_end(pod);
-    let Some(ended) = end.and_then(|end| end.finished_at.as_ref()) else {
+    if facts::executor_ended(pod).is_none() {
         return Observation::Running;
-    };
+    }
+    if !may_be_replaced(run, pod) {
+        return Observation::Ended(Box::new(ending::executor_ended(run)));
+    }
+    match lingers(pod, clock.timeouts) {
+        None => failed_pod(run, pod, clock),
+        Some((until, fact)) if clock.now < until => {
+            let since = facts::executor_ended(pod).unwrap_or(clock.now);
+            waiting(WaitReason::Stopping, fact.text, since, Some(until))
+        }
+        Some((_, fact)) => Observation::Ended(Box::new(ending::cut_short(run, fact))),
+    }
+}
+
+pub(super) fn lingers(pod: &Pod, timeouts: &Timeouts) -> Option<(Timestamp, Evidence)> {
+    let ended = facts::executor_ended(pod)?;
     let others = facts::others_running(pod);
-    if others.is_empty() {
-        return if may_be_replaced(run, pod) {
-            failed_pod(run, pod, clock)
-        } else {
-            Observation::Ended(Box::new(ending::executor_ended(run)))
-        };
-    }
-    let sentence = format!("the executor has ended, but {others} has not");
-    let limit = clock.timeouts.linger;
-    if !clock.expired(ended.0, limit) {
-        let until = Some(after(ended.0, limit));
-        return waiting(WaitReason::Stopping, sentence, ended.0, until);
-    }
-    Observation::Ended(Box::new(ending::cut_short(run, &sentence)))
+    let text = format!("the executor has ended, but {others} has not");
+    (!others.is_empty()).then(|| (after(ended, timeouts.linger), Evidence::new("pod", text)))
 }
 
 /// Whether the Job controller may make another pod in the place of this one, which has ended or is about to: where the

@@ -1092,3 +1092,60 @@ async fn a_run_that_was_stopped_for_its_lost_node_has_that_verdict_whoever_repor
     until("it is reported", || !second.notebook.ended().is_empty()).await;
     assert_eq!(second.notebook.ended()[0].1, VerdictKind::NodeLost);
 }
+
+/// A pod of `job-1-a` whose executor was killed, while a container that a webhook put beside it goes on.
+fn outlived(server: &Server) {
+    let now = Timestamp::now().to_string();
+    let status = |name: &str, state: Value| json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state});
+    let executor = status(
+        "executor",
+        json!({"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": now}}),
+    );
+    let mesh = status("mesh", json!({"running": {"startedAt": now}}));
+    let status = json!({"phase": "Running", "containerStatuses": [executor, mesh]});
+    pod(server, "job-1-a", status);
+}
+
+#[tokio::test]
+async fn a_run_ends_with_its_executor_and_what_outlives_it_is_stopped_later_by_whichever_watcher() {
+    let server = Server::start();
+    let run = inline("1", "a");
+    Box::pin(server.cluster().submit(&run)).await.unwrap();
+    outlived(&server);
+    let settings = |linger: Duration| WatchSettings {
+        timeouts: Timeouts {
+            linger,
+            ..Timeouts::default()
+        },
+        ..WatchSettings::default()
+    };
+    let patient = watching(server.cluster(), settings(Duration::from_hours(1)));
+    until("it is noted", || {
+        annotation_of(&server, "job-1-a", "mayfly.dev/reported-at").is_string()
+    })
+    .await;
+    let reported = [("1/a".to_owned(), VerdictKind::OomKilled)];
+    assert_eq!(patient.notebook.ended(), reported);
+    let deadline =
+        || server.object("jobs", "job-1-a").unwrap()["spec"]["activeDeadlineSeconds"].clone();
+    assert_ne!(deadline(), json!(1), "the other container has time to end");
+    drop(patient);
+
+    let refused = Arc::new(Mutex::new(false));
+    let told = Arc::clone(&refused);
+    let cluster = server.faulty(move |line, _| {
+        let first =
+            line.starts_with("PATCH") && !std::mem::replace(&mut *told.lock().unwrap(), true);
+        first.then(|| refusal(StatusCode::BAD_REQUEST, "BadRequest", "no"))
+    });
+    let impatient = watching(cluster, settings(Duration::ZERO));
+    until("it was tried", || *refused.lock().unwrap()).await;
+    until("it is stopped", || deadline() == json!(1)).await;
+    // With the Job its pod goes, which had told how the run ended.
+    server.remove("pods", "job-1-a-x");
+    over(&server, "job-1-a", "Failed");
+    let explained = server.cluster().explain("job-1-a").await.unwrap();
+    let verdict = explained.verdict.unwrap();
+    assert_eq!(verdict.kind, VerdictKind::OomKilled);
+    assert!(impatient.notebook.ended().is_empty());
+}
