@@ -74,7 +74,7 @@ pub mod annotations {
     pub const VERDICT: &str = "mayfly.dev/verdict";
     /// The step has nothing to run: whoever accepted it reports it done, and its Job is there in case that fails.
     pub const NOTHING_TO_RUN: &str = "mayfly.dev/nothing-to-run";
-    /// The platform was told how the run ended.
+    /// The platform knows how the run ended.
     pub const REPORTED_AT: &str = "mayfly.dev/reported-at";
     /// The platform will not be told how the run ended, in its words: it is not asked again.
     pub const REPORT_REFUSED: &str = "mayfly.dev/report-refused";

@@ -813,11 +813,11 @@ impl Watch {
         let (key, uid, name) = (entry.key.clone(), entry.uid.clone(), name.to_owned());
         let keep = entry.time_to_live(now);
         if entry.reported {
-            // Its verdict was noted in one request with the time the Job is kept; what spoke has none.
-            if let Some(keep) = keep.filter(|_| verdict.job_over) {
+            // That was noted in one request with the time the Job is kept, which may have failed.
+            if keep.is_some() && verdict.job_over {
                 entry.reporting = true;
                 self.spawn(async move {
-                    cluster.let_expire(&key, &uid, keep).await;
+                    cluster.note_reported(&key, &uid, keep).await;
                     Note::Expires(name, uid)
                 });
             }
@@ -843,8 +843,8 @@ impl Watch {
             self.spawn(async move {
                 if going {
                     cluster.note_verdict(&key, &uid, &verdict, keep).await;
-                } else if let Some(keep) = keep {
-                    cluster.let_expire(&key, &uid, keep).await;
+                } else {
+                    cluster.note_reported(&key, &uid, keep).await;
                 }
                 Note::Reported(name, uid, Told::Yes)
             });
@@ -1346,14 +1346,19 @@ impl Cluster {
         }
     }
 
-    /// Lets the Job of a run go in its time, of which everybody knows how it ended.
-    async fn let_expire(&self, key: &RunKey, uid: &str, keep: i32) {
-        let patch = json!({"metadata": {"uid": uid}, "spec": {"ttlSecondsAfterFinished": keep}});
-        let set = self
-            .patch_job("let the run expire", &key.name, &patch)
+    /// Writes onto the Job that the platform knows how the run ended, so that no later watcher takes that for news, and lets
+    /// the Job go in its time.
+    async fn note_reported(&self, key: &RunKey, uid: &str, keep: Option<i32>) {
+        let noted = json!({annotations::REPORTED_AT: self.now().to_string()});
+        let mut patch = json!({"metadata": {"uid": uid, "annotations": noted}});
+        if let Some(seconds) = keep {
+            patch["spec"] = json!({"ttlSecondsAfterFinished": seconds});
+        }
+        let noted = self
+            .patch_job("note that the platform knows", &key.name, &patch)
             .await;
-        if let Err(error) = set {
-            debug!(run = %key, %error, "the Job could not be let go, trying again");
+        if let Err(error) = noted {
+            debug!(run = %key, %error, "it could not be noted that the platform knows how the run ended");
         }
     }
 

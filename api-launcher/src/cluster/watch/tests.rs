@@ -623,6 +623,23 @@ impl std::io::Write for Lines {
     }
 }
 
+impl Lines {
+    /// What this thread logs from now on, for as long as the guard lives.
+    fn of_this_thread() -> (Self, tracing::subscriber::DefaultGuard) {
+        let lines = Self::default();
+        let writer = lines.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || writer.clone())
+            .with_ansi(false)
+            .finish();
+        (lines, tracing::subscriber::set_default(subscriber))
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
 #[rstest::rstest]
 #[case::a_full_quota(
     403,
@@ -641,13 +658,7 @@ async fn a_run_whose_job_data_cannot_be_looked_for_is_told_of_once_with_what_to_
     #[case] message: &'static str,
     #[case] advice: &str,
 ) {
-    let lines = Lines::default();
-    let writer = lines.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_writer(move || writer.clone())
-        .with_ansi(false)
-        .finish();
-    let _told = tracing::subscriber::set_default(subscriber);
+    let (lines, _guard) = Lines::of_this_thread();
     let server = Server::start();
     // Its launcher died before the release.
     server
@@ -666,7 +677,7 @@ async fn a_run_whose_job_data_cannot_be_looked_for_is_told_of_once_with_what_to_
     let _watching = watching(cluster, WatchSettings::default());
     until("it is tried again", || *tried.lock().unwrap() > 1).await;
     assert!(suspended(&server, "job-1-a"));
-    let told = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let told = lines.text();
     assert_eq!(told.matches("a run stays suspended").count(), 1, "{told}");
     assert!(told.contains(advice) && told.contains("1/a"), "{told}");
 }
@@ -926,6 +937,40 @@ async fn a_run_that_spoke_for_itself_is_kept_for_its_own_time() {
     until("it was tried", || *failed.lock().unwrap()).await;
     until("its time is set", || has_its_own_time(&server)).await;
     assert!(watching.notebook.ended().is_empty());
+}
+
+#[rstest::rstest]
+#[case::that_is_kept_for_a_while(Some(600))]
+#[case::that_is_kept_for_ever(None)]
+#[tokio::test]
+async fn the_end_of_a_run_that_spoke_for_itself_is_logged_by_one_watcher_only(
+    #[case] keep: Option<i32>,
+) {
+    let (lines, _guard) = Lines::of_this_thread();
+    let server = Server::start();
+    let mut objects = inline("1", "a");
+    let spec = objects.job.spec.as_mut().unwrap();
+    spec.ttl_seconds_after_finished = keep;
+    Box::pin(server.cluster().accept(&objects)).await.unwrap();
+    spoken_pod(&server, 0);
+    over(&server, "job-1-a", "Complete");
+    for watcher in ["the first", "the next"] {
+        let cluster = server.cluster().with_report_key(Some(report_key()));
+        let watching = watching(cluster, WatchSettings::default());
+        until(watcher, || {
+            let said = watching.notebook.said.lock().unwrap();
+            said.iter()
+                .any(|(_, said)| matches!(said, Observation::Ended(_)))
+        })
+        .await;
+        until("it is noted", || {
+            annotation_of(&server, "job-1-a", "mayfly.dev/reported-at").is_string()
+        })
+        .await;
+        assert!(watching.notebook.ended().is_empty());
+    }
+    let told = lines.text();
+    assert_eq!(told.matches("a run has ended").count(), 1, "{told}");
 }
 
 /// A run whose executor was at work when its node went.
