@@ -78,8 +78,8 @@ pub(crate) enum Refused {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Readiness {
     Ready,
-    /// It would be accepted, and its run would fail for this reason.
-    Barred(String),
+    /// It would be accepted, and something is amiss: its run would fail for this reason, or is watched with less care.
+    Impaired(String),
     NotReady(String),
 }
 

@@ -45,6 +45,19 @@ impl LeaseSettings {
     }
 }
 
+/// How it stands with the Lease, for whoever asks a replica about its health.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// This replica holds it and works, or is about to.
+    Holder,
+    /// Another holds it, and this one would take over.
+    StandsBy,
+    /// There is no right to hold it: this replica works on its own.
+    NotAllowed,
+    /// It could not be had for as long as it lasts, for this reason: nobody may be at work.
+    OutOfReach(String),
+}
+
 /// What became of the wish for the Lease.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Acquired {
@@ -78,13 +91,13 @@ struct Observed {
 impl Cluster {
     /// Does `work` whenever this replica holds the Lease, until `stop` comes; then gives the Lease back, so that
     /// another takes over at once. Work is dropped when the Lease is lost, or may be because the API server is away;
-    /// `succeeded` hears of every look at it that finds another replica there.
+    /// `told` hears how it stands after every look that tells.
     pub async fn lead<F>(
         &self,
         settings: &LeaseSettings,
         stop: impl Future<Output = ()>,
         mut work: impl FnMut() -> F,
-        mut succeeded: impl FnMut(),
+        mut told: impl FnMut(Standing),
     ) where
         F: Future<Output = ()>,
     {
@@ -93,9 +106,10 @@ impl Cluster {
         loop {
             let acquired = tokio::select! {
                 () = &mut stop => return,
-                acquired = self.acquire(settings, &mut observed, &mut succeeded) => acquired,
+                acquired = self.acquire(settings, &mut observed, &mut told) => acquired,
             };
             if acquired == Acquired::NotAllowed {
+                told(Standing::NotAllowed);
                 warn!(
                     lease = settings.name,
                     "no right to hold a Lease: watching without one, which only a single replica may do"
@@ -111,6 +125,7 @@ impl Cluster {
                 );
                 continue;
             }
+            told(Standing::Holder);
             let stopped = tokio::select! {
                 () = &mut stop => true,
                 () = work() => true,
@@ -146,24 +161,30 @@ impl Cluster {
         &self,
         settings: &LeaseSettings,
         observed: &mut Option<Observed>,
-        succeeded: &mut impl FnMut(),
+        told: &mut impl FnMut(Standing),
     ) -> Acquired {
         let mut said = String::new();
+        let mut failing: Option<Instant> = None;
         // A refusal may pass, as while a Role is being bound. Only one that lasts means that there is no right.
         let mut refused: Option<Instant> = None;
         loop {
             let look = self.try_acquire(settings, observed).await;
             let is_refused = look.as_ref().is_err_and(ClusterError::is_forbidden);
             refused = is_refused.then(|| refused.unwrap_or_else(Instant::now));
+            failing = look.is_err().then(|| failing.unwrap_or_else(Instant::now));
+            let lasts = |since: Option<Instant>| {
+                since.is_some_and(|since| since.elapsed() >= settings.duration)
+            };
             match look {
                 Ok(Look::Held) => return Acquired::Held,
-                Ok(Look::Another) => succeeded(),
+                Ok(Look::Another) => told(Standing::StandsBy),
                 Ok(Look::Missed) => {}
-                Err(_) if refused.is_some_and(|since| since.elapsed() >= settings.duration) => {
-                    return Acquired::NotAllowed;
-                }
+                Err(_) if lasts(refused) => return Acquired::NotAllowed,
                 Err(error) => {
                     let cause = job_contract::chain(&error);
+                    if lasts(failing) {
+                        told(Standing::OutOfReach(cause.clone()));
+                    }
                     if cause != said {
                         warn!(
                             lease = settings.name,
@@ -419,8 +440,10 @@ mod tests {
                 // A dropped sender stops as well.
                 let _ = stopped.await;
             };
-            let succeeded = || {
-                successions.fetch_add(1, Ordering::SeqCst);
+            let told = |standing| {
+                if standing == Standing::StandsBy {
+                    successions.fetch_add(1, Ordering::SeqCst);
+                }
             };
             cluster
                 .lead(
@@ -435,7 +458,7 @@ mod tests {
                             drop(working);
                         }
                     },
-                    succeeded,
+                    told,
                 )
                 .await;
         });
@@ -488,7 +511,7 @@ mod tests {
                     working.take().unwrap().send(()).unwrap();
                     std::future::pending()
                 },
-                || unreachable!("nobody else is there"),
+                |standing| assert_eq!(standing, Standing::Holder),
             )
             .await;
     }
@@ -513,6 +536,41 @@ mod tests {
         assert_eq!(lease["spec"]["leaseTransitions"], 4);
         drop(stop);
         task.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn who_cannot_have_the_lease_says_so_when_that_lasts_and_why() {
+        let server = Server::start();
+        for (code, reason, standing) in [
+            (StatusCode::FORBIDDEN, "Forbidden", None),
+            (StatusCode::NOT_FOUND, "NotFound", Some("no such namespace")),
+        ] {
+            let cluster = server.faulty(move |line, _| {
+                (line.starts_with("POST") && line.contains("/leases"))
+                    .then(|| refusal(code, reason, "no such namespace"))
+            });
+            let settings = LeaseSettings {
+                duration: SOON,
+                renew: Duration::from_millis(30),
+                ..settings("a")
+            };
+            let begun = Instant::now();
+            let told = std::cell::RefCell::new(None);
+            let stop = async {
+                while told.borrow().is_none() {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            let work = std::future::pending::<()>;
+            let tell = |standing| drop(told.replace(Some(standing)));
+            cluster.lead(&settings, stop, work, tell).await;
+            assert!(begun.elapsed() >= SOON, "one refusal is no reason");
+            match (told.take().unwrap(), standing) {
+                (Standing::NotAllowed, None) => {}
+                (Standing::OutOfReach(why), Some(words)) => assert!(why.contains(words), "{why}"),
+                (other, _) => panic!("{other:?}"),
+            }
+        }
     }
 
     #[tokio::test]

@@ -23,7 +23,7 @@ use self::barrier::{Barrier, Stand, Witness};
 use self::observer::{Duty, Observer};
 use super::desk::Desk;
 use super::{Accepted, Answered, Readiness, Refused, has_nothing_to_run};
-use crate::cluster::lease::LeaseSettings;
+use crate::cluster::lease::{LeaseSettings, Standing};
 use crate::cluster::{Cluster, ClusterError, Submitted, labels};
 use crate::config::Deployment;
 use crate::manifest::{self, Manifest, ManifestErrors};
@@ -62,6 +62,8 @@ pub(crate) struct KubernetesTarget {
     promised: TaskTracker,
     last: Mutex<Option<(Instant, Readiness)>>,
     barrier: Barrier,
+    /// How it stands with the Lease, once that is known.
+    lease: SyncMutex<Option<Standing>>,
     /// Whether the cluster has been seen to take Jobs from this launcher.
     takes_jobs: AtomicBool,
     /// How long a dispatch may take.
@@ -90,6 +92,7 @@ impl KubernetesTarget {
             watching,
             desk,
             barrier: Barrier::new(barrier::PATIENCE, metrics.clone()),
+            lease: SyncMutex::new(None),
             takes_jobs: AtomicBool::new(false),
             metrics,
             shutdown,
@@ -149,9 +152,13 @@ impl KubernetesTarget {
                 );
             }
         };
-        self.cluster
-            .lead(&lease, stop, work, || take_duty(None))
-            .await;
+        let told = |standing| {
+            if standing == Standing::StandsBy {
+                take_duty(None);
+            }
+            *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = Some(standing);
+        };
+        self.cluster.lead(&lease, stop, work, told).await;
     }
 
     /// Waits for what was promised by answers, of which there are no more.
@@ -435,9 +442,26 @@ impl KubernetesTarget {
 
     fn readiness_behind_the_barrier(&self) -> Readiness {
         match self.barrier.stand() {
-            Stand::Open => Readiness::Ready,
+            Stand::Open => self.readiness_with_the_lease(),
             Stand::PutsOff(reason) => Readiness::NotReady(reason),
-            Stand::Fails(reason) => Readiness::Barred(reason),
+            Stand::Fails(reason) => Readiness::Impaired(reason),
+        }
+    }
+
+    /// A replica that stands by is as ready as the holder. One that could not take over is not: nobody may be watching.
+    fn readiness_with_the_lease(&self) -> Readiness {
+        let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*lease {
+            None | Some(Standing::Holder | Standing::StandsBy) => Readiness::Ready,
+            Some(Standing::NotAllowed) => Readiness::Impaired(format!(
+                "no right to hold the Lease `{}`: this replica watches the runs without one, which only a single replica \
+                 may do. Grant it what `rbac/launcher.yaml` does",
+                self.watching.lease_name
+            )),
+            Some(Standing::OutOfReach(cause)) => Readiness::NotReady(format!(
+                "the Lease `{}` cannot be had, so that nobody may be watching the runs: {cause}",
+                self.watching.lease_name
+            )),
         }
     }
 
@@ -859,7 +883,7 @@ mod tests {
         // Whoever looks at it is told, and dispatches still come.
         let barred = target.readiness().await;
         assert!(
-            matches!(&barred, Readiness::Barred(why) if why.contains("cannot")),
+            matches!(&barred, Readiness::Impaired(why) if why.contains("cannot")),
             "{barred:?}"
         );
         // Where a Job can be made again, nothing is in the way.
@@ -898,5 +922,28 @@ mod tests {
         assert_eq!(last.as_deref(), Some("GET mayfly-readiness"));
         let (away, _) = target(Some((403, "forbidden")));
         assert!(matches!(away.readiness().await, Readiness::NotReady(_)));
+    }
+
+    #[tokio::test]
+    async fn a_replica_that_stands_by_is_ready_and_one_that_could_not_take_over_is_not() {
+        let (target, _) = target(None);
+        let readiness = async |standing| {
+            *target.lease.lock().unwrap() = Some(standing);
+            *target.last.lock().await = None;
+            target.readiness().await
+        };
+        assert_eq!(readiness(Standing::StandsBy).await, Readiness::Ready);
+        assert_eq!(readiness(Standing::Holder).await, Readiness::Ready);
+        // Under the Role of Terrakube's documentation a single launcher does its work.
+        let alone = readiness(Standing::NotAllowed).await;
+        assert!(
+            matches!(&alone, Readiness::Impaired(why) if why.contains("rbac/launcher.yaml")),
+            "{alone:?}"
+        );
+        let away = readiness(Standing::OutOfReach("no such namespace".into())).await;
+        assert!(
+            matches!(&away, Readiness::NotReady(why) if why.ends_with("no such namespace")),
+            "{away:?}"
+        );
     }
 }

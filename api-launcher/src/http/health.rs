@@ -24,7 +24,7 @@ pub(super) async fn readiness(State(state): State<AppState>) -> Response {
     match state.target.readiness().await {
         Readiness::Ready => status(StatusCode::OK, "UP"),
         // Whoever is not ready gets no dispatch: nothing could be told the platform then.
-        Readiness::Barred(problem) => explained(StatusCode::OK, "UP", &problem),
+        Readiness::Impaired(problem) => explained(StatusCode::OK, "UP", &problem),
         Readiness::NotReady(problem) => {
             tracing::warn!(reason = problem, "not ready: the target is not usable");
             explained(StatusCode::SERVICE_UNAVAILABLE, "DOWN", &problem)
