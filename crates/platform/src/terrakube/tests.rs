@@ -2,6 +2,7 @@
 
 mod stand_in;
 
+use std::net::TcpListener;
 use std::time::Duration;
 
 use axum::http::{Method, StatusCode};
@@ -12,6 +13,7 @@ use job_contract::{Exit, env};
 use reqwest::Url;
 use rstest::rstest;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use self::stand_in::{Fault, StandIn, client, step};
 use super::{Terrakube, TerrakubeConfig, TerrakubeError, TokenSource};
@@ -529,6 +531,32 @@ async fn no_answer_leads_a_token_elsewhere() {
         .unwrap_err();
     assert!(error.to_string().contains("302"), "{error}");
     assert_eq!(other.job().asked, 0);
+}
+
+/// It takes every connection and answers none, so that each call would last for the minute a call may.
+#[tokio::test(start_paused = true)]
+async fn a_platform_that_never_answers_is_given_up_in_time_and_not_called_once_more() {
+    let api = StandIn::with_status("running").await;
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    silent.set_nonblocking(true).unwrap();
+    let calls = || std::iter::from_fn(|| silent.accept().ok()).count();
+    let url = format!("http://{}/", silent.local_addr().unwrap());
+    let config = TerrakubeConfig {
+        api_url: Url::parse(&url).unwrap(),
+        ..api.config()
+    };
+    let begun = Instant::now();
+    // It ends in the middle of a call.
+    let patience = Patience::lasting(Duration::from_secs(330));
+    let error = client(config)
+        .report_outcome(&step("plan-id", PLAN), &planned(), &patience)
+        .await
+        .unwrap_err();
+    assert_eq!(begun.elapsed().as_secs(), 330);
+    assert!(matches!(error, TerrakubeError::Transfer { .. }), "{error}");
+    assert_eq!(calls(), 6);
+    tokio::time::sleep(Duration::from_mins(10)).await;
+    assert_eq!(calls(), 0);
 }
 
 #[tokio::test]
