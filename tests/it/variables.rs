@@ -1,7 +1,7 @@
 //! Input variables: the text as typed, parsed by the declared type, seen by no process list and no work tree.
 
 use integration_tests::{Repository, Site, job};
-use job_contract::{JobData, StepType};
+use job_contract::{JobData, StepType, env};
 use serde_json::{Value, json};
 
 use crate::site;
@@ -134,6 +134,39 @@ fn a_variable_the_module_does_not_declare_stops_nothing() {
         &[("undeclared", "x"), ("greeting", "hey")],
     );
     assert_eq!(site.output(&apply, "greeting"), "hey");
+}
+
+#[test]
+fn settings_of_the_executor_that_a_workspace_names_have_no_effect_and_the_log_says_so() {
+    let repository =
+        Repository::module("variable \"seen\" {}\noutput \"seen\" {\n  value = var.seen\n}\n");
+    let site = site();
+    let elsewhere = site.scratch("elsewhere");
+    let extra = format!(
+        "{}={};{}=true;TF_VAR_seen=by-the-tool",
+        env::DATA_DIR,
+        elsewhere.display(),
+        env::COLOR_OUTPUT
+    );
+    let mut apply = job::step(StepType::Apply, &repository);
+    let variables = &mut apply.environment_variables;
+    variables.insert(env::EPHEMERAL_ENV.to_owned(), extra);
+    site.queue(&[&apply]);
+    let outcome = site.run(&apply).expect_code(0);
+    let output = site.step_output(&apply);
+    for name in [env::DATA_DIR, env::COLOR_OUTPUT] {
+        let line = format!(
+            "`{}` names `{name}`, a setting of the executor, where it has no effect",
+            env::EPHEMERAL_ENV
+        );
+        assert_eq!(output.matches(&line).count(), 1, "{outcome}");
+    }
+    assert_eq!(output.matches("where it has no effect").count(), 2);
+    assert!(
+        !elsewhere.exists() && !output.contains('\u{1b}'),
+        "{outcome}"
+    );
+    assert_eq!(site.output(&apply, "seen"), "by-the-tool");
 }
 
 #[test]
