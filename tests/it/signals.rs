@@ -1,7 +1,8 @@
 //! Being told to stop: the tool is interrupted once, state is stored, the outcome is reported.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs::{self, File, FileTimes};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use integration_tests::process::{Stream, comes_to_an_end};
 use integration_tests::{FakeTool, Repository, Site, fifo, job};
@@ -126,6 +127,44 @@ fn a_signal_during_a_script_ends_the_run_before_the_tool() {
     let outcome = run.wait().expect_code(143);
     assert!(!tool.was_called("apply"), "{outcome}");
     assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
+}
+
+#[test]
+fn a_signal_while_files_of_the_repository_are_read_ends_the_run_without_waiting_for_them() {
+    let (site, repository, tool) = (site(), Repository::fixture(), FakeTool::new());
+    // Under so many names that reading them all would take an hour.
+    let large = site.scratch("large.tf");
+    let values = (0..100_000).map(|n| format!("  value_{n} = [{n}]\n"));
+    let text = format!("locals {{\n{}}}\n", values.collect::<String>());
+    fs::write(&large, text).unwrap();
+    let never = FileTimes::new().set_accessed(UNIX_EPOCH);
+    File::open(&large).unwrap().set_times(never).unwrap();
+    let links = site.scratch("links");
+    fs::create_dir(&links).unwrap();
+    for n in 0..5000 {
+        symlink(&large, links.join(format!("large-{n}.tf"))).unwrap();
+    }
+    let copy = format!("cp -P '{}'/*.tf .", links.display());
+    let apply = JobData {
+        command_list: vec![job::before_init(job::bash(1, &copy))],
+        variables: [("greeting".to_owned(), "hey".into())].into(),
+        ..job::step(StepType::Apply, &repository)
+    };
+    site.queue(&[&apply]);
+    let run = site.executor(&apply).env("PATH", tool.path()).start();
+    let begun = Instant::now();
+    while fs::metadata(&large).unwrap().accessed().unwrap() == UNIX_EPOCH {
+        assert!(
+            begun.elapsed() < Duration::from_secs(90),
+            "it is not read, or the file system does not tell"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    run.running.signal(Signal::SIGTERM);
+    let outcome = run.wait().expect_code(143);
+    assert!(!tool.was_called("init"), "{outcome}");
+    assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
+    assert_eq!(outcome.report().outcome, 143, "{outcome}");
 }
 
 #[test]
