@@ -500,6 +500,12 @@ impl Cluster {
             .order(&pod.uid().unwrap_or_default(), Order::OomKill)
     }
 
+    /// The node of the pod is started anew. Says whether the pod was being run.
+    pub fn reboot(&self, pod: &Pod) -> bool {
+        self.runner
+            .order(&pod.uid().unwrap_or_default(), Order::Reboot)
+    }
+
     /// The kubelet evicts the pod for want of memory. Says whether the pod was being run.
     pub fn evict(&self, pod: &Pod) -> bool {
         self.runner

@@ -36,6 +36,8 @@ pub(crate) use process::Groups;
 pub(crate) enum Order {
     OomKill,
     Evict,
+    /// The node is started anew: its containers ended with it, and what they ended with is not known.
+    Reboot,
     /// The node is gone: the processes end and nobody reports it.
     NodeLost,
 }

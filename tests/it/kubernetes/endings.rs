@@ -202,6 +202,23 @@ async fn an_apply_whose_pod_somebody_deletes_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_apply_whose_node_was_restarted_says_so_and_is_not_run_again() {
+    let place = Place::new().await;
+    let (_repository, apply) = endless(&place);
+    let launcher = place.serve_reporting();
+    launcher.accept(&apply).await;
+    let pod = place.pod_at_work(&apply, || begun(&place) == 1).await;
+    assert!(place.cluster.reboot(&pod));
+    place.until_over(&apply, "Failed").await;
+    assert_eq!(place.verdict(&apply).await, VerdictKind::NodeLost);
+    place
+        .until_reported(&apply, "was restarted while the executor ran")
+        .await;
+    place.until_reported(&apply, "plan again").await;
+    assert_eq!(begun(&place), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_apply_evicted_at_work_is_not_run_again() {
     let place = Place::new().await;
     let (_repository, apply) = endless(&place);

@@ -30,6 +30,8 @@ pub(crate) enum End {
     /// SIGTERM, and SIGKILL after this time.
     Terminate(Duration),
     OomKill,
+    /// It was at work when its node went, and is found to be gone.
+    Lost,
     /// SIGKILL for all.
     Kill,
 }
@@ -333,6 +335,12 @@ impl Running<'_> {
                 process.kill();
                 process.wait(&groups).await;
                 (137, "OOMKilled")
+            }
+            // As containerd has it when it comes back.
+            Some(End::Lost) => {
+                process.kill();
+                process.wait(&groups).await;
+                (255, "Unknown")
             }
             _ => {
                 process.kill();

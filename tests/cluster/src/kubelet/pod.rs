@@ -302,6 +302,9 @@ async fn control(
                 Some(Order::OomKill) => {
                     end.send_replace(Some(End::OomKill));
                 }
+                Some(Order::Reboot) => {
+                    end.send_replace(Some(End::Lost));
+                }
                 Some(Order::Evict) => {
                     let message = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi.";
                     report.with(|known| {
