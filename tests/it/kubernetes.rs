@@ -94,7 +94,7 @@ impl Place {
     }
 
     /// For a journey in which the launcher has fewer rights than it would use.
-    fn where_it_is_refused(mut self) -> Self {
+    pub(crate) fn where_it_is_refused(mut self) -> Self {
         self.is_refused = true;
         self
     }

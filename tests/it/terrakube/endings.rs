@@ -1,11 +1,14 @@
 //! Runs that cannot speak for themselves: the launcher tells the platform what became of them.
 
+use std::time::Duration;
+
 use integration_tests::Repository;
 use job_contract::{encoding, env};
 use k8s_openapi::api::core::v1::Pod;
-use test_platform::{Flow, Native, NewJob, Platform, Status, Variable, Workspace};
+use test_platform::{Actor, Flow, Native, NewJob, Platform, Status, Variable, Workspace};
 
 use super::{Gate, Ground, Stage};
+use crate::kubernetes::{LAUNCHER, Place};
 use crate::site;
 
 impl Stage {
@@ -35,6 +38,26 @@ async fn an_image_that_does_not_exist_fails_the_step_with_its_name() {
     let _launcher = stage.serve_with(&[(env::CONTAINER_ERROR_SECONDS, "2"), (env::IMAGE, image)]);
     let job = stage.start(Repository::fixture(), Flow::plan_apply());
     stage.until_told(job, image).await;
+}
+
+/// Put off for ever it would keep all newer ones from their turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_the_launcher_has_no_right_to_start_is_accepted_and_fails_with_the_reason() {
+    let place = Place::new().await.where_it_is_refused();
+    let platform = Platform::builder().retry(Duration::from_secs(1));
+    let stage = Stage::on(Ground::Cluster(Box::new(place)), platform).await;
+    stage.place().cluster.revoke(LAUNCHER).await.unwrap();
+    let _launcher = stage.serve();
+    let job = stage.start(Repository::fixture(), Flow::plan_apply());
+    stage.until_told(job, "cannot create resource").await;
+    // An answer that refuses it would have made the platform fail it, with the number of the answer for a reason.
+    let history = stage.history(job);
+    let failed: Vec<_> = history
+        .iter()
+        .filter(|(step, status, _)| (*step, *status) == (0, Status::Failed))
+        .collect();
+    assert_eq!(failed, [&(0, Status::Failed, Actor::Client)], "{history:?}");
+    assert!(stage.place().state().await.jobs.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
