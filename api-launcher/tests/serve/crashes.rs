@@ -198,14 +198,15 @@ async fn nothing_of_a_step_goes_on_once_its_executor_and_launcher_are_killed() {
 fn sealed(place: &Place, report: &FinalReport) -> String {
     let data = place.path(".").canonicalize().unwrap().join("data");
     let run = data.join("launcher/queue/runs/1_step/work");
+    let run = run.to_str().unwrap();
     let report = FinalReport {
         author: Some(Author {
-            run: run.to_str().unwrap().to_owned(),
+            run: run.to_owned(),
             exit_code: report.outcome,
         }),
         ..report.clone()
     };
-    let key = ReportKey::parse(&secret()).unwrap().for_children();
+    let key = ReportKey::parse(&secret()).unwrap().secret_of_run(run);
     report.to_termination_message(Some(&ReportKey::parse(&key).unwrap()))
 }
 
@@ -275,17 +276,20 @@ async fn a_step_that_was_done_under_a_former_launcher_and_not_told_is_told_by_th
     }
 }
 
-/// The run's own code can write to that file.
+/// The run's own code can write to that file, also what an earlier executor of the run has sealed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_is_not_told_as_done_because_of_a_report_that_anybody_could_have_written() {
-    let place = Place::new();
-    let forged = serde_json::to_string(&done()).unwrap();
-    let program = executor_that_leaves(&place, "", &forged, 1);
-    let mut launcher = place.serve(&[("MAYFLY_EXECUTOR", &program)]);
-    launcher.post(&place.script(1, "")).await;
-    launcher.wait_for_end(1, "step");
-    assert_eq!(place.step_status(1, "step"), StepStatus::Failed);
-    assert_eq!(place.record(1).status, JobStatus::Failed);
+    let unsealed = |_: &Place| serde_json::to_string(&done()).unwrap();
+    let of_another_end = |place: &Place| sealed(place, &done());
+    for forged in [&unsealed as &dyn Fn(&Place) -> String, &of_another_end] {
+        let place = Place::new();
+        let program = executor_that_leaves(&place, "", &forged(&place), 1);
+        let mut launcher = place.serve(&[("MAYFLY_EXECUTOR", &program)]);
+        launcher.post(&place.script(1, "")).await;
+        launcher.wait_for_end(1, "step");
+        assert_eq!(place.step_status(1, "step"), StepStatus::Failed);
+        assert_eq!(place.record(1).status, JobStatus::Failed);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -74,9 +74,9 @@ impl RunFolder {
 
     /// Ends what an executor that is gone has left at work, unless it had come to its end: then it leaves only what was
     /// meant to stay.
-    pub(super) async fn clear(&self, seal: &Seal) {
+    pub(super) async fn clear(&self, seal: &Seal, status: Option<ExitStatus>) {
         // Anybody who runs here can write a report.
-        if self.path.exists() && seal.report_in(self).is_none() {
+        if self.path.exists() && seal.report_in(self, status).is_none() {
             tree::kill_leftovers(&self.work()).await;
         }
     }
@@ -112,7 +112,7 @@ impl RunFolder {
             job_file: self.path.join("job"),
             color: false,
             remote,
-            report_key: Some(seal.for_executors()),
+            report_key: Some(seal.secret_of(self)),
         };
         let environment = environment::build(&setup, job, |name| std::env::var_os(name))
             .map_err(StartError::Folder)?;
@@ -234,10 +234,11 @@ mod tests {
         executor.terminate();
         assert!(is_at_work(tool));
         executor.kill();
-        executor.ended().await.unwrap().unwrap();
+        let status = executor.ended().await.unwrap();
+        assert!(status.is_some());
         // Whoever wrote this, it was not the executor.
         fs::write(folder.report(), "{}").unwrap();
-        folder.clear(&Seal::new(None)).await;
+        folder.clear(&Seal::new(None), status).await;
         let killed = Instant::now();
         while is_at_work(tool) {
             assert!(killed.elapsed() < Duration::from_secs(30), "it goes on");

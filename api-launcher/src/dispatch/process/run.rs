@@ -116,10 +116,12 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
             return Ok(None);
         };
         if status.is_none_or(|status| status.signal().is_some()) {
-            folder.clear(&inner.seal).await;
+            folder.clear(&inner.seal, status).await;
         }
         inner.has_ended(key);
-        let end = end_of(inner, &folder, status);
+        let report = inner.seal.report_in(&folder, status);
+        let report = report.as_ref();
+        let end = end_of(report, status);
         if matches!(end, Some((Exit::Infrastructure, _))) {
             // The next start of the launcher runs the step.
             if inner.shutdown.graceful.is_cancelled() {
@@ -136,7 +138,7 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
                 }
             }
         }
-        return settle(inner, &folder, &step, end).await.map(Some);
+        return settle(inner, &folder, &step, report, end).await.map(Some);
     }
 }
 
@@ -155,17 +157,19 @@ async fn executor_of(
     job: &Document,
 ) -> Result<Begun, RunError> {
     let step = StepRef::of(job);
-    match before(inner, folder, &step).await? {
+    let before = before(inner, folder, &step).await?;
+    let report = || inner.seal.report_in(folder, None);
+    match before {
         Before::Over(stand) if stand.is_settled() => inner.desk.finish(&step).await?,
         Before::Over(_) => inner.desk.skip(&step)?,
-        Before::Lost if matches!(end_of(inner, folder, None), Some((Exit::Claimed, _))) => {
+        Before::Lost if matches!(end_of(report().as_ref(), None), Some((Exit::Claimed, _))) => {
             leave_to_holder(&step);
         }
         Before::Lost => {
             let reason = "The executor of this step was lost while no launcher watched it, after it had \
                           taken the step. It is not run again: what it was changing may exist without being \
                           in the state. Plan again before anything else.";
-            speak_for(inner, folder, &step, reason).await?;
+            speak_for(inner, folder, &step, report().as_ref(), reason).await?;
         }
         Before::Running(executor) => {
             info!(run = %key, "found the executor of a former launcher at work");
@@ -187,10 +191,9 @@ async fn executor_of(
 /// How an executor ended, and what is to be said of it. Of one that a former launcher started only its report tells.
 type End = (Exit, Option<String>);
 
-fn end_of(inner: &Inner, folder: &RunFolder, status: Option<ExitStatus>) -> Option<End> {
+fn end_of(report: Option<&FinalReport>, status: Option<ExitStatus>) -> Option<End> {
     let Some(status) = status else {
-        let report = inner.seal.report_in(folder)?;
-        return Some((Exit::from_code(report.outcome.into())?, None));
+        return Some((Exit::from_code(report?.outcome.into())?, None));
     };
     Some(executor::judge(executor::Ended {
         status,
@@ -202,7 +205,7 @@ async fn before(inner: &Inner, folder: &RunFolder, step: &StepRef) -> Result<Bef
     if let Some(executor) = folder.orphan() {
         return Ok(Before::Running(executor));
     }
-    folder.clear(&inner.seal).await;
+    folder.clear(&inner.seal, None).await;
     let stand = inner.desk.stand(step).await?;
     if stand.is_settled() || matches!(stand.job, JobStatus::Cancelled | JobStatus::Failed) {
         return Ok(Before::Over(stand));
@@ -293,6 +296,7 @@ async fn settle(
     inner: &Inner,
     folder: &RunFolder,
     step: &StepRef,
+    report: Option<&FinalReport>,
     end: Option<End>,
 ) -> Result<Stand, RunError> {
     let stand = inner.desk.stand(step).await?;
@@ -311,7 +315,7 @@ async fn settle(
             return Ok(stand);
         }
         Some((Exit::Done, _)) if stand.job.is_over() => inner.desk.skip(step)?,
-        end => speak_for(inner, folder, step, &reason(inner, folder, end)).await?,
+        end => speak_for(inner, folder, step, report, &reason(report, end)).await?,
     }
     Ok(inner.desk.stand(step).await?)
 }
@@ -329,11 +333,10 @@ async fn speak_for(
     inner: &Inner,
     folder: &RunFolder,
     step: &StepRef,
+    report: Option<&FinalReport>,
     reason: &str,
 ) -> Result<(), DeskError> {
-    let report = inner.seal.report_in(folder);
-    let done = report.filter(FinalReport::is_unreported_success);
-    let Some(report) = done else {
+    let Some(report) = report.filter(|report| report.is_unreported_success()) else {
         return inner.desk.fail(step, reason, &folder.log()).await;
     };
     if inner.desk.stand(step).await?.job.is_over() {
@@ -341,13 +344,12 @@ async fn speak_for(
     }
     inner
         .desk
-        .vouch_with_log(step, &report, DONE, &folder.log())
+        .vouch_with_log(step, report, DONE, &folder.log())
         .await
 }
 
-fn reason(inner: &Inner, folder: &RunFolder, end: Option<End>) -> String {
-    let report = inner.seal.report_in(folder);
-    let said = report.and_then(|report| report.error);
+fn reason(report: Option<&FinalReport>, end: Option<End>) -> String {
+    let said = report.and_then(|report| report.error.clone());
     let (exit, complaint) = end.unwrap_or((Exit::Defect, None));
     let cause = said.or(complaint).unwrap_or_else(|| match exit {
         Exit::Done => "the executor ended without reporting what came of the step".to_owned(),

@@ -1,5 +1,8 @@
 //! What the launcher believes of its own children. A run's code has the user of its executor and can write to the folder of the
-//! run, so a report there counts only if it is sealed, and names this folder.
+//! run, so a report there counts only if it is sealed with the key of this run, names this folder, and names the code its
+//! executor ended with.
+
+use std::process::ExitStatus;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,10 +12,10 @@ use uuid::Uuid;
 
 use super::executor::RunFolder;
 
-/// The key of the executors on this machine.
+/// What the keys of the runs on this machine are made of.
 #[derive(Debug)]
 pub(super) struct Seal {
-    key: ReportKey,
+    root: ReportKey,
 }
 
 impl Seal {
@@ -24,40 +27,49 @@ impl Seal {
             ReportKey::parse(&STANDARD.encode(random.concat()))
                 .expect("32 bytes in base64 are a key")
         });
-        Self { key: root }
+        Self { root }
     }
 
-    /// What an executor is given.
-    pub(super) fn for_executors(&self) -> String {
-        self.key.for_children()
+    /// What the executor of this folder is given.
+    pub(super) fn secret_of(&self, folder: &RunFolder) -> String {
+        self.root.secret_of_run(&folder.mark())
     }
 
-    /// The report that the executor of this folder has left.
-    pub(super) fn report_in(&self, folder: &RunFolder) -> Option<FinalReport> {
-        let key =
-            ReportKey::parse(&self.for_executors()).expect("a key that was handed on is a key");
+    /// The report that the executor of this folder has left. How it ended is not known where a former launcher started it.
+    pub(super) fn report_in(
+        &self,
+        folder: &RunFolder,
+        status: Option<ExitStatus>,
+    ) -> Option<FinalReport> {
+        let key = ReportKey::parse(&self.secret_of(folder)).expect("a run's secret is a key");
         let limit = u64::try_from(MAX_TERMINATION_MESSAGE_BYTES).unwrap_or(u64::MAX);
         let message = regular_file::read_text(&folder.report(), limit).ok()?;
         let report = key.open(&message)?;
         let author = report.author.as_ref()?;
-        (author.run == folder.mark()).then_some(report)
+        let is_its_end = |status: ExitStatus| status.code() == Some(author.exit_code.into());
+        (author.run == folder.mark() && status.is_none_or(is_its_end)).then_some(report)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::process::ExitStatusExt as _;
 
     use job_contract::report::Author;
 
     use super::*;
+
+    fn key_of(seal: &Seal, folder: &RunFolder) -> ReportKey {
+        ReportKey::parse(&seal.secret_of(folder)).unwrap()
+    }
 
     #[test]
     fn only_the_report_of_the_executor_of_this_run_is_believed() {
         let temp = tempfile::tempdir().unwrap();
         let folder = RunFolder::new(temp.path().to_owned());
         let seal = Seal::new(None);
-        let key = ReportKey::parse(&seal.for_executors()).unwrap();
+        let key = key_of(&seal, &folder);
         let report = |run: &str| FinalReport {
             unreported: true,
             author: Some(Author {
@@ -66,19 +78,25 @@ mod tests {
             }),
             ..FinalReport::default()
         };
-        let told = |message: String| {
+        let told_after = |message: String, status| {
             fs::write(folder.report(), message).unwrap();
-            seal.report_in(&folder)
+            seal.report_in(&folder, status)
         };
+        let told = |message| told_after(message, None);
         let own = report(&folder.mark());
-        assert_eq!(
-            told(own.to_termination_message(Some(&key))),
-            Some(own.clone())
-        );
+        let sealed = own.to_termination_message(Some(&key));
+        assert_eq!(told(sealed.clone()), Some(own.clone()));
+        let exit = |code| Some(ExitStatus::from_raw(code << 8));
+        assert_eq!(told_after(sealed.clone(), exit(1)), Some(own.clone()));
+        assert_eq!(told_after(sealed.clone(), exit(0)), None);
+        let killed = Some(ExitStatus::from_raw(9));
+        assert_eq!(told_after(sealed, killed), None);
         assert_eq!(told(own.to_termination_message(None)), None);
-        let other = Seal::new(None).for_executors();
-        let other = ReportKey::parse(&other).unwrap();
-        assert_eq!(told(own.to_termination_message(Some(&other))), None);
+        let other_launcher = key_of(&Seal::new(None), &folder);
+        let other_run = key_of(&seal, &RunFolder::new("/runs/other".into()));
+        for other in [other_launcher, other_run] {
+            assert_eq!(told(own.to_termination_message(Some(&other))), None);
+        }
         assert_eq!(
             told(report("/elsewhere").to_termination_message(Some(&key))),
             None
@@ -86,6 +104,6 @@ mod tests {
         assert_eq!(told("x".repeat(100_000)), None);
         fs::remove_file(folder.report()).unwrap();
         nix::unistd::mkfifo(&folder.report(), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert_eq!(seal.report_in(&folder), None);
+        assert_eq!(seal.report_in(&folder, None), None);
     }
 }

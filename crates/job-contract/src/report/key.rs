@@ -15,6 +15,8 @@ use super::FinalReport;
 const MIN_KEY_BYTES: usize = 32;
 /// Makes the key of reports another one than the secret that it comes from, which signs tokens as well.
 const PURPOSE: &[u8] = b"mayfly final report 1";
+/// Stands before the name of a run whose key is made. No report begins like this.
+const RUN_PURPOSE: &str = "mayfly run 1 ";
 /// What stands between the report and its code.
 const MARK: &str = ",\"mac\":\"";
 const END: &str = "\"}";
@@ -69,10 +71,11 @@ impl ReportKey {
         Ok(Self(code(&secret, PURPOSE).finalize().into_bytes().into()))
     }
 
-    /// The secret for the executors of a launcher on the same machine: they need no more than to seal reports. The key of both is
-    /// the one that follows from this text.
-    pub fn for_children(&self) -> String {
-        URL_SAFE_NO_PAD.encode(self.0)
+    /// The secret for the executor of one run on the launcher's machine, which can seal no other run's reports with it. The
+    /// key of both is the one that follows from this text.
+    pub fn secret_of_run(&self, run: &str) -> String {
+        let text = format!("{RUN_PURPOSE}{run}");
+        URL_SAFE_NO_PAD.encode(code(&self.0, text.as_bytes()).finalize().into_bytes())
     }
 
     /// Adds the code to a report. `report` is a JSON object that is not empty.
@@ -145,8 +148,8 @@ mod tests {
     #[test]
     fn a_secret_with_bits_that_belong_to_no_byte_is_the_same_secret() {
         let texts = ["A".repeat(43), format!("{}B", "A".repeat(42))];
-        let [one, other] = texts.map(|text| ReportKey::parse(&text).unwrap().for_children());
-        assert_eq!(one, other);
+        let [one, other] = texts.map(|text| ReportKey::parse(&text).unwrap());
+        assert!(one == other);
     }
 
     #[test]
@@ -185,6 +188,15 @@ mod tests {
     fn what_was_not_sealed_is_not_opened(#[case] message: &str) {
         assert_eq!(key().open(message), None);
         assert_eq!(key().open(&report().to_termination_message(None)), None);
+    }
+
+    #[test]
+    fn no_run_seals_for_another() {
+        let of_run = |run| ReportKey::parse(&key().secret_of_run(run)).unwrap();
+        let message = report().to_termination_message(Some(&of_run("/runs/1")));
+        assert_eq!(of_run("/runs/1").open(&message), Some(report()));
+        assert_eq!(of_run("/runs/2").open(&message), None);
+        assert_eq!(key().open(&message), None);
     }
 
     #[test]
