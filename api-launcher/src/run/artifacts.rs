@@ -1,8 +1,6 @@
 //! What a step has left behind: the executor's final report, the platform's record, the job's context, and
 //! where the files lie.
 
-use std::fs::File;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use job_contract::JobData;
@@ -10,6 +8,7 @@ use job_contract::keys::{Area, ObjectKey, local_backend_state};
 use job_contract::report::FinalReport;
 use platform::PlatformError;
 use platform::local::{JobRecord, LocalPlatform};
+use runtime::regular_file;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -18,12 +17,9 @@ use super::event::Output;
 /// A report larger than this is none of ours.
 const MAX_REPORT_BYTES: u64 = 1 << 20;
 
-/// The executor's own words about its end, if it left any.
+/// The executor's own words about its end, if it left any. Code of the run can put anything in their place.
 pub(crate) fn final_report(path: &Path) -> Option<FinalReport> {
-    let mut text = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(MAX_REPORT_BYTES).read_to_end(&mut text))
-        .ok()?;
+    let text = regular_file::read(path, MAX_REPORT_BYTES).ok()?;
     serde_json::from_slice(&text).ok()
 }
 
@@ -146,5 +142,16 @@ mod tests {
         assert_eq!(final_report(&path), None);
         fs::write(&path, r#"{"outcome":1,"error":"no"}"#).unwrap();
         assert_eq!(final_report(&path).unwrap().outcome, 1);
+    }
+
+    #[test]
+    fn a_report_that_is_a_pipe_is_none_and_nobody_waits_for_it() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("report");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let (said, hear) = std::sync::mpsc::channel();
+        std::thread::spawn(move || said.send(final_report(&path).is_none()));
+        let said = hear.recv_timeout(std::time::Duration::from_secs(30));
+        assert_eq!(said, Ok(true));
     }
 }

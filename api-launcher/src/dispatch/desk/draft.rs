@@ -6,6 +6,8 @@ use std::io::{self, BufRead, BufReader, Read as _, Seek as _, SeekFrom, Write as
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
+use runtime::regular_file;
+
 /// By so much of its beginning a log is found again.
 const BEGINNING: usize = 512;
 
@@ -30,7 +32,7 @@ pub(super) fn complete(output: &Path, latest: &Path, scope: Scope, line: &str) -
     if ends_with(&mut output, line)? {
         return Ok(());
     }
-    match File::open(latest) {
+    match regular_file::open(latest) {
         Ok(mut latest) => {
             let length = latest.metadata()?.len();
             let known = if scope == Scope::Step && is_within(&mut latest, &mut output)? {
@@ -66,7 +68,7 @@ pub(super) fn restore(output: &Path, whole: &Path, line: Option<&str>) -> io::Re
         Some(line) => cut_line(&mut output, line)?,
         None => false,
     };
-    let mut whole = File::open(whole)?;
+    let mut whole = regular_file::open(whole)?;
     let beginning = beginning_of(&mut whole)?;
     let kept = if is_within(&mut output, &mut whole)? {
         0
@@ -293,6 +295,23 @@ mod tests {
         complete(&output, &log, Scope::Start, "lost again").unwrap();
         let stored = fs::read_to_string(&output).unwrap();
         assert_eq!(stored.matches("one\n").count(), 2);
+    }
+
+    /// Code of the run can put one in the place of its log.
+    #[test]
+    fn a_log_that_is_a_pipe_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let (output, log) = (folder.path().join("output"), folder.path().join("log"));
+        nix::unistd::mkfifo(&log, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let (said, hear) = std::sync::mpsc::channel();
+        let place = output.clone();
+        std::thread::spawn(move || {
+            let completed = complete(&place, &log, Scope::Start, "lost").is_ok();
+            said.send((completed, restore(&place, &log, None).is_err()))
+        });
+        let said = hear.recv_timeout(std::time::Duration::from_secs(30));
+        assert_eq!(said, Ok((true, true)));
+        assert_eq!(fs::read_to_string(&output).unwrap(), "lost\n");
     }
 
     #[rstest]
