@@ -4,18 +4,20 @@
 
 use std::time::Duration;
 
-use job_contract::chain;
 use platform::Start;
 use platform::{Platform, PlatformError, StepRef};
-use tokio::time::{sleep, timeout};
+use runtime::Patience;
+use job_contract::chain;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 /// Between two attempts, each of which is patient itself.
 const PAUSE: Duration = Duration::from_secs(5);
-/// How long the end of a step waits for an attempt that is under way: its late arrival would set the step back.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// How long the end of a step waits at most for an attempt that is under way, whose late arrival would set the step back: as
+/// long as an attempt may last.
+pub(crate) const FAREWELL: Duration = Duration::from_secs(30);
 
 /// What is said of a step that runs.
 #[derive(Clone, Debug)]
@@ -71,11 +73,18 @@ impl Running {
 }
 
 impl Announcement {
-    /// Ends the repetition, before the outcome is reported.
-    pub(crate) async fn end(self) {
+    /// Ends the repetition, before the outcome is reported. Nothing more is sent once this has returned.
+    pub(crate) async fn end(mut self, patience: &Patience) {
         self.over.cancel();
-        if timeout(FAREWELL, self.task).await.is_err() {
-            warn!("the last attempt to report that the step runs is given up");
+        tokio::select! {
+            biased;
+            _ = &mut self.task => {}
+            () = patience.over() => {
+                warn!("the last attempt to report that the step runs is given up");
+                self.task.abort();
+                // Until then it may be about to send.
+                let _ = self.task.await;
+            }
         }
     }
 }
@@ -87,6 +96,8 @@ mod tests {
     use job_contract::status::StepStatus;
     use platform::local::LocalPlatform;
     use tempfile::TempDir;
+    use tokio::sync::oneshot::{self, error::TryRecvError};
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -125,15 +136,38 @@ mod tests {
         fs::remove_file(folder.path().join("platform")).unwrap();
         sleep(PAUSE * 2).await;
         assert_eq!(status(&folder), Some(StepStatus::Running));
-        announcement.end().await;
+        announcement.end(&Patience::lasting(FAREWELL)).await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn nothing_is_said_once_the_step_is_over() {
         let (folder, running) = away();
-        running.repeat().end().await;
+        let announcement = running.repeat();
+        announcement.end(&Patience::lasting(FAREWELL)).await;
         fs::remove_file(folder.path().join("platform")).unwrap();
         sleep(PAUSE * 5).await;
         assert_eq!(status(&folder), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_that_hangs_is_over_when_there_is_no_time_left() {
+        let (attempt, mut watch) = oneshot::channel::<()>();
+        let (start, started) = oneshot::channel();
+        let task = tokio::spawn(async move {
+            let _under_way = attempt;
+            start.send(()).unwrap();
+            std::future::pending::<()>().await;
+        });
+        started.await.unwrap();
+        let announcement = Announcement {
+            over: CancellationToken::new(),
+            task: AbortOnDropHandle::new(task),
+        };
+        let asked = Instant::now();
+        announcement
+            .end(&Patience::lasting(Duration::from_secs(1)))
+            .await;
+        assert_eq!(asked.elapsed().as_secs(), 1);
+        assert_eq!(watch.try_recv(), Err(TryRecvError::Closed));
     }
 }

@@ -17,6 +17,7 @@ use runtime::Patience;
 use tracing::error;
 
 use crate::Ended;
+use crate::announcement::FAREWELL;
 use crate::config::Config;
 use crate::link::Link;
 use crate::operation::Account;
@@ -203,9 +204,7 @@ fn is_addressable(job: &JobData) -> bool {
 
 /// The tail of every run: the log delivered and stored, the outcome reported, nothing left behind.
 pub(crate) async fn conclude(mut run: Run<'_>, mut verdict: Verdict) -> Ended {
-    if let Some(announcement) = run.announcement.take() {
-        announcement.end().await;
-    }
+    let announcement = run.announcement.take();
     let Run {
         log,
         layout,
@@ -214,9 +213,14 @@ pub(crate) async fn conclude(mut run: Run<'_>, mut verdict: Verdict) -> Ended {
         budget,
         ..
     } = run;
-    let summary = log
-        .finish_within(&stop.patience(LOG_FLUSH, budget.flush))
-        .await;
+    let flush = stop.patience(LOG_FLUSH, budget.flush);
+    let farewell = stop.patience(FAREWELL, budget.flush);
+    let silence = async {
+        if let Some(announcement) = announcement {
+            announcement.end(&farewell).await;
+        }
+    };
+    let (summary, ()) = tokio::join!(log.finish_within(&flush), silence);
     let teller = Reporter {
         config: run.config,
         job: &run.job,
