@@ -4,10 +4,10 @@
 
 use std::time::Duration;
 
+use job_contract::chain;
 use platform::Start;
 use platform::{Platform, PlatformError, StepRef};
 use runtime::Patience;
-use job_contract::chain;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;

@@ -56,13 +56,9 @@ impl JobError {
 
 /// The job of this process.
 pub fn decode(config: &JobConfig) -> Result<JobData, JobError> {
-    let given = config
-        .job_data
-        .as_deref()
-        .filter(|data| !data.trim().is_empty());
-    let text = match (given, &config.job_data_file) {
-        (Some(data), _) => data.as_bytes().to_vec(),
-        (None, Some(path)) => {
+    let text = match (&config.job_data, &config.job_data_file) {
+        (Some(data), _) if is_given(data) => data.as_bytes().to_vec(),
+        (_, Some(path)) => {
             let text = read(path).map_err(|source| JobError::Unreadable {
                 path: path.clone(),
                 source,
@@ -70,12 +66,26 @@ pub fn decode(config: &JobConfig) -> Result<JobData, JobError> {
             remove(path);
             text
         }
-        (None, None) => return Err(JobError::Absent),
+        (_, None) => return Err(JobError::Absent),
     };
     encoding::decode(&text).map_err(|problem| JobError::Undecodable {
         whose: encoding::identify(&text).map(Box::new),
         problem,
     })
+}
+
+/// An empty variable is none.
+fn is_given(data: &str) -> bool {
+    !data.trim().is_empty()
+}
+
+/// Removes the file that a launcher has named, unread, where this process ends because its settings are unusable.
+pub(crate) fn discard() {
+    let is_elsewhere = std::env::var(env::JOB_DATA).is_ok_and(|data| is_given(&data));
+    let file = std::env::var_os(env::JOB_DATA_FILE).filter(|_| !is_elsewhere);
+    if let Some(path) = file {
+        remove(Path::new(&path));
+    }
 }
 
 /// Reads no more than could be decoded anyway.

@@ -8,8 +8,8 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use job_contract::Exit;
 use job_contract::report::FinalReport;
+use job_contract::{Exit, JobData};
 use tracing::{error, info};
 
 mod announcement;
@@ -44,6 +44,7 @@ pub mod tool;
 pub mod workspace;
 
 use config::Config;
+use job::JobError;
 use last_deadline::LastDeadline;
 use report::Signature;
 use runtime::hardening::{self, Hardened};
@@ -64,6 +65,7 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             io::stderr(),
             "error: could not start anew without the resolver's variables: {error}"
         );
+        job::discard();
         return ExitCode::from(Exit::Infrastructure.code());
     }
     match Config::parse_over_environment(args) {
@@ -80,6 +82,7 @@ fn usage_exit(usage: &clap::Error) -> ExitCode {
     if !usage.use_stderr() {
         return ExitCode::from(Exit::Done.code());
     }
+    job::discard();
     let hint = config::variable_behind(usage)
         .map(|name| format!("in a pod this is the environment variable `{name}`"));
     if let Some(hint) = &hint {
@@ -112,6 +115,9 @@ fn run_process(config: &Config, hardened: Hardened) -> u8 {
         deadline.allow(Duration::from_secs(seconds));
     }
     let listening = stop::listen(&stop).and_then(|()| deadline.enforce(&stop));
+    let telemetry = telemetry::install(&config.telemetry);
+    // Read even where the settings turn out to be unusable: a file that holds it is gone after that.
+    let job = job::decode(&config.job);
     let termination_log = &config.run.termination_log;
     let bad_configuration = Exit::BadConfiguration.code();
     let signature = match Signature::from_environment() {
@@ -124,7 +130,7 @@ fn run_process(config: &Config, hardened: Hardened) -> u8 {
             return bad_configuration;
         }
     };
-    if let Err(error) = telemetry::install(&config.telemetry) {
+    if let Err(error) = telemetry {
         let variable = job_contract::env::LOG_FILTER;
         let error = format!("`{variable}` is not a log filter: {error}");
         let _ = writeln!(io::stderr(), "error: {error}");
@@ -150,7 +156,7 @@ fn run_process(config: &Config, hardened: Hardened) -> u8 {
             return Exit::Infrastructure.code();
         }
     };
-    let ended = runtime.block_on(run_step(config, listening, stop, &deadline));
+    let ended = runtime.block_on(run_step(config, job, listening, stop, &deadline));
     let code = ended.code(config);
     deadline.settle(code);
     // What still blocks a worker thread now is of no interest any more.
@@ -183,6 +189,7 @@ impl Ended {
 
 async fn run_step(
     config: &Config,
+    job: Result<JobData, JobError>,
     listening: io::Result<()>,
     stop: Stop,
     deadline: &LastDeadline,
@@ -200,7 +207,7 @@ async fn run_step(
             reported: false,
         };
     }
-    match job::decode(&config.job) {
+    match job {
         Ok(job) => {
             if let Ok(step_type) = job.step_type() {
                 deadline.allow(config.run.grace_period(step_type));

@@ -82,6 +82,29 @@ fn job_data_may_come_from_a_file() {
     assert_named(&missing, 65, &["not-there"]);
 }
 
+/// Tools and scripts never ran, and nobody is to find it later.
+#[test]
+fn the_file_of_the_job_data_is_gone_also_where_a_setting_is_unusable() {
+    let (site, repository) = (site(), Repository::fixture());
+    let plan = job_contract::Document::written(&job::plan(&repository));
+    let file = site.scratch("job-data");
+    for (name, value) in [
+        (env::GRACE_PERIOD_SECONDS, "soon"),
+        (env::REPORT_KEY, "c2hvcnQ"),
+        (env::LOG_FILTER, "a=b=c"),
+    ] {
+        std::fs::write(&file, plan.encode_compressed().unwrap()).unwrap();
+        let outcome = site
+            .executor_with_data(None)
+            .env(env::JOB_DATA_FILE, &file)
+            .env(name, value)
+            .run();
+        assert_named(&outcome, 64, &[]);
+        assert!(outcome.finished.stderr.contains(name), "{outcome}");
+        assert!(!file.exists(), "{outcome}");
+    }
+}
+
 #[test]
 fn a_folder_that_cannot_be_is_refused_with_the_setting_that_names_it() {
     let (site, repository) = (site(), Repository::fixture());
