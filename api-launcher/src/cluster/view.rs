@@ -9,6 +9,7 @@ use kube::api::ListParams;
 use serde::Serialize;
 
 use super::{Cluster, ClusterError, RunKey, annotation, annotations, label, labels, testimony};
+use crate::manifest::check;
 use crate::verdict::{self, LockHolder, Observation, Timeouts, Verdict, VerdictKind, WaitReason};
 
 /// Objects in one page of a list.
@@ -173,6 +174,11 @@ impl Cluster {
         let Some(host) = verdict.lock_host() else {
             return verdict;
         };
+        // Whoever can write the state can write anything there, and a selector would take it at its word.
+        if check::object_name(host).is_err() {
+            verdict.tell_lock_holder(&LockHolder::Elsewhere);
+            return verdict;
+        }
         let api = self.pods();
         let params = ListParams::default().fields(&format!("metadata.name={host}"));
         let found = self
@@ -269,9 +275,13 @@ fn view(key: RunKey, job: &Job, pods: &[Pod], now: Timestamp) -> RunView {
 
 #[cfg(test)]
 mod tests {
+    use job_contract::Exit;
+    use job_contract::report::{FinalReport, LockStanding, StateLock};
     use serde_json::{Value, json};
 
+    use super::super::stand_in::Server;
     use super::*;
+    use crate::verdict::Begun;
 
     fn state_of(deletion: &Value) -> RunState {
         let job: Job = serde_json::from_value(json!({
@@ -290,6 +300,54 @@ mod tests {
         };
         let now = Timestamp::from_second(1_767_225_601).unwrap();
         view(key, &job, &[], now).state
+    }
+
+    /// A run that found the state locked by somebody on this host.
+    fn locked_on(host: &str) -> Verdict {
+        let lock = StateLock {
+            id: "9db590f1".into(),
+            who: format!("mayfly@{host}"),
+            operation: "OperationTypeApply".into(),
+            created: "2026-01-01".into(),
+            path: String::new(),
+            standing: LockStanding::InTheWay,
+        };
+        Verdict {
+            kind: VerdictKind::StateLocked,
+            sentence: "The state is locked.".into(),
+            evidence: Vec::new(),
+            advice: None,
+            outcome: Exit::StepFailed,
+            begun: Begun::Yes,
+            may_change: true,
+            job_over: true,
+            report: Some(FinalReport {
+                lock: Some(lock),
+                ..FinalReport::default()
+            }),
+        }
+    }
+
+    #[tokio::test]
+    async fn only_what_may_be_the_name_of_a_pod_is_looked_for() {
+        let server = Server::start();
+        for host in [
+            "job-1,status.phase=Running",
+            "job-1!",
+            "Laptop",
+            "job-1\n",
+            "",
+        ] {
+            let told = server.cluster().with_lock_holder(locked_on(host)).await;
+            assert_eq!(server.requests(), [""; 0], "{host:?}");
+            let words = &told.evidence[0].text;
+            assert!(words.contains("taken elsewhere"), "{words}");
+        }
+        let _ = server
+            .cluster()
+            .with_lock_holder(locked_on("job-1-a-x.local"))
+            .await;
+        assert_eq!(server.requests(), ["get pods"]);
     }
 
     #[test]
