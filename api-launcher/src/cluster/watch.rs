@@ -813,8 +813,10 @@ impl Watch {
         let (key, uid, name) = (entry.key.clone(), entry.uid.clone(), name.to_owned());
         let keep = entry.time_to_live(now);
         if entry.reported {
-            // That was noted in one request with the time the Job is kept, which may have failed.
-            if keep.is_some() && verdict.job_over {
+            // Its verdict was noted in one request with the time the Job is kept, which may have failed. The verdict on a run
+            // that was given up still says that its Job is not over.
+            let is_over = verdict.job_over || entry.standing == Standing::Over;
+            if keep.is_some() && is_over {
                 entry.reporting = true;
                 self.spawn(async move {
                     cluster.note_reported(&key, &uid, keep).await;

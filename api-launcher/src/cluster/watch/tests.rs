@@ -772,8 +772,8 @@ async fn a_run_whose_release_nobody_wrote_down_is_waited_for_from_when_it_is_fir
     assert!(waited(&said[0].1), "{said:?}");
 }
 
-/// A run that has ended without a word, as its launcher made it: its Job has a time to live of ten minutes.
-async fn ended_without_a_word(server: &Arc<Server>) {
+/// A run whose Job is to live for ten minutes after its end.
+async fn accepted_for_ten_minutes(server: &Arc<Server>) {
     let mut objects = inline("1", "a");
     objects
         .job
@@ -782,6 +782,11 @@ async fn ended_without_a_word(server: &Arc<Server>) {
         .unwrap()
         .ttl_seconds_after_finished = Some(600);
     Box::pin(server.cluster().accept(&objects)).await.unwrap();
+}
+
+/// Such a run, which has ended without a word.
+async fn ended_without_a_word(server: &Arc<Server>) {
+    accepted_for_ten_minutes(server).await;
     until("it is released", || !suspended(server, "job-1-a")).await;
     over(server, "job-1-a", "Failed");
 }
@@ -914,14 +919,7 @@ async fn a_run_is_kept_until_it_is_reported_by_whichever_watcher() {
 #[tokio::test]
 async fn a_run_that_spoke_for_itself_is_kept_for_its_own_time() {
     let server = Server::start();
-    let mut objects = inline("1", "a");
-    objects
-        .job
-        .spec
-        .as_mut()
-        .unwrap()
-        .ttl_seconds_after_finished = Some(600);
-    Box::pin(server.cluster().accept(&objects)).await.unwrap();
+    accepted_for_ten_minutes(&server).await;
     spoken_pod(&server, 0);
     over(&server, "job-1-a", "Complete");
     // The first attempt to say so fails.
@@ -971,6 +969,33 @@ async fn the_end_of_a_run_that_spoke_for_itself_is_logged_by_one_watcher_only(
     }
     let told = lines.text();
     assert_eq!(told.matches("a run has ended").count(), 1, "{told}");
+}
+
+#[tokio::test]
+async fn a_run_that_was_given_up_is_kept_for_its_own_time_though_its_report_could_not_be_noted() {
+    let server = Server::start();
+    accepted_for_ten_minutes(&server).await;
+    until("it is released", || !suspended(&server, "job-1-a")).await;
+    let patches = Arc::new(Mutex::new(0));
+    let made = Arc::clone(&patches);
+    let cluster = server.faulty(move |line, _| {
+        let mut made = made.lock().unwrap();
+        *made += usize::from(line.starts_with("PATCH"));
+        // The first one stops the run.
+        (line.starts_with("PATCH") && *made == 2)
+            .then(|| refusal(StatusCode::BAD_REQUEST, "BadRequest", "no"))
+    });
+    let watching = watching(cluster, WatchSettings::default());
+    pod(
+        &server,
+        "job-1-a",
+        container(&json!({"waiting": {"reason": "InvalidImageName", "message": "A B"}})),
+    );
+    until("it was tried", || *patches.lock().unwrap() == 2).await;
+    assert_eq!(time_to_live(&server), KEPT_UNREPORTED.as_secs());
+    over(&server, "job-1-a", "Failed");
+    until("its time is set", || has_its_own_time(&server)).await;
+    assert_eq!(watching.notebook.attempts("1/a").len(), 1);
 }
 
 /// A run whose executor was at work when its node went.
