@@ -2,9 +2,9 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use job_contract::secret::{self, SecretError};
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode};
-use platform::terrakube::{SecretError, decode_secret};
 use serde::Deserialize;
 
 /// Issuer and audience of the platform's tokens.
@@ -24,9 +24,9 @@ impl std::fmt::Debug for InternalSecret {
 }
 
 impl InternalSecret {
-    /// Checks signatures with the platform's secret, written as [`decode_secret`] reads it.
+    /// Checks signatures with the platform's secret, written as [`secret::decode`] reads it.
     pub fn parse(text: &str) -> Result<Self, SecretError> {
-        Ok(Self(DecodingKey::from_secret(&decode_secret(text)?)))
+        Ok(Self(DecodingKey::from_secret(&secret::decode(text)?)))
     }
 }
 

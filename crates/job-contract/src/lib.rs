@@ -16,6 +16,7 @@ pub mod pairs;
 pub mod progress;
 pub mod records;
 pub mod report;
+pub mod secret;
 pub mod settlement;
 pub mod status;
 

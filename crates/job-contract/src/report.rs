@@ -11,7 +11,7 @@ use crate::job::Tool;
 use crate::progress::Phase;
 use crate::settlement::Ending;
 
-pub use key::{KeyError, ReportKey};
+pub use key::ReportKey;
 pub use message::MAX_TERMINATION_MESSAGE_BYTES;
 
 /// How a step ended, and how long its parts took.

@@ -31,7 +31,7 @@ use runtime::Patience;
 
 pub use args::{TerrakubeArgs, TerrakubeConfig};
 pub use error::TerrakubeError;
-pub use token::{SecretError, TokenSource, decode_secret};
+pub use token::TokenSource;
 
 /// How long ordinary calls are tried: long enough for the API to be restarted.
 const ORDINARY: Duration = Duration::from_mins(1);

@@ -5,11 +5,11 @@ use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::GeneralPurpose;
 use job_contract::StepType;
+use job_contract::secret::AS_JAVA;
 use job_contract::status::StepStatus;
 use serde::Deserialize;
 
 use super::document::KnownStep;
-use super::token::AS_JAVA;
 
 /// The platform itself reads templates this way.
 const STANDARD: GeneralPurpose = GeneralPurpose::new(&alphabet::STANDARD, AS_JAVA);
