@@ -108,12 +108,6 @@ mod tests {
         names
     }
 
-    #[test]
-    fn of_the_settings_of_an_executor_a_stock_one_gets_the_colours_and_the_tools_cache() {
-        let reaching = reaching(&names_of_the_contract(), None);
-        assert_eq!(reaching, [env::PLUGIN_CACHE_DIR, env::COLOR_OUTPUT]);
-    }
-
     /// What is read by the virtual machine, its launcher, the C library and the clouds' libraries, as their documents
     /// name it.
     const OF_OTHERS: &[&str] = &[
@@ -156,8 +150,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_other_libraries_read_reaches_a_stock_executor() {
-        assert_eq!(reaching(OF_OTHERS, None), [""; 0]);
+    fn of_all_that_is_read_there_a_stock_executor_gets_the_colours_and_the_tools_cache() {
+        let names = [names_of_the_contract(), OF_OTHERS.to_vec()];
+        let reaching: Vec<_> = names
+            .iter()
+            .flat_map(|names| reaching(names, None))
+            .collect();
+        assert_eq!(reaching, [env::PLUGIN_CACHE_DIR, env::COLOR_OUTPUT]);
     }
 
     #[test]

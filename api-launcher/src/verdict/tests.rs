@@ -118,28 +118,18 @@ fn a_condition_that_is_false_does_not_end_the_job() {
     assert!(matches!(see(&job, &[], &[], 1), Observation::Waiting(_)));
 }
 
-#[test]
-fn the_executors_report_is_the_verdict() {
-    let pod = pod(ended_container(1, "Error", REPORT));
-    let verdict = end(see(&failed(), &[pod], &[], 60));
+#[rstest]
+#[case::with_its_exit_code(1, "Error", failed())]
+#[case::with_0(0, "Completed", over("Complete", "CompletionsReached"))]
+fn the_executors_report_is_the_verdict(#[case] code: i32, #[case] reason: &str, #[case] job: Job) {
+    let pod = pod(ended_container(code, reason, REPORT));
+    let verdict = end(see(&job, &[pod], &[], 60));
     assert_eq!(verdict.kind, VerdictKind::StepFailed);
     assert_eq!(verdict.sentence, "init failed");
     assert_eq!(verdict.advice.as_deref(), Some("look at the log"));
     assert_eq!(verdict.outcome, Exit::StepFailed);
     assert!(verdict.spoke() && verdict.job_over);
     assert_eq!(verdict.begun, Begun::Yes);
-}
-
-#[test]
-fn a_failed_step_that_exits_with_0_is_still_a_failed_step() {
-    let pod = pod(ended_container(0, "Completed", REPORT));
-    let verdict = end(see(
-        &over("Complete", "CompletionsReached"),
-        &[pod],
-        &[],
-        60,
-    ));
-    assert_eq!(verdict.kind, VerdictKind::StepFailed);
 }
 
 #[rstest]
