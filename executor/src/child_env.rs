@@ -2,7 +2,8 @@
 //!
 //! The executor's environment holds the platform's secrets and the job data; nothing of it is handed on unless
 //! it is named here or in the operator's configuration. What the run asks for in `EPHEMERAL_JOB_ENV_VARS` comes from the job
-//! document, like its other variables, and never reaches the executor's own environment.
+//! document, like its other variables, and never reaches the executor's own environment. What is in a config map that the run
+//! names stands there under names that mean nothing to the executor, and reaches children under its own.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -141,6 +142,9 @@ impl ChildEnv {
                 listed && !NEVER.contains(&name) && !env::is_job_data(name)
             })
         };
+        let (for_children, own): (Vec<_>, Vec<_>) = own
+            .into_iter()
+            .partition(|(name, _)| name_for_children(name).is_some());
         let mut env = Self {
             inherited: own
                 .into_iter()
@@ -152,7 +156,13 @@ impl ChildEnv {
                 .collect(),
         };
         // A stock launcher puts these on the container, where the run's own variables take their place.
-        let extra = extra_variables(job);
+        let mapped = for_children.iter().filter_map(|(name, value)| {
+            Some((
+                name_for_children(name)?.to_owned(),
+                value.to_str()?.to_owned(),
+            ))
+        });
+        let extra = mapped.chain(extra_variables(job));
         let extra = extra.filter(|(name, _)| !NEVER.contains(&name.as_str()));
         for (name, value) in extra.chain(job.environment_variables.clone()) {
             env.set(&name, &value)?;
@@ -201,6 +211,12 @@ impl ChildEnv {
         let run = self.run.iter().filter(|(name, _)| !is_fixed(name));
         inherited.chain(run.map(|(name, value)| (OsStr::new(name), OsStr::new(value))))
     }
+}
+
+/// The name under which children get a variable of the executor's environment that is for them alone.
+fn name_for_children(name: &OsStr) -> Option<&str> {
+    let name = name.to_str()?.strip_prefix(env::FOR_CHILDREN_PREFIX)?;
+    (!name.is_empty()).then_some(name)
 }
 
 /// Whether the executor's own value counts. By its mark a launcher finds what a killed executor has left at work.
@@ -326,6 +342,43 @@ mod tests {
         // What the executor starts for itself knows nothing of them.
         let inherited: Vec<_> = env.inherited().map(|(_, value)| value).collect();
         assert_eq!(inherited, ["of the pod", "of the pod"]);
+    }
+
+    /// The order is that of a container's environment: of a config map, of the container, of the document.
+    #[test]
+    fn what_a_config_map_of_the_run_holds_reaches_children_alone_and_gives_way() {
+        let own = own(&[
+            ("AWS_REGION", "of the pod"),
+            ("PATH", "/bin"),
+            ("MAYFLY_RUN_ENV_", "nameless"),
+            ("MAYFLY_RUN_ENV_AWS_REGION", "of the map"),
+            ("MAYFLY_RUN_ENV_InternalSecret", "of the map"),
+            ("MAYFLY_RUN_ENV_LOCALDOMAIN", "of the map"),
+            ("MAYFLY_RUN_ENV_PATH", "/evil"),
+            ("MAYFLY_RUN_ENV_STAGE", "of the map"),
+            ("MAYFLY_RUN_ENV_TEAM", "of the map"),
+        ]);
+        let job = job(&[
+            ("EPHEMERAL_JOB_ENV_VARS", "STAGE=extra;TEAM=extra"),
+            ("TEAM", "of the run"),
+        ]);
+        let forward = ["MAYFLY_RUN_ENV_TEAM".to_owned()];
+        let env = ChildEnv::new(own, &forward, &job).unwrap();
+        let all: BTreeMap<_, _> = env.iter().collect();
+        let of = |name: &str| all.get(OsStr::new(name)).and_then(|value| value.to_str());
+        assert_eq!(of("AWS_REGION"), Some("of the map"));
+        assert_eq!(of("LOCALDOMAIN"), Some("of the map"));
+        assert_eq!(of("STAGE"), Some("extra"));
+        assert_eq!(of("TEAM"), Some("of the run"));
+        assert_eq!(of("PATH"), Some("/bin"));
+        assert_eq!(of("InternalSecret"), None);
+        assert!(
+            !all.keys()
+                .any(|name| name.to_str().unwrap().starts_with("MAYFLY_"))
+        );
+        // What the executor starts for itself knows nothing of them.
+        let inherited: Vec<_> = env.inherited().map(|(_, value)| value).collect();
+        assert_eq!(inherited, ["of the pod", "/bin"]);
     }
 
     #[test]

@@ -391,8 +391,12 @@ fn finish(template: &mut PodTemplateSpec, from: &Ingredients<'_>) {
             set_env(variables, literal(env::PLUGIN_CACHE_DIR, &unexpanded(path)));
         }
         let names = from.merged.env_config_maps.as_deref().unwrap_or_default();
+        // What a workspace asks for is for its tool and scripts. A stock executor hands them its own environment.
+        let is_for_children =
+            from.asked.env_config_maps.is_some() && from.kind == ExecutorKind::Mayfly;
         let sources = executor.env_from.get_or_insert_default();
-        for source in config_map_sources(names) {
+        for mut source in config_map_sources(names) {
+            source.prefix = is_for_children.then(|| env::FOR_CHILDREN_PREFIX.to_owned());
             if !sources.contains(&source) {
                 sources.push(source);
             }

@@ -75,10 +75,8 @@ fn is_given(executor: &Container, name: &str) -> Option<bool> {
 }
 
 fn has_unread_environment(executor: &Container) -> bool {
-    executor
-        .env_from
-        .as_ref()
-        .is_some_and(|sources| !sources.is_empty())
+    let mut sources = executor.env_from.iter().flatten();
+    sources.any(|source| source.prefix.as_deref() != Some(env::FOR_CHILDREN_PREFIX))
 }
 
 /// Whether the data folder lies on a volume that every pod of the step mounts, on whichever node.

@@ -6,6 +6,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::deployment::PluginCache;
+use super::executor_kind::{ExecutorKind, ExecutorKindSetting};
 use super::job_data::Mode;
 use super::overlay::Overlay;
 use super::pod_security::{Level, violations};
@@ -595,6 +596,37 @@ fn annotations_of_the_deployment_keep_to_the_standard_too() {
         };
         build(&job("terraformPlan", &[]), &open).unwrap();
     }
+}
+
+#[test]
+fn a_config_map_that_a_workspace_names_is_no_environment_of_our_executor() {
+    let sources = |deployment: &Deployment, variables: &[(&str, &str)]| {
+        let pod = pod(deployment, variables);
+        let sources = executor(&pod)["envFrom"].as_array().unwrap().clone();
+        let maps = sources
+            .into_iter()
+            .filter(|source| !source["configMapRef"].is_null());
+        maps.collect::<Vec<_>>()
+    };
+    let own = |name: &str| json!({"configMapRef": {"name": name}});
+    let for_children =
+        |name: &str| json!({"configMapRef": {"name": name}, "prefix": "MAYFLY_RUN_ENV_"});
+    let asked = [(env::EPHEMERAL_ENV_CONFIG_MAPS, "ours,theirs")];
+    let operators = deployment_with(&[(env::EPHEMERAL_ENV_CONFIG_MAPS, "usual")]);
+    let operators = Deployment {
+        env_config_maps: vec!["ours".to_owned()],
+        ..operators
+    };
+    assert_eq!(sources(&operators, &[]), [own("ours"), own("usual")]);
+    assert_eq!(
+        sources(&operators, &asked),
+        [own("ours"), for_children("ours"), for_children("theirs")]
+    );
+    let stock = Deployment {
+        executor_kind: ExecutorKindSetting::Always(ExecutorKind::Stock),
+        ..operators
+    };
+    assert_eq!(sources(&stock, &asked), [own("ours"), own("theirs")]);
 }
 
 #[test]

@@ -241,6 +241,8 @@ pub const EPHEMERAL_LABELS: &str = "EPHEMERAL_CONFIG_LABELS";
 pub const EPHEMERAL_CONFIG_MAP: &str = "EPHEMERAL_CONFIG_MAP_NAME";
 /// Where it is mounted.
 pub const EPHEMERAL_CONFIG_MAP_PATH: &str = "EPHEMERAL_CONFIG_MAP_MOUNT_PATH";
+/// So begin, in the executor's own environment, the names of variables that are for the tool and scripts alone.
+pub const FOR_CHILDREN_PREFIX: &str = "MAYFLY_RUN_ENV_";
 /// Comma list of `ConfigMap`s that become environment.
 pub const EPHEMERAL_ENV_CONFIG_MAPS: &str = "EPHEMERAL_CONFIG_ENVFROM_CONFIG_MAP";
 /// Pairs: security context of the pod.
