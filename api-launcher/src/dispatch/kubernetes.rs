@@ -185,10 +185,8 @@ impl KubernetesTarget {
         for note in &notes {
             info!(job_id = job.job_id, step_id = job.step_id, "{note}");
         }
-        let Some(desk) = &self.desk else {
-            return self.submit(manifest, until).await.map_err(Refused::from);
-        };
-        if has_outcome(desk, &job) {
+        let desk = self.desk.as_ref();
+        if desk.is_some_and(|desk| has_outcome(desk, &job)) {
             info!(
                 job_id = job.job_id,
                 step_id = job.step_id,
@@ -198,7 +196,9 @@ impl KubernetesTarget {
         }
         let accepted = match manifest {
             Ok(manifest)
-                if desk.is_remote() && has_nothing_to_run(&job) && is_released_by_us(&manifest) =>
+                if desk.is_some_and(Desk::is_remote)
+                    && has_nothing_to_run(&job)
+                    && is_released_by_us(&manifest) =>
             {
                 self.hold(manifest, until).await
             }
@@ -206,6 +206,16 @@ impl KubernetesTarget {
                 let accepted = self.submit(manifest, until).await;
                 accepted.map(|accepted| (accepted, None))
             }
+        };
+        let accepted = match accepted {
+            Err(Unmade::Unfit(reason)) => {
+                let accepted = self.came_before(&job, reason, until).await;
+                accepted.map(|accepted| (accepted, None))
+            }
+            accepted => accepted,
+        };
+        let Some(desk) = desk else {
+            return Ok(accepted?.0);
         };
         match accepted {
             Ok((accepted, held)) => {
@@ -224,15 +234,7 @@ impl KubernetesTarget {
                 }
                 Ok(accepted)
             }
-            Err(Unmade::Unfit(reason)) => {
-                // An earlier delivery may have been accepted, before a setting changed.
-                let there = self.cluster.has_run(&job.job_id, &job.step_id).boxed();
-                if !matches!(timeout_at(until, there).await, Ok(Ok(false))) {
-                    return Err(Refused::Invalid(reason));
-                }
-                self.refuse(desk, job.into_job(), reason, answered).await
-            }
-            Err(Unmade::Barred(reason)) => {
+            Err(Unmade::Unfit(reason) | Unmade::Barred(reason)) => {
                 self.refuse(desk, job.into_job(), reason, answered).await
             }
             Err(Unmade::NotNow(reason)) => Err(Refused::Unavailable(reason)),
@@ -324,6 +326,26 @@ impl KubernetesTarget {
             async move { cluster.accept(&manifest).await }.boxed(),
         )
         .await
+    }
+
+    /// An earlier delivery may have been accepted, before a setting or the cluster's rules changed. Then this one is as well:
+    /// any other answer would fail the job that runs (contract 2.5).
+    async fn came_before(
+        &self,
+        job: &JobData,
+        reason: String,
+        until: Deadline,
+    ) -> Result<Accepted, Unmade> {
+        let there = self.cluster.has_run(&job.job_id, &job.step_id).boxed();
+        let error = match timeout_at(until, there).await {
+            Ok(Ok(true)) => return Ok(Accepted::Duplicate),
+            Ok(Ok(false)) => return Err(Unmade::Unfit(reason)),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "the Kubernetes API takes too long".to_owned(),
+        };
+        Err(Unmade::NotNow(format!(
+            "{reason}; and whether it was accepted before is not known: {error}"
+        )))
     }
 
     /// The sender may hang up; what was begun is finished all the same, or given up when it takes too long. What that
@@ -591,12 +613,19 @@ mod tests {
             async move {
                 let (head, body) = request.into_parts();
                 let kind = head.uri.path().rsplit('/').next().unwrap().to_owned();
-                record
-                    .lock()
-                    .unwrap()
-                    .push(format!("{} {kind}", head.method));
+                let line = format!("{} {kind}", head.method);
+                let is_there = record.lock().unwrap().contains(&"POST jobs".to_owned());
+                record.lock().unwrap().push(line.clone());
                 let body = axum::body::to_bytes(axum::body::Body::new(body), usize::MAX);
                 let body = body.await.unwrap();
+                if line == "GET job-412-step" && refusal.is_none_or(|(code, _)| code < 500) {
+                    let is_there = is_there && refusal.is_none();
+                    return Ok(if is_there {
+                        reply(200, &known())
+                    } else {
+                        absent()
+                    });
+                }
                 Ok::<_, Infallible>(answer(refusal, &head.method, &body))
             }
         });
@@ -706,16 +735,24 @@ mod tests {
                 object["metadata"]["uid"] = "u-1".into();
                 (201, object)
             }
-            (None, &Method::GET) => (
-                404,
-                json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404,
-                       "reason": "NotFound", "message": "not found"}),
-            ),
-            (None, _) => (
-                200,
-                json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job-412-step"}}),
-            ),
+            (None, &Method::GET) => return absent(),
+            (None, _) => (200, known()),
         };
+        reply(code, &value)
+    }
+
+    fn absent() -> Response<Body> {
+        let value = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404,
+                           "reason": "NotFound", "message": "not found"});
+        reply(404, &value)
+    }
+
+    fn known() -> Value {
+        json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job-412-step",
+               "labels": {labels::JOB_ID: "412", labels::STEP_ID: "step"}}})
+    }
+
+    fn reply(code: u16, value: &Value) -> Response<Body> {
         let mut response = Response::new(Body::from(value.to_string().into_bytes()));
         *response.status_mut() = StatusCode::from_u16(code).unwrap();
         response
@@ -745,13 +782,9 @@ mod tests {
     async fn a_refused_run_does_not_wait_on_record_and_says_why() {
         let folder = tempfile::tempdir().unwrap();
         let desk = on_record(folder.path());
-        let mut wrong = job();
-        wrong
-            .environment_variables
-            .insert("EPHEMERAL_CPU_REQUEST".into(), "a lot".into());
         let target = with_desk(None, &desk);
         assert!(matches!(
-            accept(&target, wrong).await,
+            accept(&target, wrong_job()).await,
             Err(Refused::Invalid(_))
         ));
         let stand = desk.stand(&StepRef::of(&job())).await.unwrap();
@@ -829,6 +862,15 @@ mod tests {
         .unwrap()
     }
 
+    /// One with a setting that breaks a rule.
+    fn wrong_job() -> JobData {
+        let wrong = ("EPHEMERAL_CPU_REQUEST".to_owned(), "a lot".to_owned());
+        JobData {
+            environment_variables: [wrong].into(),
+            ..job()
+        }
+    }
+
     #[tokio::test]
     async fn a_dispatch_becomes_a_job_with_its_secret_that_is_released() {
         let (target, asked) = target(None);
@@ -895,15 +937,30 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_setting_that_breaks_a_rule_is_named_and_reaches_no_cluster() {
+    async fn a_setting_that_breaks_a_rule_is_named_and_no_job_is_made() {
         let (target, asked) = target(None);
-        let mut job = job();
-        job.environment_variables
-            .insert("EPHEMERAL_CPU_REQUEST".into(), "a lot".into());
-        let refused = accept(&target, job).await.unwrap_err();
+        let refused = accept(&target, wrong_job()).await.unwrap_err();
         assert!(matches!(refused, Refused::Invalid(_)), "{refused:?}");
         assert!(refused.to_string().contains("EPHEMERAL_CPU_REQUEST"));
-        assert_eq!(*asked.lock().unwrap(), Vec::<String>::new());
+        assert_eq!(*asked.lock().unwrap(), ["GET job-412-step"]);
+    }
+
+    #[tokio::test]
+    async fn a_run_that_came_before_is_accepted_though_a_setting_breaks_a_rule_now() {
+        let folder = tempfile::tempdir().unwrap();
+        for desk in [None, Some(Desk::local(folder.path()))] {
+            let (mut target, _) = target(None);
+            target.desk = desk;
+            assert_eq!(accept(&target, job()).await, Ok(Accepted::New));
+            let again = accept(&target, wrong_job()).await;
+            assert_eq!(again, Ok(Accepted::Duplicate));
+        }
+        let record = Desk::local(folder.path()).record("412").unwrap();
+        assert_eq!(record.status, JobStatus::Queue);
+        // Where that cannot be told, it may come again.
+        let (away, _) = target(Some((503, "overloaded")));
+        let refused = accept(&away, wrong_job()).await.unwrap_err();
+        assert!(matches!(refused, Refused::Unavailable(_)), "{refused:?}");
     }
 
     #[tokio::test]
