@@ -115,6 +115,11 @@ server-side apply refuses a container with one.
 {{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "InternalSecret" "secret" .existingSecret "key" .key))) -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.auth.reportKey -}}
+{{- if .existingSecret -}}
+{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "MAYFLY_REPORT_KEY" "secret" .existingSecret "key" .key))) -}}
+{{- end -}}
+{{- end -}}
 {{- dict "items" $env | toJson -}}
 {{- end -}}
 

@@ -16,6 +16,7 @@ below, `executor.podTemplate` above. Takes root, and canary when it is for the r
 {{- range $name, $value := dict
   "CustomTerraformReleasesUrl" $cli.terraformReleasesUrl
   "MAYFLY_ENV_FORWARD" (join "," $executor.envForwardAllowlist)
+  "MAYFLY_MIXED_FLEET" (ternary "true" "" $executor.mixedFleet)
   "MAYFLY_RELEASE_MIRROR_URL" $cli.releaseMirrorUrl
   "MAYFLY_RELEASE_SIGNATURES" $cli.releaseSignatures
   "MAYFLY_TOFU_RELEASES_URL" $cli.tofuReleasesUrl
