@@ -1,15 +1,17 @@
 //! The subcommands. Options of one subcommand live beside the code that reads them.
 
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
+
 use std::any::TypeId;
 use std::ffi::OsString;
 
 use clap::{Parser, Subcommand};
 use runtime::setting::parse_over_environment;
 
-use crate::commands::{CancelArgs, CheckArgs, ExplainArgs, LaunchArgs, ListArgs, LogsArgs};
-use crate::render::RenderArgs;
+#[cfg(feature = "kubernetes")]
+pub use self::kubernetes::KubernetesCommand;
 use crate::run::args::RunArgs;
-use crate::serve::config::ServeArgs;
 
 /// Launches Terraform and OpenTofu runs, one step per executor process.
 #[derive(Debug, Parser)]
@@ -25,23 +27,9 @@ pub struct Args {
 pub enum Command {
     /// Plan and apply a folder on this machine, or run one job document
     Run(Box<RunArgs>),
-    Serve(Box<ServeArgs>),
-    /// Print the Kubernetes objects a job document would become
-    #[command(after_help = RENDER_NOTES)]
-    Render(Box<RenderArgs>),
-    /// Launch a job document as a run in the cluster
-    #[command(after_help = LAUNCH_NOTES)]
-    Launch(Box<LaunchArgs>),
-    /// List the runs in the cluster
-    List(ListArgs),
-    /// Show the log of a run
-    Logs(LogsArgs),
-    /// Say how a run stands or why it ended, and where its time went
-    Explain(ExplainArgs),
-    /// End a run
-    Cancel(CancelArgs),
-    /// Check whether runs would start in the cluster, and say what is missing
-    Check(Box<CheckArgs>),
+    #[cfg(feature = "kubernetes")]
+    #[command(flatten)]
+    Kubernetes(KubernetesCommand),
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  \
         api-launcher completions bash > ~/.local/share/bash-completion/completions/api-launcher")]
@@ -53,21 +41,6 @@ pub enum Command {
     #[command(hide = true)]
     Executor,
 }
-
-const RENDER_NOTES: &str = "\
-The list holds exactly what would be created, and needs no cluster. One thing only the cluster knows is missing: the
-Secret's owner reference, which names the Job's UID. The Job is suspended, as it is created; it is released once its
-Secret exists. The job data in it is encoded, not encrypted: treat the output as the secret it is.
-
-Example:
-  api-launcher render -f job.json | kubectl apply --dry-run=server -f -";
-
-const LAUNCH_NOTES: &str = "\
-With --follow or --wait the exit code is the run's outcome; otherwise 0 means that the run is safe in the cluster.
-Ctrl-C stops following, not the run. Launching the same job and step again makes no second run.
-
-Example:
-  api-launcher launch -f job.json --follow";
 
 const EXIT_CODES: &str = "\
 Exit codes:

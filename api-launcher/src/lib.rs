@@ -2,19 +2,40 @@
 //! end on this machine, and `api-launcher serve`, which does so for every dispatch that comes over HTTP. The
 //! executor is a separate process in a pod's environment either way.
 
+#![cfg_attr(
+    not(feature = "kubernetes"),
+    expect(
+        unused_imports,
+        reason = "`run` shares some parts with what is left out"
+    )
+)]
+
 pub mod cli;
+#[cfg(feature = "kubernetes")]
 pub mod cluster;
+#[cfg(feature = "kubernetes")]
 pub mod commands;
+#[cfg(feature = "kubernetes")]
 pub mod config;
+#[cfg(feature = "kubernetes")]
 mod dispatch;
+#[cfg(feature = "kubernetes")]
 mod http;
+#[cfg(feature = "kubernetes")]
 pub mod manifest;
+#[cfg(feature = "kubernetes")]
 pub mod metrics;
+#[cfg(feature = "kubernetes")]
 pub mod render;
 pub mod run;
+#[cfg(feature = "kubernetes")]
 pub mod serve;
+#[cfg(feature = "kubernetes")]
 mod shutdown;
+mod stdout;
+#[cfg(feature = "kubernetes")]
 mod table;
+#[cfg(feature = "kubernetes")]
 pub mod verdict;
 
 use std::ffi::OsString;
@@ -23,6 +44,7 @@ use std::process::ExitCode;
 use clap::CommandFactory as _;
 use job_contract::Exit;
 
+#[cfg(feature = "kubernetes")]
 pub use crate::http::auth;
 
 use crate::cli::{Args, Command};
@@ -39,14 +61,8 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn dispatch(command: Command) -> ExitCode {
     match command {
         Command::Run(args) => ExitCode::from(run::run(&args)),
-        Command::Serve(args) => ExitCode::from(serve::serve(&args)),
-        Command::Render(args) => ExitCode::from(render::run(&args).code()),
-        Command::Launch(args) => ExitCode::from(commands::launch(&args).code()),
-        Command::List(args) => ExitCode::from(commands::list(&args).code()),
-        Command::Logs(args) => ExitCode::from(commands::logs(&args).code()),
-        Command::Explain(args) => ExitCode::from(commands::explain(&args).code()),
-        Command::Cancel(args) => ExitCode::from(commands::cancel(&args).code()),
-        Command::Check(args) => ExitCode::from(commands::check(&args).code()),
+        #[cfg(feature = "kubernetes")]
+        Command::Kubernetes(command) => command.run(),
         Command::Completions { shell } => completions(shell),
         Command::Executor => executor::main_from_env(),
     }
@@ -68,5 +84,5 @@ fn usage(error: &clap::Error) -> ExitCode {
 fn completions(shell: clap_complete::Shell) -> ExitCode {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Args::command(), "api-launcher", &mut script);
-    ExitCode::from(render::print(&script).code())
+    ExitCode::from(stdout::print(&script).code())
 }

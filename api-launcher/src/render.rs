@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::config::DeploymentArgs;
 use crate::manifest;
 use crate::run::document;
+use crate::stdout;
 
 /// Stands for what tells one attempt to create a Job from another, so that the same document renders the same.
 const ATTEMPT: &str = "0000000000000000";
@@ -40,7 +41,7 @@ pub enum Format {
 /// Prints the list, or on standard error everything that is wrong, and returns the exit code.
 pub fn run(args: &RenderArgs) -> Exit {
     match render(args) {
-        Ok(text) => print(text.as_bytes()),
+        Ok(text) => stdout::print(text.as_bytes()),
         Err((exit, lines)) => {
             let mut stderr = io::stderr().lock();
             for line in lines {
@@ -49,21 +50,6 @@ pub fn run(args: &RenderArgs) -> Exit {
             }
             exit
         }
-    }
-}
-
-/// Writes all of a text to standard output. A reader that closed the pipe has seen what it wanted.
-pub(crate) fn print(text: &[u8]) -> Exit {
-    match io::stdout().lock().write_all(text) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            // Where the terminal is gone, the exit code still tells.
-            let _ = writeln!(
-                io::stderr(),
-                "error: could not write to standard output: {error}"
-            );
-            Exit::Infrastructure
-        }
-        _ => Exit::Done,
     }
 }
 

@@ -1,0 +1,64 @@
+//! The subcommands that need the Kubernetes client, which the feature `kubernetes` brings.
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+use crate::commands::{self, CancelArgs, CheckArgs, ExplainArgs, LaunchArgs, ListArgs, LogsArgs};
+use crate::render::{self, RenderArgs};
+use crate::serve;
+use crate::serve::config::ServeArgs;
+
+/// What to do with dispatches, and with runs in a cluster.
+#[derive(Debug, Subcommand)]
+pub enum KubernetesCommand {
+    Serve(Box<ServeArgs>),
+    /// Print the Kubernetes objects a job document would become
+    #[command(after_help = RENDER_NOTES)]
+    Render(Box<RenderArgs>),
+    /// Launch a job document as a run in the cluster
+    #[command(after_help = LAUNCH_NOTES)]
+    Launch(Box<LaunchArgs>),
+    /// List the runs in the cluster
+    List(ListArgs),
+    /// Show the log of a run
+    Logs(LogsArgs),
+    /// Say how a run stands or why it ended, and where its time went
+    Explain(ExplainArgs),
+    /// End a run
+    Cancel(CancelArgs),
+    /// Check whether runs would start in the cluster, and say what is missing
+    Check(Box<CheckArgs>),
+}
+
+impl KubernetesCommand {
+    /// Does what the subcommand asks, and says how it ended.
+    pub(crate) fn run(&self) -> ExitCode {
+        let code = match self {
+            Self::Serve(args) => serve::serve(args),
+            Self::Render(args) => render::run(args).code(),
+            Self::Launch(args) => commands::launch(args).code(),
+            Self::List(args) => commands::list(args).code(),
+            Self::Logs(args) => commands::logs(args).code(),
+            Self::Explain(args) => commands::explain(args).code(),
+            Self::Cancel(args) => commands::cancel(args).code(),
+            Self::Check(args) => commands::check(args).code(),
+        };
+        ExitCode::from(code)
+    }
+}
+
+const RENDER_NOTES: &str = "\
+The list holds exactly what would be created, and needs no cluster. One thing only the cluster knows is missing: the
+Secret's owner reference, which names the Job's UID. The Job is suspended, as it is created; it is released once its
+Secret exists. The job data in it is encoded, not encrypted: treat the output as the secret it is.
+
+Example:
+  api-launcher render -f job.json | kubectl apply --dry-run=server -f -";
+
+const LAUNCH_NOTES: &str = "\
+With --follow or --wait the exit code is the run's outcome; otherwise 0 means that the run is safe in the cluster.
+Ctrl-C stops following, not the run. Launching the same job and step again makes no second run.
+
+Example:
+  api-launcher launch -f job.json --follow";
