@@ -10,11 +10,11 @@ mod pipeline;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use crate::report::{self, Goal, Measurement};
-use crate::terminal::{complain, say};
+use crate::terminal::{command_line, complain, say};
 use crate::workspace_root;
 
 const MEGABYTE: f64 = 1_000_000.0;
@@ -94,21 +94,23 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-/// Builds in release mode and returns the folder the binaries lie in.
+/// Builds as for an image and returns the folder the binaries lie in.
 fn build(what: &[&str]) -> Result<PathBuf> {
     let mut command = cargo();
     command
-        .args(["build", "--quiet", "--release", "--locked"])
+        .args(["build", "--quiet", "--profile", "dist", "--locked"])
         .args(what);
     run_stage_quietly(&mut command)?;
-    Ok(target_directory()?.join("release"))
+    Ok(target_directory()?.join("dist"))
 }
 
 /// Results alone go to stdout, so that `--output json` can be piped.
 fn run_stage_quietly(command: &mut Command) -> Result<()> {
-    complain(&format!("==> {}", crate::terminal::command_line(command)));
-    let status = command.status().context("could not start cargo")?;
-    anyhow::ensure!(status.success(), "the build failed ({status})");
+    let line = command_line(command);
+    complain(&format!("==> {line}"));
+    let status = command.status();
+    let status = status.with_context(|| format!("could not start `{line}`"))?;
+    ensure!(status.success(), "`{line}` failed ({status})");
     Ok(())
 }
 
@@ -141,9 +143,9 @@ fn size(binary: &std::path::Path) -> Result<Measurement> {
         .arg(binary)
         .status();
     let (measured, how) = if strip.is_ok_and(|status| status.success()) {
-        (stripped.as_path(), "release build, stripped")
+        (stripped.as_path(), "`dist` profile, stripped")
     } else {
-        (binary, "release build; strip is not installed")
+        (binary, "`dist` profile; strip is not installed")
     };
     #[expect(
         clippy::cast_precision_loss,

@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
                 let binary = folder.join(program.name());
                 if images::takes_libraries(&binary)? {
                     bail!(
-                        "`{0}` takes libraries from the image; link it statically: cargo rustc --release -p {1} --bin {1} \
+                        "`{0}` takes libraries from the image; link it statically: cargo rustc --profile dist -p {1} --bin {1} \
                          -- -C target-feature=+crt-static",
                         binary.display(),
                         program.name()
