@@ -2,6 +2,7 @@
 //! machines can be compared.
 
 mod executor;
+mod first_run;
 mod kubernetes;
 mod log_path;
 mod memory;
@@ -53,6 +54,8 @@ enum Subject {
     Log,
     /// From a dispatch to its Job, and launches per second, over bare creates of the same objects
     Launches,
+    /// Time of the README's first command on a fresh clone, and the crates it spends it on
+    FirstRun,
     /// Memory with 10,000 live Jobs watched, and time from a pod's status to its verdict
     Watching,
 }
@@ -81,6 +84,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     if wanted(Subject::Watching) {
         measurements.extend(kubernetes::watching(args.runs)?);
+    }
+    if wanted(Subject::FirstRun) {
+        measurements.extend(first_run::measure()?);
     }
     match args.output {
         Output::Text => say(&format!("\n{}", report::table(&measurements))),

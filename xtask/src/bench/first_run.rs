@@ -1,0 +1,152 @@
+//! The README's first command as a stranger has it: from a clone without a target directory to an applied plan. What
+//! cargo would download is here already.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
+use serde_json::{Deserializer, Value};
+
+use crate::report::{Goal, Measurement};
+use crate::terminal::{command_line, complain};
+use crate::workspace_root;
+
+/// How many crates are named.
+const SHOWN: usize = 12;
+
+pub(super) fn measure() -> Result<Vec<Measurement>> {
+    let target = super::target_directory()?;
+    fs::create_dir_all(&target)?;
+    // Not among temporary files, which often lie in memory.
+    let folder = tempfile::tempdir_in(target)?;
+    let clone = folder.path().join("clone");
+    let (started, before) = (Instant::now(), processor_seconds()?);
+    super::run_stage_quietly(
+        Command::new("git")
+            .args(["clone", "--quiet"])
+            .args([workspace_root(), &clone]),
+    )?;
+    let readme = fs::read_to_string(clone.join("README.md")).context("the clone has no README")?;
+    let mut command = command(&readme).context("the README names no `cargo run`")?;
+    command
+        .args(["--auto-approve", "--data-dir"])
+        .arg(folder.path().join("data"))
+        .current_dir(&clone)
+        .env("CARGO_TARGET_DIR", folder.path().join("target"))
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit());
+    complain(&format!("==> {}", command_line(&command)));
+    let output = command.output().context("could not start cargo")?;
+    let shown = String::from_utf8_lossy(&output.stdout);
+    complain(&shown);
+    ensure!(
+        output.status.success() && shown.contains("Apply complete!"),
+        "the first command applied nothing ({})",
+        output.status
+    );
+    let (wall, processor) = (
+        started.elapsed().as_secs_f64(),
+        processor_seconds()? - before,
+    );
+    let timings = folder.path().join("target/cargo-timings/cargo-timing.html");
+    let crates = crates(&fs::read_to_string(&timings).context("cargo wrote no timings")?)?;
+    let longest: Vec<_> = crates
+        .iter()
+        .take(SHOWN)
+        .map(|(name, seconds)| format!("{name} {seconds:.1}"))
+        .collect();
+    Ok(vec![
+        Measurement {
+            name: "first run",
+            value: wall,
+            unit: "s",
+            goal: Some(Goal::AtMost(240.0)),
+            detail:
+                "from a clone of the last commit to an applied plan; the goal is of 2 processors"
+                    .to_owned(),
+        },
+        Measurement {
+            name: "first run, processor time",
+            value: processor,
+            unit: "s",
+            goal: None,
+            detail: format!(
+                "{} crates; seconds of the longest: {}",
+                crates.len(),
+                longest.join(", ")
+            ),
+        },
+    ])
+}
+
+/// The first command of the README, which also writes down how long each crate takes.
+fn command(readme: &str) -> Option<Command> {
+    let line = readme
+        .lines()
+        .map(|line| line.trim_start_matches([' ', '$']))
+        .find(|line| line.starts_with("cargo run "))?;
+    let mut words = line.split_whitespace().skip(1);
+    let mut command = super::cargo();
+    command.args(words.next()).arg("--timings").args(words);
+    Some(command)
+}
+
+/// Each crate with its seconds, build script and all, the longest first. They are of the clock: units that are compiled at
+/// the same time make each other slower.
+fn crates(timings: &str) -> Result<Vec<(String, f64)>> {
+    let (_, units) = timings
+        .split_once("UNIT_DATA = ")
+        .context("cargo's timings hold no units")?;
+    let units = Deserializer::from_str(units).into_iter::<Vec<Value>>();
+    let units = units.take(1).next().context("cargo's timings end early")?;
+    let mut crates = BTreeMap::new();
+    for unit in units.context("cargo's timings cannot be read")? {
+        let text = |key: &str| unit[key].as_str().unwrap_or_default().to_owned();
+        let name = format!("{} {}", text("name"), text("version"));
+        *crates.entry(name).or_insert(0.0) += unit["duration"].as_f64().unwrap_or_default();
+    }
+    let mut crates: Vec<_> = crates.into_iter().collect();
+    crates.sort_by(|one, other| other.1.total_cmp(&one.1));
+    Ok(crates)
+}
+
+/// Of all children that have ended, and theirs.
+fn processor_seconds() -> Result<f64> {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("no processor time")?;
+    #[expect(clippy::cast_precision_loss, reason = "below 2^52")]
+    let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    Ok(seconds(usage.user_time()) + seconds(usage.system_time()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_command_of_the_readme_is_what_is_measured() {
+        let readme = fs::read_to_string(workspace_root().join("README.md")).unwrap();
+        let line = command_line(&command(&readme).unwrap());
+        assert!(line.contains(" run --timings "), "{line}");
+        assert!(line.ends_with(" run examples/hello"), "{line}");
+        assert!(command("    cargo test\n").is_none());
+    }
+
+    #[test]
+    fn a_crate_has_the_seconds_of_its_build_script_too() {
+        let page = r#"<script>const UNIT_DATA = [
+            {"name": "ring", "version": "1.0.0", "target": " build-script", "duration": 0.5},
+            {"name": "kube", "version": "5.0.0", "target": "", "duration": 2.5},
+            {"name": "ring", "version": "1.0.0", "target": "", "duration": 3.0}];
+            const CPU_USAGE = [];</script>"#;
+        let expected = [("ring 1.0.0", 3.5), ("kube 5.0.0", 2.5)];
+        assert_eq!(
+            crates(page).unwrap(),
+            expected.map(|(name, seconds)| (name.to_owned(), seconds))
+        );
+        assert!(crates("<script></script>").is_err());
+    }
+}
