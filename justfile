@@ -7,16 +7,15 @@ _default:
 fmt:
     cargo fmt --all
 
-# Refuse warnings
-lint:
-    cargo fmt --all --check
-    cargo clippy --workspace --all-targets --locked -- -D warnings
+# What CI checks besides the tests: lint, fuzz, chart, images, chaos, bench
+ci *stages:
+    cargo xtask ci {{ stages }}
 
 # Install what the tests need
 setup:
     cargo xtask setup
 
-# Everything that must hold before a change lands
+# Unit tests and journeys
 test *filters:
     cargo xtask test {{ if filters == "" { "" } else { "-- " + filters } }}
 

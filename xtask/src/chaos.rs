@@ -5,8 +5,9 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result};
 
+use crate::setup::{self, Purpose};
 use crate::terminal::{command_line, complain};
-use crate::{setup, workspace_root};
+use crate::workspace_root;
 
 /// The options are the journey's own, its help among them: they stand in `tests/chaos/src/main.rs` alone.
 #[derive(Debug, clap::Args)]
@@ -22,7 +23,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if !args.no_setup {
-        setup::ensure()?;
+        setup::ensure(&[Purpose::Tests])?;
     }
     let mut command = command(&args.options);
     complain(&format!("==> {}", command_line(&command)));

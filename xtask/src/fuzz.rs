@@ -2,7 +2,7 @@
 //! inputs they start from are in `fuzz`; the engine is linked into them. Knows how they are built and run; knows
 //! nothing of what they read.
 //!
-//! The short run, a part of `cargo xtask test`, reports coverage from Mayfly's own crates only, so that everything
+//! The short run, the stage `cargo xtask ci fuzz`, reports coverage from Mayfly's own crates only, so that everything
 //! below them is what the tests have compiled already. The long one builds all of it anew, optimised, and with an
 //! address sanitizer where there is a toolchain for it.
 
@@ -39,7 +39,7 @@ pub(crate) const PACKAGE: &str = "mayfly-fuzz";
 pub(crate) struct Args {
     /// Files of `fuzz/fuzz_targets`, without `.rs`; all of them unless named
     targets: Vec<String>,
-    /// The run that is a part of `cargo xtask test`: seconds instead of minutes, and built without delay
+    /// The run of `cargo xtask ci fuzz`: seconds instead of minutes, and built without delay
     #[arg(long, conflicts_with_all = ["time", "keep"])]
     short: bool,
     /// How long each target runs

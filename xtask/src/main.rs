@@ -3,6 +3,7 @@
 
 mod bench;
 mod chaos;
+mod ci;
 mod fuzz;
 mod image;
 mod report;
@@ -15,7 +16,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Set-up, test, fuzz, image and bench commands of the Mayfly workspace.
+/// Set-up, test, CI, fuzz, image and bench commands of the Mayfly workspace.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Args {
@@ -27,8 +28,10 @@ struct Args {
 enum Command {
     /// Make sure of the programs the tests use: installs Debian packages when root, else names what is missing
     Setup(setup::Args),
-    /// Check formatting, lints and dependencies, then run every test
+    /// Build everything, and run unit tests and journeys
     Test(suite::Args),
+    /// Run what else CI checks, in named stages
+    Ci(ci::Args),
     /// Measure Mayfly against its floors: the bare tool, plain copying, the size and memory goals
     Bench(bench::Args),
     /// Many runs while everything around them fails in turn, and the balance of what became of them
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
     let outcome = match Args::parse().command {
         Command::Setup(args) => setup::run(&args),
         Command::Test(args) => suite::run(&args),
+        Command::Ci(args) => Ok(ci::run(&args)),
         Command::Bench(args) => bench::run(&args),
         Command::Chaos(args) => chaos::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),

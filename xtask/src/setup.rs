@@ -16,9 +16,27 @@ pub(crate) struct Args {
     check: bool,
 }
 
+/// What needs a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Unit tests and journeys.
+    Tests,
+    /// The engine of the fuzz targets.
+    Fuzz,
+    /// The chart's tests.
+    Chart,
+    /// Building and starting images.
+    Images,
+}
+
+impl Purpose {
+    const ALL: [Self; 4] = [Self::Tests, Self::Fuzz, Self::Chart, Self::Images];
+}
+
 /// One program and what it is needed for.
 struct Need {
     program: &'static str,
+    purpose: Purpose,
     /// Debian packages that bring it; empty when Debian has none.
     packages: &'static [&'static str],
     /// How to get it where there is no such package.
@@ -29,18 +47,21 @@ struct Need {
 const NEEDS: &[Need] = &[
     Need {
         program: "git",
+        purpose: Purpose::Tests,
         packages: &["git"],
         elsewhere: "your package manager",
         present: || works("git", &["--version"]),
     },
     Need {
         program: "git http-backend",
+        purpose: Purpose::Tests,
         packages: &["git"],
         elsewhere: "part of a full git installation",
         present: git_serves_http,
     },
     Need {
         program: "bash",
+        purpose: Purpose::Tests,
         packages: &["bash"],
         elsewhere: "your package manager",
         present: || works("bash", &["--version"]),
@@ -48,36 +69,42 @@ const NEEDS: &[Need] = &[
     Need {
         // Builds the engine of the fuzz targets.
         program: "c++",
+        purpose: Purpose::Fuzz,
         packages: &["g++"],
         elsewhere: "your package manager (g++ or clang)",
         present: || works("c++", &["--version"]),
     },
     Need {
         program: "ssh",
+        purpose: Purpose::Tests,
         packages: &["openssh-client"],
         elsewhere: "your package manager (OpenSSH)",
         present: || works("ssh", &["-V"]),
     },
     Need {
         program: "sshd",
+        purpose: Purpose::Tests,
         packages: &["openssh-server"],
         elsewhere: "your package manager (OpenSSH)",
         present: || is_installed("sshd"),
     },
     Need {
         program: "redis-server",
+        purpose: Purpose::Tests,
         packages: &["redis-server"],
         elsewhere: "your package manager, or redis.io (5 or newer, with TLS)",
         present: || works("redis-server", &["--version"]),
     },
     Need {
         program: "redis-sentinel",
+        purpose: Purpose::Tests,
         packages: &["redis-sentinel"],
         elsewhere: "part of a full Redis installation",
         present: || works("redis-sentinel", &["--version"]),
     },
     Need {
         program: "setpriv",
+        purpose: Purpose::Tests,
         packages: &["util-linux"],
         elsewhere: "your package manager (util-linux)",
         present: || is_installed("setpriv"),
@@ -85,6 +112,7 @@ const NEEDS: &[Need] = &[
     Need {
         // Proves that GROOVY scripts reach an external runtime. Debian's wrapper looks for the default JRE.
         program: "groovy",
+        purpose: Purpose::Tests,
         packages: &["groovy", "default-jre-headless"],
         elsewhere: "your package manager, or groovy-lang.org",
         present: || works("groovy", &["--version"]),
@@ -92,6 +120,7 @@ const NEEDS: &[Need] = &[
     Need {
         // Runs an S3 service, and brings one of Google Cloud Storage, Helm and checks of manifests.
         program: "python3 with venv",
+        purpose: Purpose::Tests,
         packages: &["python3", "python3-venv"],
         elsewhere: "your package manager",
         present: || works("python3", &["-c", "import ensurepip, venv"]),
@@ -99,12 +128,14 @@ const NEEDS: &[Need] = &[
     Need {
         // Runs Azure's emulator.
         program: "node",
+        purpose: Purpose::Tests,
         packages: &["nodejs"],
         elsewhere: "your package manager, or nodejs.org",
         present: || works("node", &["--version"]),
     },
     Need {
         program: "npm",
+        purpose: Purpose::Tests,
         packages: &["npm"],
         elsewhere: "your package manager, or nodejs.org",
         present: || works("npm", &["--version"]),
@@ -112,6 +143,7 @@ const NEEDS: &[Need] = &[
     Need {
         // Builds images without a daemon. The tests build and start both.
         program: "buildah",
+        purpose: Purpose::Images,
         packages: &["buildah"],
         elsewhere: "your package manager (1.28 or newer)",
         present: || works("buildah", &["--version"]),
@@ -119,6 +151,7 @@ const NEEDS: &[Need] = &[
     Need {
         // Starts them as a node would.
         program: "runc",
+        purpose: Purpose::Images,
         packages: &["runc"],
         elsewhere: "your package manager",
         present: || works("runc", &["--version"]),
@@ -126,18 +159,21 @@ const NEEDS: &[Need] = &[
     Need {
         // Makes a base image of Debian packages.
         program: "mmdebstrap",
+        purpose: Purpose::Images,
         packages: &["mmdebstrap"],
         elsewhere: "your package manager",
         present: || works("mmdebstrap", &["--version"]),
     },
     Need {
         program: "dpkg-scanpackages",
+        purpose: Purpose::Images,
         packages: &["dpkg-dev"],
         elsewhere: "your package manager (dpkg)",
         present: || works("dpkg-scanpackages", &["--version"]),
     },
     Need {
         program: "terraform",
+        purpose: Purpose::Tests,
         packages: &[],
         elsewhere: "put a terraform 1.x binary on PATH (developer.hashicorp.com/terraform/install)",
         present: || works("terraform", &["version"]),
@@ -146,30 +182,30 @@ const NEEDS: &[Need] = &[
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if args.check {
-        refuse_missing(&missing())?;
+        refuse_missing(&missing(&Purpose::ALL))?;
         if !servers::are_installed() {
             bail!(
                 "object stores or chart tools the tests need are not here: run `cargo xtask setup`"
             );
         }
     } else {
-        ensure()?;
+        ensure(&Purpose::ALL)?;
     }
     say("setup: everything the tests need is here");
     Ok(ExitCode::SUCCESS)
 }
 
 /// Installs what is missing where that is possible, and fails naming what is not there.
-pub(crate) fn ensure() -> Result<()> {
-    let absent = missing();
+pub(crate) fn ensure(purposes: &[Purpose]) -> Result<()> {
+    let absent = missing(purposes);
     let packages = packages_for(&absent);
     if !packages.is_empty() && nix::unistd::geteuid().is_root() && is_installed("apt-get") {
         install(&packages)?;
-        refuse_missing(&missing())?;
+        refuse_missing(&missing(purposes))?;
     } else {
         refuse_missing(&absent)?;
     }
-    servers::install()
+    servers::install(purposes)
 }
 
 /// Makes the base image where it is not there.
@@ -177,8 +213,9 @@ pub(crate) fn ensure_base() -> Result<()> {
     servers::install_base()
 }
 
-fn missing() -> Vec<&'static Need> {
-    NEEDS.iter().filter(|need| !(need.present)()).collect()
+fn missing(purposes: &[Purpose]) -> Vec<&'static Need> {
+    let wanted = NEEDS.iter().filter(|need| purposes.contains(&need.purpose));
+    wanted.filter(|need| !(need.present)()).collect()
 }
 
 fn packages_for(needs: &[&Need]) -> Vec<&'static str> {

@@ -1,32 +1,32 @@
-//! `cargo xtask test`: everything that must hold before a change lands, cheapest first.
+//! `cargo xtask test`: unit tests and journeys. Knows how tests are run and which are left to the stages of
+//! `cargo xtask ci`; knows nothing of what a stage does besides.
 //!
-//! Lints and tests use the default profile and features, so dependencies are compiled once for checking and
-//! once for running. Warnings are refused through clippy's arguments: `RUSTFLAGS` would compile them again.
+//! Tests use the default profile and features of the whole workspace, so dependencies are compiled once.
 
 use std::ffi::OsStr;
 use std::process::{Command, ExitCode};
+use std::thread;
 use std::time::Instant;
 
 use anyhow::Result;
 
+use crate::setup::{self, Purpose};
 use crate::terminal::{run_stage, say};
-use crate::{fuzz, setup, workspace_root};
+use crate::{ci, fuzz, workspace_root};
 
 /// Names the file to which tests write that they are skipped (`test_peers::skips`).
 const SKIPS: &str = "MAYFLY_TEST_SKIPS";
+/// Tests that measure how fast a fault is named: nothing else may run beside them. `.config/nextest.toml` has them too.
+const ALONE: [&str; 2] = ["failure::", "wrong_inputs"];
+/// Journeys wait for processes far more than they compute.
+const THREADS: usize = 4;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Skip formatting, lints and dependency checks
-    #[arg(long)]
-    no_lint: bool,
     /// Skip making sure of the programs the tests use
     #[arg(long)]
     no_setup: bool,
-    /// Skip the short run of the fuzz targets
-    #[arg(long)]
-    no_fuzz: bool,
-    /// Run only tests whose names contain one of these
+    /// Run only tests whose names contain one of these, those of the stages of `cargo xtask ci` among them
     #[arg(last = true)]
     filters: Vec<String>,
 }
@@ -34,32 +34,32 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let started = Instant::now();
     if !args.no_setup {
-        setup::ensure()?;
-    }
-    if !args.no_lint {
-        lint()?;
+        setup::ensure(&[Purpose::Tests])?;
     }
     if args.filters.is_empty() {
-        run_stage(
-            "documentation tests",
-            &mut cargo(["test", "--quiet", "--workspace", "--locked", "--doc"]),
-        )?;
+        run_tests(&[], &ci::staged_tests())?;
+    } else {
+        let filters: Vec<_> = args.filters.iter().map(String::as_str).collect();
+        run_tests(&filters, &[])?;
     }
-    if args.filters.is_empty() && !args.no_fuzz {
-        fuzz::short()?;
-    }
-    // Last, so that the runner's own summary closes the output.
-    let nextest = which::which("cargo-nextest").is_ok();
-    let skips = tempfile::NamedTempFile::new()?;
-    let mut command = test_command(&args.filters, nextest);
-    let tests = run_stage("tests", command.env(SKIPS, skips.path()));
-    say(&skipped(&std::fs::read_to_string(skips.path())?));
-    tests?;
     say(&format!(
         "==> all of it: {:.1} s",
         started.elapsed().as_secs_f64()
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Runs the tests whose names contain one of the words of `only`, or all of them without any, but none with a word of `but`.
+pub(crate) fn run_tests(only: &[&str], but: &[&str]) -> Result<()> {
+    let nextest = which::which("cargo-nextest").is_ok();
+    let skips = tempfile::NamedTempFile::new()?;
+    let mut outcome = Ok(());
+    for mut command in test_commands(only, but, nextest) {
+        // One failure tells less than all of them.
+        outcome = outcome.and(run_stage("tests", command.env(SKIPS, skips.path())));
+    }
+    say(&skipped(&std::fs::read_to_string(skips.path())?));
+    outcome
 }
 
 /// How many tests were skipped, and why.
@@ -74,52 +74,43 @@ fn skipped(lines: &str) -> String {
     told
 }
 
-fn lint() -> Result<()> {
-    run_stage("formatting", &mut cargo(["fmt", "--all", "--check"]))?;
-    run_stage(
-        "lints",
-        &mut cargo([
-            "clippy",
-            "--quiet",
-            "--workspace",
-            "--all-targets",
-            "--locked",
-            "--",
-            "-D",
-            "warnings",
-        ]),
-    )?;
-    if which::which("cargo-deny").is_ok() {
-        // Advisories need the network and change by the day; CI asks for them apart.
-        run_stage(
-            "dependencies",
-            &mut cargo(["deny", "check", "bans", "licenses", "sources"]),
-        )
-    } else {
-        say("\n==> dependencies: not checked, cargo-deny is not installed");
-        Ok(())
+/// Each test is run by one of the commands.
+fn test_commands(only: &[&str], but: &[&str], nextest: bool) -> Vec<Command> {
+    if nextest {
+        return vec![with_words(
+            cargo(["nextest", "run", "--workspace", "--locked", "--"]),
+            only,
+            but,
+        )];
     }
-}
-
-fn test_command(filters: &[String], nextest: bool) -> Command {
-    let mut command = if nextest {
-        cargo(["nextest", "run", "--workspace", "--locked"])
-    } else {
+    let test = |threads: usize| {
         let mut command = cargo(["test", "--workspace", "--locked", "--all-targets"]);
         // `--all-targets` would start the fuzz targets without a limit.
         command.args(["--exclude", fuzz::PACKAGE]);
         // As the settings of nextest say: one failure tells less than all of them.
-        command.arg("--no-fail-fast");
+        command.args(["--no-fail-fast", "--"]);
+        command.arg(format!("--test-threads={threads}"));
         command
     };
-    if !filters.is_empty() && !nextest {
-        command.arg("--");
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let threads = processors.max(THREADS);
+    if only.is_empty() {
+        vec![
+            with_words(test(threads), &[], &[&ALONE, but].concat()),
+            with_words(test(1), &ALONE, but),
+        ]
+    } else {
+        vec![with_words(test(processors), only, but)]
     }
-    command.args(filters);
+}
+
+fn with_words(mut command: Command, only: &[&str], but: &[&str]) -> Command {
+    command.args(only);
+    command.args(but.iter().flat_map(|word| ["--skip", word]));
     command
 }
 
-fn cargo<I: IntoIterator<Item: AsRef<OsStr>>>(args: I) -> Command {
+pub(crate) fn cargo<I: IntoIterator<Item: AsRef<OsStr>>>(args: I) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(workspace_root());
     command
@@ -130,10 +121,41 @@ mod tests {
     use super::*;
     use crate::terminal::command_line;
 
+    fn lines(only: &[&str], but: &[&str], nextest: bool) -> Vec<String> {
+        let commands = test_commands(only, but, nextest);
+        commands.iter().map(command_line).collect()
+    }
+
     #[test]
-    fn without_nextest_every_binary_runs_whatever_fails_before_it() {
-        let command = command_line(&test_command(&["plan".to_owned()], false));
-        assert!(command.ends_with(" --no-fail-fast -- plan"), "{command}");
+    fn what_one_command_leaves_out_the_other_runs() {
+        let [together, alone] = &lines(&[], &["chart::"], false)[..] else {
+            panic!("not two commands");
+        };
+        assert!(
+            together.ends_with(" --skip failure:: --skip wrong_inputs --skip chart::"),
+            "{together}"
+        );
+        assert!(
+            alone.ends_with(" --test-threads=1 failure:: wrong_inputs --skip chart::"),
+            "{alone}"
+        );
+    }
+
+    #[test]
+    fn tests_that_are_named_are_run_by_one_command_whatever_fails_before_them() {
+        let named = lines(&["plan"], &[], false);
+        let [line] = &named[..] else {
+            panic!("{named:?}");
+        };
+        assert!(line.contains(" --no-fail-fast -- "), "{line}");
+        assert!(line.ends_with(" plan"), "{line}");
+    }
+
+    #[test]
+    fn nextest_has_the_same_words() {
+        let lines = lines(&["plan"], &["chart::"], true);
+        assert_eq!(lines.len(), 1);
+        assert!(lines[0].ends_with(" -- plan --skip chart::"), "{lines:?}");
     }
 
     #[test]

@@ -10,8 +10,9 @@ use test_chaos::schedule::{Kind, Strike};
 const SEED: u64 = 1;
 const RUNS: u32 = 40;
 
+// `in_chaos` in its name puts a test into the stage `cargo xtask ci chaos`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn whatever_fails_every_run_ends_once_nothing_is_lost_and_nothing_is_left() {
+async fn in_chaos_every_run_ends_once_nothing_is_lost_and_nothing_is_left() {
     let options = Options::new(SEED, RUNS, Path::new(env!("CARGO_BIN_EXE_chaos")));
     let runs = options.schedule();
     for strike in Strike::ALL {

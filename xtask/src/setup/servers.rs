@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 use images::base::Base;
 
+use super::Purpose;
 use crate::terminal::{PAUSES, insist, run_stage, say};
 use crate::workspace_root;
 
@@ -31,6 +32,7 @@ const WITHOUT_PROMTOOL: &str =
 /// One part of them.
 struct Part {
     folder: PathBuf,
+    purpose: Purpose,
     /// What is to be there; a folder made for anything else is made anew.
     wanted: String,
     install: fn(&Path) -> Result<()>,
@@ -43,21 +45,25 @@ fn parts() -> [Part; 6] {
     [
         Part {
             folder: peers.join("python"),
+            purpose: Purpose::Tests,
             wanted: PYTHON.to_owned(),
             install: python,
         },
         Part {
             folder: peers.join("node"),
+            purpose: Purpose::Tests,
             wanted: AZURITE.to_owned(),
             install: node,
         },
         Part {
             folder: peers.join("chart"),
+            purpose: Purpose::Chart,
             wanted: format!("{HELM}{CHECKS}"),
             install: chart_tools,
         },
         Part {
             folder: peers.join("scan"),
+            purpose: Purpose::Chart,
             wanted: SCAN.to_owned(),
             install: |folder| {
                 python_environment(folder)?;
@@ -71,6 +77,7 @@ fn parts() -> [Part; 6] {
         },
         Part {
             folder: peers.join("prometheus"),
+            purpose: Purpose::Chart,
             wanted: PROMETHEUS.to_owned(),
             install: promtool,
         },
@@ -81,6 +88,7 @@ fn parts() -> [Part; 6] {
 fn base() -> Part {
     Part {
         folder: Base::installed().folder().to_owned(),
+        purpose: Purpose::Images,
         wanted: Base::wanted(),
         install: |folder| {
             say("\n==> base image: of Debian packages");
@@ -104,8 +112,9 @@ pub(super) fn are_installed() -> bool {
 }
 
 /// Installs what is not there.
-pub(super) fn install() -> Result<()> {
-    for part in parts().iter().filter(|part| !part.is_installed()) {
+pub(super) fn install(purposes: &[Purpose]) -> Result<()> {
+    let wanted = |part: &&Part| purposes.contains(&part.purpose) && !part.is_installed();
+    for part in parts().iter().filter(wanted) {
         part.make()?;
     }
     Ok(())
