@@ -125,7 +125,7 @@ fn every_name_of_ours_in_the_documents_exists() {
 }
 
 #[test]
-fn the_readme_lists_the_options_of_run() {
+fn every_option_of_run_is_documented() {
     let help = laptop("").run(&["run", "--help"]).stdout;
     // Options are indented; prose is not.
     let offered: Names = help
@@ -134,7 +134,7 @@ fn the_readme_lists_the_options_of_run() {
         .filter_map(|line| line.split_whitespace().find(|word| word.starts_with("--")))
         .map(str::to_owned)
         .collect();
-    let listed: Names = first_cells(section(&read("README.md"), "### Options"))
+    let listed: Names = first_cells(section(&read("docs/run.md"), "## Options"))
         .iter()
         .filter_map(|cell| cell.split_whitespace().find(|word| word.starts_with("--")))
         .filter(|word| word.chars().any(char::is_alphabetic))
@@ -144,13 +144,13 @@ fn the_readme_lists_the_options_of_run() {
 }
 
 #[test]
-fn the_readme_lists_the_exit_codes() {
+fn every_exit_code_is_documented() {
     let mut codes: Names = (0..=128)
         .filter(|code| Exit::from_code(*code).is_some())
         .map(|code| code.to_string())
         .collect();
     codes.insert("128+n".to_owned());
-    let listed: Names = first_cells(section(&read("README.md"), "## Exit codes"))
+    let listed: Names = first_cells(&read("docs/exit-codes.md"))
         .into_iter()
         .filter(|cell| cell.starts_with(|c: char| c.is_ascii_digit()))
         .collect();
