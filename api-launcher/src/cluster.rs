@@ -138,7 +138,7 @@ impl fmt::Display for RunKey {
 
 /// How patient the launcher is with the API server within one call.
 #[derive(Clone, Debug)]
-pub struct Patience {
+pub struct RetryPolicy {
     /// Attempts for one request.
     pub attempts: u32,
     /// Pause before the second attempt; doubles from then on.
@@ -149,7 +149,7 @@ pub struct Patience {
     pub answer: Duration,
 }
 
-impl Default for Patience {
+impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
             attempts: 4,
@@ -173,7 +173,7 @@ pub struct Cluster {
     urgent: Client,
     namespace: String,
     max_in_flight: usize,
-    patience: Patience,
+    retry_policy: RetryPolicy,
     rate: Option<RateLimit>,
     clock: Arc<ServerClock>,
     /// What final reports are sealed with. Without it no report is believed.
@@ -200,7 +200,7 @@ impl Cluster {
             connection: client,
             namespace: namespace.into(),
             max_in_flight: 0,
-            patience: Patience::default(),
+            retry_policy: RetryPolicy::default(),
             rate: None,
             clock: Arc::default(),
             report_key: None,
@@ -213,8 +213,8 @@ impl Cluster {
     /// innermost.
     fn connected(mut self) -> Self {
         let connection = self.connection.clone();
-        let (clock, patience) = (Arc::clone(&self.clock), self.patience.answer);
-        self.urgent = connect::answering(connection, &self.namespace, clock, patience);
+        let (clock, retry_policy) = (Arc::clone(&self.clock), self.retry_policy.answer);
+        self.urgent = connect::answering(connection, &self.namespace, clock, retry_policy);
         self.client = match self.rate {
             Some(rate) => connect::limited(self.urgent.clone(), &self.namespace, rate),
             None => self.urgent.clone(),
@@ -245,8 +245,8 @@ impl Cluster {
 
     /// Other limits for the wait for an answer, and for retries within one call.
     #[must_use]
-    pub fn with_patience(mut self, patience: Patience) -> Self {
-        self.patience = patience;
+    pub fn with_retry_policy(mut self, retry_policy: RetryPolicy) -> Self {
+        self.retry_policy = retry_policy;
         self.connected()
     }
 

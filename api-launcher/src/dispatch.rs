@@ -1,9 +1,9 @@
 //! What becomes of a dispatch: where it goes (`route`), and where it runs. A target holds it durably before it
 //! says so, and holds it once however often it comes.
 
-pub(crate) mod desk;
 pub(crate) mod kubernetes;
 pub(crate) mod process;
+pub(crate) mod reporter;
 pub(crate) mod route;
 
 use job_contract::{Document, JobData, StepType};

@@ -16,9 +16,9 @@ use tracing::{error, info, warn};
 use self::config::{PlatformSetupError, Problem, ServeArgs, Settings, TargetSettings};
 use crate::cluster::{Cluster, ConnectError};
 use crate::dispatch::Target;
-use crate::dispatch::desk::Desk;
 use crate::dispatch::kubernetes::KubernetesTarget;
 use crate::dispatch::process::{OpenError, ProcessTarget};
+use crate::dispatch::reporter::PlatformReporter;
 use crate::http::{self, AppState, Gate};
 use crate::metrics::Metrics;
 use crate::run::data::{DataDir, DataError};
@@ -193,12 +193,12 @@ async fn open(
             }
             let cluster = Cluster::connect(Some(deployment.namespace.clone())).await?;
             let cluster = cluster.with_report_key(key);
-            let desk = match platform {
+            let reporter = match platform {
                 Some(platform) => Some(platform.open()?),
                 None => match data_dir {
                     Some(path) => {
                         let data = DataDir::locate(Some(&path))?.create()?;
-                        Some(Desk::local(data.path()))
+                        Some(PlatformReporter::local(data.path()))
                     }
                     None => None,
                 },
@@ -207,7 +207,7 @@ async fn open(
                 cluster,
                 *deployment,
                 *watching,
-                desk,
+                reporter,
                 metrics.clone(),
                 shutdown.clone(),
             );

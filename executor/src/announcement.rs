@@ -7,7 +7,7 @@ use std::time::Duration;
 use job_contract::chain;
 use platform::Start;
 use platform::{Platform, PlatformError, StepRef};
-use runtime::Patience;
+use runtime::Deadline;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -74,12 +74,12 @@ impl Running {
 
 impl Announcement {
     /// Ends the repetition, before the outcome is reported. Nothing more is sent once this has returned.
-    pub(crate) async fn end(mut self, patience: &Patience) {
+    pub(crate) async fn end(mut self, deadline: &Deadline) {
         self.over.cancel();
         tokio::select! {
             biased;
             _ = &mut self.task => {}
-            () = patience.over() => {
+            () = deadline.over() => {
                 warn!("the last attempt to report that the step runs is given up");
                 self.task.abort();
                 // Until then it may be about to send.
@@ -136,14 +136,14 @@ mod tests {
         fs::remove_file(folder.path().join("platform")).unwrap();
         sleep(PAUSE * 2).await;
         assert_eq!(status(&folder), Some(StepStatus::Running));
-        announcement.end(&Patience::lasting(FAREWELL)).await;
+        announcement.end(&Deadline::after(FAREWELL)).await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn nothing_is_said_once_the_step_is_over() {
         let (folder, running) = away();
         let announcement = running.repeat();
-        announcement.end(&Patience::lasting(FAREWELL)).await;
+        announcement.end(&Deadline::after(FAREWELL)).await;
         fs::remove_file(folder.path().join("platform")).unwrap();
         sleep(PAUSE * 5).await;
         assert_eq!(status(&folder), None);
@@ -165,7 +165,7 @@ mod tests {
         };
         let asked = Instant::now();
         announcement
-            .end(&Patience::lasting(Duration::from_secs(1)))
+            .end(&Deadline::after(Duration::from_secs(1)))
             .await;
         assert_eq!(asked.elapsed().as_secs(), 1);
         assert_eq!(watch.try_recv(), Err(TryRecvError::Closed));

@@ -13,7 +13,7 @@ use job_contract::settlement::{self, Ending};
 use job_contract::{Exit, JobData, StepType, chain};
 use platform::{Admission, History, Outcome, PlanReference};
 use platform::{Platform, PlatformError, StepRef};
-use runtime::Patience;
+use runtime::Deadline;
 use tracing::error;
 
 use crate::Ended;
@@ -27,7 +27,7 @@ use crate::stop::{Budget, Stop};
 
 /// What became of a step: everything its report says.
 #[derive(Debug)]
-pub(crate) struct Verdict {
+pub(crate) struct StepResult {
     pub(crate) exit: Exit,
     pub(crate) ending: Ending,
     pub(crate) after_ok: bool,
@@ -46,7 +46,7 @@ pub(crate) struct Verdict {
     pub(crate) reported: bool,
 }
 
-impl Verdict {
+impl StepResult {
     pub(crate) fn failed(error: &StageError) -> Self {
         Self {
             exit: error.exit(),
@@ -110,13 +110,13 @@ pub(crate) fn identity(job: &JobData) -> FinalReport {
 
 /// A run of which nobody can be told.
 pub(crate) fn unreported(job: &JobData, failure: &StageError) -> Ended {
-    let verdict = Verdict::failed(failure);
+    let result = StepResult::failed(failure);
     error!(
-        error = verdict.error,
-        hint = verdict.hint,
+        error = result.error,
+        hint = result.hint,
         "the step cannot run"
     );
-    refused(job, verdict, false)
+    refused(job, result, false)
 }
 
 /// A run that could not even be opened: told to the platform if the document says where it belongs.
@@ -127,22 +127,22 @@ pub(crate) async fn refuse(
     failure: &StageError,
     stop: &Stop,
 ) -> Ended {
-    let verdict = Verdict::failed(failure);
-    let again = verdict.exit == Exit::Infrastructure && config.run.outcome_exit_code;
+    let result = StepResult::failed(failure);
+    let again = result.exit == Exit::Infrastructure && config.run.outcome_exit_code;
     if !is_addressable(job) || config.run.disable_acknowledge || again {
         return unreported(job, failure);
     }
     error!(
-        error = verdict.error,
-        hint = verdict.hint,
+        error = result.error,
+        hint = result.hint,
         "the step cannot run"
     );
-    match report_refusal(config, link, job, verdict.error.clone(), stop).await {
-        Ok(None) => refused(job, verdict, true),
+    match report_refusal(config, link, job, result.error.clone(), stop).await {
+        Ok(None) => refused(job, result, true),
         Ok(Some(not_ours)) => refused(job, not_ours, false),
         Err(error) => {
             error!(error = chain(&error), "the failure could not be reported");
-            refused(job, verdict, false)
+            refused(job, result, false)
         }
     }
 }
@@ -155,7 +155,7 @@ async fn report_refusal(
     job: &JobData,
     note: Option<String>,
     stop: &Stop,
-) -> Result<Option<Verdict>, PlatformError> {
+) -> Result<Option<StepResult>, PlatformError> {
     let refused = &StepRef::of(job);
     let admission = tokio::select! {
         admission = link.platform.admission(refused) => admission?,
@@ -175,19 +175,19 @@ async fn report_refusal(
         commit_id: Some(String::new()),
     };
     let budget = Budget::of(Budget::default_grace(StepType::Approval));
-    let patience = link.patience(stop, budget.report);
+    let deadline = link.deadline(stop, budget.report);
     link.platform
-        .report_outcome(refused, &outcome, &patience)
+        .report_outcome(refused, &outcome, &deadline)
         .await?;
     Ok(None)
 }
 
-fn refused(job: &JobData, verdict: Verdict, reported: bool) -> Ended {
+fn refused(job: &JobData, result: StepResult, reported: bool) -> Ended {
     let report = FinalReport {
-        outcome: verdict.exit.code(),
+        outcome: result.exit.code(),
         unreported: !reported,
-        error: verdict.error,
-        hint: verdict.hint,
+        error: result.error,
+        hint: result.hint,
         ..identity(job)
     };
     Ended { report, reported }
@@ -203,7 +203,7 @@ fn is_addressable(job: &JobData) -> bool {
 }
 
 /// The tail of every run: the log delivered and stored, the outcome reported, nothing left behind.
-pub(crate) async fn conclude(mut run: Run<'_>, mut verdict: Verdict) -> Ended {
+pub(crate) async fn conclude(mut run: Run<'_>, mut result: StepResult) -> Ended {
     let announcement = run.announcement.take();
     let Run {
         log,
@@ -213,8 +213,8 @@ pub(crate) async fn conclude(mut run: Run<'_>, mut verdict: Verdict) -> Ended {
         budget,
         ..
     } = run;
-    let flush = stop.patience(LOG_FLUSH, budget.flush);
-    let farewell = stop.patience(FAREWELL, budget.flush);
+    let flush = stop.deadline(LOG_FLUSH, budget.flush);
+    let farewell = stop.deadline(FAREWELL, budget.flush);
     let silence = async {
         if let Some(announcement) = announcement {
             announcement.end(&farewell).await;
@@ -236,13 +236,13 @@ pub(crate) async fn conclude(mut run: Run<'_>, mut verdict: Verdict) -> Ended {
     let told = clock
         .time(
             Phase::Report,
-            teller.report(&verdict, &summary.spool.path),
+            teller.report(&result, &summary.spool.path),
             Result::is_ok,
         )
         .await;
     if let Err(failure) = &told {
         error!(error = failure.story(), "the outcome could not be reported");
-        verdict.error.get_or_insert_with(|| failure.story());
+        result.error.get_or_insert_with(|| failure.story());
     }
     if let Err(failure) = layout.remove() {
         error!(
@@ -251,25 +251,25 @@ pub(crate) async fn conclude(mut run: Run<'_>, mut verdict: Verdict) -> Ended {
         );
     }
     // A claimed step is told to nobody: its holder reports it. A job that is over has been told.
-    let known = told.is_ok() && (verdict.reported || verdict.exit == Exit::Done);
+    let known = told.is_ok() && (result.reported || result.exit == Exit::Done);
     let untold = if known {
         None
     } else {
-        verdict.untold(run.job.ignore_error)
+        result.untold(run.job.ignore_error)
     };
     let report = FinalReport {
-        outcome: verdict.exit.code(),
+        outcome: result.exit.code(),
         unreported: !known,
         untold,
-        error: verdict.error,
-        hint: verdict.hint,
-        stopped: verdict.stopped,
-        tool: verdict.tool,
-        commit_id: Some(verdict.commit_id).filter(|commit| !commit.is_empty()),
-        changes: verdict.changes,
-        progress: verdict.account.progress,
-        state: verdict.account.state,
-        lock: verdict.account.lock,
+        error: result.error,
+        hint: result.hint,
+        stopped: result.stopped,
+        tool: result.tool,
+        commit_id: Some(result.commit_id).filter(|commit| !commit.is_empty()),
+        changes: result.changes,
+        progress: result.account.progress,
+        state: result.account.state,
+        lock: result.account.lock,
         phases: clock.timings(),
         lost_log_lines: summary
             .sinks
@@ -311,26 +311,26 @@ struct Reporter<'r> {
 }
 
 impl Reporter<'_> {
-    async fn report(&self, verdict: &Verdict, log: &Path) -> Result<(), StageError> {
+    async fn report(&self, result: &StepResult, log: &Path) -> Result<(), StageError> {
         // The log of a step another pod holds is that pod's to store.
-        if !verdict.reported && verdict.exit != Exit::Infrastructure {
+        if !result.reported && result.exit != Exit::Infrastructure {
             return Ok(());
         }
         // The outcome matters more than the log: it is reported even when the log could not be stored.
         let (output, ()) =
             tokio::join!(self.log_in_time(log), tokio::time::sleep(self.reading_time));
-        if !verdict.reported {
+        if !result.reported {
             return output.map(drop);
         }
-        self.record_history(verdict).await;
+        self.record_history(result).await;
         if !self.config.run.disable_acknowledge {
             // Only now, so that nothing before it is taken from it.
-            let patience = self.link.patience(self.stop, self.budget.report);
+            let deadline = self.link.deadline(self.stop, self.budget.report);
             let outcome = self
-                .outcome(verdict, output.as_ref().ok(), &patience)
+                .outcome(result, output.as_ref().ok(), &deadline)
                 .await?;
             self.platform
-                .report_outcome(self.step, &outcome, &patience)
+                .report_outcome(self.step, &outcome, &deadline)
                 .await?;
         }
         output?;
@@ -338,11 +338,11 @@ impl Reporter<'_> {
     }
 
     async fn log_in_time(&self, log: &Path) -> Result<String, StageError> {
-        let patience = self.stop.patience(LOG_STORE, self.budget.log);
+        let deadline = self.stop.deadline(LOG_STORE, self.budget.log);
         tokio::select! {
             biased;
             stored = self.store_log(log) => stored,
-            () = patience.over() => Err(StageError::LogNotStored),
+            () = deadline.over() => Err(StageError::LogNotStored),
         }
     }
 
@@ -371,14 +371,14 @@ impl Reporter<'_> {
     }
 
     /// The state is where it belongs; a record that is missing takes nothing from how the step ended.
-    async fn record_history(&self, verdict: &Verdict) {
-        let Some(history) = &verdict.history else {
+    async fn record_history(&self, result: &StepResult) {
+        let Some(history) = &result.history else {
             return;
         };
-        let patience = self.link.patience(self.stop, self.budget.history);
+        let deadline = self.link.deadline(self.stop, self.budget.history);
         let recorded = self
             .platform
-            .record_history(self.step, history, &patience)
+            .record_history(self.step, history, &deadline)
             .await;
         if let Err(error) = recorded {
             error!(
@@ -390,13 +390,13 @@ impl Reporter<'_> {
 
     async fn outcome(
         &self,
-        verdict: &Verdict,
+        result: &StepResult,
         output: Option<&String>,
-        patience: &Patience,
+        deadline: &Deadline,
     ) -> Result<Outcome, StageError> {
         let step_type = self.job.step_type()?;
         let settle = |template_steps| {
-            let (ending, after_ok) = (verdict.ending, verdict.after_ok);
+            let (ending, after_ok) = (result.ending, result.after_ok);
             settlement::settle(
                 step_type,
                 ending,
@@ -410,16 +410,16 @@ impl Reporter<'_> {
             // Most endings do not depend on the template.
             None if settle(1) == settle(2) => settle(1),
             None => {
-                let standing = self.platform.standing(self.step, patience).await?;
+                let standing = self.platform.standing(self.step, deadline).await?;
                 settle(standing.template_steps)
             }
         };
         Ok(Outcome {
             settlement,
             output: output.map(|stored| self.platform.step_output(self.step, stored.clone())),
-            note: verdict.error.clone(),
-            plan: verdict.plan.clone(),
-            commit_id: Some(verdict.commit_id.clone()),
+            note: result.error.clone(),
+            plan: result.plan.clone(),
+            commit_id: Some(result.commit_id.clone()),
         })
     }
 }
@@ -451,15 +451,15 @@ mod tests {
     #[test]
     fn what_a_step_came_to_is_left_for_others_to_tell_if_it_was_done() {
         let place = "https://store/plan".to_owned();
-        let failed = Verdict::failed(&StageError::Panicked);
+        let failed = StepResult::failed(&StageError::Panicked);
         assert_eq!(failed.untold(true), None);
-        let done = |ending, plan| Verdict {
+        let done = |ending, plan| StepResult {
             exit: Exit::Done,
             ending,
             plan,
-            ..Verdict::failed(&StageError::Panicked)
+            ..StepResult::failed(&StageError::Panicked)
         };
-        for (verdict, ending, plan) in [
+        for (result, ending, plan) in [
             (
                 done(Ending::Changes, PlanReference::Set(place.clone())),
                 Ending::Changes,
@@ -482,7 +482,7 @@ mod tests {
                 ignore_error: true,
                 plan,
             };
-            assert_eq!(verdict.untold(true), Some(expected));
+            assert_eq!(result.untold(true), Some(expected));
         }
     }
 

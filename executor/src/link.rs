@@ -13,7 +13,7 @@ use platform::sinks::{ApiLog, ApiSink, Bearer, RedisLog, RedisSink};
 use platform::terrakube::{Terrakube, TokenSource, token};
 use platform::{Platform, PlatformError};
 use run_log::{LimitedSink, Sink};
-use runtime::Patience;
+use runtime::Deadline;
 use tracing::warn;
 
 use crate::config::{Config, Folders};
@@ -149,10 +149,10 @@ impl Link {
 
     /// How long the end of a run is reported: minutes, unless the process is about to be killed. After a stop order
     /// until this long after it.
-    pub fn patience(&self, stop: &Stop, until: Duration) -> Patience {
-        let patience = self.terrakube().map_or(LOCAL_PATIENCE, |terrakube| {
+    pub fn deadline(&self, stop: &Stop, until: Duration) -> Deadline {
+        let deadline = self.terrakube().map_or(LOCAL_PATIENCE, |terrakube| {
             terrakube.config().report_patience
         });
-        stop.patience(patience, until)
+        stop.deadline(deadline, until)
     }
 }

@@ -14,7 +14,7 @@ use job_contract::settlement::{self, Ending};
 use job_contract::{StepType, chain, progress};
 use platform::History;
 use platform::live::LivePhase;
-use runtime::Patience;
+use runtime::Deadline;
 use runtime::private_file::private_folder;
 use serde_json::{Map, Value, json};
 use tracing::warn;
@@ -373,8 +373,8 @@ impl<'r, 'c> Operation<'r, 'c> {
     /// that is reviewed, and must not be replaced.
     async fn still_ours(&self) -> Result<(), StageError> {
         let run = self.run;
-        let patience = Patience::lasting(ASKING);
-        match run.link.platform.standing(&run.step, &patience).await {
+        let deadline = Deadline::after(ASKING);
+        match run.link.platform.standing(&run.step, &deadline).await {
             Ok(known) if known.step_has_ended() && !known.status.is_over() => {
                 Err(StageError::StepEnded)
             }
@@ -646,11 +646,11 @@ impl<'r, 'c> Operation<'r, 'c> {
             run.link.platform.merge_context(step, &patch).await
         };
         // What is left after that belongs to the log and the report.
-        let patience = run.while_saving(Duration::MAX);
+        let deadline = run.while_saving(Duration::MAX);
         let published = tokio::select! {
             biased;
             published = publish => published.map_err(|error| chain(&error)),
-            () = patience.over() => Err("there was no time left for it".to_owned()),
+            () = deadline.over() => Err("there was no time left for it".to_owned()),
         };
         if let Err(error) = published {
             warn!(error, "the job context could not be updated");

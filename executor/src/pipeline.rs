@@ -13,7 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
 use crate::Ended;
-use crate::conclusion::{self, Verdict};
+use crate::conclusion::{self, StepResult};
 use crate::config::Config;
 use crate::fault::caught;
 use crate::guard::{self, Watched};
@@ -91,21 +91,21 @@ async fn run_linked(config: &Config, link: &Link, job: JobData, stop: Stop) -> E
         Err(failure) => return conclusion::refuse(config, link, &job, &failure, &stop).await,
     };
     let guard = tokio::spawn(guard::watch(Watched::of(&run)));
-    let verdict = caught(Box::pin(execute(&run)))
+    let result = caught(Box::pin(execute(&run)))
         .await
-        .unwrap_or_else(|_| Verdict::failed(&StageError::Panicked));
+        .unwrap_or_else(|_| StepResult::failed(&StageError::Panicked));
     // The tail needs no guard. Nothing is heard of it, nothing in it grows, and each of its waits has a limit of its own
     // that is far below what lies between the executor's deadline and its Job's. Should that come all the same, its
     // signal hurries whatever is left.
     guard.abort();
-    conclusion::conclude(run, verdict).await
+    conclusion::conclude(run, result).await
 }
 
-/// The step itself. Every early return is a verdict, so that the tail of the run happens whatever it is.
-async fn execute(run: &Run<'_>) -> Verdict {
+/// The step itself. Every early return is a result, so that the tail of the run happens whatever it is.
+async fn execute(run: &Run<'_>) -> StepResult {
     let standing = match preparation::admit(run).await {
         Ok(Ok(standing)) => standing,
-        Ok(Err(verdict)) => return verdict,
+        Ok(Err(result)) => return result,
         Err(failure) => return before_claim(run, &failure).await,
     };
     let _watch = AbortOnDropHandle::new(tokio::spawn(stop_when_cancelled(
@@ -119,7 +119,7 @@ async fn execute(run: &Run<'_>) -> Verdict {
         Ok(Readiness::Scripts(workspace, tool)) => {
             script_step(run, &workspace, tool.as_ref()).await
         }
-        Ok(Readiness::NotOurs(verdict)) => *verdict,
+        Ok(Readiness::NotOurs(result)) => *result,
         Err(failure) => {
             tell(run, &failure).await;
             before_claim(run, &failure).await
@@ -138,22 +138,22 @@ async fn stop_when_cancelled(platform: Platform, running: StepRef, stop: Stop, l
 
 /// A step that fails before it was claimed is reported only by whoever is granted the claim now: another executor may be
 /// in the middle of it.
-async fn before_claim(run: &Run<'_>, failure: &StageError) -> Verdict {
-    let verdict = judged(run, failure);
-    if !verdict.reported {
-        return verdict;
+async fn before_claim(run: &Run<'_>, failure: &StageError) -> StepResult {
+    let result = judged(run, failure);
+    if !result.reported {
+        return result;
     }
     match preparation::claim_to_report(&run.link.platform, run.config, &run.job).await {
-        Ok(None) => verdict,
+        Ok(None) => result,
         Ok(Some(not_ours)) => not_ours,
         Err(error) => {
             warn!(
                 error = chain(&error),
                 "the step cannot be claimed, so its failure is not reported"
             );
-            Verdict {
+            StepResult {
                 reported: false,
-                ..verdict
+                ..result
             }
         }
     }
@@ -162,37 +162,37 @@ async fn before_claim(run: &Run<'_>, failure: &StageError) -> Verdict {
 /// Nothing has been changed yet. What only failed around the step, or was stopped by a signal, is for another executor
 /// to do: a report would end the job and leave nothing to try again. Under a launcher that does not read exit codes
 /// only a stopped executor is silent; its pod is replaced by any.
-fn judged(run: &Run<'_>, failure: &StageError) -> Verdict {
-    let verdict = Verdict::failed(failure);
-    if verdict.exit != Exit::Infrastructure {
-        return verdict;
+fn judged(run: &Run<'_>, failure: &StageError) -> StepResult {
+    let result = StepResult::failed(failure);
+    if result.exit != Exit::Infrastructure {
+        return result;
     }
     match run.stop.given().map(|order| order.cause) {
-        Some(Cause::Signal(signal)) => Verdict {
+        Some(Cause::Signal(signal)) => StepResult {
             error: Some(format!(
                 "stopped by signal {signal} before anything was started"
             )),
             hint: None,
             reported: false,
-            ..verdict
+            ..result
         },
         // The platform has ended the step itself.
-        Some(cause @ Cause::Cancelled) => Verdict::not_ours(Exit::Done, cause.to_string()),
-        Some(cause) => Verdict {
+        Some(cause @ Cause::Cancelled) => StepResult::not_ours(Exit::Done, cause.to_string()),
+        Some(cause) => StepResult {
             exit: cause.exit(),
             error: Some(cause.to_string()),
             hint: cause.hint().map(str::to_owned),
             stopped: Some(cause.reason()),
-            ..verdict
+            ..result
         },
-        None => Verdict {
+        None => StepResult {
             reported: !run.config.run.outcome_exit_code,
-            ..verdict
+            ..result
         },
     }
 }
 
-async fn operate(run: &Run<'_>, prepared: Prepared) -> Verdict {
+async fn operate(run: &Run<'_>, prepared: Prepared) -> StepResult {
     let operated = caught(Box::pin(operation::run(run, &prepared))).await;
     let operated = operated.unwrap_or_else(|_| Operated {
         ending: Ending::Failure,
@@ -216,7 +216,7 @@ async fn operate(run: &Run<'_>, prepared: Prepared) -> Verdict {
     );
     let failed = settlement.step == StepStatus::Failed;
     let is_plan = matches!(run.step_type, StepType::Plan | StepType::PlanDestroy);
-    let verdict = Verdict {
+    let result = StepResult {
         // What fails after the claim is the step's own failure, unless we are at fault.
         exit: match &operated.error {
             Some(StageError::Panicked) => Exit::Defect,
@@ -244,20 +244,20 @@ async fn operate(run: &Run<'_>, prepared: Prepared) -> Verdict {
         account: operated.account,
         reported: true,
     };
-    let verdict = with_account(run, stopped_or(run, verdict));
-    if let (Some(_), Some(failure)) = (verdict.stopped, &operated.error) {
+    let result = with_account(run, stopped_or(run, result));
+    if let (Some(_), Some(failure)) = (result.stopped, &operated.error) {
         // It may have failed for a reason of its own before it was stopped.
         tell(run, failure).await;
     }
-    say(run, verdict.error.as_deref(), verdict.hint.as_deref()).await;
-    verdict
+    say(run, result.error.as_deref(), result.hint.as_deref()).await;
+    result
 }
 
 /// How an operation that failed ended, how far it came, and what became of the state, in one sentence.
-fn with_account(run: &Run<'_>, mut verdict: Verdict) -> Verdict {
-    let account = &verdict.account;
-    if verdict.exit == Exit::Done {
-        return verdict;
+fn with_account(run: &Run<'_>, mut result: StepResult) -> StepResult {
+    let account = &result.account;
+    if result.exit == Exit::Done {
+        return result;
     }
     let met = matches!(&account.lock, Some(lock) if lock.standing == LockStanding::InTheWay);
     // How a tool ended that met a lock says nothing that the lock does not.
@@ -266,26 +266,30 @@ fn with_account(run: &Run<'_>, mut verdict: Verdict) -> Verdict {
         .clone()
         .filter(|_| !met || account.progress.is_some());
     let error = joined(
-        [verdict.error.clone().or(end), account.sentence.clone()],
+        [result.error.clone().or(end), account.sentence.clone()],
         ": ",
     );
-    let hint = joined([account.hint.clone(), verdict.hint.clone()], "; ");
+    let hint = joined([account.hint.clone(), result.hint.clone()], "; ");
     // An address may hold a key that is a secret somewhere else.
     let redactor = run.log.redactor();
-    if let Some(progress) = &mut verdict.account.progress {
+    if let Some(progress) = &mut result.account.progress {
         for address in progress.failed.iter_mut().chain(&mut progress.unfinished) {
             *address = redactor.redact(address).into_owned();
         }
     }
-    Verdict {
+    StepResult {
         error: error.map(|error| redactor.redact(&error).into_owned()),
         hint,
-        ..verdict
+        ..result
     }
 }
 
 /// `customScripts` and `approval`: every command in the clone root, by priority.
-async fn script_step(run: &Run<'_>, workspace: &Workspace, tool: Option<&ResolvedTool>) -> Verdict {
+async fn script_step(
+    run: &Run<'_>,
+    workspace: &Workspace,
+    tool: Option<&ResolvedTool>,
+) -> StepResult {
     let mut env = run.env.clone();
     let commands = scripts::select(&run.job.command_list, Moment::Always);
     let scripts = scripts_in(run, &workspace.root, tool);
@@ -306,13 +310,13 @@ async fn script_step(run: &Run<'_>, workspace: &Workspace, tool: Option<&Resolve
             let ending = if ok { Ending::Success } else { Ending::Failure };
             return stopped_or(
                 run,
-                Verdict {
+                StepResult {
                     exit: if ok { Exit::Done } else { Exit::StepFailed },
                     ending,
                     commit_id: workspace.commit_id.clone(),
                     error: None,
                     hint: None,
-                    ..Verdict::failed(&StageError::Panicked)
+                    ..StepResult::failed(&StageError::Panicked)
                 },
             );
         }
@@ -325,24 +329,24 @@ async fn script_step(run: &Run<'_>, workspace: &Workspace, tool: Option<&Resolve
     } else {
         Exit::StepFailed
     };
-    Verdict {
+    StepResult {
         exit,
         commit_id: workspace.commit_id.clone(),
-        ..Verdict::failed(&failure)
+        ..StepResult::failed(&failure)
     }
 }
 
 /// A step that failed under a stop order failed because of it. One that was done anyway is done.
-fn stopped_or(run: &Run<'_>, verdict: Verdict) -> Verdict {
+fn stopped_or(run: &Run<'_>, result: StepResult) -> StepResult {
     match run.stop.given() {
-        Some(order) if verdict.exit == Exit::StepFailed => Verdict {
+        Some(order) if result.exit == Exit::StepFailed => StepResult {
             exit: order.cause.exit(),
             error: Some(order.cause.to_string()),
             hint: order.cause.hint().map(str::to_owned),
             stopped: Some(order.cause.reason()),
-            ..verdict
+            ..result
         },
-        _ => verdict,
+        _ => result,
     }
 }
 

@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use crate::announcement::Running;
 use crate::child_env;
-use crate::conclusion::{Verdict, output_key};
+use crate::conclusion::{StepResult, output_key};
 use crate::config::Config;
 use crate::operation::Prepared;
 use crate::plan;
@@ -37,12 +37,12 @@ const TURN_TOLD_AFTER: Duration = Duration::from_secs(1);
 pub(crate) enum Readiness {
     Ready(Box<Prepared>),
     Scripts(Box<Workspace>, Option<ResolvedTool>),
-    NotOurs(Box<Verdict>),
+    NotOurs(Box<StepResult>),
 }
 
 /// Waits until the platform lets the step run, and opens the log to those who follow it. Nothing may be written there
 /// before (contract 2.5). `Err` holds a verdict on a step that is not to run.
-pub(crate) async fn admit(run: &Run<'_>) -> Result<Result<Standing, Verdict>, StageError> {
+pub(crate) async fn admit(run: &Run<'_>) -> Result<Result<Standing, StepResult>, StageError> {
     let asked = async { Ok(run.link.platform.admission(&run.step).await?) };
     let standing = match unless_stopped(run, asked).await? {
         Admission::Granted(standing) => standing,
@@ -58,7 +58,7 @@ pub(crate) async fn admit(run: &Run<'_>) -> Result<Result<Standing, Verdict>, St
 
 /// The platform repeats the dispatch. A launcher that knows this one already starts it again when it is told so; any
 /// other starts another executor.
-fn not_dispatched(run: &Run<'_>, status: &JobStatus) -> Verdict {
+fn not_dispatched(run: &Run<'_>, status: &JobStatus) -> StepResult {
     let text = format!(
         "the platform has not recorded the dispatch, the job is {status}: nothing is run until it does"
     );
@@ -68,7 +68,7 @@ fn not_dispatched(run: &Run<'_>, status: &JobStatus) -> Verdict {
     } else {
         Exit::Done
     };
-    Verdict::not_ours(exit, text)
+    StepResult::not_ours(exit, text)
 }
 
 /// Everything that may be repeated freely, and the claim that ends it.
@@ -150,24 +150,24 @@ async fn refuse_policies(run: &Run<'_>) -> Result<(), StageError> {
 }
 
 /// A job that ended meanwhile is not run, and neither is a step that has an outcome in a job that goes on.
-async fn job_is_over(run: &Run<'_>, status: &JobStatus) -> Verdict {
+async fn job_is_over(run: &Run<'_>, status: &JobStatus) -> StepResult {
     if status.is_over() || *status == JobStatus::Rejected {
         let text = format!("the job is already {status}: nothing is run");
         warn!("{text}");
         run.log.writer().line(&text).await;
-        return Verdict::not_ours(Exit::Done, text);
+        return StepResult::not_ours(Exit::Done, text);
     }
     step_has_ended(run)
 }
 
 /// The log is that of whoever ran the step, so nothing is written there. Its outcome is known, so this is none.
-pub(crate) fn step_has_ended(run: &Run<'_>) -> Verdict {
+pub(crate) fn step_has_ended(run: &Run<'_>) -> StepResult {
     let text = format!(
         "step {} has already ended: it is not run again",
         run.step.step_id
     );
     warn!("{text}");
-    Verdict::not_ours(Exit::Done, text)
+    StepResult::not_ours(Exit::Done, text)
 }
 
 /// Gives up work that may be repeated when a stop order comes: nothing has been changed yet.
@@ -366,7 +366,7 @@ async fn optional_tool(run: &Run<'_>) -> Option<ResolvedTool> {
 }
 
 /// Takes the claim on the step and reports it running; `Some` when the step is not ours to run.
-async fn claim(run: &Run<'_>, workspace: &Workspace) -> Result<Option<Verdict>, StageError> {
+async fn claim(run: &Run<'_>, workspace: &Workspace) -> Result<Option<StepResult>, StageError> {
     if run.stop.given().is_some() {
         return Err(StageError::Stopped);
     }
@@ -386,8 +386,8 @@ async fn claim(run: &Run<'_>, workspace: &Workspace) -> Result<Option<Verdict>, 
         }
         Claim::Held(holder) => {
             // Its outcome may be under review already, and what it stored must stay what was reviewed.
-            let patience = run.patience();
-            let known = run.link.platform.standing(&run.step, &patience).await?;
+            let deadline = run.deadline();
+            let known = run.link.platform.standing(&run.step, &deadline).await?;
             if known.step_has_ended() && !known.status.is_over() {
                 return Ok(Some(step_has_ended(run)));
             }
@@ -435,7 +435,7 @@ pub(crate) async fn claim_to_report(
     platform: &Platform,
     config: &Config,
     job: &JobData,
-) -> Result<Option<Verdict>, PlatformError> {
+) -> Result<Option<StepResult>, PlatformError> {
     let step = StepRef::of(job);
     if !changes_something(job) {
         return Ok(None);
@@ -446,13 +446,13 @@ pub(crate) async fn claim_to_report(
     })
 }
 
-fn held(step: &StepRef, holder: &Holder) -> Verdict {
+fn held(step: &StepRef, holder: &Holder) -> StepResult {
     let text = format!(
         "step {} was already taken by pod {holder}: it is not run again",
         step.step_id
     );
     warn!("{text}");
-    Verdict::not_ours(Exit::Claimed, text)
+    StepResult::not_ours(Exit::Claimed, text)
 }
 
 fn holder(config: &Config) -> Holder {

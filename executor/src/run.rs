@@ -16,7 +16,7 @@ use nix::unistd::{AccessFlags, eaccess};
 use platform::Standing;
 use platform::StepRef;
 use run_log::{FileSink, LogConfig, LogError, Redactor, RunLog, Sink, StdoutSink, secrets_of};
-use runtime::Patience;
+use runtime::Deadline;
 use runtime::private_file::private_folder;
 use runtime::setting::is_wrong_place;
 use secrecy::ExposeSecret as _;
@@ -273,13 +273,13 @@ impl<'c> Run<'c> {
     }
 
     /// How long the platform is asked or told something.
-    pub fn patience(&self) -> Patience {
-        self.link.patience(&self.stop, self.budget.saving)
+    pub fn deadline(&self) -> Deadline {
+        self.link.deadline(&self.stop, self.budget.saving)
     }
 
     /// How long something is tried that saves results.
-    pub fn while_saving(&self, limit: Duration) -> Patience {
-        self.stop.patience(limit, self.budget.saving)
+    pub fn while_saving(&self, limit: Duration) -> Deadline {
+        self.stop.deadline(limit, self.budget.saving)
     }
 
     /// Waits for the store, after a stop order as long as there is time.
@@ -288,11 +288,11 @@ impl<'c> Run<'c> {
         storing: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StageError> {
         // The store's client gives up by itself.
-        let patience = self.while_saving(Duration::MAX);
+        let deadline = self.while_saving(Duration::MAX);
         tokio::select! {
             biased;
             stored = storing => Ok(stored?),
-            () = patience.over() => Err(StageError::StoreTooSlow),
+            () = deadline.over() => Err(StageError::StoreTooSlow),
         }
     }
 

@@ -330,11 +330,11 @@ async fn rescue(
             }
         };
         if !matches!(kept, Some(Ok(_))) {
-            let patience = run.while_saving(RESCUE.saturating_sub(begun.elapsed()));
+            let deadline = run.while_saving(RESCUE.saturating_sub(begun.elapsed()));
             kept = tokio::select! {
                 biased;
                 done = keep(run, &errored) => Some(done),
-                () = patience.over() => kept,
+                () = deadline.over() => kept,
             };
             if let Some(Ok(kept)) = &kept {
                 let text = format!("The state is kept in {kept}. Trying on to store it.");
@@ -362,12 +362,12 @@ async fn rescue(
             Some(Ok(_)) => (RESCUE_OF_KEPT, run.budget.push),
             _ => (RESCUE, run.budget.saving),
         };
-        let patience = run
+        let deadline = run
             .stop
-            .patience(limit.saturating_sub(begun.elapsed()), until);
+            .deadline(limit.saturating_sub(begun.elapsed()), until);
         tokio::select! {
             biased;
-            () = patience.over() => break match kept {
+            () = deadline.over() => break match kept {
                 Some(Ok(kept)) => Fate {
                     standing: StateStanding::Kept,
                     words: format!("the state could not be stored and is kept in {kept}"),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use job_contract::report::StopReason;
 use job_contract::{Exit, StepType};
-use runtime::Patience;
+use runtime::Deadline;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tokio::time::Instant;
@@ -125,11 +125,11 @@ impl Stop {
         self.order.get().copied()
     }
 
-    /// Patience for something that, once the order is given, may last until this long after it.
-    pub fn patience(&self, limit: Duration, until: Duration) -> Patience {
+    /// Deadline for something that, once the order is given, may last until this long after it.
+    pub fn deadline(&self, limit: Duration, until: Duration) -> Deadline {
         match self.given() {
-            Some(order) => Patience::lasting(limit.min(until.saturating_sub(order.at.elapsed()))),
-            None => Patience::lasting(limit).hurried_by(self.token(), until),
+            Some(order) => Deadline::after(limit.min(until.saturating_sub(order.at.elapsed()))),
+            None => Deadline::after(limit).hurried_by(self.token(), until),
         }
     }
 

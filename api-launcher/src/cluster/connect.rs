@@ -199,7 +199,7 @@ pub(super) fn answering(
     client: Client,
     namespace: &str,
     clock: Arc<ServerClock>,
-    patience: Duration,
+    retry_policy: Duration,
 ) -> Client {
     let service = service_fn(move |request: Request<Body>| {
         let (client, clock) = (client.clone(), Arc::clone(&clock));
@@ -218,9 +218,9 @@ pub(super) fn answering(
             if length == Length::Endless {
                 return answer.await;
             }
-            tokio::time::timeout(patience, answer)
+            tokio::time::timeout(retry_policy, answer)
                 .await
-                .unwrap_or_else(|_| Err(format!("no answer within {patience:?}").into()))
+                .unwrap_or_else(|_| Err(format!("no answer within {retry_policy:?}").into()))
         }
     });
     Client::new(service, namespace)

@@ -138,7 +138,7 @@ mod tests {
     use kube::api::ListParams;
     use tokio::net::TcpListener;
 
-    use super::super::{Access, Cluster, ClusterError, Patience};
+    use super::super::{Access, Cluster, ClusterError, RetryPolicy};
     use super::*;
 
     const SECRET: &str = "hunter2";
@@ -171,9 +171,9 @@ mod tests {
             ..Access::default()
         };
         let cluster = Cluster::connect_with(access).await.unwrap();
-        cluster.with_patience(Patience {
+        cluster.with_retry_policy(RetryPolicy {
             attempts: 1,
-            ..Patience::default()
+            ..RetryPolicy::default()
         })
     }
 

@@ -6,7 +6,7 @@ use kube::core::Status;
 use tracing::debug;
 
 use super::credential::CredentialError;
-use super::{Cluster, Patience};
+use super::{Cluster, RetryPolicy};
 
 /// A request to the cluster that did not succeed.
 #[derive(Debug, thiserror::Error)]
@@ -162,7 +162,7 @@ impl ClusterError {
     }
 }
 
-impl Patience {
+impl RetryPolicy {
     /// The pause before attempt `attempt + 1`, or `None` when it is the caller's turn.
     fn pause(&self, attempt: u32, error: &ClusterError) -> Option<Duration> {
         if attempt >= self.attempts || !error.is_worth_a_retry() {
@@ -181,7 +181,7 @@ impl Patience {
 }
 
 impl Cluster {
-    /// Makes a request, again while the API server cannot answer, within the patience for one call.
+    /// Makes a request, again while the API server cannot answer, within the retry_policy for one call.
     pub(super) async fn ask<T, F>(
         &self,
         action: &'static str,
@@ -202,7 +202,7 @@ impl Cluster {
                 }
                 Err(error) => ClusterError::from_kube(action, error),
             };
-            let pause = self.patience.pause(attempt, &error);
+            let pause = self.retry_policy.pause(attempt, &error);
             debug!(action, attempt, milliseconds, %error, ?pause, "the cluster refused");
             match pause {
                 Some(pause) => tokio::time::sleep(pause).await,

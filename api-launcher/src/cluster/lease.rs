@@ -367,7 +367,7 @@ mod tests {
 
     use axum::http::StatusCode;
 
-    use super::super::Patience;
+    use super::super::RetryPolicy;
     use super::super::stand_in::{Crash, Server, refusal};
     use super::*;
 
@@ -489,10 +489,12 @@ mod tests {
     #[tokio::test]
     async fn a_question_that_is_never_answered_is_asked_again() {
         let server = Server::start();
-        let cluster = server.crashing(Crash::Hanging(1)).with_patience(Patience {
-            answer: Duration::from_millis(50),
-            ..Patience::default()
-        });
+        let cluster = server
+            .crashing(Crash::Hanging(1))
+            .with_retry_policy(RetryPolicy {
+                answer: Duration::from_millis(50),
+                ..RetryPolicy::default()
+            });
         let settings = LeaseSettings {
             renew: Duration::from_millis(30),
             ..settings("a")

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tower::{BoxError, service_fn};
 
-use super::{Cluster, Patience};
+use super::{Cluster, RetryPolicy};
 use crate::manifest::Manifest;
 
 /// Answers a request in the server's place, by method and path.
@@ -116,7 +116,7 @@ impl Server {
                 Ok(answer)
             }
         });
-        Cluster::from_client(Client::new(service, "runs"), "runs").with_patience(Patience {
+        Cluster::from_client(Client::new(service, "runs"), "runs").with_retry_policy(RetryPolicy {
             attempts: 3,
             first_pause: Duration::from_millis(1),
             longest_pause: Duration::from_millis(20),

@@ -276,7 +276,7 @@ impl Cluster {
                 }));
             }
             Found::Dying => {
-                tokio::time::sleep(self.patience.first_pause).await;
+                tokio::time::sleep(self.retry_policy.first_pause).await;
                 return Ok(None);
             }
             Found::Held(held) => held,

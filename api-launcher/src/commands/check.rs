@@ -10,7 +10,7 @@ pub use self::peers::PeerArgs;
 use super::output::Output;
 use super::problem::CommandError;
 use super::{AccessArgs, ShowArgs};
-use crate::cluster::Patience;
+use crate::cluster::RetryPolicy;
 use crate::cluster::check::{CheckOutcome, CheckResult, Expectations};
 use crate::config::{Deployment, DeploymentArgs};
 use crate::manifest::job_data::Mode;
@@ -46,10 +46,10 @@ pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, Co
         out.note(&format!("warning: {warning}"));
     }
     let cluster = args.access.connect(&deployment.namespace).await?;
-    // An answer is worth more here than patience.
-    let cluster = cluster.with_patience(Patience {
+    // An answer is worth more here than retry_policy.
+    let cluster = cluster.with_retry_policy(RetryPolicy {
         attempts: 1,
-        ..Patience::default()
+        ..RetryPolicy::default()
     });
     let set = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
     let expected = Expectations {

@@ -15,13 +15,13 @@ use job_contract::{Document, JobData, chain, env};
 use platform::StepRef;
 use platform::heartbeat::{self, Beat};
 use tokio::sync::Mutex;
-use tokio::time::{Instant as Deadline, timeout_at};
+use tokio::time::{self, timeout_at};
 use tokio_util::task::TaskTracker;
 use tracing::{debug, info, warn};
 
 use self::barrier::{Barrier, Stand, Witness};
 use self::observer::{Duty, Observer};
-use super::desk::Desk;
+use super::reporter::PlatformReporter;
 use super::{Accepted, Answered, Readiness, Refused, has_nothing_to_run};
 use crate::cluster::lease::{LeaseSettings, Standing};
 use crate::cluster::{Cluster, ClusterError, Submitted, labels};
@@ -55,7 +55,7 @@ pub(crate) struct KubernetesTarget {
     deployment: Deployment,
     watching: Watching,
     /// The platform the launcher reports to, where one is configured.
-    desk: Option<Desk>,
+    reporter: Option<PlatformReporter>,
     metrics: Metrics,
     shutdown: Shutdown,
     /// What was promised by an answer and is done after it.
@@ -71,12 +71,12 @@ pub(crate) struct KubernetesTarget {
 }
 
 impl KubernetesTarget {
-    /// Without a desk, verdicts are only logged.
+    /// Without a reporter, verdicts are only logged.
     pub(crate) fn new(
         cluster: Cluster,
         deployment: Deployment,
         watching: Watching,
-        desk: Option<Desk>,
+        reporter: Option<PlatformReporter>,
         metrics: Metrics,
         shutdown: Shutdown,
     ) -> Self {
@@ -90,7 +90,7 @@ impl KubernetesTarget {
             cluster,
             deployment,
             watching,
-            desk,
+            reporter,
             barrier: Barrier::new(barrier::PATIENCE, metrics.clone()),
             lease: SyncMutex::new(None),
             takes_jobs: AtomicBool::new(false),
@@ -110,7 +110,11 @@ impl KubernetesTarget {
     /// Whoever starts may follow one that died, and the Lease of the dead is not to be had at once: everybody who comes
     /// beats once for each run that is not over, so that none is given up for lost before somebody watches it.
     async fn relieve(&self) {
-        let Some(desk) = self.desk.as_ref().filter(|desk| desk.has_heartbeats()) else {
+        let Some(reporter) = self
+            .reporter
+            .as_ref()
+            .filter(|reporter| reporter.has_heartbeats())
+        else {
             return;
         };
         let unfinished = tokio::select! {
@@ -120,7 +124,7 @@ impl KubernetesTarget {
         match unfinished {
             // Their executors may be at work.
             Ok(runs) => runs.iter().for_each(|run| {
-                self.keep_alive(desk.beat_until_taken_over(&run.job_id, None));
+                self.keep_alive(reporter.beat_until_taken_over(&run.job_id, None));
             }),
             Err(error) => warn!(%error, "runs of launchers before this one were not looked for"),
         }
@@ -139,7 +143,7 @@ impl KubernetesTarget {
             *duty.lock().unwrap_or_else(PoisonError::into_inner) = next;
         };
         let work = || {
-            let observer = Observer::new(self.desk.clone(), self.metrics.clone())
+            let observer = Observer::new(self.reporter.clone(), self.metrics.clone())
                 .recovering_from(self.cluster.clone());
             let observer = Arc::new(observer);
             take_duty(Some(observer.on_duty()));
@@ -169,14 +173,14 @@ impl KubernetesTarget {
 
     /// Makes the run's Job and lets it run. A second delivery meets the first in the cluster.
     ///
-    /// The desk hears of it afterwards: a record that says `queue` has a Job behind it, wherever a crash falls. One
+    /// The reporter hears of it afterwards: a record that says `queue` has a Job behind it, wherever a crash falls. One
     /// between the two is made up for by the delivery that follows, since this one was not answered.
     pub(super) async fn accept(
         &self,
         job: Document,
         answered: Answered,
     ) -> Result<Accepted, Refused> {
-        let until = Deadline::now() + self.acceptance;
+        let until = time::Instant::now() + self.acceptance;
         let manifest = manifest::build(&job, &self.deployment);
         let notes = manifest
             .as_ref()
@@ -185,8 +189,8 @@ impl KubernetesTarget {
         for note in &notes {
             info!(job_id = job.job_id, step_id = job.step_id, "{note}");
         }
-        let desk = self.desk.as_ref();
-        if desk.is_some_and(|desk| has_outcome(desk, &job)) {
+        let reporter = self.reporter.as_ref();
+        if reporter.is_some_and(|reporter| has_outcome(reporter, &job)) {
             info!(
                 job_id = job.job_id,
                 step_id = job.step_id,
@@ -196,7 +200,7 @@ impl KubernetesTarget {
         }
         let accepted = match manifest {
             Ok(manifest)
-                if desk.is_some_and(Desk::is_remote)
+                if reporter.is_some_and(PlatformReporter::is_remote)
                     && has_nothing_to_run(&job)
                     && is_released_by_us(&manifest) =>
             {
@@ -214,41 +218,49 @@ impl KubernetesTarget {
             }
             accepted => accepted,
         };
-        let Some(desk) = desk else {
+        let Some(reporter) = reporter else {
             return Ok(accepted?.0);
         };
         match accepted {
             Ok((accepted, held)) => {
-                desk.queue(&job)
+                reporter
+                    .queue(&job)
                     .map_err(|error| Refused::Unavailable(chain(&error)))?;
                 self.keep_alive(match accepted {
-                    Accepted::Duplicate => desk.beat_until_taken_over(&job.job_id, None),
-                    Accepted::New => desk.beat(&job.job_id),
+                    Accepted::Duplicate => reporter.beat_until_taken_over(&job.job_id, None),
+                    Accepted::New => reporter.beat(&job.job_id),
                 });
                 match held {
-                    Some(name) => self.complete(desk, job.into_job(), name, answered),
+                    Some(name) => self.complete(reporter, job.into_job(), name, answered),
                     None if accepted == Accepted::New && !notes.is_empty() => {
-                        self.remark(desk, &job, notes, answered);
+                        self.remark(reporter, &job, notes, answered);
                     }
                     None => {}
                 }
                 Ok(accepted)
             }
             Err(Unmade::Unfit(reason) | Unmade::Barred(reason)) => {
-                self.refuse(desk, job.into_job(), reason, answered).await
+                self.refuse(reporter, job.into_job(), reason, answered)
+                    .await
             }
             Err(Unmade::NotNow(reason)) => Err(Refused::Unavailable(reason)),
         }
     }
 
     /// Tells the run's log of settings that have no effect, once the platform lets anybody write there.
-    fn remark(&self, desk: &Desk, job: &JobData, notes: Vec<String>, answered: Answered) {
-        let (desk, step) = (desk.clone(), StepRef::of(job));
+    fn remark(
+        &self,
+        reporter: &PlatformReporter,
+        job: &JobData,
+        notes: Vec<String>,
+        answered: Answered,
+    ) {
+        let (reporter, step) = (reporter.clone(), StepRef::of(job));
         self.promised.spawn(async move {
             answered.wait().await;
             let told = async {
                 for note in &notes {
-                    while let Err(error) = desk.note(&step, note).await {
+                    while let Err(error) = reporter.note(&step, note).await {
                         debug!(error = chain(&error), "a note has to wait");
                         tokio::time::sleep(REFUSAL_AGAIN).await;
                     }
@@ -283,16 +295,16 @@ impl KubernetesTarget {
     /// answer; Terrakube would show nothing of that but its number, so that it is answered as if it were accepted.
     async fn refuse(
         &self,
-        desk: &Desk,
+        reporter: &PlatformReporter,
         job: JobData,
         reason: String,
         answered: Answered,
     ) -> Result<Accepted, Refused> {
-        if desk.is_remote() {
-            let (desk, beat) = (desk.clone(), desk.beat(&job.job_id));
+        if reporter.is_remote() {
+            let (reporter, beat) = (reporter.clone(), reporter.beat(&job.job_id));
             self.promised.spawn(async move {
                 answered.wait().await;
-                let told = tokio::time::timeout(REFUSAL, tell_refused(&desk, &job, &reason));
+                let told = tokio::time::timeout(REFUSAL, tell_refused(&reporter, &job, &reason));
                 if told.await.is_err() {
                     warn!(
                         job_id = job.job_id,
@@ -305,7 +317,7 @@ impl KubernetesTarget {
             });
             return Ok(Accepted::New);
         }
-        if let Err(error) = desk.refuse(&job, &reason).await {
+        if let Err(error) = reporter.refuse(&job, &reason).await {
             warn!(
                 error = chain(&error),
                 job_id = job.job_id,
@@ -316,7 +328,7 @@ impl KubernetesTarget {
         Err(Refused::Invalid(reason))
     }
 
-    async fn submit(&self, manifest: Built, until: Deadline) -> Result<Accepted, Unmade> {
+    async fn submit(&self, manifest: Built, until: time::Instant) -> Result<Accepted, Unmade> {
         let manifest = manifest.map_err(|errors| Unmade::Unfit(errors.to_string()))?;
         let cluster = self.cluster.clone();
         // Releasing is not waited for: the run is safe in the cluster by then, and the watcher releases what is left
@@ -334,7 +346,7 @@ impl KubernetesTarget {
         &self,
         job: &JobData,
         reason: String,
-        until: Deadline,
+        until: time::Instant,
     ) -> Result<Accepted, Unmade> {
         let there = self.cluster.has_run(&job.job_id, &job.step_id).boxed();
         let error = match timeout_at(until, there).await {
@@ -352,7 +364,7 @@ impl KubernetesTarget {
     /// leaves in the cluster is found by the next delivery, and by the watcher.
     async fn made(
         &self,
-        until: Deadline,
+        until: time::Instant,
         submission: BoxFuture<'static, Result<Submitted, ClusterError>>,
     ) -> Result<Accepted, Unmade> {
         let submitted = match tokio::spawn(timeout_at(until, submission)).await {
@@ -394,7 +406,7 @@ impl KubernetesTarget {
     async fn hold(
         &self,
         manifest: Manifest,
-        until: Deadline,
+        until: time::Instant,
     ) -> Result<(Accepted, Option<String>), Unmade> {
         let name = manifest.job.metadata.name.clone();
         let cluster = self.cluster.clone();
@@ -403,11 +415,17 @@ impl KubernetesTarget {
     }
 
     /// Reports a step that has nothing to run, once the answer has left. Should that fail, a pod does it.
-    fn complete(&self, desk: &Desk, job: JobData, name: String, answered: Answered) {
-        let (desk, cluster) = (desk.clone(), self.cluster.clone());
+    fn complete(
+        &self,
+        reporter: &PlatformReporter,
+        job: JobData,
+        name: String,
+        answered: Answered,
+    ) {
+        let (reporter, cluster) = (reporter.clone(), self.cluster.clone());
         self.promised.spawn(async move {
             answered.wait().await;
-            let completed = tokio::time::timeout(COMPLETION, desk.complete(&job)).await;
+            let completed = tokio::time::timeout(COMPLETION, reporter.complete(&job)).await;
             let done = match completed {
                 Ok(Ok(())) => {
                     info!(
@@ -531,8 +549,8 @@ fn is_released_by_us(manifest: &Manifest) -> bool {
         .is_some_and(|names| names.contains_key(labels::KUEUE_QUEUE))
 }
 
-async fn tell_refused(desk: &Desk, job: &JobData, reason: &str) {
-    while let Err(error) = desk.refuse(job, reason).await {
+async fn tell_refused(reporter: &PlatformReporter, job: &JobData, reason: &str) {
+    while let Err(error) = reporter.refuse(job, reason).await {
         let is_final = error.is_final();
         warn!(
             error = chain(&error),
@@ -551,8 +569,8 @@ async fn tell_refused(desk: &Desk, job: &JobData, reason: &str) {
 
 /// Whether the records of this machine know how the step ended: a delivery that was late, of a run whose Job is gone by
 /// now. What is dispatched because its job was rejected belongs to a step that is over, and is run all the same.
-fn has_outcome(desk: &Desk, job: &JobData) -> bool {
-    match desk.on_record(&StepRef::of(job)) {
+fn has_outcome(reporter: &PlatformReporter, job: &JobData) -> bool {
+    match reporter.on_record(&StepRef::of(job)) {
         Ok(stand) => {
             stand.is_some_and(|stand| stand.is_settled() && stand.job != JobStatus::Rejected)
         }
@@ -598,7 +616,7 @@ mod tests {
     use tower::service_fn;
 
     use super::*;
-    use crate::cluster::Patience;
+    use crate::cluster::RetryPolicy;
     use crate::dispatch::answer as answer_to;
     use crate::manifest::executor_kind::{ExecutorKind, ExecutorKindSetting};
 
@@ -629,14 +647,14 @@ mod tests {
                 Ok::<_, Infallible>(answer(refusal, &head.method, &body))
             }
         });
-        let patience = Patience {
+        let retry_policy = RetryPolicy {
             attempts: 2,
             first_pause: Duration::from_millis(1),
             longest_pause: Duration::from_millis(1),
             answer: Duration::from_secs(10),
         };
-        let cluster =
-            Cluster::from_client(Client::new(service, "runs"), "runs").with_patience(patience);
+        let cluster = Cluster::from_client(Client::new(service, "runs"), "runs")
+            .with_retry_policy(retry_policy);
         (target_of(cluster), asked)
     }
 
@@ -660,14 +678,15 @@ mod tests {
             let silence = futures_util::stream::pending::<Result<String, Infallible>>();
             Ok::<_, Infallible>(Response::new(axum::body::Body::from_stream(silence)))
         });
-        let patience = Patience {
+        let retry_policy = RetryPolicy {
             attempts: 2,
             first_pause: Duration::from_millis(1),
             longest_pause: Duration::from_millis(1),
             answer,
         };
         target_of(
-            Cluster::from_client(Client::new(service, "runs"), "runs").with_patience(patience),
+            Cluster::from_client(Client::new(service, "runs"), "runs")
+                .with_retry_policy(retry_policy),
         )
     }
 
@@ -675,7 +694,7 @@ mod tests {
     async fn what_has_no_effect_is_told_in_the_runs_log() {
         let folder = tempfile::tempdir().unwrap();
         let (mut target, _) = target(None);
-        target.desk = Some(Desk::local(folder.path()));
+        target.reporter = Some(PlatformReporter::local(folder.path()));
         target.deployment.executor_kind = ExecutorKindSetting::Always(ExecutorKind::Stock);
         let mut job = job();
         job.environment_variables.insert(
@@ -766,33 +785,36 @@ mod tests {
     }
 
     /// A record of a job that waits, as the platform makes it before it dispatches.
-    fn on_record(data: &std::path::Path) -> Desk {
-        let desk = Desk::local(data);
-        desk.queue(&job()).unwrap();
-        desk
+    fn on_record(data: &std::path::Path) -> PlatformReporter {
+        let reporter = PlatformReporter::local(data);
+        reporter.queue(&job()).unwrap();
+        reporter
     }
 
-    fn with_desk(refusal: Option<(u16, &'static str)>, desk: &Desk) -> KubernetesTarget {
+    fn with_desk(
+        refusal: Option<(u16, &'static str)>,
+        reporter: &PlatformReporter,
+    ) -> KubernetesTarget {
         let (mut target, _) = target(refusal);
-        target.desk = Some(desk.clone());
+        target.reporter = Some(reporter.clone());
         target
     }
 
     #[tokio::test]
     async fn a_refused_run_does_not_wait_on_record_and_says_why() {
         let folder = tempfile::tempdir().unwrap();
-        let desk = on_record(folder.path());
-        let target = with_desk(None, &desk);
+        let reporter = on_record(folder.path());
+        let target = with_desk(None, &reporter);
         assert!(matches!(
             accept(&target, wrong_job()).await,
             Err(Refused::Invalid(_))
         ));
-        let stand = desk.stand(&StepRef::of(&job())).await.unwrap();
+        let stand = reporter.stand(&StepRef::of(&job())).await.unwrap();
         assert_eq!(
             (stand.job, stand.step),
             (JobStatus::Failed, StepStatus::Failed)
         );
-        let record = desk.record("412").unwrap();
+        let record = reporter.record("412").unwrap();
         let output = record.step("step").unwrap().output.clone().unwrap();
         let output = std::fs::read_to_string(output).unwrap();
         assert!(output.contains("EPHEMERAL_CPU_REQUEST"), "{output}");
@@ -801,37 +823,37 @@ mod tests {
     #[tokio::test]
     async fn what_cannot_be_accepted_yet_leaves_no_record() {
         let folder = tempfile::tempdir().unwrap();
-        let desk = Desk::local(folder.path());
-        let target = with_desk(Some((503, "overloaded")), &desk);
+        let reporter = PlatformReporter::local(folder.path());
+        let target = with_desk(Some((503, "overloaded")), &reporter);
         assert!(matches!(
             accept(&target, job()).await,
             Err(Refused::Unavailable(_))
         ));
-        assert_eq!(desk.record("412"), None);
+        assert_eq!(reporter.record("412"), None);
         // Nobody waits for a job the platform has never put on record.
-        let target = with_desk(Some((422, "spec is invalid")), &desk);
+        let target = with_desk(Some((422, "spec is invalid")), &reporter);
         assert!(matches!(
             accept(&target, job()).await,
             Err(Refused::Invalid(_))
         ));
-        assert_eq!(desk.record("412"), None);
+        assert_eq!(reporter.record("412"), None);
     }
 
     #[tokio::test]
     async fn a_step_that_is_over_gets_no_second_job_unless_its_job_was_rejected() {
         let folder = tempfile::tempdir().unwrap();
-        let desk = on_record(folder.path());
+        let reporter = on_record(folder.path());
         let step = StepRef::of(&job());
         let put = |status: JobStatus| {
             let change = |record: &mut platform::local::JobRecord| {
                 record.status = status;
                 record.steps[0].status = StepStatus::Completed;
             };
-            desk.edit(&step, change);
+            reporter.edit(&step, change);
         };
         put(JobStatus::Completed);
         let (mut target, asked) = target(None);
-        target.desk = Some(desk.clone());
+        target.reporter = Some(reporter.clone());
         assert_eq!(accept(&target, job()).await, Ok(Accepted::Duplicate));
         assert!(asked.lock().unwrap().is_empty(), "no Job is made");
         put(JobStatus::Rejected);
@@ -841,10 +863,10 @@ mod tests {
     #[tokio::test]
     async fn an_accepted_run_is_on_record_as_queued() {
         let folder = tempfile::tempdir().unwrap();
-        let desk = Desk::local(folder.path());
-        let target = with_desk(None, &desk);
+        let reporter = PlatformReporter::local(folder.path());
+        let target = with_desk(None, &reporter);
         assert_eq!(accept(&target, job()).await, Ok(Accepted::New));
-        let stand = desk.stand(&StepRef::of(&job())).await.unwrap();
+        let stand = reporter.stand(&StepRef::of(&job())).await.unwrap();
         assert_eq!(
             (stand.job, stand.step),
             (JobStatus::Queue, StepStatus::Pending)
@@ -905,8 +927,8 @@ mod tests {
     async fn a_right_that_stays_missing_fails_the_run_with_the_reason() {
         let forbidden = "jobs.batch is forbidden: User \"x\" cannot create resource \"jobs\"";
         let folder = tempfile::tempdir().unwrap();
-        let desk = on_record(folder.path());
-        let mut target = with_desk(Some((403, forbidden)), &desk);
+        let reporter = on_record(folder.path());
+        let mut target = with_desk(Some((403, forbidden)), &reporter);
         assert!(matches!(
             accept(&target, job()).await,
             Err(Refused::Unavailable(_))
@@ -915,9 +937,9 @@ mod tests {
         target.barrier = barrier();
         let refused = accept(&target, job()).await.unwrap_err();
         assert!(matches!(refused, Refused::Invalid(_)), "{refused:?}");
-        let stand = desk.stand(&StepRef::of(&job())).await.unwrap();
+        let stand = reporter.stand(&StepRef::of(&job())).await.unwrap();
         assert_eq!(stand.job, JobStatus::Failed);
-        let record = desk.record("412").unwrap();
+        let record = reporter.record("412").unwrap();
         let output = record.step("step").unwrap().output.clone().unwrap();
         let output = std::fs::read_to_string(output).unwrap();
         assert!(output.contains("cannot create resource"), "{output}");
@@ -948,14 +970,16 @@ mod tests {
     #[tokio::test]
     async fn a_run_that_came_before_is_accepted_though_a_setting_breaks_a_rule_now() {
         let folder = tempfile::tempdir().unwrap();
-        for desk in [None, Some(Desk::local(folder.path()))] {
+        for reporter in [None, Some(PlatformReporter::local(folder.path()))] {
             let (mut target, _) = target(None);
-            target.desk = desk;
+            target.reporter = reporter;
             assert_eq!(accept(&target, job()).await, Ok(Accepted::New));
             let again = accept(&target, wrong_job()).await;
             assert_eq!(again, Ok(Accepted::Duplicate));
         }
-        let record = Desk::local(folder.path()).record("412").unwrap();
+        let record = PlatformReporter::local(folder.path())
+            .record("412")
+            .unwrap();
         assert_eq!(record.status, JobStatus::Queue);
         // Where that cannot be told, it may come again.
         let (away, _) = target(Some((503, "overloaded")));

@@ -25,7 +25,7 @@ use tracing::{error, info, warn};
 use self::index::{Index, Turn};
 use self::queue::{Queue, RunKey, Stamp};
 use self::seal::Seal;
-use super::desk::Desk;
+use super::reporter::PlatformReporter;
 use super::{Accepted, Answered, Readiness, Refused};
 use crate::metrics::{Load, Metrics};
 use crate::run::data::{DataDir, DataError, attempt_lock};
@@ -92,7 +92,7 @@ pub(crate) struct ProcessTarget {
 #[derive(Debug)]
 struct Inner {
     queue: Queue,
-    desk: Desk,
+    reporter: PlatformReporter,
     /// Where executors keep what they make.
     data: PathBuf,
     program: Program,
@@ -118,9 +118,9 @@ impl ProcessTarget {
         shutdown: Shutdown,
     ) -> Result<Self, OpenError> {
         let data = settings.data.create()?;
-        let desk = match settings.platform {
+        let reporter = match settings.platform {
             Some(platform) => platform.open()?,
-            None => Desk::local(data.path()),
+            None => PlatformReporter::local(data.path()),
         };
         let root = data.launcher().join("queue");
         let fail = |source| OpenError::Queue {
@@ -140,14 +140,15 @@ impl ProcessTarget {
         let mut beats = HashMap::new();
         for (at, key) in found.waiting {
             beats.extend(
-                desk.beat(&key.job_id())
+                reporter
+                    .beat(&key.job_id())
                     .map(|beat| (key.clone(), KeptAlive::by(beat))),
             );
             index.admit(at, key);
         }
         Ok(Self {
             inner: Arc::new(Inner {
-                desk,
+                reporter,
                 data: data.path().to_owned(),
                 queue,
                 program: settings.program,
@@ -289,7 +290,7 @@ impl Inner {
 
     /// Until it has ended.
     fn keep_alive(&self, key: &RunKey) {
-        let beat = self.desk.beat(&key.job_id());
+        let beat = self.reporter.beat(&key.job_id());
         self.beats()
             .extend(beat.map(|beat| (key.clone(), KeptAlive::by(beat))));
     }
@@ -311,7 +312,7 @@ impl Inner {
     /// Stops keeping the job of a run alive whose end the platform has not taken in all the time there is for that: it has
     /// to be free to end the job itself.
     fn let_go(&self, key: &RunKey) {
-        let patience = self.desk.report_patience();
+        let patience = self.reporter.report_patience();
         let mut beats = self.beats();
         let ended = beats.get(key).and_then(|kept| kept.ended);
         if ended.is_some_and(|ended| ended.elapsed() >= patience) {
@@ -337,10 +338,10 @@ impl Inner {
 
     /// After the answer: the step is shown as queued, and waits for its turn.
     async fn admit(&self, at: Stamp, key: RunKey) {
-        let (queue, desk, name) = (self.queue.clone(), self.desk.clone(), key.clone());
+        let (queue, reporter, name) = (self.queue.clone(), self.reporter.clone(), key.clone());
         let queued = blocking(move || {
             let job = queue.load(&name)?;
-            desk.queue(&job).map_err(io::Error::other)
+            reporter.queue(&job).map_err(io::Error::other)
         });
         if let Err(error) = queued.await {
             error!(run = %key, %error, "a queued step could not be shown to the platform");

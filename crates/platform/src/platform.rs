@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use job_contract::StepType;
 use job_contract::status::JobStatus;
-use runtime::Patience;
+use runtime::Deadline;
 use serde_json::{Map, Value};
 
 use crate::error::PlatformError;
@@ -47,11 +47,11 @@ impl Platform {
     pub async fn standing(
         &self,
         step: &StepRef,
-        patience: &Patience,
+        deadline: &Deadline,
     ) -> Result<Standing, PlatformError> {
         match self {
             Self::Local(local) => local.standing(step),
-            Self::Terrakube(terrakube) => Ok(terrakube.standing(step, patience).await?),
+            Self::Terrakube(terrakube) => Ok(terrakube.standing(step, deadline).await?),
         }
     }
 
@@ -125,12 +125,12 @@ impl Platform {
         &self,
         step: &StepRef,
         outcome: &Outcome,
-        patience: &Patience,
+        deadline: &Deadline,
     ) -> Result<(), PlatformError> {
         match self {
             Self::Local(local) => local.report_outcome(step, outcome),
             Self::Terrakube(terrakube) => {
-                Ok(terrakube.report_outcome(step, outcome, patience).await?)
+                Ok(terrakube.report_outcome(step, outcome, deadline).await?)
             }
         }
     }
@@ -161,12 +161,12 @@ impl Platform {
         &self,
         step: &StepRef,
         history: &History,
-        patience: &Patience,
+        deadline: &Deadline,
     ) -> Result<(), PlatformError> {
         match self {
             Self::Local(local) => local.record_history(step, history),
             Self::Terrakube(terrakube) => {
-                Ok(terrakube.record_history(step, history, patience).await?)
+                Ok(terrakube.record_history(step, history, deadline).await?)
             }
         }
     }

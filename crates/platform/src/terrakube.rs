@@ -27,7 +27,7 @@ use self::client::{Call, Client, JSON_API, Pace};
 use self::document::{Change, HISTORY_REFERENCE_WIDTH, HistoryDocument, JobDocument, fitting};
 use crate::redis::Redis;
 use crate::{History, StepRef};
-use runtime::Patience;
+use runtime::Deadline;
 
 pub use args::{TerrakubeArgs, TerrakubeConfig};
 pub use error::TerrakubeError;
@@ -112,7 +112,7 @@ impl Terrakube {
 
     /// Where the content of a CLI-driven run is (contract 8.6); `None` when the job names nothing.
     pub async fn override_source(&self, step: &StepRef) -> Result<Option<String>, TerrakubeError> {
-        let document = self.job(step, &Patience::lasting(ORDINARY)).await?;
+        let document = self.job(step, &Deadline::after(ORDINARY)).await?;
         Ok(document.into_job().override_source)
     }
 
@@ -122,7 +122,7 @@ impl Terrakube {
         &self,
         step: &StepRef,
         history: &History,
-        patience: &Patience,
+        deadline: &Deadline,
     ) -> Result<(), TerrakubeError> {
         let history = History {
             job_reference: fitting(&history.job_reference, HISTORY_REFERENCE_WIDTH).to_owned(),
@@ -130,10 +130,10 @@ impl Terrakube {
         };
         let call = Call::new(Method::POST, self.history_url(step), JSON_API)
             .body(&Change::new("history", &history));
-        let mut retry = self.0.client.retry(patience);
-        while let Err(error) = self.0.client.once(&call, patience).await {
+        let mut retry = self.0.client.retry(deadline);
+        while let Err(error) = self.0.client.once(&call, deadline).await {
             retry.after(error).await?;
-            match self.has_record(step, &history, patience).await {
+            match self.has_record(step, &history, deadline).await {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 // Twice on record is better than not at all.
@@ -151,14 +151,14 @@ impl Terrakube {
         &self,
         step: &StepRef,
         history: &History,
-        patience: &Patience,
+        deadline: &Deadline,
     ) -> Result<bool, TerrakubeError> {
-        let patience = patience.at_most(LOOK);
+        let deadline = deadline.at_most(LOOK);
         let mut url = self.history_url(step);
         url.query_pairs_mut()
             .append_pair("filter[history]", &of_job(&history.job_reference));
         let call = Call::new(Method::GET, url, JSON_API);
-        let known: HistoryDocument = self.0.client.ask(&call, &patience).await?;
+        let known: HistoryDocument = self.0.client.ask(&call, &deadline).await?;
         Ok(known.outputs().any(|output| output == history.output))
     }
 
@@ -171,12 +171,12 @@ impl Terrakube {
     async fn job(
         &self,
         step: &StepRef,
-        patience: &Patience,
+        deadline: &Deadline,
     ) -> Result<JobDocument, TerrakubeError> {
         let mut url = self.job_url(step);
         url.set_query(Some("include=step"));
         let call = Call::new(Method::GET, url, JSON_API);
-        self.0.client.ask(&call, patience).await
+        self.0.client.ask(&call, deadline).await
     }
 
     fn job_url(&self, step: &StepRef) -> Url {

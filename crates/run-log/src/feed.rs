@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// How much text waits in memory for a sink when it cannot wait on disk.
 const DIRECT_BYTES: usize = 512 * 1024;
 /// How long the run waits for a sink that is about to lose lines because of a full disk, before it is taken as
-/// too slow. It gets this patience again after it has caught up.
+/// too slow. It gets this time again after it has caught up.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The next thing for a sink to do.

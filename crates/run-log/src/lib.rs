@@ -36,7 +36,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use job_contract::Exit;
-use runtime::Patience;
+use runtime::Deadline;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -295,11 +295,11 @@ impl RunLog {
     /// Delivers everything written so far and says what became of it. Writers must have been closed before; what
     /// they write later is dropped. Lines that are not delivered within `deadline` are counted as lost.
     pub async fn finish(self, deadline: Duration) -> LogSummary {
-        self.finish_within(&Patience::lasting(deadline)).await
+        self.finish_within(&Deadline::after(deadline)).await
     }
 
-    /// The same for as long as `patience` lasts, which may come to an earlier end while it is waited.
-    pub async fn finish_within(self, patience: &Patience) -> LogSummary {
+    /// The same for as long as `until` is ahead, which may move closer meanwhile.
+    pub async fn finish_within(self, until: &Deadline) -> LogSummary {
         let (shared, spool_ended) = (self.shared, self.spool_ended);
         let running = self
             .sinks
@@ -311,7 +311,7 @@ impl RunLog {
         }
         let given_up = CancellationToken::new();
         let watch = async {
-            patience.over().await;
+            until.over().await;
             for feed in &feeds {
                 feed.set_deadline(Instant::now());
             }

@@ -289,12 +289,12 @@ async fn an_order_that_comes_while_the_rest_is_delivered_ends_the_wait() {
     let log = start(&folder, u64::MAX, vec![full]);
     write(&log, &numbered_lines(100)).await;
     let order = CancellationToken::new();
-    let patience = Patience::lasting(LONG).hurried_by(order.clone(), Duration::from_millis(50));
+    let deadline = Deadline::after(LONG).hurried_by(order.clone(), Duration::from_millis(50));
     let give = async {
         tokio::time::sleep(Duration::from_millis(50)).await;
         order.cancel();
     };
-    let finished = async { tokio::join!(log.finish_within(&patience), give) };
+    let finished = async { tokio::join!(log.finish_within(&deadline), give) };
     let finished = tokio::time::timeout(LONG / 4, finished).await;
     let (summary, ()) = finished.expect("the order was not heard");
     assert_eq!(summary.sinks[0].lost, 100);

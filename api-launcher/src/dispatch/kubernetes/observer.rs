@@ -24,7 +24,7 @@ use tracing::{debug, info, warn};
 
 use crate::cluster::watch::{Life, RunObserver, Standings, Told};
 use crate::cluster::{Cluster, RunKey, SaveError};
-use crate::dispatch::desk::{Desk, DeskError};
+use crate::dispatch::reporter::{PlatformReporter, ReportError};
 use crate::metrics::Metrics;
 use crate::verdict::{Observation, Verdict, VerdictKind};
 
@@ -43,10 +43,10 @@ const TAKE_OVER: Duration = Duration::from_mins(1);
 /// What a started executor has to notice a cancellation by itself, which it asks for as often, and to wind up.
 const HEAD_START: Duration = Duration::from_secs(30);
 
-/// Speaks for runs at the platform's desk; without one, only in the launcher's own log.
+/// Speaks for runs at the platform's reporter; without one, only in the launcher's own log.
 #[derive(Debug)]
 pub(super) struct Observer {
-    desk: Option<Desk>,
+    reporter: Option<PlatformReporter>,
     /// Has what runs printed.
     cluster: Option<Cluster>,
     metrics: Metrics,
@@ -107,9 +107,9 @@ impl fmt::Debug for Live {
 }
 
 impl Observer {
-    pub(super) const fn new(desk: Option<Desk>, metrics: Metrics) -> Self {
+    pub(super) const fn new(reporter: Option<PlatformReporter>, metrics: Metrics) -> Self {
         Self {
-            desk,
+            reporter,
             cluster: None,
             metrics,
             head_start: HEAD_START,
@@ -126,9 +126,9 @@ impl Observer {
     }
 
     fn beat(&self, run: &RunKey) -> Option<Beat> {
-        let desk = self.desk.as_ref()?;
+        let reporter = self.reporter.as_ref()?;
         (!self.relieved.load(Ordering::SeqCst))
-            .then(|| desk.beat(&run.job_id))
+            .then(|| reporter.beat(&run.job_id))
             .flatten()
     }
 
@@ -141,15 +141,17 @@ impl Observer {
 
     /// Ends runs whose jobs the platform has ended. Runs until it is dropped.
     pub(super) async fn stop_cancelled(&self, cluster: &Cluster) {
-        let Some(desk) = &self.desk else { return };
+        let Some(reporter) = &self.reporter else {
+            return;
+        };
         let mut turns = tokio::time::interval(CANCEL_POLL);
         turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut stops = JoinSet::new();
         loop {
             tokio::select! {
                 _ = turns.tick() => {
-                    self.let_go(desk);
-                    for run in self.cancelled(desk).await {
+                    self.let_go(reporter);
+                    for run in self.cancelled(reporter).await {
                         let (cluster, head_start) = (cluster.clone(), self.head_start);
                         stops.spawn(async move {
                             let stopped = cluster.cancel(&run.name, head_start).await;
@@ -171,7 +173,7 @@ impl Observer {
     }
 
     /// Runs that are to be stopped now.
-    async fn cancelled(&self, desk: &Desk) -> Vec<RunKey> {
+    async fn cancelled(&self, reporter: &PlatformReporter) -> Vec<RunKey> {
         let asked: Vec<RunKey> = self
             .live()
             .iter()
@@ -180,7 +182,7 @@ impl Observer {
             .collect();
         let statuses: Vec<_> = futures_util::stream::iter(asked)
             .map(|run| async move {
-                let status = status_of(desk, &run).await;
+                let status = status_of(reporter, &run).await;
                 (run, status)
             })
             .buffer_unordered(AT_ONCE)
@@ -241,8 +243,8 @@ impl Observer {
     }
 
     /// Stops keeping the jobs of runs alive whose end the platform has not taken in all the time there is for that.
-    fn let_go(&self, desk: &Desk) {
-        let patience = desk.report_patience();
+    fn let_go(&self, reporter: &PlatformReporter) {
+        let patience = reporter.report_patience();
         for (run, entry) in self.live().iter_mut() {
             let lasted = entry.ended.is_some_and(|ended| ended.elapsed() >= patience);
             if lasted && entry.beat.take().is_some() {
@@ -252,14 +254,16 @@ impl Observer {
     }
 
     fn note(&self, run: &RunKey, sentence: &str) {
-        let Some(desk) = &self.desk else { return };
+        let Some(reporter) = &self.reporter else {
+            return;
+        };
         let mut live = self.live();
         let Some(entry) = live.get_mut(run) else {
             return;
         };
         let notes = entry.notes.get_or_insert_with(|| {
             let (notes, receiver) = mpsc::unbounded_channel();
-            let writer = tokio::spawn(write_notes(desk.clone(), run.clone(), receiver));
+            let writer = tokio::spawn(write_notes(reporter.clone(), run.clone(), receiver));
             Notes {
                 sender: notes,
                 _writer: AbortOnDropHandle::new(writer),
@@ -269,17 +273,17 @@ impl Observer {
     }
 
     /// Reports for its executor how the step ended, unless the platform knows an outcome.
-    async fn settle(&self, run: &RunKey, verdict: &Verdict) -> Result<(), DeskError> {
-        let Some(desk) = &self.desk else {
+    async fn settle(&self, run: &RunKey, verdict: &Verdict) -> Result<(), ReportError> {
+        let Some(reporter) = &self.reporter else {
             return Ok(());
         };
-        let Some(step) = desk.known(step_of(run))? else {
+        let Some(step) = reporter.known(step_of(run))? else {
             return Ok(());
         };
         let (_turn, saved) = match self.recoverable(verdict) {
             Some(cluster) => {
                 // For a platform that hears nothing, no log is fetched.
-                desk.stand(&step).await?;
+                reporter.stand(&step).await?;
                 let turn = self.recoveries.acquire().await;
                 (Some(turn), self.save_log(run, verdict, cluster).await?)
             }
@@ -288,10 +292,11 @@ impl Observer {
         let log = saved.as_ref().map(SavedLog::path);
         match verdict.unreported_success() {
             Some(report) => {
-                desk.vouch(&step, report, &verdict.sentence, log.as_deref())
+                reporter
+                    .vouch(&step, report, &verdict.sentence, log.as_deref())
                     .await
             }
-            None => desk.settle(&step, &told(verdict), log.as_deref()).await,
+            None => reporter.settle(&step, &told(verdict), log.as_deref()).await,
         }
     }
 
@@ -310,7 +315,7 @@ impl Observer {
         run: &RunKey,
         verdict: &Verdict,
         cluster: &Cluster,
-    ) -> Result<Option<SavedLog>, DeskError> {
+    ) -> Result<Option<SavedLog>, ReportError> {
         let fetched = async {
             let saved = SavedLog(tempfile::tempdir()?);
             let size = cluster.save_log(&run.name, &saved.path()).await?;
@@ -323,7 +328,7 @@ impl Observer {
                 debug!(%run, error = chain(&error), "the log of the container is not to be had");
                 Ok(None)
             }
-            Err(error) if self.waits_for_log(run, verdict) => Err(DeskError::Container(error)),
+            Err(error) if self.waits_for_log(run, verdict) => Err(ReportError::Container(error)),
             Err(error) => {
                 warn!(%run, error = chain(&error), "the log of the container is lost");
                 Ok(None)
@@ -333,41 +338,44 @@ impl Observer {
 
     /// Whether there is time to ask again for what the container of a run printed. A node that is lost does not answer.
     fn waits_for_log(&self, run: &RunKey, verdict: &Verdict) -> bool {
-        let Some(desk) = &self.desk else { return false };
+        let Some(reporter) = &self.reporter else {
+            return false;
+        };
         let ended = self.live().get(run).and_then(|live| live.ended);
         verdict.kind != VerdictKind::NodeLost
-            && ended.is_some_and(|ended| ended.elapsed() < desk.log_patience())
+            && ended.is_some_and(|ended| ended.elapsed() < reporter.log_patience())
     }
 
     /// Adds to a run that was reported what its executor could not know, or not deliver.
-    async fn add_more(&self, run: &RunKey, verdict: &Verdict) -> Result<(), DeskError> {
-        let Some(desk) = &self.desk else {
+    async fn add_more(&self, run: &RunKey, verdict: &Verdict) -> Result<(), ReportError> {
+        let Some(reporter) = &self.reporter else {
             return Ok(());
         };
-        let Some(step) = desk.known(step_of(run))? else {
+        let Some(step) = reporter.known(step_of(run))? else {
             return Ok(());
         };
         let remark = verdict.lock_remark();
         if let Some(cluster) = self.recoverable(verdict) {
             let _turn = self.recoveries.acquire().await;
             if let Some(saved) = self.save_log(run, verdict, cluster).await? {
-                desk.restore_log(&step, &saved.path(), remark.as_deref())
+                reporter
+                    .restore_log(&step, &saved.path(), remark.as_deref())
                     .await?;
             }
         }
         match remark {
-            Some(line) => desk.append(&step, &line).await,
+            Some(line) => reporter.append(&step, &line).await,
             None => Ok(()),
         }
     }
 
     /// Tells the job what its step came to, where the executor told the step alone.
-    async fn finish(&self, run: &RunKey) -> Result<(), DeskError> {
-        let Some(desk) = &self.desk else {
+    async fn finish(&self, run: &RunKey) -> Result<(), ReportError> {
+        let Some(reporter) = &self.reporter else {
             return Ok(());
         };
-        match desk.known(step_of(run))? {
-            Some(step) => desk.finish(&step).await,
+        match reporter.known(step_of(run))? {
+            Some(step) => reporter.finish(&step).await,
             None => Ok(()),
         }
     }
@@ -415,20 +423,22 @@ impl RunObserver for Observer {
     }
 
     fn on_running(&self, run: &RunKey, since: Option<Duration>) {
-        let Some(desk) = &self.desk else { return };
+        let Some(reporter) = &self.reporter else {
+            return;
+        };
         if self.relieved.load(Ordering::SeqCst) {
             return;
         }
         // Where no container can be looked at, it is not known when it starts.
         let within = since.map(|since| TAKE_OVER.saturating_sub(since));
-        let beat = desk.beat_until_taken_over(&run.job_id, within);
+        let beat = reporter.beat_until_taken_over(&run.job_id, within);
         self.seen(run, beat);
     }
 
     fn listen<'a>(&'a self, run: &'a RunKey) -> BoxFuture<'a, Life> {
         async move {
-            match &self.desk {
-                Some(desk) => desk.listen(&run.job_id).await,
+            match &self.reporter {
+                Some(reporter) => reporter.listen(&run.job_id).await,
                 None => Life::Unknown,
             }
         }
@@ -500,9 +510,9 @@ fn step_of(run: &RunKey) -> StepRef {
 }
 
 /// The platform's word on the job of a run; a platform that does not answer has cancelled nothing.
-async fn status_of(desk: &Desk, run: &RunKey) -> Option<JobStatus> {
-    let step = desk.known(step_of(run)).ok()??;
-    match desk.stand(&step).await {
+async fn status_of(reporter: &PlatformReporter, run: &RunKey) -> Option<JobStatus> {
+    let step = reporter.known(step_of(run)).ok()??;
+    match reporter.stand(&step).await {
         Ok(stand) => Some(stand.job),
         Err(error) => {
             debug!(%run, error = chain(&error), "where its job stands is not known at the moment");
@@ -512,12 +522,16 @@ async fn status_of(desk: &Desk, run: &RunKey) -> Option<JobStatus> {
 }
 
 /// Writes what comes, in order, until nothing more will.
-async fn write_notes(desk: Desk, run: RunKey, mut notes: UnboundedReceiver<String>) {
+async fn write_notes(
+    reporter: PlatformReporter,
+    run: RunKey,
+    mut notes: UnboundedReceiver<String>,
+) {
     // The request that brought the run may still be open.
     tokio::time::sleep(ANSWER).await;
     while let Some(sentence) = notes.recv().await {
-        let written = match desk.known(step_of(&run)) {
-            Ok(Some(step)) => desk.note(&step, &sentence).await,
+        let written = match reporter.known(step_of(&run)) {
+            Ok(Some(step)) => reporter.note(&step, &sentence).await,
             Ok(None) => Ok(()),
             Err(error) => Err(error),
         };
@@ -614,7 +628,10 @@ mod tests {
         fs::create_dir_all(&jobs).unwrap();
         fs::write(jobs.join("412.json"), "no record").unwrap();
         let metrics = Metrics::default().for_cluster();
-        let observer = Observer::new(Some(Desk::local(folder.path())), metrics.clone());
+        let observer = Observer::new(
+            Some(PlatformReporter::local(folder.path())),
+            metrics.clone(),
+        );
         let verdict = verdict(VerdictKind::OomKilled);
         let ended = Observation::Ended(Box::new(verdict.clone()));
 
@@ -682,9 +699,9 @@ mod tests {
     async fn however_many_runs_end_at_once_few_of_their_logs_are_recovered_at_a_time() {
         const RUNS: usize = 7;
         let folder = tempfile::tempdir().unwrap();
-        let desk = Desk::local(folder.path());
+        let reporter = PlatformReporter::local(folder.path());
         let (turns, given) = (Arc::new(Semaphore::new(0)), Arc::new(Given::default()));
-        let observer = Observer::new(Some(desk.clone()), Metrics::default())
+        let observer = Observer::new(Some(reporter.clone()), Metrics::default())
             .recovering_from(cluster(Arc::clone(&turns), Arc::clone(&given)));
         let runs = (0..RUNS).map(|n| RunKey {
             job_id: n.to_string(),
@@ -692,7 +709,7 @@ mod tests {
         });
         let runs: Vec<RunKey> = runs.collect();
         for run in &runs {
-            desk.edit(&step_of(run), |record| {
+            reporter.edit(&step_of(run), |record| {
                 record.status = JobStatus::Running;
                 record
                     .steps
@@ -719,7 +736,7 @@ mod tests {
     }
 
     /// A platform that is away, and its Redis with it.
-    fn away() -> Desk {
+    fn away() -> PlatformReporter {
         let terrakube = TerrakubeArgs {
             api_url: Some("http://127.0.0.1:1".to_owned()),
             public_api_url: Some("http://127.0.0.1:1".to_owned()),
@@ -735,7 +752,7 @@ mod tests {
         let redis = Redis::new(redis.resolve().unwrap().unwrap());
         let config = terrakube.resolve().unwrap().unwrap();
         let terrakube = Terrakube::new(config, Some(redis.clone())).unwrap();
-        Desk::terrakube(terrakube, None, Some(redis)).unwrap()
+        PlatformReporter::terrakube(terrakube, None, Some(redis)).unwrap()
     }
 
     #[tokio::test]
@@ -801,15 +818,15 @@ mod tests {
     async fn a_job_whose_end_is_not_taken_is_kept_alive_for_a_while_only() {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let observer = Observer::new(Some(away()), Metrics::default());
-        let desk = observer.desk.clone().unwrap();
+        let reporter = observer.reporter.clone().unwrap();
         let beats = |after: Duration| {
             let ended = Instant::now().checked_sub(after).unwrap();
             observer.live().get_mut(&run()).unwrap().ended = Some(ended);
-            observer.let_go(&desk);
+            observer.let_go(&reporter);
             observer.live()[&run()].beat.is_some()
         };
         observer.on_observation(&run(), &Observation::Running);
-        observer.let_go(&desk);
+        observer.let_go(&reporter);
         // Its executor's own heartbeat is over.
         observer.has_ended(&run());
         assert!(beats(Duration::from_secs(590)), "there is still time");

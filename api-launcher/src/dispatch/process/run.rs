@@ -16,8 +16,8 @@ use tracing::{error, info, warn};
 use super::executor::{Executor, RunFolder, StartError};
 use super::queue::RunKey;
 use super::{Inner, Place, RunsOnStop, blocking, now};
-use crate::dispatch::desk::{DeskError, Stand};
 use crate::dispatch::has_nothing_to_run;
+use crate::dispatch::reporter::{ReportError, Stand};
 use crate::run::{data, executor};
 
 /// How often the platform is asked whether the job was cancelled.
@@ -92,7 +92,7 @@ enum RunError {
     #[error("the accepted document cannot be read")]
     Entry(#[source] std::io::Error),
     #[error(transparent)]
-    Desk(#[from] DeskError),
+    PlatformReporter(#[from] ReportError),
     #[error("could not wait for the executor")]
     Wait(#[source] std::io::Error),
 }
@@ -101,10 +101,10 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
     let job = inner.queue.load(key).map_err(RunError::Entry)?;
     let folder = RunFolder::new(inner.queue.run_folder(key));
     let step = StepRef::of(&job);
-    inner.desk.queue(&job)?;
-    if inner.desk.is_remote() && has_nothing_to_run(&job) {
-        inner.desk.complete(&job).await?;
-        return Ok(Some(inner.desk.stand(&step).await?));
+    inner.reporter.queue(&job)?;
+    if inner.reporter.is_remote() && has_nothing_to_run(&job) {
+        inner.reporter.complete(&job).await?;
+        return Ok(Some(inner.reporter.stand(&step).await?));
     }
     let mut pauses = PAUSES.into_iter();
     loop {
@@ -127,7 +127,7 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
             if inner.shutdown.graceful.is_cancelled() {
                 return Ok(None);
             }
-            if !inner.desk.is_claimed(&step).await?
+            if !inner.reporter.is_claimed(&step).await?
                 && let Some(pause) = pauses.next()
             {
                 inner.goes_on(key);
@@ -160,8 +160,8 @@ async fn executor_of(
     let before = before(inner, folder, &step).await?;
     let report = || inner.seal.report_in(folder, None);
     match before {
-        Before::Over(stand) if stand.is_settled() => inner.desk.finish(&step).await?,
-        Before::Over(_) => inner.desk.skip(&step)?,
+        Before::Over(stand) if stand.is_settled() => inner.reporter.finish(&step).await?,
+        Before::Over(_) => inner.reporter.skip(&step)?,
         Before::Lost if matches!(end_of(report().as_ref(), None), Some((Exit::Claimed, _))) => {
             leave_to_holder(&step);
         }
@@ -181,11 +181,11 @@ async fn executor_of(
                 inner.metrics.start_failed();
                 error!(run = %key, error = chain(&failure), "an executor could not be started");
                 let reason = format!("The executor could not be started: {}.", chain(&failure));
-                inner.desk.fail(&step, &reason, &folder.log()).await?;
+                inner.reporter.fail(&step, &reason, &folder.log()).await?;
             }
         },
     }
-    Ok(Begun::Over(inner.desk.stand(&step).await?))
+    Ok(Begun::Over(inner.reporter.stand(&step).await?))
 }
 
 /// How an executor ended, and what is to be said of it. Of one that a former launcher started only its report tells.
@@ -201,16 +201,16 @@ fn end_of(report: Option<&FinalReport>, status: Option<ExitStatus>) -> Option<En
     }))
 }
 
-async fn before(inner: &Inner, folder: &RunFolder, step: &StepRef) -> Result<Before, DeskError> {
+async fn before(inner: &Inner, folder: &RunFolder, step: &StepRef) -> Result<Before, ReportError> {
     if let Some(executor) = folder.orphan() {
         return Ok(Before::Running(executor));
     }
     folder.clear(&inner.seal, None).await;
-    let stand = inner.desk.stand(step).await?;
+    let stand = inner.reporter.stand(step).await?;
     if stand.is_settled() || matches!(stand.job, JobStatus::Cancelled | JobStatus::Failed) {
         return Ok(Before::Over(stand));
     }
-    Ok(if inner.desk.is_claimed(step).await? {
+    Ok(if inner.reporter.is_claimed(step).await? {
         Before::Lost
     } else {
         Before::Fresh
@@ -233,7 +233,7 @@ fn start(
     let executor = folder.start(
         &inner.program,
         &inner.data,
-        inner.desk.is_remote(),
+        inner.reporter.is_remote(),
         &inner.seal,
         job,
     )?;
@@ -279,8 +279,8 @@ async fn follow(
                 asked = Some(Instant::now());
             }
             // Under Terrakube the executor asks for itself.
-            _ = poll.tick(), if asked.is_none() && !inner.desk.is_remote() => {
-                let stand = inner.desk.stand(step).await;
+            _ = poll.tick(), if asked.is_none() && !inner.reporter.is_remote() => {
+                let stand = inner.reporter.stand(step).await;
                 if stand.is_ok_and(|stand| stand.job == JobStatus::Cancelled) {
                     info!(run = %key, "the job was cancelled: asked the executor to stop");
                     executor.terminate();
@@ -299,14 +299,14 @@ async fn settle(
     report: Option<&FinalReport>,
     end: Option<End>,
 ) -> Result<Stand, RunError> {
-    let stand = inner.desk.stand(step).await?;
+    let stand = inner.reporter.stand(step).await?;
     if stand.is_settled() {
-        inner.desk.finish(step).await?;
-        return Ok(inner.desk.stand(step).await?);
+        inner.reporter.finish(step).await?;
+        return Ok(inner.reporter.stand(step).await?);
     }
     // It repeats a dispatch it did not record, and this one is then tried again.
-    if inner.desk.awaits_dispatch(&stand) {
-        return Err(DeskError::NotDispatched(stand.job).into());
+    if inner.reporter.awaits_dispatch(&stand) {
+        return Err(ReportError::NotDispatched(stand.job).into());
     }
     match end {
         // Another executor holds the step and tells what becomes of it.
@@ -314,10 +314,10 @@ async fn settle(
             leave_to_holder(step);
             return Ok(stand);
         }
-        Some((Exit::Done, _)) if stand.job.is_over() => inner.desk.skip(step)?,
+        Some((Exit::Done, _)) if stand.job.is_over() => inner.reporter.skip(step)?,
         end => speak_for(inner, folder, step, report, &reason(report, end)).await?,
     }
-    Ok(inner.desk.stand(step).await?)
+    Ok(inner.reporter.stand(step).await?)
 }
 
 fn leave_to_holder(step: &StepRef) {
@@ -335,15 +335,15 @@ async fn speak_for(
     step: &StepRef,
     report: Option<&FinalReport>,
     reason: &str,
-) -> Result<(), DeskError> {
+) -> Result<(), ReportError> {
     let Some(report) = report.filter(|report| report.is_unreported_success()) else {
-        return inner.desk.fail(step, reason, &folder.log()).await;
+        return inner.reporter.fail(step, reason, &folder.log()).await;
     };
-    if inner.desk.stand(step).await?.job.is_over() {
-        return inner.desk.skip(step);
+    if inner.reporter.stand(step).await?.job.is_over() {
+        return inner.reporter.skip(step);
     }
     inner
-        .desk
+        .reporter
         .vouch_with_log(step, report, DONE, &folder.log())
         .await
 }

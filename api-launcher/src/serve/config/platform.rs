@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::{Problem, Reader, present};
-use crate::dispatch::desk::Desk;
+use crate::dispatch::reporter::PlatformReporter;
 use artifact_store::{Limits, Store, StoreArgs, StoreError, StoreSettings};
 use clap::Args;
 use platform::heartbeat::HeartbeatError;
@@ -117,7 +117,7 @@ impl PlatformArgs {
 
 impl PlatformSettings {
     /// Nothing is asked of anybody yet.
-    pub(crate) fn open(self) -> Result<Desk, PlatformSetupError> {
+    pub(crate) fn open(self) -> Result<PlatformReporter, PlatformSetupError> {
         // A store that fails must not delay other runs: outputs are changed one after the other.
         let limits = Limits {
             retry_for: Duration::from_secs(30),
@@ -127,7 +127,7 @@ impl PlatformSettings {
         let outputs = self.outputs.as_ref().map(open).transpose()?;
         let redis = self.redis.map(Redis::new);
         let terrakube = Terrakube::new(self.terrakube, redis.clone())?;
-        Ok(Desk::terrakube(terrakube, outputs, redis)?)
+        Ok(PlatformReporter::terrakube(terrakube, outputs, redis)?)
     }
 }
 

@@ -19,7 +19,7 @@ use super::context::Note;
 use super::{ORDINARY, Terrakube, TerrakubeError};
 use crate::redis::{Redis, Taken};
 use crate::{Claim, Holder, Standing, StepRef};
-use runtime::Patience;
+use runtime::Deadline;
 
 /// Longer than any job lives, with its waiting for an approval.
 const EXPIRY: Duration = Duration::from_hours(7 * 24);
@@ -34,7 +34,7 @@ const SETTLING: Duration = Duration::from_secs(2);
 impl Terrakube {
     /// Claims the step for `holder`.
     pub async fn claim(&self, step: &StepRef, holder: &Holder) -> Result<Claim, TerrakubeError> {
-        let standing = self.standing(step, &Patience::lasting(ORDINARY)).await?;
+        let standing = self.standing(step, &Deadline::after(ORDINARY)).await?;
         let redis = self.0.redis.as_ref();
         if is_taken(&standing) {
             let known = match redis {
@@ -89,7 +89,7 @@ impl Terrakube {
             None => return Err(unclaimed(lost(step))),
         }
         // Whoever claimed it in a Redis that answers no more has left no note, but has begun.
-        let standing = self.standing(step, &Patience::lasting(ORDINARY)).await?;
+        let standing = self.standing(step, &Deadline::after(ORDINARY)).await?;
         if is_taken(&standing) {
             return Ok(Claim::Held(Holder::unknown()));
         }

@@ -15,7 +15,7 @@ use tracing::warn;
 
 use super::error::TerrakubeError;
 use super::token::TokenSource;
-use runtime::Patience;
+use runtime::Deadline;
 
 /// Media type of JSON:API, asked for by the platform in every change.
 pub(super) const JSON_API: &str = "application/vnd.api+json";
@@ -134,9 +134,9 @@ impl Client {
     pub(super) async fn ask<T: DeserializeOwned>(
         &self,
         call: &Call,
-        patience: &Patience,
+        deadline: &Deadline,
     ) -> Result<T, TerrakubeError> {
-        let answer = self.tell(call, patience).await?;
+        let answer = self.tell(call, deadline).await?;
         serde_json::from_slice(&answer).map_err(|source| TerrakubeError::Malformed {
             call: call.name(),
             source,
@@ -147,11 +147,11 @@ impl Client {
     pub(super) async fn tell(
         &self,
         call: &Call,
-        patience: &Patience,
+        deadline: &Deadline,
     ) -> Result<Vec<u8>, TerrakubeError> {
-        let mut retry = self.retry(patience);
+        let mut retry = self.retry(deadline);
         loop {
-            match self.once(call, patience).await {
+            match self.once(call, deadline).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => retry.after(error).await?,
             }
@@ -162,24 +162,24 @@ impl Client {
     pub(super) async fn once(
         &self,
         call: &Call,
-        patience: &Patience,
+        deadline: &Deadline,
     ) -> Result<Vec<u8>, TerrakubeError> {
         // A call that nobody waits for may be carried out all the same, and is not made.
-        if patience.is_over() {
+        if deadline.is_over() {
             return Err(TerrakubeError::OutOfTime { call: call.name() });
         }
         tokio::select! {
             biased;
             attempt = self.attempt(call) => attempt,
-            () = patience.over() => Err(TerrakubeError::OutOfTime { call: call.name() }),
+            () = deadline.over() => Err(TerrakubeError::OutOfTime { call: call.name() }),
         }
     }
 
     /// A series of attempts.
-    pub(super) fn retry<'p>(&self, patience: &'p Patience) -> Retry<'p> {
+    pub(super) fn retry<'p>(&self, deadline: &'p Deadline) -> Retry<'p> {
         Retry {
             pauses: self.pace.pauses(),
-            patience,
+            deadline,
             last: None,
         }
     }
@@ -225,7 +225,7 @@ impl Client {
 #[derive(Debug)]
 pub(super) struct Retry<'p> {
     pauses: ExponentialBackoff,
-    patience: &'p Patience,
+    deadline: &'p Deadline,
     last: Option<TerrakubeError>,
 }
 
@@ -252,7 +252,7 @@ impl Retry<'_> {
             .map_or(pause, |asked| asked.max(pause).min(LONGEST_RETRY_AFTER));
         tokio::select! {
             biased;
-            () = self.patience.over() => Err(error),
+            () = self.deadline.over() => Err(error),
             () = tokio::time::sleep(pause) => {
                 self.last = Some(error);
                 Ok(())
@@ -332,8 +332,8 @@ mod tests {
         let url = format!("http://{}/", server.local_addr().unwrap());
         let client = Client::new(TokenSource::disabled(), Pace::default()).unwrap();
         let call = Call::new(Method::GET, Url::parse(&url).unwrap(), JSON);
-        let patience = Patience::lasting(Duration::ZERO);
-        let told = client.tell(&call, &patience).await;
+        let deadline = Deadline::after(Duration::ZERO);
+        let told = client.tell(&call, &deadline).await;
         assert!(matches!(told, Err(TerrakubeError::OutOfTime { .. })));
         let called = server.accept().map(drop).map_err(|error| error.kind());
         assert_eq!(called, Err(io::ErrorKind::WouldBlock));

@@ -12,7 +12,7 @@ use super::token::BRIEF;
 use super::{ORDINARY, Terrakube, TerrakubeError, extended};
 use crate::StepRef;
 use crate::context::merge;
-use runtime::Patience;
+use runtime::Deadline;
 
 /// Large plans make large documents.
 const LIMIT: usize = 64 * 1024 * 1024;
@@ -31,7 +31,7 @@ pub(super) enum Note {
 impl Terrakube {
     /// The document; empty when there is none.
     pub async fn context(&self, step: &StepRef) -> Result<Map<String, Value>, TerrakubeError> {
-        self.read_context(step, &Patience::lasting(ORDINARY)).await
+        self.read_context(step, &Deadline::after(ORDINARY)).await
     }
 
     /// Merges a patch into the document as it is now. The platform refuses documents of jobs that are over or gone
@@ -42,11 +42,11 @@ impl Terrakube {
         patch: &Map<String, Value>,
     ) -> Result<(), TerrakubeError> {
         let _one_at_a_time = self.0.merging.lock().await;
-        let patience = Patience::lasting(MERGE_PATIENCE);
-        let mut context = self.read_context(step, &patience).await?;
+        let deadline = Deadline::after(MERGE_PATIENCE);
+        let mut context = self.read_context(step, &deadline).await?;
         merge(&mut context, patch);
         let call = self.context_call(Method::POST, step).body(&context);
-        match self.0.client.tell(&call, &patience).await {
+        match self.0.client.tell(&call, &deadline).await {
             Err(error) if error.means_no_such_job() => {
                 debug!(%error, "the platform takes no job context any more");
                 Ok(())
@@ -67,8 +67,8 @@ impl Terrakube {
         let _one_at_a_time = self.0.merging.lock().await;
         let until = Instant::now() + MERGE_PATIENCE;
         loop {
-            let (start, patience) = (Instant::now(), Patience::lasting(prompt));
-            let mut context = match self.read_context(step, &patience).await {
+            let (start, deadline) = (Instant::now(), Deadline::after(prompt));
+            let mut context = match self.read_context(step, &deadline).await {
                 Err(error) if error.may_pass() && Instant::now() < until => continue,
                 context => context?,
             };
@@ -83,7 +83,7 @@ impl Terrakube {
             let patch = json!({ key: { step.step_id.as_str(): note } });
             merge(&mut context, patch.as_object().expect("an object"));
             let call = self.context_call(Method::POST, step).body(&context);
-            self.0.client.once(&call, &patience).await?;
+            self.0.client.once(&call, &deadline).await?;
             return if start.elapsed() > prompt {
                 Err(TerrakubeError::OutOfTime { call: call.name() })
             } else {
@@ -97,17 +97,17 @@ impl Terrakube {
         &self,
         step: &StepRef,
     ) -> Result<Map<String, Value>, TerrakubeError> {
-        self.read_context(step, &Patience::lasting(MERGE_PATIENCE))
+        self.read_context(step, &Deadline::after(MERGE_PATIENCE))
             .await
     }
 
     async fn read_context(
         &self,
         step: &StepRef,
-        patience: &Patience,
+        deadline: &Deadline,
     ) -> Result<Map<String, Value>, TerrakubeError> {
         let call = self.context_call(Method::GET, step);
-        match self.0.client.ask(&call, patience).await {
+        match self.0.client.ask(&call, deadline).await {
             Err(TerrakubeError::Gone { .. }) => Ok(Map::new()),
             other => other,
         }

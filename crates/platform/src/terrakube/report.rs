@@ -18,7 +18,7 @@ use super::document::{
 use super::standing::has_ended;
 use super::{Terrakube, TerrakubeError};
 use crate::{Outcome, PlanReference, Start, StepRef};
-use runtime::Patience;
+use runtime::Deadline;
 
 /// The run waits for this report, and the final one says it all again.
 const START_PATIENCE: Duration = Duration::from_secs(30);
@@ -32,9 +32,9 @@ impl Terrakube {
         commit_id: &str,
         output: &str,
     ) -> Result<Start, TerrakubeError> {
-        let patience = Patience::lasting(START_PATIENCE);
+        let deadline = Deadline::after(START_PATIENCE);
         let found = self
-            .change_job(step, &patience, |document| {
+            .change_job(step, &deadline, |document| {
                 may_start(document, step).then(|| JobChange {
                     status: Some(&JobStatus::Running),
                     commit_id: Some(fitting(commit_id, JOB_COMMIT_WIDTH)),
@@ -54,7 +54,7 @@ impl Terrakube {
             ..StepChange::default()
         };
         let call = self.step_change(step, change);
-        self.0.client.tell(&call, &patience).await?;
+        self.0.client.tell(&call, &deadline).await?;
         Ok(Start::Told)
     }
 
@@ -64,10 +64,10 @@ impl Terrakube {
         &self,
         step: &StepRef,
         outcome: &Outcome,
-        patience: &Patience,
+        deadline: &Deadline,
     ) -> Result<(), TerrakubeError> {
         let outcome = recordable(outcome);
-        let before = self.job(step, patience).await?;
+        let before = self.job(step, deadline).await?;
         let status = &before.job().status;
         if is_waiting(status) {
             info!(%status, "the dispatch is not on record, or done with: the job is left as it is");
@@ -75,10 +75,10 @@ impl Terrakube {
         }
         if let Some(change) = step_change(&before, step, &outcome) {
             let call = self.step_change(step, change);
-            self.0.client.tell(&call, patience).await?;
+            self.0.client.tell(&call, deadline).await?;
         }
         let after = self
-            .change_job(step, patience, |now| {
+            .change_job(step, deadline, |now| {
                 awaits_report(&before, now, &step.step_id).then(|| job_change(now, step, &outcome))
             })
             .await?;
@@ -94,17 +94,17 @@ impl Terrakube {
     async fn change_job<'c>(
         &self,
         step: &StepRef,
-        patience: &Patience,
+        deadline: &Deadline,
         change: impl Fn(&JobDocument) -> Option<JobChange<'c>>,
     ) -> Result<JobDocument, TerrakubeError> {
-        let mut retry = self.0.client.retry(patience);
+        let mut retry = self.0.client.retry(deadline);
         loop {
-            let now = self.job(step, patience).await?;
+            let now = self.job(step, deadline).await?;
             let Some(change) = change(&now) else {
                 return Ok(now);
             };
             let call = self.job_change(step, change);
-            match self.0.client.once(&call, patience).await {
+            match self.0.client.once(&call, deadline).await {
                 Ok(_) => return Ok(now),
                 Err(error) => retry.after(error).await?,
             }

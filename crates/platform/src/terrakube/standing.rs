@@ -9,7 +9,7 @@ use tracing::{debug, info};
 use super::document::JobDocument;
 use super::{ORDINARY, Terrakube, TerrakubeError, template};
 use crate::{Admission, Standing, StepRef};
-use runtime::Patience;
+use runtime::Deadline;
 
 /// How often a job that has no steps is read again.
 const STEP_READS: u32 = 5;
@@ -19,11 +19,11 @@ impl Terrakube {
     pub async fn standing(
         &self,
         step: &StepRef,
-        patience: &Patience,
+        deadline: &Deadline,
     ) -> Result<Standing, TerrakubeError> {
         let mut looked = 0;
         loop {
-            let document = self.job(step, patience).await?;
+            let document = self.job(step, deadline).await?;
             if !self.lacks_steps(&document, step, &mut looked).await? {
                 return Ok(standing(&document, step));
             }
@@ -35,7 +35,7 @@ impl Terrakube {
     pub async fn admission(&self, step: &StepRef) -> Result<Admission, TerrakubeError> {
         let (mut asked_since, mut looked) = (None, 0);
         loop {
-            let document = self.job(step, &Patience::lasting(ORDINARY)).await?;
+            let document = self.job(step, &Deadline::after(ORDINARY)).await?;
             let status = &document.job().status;
             // A dispatch that came late: the job may already be at another step.
             if !status.is_over()
@@ -101,7 +101,7 @@ impl Terrakube {
             .build();
         for pause in pauses {
             sleep(pause).await;
-            match self.job(step, &Patience::lasting(ORDINARY)).await {
+            match self.job(step, &Deadline::after(ORDINARY)).await {
                 Ok(document) => {
                     let status = document.into_job().status;
                     if matches!(status, JobStatus::Cancelled | JobStatus::Failed) {

@@ -19,14 +19,14 @@ use self::stand_in::{Fault, StandIn, client, step};
 use super::{Terrakube, TerrakubeConfig, TerrakubeError, TokenSource};
 use crate::redis::{Redis, RedisArgs};
 use crate::{Admission, Claim, History, Holder, Outcome, PlanReference, Start};
-use runtime::Patience;
+use runtime::Deadline;
 use test_peers::port::Port;
 use test_peers::redis::RedisServer;
 
 const PLAN: &str = "terraformPlan";
 
-fn patience() -> Patience {
-    Patience::lasting(Duration::from_secs(20))
+fn deadline() -> Deadline {
+    Deadline::after(Duration::from_secs(20))
 }
 
 fn outcome(step_type: StepType, ending: Ending, plan: PlanReference) -> Outcome {
@@ -166,10 +166,10 @@ async fn a_job_whose_steps_are_not_told_is_read_again_and_never_taken_for_one_of
     let api = StandIn::with_status("queue").await;
     let steps = std::mem::take(&mut api.job().steps);
     let (client, plan) = (api.client(), step("plan-id", PLAN));
-    let patience = patience();
+    let deadline = deadline();
     for error in [
         client.admission(&plan).await.unwrap_err(),
-        client.standing(&plan, &patience).await.unwrap_err(),
+        client.standing(&plan, &deadline).await.unwrap_err(),
     ] {
         assert!(matches!(error, TerrakubeError::NoSteps { .. }), "{error}");
         assert_eq!(error.exit(), Exit::Infrastructure);
@@ -182,7 +182,7 @@ async fn a_job_whose_steps_are_not_told_is_read_again_and_never_taken_for_one_of
         }
         api.job().steps = steps;
     };
-    let (standing, ()) = tokio::join!(client.standing(&plan, &patience), told);
+    let (standing, ()) = tokio::join!(client.standing(&plan, &deadline), told);
     assert_eq!(standing.unwrap().template_steps, 2);
 }
 
@@ -227,7 +227,7 @@ async fn a_job_cancelled_while_the_api_was_away_is_not_revived() {
 async fn an_outcome_is_told_of_the_step_before_the_job() {
     let api = StandIn::with_status("running").await;
     api.client()
-        .report_outcome(&step("plan-id", PLAN), &planned(), &patience())
+        .report_outcome(&step("plan-id", PLAN), &planned(), &deadline())
         .await
         .unwrap();
     assert_eq!(
@@ -264,7 +264,7 @@ async fn a_job_whose_commit_nobody_knows_gets_an_empty_one(
         ..outcome(StepType::Plan, Ending::NotReached, PlanReference::Keep)
     };
     api.client()
-        .report_outcome(&step("plan-id", PLAN), &outcome, &patience())
+        .report_outcome(&step("plan-id", PLAN), &outcome, &deadline())
         .await
         .unwrap();
     assert_eq!(api.told()[1].1.get("commitId"), told.as_ref());
@@ -284,7 +284,7 @@ async fn a_plan_is_kept_or_cleared_as_the_outcome_says(
         .insert("output".into(), json!("Before."));
     let outcome = outcome(StepType::Apply, Ending::Success, plan);
     api.client()
-        .report_outcome(&step("apply-id", "terraformApply"), &outcome, &patience())
+        .report_outcome(&step("apply-id", "terraformApply"), &outcome, &deadline())
         .await
         .unwrap();
     let (_, job) = &api.told()[1];
@@ -299,7 +299,7 @@ async fn an_output_that_fits_no_more_is_left_as_it_is() {
         .attributes
         .insert("output".into(), json!("x".repeat(1010)));
     api.client()
-        .report_outcome(&step("plan-id", PLAN), &planned(), &patience())
+        .report_outcome(&step("plan-id", PLAN), &planned(), &deadline())
         .await
         .unwrap();
     assert!(api.told()[1].1.get("output").is_none());
@@ -315,7 +315,7 @@ async fn a_plan_nobody_could_find_again_is_a_failure() {
         PlanReference::Set("x".repeat(1025)),
     );
     api.client()
-        .report_outcome(&step("plan-id", PLAN), &outcome, &patience())
+        .report_outcome(&step("plan-id", PLAN), &outcome, &deadline())
         .await
         .unwrap();
     assert_eq!(api.told()[0].1["status"], "failed");
@@ -338,7 +338,7 @@ async fn a_job_that_ended_keeps_its_status_and_its_step_too(
     api.job().steps[1].1.insert("status".into(), json!(known));
     let outcome = outcome(StepType::Apply, Ending::Failure, PlanReference::Keep);
     api.client()
-        .report_outcome(&step("apply-id", "terraformApply"), &outcome, &patience())
+        .report_outcome(&step("apply-id", "terraformApply"), &outcome, &deadline())
         .await
         .unwrap();
     assert_eq!(api.told(), [("step apply-id".to_owned(), told)]);
@@ -353,7 +353,7 @@ async fn a_job_that_ended_keeps_its_status_and_its_step_too(
 async fn a_job_that_waits_for_its_dispatch_is_not_touched(#[case] status: &str) {
     let api = StandIn::with_status(status).await;
     api.client()
-        .report_outcome(&step("plan-id", PLAN), &planned(), &patience())
+        .report_outcome(&step("plan-id", PLAN), &planned(), &deadline())
         .await
         .unwrap();
     assert!(api.told().is_empty());
@@ -368,7 +368,7 @@ async fn a_failure_without_output_is_told_by_the_steps_name() {
         ..outcome(StepType::Plan, Ending::NotReached, PlanReference::Keep)
     };
     api.client()
-        .report_outcome(&step("plan-id", PLAN), &outcome, &patience())
+        .report_outcome(&step("plan-id", PLAN), &outcome, &deadline())
         .await
         .unwrap();
     assert_eq!(
@@ -398,7 +398,7 @@ async fn a_report_is_tried_until_the_platform_is_back() {
         Fault::Status(StatusCode::INTERNAL_SERVER_ERROR),
     );
     api.client()
-        .report_outcome(&step("plan-id", PLAN), &planned(), &patience())
+        .report_outcome(&step("plan-id", PLAN), &planned(), &deadline())
         .await
         .unwrap();
     assert_eq!(api.status(), "pending");
@@ -417,8 +417,8 @@ async fn a_report_whose_answer_was_lost_is_not_told_again_over_the_next_step(
     let api = StandIn::with_status("running").await;
     api.fault(Method::PATCH, "/412", Fault::AnswerLost);
     let (client, plan) = (api.client(), step("plan-id", PLAN));
-    let (outcome, patience) = (planned(), patience());
-    let report = client.report_outcome(&plan, &outcome, &patience);
+    let (outcome, deadline) = (planned(), deadline());
+    let report = client.report_outcome(&plan, &outcome, &deadline);
     let move_on = async {
         while api.job().attributes["status"] != "pending" {
             tokio::task::yield_now().await;
@@ -442,7 +442,7 @@ async fn the_last_fault_is_told_when_patience_ends() {
         .report_outcome(
             &step("plan-id", PLAN),
             &planned(),
-            &Patience::lasting(Duration::from_secs(2)),
+            &Deadline::after(Duration::from_secs(2)),
         )
         .await
         .unwrap_err();
@@ -467,7 +467,7 @@ async fn a_platform_asks_for_time_and_gets_it() {
         .client()
         .standing(
             &step("plan-id", PLAN),
-            &Patience::lasting(Duration::from_secs(3)),
+            &Deadline::after(Duration::from_secs(3)),
         )
         .await
         .unwrap_err();
@@ -547,9 +547,9 @@ async fn a_platform_that_never_answers_is_given_up_in_time_and_not_called_once_m
     };
     let begun = Instant::now();
     // It ends in the middle of a call.
-    let patience = Patience::lasting(Duration::from_secs(330));
+    let deadline = Deadline::after(Duration::from_secs(330));
     let error = client(config)
-        .report_outcome(&step("plan-id", PLAN), &planned(), &patience)
+        .report_outcome(&step("plan-id", PLAN), &planned(), &deadline)
         .await
         .unwrap_err();
     assert_eq!(begun.elapsed().as_secs(), 330);
@@ -568,9 +568,9 @@ async fn a_platform_that_is_not_there_is_named() {
         api_url: Url::parse(&nobody).unwrap(),
         ..api.config()
     };
-    let patience = Patience::lasting(Duration::from_secs(2));
+    let deadline = Deadline::after(Duration::from_secs(2));
     let error = client(config)
-        .standing(&step("plan-id", PLAN), &patience)
+        .standing(&step("plan-id", PLAN), &deadline)
         .await
         .unwrap_err();
     assert!(matches!(error, TerrakubeError::Transfer { .. }), "{error}");
@@ -681,7 +681,7 @@ async fn a_state_is_recorded_with_what_it_says_of_itself() {
         Fault::Status(StatusCode::BAD_GATEWAY),
     );
     client
-        .record_history(&apply, &history, &patience())
+        .record_history(&apply, &history, &deadline())
         .await
         .unwrap();
     assert_eq!(
@@ -713,7 +713,7 @@ async fn a_state_whose_record_was_not_answered_is_on_record_once() {
         state_of(&client, &apply, "g"),
     );
     client
-        .record_history(&apply, &first, &patience())
+        .record_history(&apply, &first, &deadline())
         .await
         .unwrap();
     assert_eq!(api.job().asked, 0, "there is nothing to look for yet");
@@ -726,7 +726,7 @@ async fn a_state_whose_record_was_not_answered_is_on_record_once() {
         Fault::Status(StatusCode::BAD_GATEWAY),
     );
     client
-        .record_history(&apply, &second, &patience())
+        .record_history(&apply, &second, &deadline())
         .await
         .unwrap();
     let told: Vec<_> = api.job().histories.clone();
@@ -746,7 +746,7 @@ async fn a_platform_that_does_not_show_its_records_is_told_again(#[case] answer:
     api.fault(Method::GET, "/history", Fault::Status(answer));
     let state = state_of(&client, &apply, "f");
     client
-        .record_history(&apply, &state, &patience())
+        .record_history(&apply, &state, &deadline())
         .await
         .unwrap();
     assert_eq!(api.job().histories.len(), 1);
@@ -1056,11 +1056,11 @@ async fn a_job_whose_plan_is_lost_is_still_a_planned_one() {
     let tcl = base64::engine::general_purpose::STANDARD.encode(tcl);
     api.job().attributes.insert("tcl".into(), json!(tcl));
     let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
-    assert!(!client.standing(&apply, &patience()).await.unwrap().planned);
+    assert!(!client.standing(&apply, &deadline()).await.unwrap().planned);
     api.job().steps[0]
         .1
         .insert("status".into(), json!("completed"));
-    assert!(client.standing(&apply, &patience()).await.unwrap().planned);
+    assert!(client.standing(&apply, &deadline()).await.unwrap().planned);
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! The desk before a platform of a few lines: one job of three steps, which notes every change it is told.
+//! The reporter before a platform of a few lines: one job of three steps, which notes every change it is told.
 
 use std::sync::{Arc, Mutex};
 
@@ -71,8 +71,8 @@ async fn answer(
     document.to_string().into_response()
 }
 
-/// A platform, and a desk that speaks to it.
-async fn desk(known: Known) -> (Desk, Arc<Mutex<Api>>) {
+/// A platform, and a reporter that speaks to it.
+async fn reporter(known: Known) -> (PlatformReporter, Arc<Mutex<Api>>) {
     // Another test may have installed it already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let api = Arc::new(Mutex::new(Api {
@@ -94,7 +94,10 @@ async fn desk(known: Known) -> (Desk, Arc<Mutex<Api>>) {
         report_patience: Duration::from_secs(5),
     };
     let terrakube = Terrakube::new(config, None).unwrap();
-    (Desk::terrakube(terrakube, None, None).unwrap(), api)
+    (
+        PlatformReporter::terrakube(terrakube, None, None).unwrap(),
+        api,
+    )
 }
 
 fn told(api: &Mutex<Api>) -> Vec<(String, Value)> {
@@ -121,28 +124,28 @@ fn approval() -> JobData {
 #[tokio::test]
 async fn an_approval_delivered_again_after_its_end_does_not_disturb_the_step_that_follows() {
     for (job, apply) in [("queue", "pending"), ("running", "running")] {
-        let (desk, api) = desk(Known {
+        let (reporter, api) = reporter(Known {
             job,
             output: Some(" Step approval completed\n"),
             plan: Some("https://store/plan"),
             steps: ["completed", "completed", apply],
         })
         .await;
-        desk.complete(&approval()).await.unwrap();
+        reporter.complete(&approval()).await.unwrap();
         assert_eq!(told(&api), [], "{job}");
     }
 }
 
 #[tokio::test]
 async fn an_approval_whose_launcher_died_between_step_and_job_is_told_of_the_job_alone() {
-    let (desk, api) = desk(Known {
+    let (reporter, api) = reporter(Known {
         job: "running",
         output: Some(""),
         plan: Some("https://store/plan"),
         steps: ["completed", "completed", "pending"],
     })
     .await;
-    desk.complete(&approval()).await.unwrap();
+    reporter.complete(&approval()).await.unwrap();
     let told = told(&api);
     assert_eq!(told.len(), 1, "{told:?}");
     assert_eq!(told[0].0, "412");
@@ -166,14 +169,15 @@ async fn the_job_of_a_step_that_was_told_alone_is_told_too(
         "plan" => [status, "pending", "pending"],
         _ => ["completed", "completed", status],
     };
-    let (desk, api) = desk(Known {
+    let (reporter, api) = reporter(Known {
         job: "running",
         output: (id != "plan").then_some(" Step approval completed\n"),
         plan: (id != "plan").then_some("https://store/plan"),
         steps,
     })
     .await;
-    desk.settle(&step(id, step_type), "The pod is gone.", None)
+    reporter
+        .settle(&step(id, step_type), "The pod is gone.", None)
         .await
         .unwrap();
     let told = told(&api);
@@ -194,14 +198,15 @@ async fn a_job_that_was_told_hears_nothing_more(
     #[case] output: Option<&'static str>,
     #[case] steps: [&'static str; 3],
 ) {
-    let (desk, api) = desk(Known {
+    let (reporter, api) = reporter(Known {
         job,
         output,
         plan: Some("https://store/plan"),
         steps,
     })
     .await;
-    desk.settle(&step("plan", "terraformPlan"), "The pod is gone.", None)
+    reporter
+        .settle(&step("plan", "terraformPlan"), "The pod is gone.", None)
         .await
         .unwrap();
     assert_eq!(told(&api), []);
@@ -209,14 +214,15 @@ async fn a_job_that_was_told_hears_nothing_more(
 
 #[tokio::test]
 async fn a_failure_told_for_an_executor_leaves_the_recorded_commit_alone() {
-    let (desk, api) = desk(Known {
+    let (reporter, api) = reporter(Known {
         job: "running",
         output: None,
         plan: None,
         steps: ["running", "pending", "pending"],
     })
     .await;
-    desk.settle(&step("plan", "terraformPlan"), "The pod is gone.", None)
+    reporter
+        .settle(&step("plan", "terraformPlan"), "The pod is gone.", None)
         .await
         .unwrap();
     let told = told(&api);
@@ -247,7 +253,7 @@ fn unreported(ending: Ending, ignore_error: bool, plan: Option<&str>) -> FinalRe
 async fn a_step_that_was_done_is_reported_as_done_though_its_executor_could_not(
     #[case] report: FinalReport,
 ) {
-    let (desk, api) = desk(Known {
+    let (reporter, api) = reporter(Known {
         job: "running",
         output: Some(" Step approval completed\n"),
         plan: Some("https://store/plan"),
@@ -255,7 +261,8 @@ async fn a_step_that_was_done_is_reported_as_done_though_its_executor_could_not(
     })
     .await;
     let apply = step("apply", "terraformApply");
-    desk.vouch(&apply, &report, "The step was done.", None)
+    reporter
+        .vouch(&apply, &report, "The step was done.", None)
         .await
         .unwrap();
     let told = told(&api);
@@ -293,7 +300,7 @@ async fn a_plan_is_told_as_it_ended_though_its_executor_could_not(
     #[case] job_status: &str,
     #[case] place: Value,
 ) {
-    let (mut desk, api) = desk(Known {
+    let (mut reporter, api) = reporter(Known {
         job: "running",
         output: None,
         plan: None,
@@ -301,9 +308,10 @@ async fn a_plan_is_told_as_it_ended_though_its_executor_could_not(
     })
     .await;
     let folder = tempfile::tempdir().unwrap();
-    desk.outputs = Some(Store::local(folder.path()));
+    reporter.outputs = Some(Store::local(folder.path()));
     let plan = step("plan", "terraformPlan");
-    desk.vouch(&plan, &report, "The step was done.", None)
+    reporter
+        .vouch(&plan, &report, "The step was done.", None)
         .await
         .unwrap();
     let told = told(&api);
@@ -332,7 +340,7 @@ async fn a_plan_is_told_as_it_ended_though_its_executor_could_not(
 /// The job's half failed after a verdict was given without what the container had.
 #[tokio::test]
 async fn a_log_that_comes_after_the_verdict_stands_before_it() {
-    let (mut desk, api) = desk(Known {
+    let (mut reporter, api) = reporter(Known {
         job: "failed",
         output: None,
         plan: None,
@@ -340,7 +348,7 @@ async fn a_log_that_comes_after_the_verdict_stands_before_it() {
     })
     .await;
     let folder = tempfile::tempdir().unwrap();
-    desk.outputs = Some(Store::local(folder.path()));
+    reporter.outputs = Some(Store::local(folder.path()));
     let plan = step("plan", "terraformPlan");
     let output = folder.path().join("local/output/org/412/plan.tfoutput");
     fs::create_dir_all(output.parent().unwrap()).unwrap();
@@ -348,7 +356,8 @@ async fn a_log_that_comes_after_the_verdict_stands_before_it() {
     let container = folder.path().join("container");
     fs::write(&container, "a\nb\nc, d, e and what else there was\n").unwrap();
     for _ in 0..2 {
-        desk.settle(&plan, "The pod is gone.", Some(&container))
+        reporter
+            .settle(&plan, "The pod is gone.", Some(&container))
             .await
             .unwrap();
         let expected = "a\nb\nc, d, e and what else there was\nThe pod is gone.\n";

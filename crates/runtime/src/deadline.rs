@@ -1,5 +1,4 @@
-//! How long somebody is willing to wait for the platform. Waiting ends sooner when the process is told to stop: the
-//! time it has left then is better spent otherwise.
+//! When waiting for a peer ends. It ends sooner after a stop order: the process needs the time that is left for other work.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -7,9 +6,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-/// A time until which something is tried again. Clones share it.
+/// The moment at which attempts end. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Patience {
+pub struct Deadline {
     until: Instant,
     hurry: Option<Arc<Hurry>>,
 }
@@ -18,13 +17,13 @@ pub struct Patience {
 struct Hurry {
     order: CancellationToken,
     left: Duration,
-    /// Set by whoever hears the order first, so that every wait after it ends at the same moment.
+    /// Set by the first task that sees the order, so that all tasks end at the same moment.
     until: OnceLock<Instant>,
 }
 
-impl Patience {
-    /// Lasts that long from now on.
-    pub fn lasting(time: Duration) -> Self {
+impl Deadline {
+    /// That long from now.
+    pub fn after(time: Duration) -> Self {
         // Beyond any run, and far from where the clock's arithmetic ends.
         const LONGEST: Duration = Duration::from_hours(365 * 24);
         Self {
@@ -33,16 +32,16 @@ impl Patience {
         }
     }
 
-    /// The same, and not longer than that from now on.
+    /// The same, but at most that long from now.
     #[must_use]
     pub fn at_most(&self, time: Duration) -> Self {
         Self {
-            until: self.until.min(Self::lasting(time).until),
+            until: self.until.min(Self::after(time).until),
             hurry: self.hurry.clone(),
         }
     }
 
-    /// Lasts only for `left` once `order` is given.
+    /// The same, but at most `left` after `order` is given.
     #[must_use]
     pub fn hurried_by(self, order: CancellationToken, left: Duration) -> Self {
         Self {
@@ -55,7 +54,7 @@ impl Patience {
         }
     }
 
-    /// Whether it has come to its end. Whoever begins something asks first.
+    /// Whether it has passed. Ask before you begin something.
     pub fn is_over(&self) -> bool {
         let now = Instant::now();
         let hurry = self.hurry.as_ref();
@@ -63,7 +62,7 @@ impl Patience {
         self.until <= now || hurried.is_some_and(|until| *until <= now)
     }
 
-    /// Returns when it has come to its end.
+    /// Returns when it passes.
     pub async fn over(&self) {
         let Some(hurry) = &self.hurry else {
             return sleep_until(self.until).await;
@@ -84,45 +83,45 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn patience_lasts_as_long_as_it_says() {
+    async fn a_deadline_passes_when_it_says() {
         let start = Instant::now();
-        Patience::lasting(Duration::from_mins(10)).over().await;
+        Deadline::after(Duration::from_mins(10)).over().await;
         assert_eq!(start.elapsed().as_secs(), 600);
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_order_shortens_it_once_for_all_who_wait() {
         let (start, order) = (Instant::now(), CancellationToken::new());
-        let patience = Patience::lasting(Duration::from_mins(10))
+        let deadline = Deadline::after(Duration::from_mins(10))
             .hurried_by(order.clone(), Duration::from_secs(20));
         order.cancel();
-        patience.over().await;
-        patience.clone().over().await;
+        deadline.over().await;
+        deadline.clone().over().await;
         assert_eq!(start.elapsed().as_secs(), 20);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn its_end_is_seen_by_whoever_asks() {
+    async fn a_deadline_that_has_passed_is_seen_without_waiting() {
         let order = CancellationToken::new();
-        let patience = Patience::lasting(Duration::from_mins(10))
+        let deadline = Deadline::after(Duration::from_mins(10))
             .hurried_by(order.clone(), Duration::from_secs(20));
-        assert!(!patience.is_over());
+        assert!(!deadline.is_over());
         order.cancel();
-        patience.over().await;
-        assert!(patience.is_over());
-        let patience = Patience::lasting(Duration::from_secs(1));
-        assert!(!patience.is_over());
-        patience.over().await;
-        assert!(patience.is_over());
+        deadline.over().await;
+        assert!(deadline.is_over());
+        let deadline = Deadline::after(Duration::from_secs(1));
+        assert!(!deadline.is_over());
+        deadline.over().await;
+        assert!(deadline.is_over());
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_order_never_lengthens_it() {
         let (start, order) = (Instant::now(), CancellationToken::new());
-        let patience = Patience::lasting(Duration::from_secs(5))
+        let deadline = Deadline::after(Duration::from_secs(5))
             .hurried_by(order.clone(), Duration::from_mins(1));
         order.cancel();
-        patience.over().await;
+        deadline.over().await;
         assert_eq!(start.elapsed().as_secs(), 5);
     }
 }

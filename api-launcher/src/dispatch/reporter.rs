@@ -4,7 +4,7 @@
 //! Only the platform's own records are needed for that. Where there is a store, reasons reach the step's output; where
 //! there is Redis, they reach the live log too, and the job has a heartbeat.
 
-mod draft;
+mod step_output;
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -28,7 +28,7 @@ use platform::sinks::JobStream;
 use platform::terrakube::Terrakube;
 use platform::{Admission, Outcome, PlanReference, Standing, Start};
 use platform::{Platform, PlatformError, StepRef};
-use runtime::Patience;
+use runtime::Deadline;
 use tokio::sync::Semaphore;
 use tracing::{debug, info, warn};
 
@@ -62,7 +62,7 @@ const UNTOLD_PLAN: &str = "The plan ended, and its executor could neither tell t
 
 /// Why something could not be said for a run.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::dispatch) enum DeskError {
+pub(in crate::dispatch) enum ReportError {
     #[error(transparent)]
     Platform(#[from] PlatformError),
     #[error("could not store the step's output")]
@@ -78,7 +78,7 @@ pub(in crate::dispatch) enum DeskError {
     NotDispatched(JobStatus),
 }
 
-impl DeskError {
+impl ReportError {
     /// Whether the platform will not be told, however often it is tried.
     pub(in crate::dispatch) fn is_final(&self) -> bool {
         matches!(self, Self::Platform(PlatformError::Terrakube(error)) if error.is_final())
@@ -117,7 +117,7 @@ const fn has_outcome(step: StepStatus) -> bool {
 
 /// The platform, in the launcher's words.
 #[derive(Clone, Debug)]
-pub(crate) struct Desk {
+pub(crate) struct PlatformReporter {
     platform: Platform,
     outputs: Option<Store>,
     redis: Option<Redis>,
@@ -141,7 +141,7 @@ impl Turns {
     }
 }
 
-impl Desk {
+impl PlatformReporter {
     /// The platform and the store in a data directory.
     pub(crate) fn local(data_dir: &Path) -> Self {
         Self {
@@ -242,7 +242,7 @@ impl Desk {
 
     /// Queues the step as the platform does after a dispatch; Terrakube does it itself. A step that has begun, and a
     /// job that is cancelled, rejected or failed, stay as they are.
-    pub(in crate::dispatch) fn queue(&self, job: &JobData) -> Result<(), DeskError> {
+    pub(in crate::dispatch) fn queue(&self, job: &JobData) -> Result<(), ReportError> {
         let Platform::Local(local) = &self.platform else {
             return Ok(());
         };
@@ -266,9 +266,9 @@ impl Desk {
     }
 
     /// Where the step stands now. A step the platform does not know is pending.
-    pub(in crate::dispatch) async fn stand(&self, step: &StepRef) -> Result<Stand, DeskError> {
-        let patience = Patience::lasting(QUESTION);
-        let standing = self.platform.standing(step, &patience).await?;
+    pub(in crate::dispatch) async fn stand(&self, step: &StepRef) -> Result<Stand, ReportError> {
+        let deadline = Deadline::after(QUESTION);
+        let standing = self.platform.standing(step, &deadline).await?;
         Ok(Stand {
             job: standing.status,
             step: standing.step.unwrap_or(StepStatus::Pending),
@@ -280,7 +280,7 @@ impl Desk {
     pub(in crate::dispatch) fn on_record(
         &self,
         step: &StepRef,
-    ) -> Result<Option<Stand>, DeskError> {
+    ) -> Result<Option<Stand>, ReportError> {
         let Platform::Local(local) = &self.platform else {
             return Ok(None);
         };
@@ -293,7 +293,10 @@ impl Desk {
     }
 
     /// Whether an executor has taken the step.
-    pub(in crate::dispatch) async fn is_claimed(&self, step: &StepRef) -> Result<bool, DeskError> {
+    pub(in crate::dispatch) async fn is_claimed(
+        &self,
+        step: &StepRef,
+    ) -> Result<bool, ReportError> {
         match &self.platform {
             Platform::Local(local) => Ok(local.claimed_by(step)?.is_some()),
             // It reports that it runs as soon as it has taken it.
@@ -302,7 +305,7 @@ impl Desk {
     }
 
     /// Ends a step that never ran because its job was over; Terrakube does it itself.
-    pub(in crate::dispatch) fn skip(&self, step: &StepRef) -> Result<(), DeskError> {
+    pub(in crate::dispatch) fn skip(&self, step: &StepRef) -> Result<(), ReportError> {
         let Platform::Local(local) = &self.platform else {
             return Ok(());
         };
@@ -326,7 +329,7 @@ impl Desk {
     }
 
     /// The step of a run as far as the platform knows it; `None` for a job it has no record of.
-    pub(in crate::dispatch) fn known(&self, step: StepRef) -> Result<Option<StepRef>, DeskError> {
+    pub(in crate::dispatch) fn known(&self, step: StepRef) -> Result<Option<StepRef>, ReportError> {
         let Platform::Local(local) = &self.platform else {
             return Ok(Some(step));
         };
@@ -354,7 +357,7 @@ impl Desk {
         step: &StepRef,
         reason: &str,
         container: Option<&Path>,
-    ) -> Result<(), DeskError> {
+    ) -> Result<(), ReportError> {
         if !self.is_open(step, reason, container).await? {
             return Ok(());
         }
@@ -362,14 +365,14 @@ impl Desk {
     }
 
     /// Reports a step that was done and whose executor could not say so, by what it left in its report; otherwise as
-    /// [`Desk::settle`].
+    /// [`PlatformReporter::settle`].
     pub(in crate::dispatch) async fn vouch(
         &self,
         step: &StepRef,
         report: &FinalReport,
         sentence: &str,
         container: Option<&Path>,
-    ) -> Result<(), DeskError> {
+    ) -> Result<(), ReportError> {
         if !self.is_open(step, sentence, container).await? {
             return Ok(());
         }
@@ -377,14 +380,14 @@ impl Desk {
             .await
     }
 
-    /// As [`Desk::vouch`] of a step that waits for its outcome, and whose log is a file.
+    /// As [`PlatformReporter::vouch`] of a step that waits for its outcome, and whose log is a file.
     pub(in crate::dispatch) async fn vouch_with_log(
         &self,
         step: &StepRef,
         report: &FinalReport,
         sentence: &str,
         log: &Path,
-    ) -> Result<(), DeskError> {
+    ) -> Result<(), ReportError> {
         self.vouch_with(step, report, sentence, Latest::File(log))
             .await
     }
@@ -395,7 +398,7 @@ impl Desk {
         report: &FinalReport,
         sentence: &str,
         latest: Latest<'_>,
-    ) -> Result<(), DeskError> {
+    ) -> Result<(), ReportError> {
         let kind = StepType::parse(&step.step_type).unwrap_or(StepType::Approval);
         let is_plan = matches!(kind, StepType::Plan | StepType::PlanDestroy);
         let untold = match &report.untold {
@@ -409,8 +412,8 @@ impl Desk {
                 plan: None,
             },
         };
-        let patience = Patience::lasting(QUESTION);
-        let standing = self.platform.standing(step, &patience).await?;
+        let deadline = Deadline::after(QUESTION);
+        let standing = self.platform.standing(step, &deadline).await?;
         let settlement = settlement::settle(
             kind,
             untold.ending,
@@ -434,10 +437,10 @@ impl Desk {
             plan,
             commit_id: report.commit_id.clone(),
         };
-        let patience = Patience::lasting(REPORT);
+        let deadline = Deadline::after(REPORT);
         Ok(self
             .platform
-            .report_outcome(step, &outcome, &patience)
+            .report_outcome(step, &outcome, &deadline)
             .await?)
     }
 
@@ -448,7 +451,7 @@ impl Desk {
         step: &StepRef,
         reason: &str,
         container: Option<&Path>,
-    ) -> Result<bool, DeskError> {
+    ) -> Result<bool, ReportError> {
         let stand = self.stand(step).await?;
         if stand.is_settled() {
             let restored = match container {
@@ -465,7 +468,7 @@ impl Desk {
             return Ok(false);
         }
         if self.awaits_dispatch(&stand) {
-            return Err(DeskError::NotDispatched(stand.job));
+            return Err(ReportError::NotDispatched(stand.job));
         }
         Ok(true)
     }
@@ -477,9 +480,9 @@ impl Desk {
         step: &StepRef,
         container: &Path,
         line: Option<&str>,
-    ) -> Result<(), DeskError> {
+    ) -> Result<(), ReportError> {
         let (container, line) = (container.to_owned(), line.map(str::to_owned));
-        let change = move |output: &Path| draft::restore(output, &container, line.as_deref());
+        let change = move |output: &Path| step_output::restore(output, &container, line.as_deref());
         self.change_output(step, change).await.map(drop)
     }
 
@@ -488,7 +491,7 @@ impl Desk {
         &self,
         step: &StepRef,
         line: &str,
-    ) -> Result<(), DeskError> {
+    ) -> Result<(), ReportError> {
         self.write_output(step, line, Latest::Stored)
             .await
             .map(drop)
@@ -501,7 +504,7 @@ impl Desk {
         step: &StepRef,
         reason: &str,
         log: &Path,
-    ) -> Result<(), DeskError> {
+    ) -> Result<(), ReportError> {
         self.fail_with(step, reason, Latest::File(log)).await
     }
 
@@ -510,7 +513,7 @@ impl Desk {
         step: &StepRef,
         reason: &str,
         latest: Latest<'_>,
-    ) -> Result<(), DeskError> {
+    ) -> Result<(), ReportError> {
         let output = match self.write_output(step, reason, latest).await {
             // The reason is the step's name then.
             Err(error) if self.is_remote() => {
@@ -549,7 +552,7 @@ impl Desk {
         &self,
         job: &JobData,
         reason: &str,
-    ) -> Result<(), DeskError> {
+    ) -> Result<(), ReportError> {
         let step = StepRef::of(job);
         let reason = format!("The run was refused: {reason}");
         match &self.platform {
@@ -570,7 +573,7 @@ impl Desk {
                 }
                 Admission::Granted(_) => self.settle(&step, &reason, None).await,
                 Admission::Over(_) | Admission::Settled(_) => Ok(()),
-                Admission::NotDispatched(status) => Err(DeskError::NotDispatched(status)),
+                Admission::NotDispatched(status) => Err(ReportError::NotDispatched(status)),
             },
         }
     }
@@ -582,14 +585,14 @@ impl Desk {
     /// comes next, and the platform completes a job of which nothing is left (contract 4.6). A plan is another matter: the
     /// address of what it stored went with the job's half, and an approval would lead to an apply of nothing, which
     /// some executors then do unplanned. So its job fails, unless the plan was all there was to do.
-    pub(in crate::dispatch) async fn finish(&self, step: &StepRef) -> Result<(), DeskError> {
-        let patience = Patience::lasting(QUESTION);
-        if !self.platform.standing(step, &patience).await?.half_told {
+    pub(in crate::dispatch) async fn finish(&self, step: &StepRef) -> Result<(), ReportError> {
+        let deadline = Deadline::after(QUESTION);
+        if !self.platform.standing(step, &deadline).await?.half_told {
             return Ok(());
         }
         tokio::time::sleep(SECOND_LOOK).await;
-        let patience = Patience::lasting(QUESTION);
-        let standing = self.platform.standing(step, &patience).await?;
+        let deadline = Deadline::after(QUESTION);
+        let standing = self.platform.standing(step, &deadline).await?;
         if !standing.half_told {
             return Ok(());
         }
@@ -618,13 +621,13 @@ impl Desk {
 
     /// Reports a step that has nothing to run: that it runs, and that it is done (contract 2.9). Of one that has an
     /// outcome nothing is said again, since its job may be at the next step by now.
-    pub(in crate::dispatch) async fn complete(&self, job: &JobData) -> Result<(), DeskError> {
+    pub(in crate::dispatch) async fn complete(&self, job: &JobData) -> Result<(), ReportError> {
         let step = StepRef::of(job);
         let standing = match self.platform.admission(&step).await? {
             Admission::Granted(standing) => standing,
             Admission::Over(_) => return self.skip(&step),
             Admission::Settled(_) => return self.finish(&step).await,
-            Admission::NotDispatched(status) => return Err(DeskError::NotDispatched(status)),
+            Admission::NotDispatched(status) => return Err(ReportError::NotDispatched(status)),
         };
         let commit_id = job.commit_id.clone();
         let output = match self
@@ -666,7 +669,7 @@ impl Desk {
         &self,
         step: &StepRef,
         line: &str,
-    ) -> Result<(), DeskError> {
+    ) -> Result<(), ReportError> {
         match &self.platform {
             Platform::Local(_) => {
                 if self.stand(step).await?.is_settled() {
@@ -681,7 +684,7 @@ impl Desk {
                 match self.platform.admission(step).await? {
                     Admission::Granted(_) => self.remark(step, line).await,
                     Admission::Over(_) | Admission::Settled(_) => Ok(()),
-                    Admission::NotDispatched(status) => Err(DeskError::NotDispatched(status)),
+                    Admission::NotDispatched(status) => Err(ReportError::NotDispatched(status)),
                 }
             }
             Platform::Terrakube(_) => Ok(()),
@@ -695,7 +698,7 @@ impl Desk {
         output: Option<String>,
         note: Option<String>,
         commit_id: Option<String>,
-    ) -> Result<(), DeskError> {
+    ) -> Result<(), ReportError> {
         let outcome = Outcome {
             settlement,
             output,
@@ -703,14 +706,14 @@ impl Desk {
             plan: PlanReference::Keep,
             commit_id,
         };
-        let patience = Patience::lasting(REPORT);
+        let deadline = Deadline::after(REPORT);
         Ok(self
             .platform
-            .report_outcome(step, &outcome, &patience)
+            .report_outcome(step, &outcome, &deadline)
             .await?)
     }
 
-    async fn remark(&self, step: &StepRef, text: &str) -> Result<(), DeskError> {
+    async fn remark(&self, step: &StepRef, text: &str) -> Result<(), ReportError> {
         let Some(redis) = &self.redis else {
             return Ok(());
         };
@@ -724,7 +727,7 @@ impl Desk {
         step: &StepRef,
         line: &str,
         latest: Latest<'_>,
-    ) -> Result<Option<String>, DeskError> {
+    ) -> Result<Option<String>, ReportError> {
         if self.outputs.is_none() {
             return Ok(None);
         }
@@ -739,16 +742,16 @@ impl Desk {
         let line = line.to_owned();
         let change = move |output: &Path| {
             let (latest, scope) = if let Some(log) = log {
-                (log, draft::Scope::Start)
+                (log, step_output::Scope::Start)
             } else {
                 let latest = output.with_extension("live");
                 fs::write(&latest, shown)?;
                 if let Some(container) = container {
-                    draft::restore(&latest, &container, None)?;
+                    step_output::restore(&latest, &container, None)?;
                 }
-                (latest, draft::Scope::Step)
+                (latest, step_output::Scope::Step)
             };
-            draft::complete(output, &latest, scope, &line)
+            step_output::complete(output, &latest, scope, &line)
         };
         self.change_output(step, change).await
     }
@@ -758,7 +761,7 @@ impl Desk {
         &self,
         step: &StepRef,
         change: impl FnOnce(&Path) -> io::Result<()> + Send + 'static,
-    ) -> Result<Option<String>, DeskError> {
+    ) -> Result<Option<String>, ReportError> {
         let Some(store) = &self.outputs else {
             return Ok(None);
         };
@@ -766,7 +769,7 @@ impl Desk {
         let key = ObjectKey::step_output(&step.organization_id, &step.job_id, &step.step_id);
         let _place = self.drafts.acquire().await;
         // Logs may be larger than this program's memory.
-        let folder = tempfile::tempdir().map_err(DeskError::Draft)?;
+        let folder = tempfile::tempdir().map_err(ReportError::Draft)?;
         let draft = folder.path().join("output");
         match store.fetch(&store.reference(&key), &draft).await {
             Ok(_) | Err(StoreError::Missing { .. }) => {}
@@ -777,7 +780,7 @@ impl Desk {
             .await
             .map_err(io::Error::other)
             .flatten()
-            .map_err(DeskError::Draft)?;
+            .map_err(ReportError::Draft)?;
         let stored = store.put_file(&key, &draft).await?;
         Ok(Some(self.platform.step_output(step, stored)))
     }
