@@ -12,7 +12,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
-use crate::cluster::watch::Standings;
+use crate::cluster::watch::RunCounts;
 use crate::verdict::VerdictKind;
 
 /// Media type of [`Metrics::render`].
@@ -163,7 +163,7 @@ impl Metrics {
         for kind in VerdictKind::ALL {
             drop(self.ended.get_or_create(&[("verdict", kind.name())]));
         }
-        self.stand(Standings::default());
+        self.stand(RunCounts::default());
         let mut registry = self.lock();
         registry.register(
             "watching",
@@ -201,11 +201,11 @@ impl Metrics {
     }
 
     /// How many runs of the cluster stand where.
-    pub(crate) fn stand(&self, standings: Standings) {
+    pub(crate) fn stand(&self, counts: RunCounts) {
         for (state, count) in [
-            ("held", standings.held),
-            ("queued", standings.queued),
-            ("in_flight", standings.in_flight),
+            ("held", counts.held),
+            ("queued", counts.queued),
+            ("in_flight", counts.in_flight),
         ] {
             self.runs
                 .get_or_create(&[("state", state)])
@@ -285,7 +285,7 @@ pub(crate) struct WatchingNow<'a>(&'a Metrics);
 impl Drop for WatchingNow<'_> {
     fn drop(&mut self) {
         self.0.watching.set(0);
-        self.0.stand(Standings::default());
+        self.0.stand(RunCounts::default());
     }
 }
 
@@ -326,7 +326,7 @@ mod tests {
     fn who_watches_a_cluster_tells_of_it_and_who_has_stopped_does_not() {
         let metrics = Metrics::default().for_cluster();
         let watching = metrics.watch();
-        metrics.stand(Standings {
+        metrics.stand(RunCounts {
             held: 3,
             queued: 2,
             in_flight: 25,

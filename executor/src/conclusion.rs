@@ -11,7 +11,7 @@ use job_contract::progress::Phase;
 use job_contract::report::{ChangeCounts, FinalReport, StopReason, ToolRecord, Untold};
 use job_contract::settlement::{self, Ending};
 use job_contract::{Exit, JobData, StepType, chain};
-use platform::{Admission, History, Outcome, PlanReference};
+use platform::{History, Outcome, PlanReference, StartPermission};
 use platform::{Platform, PlatformError, StepRef};
 use runtime::Deadline;
 use tracing::error;
@@ -47,21 +47,30 @@ pub(crate) struct StepResult {
 }
 
 impl StepResult {
-    pub(crate) fn failed(error: &StageError) -> Self {
+    /// A step that ended so, and of which there is nothing else to say.
+    pub(crate) fn new(exit: Exit, ending: Ending) -> Self {
         Self {
-            exit: error.exit(),
-            ending: Ending::NotReached,
+            exit,
+            ending,
             after_ok: true,
             changes: None,
             plan: PlanReference::Keep,
             history: None,
             commit_id: String::new(),
             tool: None,
-            error: Some(error.story()),
-            hint: error.hint(),
+            error: None,
+            hint: None,
             stopped: None,
             account: Account::default(),
             reported: true,
+        }
+    }
+
+    pub(crate) fn failed(error: &StageError) -> Self {
+        Self {
+            error: Some(error.story()),
+            hint: error.hint(),
+            ..Self::new(error.exit(), Ending::NotReached)
         }
     }
 
@@ -81,11 +90,9 @@ impl StepResult {
 
     pub(crate) fn not_ours(exit: Exit, error: String) -> Self {
         Self {
-            exit,
             error: Some(error),
-            hint: None,
             reported: false,
-            ..Self::failed(&StageError::Panicked)
+            ..Self::new(exit, Ending::NotReached)
         }
     }
 }
@@ -158,10 +165,10 @@ async fn report_refusal(
 ) -> Result<Option<StepResult>, PlatformError> {
     let refused = &StepRef::of(job);
     let admission = tokio::select! {
-        admission = link.platform.admission(refused) => admission?,
+        admission = link.platform.start_permission(refused) => admission?,
         _ = stop.ordered() => return Ok(None),
     };
-    if !matches!(admission, Admission::Granted(_)) {
+    if !matches!(admission, StartPermission::Granted(_)) {
         return Ok(None);
     }
     if let Some(not_ours) = preparation::claim_to_report(&link.platform, config, job).await? {
@@ -230,7 +237,7 @@ pub(crate) async fn conclude(mut run: Run<'_>, mut result: StepResult) -> Ended 
         store: &run.store,
         stop: &stop,
         budget,
-        template_steps: run.standing.get().map(|standing| standing.template_steps),
+        template_steps: run.view.get().map(|view| view.template_steps),
         reading_time: reading_time(&run.link, &run.job, &stop),
     };
     let told = clock
@@ -410,8 +417,8 @@ impl Reporter<'_> {
             // Most endings do not depend on the template.
             None if settle(1) == settle(2) => settle(1),
             None => {
-                let standing = self.platform.standing(self.step, deadline).await?;
-                settle(standing.template_steps)
+                let view = self.platform.step_view(self.step, deadline).await?;
+                settle(view.template_steps)
             }
         };
         Ok(Outcome {

@@ -32,7 +32,7 @@ pub fn tenure(
         Some(Ended::Code(code)) => matches!(code, 0 | 1),
         Some(Ended::Signal(_)) | None => false,
     };
-    if gave_back && !terraform.board.locks().is_unreleased() {
+    if gave_back && !terraform.events.locks().is_unreleased() {
         return None;
     }
     let host = nix::unistd::gethostname().ok()?.into_string().ok()?;
@@ -45,7 +45,7 @@ pub fn tenure(
         host_is_ours_alone: run.config.run.pod_name.as_ref() == Some(&host),
         host,
         started,
-        held: terraform.board.progress().locked_by(),
+        held: terraform.events.progress().locked_by(),
     })
 }
 

@@ -30,7 +30,7 @@ use crate::run::{Run, StageError};
 use crate::scripts::{self, Moment, Scripts};
 use crate::state::{self, Left, Published};
 use crate::terraform::backend::{self, BackendAccess};
-use crate::terraform::board::Board;
+use crate::terraform::event_state::EventState;
 use crate::terraform::structured::Structured;
 use crate::terraform::variables::{self, Declarations};
 use crate::terraform::{Terraform, ToLog, credentials};
@@ -156,7 +156,7 @@ impl<'r, 'c> Operation<'r, 'c> {
             variables: None,
             refresh: run.job.refresh,
             refresh_only: run.job.refresh_only,
-            board: Board::default(),
+            events: EventState::default(),
         };
         Ok(Self {
             run,
@@ -308,7 +308,7 @@ impl<'r, 'c> Operation<'r, 'c> {
             self.note_plan(None).await?;
         }
         let destroy = run.step_type == StepType::PlanDestroy;
-        let shown = Publication::start(run, self.terraform.board.clone(), LivePhase::Plan);
+        let shown = Publication::start(run, self.terraform.events.clone(), LivePhase::Plan);
         let planned = self.terraform.plan(env, destroy, run.log.writer());
         let planned = run
             .clock
@@ -374,7 +374,7 @@ impl<'r, 'c> Operation<'r, 'c> {
     async fn still_ours(&self) -> Result<(), StageError> {
         let run = self.run;
         let deadline = Deadline::after(ASKING);
-        match run.link.platform.standing(&run.step, &deadline).await {
+        match run.link.platform.step_view(&run.step, &deadline).await {
             Ok(known) if known.step_has_ended() && !known.status.is_over() => {
                 Err(StageError::StepEnded)
             }
@@ -452,7 +452,7 @@ impl<'r, 'c> Operation<'r, 'c> {
         if let Some(plan) = &self.prepared.plan {
             plan.place(&self.prepared.working_dir.join(PLAN_FILE))?;
         }
-        let shown = Publication::start(run, self.terraform.board.clone(), LivePhase::Apply);
+        let shown = Publication::start(run, self.terraform.events.clone(), LivePhase::Apply);
         let work = caught(self.apply_or_destroy(phase, env));
         let changed = run
             .clock
@@ -467,10 +467,10 @@ impl<'r, 'c> Operation<'r, 'c> {
         let done = changed.as_ref().ok().map(|(done, ..)| *done);
         let left = Left {
             success: done.is_some_and(|done| done.ended.is_success()),
-            progress: self.terraform.board.progress(),
+            progress: self.terraform.events.progress(),
             tenure: lock::tenure(run, &self.terraform, phase, started, done),
             errored_before,
-            said: self.terraform.board.state_said(),
+            said: self.terraform.events.state_said(),
         };
         let (published, missing) = self.save(env, &left).await;
         self.account.end = done
@@ -549,7 +549,7 @@ impl<'r, 'c> Operation<'r, 'c> {
 
     /// Keeps account of the lock the tool met, if it met one.
     fn told_of_lock(&mut self) -> bool {
-        let Some(lock) = self.terraform.board.locks().in_the_way() else {
+        let Some(lock) = self.terraform.events.locks().in_the_way() else {
             return false;
         };
         self.account.sentence = Some(format!(

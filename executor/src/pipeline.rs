@@ -103,8 +103,8 @@ async fn run_linked(config: &Config, link: &Link, job: JobData, stop: Stop) -> E
 
 /// The step itself. Every early return is a result, so that the tail of the run happens whatever it is.
 async fn execute(run: &Run<'_>) -> StepResult {
-    let standing = match preparation::admit(run).await {
-        Ok(Ok(standing)) => standing,
+    let view = match preparation::admit(run).await {
+        Ok(Ok(view)) => view,
         Ok(Err(result)) => return result,
         Err(failure) => return before_claim(run, &failure).await,
     };
@@ -114,7 +114,7 @@ async fn execute(run: &Run<'_>) -> StepResult {
         run.stop.clone(),
         run.log.writer(),
     )));
-    match Box::pin(preparation::prepare(run, &standing)).await {
+    match Box::pin(preparation::prepare(run, &view)).await {
         Ok(Readiness::Ready(prepared)) => Box::pin(operate(run, *prepared)).await,
         Ok(Readiness::Scripts(workspace, tool)) => {
             script_step(run, &workspace, tool.as_ref()).await
@@ -307,16 +307,16 @@ async fn script_step(
         .await;
     let failure = match done {
         Ok(Ok(ok)) => {
-            let ending = if ok { Ending::Success } else { Ending::Failure };
+            let (exit, ending) = if ok {
+                (Exit::Done, Ending::Success)
+            } else {
+                (Exit::StepFailed, Ending::Failure)
+            };
             return stopped_or(
                 run,
                 StepResult {
-                    exit: if ok { Exit::Done } else { Exit::StepFailed },
-                    ending,
                     commit_id: workspace.commit_id.clone(),
-                    error: None,
-                    hint: None,
-                    ..StepResult::failed(&StageError::Panicked)
+                    ..StepResult::new(exit, ending)
                 },
             );
         }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use artifact_store::{Digest, Store, StoreError};
 use job_contract::keys::ObjectKey;
 use job_contract::{JobData, Tool, env};
-use platform::Standing;
+use platform::StepView;
 use runtime::regular_file;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -154,7 +154,7 @@ pub struct ReviewedPlan {
 #[derive(Debug)]
 pub struct Handover<'h> {
     pub job: &'h JobData,
-    pub standing: &'h Standing,
+    pub view: &'h StepView,
     pub context: &'h Map<String, Value>,
     pub store: &'h Store,
     /// A folder nobody else can look into.
@@ -169,8 +169,8 @@ impl Handover<'_> {
     /// Fetches the job's plan; `None` when the job has no plan step whose plan it must use.
     pub async fn fetch(&self) -> Result<Option<ReviewedPlan>, PlanError> {
         let mut note = None;
-        let mut reference = self.standing.terraform_plan.clone();
-        let mut planned = self.standing.planned;
+        let mut reference = self.view.terraform_plan.clone();
+        let mut planned = self.view.planned;
         if reference.is_none() && !planned && !self.on_record {
             note = PlanNote::read(self.store, self.job).await?;
             planned = note.is_some();
@@ -319,20 +319,20 @@ mod tests {
             &self,
             context: &Map<String, Value>,
         ) -> Result<Option<ReviewedPlan>, PlanError> {
-            let standing = standing(Some(self.reference.clone()), true);
-            self.fetch_as(&standing, context, |_| {}).await
+            let view = step_view(Some(self.reference.clone()), true);
+            self.fetch_as(&view, context, |_| {}).await
         }
 
         async fn fetch_as(
             &self,
-            standing: &Standing,
+            view: &StepView,
             context: &Map<String, Value>,
             change: impl FnOnce(&mut Handover<'_>),
         ) -> Result<Option<ReviewedPlan>, PlanError> {
             let private = tempfile::tempdir_in(self.folder.path()).unwrap().keep();
             let mut handover = Handover {
                 job: &job(),
-                standing,
+                view,
                 context,
                 store: &self.store,
                 private: &private,
@@ -362,14 +362,14 @@ mod tests {
         }
     }
 
-    fn standing(terraform_plan: Option<String>, planned: bool) -> Standing {
-        Standing {
+    fn step_view(terraform_plan: Option<String>, planned: bool) -> StepView {
+        StepView {
             status: JobStatus::Queue,
             step: None,
             template_steps: 2,
             terraform_plan,
             planned,
-            half_told: false,
+            half_reported: false,
         }
     }
 
@@ -413,8 +413,8 @@ mod tests {
     async fn a_planned_job_without_a_plan_is_refused_and_an_unplanned_one_applies_directly() {
         let fixture = Fixture::new(b"").await;
         let fetch = async |planned| {
-            let standing = standing(None, planned);
-            fixture.fetch_as(&standing, &Map::new(), |_| {}).await
+            let view = step_view(None, planned);
+            fixture.fetch_as(&view, &Map::new(), |_| {}).await
         };
         assert!(matches!(fetch(true).await, Err(PlanError::Unknown)));
         assert!(fetch(false).await.unwrap().is_none());
@@ -437,7 +437,7 @@ mod tests {
             Err(PlanError::Unrecorded { .. })
         ));
         let mixed = |handover: &mut Handover<'_>| handover.mixed_fleet = true;
-        let known = standing(Some(fixture.reference.clone()), true);
+        let known = step_view(Some(fixture.reference.clone()), true);
         let fetched = fixture.fetch_as(&known, &Map::new(), mixed).await;
         assert_eq!(fetched.unwrap().unwrap().record, None);
     }
@@ -446,7 +446,7 @@ mod tests {
     async fn a_plan_without_a_record_must_at_least_be_one() {
         let fixture = Fixture::new(b"hello").await;
         let mixed = |handover: &mut Handover<'_>| handover.mixed_fleet = true;
-        let known = standing(Some(fixture.reference.clone()), true);
+        let known = step_view(Some(fixture.reference.clone()), true);
         assert!(matches!(
             fixture.fetch_as(&known, &Map::new(), mixed).await,
             Err(PlanError::NotAPlan { .. })
@@ -471,7 +471,7 @@ mod tests {
         let fixture = Fixture::new(b"PK\x03\x04plan").await;
         let fetch = async |on_record| {
             let change = |handover: &mut Handover<'_>| handover.on_record = on_record;
-            let unknown = standing(None, false);
+            let unknown = step_view(None, false);
             fixture.fetch_as(&unknown, &Map::new(), change).await
         };
         assert!(

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use job_contract::progress::Phase;
 use job_contract::status::JobStatus;
 use job_contract::{Exit, JobData, StepType, chain, env};
-use platform::{Admission, Claim, Holder, Standing, Start};
+use platform::{Claim, Holder, Start, StartPermission, StepView};
 use platform::{Platform, PlatformError, StepRef};
 use serde_json::{Map, Value};
 use tokio::time::{Instant, sleep, timeout};
@@ -42,18 +42,18 @@ pub(crate) enum Readiness {
 
 /// Waits until the platform lets the step run, and opens the log to those who follow it. Nothing may be written there
 /// before (contract 2.5). `Err` holds a verdict on a step that is not to run.
-pub(crate) async fn admit(run: &Run<'_>) -> Result<Result<Standing, StepResult>, StageError> {
-    let asked = async { Ok(run.link.platform.admission(&run.step).await?) };
-    let standing = match unless_stopped(run, asked).await? {
-        Admission::Granted(standing) => standing,
-        Admission::Over(status) => return Ok(Err(job_is_over(run, &status).await)),
-        Admission::Settled(_) => return Ok(Err(step_has_ended(run))),
-        Admission::NotDispatched(status) => return Ok(Err(not_dispatched(run, &status))),
+pub(crate) async fn admit(run: &Run<'_>) -> Result<Result<StepView, StepResult>, StageError> {
+    let asked = async { Ok(run.link.platform.start_permission(&run.step).await?) };
+    let view = match unless_stopped(run, asked).await? {
+        StartPermission::Granted(view) => view,
+        StartPermission::Over(status) => return Ok(Err(job_is_over(run, &status).await)),
+        StartPermission::Settled(_) => return Ok(Err(step_has_ended(run))),
+        StartPermission::NotDispatched(status) => return Ok(Err(not_dispatched(run, &status))),
     };
     if let Some(sink) = run.link.live_log(&run.job) {
         run.log.attach(sink)?;
     }
-    Ok(Ok(run.standing.get_or_init(|| standing).clone()))
+    Ok(Ok(run.view.get_or_init(|| view).clone()))
 }
 
 /// The platform repeats the dispatch. A launcher that knows this one already starts it again when it is told so; any
@@ -72,7 +72,7 @@ fn not_dispatched(run: &Run<'_>, status: &JobStatus) -> StepResult {
 }
 
 /// Everything that may be repeated freely, and the claim that ends it.
-pub(crate) async fn prepare(run: &Run<'_>, standing: &Standing) -> Result<Readiness, StageError> {
+pub(crate) async fn prepare(run: &Run<'_>, view: &StepView) -> Result<Readiness, StageError> {
     scripts::check(&run.job, &run.env.path())?;
     for name in child_env::without_effect(&run.job) {
         let text = format!(
@@ -91,7 +91,7 @@ pub(crate) async fn prepare(run: &Run<'_>, standing: &Standing) -> Result<Readin
         .await?;
     if run.step_type.uses_tool() {
         let working_dir = workspace.working_dir(&run.job)?;
-        let plan = reviewed_plan(run, standing).await?;
+        let plan = reviewed_plan(run, view).await?;
         let pinned = plan
             .as_ref()
             .and_then(|plan| plan.record.as_ref())
@@ -294,20 +294,20 @@ async fn with_content<'r>(run: &'r Run<'_>) -> Result<Cow<'r, JobData>, StageErr
 
 async fn reviewed_plan(
     run: &Run<'_>,
-    standing: &Standing,
+    view: &StepView,
 ) -> Result<Option<plan::ReviewedPlan>, StageError> {
     if run.step_type != StepType::Apply {
         return Ok(None);
     }
     // Without a plan there is nothing to compare.
-    let context = if standing.terraform_plan.is_some() {
+    let context = if view.terraform_plan.is_some() {
         known_context(run).await
     } else {
         Map::new()
     };
     let handover = plan::Handover {
         job: &run.job,
-        standing,
+        view,
         context: &context,
         store: &run.store,
         private: run.layout.private(),
@@ -387,7 +387,7 @@ async fn claim(run: &Run<'_>, workspace: &Workspace) -> Result<Option<StepResult
         Claim::Held(holder) => {
             // Its outcome may be under review already, and what it stored must stay what was reviewed.
             let deadline = run.deadline();
-            let known = run.link.platform.standing(&run.step, &deadline).await?;
+            let known = run.link.platform.step_view(&run.step, &deadline).await?;
             if known.step_has_ended() && !known.status.is_over() {
                 return Ok(Some(step_has_ended(run)));
             }

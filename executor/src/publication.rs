@@ -16,7 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 
 use crate::run::Run;
-use crate::terraform::board::Board;
+use crate::terraform::event_state::EventState;
 
 /// How often at most.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -66,8 +66,8 @@ pub(crate) fn redacted(redactor: &Redactor, patch: Map<String, Value>) -> Map<St
 }
 
 impl Publication {
-    /// Begins to show what stands on the board. A platform of files has nobody who looks before the end.
-    pub(crate) fn start(run: &Run<'_>, board: Board, phase: LivePhase) -> Self {
+    /// Begins to show the state of the events. Nobody looks at a platform of files before the end.
+    pub(crate) fn start(run: &Run<'_>, events: EventState, phase: LivePhase) -> Self {
         let live = run.link.live_picture(&run.job);
         let done = CancellationToken::new();
         let is_watched = live.is_some() || matches!(run.link.platform, Platform::Terrakube(_));
@@ -75,7 +75,7 @@ impl Publication {
             let show = Show {
                 live,
                 phase,
-                board,
+                events,
                 platform: run.link.platform.clone(),
                 step: run.step.clone(),
                 redactor: run.log.redactor(),
@@ -132,7 +132,7 @@ fn state(phase: LivePhase, redactor: &Redactor, changes: Value, diagnostics: Val
 struct Show {
     live: Option<LiveStream>,
     phase: LivePhase,
-    board: Board,
+    events: EventState,
     platform: Platform,
     step: StepRef,
     redactor: Arc<Redactor>,
@@ -145,7 +145,7 @@ impl Show {
             tokio::select! {
                 biased;
                 () = done.cancelled() => return self.live,
-                () = self.board.changed() => {}
+                () = self.events.changed() => {}
             }
             self.show().await;
             tokio::select! {
@@ -156,7 +156,7 @@ impl Show {
     }
 
     async fn show(&mut self) {
-        let (changes, diagnostics) = self.board.picture();
+        let (changes, diagnostics) = self.events.picture();
         if let Some(live) = &self.live {
             let state = state(
                 self.phase,

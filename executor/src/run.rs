@@ -13,8 +13,8 @@ use job_contract::progress::Phase;
 use job_contract::report::PhaseTiming;
 use job_contract::{Exit, JobData, StepType, chain, env};
 use nix::unistd::{AccessFlags, eaccess};
-use platform::Standing;
 use platform::StepRef;
+use platform::StepView;
 use run_log::{FileSink, LogConfig, LogError, Redactor, RunLog, Sink, StdoutSink, secrets_of};
 use runtime::Deadline;
 use runtime::private_file::private_folder;
@@ -61,7 +61,7 @@ pub struct Run<'c> {
     /// The report that the step runs, as long as it has to be repeated.
     pub(crate) announcement: OnceLock<Announcement>,
     /// What the platform said when it let the step run.
-    pub standing: OnceLock<Standing>,
+    pub view: OnceLock<StepView>,
     /// Writes to the log while the store fails.
     _store_watch: Option<AbortOnDropHandle<()>>,
 }
@@ -255,7 +255,7 @@ impl<'c> Run<'c> {
             step: StepRef::of(&job),
             link,
             announcement: OnceLock::new(),
-            standing: OnceLock::new(),
+            view: OnceLock::new(),
             store,
             budget: Budget::of(config.run.grace_period(step_type)),
             clock: Clock::default(),

@@ -13,7 +13,7 @@ use crate::process::{
 };
 use crate::stop::{Budget, Stop};
 use crate::terraform::args::Operation;
-use crate::terraform::board::Board;
+use crate::terraform::event_state::EventState;
 use crate::terraform::events::EventStream;
 use crate::terraform::lock::met_in;
 use crate::terraform::structured::Structured;
@@ -21,8 +21,8 @@ use crate::tool::ResolvedTool;
 
 pub mod args;
 pub mod backend;
-pub mod board;
 pub mod credentials;
+pub mod event_state;
 pub mod events;
 pub mod lock;
 pub mod progress;
@@ -49,7 +49,7 @@ pub struct Terraform<'r> {
     pub refresh: bool,
     pub refresh_only: bool,
     /// Where the account of an operation is kept while it runs.
-    pub board: Board,
+    pub events: EventState,
 }
 
 /// A state the tool could not store itself.
@@ -234,8 +234,8 @@ impl Terraform<'_> {
         log: LogWriter,
         structured: Structured,
     ) -> Result<(Completion, Structured), ProcessError> {
-        self.board.begin(structured);
-        let mut stream = EventStream::new(log, self.board.clone());
+        self.events.begin(structured);
+        let mut stream = EventStream::new(log, self.events.clone());
         let done = process::run(
             &self.invocation(env, args),
             &self.interrupted(),
@@ -243,7 +243,7 @@ impl Terraform<'_> {
         )
         .await;
         stream.finish().await;
-        Ok((done?, self.board.take()))
+        Ok((done?, self.events.take()))
     }
 
     async fn document(

@@ -47,7 +47,7 @@ impl LeaseSettings {
 
 /// How it stands with the Lease, for whoever asks a replica about its health.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum LeaseState {
     /// This replica holds it and works, or is about to.
     Holder,
     /// Another holds it, and this one would take over.
@@ -97,7 +97,7 @@ impl Cluster {
         settings: &LeaseSettings,
         stop: impl Future<Output = ()>,
         mut work: impl FnMut() -> F,
-        mut told: impl FnMut(Standing),
+        mut told: impl FnMut(LeaseState),
     ) where
         F: Future<Output = ()>,
     {
@@ -109,7 +109,7 @@ impl Cluster {
                 acquired = self.acquire(settings, &mut observed, &mut told) => acquired,
             };
             if acquired == Acquired::NotAllowed {
-                told(Standing::NotAllowed);
+                told(LeaseState::NotAllowed);
                 warn!(
                     lease = settings.name,
                     "no right to hold a Lease: watching without one, which only a single replica may do"
@@ -125,7 +125,7 @@ impl Cluster {
                 );
                 continue;
             }
-            told(Standing::Holder);
+            told(LeaseState::Holder);
             let stopped = tokio::select! {
                 () = &mut stop => true,
                 () = work() => true,
@@ -161,7 +161,7 @@ impl Cluster {
         &self,
         settings: &LeaseSettings,
         observed: &mut Option<Observed>,
-        told: &mut impl FnMut(Standing),
+        told: &mut impl FnMut(LeaseState),
     ) -> Acquired {
         let mut said = String::new();
         let mut failing: Option<Instant> = None;
@@ -177,13 +177,13 @@ impl Cluster {
             };
             match look {
                 Ok(Look::Held) => return Acquired::Held,
-                Ok(Look::Another) => told(Standing::StandsBy),
+                Ok(Look::Another) => told(LeaseState::StandsBy),
                 Ok(Look::Missed) => {}
                 Err(_) if lasts(refused) => return Acquired::NotAllowed,
                 Err(error) => {
                     let cause = job_contract::chain(&error);
                     if lasts(failing) {
-                        told(Standing::OutOfReach(cause.clone()));
+                        told(LeaseState::OutOfReach(cause.clone()));
                     }
                     if cause != said {
                         warn!(
@@ -441,7 +441,7 @@ mod tests {
                 let _ = stopped.await;
             };
             let told = |standing| {
-                if standing == Standing::StandsBy {
+                if standing == LeaseState::StandsBy {
                     successions.fetch_add(1, Ordering::SeqCst);
                 }
             };
@@ -513,7 +513,7 @@ mod tests {
                     working.take().unwrap().send(()).unwrap();
                     std::future::pending()
                 },
-                |standing| assert_eq!(standing, Standing::Holder),
+                |standing| assert_eq!(standing, LeaseState::Holder),
             )
             .await;
     }
@@ -568,8 +568,8 @@ mod tests {
             cluster.lead(&settings, stop, work, tell).await;
             assert!(begun.elapsed() >= SOON, "one refusal is no reason");
             match (told.take().unwrap(), standing) {
-                (Standing::NotAllowed, None) => {}
-                (Standing::OutOfReach(why), Some(words)) => assert!(why.contains(words), "{why}"),
+                (LeaseState::NotAllowed, None) => {}
+                (LeaseState::OutOfReach(why), Some(words)) => assert!(why.contains(words), "{why}"),
                 (other, _) => panic!("{other:?}"),
             }
         }

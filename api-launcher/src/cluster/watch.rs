@@ -104,12 +104,12 @@ pub trait RunObserver: Send + Sync + 'static {
     }
 
     /// How many runs stand where. Called after every change.
-    fn on_standings(&self, _standings: Standings) {}
+    fn on_counts(&self, _standings: RunCounts) {}
 }
 
 /// How many runs that are not over stand where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standings {
+pub struct RunCounts {
     /// Suspended until the launcher releases them.
     pub held: usize,
     /// Suspended until a queue of the cluster does.
@@ -141,7 +141,7 @@ impl Default for WatchSettings {
 }
 
 /// What a request of the watcher came to.
-enum Note {
+enum Message {
     /// Events, and after the end of a run its pods as they are now.
     Told(String, String, Vec<Event>, Vec<Pod>),
     Settled(String, String, Result<Settled, ClusterError>),
@@ -149,14 +149,14 @@ enum Note {
     GoneReported(String, Told),
     /// The Job may go now, or could not be told so.
     Expires(String, String),
-    Heard(String, String, Life),
+    PodEvent(String, String, Life),
     /// The Job ends with what outlived its executor, or could not be told so.
     Stopped(String, String, bool),
     Removed(String),
 }
 
 /// A run whose Job is gone before its end was reported.
-struct Orphan {
+struct GoneRun {
     key: RunKey,
     verdict: Verdict,
     /// Not before this is it reported; `None` while it is being reported.
@@ -185,11 +185,11 @@ fn pauses(first: Duration) -> ExponentialBackoff {
 }
 
 /// What is known of one run.
-struct Entry {
+struct TrackedRun {
     key: RunKey,
     uid: String,
     job: Packed,
-    standing: Standing,
+    standing: JobStage,
     created: Timestamp,
     first_seen: Instant,
     /// When it was first seen released, by the API server's clock.
@@ -224,7 +224,7 @@ struct Entry {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum JobStage {
     /// Suspended, never released.
     Held,
     /// For the cluster's queue to release.
@@ -260,7 +260,7 @@ impl Cluster {
             removing: HashSet::new(),
             orphans: HashMap::new(),
             listed: false,
-            sight: Sight::NotYet,
+            sight: PodAccess::NotYet,
             notes,
             slots: Arc::new(Semaphore::new(AT_ONCE)),
             reports: Arc::new(Semaphore::new(AT_ONCE)),
@@ -289,7 +289,7 @@ where
 }
 
 /// What the watch of pods says.
-enum Heard {
+enum PodEvent {
     Event(Box<watcher::Event<Pod>>),
     /// The launcher's Role has no pods, as the one of Terrakube's documentation.
     Refused,
@@ -298,11 +298,11 @@ enum Heard {
 /// As [`events_of`], but whether pods may be watched at all is not for the watch alone to know.
 fn heard_of(
     events: impl Stream<Item = watcher::Result<watcher::Event<Pod>>> + Send,
-) -> impl Stream<Item = Heard> + Send {
+) -> impl Stream<Item = PodEvent> + Send {
     events.default_backoff().filter_map(|event| {
         let heard = match event {
-            Ok(event) => Some(Heard::Event(Box::new(event))),
-            Err(error) => is_forbidden(&error).then_some(Heard::Refused),
+            Ok(event) => Some(PodEvent::Event(Box::new(event))),
+            Err(error) => is_forbidden(&error).then_some(PodEvent::Refused),
         };
         futures_util::future::ready(heard)
     })
@@ -318,7 +318,7 @@ fn is_forbidden(error: &watcher::Error) -> bool {
 
 /// What can be seen of pods.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Sight {
+enum PodAccess {
     /// The first list is not complete: no run can be judged.
     NotYet,
     /// Pods may not be looked at: runs are judged by their Jobs alone.
@@ -333,7 +333,7 @@ struct Watch {
     feed: JobFeed,
     pods: Pods,
     /// Boxed, so that the room a growing table keeps free costs little.
-    runs: HashMap<String, Box<Entry>>,
+    runs: HashMap<String, Box<TrackedRun>>,
     /// When runs are to be looked at though nothing happened.
     due: BTreeSet<(Timestamp, String)>,
     /// Jobs whose release is under way.
@@ -341,11 +341,11 @@ struct Watch {
     /// Jobs that the history limits remove.
     removing: HashSet<String>,
     /// Runs whose Job is gone and whose end has still to be reported, by UID.
-    orphans: HashMap<String, Orphan>,
+    orphans: HashMap<String, GoneRun>,
     /// The first list of Jobs is complete: before, nothing is known about slots.
     listed: bool,
-    sight: Sight,
-    notes: mpsc::UnboundedSender<Note>,
+    sight: PodAccess,
+    notes: mpsc::UnboundedSender<Message>,
     slots: Arc<Semaphore>,
     reports: Arc<Semaphore>,
 }
@@ -354,8 +354,8 @@ impl Watch {
     async fn follow(
         &mut self,
         jobs: impl Stream<Item = watcher::Event<Job>>,
-        pods: impl Stream<Item = Heard>,
-        mut inbox: mpsc::UnboundedReceiver<Note>,
+        pods: impl Stream<Item = PodEvent>,
+        mut inbox: mpsc::UnboundedReceiver<Message>,
     ) {
         let mut jobs = std::pin::pin!(jobs.fuse());
         let mut pods = std::pin::pin!(pods.fuse());
@@ -373,8 +373,8 @@ impl Watch {
             tokio::select! {
                 Some(event) = jobs.next() => self.on_job_event(event),
                 Some(heard) = pods.next() => match heard {
-                    Heard::Event(event) => self.on_pod_event(*event),
-                    Heard::Refused => self.on_pods_refused(),
+                    PodEvent::Event(event) => self.on_pod_event(*event),
+                    PodEvent::Refused => self.on_pods_refused(),
                 },
                 Some(note) = inbox.recv() => self.on_note(note),
                 () = alarm => self.on_alarm(),
@@ -457,16 +457,16 @@ impl Watch {
         for job in self.pods.apply(event) {
             self.look(&job);
         }
-        if done && self.sight != Sight::Listed {
-            self.sight = Sight::Listed;
+        if done && self.sight != PodAccess::Listed {
+            self.sight = PodAccess::Listed;
             self.look_at_all();
         }
     }
 
     fn on_pods_refused(&mut self) {
-        if self.sight != Sight::Refused {
+        if self.sight != PodAccess::Refused {
             warn!("no right to look at pods: runs are judged by their Jobs alone");
-            self.sight = Sight::Refused;
+            self.sight = PodAccess::Refused;
             self.look_at_all();
         }
     }
@@ -483,9 +483,9 @@ impl Watch {
             .remove(&name)
             .map(|entry| *entry)
             .filter(|entry| entry.uid == uid)
-            .unwrap_or_else(|| Entry::new(key, uid, packed.clone()))
+            .unwrap_or_else(|| TrackedRun::new(key, uid, packed.clone()))
             .with(&trimmed, packed);
-        if entry.standing == Standing::Held {
+        if entry.standing == JobStage::Held {
             self.observer.on_held(&entry.key);
         }
         if is_suspended(&trimmed) {
@@ -508,7 +508,7 @@ impl Watch {
         self.removing.remove(&entry.uid);
         self.cluster.forget_stored(&entry.uid);
         // A Job that never got its job data was never accepted: nobody waits for it.
-        let unaccepted = entry.standing == Standing::Held && self.settling.remove(&entry.uid);
+        let unaccepted = entry.standing == JobStage::Held && self.settling.remove(&entry.uid);
         if entry.reported || unaccepted {
             self.observer.on_forgotten(&entry.key);
             return;
@@ -528,7 +528,7 @@ impl Watch {
         }
         let first = self.settings.report_again;
         let due = entry.report_due.filter(|due| *due > self.cluster.now());
-        let orphan = Orphan {
+        let orphan = GoneRun {
             key: entry.key,
             verdict,
             due,
@@ -547,7 +547,7 @@ impl Watch {
     }
 
     /// Whether the Job has gone because it had been kept for its report for as long as that may take.
-    fn is_stale(&self, entry: &Entry) -> bool {
+    fn is_stale(&self, entry: &TrackedRun) -> bool {
         let kept = SignedDuration::try_from(KEPT_UNREPORTED).unwrap_or(SignedDuration::MAX);
         entry
             .outcome
@@ -556,7 +556,7 @@ impl Watch {
 
     /// Looks at a run, tells what is new, and does what its standing asks for.
     fn look(&mut self, name: &str) {
-        if !self.listed || self.sight == Sight::NotYet {
+        if !self.listed || self.sight == PodAccess::NotYet {
             return;
         }
         let Some(entry) = self.runs.get(name) else {
@@ -579,7 +579,7 @@ impl Watch {
             return;
         };
         // Whether it has to wait for its turn is known when the queue was looked at.
-        if entry.standing == Standing::Held && !matches!(observation, Observation::Ended(_)) {
+        if entry.standing == JobStage::Held && !matches!(observation, Observation::Ended(_)) {
             return;
         }
         if entry.tell(&observation, &*self.observer) && observation == Observation::Running {
@@ -608,7 +608,7 @@ impl Watch {
         let Some(entry) = self.runs.get_mut(name) else {
             return;
         };
-        let is_over = entry.standing == Standing::Over;
+        let is_over = entry.standing == JobStage::Over;
         let lingers = verdict::lingers(pods, &self.settings.timeouts);
         let Some((until, fact)) = lingers.filter(|_| verdict.job_over && !is_over) else {
             return;
@@ -630,7 +630,7 @@ impl Watch {
             if let Err(error) = &stopped {
                 warn!(run = name, %error, "what outlived an executor could not be stopped, trying again");
             }
-            Note::Stopped(name, uid, stopped.is_ok())
+            Message::Stopped(name, uid, stopped.is_ok())
         });
     }
 
@@ -646,7 +646,7 @@ impl Watch {
     /// nothing, and nobody may be given up for it.
     fn unseen(&self, job: &Job) -> Option<Observation> {
         let at_work = terminal(job).is_none() && !is_suspended(job);
-        (self.sight == Sight::Refused && at_work).then_some(Observation::Running)
+        (self.sight == PodAccess::Refused && at_work).then_some(Observation::Running)
     }
 
     /// What is observed of a run, unless its node is lost. Kubernetes then shows a run that goes on, for minutes or for
@@ -663,7 +663,7 @@ impl Watch {
             return observation;
         };
         let over = matches!(observation, Observation::Ended(_));
-        let may_be = !over && entry.standing == Standing::InFlight;
+        let may_be = !over && entry.standing == JobStage::InFlight;
         // One that is gone looks like one that is overdue.
         let there = if may_be && verdict::suspect(pods).is_some() {
             self.pods.present_of(name, &entry.uid)
@@ -696,7 +696,7 @@ impl Watch {
             let (name, uid) = (name.to_owned(), entry.uid.clone());
             self.spawn_within(&self.reports, pause, async move {
                 let life = observer.listen(&key).await;
-                Note::Heard(name, uid, life)
+                Message::PodEvent(name, uid, life)
             });
         }
         observation
@@ -770,16 +770,16 @@ impl Watch {
                 Vec::new()
             };
             let events = cluster.events_of(&job, &known).await.unwrap_or_default();
-            Note::Told(name, uid, events, pods)
+            Message::Told(name, uid, events, pods)
         });
         hold
     }
 
-    fn spawn(&self, work: impl Future<Output = Note> + Send + 'static) {
+    fn spawn(&self, work: impl Future<Output = Message> + Send + 'static) {
         self.spawn_within(&self.slots, Duration::ZERO, work);
     }
 
-    fn spawn_report(&self, work: impl Future<Output = Note> + Send + 'static) {
+    fn spawn_report(&self, work: impl Future<Output = Message> + Send + 'static) {
         self.spawn_within(&self.reports, Duration::ZERO, work);
     }
 
@@ -787,7 +787,7 @@ impl Watch {
         &self,
         slots: &Arc<Semaphore>,
         pause: Duration,
-        work: impl Future<Output = Note> + Send + 'static,
+        work: impl Future<Output = Message> + Send + 'static,
     ) {
         let (slots, notes) = (Arc::clone(slots), self.notes.clone());
         tokio::spawn(async move {
@@ -815,12 +815,12 @@ impl Watch {
         if entry.reported {
             // Its verdict was noted in one request with the time the Job is kept, which may have failed. The verdict on a run
             // that was given up still says that its Job is not over.
-            let is_over = verdict.job_over || entry.standing == Standing::Over;
+            let is_over = verdict.job_over || entry.standing == JobStage::Over;
             if keep.is_some() && is_over {
                 entry.reporting = true;
                 self.spawn(async move {
                     cluster.note_reported(&key, &uid, keep).await;
-                    Note::Expires(name, uid)
+                    Message::Expires(name, uid)
                 });
             }
             return;
@@ -836,7 +836,7 @@ impl Watch {
                     let verdict = cluster.with_lock_holder(verdict).await;
                     observer.on_more(&key, &verdict).await;
                     cluster.note_verdict(&key, &uid, &verdict, keep).await;
-                    Note::Reported(name, uid, Told::Yes)
+                    Message::Reported(name, uid, Told::Yes)
                 });
                 return;
             }
@@ -848,7 +848,7 @@ impl Watch {
                 } else {
                     cluster.note_reported(&key, &uid, keep).await;
                 }
-                Note::Reported(name, uid, Told::Yes)
+                Message::Reported(name, uid, Told::Yes)
             });
             return;
         }
@@ -856,7 +856,7 @@ impl Watch {
             let told = cluster
                 .conclude(&key, &uid, &verdict, keep, &*observer)
                 .await;
-            Note::Reported(name, uid, told)
+            Message::Reported(name, uid, told)
         });
     }
 
@@ -872,13 +872,13 @@ impl Watch {
         self.spawn_report(async move {
             let verdict = cluster.with_lock_holder(verdict).await;
             let told = observer.on_ended(&key, &verdict).await;
-            Note::GoneReported(uid, told)
+            Message::GoneReported(uid, told)
         });
     }
 
-    fn on_note(&mut self, note: Note) {
+    fn on_note(&mut self, note: Message) {
         match note {
-            Note::Told(name, uid, events, pods) => {
+            Message::Told(name, uid, events, pods) => {
                 for pod in pods {
                     self.pods.apply(watcher::Event::Apply(pod));
                 }
@@ -888,13 +888,13 @@ impl Watch {
                     self.look(&name);
                 }
             }
-            Note::Reported(name, uid, told) => self.on_reported(&name, &uid, &told),
-            Note::GoneReported(uid, told) => self.on_orphan_reported(&uid, &told),
-            Note::Expires(name, uid) => self.on_reported(&name, &uid, &Told::Yes),
-            Note::Heard(name, uid, life) => self.on_heard(&name, &uid, life),
-            Note::Stopped(name, uid, done) => self.on_stopped(&name, &uid, done),
-            Note::Settled(name, uid, settled) => self.on_settled(&name, &uid, settled),
-            Note::Removed(uid) => {
+            Message::Reported(name, uid, told) => self.on_reported(&name, &uid, &told),
+            Message::GoneReported(uid, told) => self.on_orphan_reported(&uid, &told),
+            Message::Expires(name, uid) => self.on_reported(&name, &uid, &Told::Yes),
+            Message::PodEvent(name, uid, life) => self.on_heard(&name, &uid, life),
+            Message::Stopped(name, uid, done) => self.on_stopped(&name, &uid, done),
+            Message::Settled(name, uid, settled) => self.on_settled(&name, &uid, settled),
+            Message::Removed(uid) => {
                 self.removing.remove(&uid);
             }
         }
@@ -959,7 +959,7 @@ impl Watch {
         };
         match settled {
             // The watch will say so too; until then it takes a slot.
-            Ok(Settled::Released) => entry.standing = Standing::InFlight,
+            Ok(Settled::Released) => entry.standing = JobStage::InFlight,
             Ok(Settled::Removed) => {}
             settled => {
                 if let Err(error) = settled
@@ -985,9 +985,9 @@ impl Watch {
         let mut later = Vec::new();
         for (name, entry) in &self.runs {
             match entry.standing {
-                Standing::InFlight => in_flight += 1,
-                Standing::Held if self.settling.contains(&entry.uid) => in_flight += 1,
-                Standing::Held => {
+                JobStage::InFlight => in_flight += 1,
+                JobStage::Held if self.settling.contains(&entry.uid) => in_flight += 1,
+                JobStage::Held => {
                     let due = entry.settle_due(limit);
                     if due > now {
                         later.push((name.clone(), due - now));
@@ -998,8 +998,8 @@ impl Watch {
                         });
                     }
                 }
-                Standing::Queued => queued += 1,
-                Standing::Over => {}
+                JobStage::Queued => queued += 1,
+                JobStage::Over => {}
             }
         }
         let waiting: Vec<String> = held.iter().map(|held| held.name.to_owned()).collect();
@@ -1007,7 +1007,7 @@ impl Watch {
             .into_iter()
             .map(str::to_owned)
             .collect();
-        self.observer.on_standings(Standings {
+        self.observer.on_counts(RunCounts {
             held: waiting.len() + later.len() - names.len(),
             queued,
             in_flight: in_flight + names.len(),
@@ -1049,7 +1049,7 @@ impl Watch {
         let cluster = self.cluster.clone();
         self.spawn(async move {
             let settled = cluster.settle(&name, hopeless).await;
-            Note::Settled(name, uid, settled)
+            Message::Settled(name, uid, settled)
         });
     }
 
@@ -1081,19 +1081,19 @@ impl Watch {
             self.spawn(async move {
                 // What cannot be removed now is found again at the next change.
                 let _ = cluster.remove_ended(&name, &uid).await;
-                Note::Removed(uid)
+                Message::Removed(uid)
             });
         }
     }
 }
 
-impl Entry {
+impl TrackedRun {
     fn new(key: RunKey, uid: String, job: Packed) -> Self {
         Self {
             key,
             uid,
             job,
-            standing: Standing::InFlight,
+            standing: JobStage::InFlight,
             created: Timestamp::UNIX_EPOCH,
             first_seen: Instant::now(),
             seen_released: None,
@@ -1121,13 +1121,13 @@ impl Entry {
         let meta = &job.metadata;
         self.job = packed;
         self.standing = if terminal(job).is_some() {
-            Standing::Over
+            JobStage::Over
         } else if !is_suspended(job) || annotation(meta, annotations::RELEASED_AT).is_some() {
-            Standing::InFlight
+            JobStage::InFlight
         } else if is_queued_by_cluster(job) {
-            Standing::Queued
+            JobStage::Queued
         } else {
-            Standing::Held
+            JobStage::Held
         };
         if let Some(created) = &meta.creation_timestamp {
             self.created = created.0;

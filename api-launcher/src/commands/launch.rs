@@ -106,17 +106,17 @@ pub(super) async fn stay(
     let mut lines = stream::iter(log).flatten().boxed().fuse();
     let mut told: Option<String> = None;
     let mut ticks = tokio::time::interval(LOOK);
-    let standing = loop {
+    let sighting = loop {
         tokio::select! {
             Some(line) = lines.next() => show(line, out)?,
             _ = ticks.tick() => match look(cluster, key).await? {
-                Standing::Waiting(wait) => tell(wait, &mut told, out)?,
-                Standing::Running => {}
+                Sighting::Waiting(wait) => tell(wait, &mut told, out)?,
+                Sighting::Running => {}
                 end => break end,
             },
         }
     };
-    let Standing::Ended(verdict) = standing else {
+    let Sighting::Ended(verdict) = sighting else {
         return gone(out);
     };
     // What was said before the end belongs before the verdict. A run that was only given up may go on talking.
@@ -128,25 +128,25 @@ pub(super) async fn stay(
     conclude(&verdict, out)
 }
 
-enum Standing {
+enum Sighting {
     Waiting(Wait),
     Running,
     Ended(Box<Verdict>),
     Gone,
 }
 
-async fn look(cluster: &Cluster, key: &RunKey) -> Result<Standing, CommandError> {
+async fn look(cluster: &Cluster, key: &RunKey) -> Result<Sighting, CommandError> {
     let explanation = match cluster.explain(&key.name).await {
         Ok(explanation) => explanation,
         // The run goes on without us; so does the next look.
-        Err(error) if error.is_transient() => return Ok(Standing::Running),
-        Err(ClusterError::NoSuchRun(_)) => return Ok(Standing::Gone),
+        Err(error) if error.is_transient() => return Ok(Sighting::Running),
+        Err(ClusterError::NoSuchRun(_)) => return Ok(Sighting::Gone),
         Err(error) => return Err(error.into()),
     };
     Ok(match (explanation.verdict, explanation.wait) {
-        (Some(verdict), _) => Standing::Ended(Box::new(verdict)),
-        (None, Some(wait)) => Standing::Waiting(wait),
-        (None, None) => Standing::Running,
+        (Some(verdict), _) => Sighting::Ended(Box::new(verdict)),
+        (None, Some(wait)) => Sighting::Waiting(wait),
+        (None, None) => Sighting::Running,
     })
 }
 

@@ -23,7 +23,7 @@ use self::barrier::{Barrier, Stand, Witness};
 use self::observer::{Duty, Observer};
 use super::reporter::PlatformReporter;
 use super::{Accepted, Answered, Readiness, Refused, has_nothing_to_run};
-use crate::cluster::lease::{LeaseSettings, Standing};
+use crate::cluster::lease::{LeaseSettings, LeaseState};
 use crate::cluster::{Cluster, ClusterError, Submitted, labels};
 use crate::config::Deployment;
 use crate::manifest::{self, Manifest, ManifestErrors};
@@ -63,7 +63,7 @@ pub(crate) struct KubernetesTarget {
     last: Mutex<Option<(Instant, Readiness)>>,
     barrier: Barrier,
     /// How it stands with the Lease, once that is known.
-    lease: SyncMutex<Option<Standing>>,
+    lease: SyncMutex<Option<LeaseState>>,
     /// Whether the cluster has been seen to take Jobs from this launcher.
     takes_jobs: AtomicBool,
     /// How long a dispatch may take.
@@ -157,7 +157,7 @@ impl KubernetesTarget {
             }
         };
         let told = |standing| {
-            if standing == Standing::StandsBy {
+            if standing == LeaseState::StandsBy {
                 take_duty(None);
             }
             *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = Some(standing);
@@ -492,13 +492,13 @@ impl KubernetesTarget {
     fn readiness_with_the_lease(&self) -> Readiness {
         let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
         match &*lease {
-            None | Some(Standing::Holder | Standing::StandsBy) => Readiness::Ready,
-            Some(Standing::NotAllowed) => Readiness::Impaired(format!(
+            None | Some(LeaseState::Holder | LeaseState::StandsBy) => Readiness::Ready,
+            Some(LeaseState::NotAllowed) => Readiness::Impaired(format!(
                 "no right to hold the Lease `{}`: this replica watches the runs without one, which only a single replica \
                  may do. Grant it what `rbac/launcher.yaml` does",
                 self.watching.lease_name
             )),
-            Some(Standing::OutOfReach(cause)) => Readiness::NotReady(format!(
+            Some(LeaseState::OutOfReach(cause)) => Readiness::NotReady(format!(
                 "the Lease `{}` cannot be had, so that nobody may be watching the runs: {cause}",
                 self.watching.lease_name
             )),
@@ -1013,15 +1013,15 @@ mod tests {
             *target.last.lock().await = None;
             target.readiness().await
         };
-        assert_eq!(readiness(Standing::StandsBy).await, Readiness::Ready);
-        assert_eq!(readiness(Standing::Holder).await, Readiness::Ready);
+        assert_eq!(readiness(LeaseState::StandsBy).await, Readiness::Ready);
+        assert_eq!(readiness(LeaseState::Holder).await, Readiness::Ready);
         // Under the Role of Terrakube's documentation a single launcher does its work.
-        let alone = readiness(Standing::NotAllowed).await;
+        let alone = readiness(LeaseState::NotAllowed).await;
         assert!(
             matches!(&alone, Readiness::Impaired(why) if why.contains("rbac/launcher.yaml")),
             "{alone:?}"
         );
-        let away = readiness(Standing::OutOfReach("no such namespace".into())).await;
+        let away = readiness(LeaseState::OutOfReach("no such namespace".into())).await;
         assert!(
             matches!(&away, Readiness::NotReady(why) if why.ends_with("no such namespace")),
             "{away:?}"

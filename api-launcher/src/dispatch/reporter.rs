@@ -26,7 +26,7 @@ use platform::local::{LocalPlatform, StepRecord};
 use platform::redis::{Redis, RedisError};
 use platform::sinks::JobStream;
 use platform::terrakube::Terrakube;
-use platform::{Admission, Outcome, PlanReference, Standing, Start};
+use platform::{Outcome, PlanReference, Start, StartPermission, StepView};
 use platform::{Platform, PlatformError, StepRef};
 use runtime::Deadline;
 use tokio::sync::Semaphore;
@@ -268,10 +268,10 @@ impl PlatformReporter {
     /// Where the step stands now. A step the platform does not know is pending.
     pub(in crate::dispatch) async fn stand(&self, step: &StepRef) -> Result<Stand, ReportError> {
         let deadline = Deadline::after(QUESTION);
-        let standing = self.platform.standing(step, &deadline).await?;
+        let view = self.platform.step_view(step, &deadline).await?;
         Ok(Stand {
-            job: standing.status,
-            step: standing.step.unwrap_or(StepStatus::Pending),
+            job: view.status,
+            step: view.step.unwrap_or(StepStatus::Pending),
         })
     }
 
@@ -413,13 +413,13 @@ impl PlatformReporter {
             },
         };
         let deadline = Deadline::after(QUESTION);
-        let standing = self.platform.standing(step, &deadline).await?;
+        let view = self.platform.step_view(step, &deadline).await?;
         let settlement = settlement::settle(
             kind,
             untold.ending,
             untold.after_ok,
             untold.ignore_error,
-            standing.template_steps,
+            view.template_steps,
         );
         let plan = match untold.plan {
             Some(place) if is_plan => PlanReference::Set(place),
@@ -566,14 +566,12 @@ impl PlatformReporter {
                 }
                 Ok(())
             }
-            Platform::Terrakube(_) => match self.platform.admission(&step).await? {
+            Platform::Terrakube(_) => match self.platform.start_permission(&step).await? {
                 // An earlier delivery was accepted, and runs.
-                Admission::Granted(standing) if standing.step == Some(StepStatus::Running) => {
-                    Ok(())
-                }
-                Admission::Granted(_) => self.settle(&step, &reason, None).await,
-                Admission::Over(_) | Admission::Settled(_) => Ok(()),
-                Admission::NotDispatched(status) => Err(ReportError::NotDispatched(status)),
+                StartPermission::Granted(view) if view.step == Some(StepStatus::Running) => Ok(()),
+                StartPermission::Granted(_) => self.settle(&step, &reason, None).await,
+                StartPermission::Over(_) | StartPermission::Settled(_) => Ok(()),
+                StartPermission::NotDispatched(status) => Err(ReportError::NotDispatched(status)),
             },
         }
     }
@@ -587,16 +585,21 @@ impl PlatformReporter {
     /// some executors then do unplanned. So its job fails, unless the plan was all there was to do.
     pub(in crate::dispatch) async fn finish(&self, step: &StepRef) -> Result<(), ReportError> {
         let deadline = Deadline::after(QUESTION);
-        if !self.platform.standing(step, &deadline).await?.half_told {
+        if !self
+            .platform
+            .step_view(step, &deadline)
+            .await?
+            .half_reported
+        {
             return Ok(());
         }
         tokio::time::sleep(SECOND_LOOK).await;
         let deadline = Deadline::after(QUESTION);
-        let standing = self.platform.standing(step, &deadline).await?;
-        if !standing.half_told {
+        let view = self.platform.step_view(step, &deadline).await?;
+        if !view.half_reported {
             return Ok(());
         }
-        let settlement = half_settled(step, &standing);
+        let settlement = half_settled(step, &view);
         warn!(
             job_id = step.job_id,
             step_id = step.step_id,
@@ -623,11 +626,13 @@ impl PlatformReporter {
     /// outcome nothing is said again, since its job may be at the next step by now.
     pub(in crate::dispatch) async fn complete(&self, job: &JobData) -> Result<(), ReportError> {
         let step = StepRef::of(job);
-        let standing = match self.platform.admission(&step).await? {
-            Admission::Granted(standing) => standing,
-            Admission::Over(_) => return self.skip(&step),
-            Admission::Settled(_) => return self.finish(&step).await,
-            Admission::NotDispatched(status) => return Err(ReportError::NotDispatched(status)),
+        let view = match self.platform.start_permission(&step).await? {
+            StartPermission::Granted(view) => view,
+            StartPermission::Over(_) => return self.skip(&step),
+            StartPermission::Settled(_) => return self.finish(&step).await,
+            StartPermission::NotDispatched(status) => {
+                return Err(ReportError::NotDispatched(status));
+            }
         };
         let commit_id = job.commit_id.clone();
         let output = match self
@@ -658,7 +663,7 @@ impl PlatformReporter {
             Ending::Success,
             true,
             false,
-            standing.template_steps,
+            view.template_steps,
         );
         self.report(&step, settlement, output, None, commit_id)
             .await
@@ -681,10 +686,12 @@ impl PlatformReporter {
             }
             // Deletes the live log when it records the dispatch, so that nothing may stand there before.
             Platform::Terrakube(_) if self.redis.is_some() => {
-                match self.platform.admission(step).await? {
-                    Admission::Granted(_) => self.remark(step, line).await,
-                    Admission::Over(_) | Admission::Settled(_) => Ok(()),
-                    Admission::NotDispatched(status) => Err(ReportError::NotDispatched(status)),
+                match self.platform.start_permission(step).await? {
+                    StartPermission::Granted(_) => self.remark(step, line).await,
+                    StartPermission::Over(_) | StartPermission::Settled(_) => Ok(()),
+                    StartPermission::NotDispatched(status) => {
+                        Err(ReportError::NotDispatched(status))
+                    }
                 }
             }
             Platform::Terrakube(_) => Ok(()),
@@ -832,17 +839,17 @@ const fn is_dispatched(status: &JobStatus) -> bool {
 }
 
 /// What a step's job is told when all that is known is how the step ended.
-fn half_settled(step: &StepRef, standing: &Standing) -> Settlement {
+fn half_settled(step: &StepRef, view: &StepView) -> Settlement {
     let kind = StepType::parse(&step.step_type).unwrap_or(StepType::Approval);
-    let ending = match (standing.step, kind) {
+    let ending = match (view.step, kind) {
         (Some(StepStatus::Completed), StepType::Plan | StepType::PlanDestroy) => Ending::Changes,
         (Some(StepStatus::Completed), _) => Ending::Success,
         _ => Ending::NotReached,
     };
-    let settlement = settlement::settle(kind, ending, true, false, standing.template_steps);
+    let settlement = settlement::settle(kind, ending, true, false, view.template_steps);
     if ending == Ending::Changes
         && settlement.job == JobStatus::Pending
-        && standing.terraform_plan.is_none()
+        && view.terraform_plan.is_none()
     {
         return Settlement {
             job: JobStatus::Failed,

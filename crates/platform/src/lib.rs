@@ -17,5 +17,5 @@ pub mod terrakube;
 pub use error::PlatformError;
 pub use platform::Platform;
 pub use step::{
-    Admission, Claim, History, Holder, Outcome, PlanReference, Standing, Start, StepRef,
+    Claim, History, Holder, Outcome, PlanReference, Start, StartPermission, StepRef, StepView,
 };

@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 
 use crate::context::merge;
 use crate::{
-    Claim, History, Holder, Outcome, PlanReference, PlatformError, Standing, Start, StepRef,
+    Claim, History, Holder, Outcome, PlanReference, PlatformError, Start, StepRef, StepView,
 };
 
 /// What the platform knows of one job.
@@ -148,7 +148,7 @@ impl LocalPlatform {
         write_json(&path, &record, Durability::Synced)
     }
 
-    pub(crate) fn standing(&self, step: &StepRef) -> Result<Standing, PlatformError> {
+    pub(crate) fn step_view(&self, step: &StepRef) -> Result<StepView, PlatformError> {
         let record = self.job(&step.job_id)?.unwrap_or_else(|| {
             JobRecord::queued(&step.organization_id, &step.workspace_id, Vec::new())
         });
@@ -158,7 +158,7 @@ impl LocalPlatform {
                 Some(StepType::Plan | StepType::PlanDestroy)
             )
         };
-        Ok(Standing {
+        Ok(StepView {
             step: record.step(&step.step_id).map(|known| known.status),
             planned: record
                 .steps
@@ -168,7 +168,7 @@ impl LocalPlatform {
             terraform_plan: record.terraform_plan.filter(|plan| !plan.is_empty()),
             status: record.status,
             // Both halves are one write.
-            half_told: false,
+            half_reported: false,
         })
     }
 
@@ -477,7 +477,7 @@ mod tests {
         two_steps(&platform);
         let (plan, apply) = (step("plan", StepType::Plan), step("apply", StepType::Apply));
 
-        assert!(!platform.standing(&apply).unwrap().planned);
+        assert!(!platform.step_view(&apply).unwrap().planned);
         platform.report_running(&plan, "abc", "log").unwrap();
         assert_eq!(
             platform.job("7").unwrap().unwrap().status,
@@ -490,10 +490,10 @@ mod tests {
         );
         platform.report_outcome(&plan, &planned).unwrap();
 
-        let standing = platform.standing(&apply).unwrap();
-        assert_eq!(standing.status, JobStatus::Pending);
-        assert!(standing.planned);
-        assert_eq!(standing.terraform_plan.as_deref(), Some("/plan"));
+        let view = platform.step_view(&apply).unwrap();
+        assert_eq!(view.status, JobStatus::Pending);
+        assert!(view.planned);
+        assert_eq!(view.terraform_plan.as_deref(), Some("/plan"));
         platform
             .report_outcome(
                 &apply,

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::error::PlatformError;
 use crate::local::LocalPlatform;
-use crate::step::{Admission, Claim, History, Holder, Outcome, Standing, Start, StepRef};
+use crate::step::{Claim, History, Holder, Outcome, Start, StartPermission, StepRef, StepView};
 use crate::terrakube::Terrakube;
 
 /// A platform. Closed set: every executor speaks to exactly one.
@@ -27,31 +27,31 @@ const LOCAL_POLL: Duration = Duration::from_secs(2);
 impl Platform {
     /// Whether the step may run, once the platform knows that it was dispatched. Nothing may be written to the run's
     /// log or reported before.
-    pub async fn admission(&self, step: &StepRef) -> Result<Admission, PlatformError> {
+    pub async fn start_permission(&self, step: &StepRef) -> Result<StartPermission, PlatformError> {
         match self {
             Self::Local(local) => {
-                let standing = local.standing(step)?;
-                let rejected = standing.status == JobStatus::Rejected
+                let view = local.step_view(step)?;
+                let rejected = view.status == JobStatus::Rejected
                     && step.step_type != StepType::Approval.name();
-                Ok(match standing.outcome() {
-                    _ if standing.status.is_over() || rejected => Admission::Over(standing.status),
-                    Some(outcome) => Admission::Settled(outcome),
-                    None => Admission::Granted(standing),
+                Ok(match view.outcome() {
+                    _ if view.status.is_over() || rejected => StartPermission::Over(view.status),
+                    Some(outcome) => StartPermission::Settled(outcome),
+                    None => StartPermission::Granted(view),
                 })
             }
-            Self::Terrakube(terrakube) => Ok(terrakube.admission(step).await?),
+            Self::Terrakube(terrakube) => Ok(terrakube.start_permission(step).await?),
         }
     }
 
     /// What the platform says about the step now.
-    pub async fn standing(
+    pub async fn step_view(
         &self,
         step: &StepRef,
         deadline: &Deadline,
-    ) -> Result<Standing, PlatformError> {
+    ) -> Result<StepView, PlatformError> {
         match self {
-            Self::Local(local) => local.standing(step),
-            Self::Terrakube(terrakube) => Ok(terrakube.standing(step, deadline).await?),
+            Self::Local(local) => local.step_view(step),
+            Self::Terrakube(terrakube) => Ok(terrakube.step_view(step, deadline).await?),
         }
     }
 
@@ -61,10 +61,10 @@ impl Platform {
             Self::Local(local) => loop {
                 tokio::time::sleep(LOCAL_POLL).await;
                 // A record that cannot be read has cancelled nothing.
-                if let Ok(Standing {
+                if let Ok(StepView {
                     status: status @ (JobStatus::Cancelled | JobStatus::Failed),
                     ..
-                }) = local.standing(step)
+                }) = local.step_view(step)
                 {
                     return status;
                 }

@@ -33,9 +33,9 @@ impl StepRef {
 
 /// Whether a step may run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Admission {
+pub enum StartPermission {
     /// It may.
-    Granted(Standing),
+    Granted(StepView),
     /// Its job is over, with that status.
     Over(JobStatus),
     /// The step has an outcome, though its job goes on: a dispatch that came late.
@@ -55,7 +55,7 @@ pub enum Start {
 
 /// What the platform says about a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct StepView {
     /// Status of the job.
     pub status: JobStatus,
     /// Status of the step, as far as the platform knows it.
@@ -68,10 +68,10 @@ pub struct Standing {
     pub planned: bool,
     /// The step has an outcome and its job still runs, with no other step at work and no word of this one: whoever
     /// reported was interrupted between the two.
-    pub half_told: bool,
+    pub half_reported: bool,
 }
 
-impl Standing {
+impl StepView {
     /// How the step ended. Scripts of a rejected job come for a step that is over, and run all the same.
     pub fn outcome(&self) -> Option<StepStatus> {
         let outcome = self.step?;

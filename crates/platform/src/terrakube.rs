@@ -9,7 +9,7 @@ mod context;
 mod document;
 pub mod error;
 mod report;
-mod standing;
+mod step_view;
 mod template;
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ use serde_json::{Deserializer, Value};
 
 use crate::process::Consumer;
 use crate::terraform::MAX_DOCUMENT_BYTES;
-use crate::terraform::board::Board;
+use crate::terraform::event_state::EventState;
 use crate::terraform::state::RawState;
 
 /// Longest event that is parsed. Larger ones would be held in memory whole; none is known to come near.
@@ -30,18 +30,18 @@ pub struct EventStream {
     overflowing: bool,
     /// Lines for people that may be a state, from its first one on.
     state: Vec<u8>,
-    board: Board,
+    events: EventState,
 }
 
 impl EventStream {
-    /// Writes to `log`, and keeps account on `board`.
-    pub const fn new(log: LogWriter, board: Board) -> Self {
+    /// Writes to `log`, and counts the events in `events`.
+    pub const fn new(log: LogWriter, events: EventState) -> Self {
         Self {
             log,
             partial: Vec::new(),
             overflowing: false,
             state: Vec::new(),
-            board,
+            events,
         }
     }
 
@@ -69,17 +69,17 @@ impl EventStream {
                 text.push(b'\n');
             }
             if let Some(state) = printed_state(&event, line) {
-                self.board.state(state);
+                self.events.state(state);
             }
-            self.board.event(&event);
+            self.events.event(&event);
         } else {
-            self.board.line(line);
+            self.events.line(line);
             text.extend_from_slice(line);
             text.push(b'\n');
         }
     }
 
-    /// A state goes to the board. What turns out to be none goes to the log, as it is.
+    /// A state is kept in the event state. What turns out to be none goes to the log as it is.
     fn state_line(&mut self, line: &[u8], text: &mut Vec<u8>) {
         self.state.extend_from_slice(line);
         self.state.push(b'\n');
@@ -90,7 +90,7 @@ impl EventStream {
         }
         let state = std::mem::take(&mut self.state);
         if may_be_one && RawState::parse(&state).is_some_and(|state| !state.lineage.is_empty()) {
-            self.board.state(state.into());
+            self.events.state(state.into());
         } else {
             text.extend_from_slice(&state);
         }

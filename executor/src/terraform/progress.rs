@@ -25,7 +25,7 @@ pub struct Progress {
 #[derive(Clone, Debug)]
 struct Change {
     address: String,
-    standing: Standing,
+    standing: ChangeState,
     /// A replacement is two operations of the tool on one address.
     operations_left: u8,
     /// Whether something is there once it is made.
@@ -33,7 +33,7 @@ struct Change {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+enum ChangeState {
     Planned,
     Begun,
     Made,
@@ -127,7 +127,7 @@ impl Progress {
             .strip_prefix("with ")
             .and_then(|rest| rest.strip_suffix(','))
             && self.in_error
-            && self.standing(address) == Some(Standing::Begun)
+            && self.standing(address) == Some(ChangeState::Begun)
         {
             self.failed(address);
         } else if !is_indented
@@ -144,17 +144,17 @@ impl Progress {
 
     /// Whether anything may have been changed.
     pub fn has_begun(&self) -> bool {
-        let begun = |change: &Change| change.standing != Standing::Planned;
+        let begun = |change: &Change| change.standing != ChangeState::Planned;
         self.changes.iter().any(begun)
     }
 
     /// The account for a report.
     pub fn report(&self) -> ApplyProgress {
-        let planned = self.count(Standing::Planned);
+        let planned = self.count(ChangeState::Planned);
         ApplyProgress {
-            applied: self.count(Standing::Made),
-            failed: self.addresses(Standing::Failed),
-            unfinished: self.addresses(Standing::Begun),
+            applied: self.count(ChangeState::Made),
+            failed: self.addresses(ChangeState::Failed),
+            unfinished: self.addresses(ChangeState::Begun),
             not_begun: self.announced.then_some(planned),
         }
     }
@@ -162,12 +162,12 @@ impl Progress {
     /// The account as part of a sentence.
     pub fn sentence(&self) -> String {
         if !self.has_begun() {
-            return match self.count(Standing::Planned) {
+            return match self.count(ChangeState::Planned) {
                 0 => "no change was begun".to_owned(),
                 planned => format!("none of {planned} changes was begun"),
             };
         }
-        let made = self.count(Standing::Made);
+        let made = self.count(ChangeState::Made);
         let of_all = if self.announced {
             format!(" of {} changes", self.changes.len())
         } else {
@@ -175,12 +175,12 @@ impl Progress {
         };
         let mut parts = vec![format!("{made}{of_all} {} made", were(made))];
         for (standing, verb) in [
-            (Standing::Failed, "failed"),
-            (Standing::Begun, "in progress"),
+            (ChangeState::Failed, "failed"),
+            (ChangeState::Begun, "in progress"),
         ] {
             let count = self.count(standing);
             if count > 0 {
-                let verb = if standing == Standing::Failed {
+                let verb = if standing == ChangeState::Failed {
                     verb.to_owned()
                 } else {
                     format!("{} {verb}", were(count))
@@ -192,7 +192,7 @@ impl Progress {
                 parts.push(format!("{count} {verb} ({named})"));
             }
         }
-        let planned = self.count(Standing::Planned);
+        let planned = self.count(ChangeState::Planned);
         if planned > 0 {
             parts.push(format!("{planned} {} not begun", were(planned)));
         }
@@ -203,7 +203,7 @@ impl Progress {
     pub fn missing_from(&self, known: impl Fn(&str) -> bool) -> Vec<String> {
         self.changes
             .iter()
-            .filter(|change| change.standing == Standing::Made && change.leaves)
+            .filter(|change| change.standing == ChangeState::Made && change.leaves)
             .filter(|change| !known(&change.address))
             .map(|change| change.address.clone())
             .collect()
@@ -216,13 +216,13 @@ impl Progress {
     fn planned(&mut self, address: &str, operations: u8) {
         self.announced = true;
         let change = self.change(address);
-        if change.standing == Standing::Planned {
+        if change.standing == ChangeState::Planned {
             change.operations_left = operations;
         }
     }
 
     fn begun(&mut self, address: &str) {
-        self.change(address).standing = Standing::Begun;
+        self.change(address).standing = ChangeState::Begun;
     }
 
     fn made(&mut self, address: &str, leaves: bool) {
@@ -230,12 +230,12 @@ impl Progress {
         change.operations_left = change.operations_left.saturating_sub(1);
         change.leaves |= leaves;
         if change.operations_left == 0 {
-            change.standing = Standing::Made;
+            change.standing = ChangeState::Made;
         }
     }
 
     fn failed(&mut self, address: &str) {
-        self.change(address).standing = Standing::Failed;
+        self.change(address).standing = ChangeState::Failed;
     }
 
     fn change(&mut self, address: &str) -> &mut Change {
@@ -245,7 +245,7 @@ impl Progress {
             .or_insert_with(|| {
                 self.changes.push(Change {
                     address: address.to_owned(),
-                    standing: Standing::Planned,
+                    standing: ChangeState::Planned,
                     operations_left: 1,
                     leaves: false,
                 });
@@ -254,17 +254,17 @@ impl Progress {
         &mut self.changes[index]
     }
 
-    fn standing(&self, address: &str) -> Option<Standing> {
+    fn standing(&self, address: &str) -> Option<ChangeState> {
         let index = *self.by_address.get(address)?;
         Some(self.changes[index].standing)
     }
 
-    fn count(&self, standing: Standing) -> u64 {
+    fn count(&self, standing: ChangeState) -> u64 {
         let changes = self.changes.iter();
         changes.filter(|change| change.standing == standing).count() as u64
     }
 
-    fn addresses(&self, standing: Standing) -> Vec<String> {
+    fn addresses(&self, standing: ChangeState) -> Vec<String> {
         self.changes
             .iter()
             .filter(|change| change.standing == standing)

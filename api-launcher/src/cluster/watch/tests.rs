@@ -602,9 +602,9 @@ fn ten_thousand_runs_fit_in_memory() {
     let kept = serde_json::to_vec(&trimmed_job(&job)).unwrap().len()
         + serde_json::to_vec(&pods.of("job-1-a", "u")).unwrap().len();
     assert!(
-        kept + size_of::<Entry>() < 3000,
+        kept + size_of::<TrackedRun>() < 3000,
         "{kept} + {}",
-        size_of::<Entry>()
+        size_of::<TrackedRun>()
     );
 }
 

@@ -22,7 +22,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, info, warn};
 
-use crate::cluster::watch::{Life, RunObserver, Standings, Told};
+use crate::cluster::watch::{Life, RunCounts, RunObserver, Told};
 use crate::cluster::{Cluster, RunKey, SaveError};
 use crate::dispatch::reporter::{PlatformReporter, ReportError};
 use crate::metrics::Metrics;
@@ -484,8 +484,8 @@ impl RunObserver for Observer {
         .boxed()
     }
 
-    fn on_standings(&self, standings: Standings) {
-        self.metrics.stand(standings);
+    fn on_counts(&self, counts: RunCounts) {
+        self.metrics.stand(counts);
     }
 }
 

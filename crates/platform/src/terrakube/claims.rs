@@ -18,7 +18,7 @@ use tracing::warn;
 use super::context::Note;
 use super::{ORDINARY, Terrakube, TerrakubeError};
 use crate::redis::{Redis, Taken};
-use crate::{Claim, Holder, Standing, StepRef};
+use crate::{Claim, Holder, StepRef, StepView};
 use runtime::Deadline;
 
 /// Longer than any job lives, with its waiting for an approval.
@@ -34,9 +34,9 @@ const SETTLING: Duration = Duration::from_secs(2);
 impl Terrakube {
     /// Claims the step for `holder`.
     pub async fn claim(&self, step: &StepRef, holder: &Holder) -> Result<Claim, TerrakubeError> {
-        let standing = self.standing(step, &Deadline::after(ORDINARY)).await?;
+        let view = self.step_view(step, &Deadline::after(ORDINARY)).await?;
         let redis = self.0.redis.as_ref();
-        if is_taken(&standing) {
+        if is_taken(&view) {
             let known = match redis {
                 Some(redis) => holder_in(redis, step).await,
                 None => None,
@@ -48,18 +48,18 @@ impl Terrakube {
             return Ok(Claim::Held(known.unwrap_or_else(Holder::unknown)));
         }
         let Some(redis) = redis else {
-            return self.claim_by_note(step, holder, &standing).await;
+            return self.claim_by_note(step, holder, &view).await;
         };
         let value = serde_json::to_vec(holder).expect("a holder has no failing serialiser");
         Ok(match redis.take(&key(step), &value, EXPIRY).await {
-            Ok(Taken::Ours) => self.unless_noted(step, holder, &standing).await,
+            Ok(Taken::Ours) => self.unless_noted(step, holder, &view).await,
             Ok(Taken::Held(value)) => Claim::Held(read(&value).unwrap_or_else(Holder::unknown)),
             Err(error) => {
                 warn!(
                     error = chain(&error),
                     "claiming the step in the job context"
                 );
-                self.claim_by_note(step, holder, &standing).await?
+                self.claim_by_note(step, holder, &view).await?
             }
         })
     }
@@ -70,9 +70,9 @@ impl Terrakube {
         &self,
         step: &StepRef,
         holder: &Holder,
-        standing: &Standing,
+        view: &StepView,
     ) -> Result<Claim, TerrakubeError> {
-        if !takes_note(step, standing) {
+        if !takes_note(step, view) {
             return Ok(Claim::Granted);
         }
         let value = serde_json::to_value(holder).expect("a holder has no failing serialiser");
@@ -89,8 +89,8 @@ impl Terrakube {
             None => return Err(unclaimed(lost(step))),
         }
         // Whoever claimed it in a Redis that answers no more has left no note, but has begun.
-        let standing = self.standing(step, &Deadline::after(ORDINARY)).await?;
-        if is_taken(&standing) {
+        let view = self.step_view(step, &Deadline::after(ORDINARY)).await?;
+        if is_taken(&view) {
             return Ok(Claim::Held(Holder::unknown()));
         }
         Ok(Claim::Granted)
@@ -98,8 +98,8 @@ impl Terrakube {
 
     /// The claim on a step that Redis has granted: whoever claimed it while Redis did not answer has left a note, and may
     /// not have been able to say that it runs. Where the context is not to be had, nobody can have noted anything.
-    async fn unless_noted(&self, step: &StepRef, holder: &Holder, standing: &Standing) -> Claim {
-        if !takes_note(step, standing) {
+    async fn unless_noted(&self, step: &StepRef, holder: &Holder, view: &StepView) -> Claim {
+        if !takes_note(step, view) {
             return Claim::Granted;
         }
         match self.named(step).await {
@@ -125,10 +125,10 @@ impl Terrakube {
 
 /// Whether claims on the step are noted: neither on one that may be run twice, nor in a job of which the platform takes no
 /// context.
-fn takes_note(step: &StepRef, standing: &Standing) -> bool {
+fn takes_note(step: &StepRef, view: &StepView) -> bool {
     let kind = StepType::parse(&step.step_type);
     let is_repeatable = kind.is_some_and(|kind| kind.uses_tool() && !kind.changes_infrastructure());
-    !is_repeatable && standing.status != JobStatus::Rejected
+    !is_repeatable && view.status != JobStatus::Rejected
 }
 
 /// A note that nobody here can read is somebody's all the same.
@@ -147,12 +147,12 @@ fn lost(step: &StepRef) -> TerrakubeError {
 }
 
 /// Whether the step is, or was, somebody's by its status. The report that follows a claim makes it so.
-const fn is_taken(standing: &Standing) -> bool {
-    match standing.step {
+const fn is_taken(view: &StepView) -> bool {
+    match view.step {
         Some(StepStatus::Running | StepStatus::Completed) => true,
         // The platform ends the steps of a rejected job before it has the rejection's scripts run.
         Some(StepStatus::Failed | StepStatus::Cancelled | StepStatus::NotExecuted) => {
-            !matches!(standing.status, JobStatus::Rejected)
+            !matches!(view.status, JobStatus::Rejected)
         }
         Some(StepStatus::Pending) | None => false,
     }

@@ -15,7 +15,7 @@ use super::document::{
     JOB_COMMIT_WIDTH, JOB_OUTPUT_WIDTH, JOB_PLAN_WIDTH, JobChange, JobDocument, STEP_NAME_WIDTH,
     STEP_OUTPUT_WIDTH, StepChange, fits, fitting,
 };
-use super::standing::has_ended;
+use super::step_view::has_ended;
 use super::{Terrakube, TerrakubeError};
 use crate::{Outcome, PlanReference, Start, StepRef};
 use runtime::Deadline;

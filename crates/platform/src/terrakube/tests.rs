@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use self::stand_in::{Fault, StandIn, client, step};
 use super::{Terrakube, TerrakubeConfig, TerrakubeError, TokenSource};
 use crate::redis::{Redis, RedisArgs};
-use crate::{Admission, Claim, History, Holder, Outcome, PlanReference, Start};
+use crate::{Claim, History, Holder, Outcome, PlanReference, Start, StartPermission};
 use runtime::Deadline;
 use test_peers::port::Port;
 use test_peers::redis::RedisServer;
@@ -50,66 +50,79 @@ async fn a_step_waits_until_its_dispatch_is_recorded() {
     api.job().becomes.extend(["pending", "queue"]);
     let mut config = api.config();
     config.dispatch_wait = Duration::from_secs(20);
-    let admission = client(config).admission(&step("plan-id", PLAN)).await;
-    let Ok(Admission::Granted(standing)) = admission else {
+    let admission = client(config)
+        .start_permission(&step("plan-id", PLAN))
+        .await;
+    let Ok(StartPermission::Granted(view)) = admission else {
         panic!("{admission:?}");
     };
-    assert_eq!(standing.status, JobStatus::Queue);
-    assert_eq!(standing.step, Some(StepStatus::Pending));
-    assert_eq!(standing.template_steps, 2);
+    assert_eq!(view.status, JobStatus::Queue);
+    assert_eq!(view.step, Some(StepStatus::Pending));
+    assert_eq!(view.template_steps, 2);
     assert_eq!(api.job().asked, 3);
     assert!(api.told().is_empty());
 }
 
 #[rstest]
-#[case("queue", PLAN, Admission::Granted(granted("queue")))]
-#[case("rejected", "approval", Admission::Granted(granted("rejected")))]
-#[case("rejected", PLAN, Admission::Over(JobStatus::Rejected))]
-#[case("cancelled", PLAN, Admission::Over(JobStatus::Cancelled))]
-#[case("failed", "approval", Admission::Over(JobStatus::Failed))]
-#[case("completed", PLAN, Admission::Over(JobStatus::Completed))]
-#[case("approved", PLAN, Admission::NotDispatched(JobStatus::Approved))]
-#[case("pending", PLAN, Admission::NotDispatched(JobStatus::Pending))]
+#[case("queue", PLAN, StartPermission::Granted(granted("queue")))]
+#[case("rejected", "approval", StartPermission::Granted(granted("rejected")))]
+#[case("rejected", PLAN, StartPermission::Over(JobStatus::Rejected))]
+#[case("cancelled", PLAN, StartPermission::Over(JobStatus::Cancelled))]
+#[case("failed", "approval", StartPermission::Over(JobStatus::Failed))]
+#[case("completed", PLAN, StartPermission::Over(JobStatus::Completed))]
+#[case("approved", PLAN, StartPermission::NotDispatched(JobStatus::Approved))]
+#[case("pending", PLAN, StartPermission::NotDispatched(JobStatus::Pending))]
 #[tokio::test]
 async fn only_a_dispatched_job_runs_and_nobody_elses_is_touched(
     #[case] status: &str,
     #[case] step_type: &str,
-    #[case] expected: Admission,
+    #[case] expected: StartPermission,
 ) {
     let api = StandIn::with_status(status).await;
-    let admission = api.client().admission(&step("plan-id", step_type)).await;
+    let admission = api
+        .client()
+        .start_permission(&step("plan-id", step_type))
+        .await;
     assert_eq!(admission.unwrap(), expected);
     assert!(api.told().is_empty());
 }
 
 /// A dispatch that comes again when nobody remembers the first.
 #[rstest]
-#[case("running", "completed", Admission::Settled(StepStatus::Completed))]
-#[case("pending", "completed", Admission::Settled(StepStatus::Completed))]
-#[case("approved", "failed", Admission::Settled(StepStatus::Failed))]
-#[case("completed", "completed", Admission::Over(JobStatus::Completed))]
+#[case(
+    "running",
+    "completed",
+    StartPermission::Settled(StepStatus::Completed)
+)]
+#[case(
+    "pending",
+    "completed",
+    StartPermission::Settled(StepStatus::Completed)
+)]
+#[case("approved", "failed", StartPermission::Settled(StepStatus::Failed))]
+#[case("completed", "completed", StartPermission::Over(JobStatus::Completed))]
 #[tokio::test]
 async fn a_step_that_is_over_does_not_run_again_though_its_job_goes_on(
     #[case] job: &str,
     #[case] status: &str,
-    #[case] expected: Admission,
+    #[case] expected: StartPermission,
 ) {
     let api = StandIn::with_status(job).await;
     api.job().steps[0].1["status"] = status.into();
-    let admission = api.client().admission(&step("plan-id", PLAN)).await;
+    let admission = api.client().start_permission(&step("plan-id", PLAN)).await;
     assert_eq!(admission.unwrap(), expected);
     assert_eq!(api.job().asked, 1);
     assert!(api.told().is_empty());
 }
 
-fn granted(status: &str) -> crate::Standing {
-    crate::Standing {
+fn granted(status: &str) -> crate::StepView {
+    crate::StepView {
         status: serde_json::from_value(status.into()).unwrap(),
         step: Some(StepStatus::Pending),
         template_steps: 2,
         terraform_plan: None,
         planned: false,
-        half_told: false,
+        half_reported: false,
     }
 }
 
@@ -168,8 +181,8 @@ async fn a_job_whose_steps_are_not_told_is_read_again_and_never_taken_for_one_of
     let (client, plan) = (api.client(), step("plan-id", PLAN));
     let deadline = deadline();
     for error in [
-        client.admission(&plan).await.unwrap_err(),
-        client.standing(&plan, &deadline).await.unwrap_err(),
+        client.start_permission(&plan).await.unwrap_err(),
+        client.step_view(&plan, &deadline).await.unwrap_err(),
     ] {
         assert!(matches!(error, TerrakubeError::NoSteps { .. }), "{error}");
         assert_eq!(error.exit(), Exit::Infrastructure);
@@ -182,7 +195,7 @@ async fn a_job_whose_steps_are_not_told_is_read_again_and_never_taken_for_one_of
         }
         api.job().steps = steps;
     };
-    let (standing, ()) = tokio::join!(client.standing(&plan, &deadline), told);
+    let (standing, ()) = tokio::join!(client.step_view(&plan, &deadline), told);
     assert_eq!(standing.unwrap().template_steps, 2);
 }
 
@@ -199,8 +212,11 @@ async fn a_step_that_ended_is_not_run_again_and_its_job_is_left_alone(
     let api = StandIn::with_status(status).await;
     api.job().steps[0].1.insert("status".into(), json!(known));
     let (client, plan) = (api.client(), step("plan-id", PLAN));
-    let admission = client.admission(&plan).await.unwrap();
-    assert!(matches!(admission, Admission::Settled(_)), "{admission:?}");
+    let admission = client.start_permission(&plan).await.unwrap();
+    assert!(
+        matches!(admission, StartPermission::Settled(_)),
+        "{admission:?}"
+    );
     let start = client.report_running(&plan, "abc", "https://api/log").await;
     assert!(matches!(start, Ok(Start::Over(_))), "{start:?}");
     assert!(api.told().is_empty(), "{:?}", api.told());
@@ -465,7 +481,7 @@ async fn a_platform_asks_for_time_and_gets_it() {
     );
     let error = api
         .client()
-        .standing(
+        .step_view(
             &step("plan-id", PLAN),
             &Deadline::after(Duration::from_secs(3)),
         )
@@ -489,7 +505,7 @@ async fn what_waiting_cannot_mend_is_told_at_once_with_what_can(
     api.fault(Method::GET, "/412", Fault::Status(status));
     let error = api
         .client()
-        .admission(&step("plan-id", PLAN))
+        .start_permission(&step("plan-id", PLAN))
         .await
         .unwrap_err();
     assert_eq!(error.exit(), exit);
@@ -505,7 +521,7 @@ async fn another_secret_is_refused_and_no_token_is_told() {
         ..api.config()
     };
     let error = client(config)
-        .admission(&step("plan-id", PLAN))
+        .start_permission(&step("plan-id", PLAN))
         .await
         .unwrap_err();
     assert!(matches!(error, TerrakubeError::Refused { .. }), "{error}");
@@ -526,7 +542,7 @@ async fn no_answer_leads_a_token_elsewhere() {
     api.fault(Method::GET, "/412", Fault::Redirect(elsewhere));
     let error = api
         .client()
-        .admission(&step("plan-id", PLAN))
+        .start_permission(&step("plan-id", PLAN))
         .await
         .unwrap_err();
     assert!(error.to_string().contains("302"), "{error}");
@@ -570,7 +586,7 @@ async fn a_platform_that_is_not_there_is_named() {
     };
     let deadline = Deadline::after(Duration::from_secs(2));
     let error = client(config)
-        .standing(&step("plan-id", PLAN), &deadline)
+        .step_view(&step("plan-id", PLAN), &deadline)
         .await
         .unwrap_err();
     assert!(matches!(error, TerrakubeError::Transfer { .. }), "{error}");
@@ -584,7 +600,7 @@ async fn what_is_no_document_of_the_platform_is_told() {
     api.job().attributes.remove("status");
     let error = api
         .client()
-        .admission(&step("plan-id", PLAN))
+        .start_permission(&step("plan-id", PLAN))
         .await
         .unwrap_err();
     assert!(matches!(error, TerrakubeError::Malformed { .. }), "{error}");
@@ -597,7 +613,7 @@ async fn an_answer_without_end_is_not_read_to_its_end() {
     api.job().attributes.insert("output".into(), long);
     let error = api
         .client()
-        .admission(&step("plan-id", PLAN))
+        .start_permission(&step("plan-id", PLAN))
         .await
         .unwrap_err();
     assert!(matches!(error, TerrakubeError::TooLarge { .. }), "{error}");
@@ -1056,11 +1072,11 @@ async fn a_job_whose_plan_is_lost_is_still_a_planned_one() {
     let tcl = base64::engine::general_purpose::STANDARD.encode(tcl);
     api.job().attributes.insert("tcl".into(), json!(tcl));
     let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
-    assert!(!client.standing(&apply, &deadline()).await.unwrap().planned);
+    assert!(!client.step_view(&apply, &deadline()).await.unwrap().planned);
     api.job().steps[0]
         .1
         .insert("status".into(), json!("completed"));
-    assert!(client.standing(&apply, &deadline()).await.unwrap().planned);
+    assert!(client.step_view(&apply, &deadline()).await.unwrap().planned);
 }
 
 #[tokio::test]
@@ -1072,7 +1088,7 @@ async fn a_platform_without_security_is_shown_no_token() {
     };
     // The stand-in asks for a token, and so tells that there was none.
     let error = client(config)
-        .admission(&step("plan-id", PLAN))
+        .start_permission(&step("plan-id", PLAN))
         .await
         .unwrap_err();
     assert!(matches!(error, TerrakubeError::Refused { .. }), "{error}");

@@ -8,7 +8,7 @@ use tracing::{debug, info};
 
 use super::document::JobDocument;
 use super::{ORDINARY, Terrakube, TerrakubeError, template};
-use crate::{Admission, Standing, StepRef};
+use crate::{StartPermission, StepRef, StepView};
 use runtime::Deadline;
 
 /// How often a job that has no steps is read again.
@@ -16,46 +16,49 @@ const STEP_READS: u32 = 5;
 
 impl Terrakube {
     /// What the platform says about the step now.
-    pub async fn standing(
+    pub async fn step_view(
         &self,
         step: &StepRef,
         deadline: &Deadline,
-    ) -> Result<Standing, TerrakubeError> {
+    ) -> Result<StepView, TerrakubeError> {
         let mut looked = 0;
         loop {
             let document = self.job(step, deadline).await?;
             if !self.lacks_steps(&document, step, &mut looked).await? {
-                return Ok(standing(&document, step));
+                return Ok(step_view(&document, step));
             }
         }
     }
 
     /// Whether the step may run. The platform records a dispatch only after it was accepted, and deletes the log of
     /// the step before in between: nothing may be written until then (contract 2.5).
-    pub async fn admission(&self, step: &StepRef) -> Result<Admission, TerrakubeError> {
+    pub async fn start_permission(
+        &self,
+        step: &StepRef,
+    ) -> Result<StartPermission, TerrakubeError> {
         let (mut asked_since, mut looked) = (None, 0);
         loop {
             let document = self.job(step, &Deadline::after(ORDINARY)).await?;
             let status = &document.job().status;
             // A dispatch that came late: the job may already be at another step.
             if !status.is_over()
-                && let Some(outcome) = standing(&document, step).outcome()
+                && let Some(outcome) = step_view(&document, step).outcome()
             {
-                return Ok(Admission::Settled(outcome));
+                return Ok(StartPermission::Settled(outcome));
             }
             if is_awaited(status) && self.lacks_steps(&document, step, &mut looked).await? {
                 continue;
             }
             match status {
                 JobStatus::Queue | JobStatus::Running => {
-                    return Ok(Admission::Granted(standing(&document, step)));
+                    return Ok(StartPermission::Granted(step_view(&document, step)));
                 }
                 // The scripts of a rejection arrive as the approval step that was rejected.
                 JobStatus::Rejected if step.step_type == StepType::Approval.name() => {
-                    return Ok(Admission::Granted(standing(&document, step)));
+                    return Ok(StartPermission::Granted(step_view(&document, step)));
                 }
-                JobStatus::Rejected => return Ok(Admission::Over(status.clone())),
-                over if over.is_over() => return Ok(Admission::Over(over.clone())),
+                JobStatus::Rejected => return Ok(StartPermission::Over(status.clone())),
+                over if over.is_over() => return Ok(StartPermission::Over(over.clone())),
                 _ => {}
             }
             let since = *asked_since.get_or_insert_with(|| {
@@ -63,7 +66,7 @@ impl Terrakube {
                 Instant::now()
             });
             if since.elapsed() >= self.config().dispatch_wait {
-                return Ok(Admission::NotDispatched(status.clone()));
+                return Ok(StartPermission::NotDispatched(status.clone()));
             }
             sleep(self.0.pace.dispatch_poll).await;
         }
@@ -125,12 +128,12 @@ const fn is_awaited(status: &JobStatus) -> bool {
 
 /// Whether the step has an outcome, whoever reported it.
 pub(super) fn has_ended(document: &JobDocument, step: &StepRef) -> bool {
-    standing(document, step).step_has_ended()
+    step_view(document, step).step_has_ended()
 }
 
-fn standing(document: &JobDocument, step: &StepRef) -> Standing {
+fn step_view(document: &JobDocument, step: &StepRef) -> StepView {
     let job = document.job();
-    Standing {
+    StepView {
         status: job.status.clone(),
         step: document.step(&step.step_id).and_then(|known| known.status),
         template_steps: document.template_steps(),
@@ -140,7 +143,7 @@ fn standing(document: &JobDocument, step: &StepRef) -> Standing {
                 .tcl
                 .as_deref()
                 .is_some_and(|tcl| template::was_planned(tcl, document.steps())),
-        half_told: is_half_told(document, &step.step_id),
+        half_reported: is_half_told(document, &step.step_id),
     }
 }
 

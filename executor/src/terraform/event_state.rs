@@ -1,5 +1,5 @@
-//! The account of the operation that runs, where whoever shows it can look at any time: the reader of the tool's
-//! output keeps it and waits for nobody.
+//! What the tool's events have said so far of the operation that runs. The reader of the tool's output writes it, without
+//! waiting; the publisher reads it at any time.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,50 +11,50 @@ use crate::terraform::lock::{LockWatch, without_colours};
 use crate::terraform::progress::Progress;
 use crate::terraform::structured::Structured;
 
-/// The account of one operation. Clones share it.
+/// The events of one operation, summed up. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Board(Arc<Inner>);
+pub struct EventState(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    account: Mutex<Account>,
+    summary: Mutex<Summary>,
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Account {
+struct Summary {
     structured: Structured,
     progress: Progress,
     lock: LockWatch,
     state: Option<Bytes>,
 }
 
-impl Board {
-    /// Starts from this account.
+impl EventState {
+    /// Starts from this list of changes.
     pub fn begin(&self, structured: Structured) {
-        *self.lock() = Account {
+        *self.lock() = Summary {
             structured,
-            ..Account::default()
+            ..Summary::default()
         };
         self.0.changed.notify_one();
     }
 
     /// Takes one event of the tool.
     pub fn event(&self, event: &Value) {
-        let mut account = self.lock();
-        account.structured.event(event);
-        account.progress.event(event);
-        account.lock.event(event);
-        drop(account);
+        let mut summary = self.lock();
+        summary.structured.event(event);
+        summary.progress.event(event);
+        summary.lock.event(event);
+        drop(summary);
         self.0.changed.notify_one();
     }
 
     /// Takes one line of a tool that speaks no JSON.
     pub fn line(&self, line: &[u8]) {
         let line = without_colours(&String::from_utf8_lossy(line));
-        let mut account = self.lock();
-        account.progress.line(&line);
-        account.lock.line(&line);
+        let mut summary = self.lock();
+        summary.progress.line(&line);
+        summary.lock.line(&line);
     }
 
     /// Takes the state the tool printed because no disk took it.
@@ -89,17 +89,17 @@ impl Board {
 
     /// Changes and diagnostics as they are now.
     pub fn picture(&self) -> (Value, Value) {
-        let account = self.lock();
+        let summary = self.lock();
         (
-            account.structured.changes(),
-            account.structured.diagnostics(),
+            summary.structured.changes(),
+            summary.structured.diagnostics(),
         )
     }
 
-    fn lock(&self) -> MutexGuard<'_, Account> {
+    fn lock(&self) -> MutexGuard<'_, Summary> {
         // An event that panicked has at worst counted too little.
         self.0
-            .account
+            .summary
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
