@@ -42,8 +42,8 @@ const AT_ONCE: usize = 25;
 const EVENTS_AFTER: SignedDuration = SignedDuration::from_secs(5);
 /// Events of a run that still waits are asked for again after this long, then twice as long.
 const EVENTS_AGAIN: Duration = Duration::from_secs(10);
-/// Objects in one page of a list.
-const PAGE: u32 = 500;
+/// Objects in one page of a list. A page is decoded as a whole, managed fields and all, before anything of it is left out.
+const PAGE: u32 = 50;
 /// A report that failed again and again is tried once in so long.
 const REPORT_AT_LEAST: Duration = Duration::from_mins(1);
 /// An executor on a node that may be lost is listened for so often.
@@ -269,10 +269,10 @@ impl Cluster {
     }
 }
 
+/// Lists are consistent ones: for any older state, an API server may send all objects in one page.
 fn watch_config() -> watcher::Config {
     watcher::Config::default()
         .labels(labels::SELECTOR)
-        .any_semantic()
         .page_size(PAGE)
 }
 
