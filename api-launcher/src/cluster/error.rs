@@ -181,7 +181,7 @@ impl RetryPolicy {
 }
 
 impl Cluster {
-    /// Makes a request, again while the API server cannot answer, within the retry_policy for one call.
+    /// Makes a request, again while the API server cannot answer, within the retry policy for one call.
     pub(super) async fn ask<T, F>(
         &self,
         action: &'static str,

@@ -46,7 +46,7 @@ pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, Co
         out.note(&format!("warning: {warning}"));
     }
     let cluster = args.access.connect(&deployment.namespace).await?;
-    // An answer is worth more here than retry_policy.
+    // A quick answer is worth more here than many retries.
     let cluster = cluster.with_retry_policy(RetryPolicy {
         attempts: 1,
         ..RetryPolicy::default()
