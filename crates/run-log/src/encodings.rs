@@ -47,6 +47,7 @@ pub(super) const READABLE: &[Encoding] = &[
     },
     |text| ansi_quoted(text, |_| false),
     |text| ansi_quoted(text, |c| !c.is_ascii()),
+    echoed,
 ];
 
 /// Encodings that change every character. Tools break their output into lines anywhere.
@@ -127,6 +128,54 @@ fn hcl(text: &str) -> Cow<'_, str> {
 
 fn json_in_json(text: &str) -> Cow<'_, str> {
     nested(text, json_html_safe, json)
+}
+
+/// As `echo` of POSIX shells prints it, which `sh` is on Debian and Alpine: it interprets what follows a backslash.
+fn echoed(text: &str) -> Cow<'_, str> {
+    if !text.contains('\\') {
+        return text.into();
+    }
+    let mut printed = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('\\') {
+        printed.push_str(before);
+        let Some(c) = after.chars().next() else {
+            rest = "\\";
+            break;
+        };
+        rest = &after[c.len_utf8()..];
+        match c {
+            'a' => printed.push('\u{7}'),
+            'b' => printed.push('\u{8}'),
+            // Nothing is printed behind it.
+            'c' => return printed.into(),
+            'f' => printed.push('\u{c}'),
+            'n' => printed.push('\n'),
+            'r' => printed.push('\r'),
+            't' => printed.push('\t'),
+            'v' => printed.push('\u{b}'),
+            '\\' => printed.push('\\'),
+            '0'..='7' => {
+                let most = if c == '0' { 4 } else { 3 };
+                let digits = after.bytes().take(most);
+                let length = digits
+                    .take_while(|byte| (b'0'..=b'7').contains(byte))
+                    .count();
+                let code = u32::from_str_radix(&after[..length], 8).unwrap_or_default();
+                let byte = u8::try_from(code & 0xff).unwrap_or_default();
+                // The log shows what is no text as such.
+                printed.push(if byte.is_ascii() {
+                    char::from(byte)
+                } else {
+                    char::REPLACEMENT_CHARACTER
+                });
+                rest = &after[length..];
+            }
+            other => printed.extend(['\\', other]),
+        }
+    }
+    printed.push_str(rest);
+    printed.into()
 }
 
 fn single_quoted(text: &str) -> Cow<'_, str> {
@@ -239,4 +288,29 @@ fn embedded_base64<'a>(engine: &GeneralPurpose, lead: usize, text: &str) -> Cow<
     encoded[(lead * 8).div_ceil(6)..plain.len() * 8 / 6]
         .to_owned()
         .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn what_echo_of_a_posix_shell_prints_is_known() {
+        for escape in "abcfnrtvxyzABC0123456789\\'\"%".chars().map(String::from) {
+            for after in ["", "1", "12", "177x"] {
+                let secret = format!("hunter\\{escape}{after}rest");
+                let output = Command::new("dash")
+                    .args(["-c", "echo \"$0\""])
+                    .arg(&secret)
+                    .output()
+                    .unwrap();
+                let shown = String::from_utf8_lossy(&output.stdout);
+                let shown = shown.strip_suffix('\n').unwrap_or(&shown);
+                assert_eq!(echoed(&secret), shown, "{secret}");
+            }
+        }
+        assert_eq!(echoed("hunter\\"), "hunter\\");
+    }
 }
