@@ -47,7 +47,6 @@ pub(super) const READABLE: &[Encoding] = &[
     },
     |text| ansi_quoted(text, |_| false),
     |text| ansi_quoted(text, |c| !c.is_ascii()),
-    echoed,
 ];
 
 /// Encodings that change every character. Tools break their output into lines anywhere.
@@ -130,8 +129,9 @@ fn json_in_json(text: &str) -> Cow<'_, str> {
     nested(text, json_html_safe, json)
 }
 
-/// As `echo` of POSIX shells prints it, which `sh` is on Debian and Alpine: it interprets what follows a backslash.
-fn echoed(text: &str) -> Cow<'_, str> {
+/// As `echo` of dash prints it, which is `sh` on Debian and what `local-exec` runs: it interprets what follows a backslash.
+/// The result may have several lines. It is borrowed if there is no backslash.
+pub(super) fn echoed(text: &str) -> Cow<'_, str> {
     if !text.contains('\\') {
         return text.into();
     }
@@ -149,6 +149,7 @@ fn echoed(text: &str) -> Cow<'_, str> {
             'b' => printed.push('\u{8}'),
             // Nothing is printed behind it.
             'c' => return printed.into(),
+            'e' => printed.push('\u{1b}'),
             'f' => printed.push('\u{c}'),
             'n' => printed.push('\n'),
             'r' => printed.push('\r'),
@@ -297,10 +298,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_echo_of_a_posix_shell_prints_is_known() {
-        for escape in "abcfnrtvxyzABC0123456789\\'\"%".chars().map(String::from) {
-            for after in ["", "1", "12", "177x"] {
-                let secret = format!("hunter\\{escape}{after}rest");
+    fn escapes_are_interpreted_as_dash_does() {
+        let letters = ('!'..='~').map(String::from);
+        let numbers = ["04", "041", "0101", "01012", "0377", "23", "234", "2345"];
+        for escape in letters.chain(numbers.map(str::to_owned)) {
+            for after in ["", "rest"] {
+                let secret = format!("hunter\\{escape}{after}");
                 let output = Command::new("dash")
                     .args(["-c", "echo \"$0\""])
                     .arg(&secret)

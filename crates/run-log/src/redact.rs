@@ -10,7 +10,7 @@ use std::sync::Arc;
 use icu_normalizer::ComposingNormalizerBorrowed;
 use serde_json::Value;
 
-use super::encodings::{OPAQUE, READABLE};
+use super::encodings::{OPAQUE, READABLE, echoed};
 use super::index::{Index, MIN_FORM_BYTES, Texts};
 use super::wrapped::Wrapped;
 
@@ -29,7 +29,8 @@ const PIECE_BYTES: usize = 4096;
 /// adding secrets one by one costs a logarithm more than adding all at once.
 ///
 /// # Caveats
-/// Not found: secrets with colour codes between their characters, secrets in encodings within encodings, and encodings
+/// Not found: secrets with colour codes between their characters, secrets that Terraform breaks at a space where a line of
+/// an error message is full, secrets in encodings within encodings, and encodings
 /// that depend on more than the secret, such as compression.
 #[derive(Clone, Default)]
 pub struct Redactor {
@@ -54,7 +55,7 @@ struct Layer {
     /// Values and pieces of values.
     whole: Texts,
     opaque: Index,
-    /// The same, and the lines of values of several lines.
+    /// The same, the lines of values of several lines, and the lines that `echo` makes of a value.
     parts: Texts,
     readable: Index,
 }
@@ -63,8 +64,17 @@ impl Layer {
     fn new(values: BTreeSet<Box<str>>) -> Self {
         let whole: Texts = values.iter().flat_map(|value| pieces(value)).collect();
         let several = values.iter().filter(|value| value.contains(ends_line));
+        let echoed: Vec<String> = values
+            .iter()
+            .filter_map(|value| match echoed(value) {
+                Cow::Owned(shown) if *shown != **value => Some(shown),
+                _ => None,
+            })
+            .collect();
+        let several = several.map(|value| &**value);
         let parts: BTreeSet<_> = several
-            .flat_map(|value| lines(value))
+            .chain(echoed.iter().map(String::as_str))
+            .flat_map(lines)
             .flat_map(pieces)
             .collect();
         let parts = whole.iter().chain(parts).collect();
@@ -239,9 +249,10 @@ impl Redactor {
     }
 }
 
-/// For some tool a line ends here.
+/// For some tool a line ends here. Terraform breaks the text of an error also at tabs and spaces; a value is not split at its
+/// spaces, because its words stand in ordinary text too.
 fn ends_line(c: char) -> bool {
-    matches!(c, '\n'..='\r' | '\u{85}' | '\u{2028}' | '\u{2029}')
+    matches!(c, '\t'..='\r' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 
 /// The lines worth masking, without indentation, for tools print values of several lines indented.
@@ -271,6 +282,8 @@ fn pieces(text: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use base64::Engine as _;
     use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
     use proptest::prelude::*;
@@ -305,6 +318,26 @@ mod tests {
             redactor.redact(&format!("a {printed} b {printed}")),
             "a *** b ***"
         );
+    }
+
+    #[test]
+    fn what_dash_makes_of_a_secret_is_masked_on_all_its_lines() {
+        for letter in '!'..='~' {
+            let secret = format!("correct-horse\\{letter}battery-staple");
+            let output = Command::new("dash")
+                .args(["-c", "echo \"$0\""])
+                .arg(&secret)
+                .output()
+                .unwrap();
+            let shown = String::from_utf8_lossy(&output.stdout);
+            let redactor = Redactor::new([&secret]);
+            // Some tools end a line where the cursor goes back, and Terraform breaks the text of an error at a tab.
+            for line in shown.split(['\n', '\r', '\t']) {
+                let masked = redactor.redact(line);
+                assert!(!masked.contains("horse"), "{letter}: {masked}");
+                assert!(!masked.contains("battery-"), "{letter}: {masked}");
+            }
+        }
     }
 
     #[test]

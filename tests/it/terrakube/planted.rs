@@ -189,7 +189,7 @@ resource "terraform_data" "shown" {{
 resource "terraform_data" "at_work" {{
   depends_on = [terraform_data.shown]
   provisioner "local-exec" {{
-    command     = "env; printf '%s\\n' \"$SHOWN\"; echo; {gate}"
+    command     = "env; echo \"$SHOWN\"; echo; {gate}"
     environment = {{
       SHOWN = var.db_password
     }}
