@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use api_launcher::cluster::Cluster;
+use api_launcher::cluster::{Cluster, annotations};
 use api_launcher::verdict::{VerdictKind, WaitReason};
 use integration_tests::{Repository, job};
 use job_contract::job::StepType;
@@ -194,6 +194,12 @@ async fn an_apply_whose_pod_somebody_deletes_says_so() {
     let pod = pod.metadata.name.unwrap();
     pods.delete(&pod, &DeleteParams::default()).await.unwrap();
     place.until_over(&apply, "Failed").await;
+    // The pod goes with its last finalizer, maybe before the verdict is on the Job.
+    let recorded = |state: &State| {
+        let annotations = state.job(&name(&apply))?.metadata.annotations.as_ref()?;
+        annotations.contains_key(annotations::VERDICT).then_some(())
+    };
+    place.until("the verdict is recorded", recorded).await;
     assert_eq!(place.verdict(&apply).await, VerdictKind::Deleted);
     assert_eq!(begun(&place), 1);
     let explained = place.json(&["explain", &name(&apply)]);
