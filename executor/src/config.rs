@@ -8,7 +8,7 @@ use std::time::Duration;
 use artifact_store::{Store, StoreArgs, StoreConfigError};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Args, CommandFactory as _, Parser};
-use job_contract::{Records, StepType, chain, env};
+use job_contract::{Records, StepType, env};
 use platform::redis::{Redis, RedisArgs};
 use platform::terrakube::{TerrakubeArgs, TerrakubeConfig};
 use reqwest::Url;
@@ -402,11 +402,7 @@ impl Config {
 
     fn check_records_in(&self, is_pod: bool) -> Result<(), ConfigError> {
         let records = self.run.records;
-        let has_platform = self
-            .platform
-            .api_url
-            .as_ref()
-            .is_some_and(|url| !url.trim().is_empty());
+        let has_platform = self.platform.is_set();
         let missing = match records {
             _ if has_platform => None,
             Some(Records::Pod) => None,
@@ -427,7 +423,7 @@ impl Config {
             None
         });
         let redis = self.redis.resolve().unwrap_or_else(|wrong| {
-            problems.extend(wrong.iter().map(|problem| chain(problem)));
+            problems.extend(wrong.iter().map(ToString::to_string));
             None
         });
         if problems.is_empty() {
@@ -454,7 +450,7 @@ impl Config {
         )?;
         let tofu = match (
             given(&self.tools.tofu_releases_url),
-            given(&self.platform.api_url),
+            self.platform.api_url(),
         ) {
             (Some(own), _) => url(env::TOFU_RELEASES_URL, &own)?,
             (None, Some(api)) => url(

@@ -768,7 +768,7 @@ pub fn scripts_in<'r>(
         dir,
         private: run.layout.private(),
         tool,
-        public_api_url: run.config.platform.public_api_url.as_deref(),
+        public_api_url: run.config.platform.public_url(),
         tokens: run.link.tokens(),
         log: &run.log,
         palette: run.palette(),

@@ -323,9 +323,8 @@ fn open_log(
     let own = store
         .secrets()
         .into_iter()
-        .chain(config.platform.internal_secret.clone())
-        .chain(config.redis.redis_password.clone())
-        .chain(config.redis.redis_sentinel_password.clone());
+        .chain(config.platform.secrets())
+        .chain(config.redis.secrets());
     secrets.extend(own.map(|secret| secret.expose_secret().to_owned()));
     secrets.extend(std::env::var(env::REPORT_KEY));
     let mut sinks: Vec<Box<dyn Sink>> = vec![Box::new(StdoutSink::open()?)];

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use artifact_store::{
-    Endpoint, Handover, S3Credentials, S3Settings, StaticKeys, Store, StoreSettings,
+    Handover, HttpUrl, S3Credentials, S3Settings, StaticKeys, Store, StoreSettings,
 };
 use integration_tests::process::{DEADLINE, Stream, comes_to_an_end};
 use integration_tests::site::{ExecutorRun, RunningExecutor};
@@ -45,7 +45,7 @@ impl Bucket {
         let store = Store::open(&StoreSettings::S3(S3Settings {
             bucket: s3::BUCKET.to_owned(),
             region: s3::REGION.to_owned(),
-            endpoint: Some(Endpoint {
+            endpoint: Some(HttpUrl {
                 url: Url::parse(&server.url()).unwrap(),
                 text: server.url(),
             }),

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use artifact_store::{
-    AzureSettings, Endpoint, GcsSettings, Handover, S3Credentials, S3Settings, StaticKeys, Store,
+    AzureSettings, GcsSettings, Handover, HttpUrl, S3Credentials, S3Settings, StaticKeys, Store,
     StoreSettings,
 };
 use base64::Engine as _;
@@ -232,7 +232,7 @@ fn s3_with_keys(server: &S3) -> Place {
         store: open(&StoreSettings::S3(S3Settings {
             bucket: s3::BUCKET.to_owned(),
             region: s3::REGION.to_owned(),
-            endpoint: Some(Endpoint {
+            endpoint: Some(HttpUrl {
                 url: Url::parse(&url).unwrap(),
                 text: url.clone(),
             }),

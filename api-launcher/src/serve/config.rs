@@ -387,10 +387,7 @@ impl ServeArgs {
         let watching = self.watching.resolve(reader);
         let data_dir = self.process.data_dir.clone();
         let platform = self.platform.resolve(reader, data_dir.as_deref());
-        match self
-            .deployment
-            .resolve(self.platform.terrakube.api_url.as_deref())
-        {
+        match self.deployment.resolve(self.platform.terrakube.api_url()) {
             Ok(deployment) => Some(TargetSettings::Kubernetes {
                 deployment: Box::new(deployment),
                 watching: Box::new(watching),

@@ -29,10 +29,11 @@ pub use error::StoreError;
 pub use gcs::Gcs;
 pub use local::Local;
 pub use remote::Limits;
+pub use runtime::setting::HttpUrl;
 pub use s3::S3;
 pub use settings::{
-    AzureSettings, Endpoint, GcsSettings, Problem, S3Credentials, S3Settings, StoreArgs,
-    StoreConfigError, StoreKind, StoreSettings,
+    AzureSettings, GcsSettings, S3Credentials, S3Settings, StoreArgs, StoreConfigError, StoreKind,
+    StoreSettings,
 };
 
 /// The largest object that is read into memory.

@@ -247,7 +247,7 @@ mod tests {
     use rstest::rstest;
 
     use crate::backend::{Handover, StaticKeys};
-    use crate::settings::Endpoint;
+    use runtime::setting::HttpUrl;
 
     fn store(bucket: &str, endpoint: Option<&str>) -> S3 {
         // A second installation leaves the first in force.
@@ -255,7 +255,7 @@ mod tests {
         let settings = S3Settings {
             bucket: bucket.to_owned(),
             region: "eu-central-1".to_owned(),
-            endpoint: endpoint.map(|text| Endpoint {
+            endpoint: endpoint.map(|text| HttpUrl {
                 url: Url::parse(text).unwrap(),
                 text: text.to_owned(),
             }),

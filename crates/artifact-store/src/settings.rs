@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use clap::Args;
 use job_contract::env;
-use secrecy::SecretString;
+use runtime::setting::{HttpUrl, ReadSetting as _, Setting, SettingProblem, SettingValue};
+use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use url::Url;
 
@@ -54,16 +54,65 @@ impl StoreKind {
     }
 }
 
-impl FromStr for StoreKind {
-    type Err = Problem;
-
-    fn from_str(text: &str) -> Result<Self, Problem> {
+impl SettingValue for StoreKind {
+    fn parse(text: &str) -> Result<Self, String> {
         let known = Self::ALL.into_iter().find(|kind| kind.name() == text);
-        known.ok_or_else(|| Problem::UnknownKind {
-            found: text.to_owned(),
-            meant: Self::guess(text),
+        known.ok_or_else(|| match Self::guess(text) {
+            Some(kind) => format!("is `{text}`, which is spelt `{}`", kind.name()),
+            None => {
+                let names = Self::ALL.map(|kind| format!("`{}`", kind.name()));
+                format!("is `{text}`, which is none of {}", names.join(", "))
+            }
         })
     }
+}
+
+impl SettingValue for Handover {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "outside" => Ok(Self::Outside),
+            "file" => Ok(Self::InFile),
+            _ => Err(format!("is `{text}`, expected `outside` or `file`")),
+        }
+    }
+}
+
+/// A name that a service gave, narrow enough for hosts and paths.
+macro_rules! service_names {
+    ($($(#[$doc:meta])* $name:ident($is_sound:expr);)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct $name(String);
+
+        impl SettingValue for $name {
+            fn parse(text: &str) -> Result<Self, String> {
+                let is_sound: fn(&str) -> bool = $is_sound;
+                if is_sound(text) {
+                    Ok(Self(text.to_owned()))
+                } else {
+                    Err(format!("is `{text}`, which the service cannot have given"))
+                }
+            }
+        }
+    )*};
+}
+
+service_names! {
+    /// Of a bucket or a container. Wider than any service's own rules.
+    BucketName(|text| {
+        let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        text.len() <= 222 && text.bytes().all(sound) && !matches!(text, "." | "..")
+    });
+    /// Of a region.
+    Region(|text| {
+        let sound = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        text.len() <= 63 && text.bytes().all(sound)
+    });
+    /// Of a storage account.
+    AccountName(|text| {
+        let sound = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        (3..=24).contains(&text.len()) && text.bytes().all(sound)
+    });
 }
 
 /// Settings of the store, as they are written. [`StoreArgs::resolve`] says what is wrong with them.
@@ -73,57 +122,57 @@ pub struct StoreArgs {
     /// Where plans, state and logs are kept: `LocalTerraformStateImpl`, `AwsTerraformStateImpl`,
     /// `AzureTerraformStateImpl` or `GcpTerraformStateImpl`.
     #[arg(long, env = env::STATE_TYPE, default_value = StoreKind::Local.name())]
-    pub state_type: String,
+    pub state_type: Option<Setting<StoreKind>>,
     /// Bucket on S3.
     #[arg(long, env = env::AWS_BUCKET)]
-    pub aws_bucket: Option<String>,
+    pub aws_bucket: Option<Setting<BucketName>>,
     /// Region of the bucket.
     #[arg(long, env = env::AWS_REGION)]
-    pub aws_region: Option<String>,
+    pub aws_region: Option<Setting<Region>>,
     /// Access key id.
     #[arg(long, env = env::AWS_ACCESS_KEY, hide_env_values = true, hide = true)]
-    pub aws_access_key: Option<String>,
+    pub aws_access_key: Option<Setting<SecretString>>,
     /// Secret access key.
     #[arg(long, env = env::AWS_SECRET_KEY, hide_env_values = true, hide = true)]
-    pub aws_secret_key: Option<String>,
+    pub aws_secret_key: Option<Setting<SecretString>>,
     /// Address of another S3 service than AWS.
     #[arg(long, env = env::AWS_ENDPOINT)]
-    pub aws_endpoint: Option<String>,
+    pub aws_endpoint: Option<Setting<HttpUrl>>,
     /// `true` takes credentials from the environment of the process or the machine instead of keys.
     #[arg(long, env = env::AWS_ENABLE_ROLE_AUTH)]
-    pub aws_enable_role_auth: Option<String>,
+    pub aws_enable_role_auth: Option<Setting<bool>>,
     /// `true` writes the keys into the backend file, `false` leaves the tool to find credentials itself
     /// [default: as the next setting says].
     #[arg(long, env = env::AWS_INCLUDE_BACKEND_KEYS)]
-    pub aws_include_backend_keys: Option<String>,
+    pub aws_include_backend_keys: Option<Setting<bool>>,
     /// `true` locks states with objects in the bucket.
     #[arg(long, env = env::AWS_USE_LOCKFILE)]
-    pub aws_use_lockfile: Option<String>,
+    pub aws_use_lockfile: Option<Setting<bool>>,
     /// How the tool's backend gets the store's credentials: `outside` the work tree and the plan, or in the
     /// backend `file`, as the stock executor does it.
     #[arg(long, env = env::BACKEND_CREDENTIALS)]
-    pub backend_credentials: Option<String>,
+    pub backend_credentials: Option<Setting<Handover>>,
     /// Storage account on Azure.
     #[arg(long, env = env::AZURE_ACCOUNT)]
-    pub azure_account: Option<String>,
+    pub azure_account: Option<Setting<AccountName>>,
     /// Its resource group.
     #[arg(long, env = env::AZURE_RESOURCE_GROUP)]
-    pub azure_resource_group: Option<String>,
+    pub azure_resource_group: Option<Setting<String>>,
     /// Container of the workspaces' current states.
     #[arg(long, env = env::AZURE_CONTAINER)]
-    pub azure_container: Option<String>,
+    pub azure_container: Option<Setting<BucketName>>,
     /// Key of the storage account.
     #[arg(long, env = env::AZURE_ACCESS_KEY, hide_env_values = true, hide = true)]
-    pub azure_access_key: Option<String>,
+    pub azure_access_key: Option<Setting<SecretString>>,
     /// Bucket on Google Cloud Storage.
     #[arg(long, env = env::GCP_BUCKET)]
-    pub gcp_bucket: Option<String>,
+    pub gcp_bucket: Option<Setting<BucketName>>,
     /// Project of the bucket; accepted, not needed.
     #[arg(long, env = env::GCP_PROJECT)]
-    pub gcp_project: Option<String>,
+    pub gcp_project: Option<Setting<String>>,
     /// Key of the service account: base64 of its JSON.
     #[arg(long, env = env::GCP_CREDENTIALS, hide_env_values = true, hide = true)]
-    pub gcp_credentials: Option<String>,
+    pub gcp_credentials: Option<Setting<SecretString>>,
 }
 
 /// Only what is no credential is shown.
@@ -155,17 +204,11 @@ pub enum StoreSettings {
 pub struct S3Settings {
     pub bucket: String,
     pub region: String,
-    pub endpoint: Option<Endpoint>,
+    /// The tool's backend gets it as it was written.
+    pub endpoint: Option<HttpUrl>,
     pub credentials: S3Credentials,
     pub handover: Handover,
     pub use_lockfile: bool,
-}
-
-/// An address, and how the operator wrote it: the tool's backend gets it as it was written.
-#[derive(Clone, Debug)]
-pub struct Endpoint {
-    pub url: Url,
-    pub text: String,
 }
 
 /// What opens the bucket.
@@ -200,108 +243,69 @@ pub struct GcsSettings {
     pub endpoint: Url,
 }
 
-/// Everything that is wrong with the settings of the store.
+/// Everything that is wrong with the settings of the store. Values of credentials are not repeated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the store cannot be used: {}", list(problems))]
 pub struct StoreConfigError {
-    pub problems: Vec<Problem>,
+    pub problems: Vec<SettingProblem>,
 }
 
-fn list(problems: &[Problem]) -> String {
-    let texts: Vec<_> = problems.iter().map(Problem::to_string).collect();
+fn list(problems: &[SettingProblem]) -> String {
+    let texts: Vec<_> = problems.iter().map(SettingProblem::to_string).collect();
     texts.join("; ")
-}
-
-/// One thing that is wrong. Values of credentials are not repeated.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
-    #[error("`{}` is `{found}`, {}", env::STATE_TYPE, spelling(*meant))]
-    UnknownKind {
-        found: String,
-        meant: Option<StoreKind>,
-    },
-    #[error("`{name}` is not set")]
-    Missing { name: &'static str },
-    #[error("`{name}` is neither `true` nor `false`")]
-    NotABoolean { name: &'static str },
-    #[error("`{name}` is not {expected}")]
-    Malformed {
-        name: &'static str,
-        expected: &'static str,
-    },
-}
-
-impl Problem {
-    /// The setting it is about.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::UnknownKind { .. } => env::STATE_TYPE,
-            Self::Missing { name } | Self::NotABoolean { name } | Self::Malformed { name, .. } => {
-                name
-            }
-        }
-    }
 }
 
 impl StoreConfigError {
     /// What to do about it.
     pub fn hint(&self) -> String {
-        let names: Vec<_> = self
-            .problems
-            .iter()
-            .map(|problem| format!("`{}`", problem.name()))
+        let problems = self.problems.iter();
+        let names: Vec<_> = problems
+            .map(|problem| format!("`{}`", problem.variable))
             .collect();
         format!("set in the environment: {}", names.join(", "))
     }
 }
 
-fn spelling(meant: Option<StoreKind>) -> String {
-    if let Some(kind) = meant {
-        return format!("which is spelt `{}`", kind.name());
-    }
-    let names = StoreKind::ALL.map(|kind| format!("`{}`", kind.name()));
-    format!("which is none of {}", names.join(", "))
-}
-
 impl StoreArgs {
+    /// Whether the store is on this machine.
+    pub fn is_local(&self) -> bool {
+        match self.state_type.get() {
+            Some(kind) => *kind == StoreKind::Local,
+            None => !self.state_type.is_set(),
+        }
+    }
+
     /// The store these settings describe, or all that is wrong with them.
     pub fn resolve(&self, data_dir: &Path) -> Result<StoreSettings, StoreConfigError> {
-        let mut reader = Reader::default();
-        let settings = match self.state_type.trim().parse() {
-            Ok(StoreKind::Local) => Some(StoreSettings::Local {
+        let mut problems = Vec::new();
+        let kind = self.state_type.read(&mut problems);
+        let settings = match kind.unwrap_or(StoreKind::Local) {
+            StoreKind::Local => Some(StoreSettings::Local {
                 data_dir: data_dir.to_owned(),
             }),
-            Ok(StoreKind::S3) => self.s3(&mut reader).map(StoreSettings::S3),
-            Ok(StoreKind::Azure) => self.azure(&mut reader).map(StoreSettings::Azure),
-            Ok(StoreKind::Gcs) => self.gcs(&mut reader).map(StoreSettings::Gcs),
-            Err(problem) => reader.none(problem),
+            StoreKind::S3 => self.s3(&mut problems).map(StoreSettings::S3),
+            StoreKind::Azure => self.azure(&mut problems).map(StoreSettings::Azure),
+            StoreKind::Gcs => self.gcs(&mut problems).map(StoreSettings::Gcs),
         };
-        let problems = reader.problems;
         settings
             .filter(|_| problems.is_empty())
             .ok_or(StoreConfigError { problems })
     }
 
-    /// Every setting is looked at before the first absence ends it, here and below: all problems are told at once.
-    fn s3(&self, reader: &mut Reader) -> Option<S3Settings> {
-        let role = reader.switch(
-            env::AWS_ENABLE_ROLE_AUTH,
-            self.aws_enable_role_auth.as_ref(),
-        );
-        let include_keys = reader.switch(
-            env::AWS_INCLUDE_BACKEND_KEYS,
-            self.aws_include_backend_keys.as_ref(),
-        );
-        let handover = self.handover(reader);
-        let use_lockfile = reader.switch(env::AWS_USE_LOCKFILE, self.aws_use_lockfile.as_ref());
-        let bucket = reader.name(env::AWS_BUCKET, self.aws_bucket.as_ref(), is_bucket_name);
-        let region = reader.name(env::AWS_REGION, self.aws_region.as_ref(), is_region);
-        let endpoint = reader.endpoint(env::AWS_ENDPOINT, self.aws_endpoint.as_ref());
+    /// Every setting is read before the first absence ends it, here and below: all problems are reported at once.
+    fn s3(&self, problems: &mut Vec<SettingProblem>) -> Option<S3Settings> {
+        let role = self.aws_enable_role_auth.read(problems);
+        let include_keys = self.aws_include_backend_keys.read(problems);
+        let handover = self.handover(problems);
+        let use_lockfile = self.aws_use_lockfile.read(problems);
+        let bucket = self.aws_bucket.require(env::AWS_BUCKET, problems);
+        let region = self.aws_region.require(env::AWS_REGION, problems);
+        let endpoint = self.aws_endpoint.read(problems);
         let credentials = if role == Some(true) {
             Some(S3Credentials::Role)
         } else {
-            let access = reader.secret(env::AWS_ACCESS_KEY, self.aws_access_key.as_ref());
-            let secret = reader.secret(env::AWS_SECRET_KEY, self.aws_secret_key.as_ref());
+            let access = self.aws_access_key.require(env::AWS_ACCESS_KEY, problems);
+            let secret = self.aws_secret_key.require(env::AWS_SECRET_KEY, problems);
             access.zip(secret).map(|(access_key, secret_key)| {
                 S3Credentials::Keys(StaticKeys {
                     access_key,
@@ -310,8 +314,8 @@ impl StoreArgs {
             })
         };
         Some(S3Settings {
-            bucket: bucket?,
-            region: region?,
+            bucket: bucket?.0,
+            region: region?.0,
             endpoint,
             credentials: credentials?,
             handover: match (role, include_keys) {
@@ -323,159 +327,54 @@ impl StoreArgs {
         })
     }
 
-    fn handover(&self, reader: &mut Reader) -> Handover {
-        let name = env::BACKEND_CREDENTIALS;
-        match given(self.backend_credentials.as_ref(), name) {
-            None | Some("outside") => Handover::Outside,
-            Some("file") => Handover::InFile,
-            Some(_) => reader
-                .malformed(name, "`outside` or `file`")
-                .unwrap_or(Handover::Outside),
-        }
+    fn handover(&self, problems: &mut Vec<SettingProblem>) -> Handover {
+        let handover = self.backend_credentials.read(problems);
+        handover.unwrap_or(Handover::Outside)
     }
 
-    fn azure(&self, reader: &mut Reader) -> Option<AzureSettings> {
-        let handover = self.handover(reader);
-        let account = reader.name(
-            env::AZURE_ACCOUNT,
-            self.azure_account.as_ref(),
-            is_account_name,
-        );
-        let container = reader.name(
-            env::AZURE_CONTAINER,
-            self.azure_container.as_ref(),
-            is_bucket_name,
-        );
-        let key = reader.required(env::AZURE_ACCESS_KEY, self.azure_access_key.as_ref());
-        let key = key.and_then(|key| match STANDARD.decode(key) {
-            Ok(_) => Some(SecretString::from(key)),
-            Err(_) => reader.malformed(env::AZURE_ACCESS_KEY, "base64, as account keys are"),
-        });
-        let account = account?;
+    fn azure(&self, problems: &mut Vec<SettingProblem>) -> Option<AzureSettings> {
+        let handover = self.handover(problems);
+        let account = self.azure_account.require(env::AZURE_ACCOUNT, problems);
+        let container = self.azure_container.require(env::AZURE_CONTAINER, problems);
+        let access_key = self
+            .azure_access_key
+            .require(env::AZURE_ACCESS_KEY, problems);
+        let is_base64 = |key: &SecretString| STANDARD.decode(key.expose_secret()).is_ok();
+        if access_key.as_ref().is_some_and(|key| !is_base64(key)) {
+            let text = "is not base64, as account keys are";
+            problems.push(SettingProblem::new(env::AZURE_ACCESS_KEY, text));
+        }
+        let resource_group = self.azure_resource_group.read(problems);
+        let AccountName(account) = account?;
         let endpoint = format!("https://{account}.blob.core.windows.net");
         Some(AzureSettings {
-            access_key: key?,
-            container: container?,
+            access_key: access_key?,
+            container: container?.0,
             handover,
-            resource_group: given(
-                self.azure_resource_group.as_ref(),
-                env::AZURE_RESOURCE_GROUP,
-            )
-            .map(str::to_owned),
+            resource_group,
             endpoint: Url::parse(&endpoint).expect("names of accounts fit in a host"),
             account,
         })
     }
 
-    fn gcs(&self, reader: &mut Reader) -> Option<GcsSettings> {
-        let handover = self.handover(reader);
-        let bucket = reader.name(env::GCP_BUCKET, self.gcp_bucket.as_ref(), is_bucket_name);
-        let credentials = reader.required(env::GCP_CREDENTIALS, self.gcp_credentials.as_ref());
-        let credentials = credentials.and_then(|text| match service_account(text) {
-            Some(json) => Some(SecretString::from(json)),
-            None => reader.malformed(
-                env::GCP_CREDENTIALS,
-                "base64 of a service account's JSON key",
-            ),
-        });
+    fn gcs(&self, problems: &mut Vec<SettingProblem>) -> Option<GcsSettings> {
+        let handover = self.handover(problems);
+        let bucket = self.gcp_bucket.require(env::GCP_BUCKET, problems);
+        let credentials = self
+            .gcp_credentials
+            .require(env::GCP_CREDENTIALS, problems)?;
+        let Some(credentials) = service_account(credentials.expose_secret()) else {
+            let text = "is not base64 of a service account's JSON key";
+            problems.push(SettingProblem::new(env::GCP_CREDENTIALS, text));
+            return None;
+        };
         Some(GcsSettings {
-            bucket: bucket?,
-            credentials: credentials?,
+            bucket: bucket?.0,
+            credentials: SecretString::from(credentials),
             handover,
             endpoint: Url::parse("https://storage.googleapis.com").expect("an address"),
         })
     }
-}
-
-/// The value of a setting, unless it is blank, or the placeholder a stock deployment leaves where nothing is set
-/// (contract 10.1).
-fn given<'v>(value: Option<&'v String>, name: &str) -> Option<&'v str> {
-    let value = value?.trim();
-    let is_placeholder = value
-        .strip_prefix("${")
-        .and_then(|rest| rest.strip_suffix('}'))
-        .is_some_and(|inner| inner == name);
-    (!value.is_empty() && !is_placeholder).then_some(value)
-}
-
-/// Reads settings and keeps what is wrong with them.
-#[derive(Default)]
-struct Reader {
-    problems: Vec<Problem>,
-}
-
-impl Reader {
-    fn none<T>(&mut self, problem: Problem) -> Option<T> {
-        self.problems.push(problem);
-        None
-    }
-
-    fn malformed<T>(&mut self, name: &'static str, expected: &'static str) -> Option<T> {
-        self.none(Problem::Malformed { name, expected })
-    }
-
-    fn required<'v>(&mut self, name: &'static str, value: Option<&'v String>) -> Option<&'v str> {
-        given(value, name).or_else(|| self.none(Problem::Missing { name }))
-    }
-
-    fn secret(&mut self, name: &'static str, value: Option<&String>) -> Option<SecretString> {
-        self.required(name, value).map(SecretString::from)
-    }
-
-    fn name(
-        &mut self,
-        name: &'static str,
-        value: Option<&String>,
-        is_sound: fn(&str) -> bool,
-    ) -> Option<String> {
-        let value = self.required(name, value)?;
-        if is_sound(value) {
-            Some(value.to_owned())
-        } else {
-            self.malformed(name, "a name the service could have given")
-        }
-    }
-
-    fn switch(&mut self, name: &'static str, value: Option<&String>) -> Option<bool> {
-        match given(value, name)?.to_ascii_lowercase().as_str() {
-            "true" => Some(true),
-            "false" => Some(false),
-            _ => self.none(Problem::NotABoolean { name }),
-        }
-    }
-
-    fn endpoint(&mut self, name: &'static str, value: Option<&String>) -> Option<Endpoint> {
-        let text = given(value, name)?;
-        match Url::parse(text) {
-            Ok(url) if matches!(url.scheme(), "http" | "https") && url.has_host() => {
-                Some(Endpoint {
-                    url,
-                    text: text.to_owned(),
-                })
-            }
-            _ => self.malformed(name, "an http or https address"),
-        }
-    }
-}
-
-/// Wider than any service's own rules, and narrow enough for hosts and paths.
-fn is_bucket_name(text: &str) -> bool {
-    let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-    text.len() <= 222 && text.bytes().all(sound) && !matches!(text, "." | "..")
-}
-
-fn is_region(text: &str) -> bool {
-    text.len() <= 63
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
-}
-
-fn is_account_name(text: &str) -> bool {
-    (3..=24).contains(&text.len())
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
 }
 
 /// The parts without which a key signs nothing.

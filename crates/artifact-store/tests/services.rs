@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use artifact_store::{
-    AzureSettings, Digest, Endpoint, GcsSettings, Handover, Limits, S3Credentials, S3Settings,
+    AzureSettings, Digest, GcsSettings, Handover, HttpUrl, Limits, S3Credentials, S3Settings,
     StaticKeys, Store, StoreError, StoreSettings,
 };
 use bytes::Bytes;
@@ -53,7 +53,7 @@ fn s3_at(url: &str, bucket: &str, access_key: &str, secret_key: &str) -> StoreSe
     StoreSettings::S3(S3Settings {
         bucket: bucket.to_owned(),
         region: s3::REGION.to_owned(),
-        endpoint: Some(Endpoint {
+        endpoint: Some(HttpUrl {
             url: Url::parse(url).unwrap(),
             text: url.to_owned(),
         }),

@@ -14,7 +14,7 @@ use redis::{Cmd, ErrorKind, FromRedisValue, Pipeline, ServerErrorKind, Value};
 use tokio::sync::Mutex;
 
 use self::args::{Node, Topology};
-pub use self::args::{RedisArgs, RedisConfig, RedisProblem};
+pub use self::args::{Nodes, RedisArgs, RedisConfig};
 use self::connection::{Connections, Lease};
 
 /// Why Redis did not do what it was asked for.

@@ -1,28 +1,38 @@
-//! What can be wrong with a setting. Settings are read to the end before anything is reported, so that one start
-//! tells all there is to mend.
+//! Settings that have their type where they are declared. A wrong value does not end the parsing: it is kept, with what
+//! is wrong, so that one start reports every problem. Knows clap and no setting.
+//!
+//! A program declares `Option<Setting<T>>` options, `T` being a [`SettingValue`], and reads each with
+//! [`ReadSetting::read`] or [`ReadSetting::require`].
+
+mod value;
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
+use std::marker::PhantomData;
 
-use clap::{Arg, Command, Error, Parser};
+use clap::builder::{TypedValueParser, ValueParserFactory};
+use clap::parser::ValueSource;
+use clap::{Arg, Args, Command, Error, Parser};
 use nix::errno::Errno;
+
+pub use value::{HttpUrl, Milliseconds, Seconds, SettingValue};
 
 /// What is wrong with one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingProblem {
-    /// Its variable.
-    pub variable: &'static str,
+    /// Its variable, or the flag that set it.
+    pub variable: String,
     /// What is wrong, as the end of a sentence that begins with the variable. Never quotes a secret.
     pub text: String,
 }
 
 impl SettingProblem {
-    /// A problem of that variable.
-    pub fn new(variable: &'static str, text: impl Into<String>) -> Self {
+    /// A problem of the setting with this name.
+    pub fn new(variable: impl Into<String>, text: impl Into<String>) -> Self {
         Self {
-            variable,
+            variable: variable.into(),
             text: text.into(),
         }
     }
@@ -32,6 +42,157 @@ impl fmt::Display for SettingProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}` {}", self.variable, self.text)
     }
+}
+
+/// A setting as it was given: a value, a blank, or a text that is no value. A blank counts as not set, because charts write
+/// empty values for what is not set. So does `${NAME}` for the variable `NAME`, which stock deployments leave (contract
+/// 10.1).
+#[derive(Clone, Debug)]
+pub struct Setting<T>(Result<Option<T>, SettingProblem>);
+
+impl<T: SettingValue> Setting<T> {
+    fn parse(name: String, variable: &OsStr, text: &OsStr) -> Self {
+        let Some(text) = text.to_str() else {
+            return Self(Err(SettingProblem::new(name, "is not UTF-8")));
+        };
+        let text = text.trim();
+        let placeholder = text
+            .strip_prefix("${")
+            .and_then(|rest| rest.strip_suffix('}'));
+        if text.is_empty() || placeholder.is_some_and(|inner| *inner == *variable) {
+            return Self(Ok(None));
+        }
+        let value = T::parse(text).map_err(|problem| SettingProblem::new(name, problem));
+        Self(value.map(Some))
+    }
+}
+
+/// A setting that has no name, as programs make them for themselves.
+impl<T: SettingValue> From<&str> for Setting<T> {
+    fn from(text: &str) -> Self {
+        Self::parse(String::new(), OsStr::new(""), text.as_ref())
+    }
+}
+
+impl<T: SettingValue> From<String> for Setting<T> {
+    fn from(text: String) -> Self {
+        text.as_str().into()
+    }
+}
+
+/// Reads settings, and keeps the problems of those that are wrong.
+pub trait ReadSetting<T> {
+    /// The value, `None` if it is not set or wrong.
+    fn read(&self, problems: &mut Vec<SettingProblem>) -> Option<T>;
+
+    /// The value of a setting that must be set. `variable` names it if it is not.
+    fn require(&self, variable: &'static str, problems: &mut Vec<SettingProblem>) -> Option<T>;
+
+    /// The value, where somebody else reports what is wrong.
+    fn get(&self) -> Option<&T>;
+
+    /// Whether there is something in it, right or wrong.
+    fn is_set(&self) -> bool;
+}
+
+impl<T: Clone> ReadSetting<T> for Option<Setting<T>> {
+    fn read(&self, problems: &mut Vec<SettingProblem>) -> Option<T> {
+        match &self.as_ref()?.0 {
+            Ok(value) => value.clone(),
+            Err(problem) => {
+                problems.push(problem.clone());
+                None
+            }
+        }
+    }
+
+    fn require(&self, variable: &'static str, problems: &mut Vec<SettingProblem>) -> Option<T> {
+        if !self.is_set() {
+            problems.push(SettingProblem::new(variable, "is not set"));
+        }
+        self.read(problems)
+    }
+
+    fn get(&self) -> Option<&T> {
+        self.as_ref()?.0.as_ref().ok()?.as_ref()
+    }
+
+    fn is_set(&self) -> bool {
+        self.as_ref()
+            .is_some_and(|setting| !matches!(setting.0, Ok(None)))
+    }
+}
+
+/// Parses any text into a [`Setting`].
+#[derive(Debug)]
+pub struct SettingParser<T>(PhantomData<fn() -> T>);
+
+impl<T> Clone for SettingParser<T> {
+    fn clone(&self) -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T: SettingValue> ValueParserFactory for Setting<T> {
+    type Parser = SettingParser<T>;
+
+    fn value_parser() -> Self::Parser {
+        SettingParser(PhantomData)
+    }
+}
+
+impl<T: SettingValue> TypedValueParser for SettingParser<T> {
+    type Value = Setting<T>;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        text: &OsStr,
+    ) -> Result<Self::Value, Error> {
+        self.parse_ref_(command, arg, text, ValueSource::CommandLine)
+    }
+
+    fn parse_ref_(
+        &self,
+        _: &Command,
+        arg: Option<&Arg>,
+        text: &OsStr,
+        source: ValueSource,
+    ) -> Result<Self::Value, Error> {
+        let variable = arg.and_then(Arg::get_env).unwrap_or_default();
+        let flag = arg.and_then(Arg::get_long);
+        let name = match flag {
+            Some(flag) if source == ValueSource::CommandLine || variable.is_empty() => {
+                format!("--{flag}")
+            }
+            _ => variable.to_string_lossy().into_owned(),
+        };
+        Ok(Setting::parse(name, variable, text))
+    }
+}
+
+/// The settings that these variables give, whatever is in the environment. For tests.
+///
+/// # Panics
+/// If there is no setting with one of these variables, or an option that is no [`Setting`] takes no such value.
+pub fn from_variables<A: Args>(variables: &[(&str, &str)]) -> A {
+    let mut command = A::augment_args(Command::new("settings")).mut_args(|arg| arg.env(None));
+    let declared = A::augment_args(Command::new("settings"));
+    for (variable, value) in variables {
+        let mut args = declared.get_arguments();
+        let is_it = |arg: &&Arg| arg.get_env().is_some_and(|name| name == *variable);
+        let arg = args.find(is_it);
+        let id = arg.map(|arg| arg.get_id().clone());
+        let id = id.unwrap_or_else(|| panic!("{variable} is no setting"));
+        // clap keeps nothing that a test owns.
+        let (variable, value) = [*variable, *value]
+            .map(|text| &*text.to_owned().leak())
+            .into();
+        command = command.mut_arg(id, |arg| arg.env(variable).default_value(value));
+    }
+    let matches = command.get_matches_from(["settings"]);
+    A::from_arg_matches(&matches).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// The text of a setting, unless it is blank: a chart writes empty values for what is not set.
@@ -93,7 +254,52 @@ fn without_blank_variables(command: Command, meant: fn(&Arg) -> bool) -> Command
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt as _;
+
     use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Program {
+        #[command(flatten)]
+        settings: Settings,
+    }
+
+    #[derive(Debug, Args)]
+    struct Settings {
+        #[arg(long, env = "PORT")]
+        port: Option<Setting<u16>>,
+        #[arg(long)]
+        name: Option<Setting<String>>,
+    }
+
+    fn port(text: &str) -> (Option<u16>, Vec<String>) {
+        let mut problems = Vec::new();
+        let settings: Settings = from_variables(&[("PORT", text)]);
+        let port = settings.port.require("PORT", &mut problems);
+        (port, problems.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn a_setting_is_read_and_blanks_and_placeholders_are_not_set() {
+        assert_eq!(port(" 80 "), (Some(80), vec![]));
+        for nothing in ["", " ", "${PORT}"] {
+            assert_eq!(port(nothing), (None, vec!["`PORT` is not set".to_owned()]));
+        }
+        let wrong = "is `${HOST}`, expected a number from 0 to 65535";
+        assert_eq!(port("${HOST}"), (None, vec![format!("`PORT` {wrong}")]));
+    }
+
+    #[test]
+    fn a_problem_names_where_the_value_came_from() {
+        let not_text = OsStr::from_bytes(b"\xff").to_owned();
+        let args = ["x", "--port", "many", "--name"].map(OsString::from);
+        let parsed = Program::parse_from(args.into_iter().chain([not_text]));
+        let mut problems = Vec::new();
+        assert_eq!(parsed.settings.port.read(&mut problems), None);
+        assert_eq!(parsed.settings.name.read(&mut problems), None);
+        assert_eq!(problems[0].variable, "--port");
+        assert_eq!(problems[1].to_string(), "`--name` is not UTF-8");
+    }
 
     #[test]
     fn a_place_that_cannot_serve_is_told_from_a_machine_that_is_in_trouble() {

@@ -100,9 +100,9 @@ async fn an_answer_that_is_lost_is_no_reason_to_report_twice() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_patience_for_a_report_is_minutes_and_can_be_set() {
     let usual = TerrakubeArgs {
-        api_url: Some("http://api.example.test".to_owned()),
-        public_api_url: Some("https://terrakube.example.test".to_owned()),
-        enable_security: Some("false".to_owned()),
+        api_url: Some("http://api.example.test".into()),
+        public_api_url: Some("https://terrakube.example.test".into()),
+        enable_security: Some("false".into()),
         ..TerrakubeArgs::default()
     };
     let usual = usual.resolve().unwrap().unwrap();

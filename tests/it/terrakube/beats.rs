@@ -46,8 +46,8 @@ impl Stage {
     /// Whose the last beat was.
     async fn sign(&self, job: u32) -> Sign {
         let args = RedisArgs {
-            redis_hostname: Some("127.0.0.1".to_owned()),
-            redis_port: Some(self.redis.as_ref().unwrap().port().to_string()),
+            redis_hostname: Some("127.0.0.1".into()),
+            redis_port: Some(self.redis.as_ref().unwrap().port().to_string().into()),
             ..RedisArgs::default()
         };
         let redis = Redis::new(args.resolve().unwrap().unwrap());

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 use job_contract::{chain, env};
-use platform::redis::{Redis, RedisArgs, RedisProblem};
+use platform::redis::{Redis, RedisArgs};
+use runtime::setting::SettingProblem;
 
 use crate::cluster::check::CheckResult;
 
@@ -38,11 +39,8 @@ pub(super) async fn check(args: &PeerArgs) -> Vec<CheckResult> {
     results
 }
 
-fn unusable(problem: &RedisProblem) -> CheckResult {
-    let finding = match problem.source() {
-        Some(cause) => format!("{problem}: {cause}"),
-        None => problem.to_string(),
-    };
+fn unusable(problem: &SettingProblem) -> CheckResult {
+    let finding = problem.to_string();
     CheckResult::failed("Redis", finding, "correct the variable that is named")
 }
 
@@ -108,6 +106,7 @@ mod tests {
     use axum::http::StatusCode;
     use axum::routing::get;
     use rstest::rstest;
+    use runtime::setting::from_variables;
     use test_peers::redis::{Options, RedisServer};
 
     use super::*;
@@ -158,8 +157,8 @@ mod tests {
     async fn redis_at(port: u16, password: &str) -> CheckResult {
         let args = PeerArgs {
             redis: RedisArgs {
-                redis_hostname: Some("127.0.0.1".to_owned()),
-                redis_port: Some(port.to_string()),
+                redis_hostname: Some("127.0.0.1".into()),
+                redis_port: Some(port.to_string().into()),
                 redis_password: Some(password.to_owned().into()),
                 ..RedisArgs::default()
             },
@@ -186,11 +185,7 @@ mod tests {
     #[tokio::test]
     async fn a_setting_of_redis_that_cannot_be_used_is_named() {
         let args = PeerArgs {
-            redis: RedisArgs {
-                redis_hostname: Some("redis".to_owned()),
-                redis_port: Some("many".to_owned()),
-                ..RedisArgs::default()
-            },
+            redis: from_variables(&[(env::REDIS_HOSTNAME, "redis"), (env::REDIS_PORT, "many")]),
             ..PeerArgs::default()
         };
         let results = check(&args).await;

@@ -738,15 +738,15 @@ mod tests {
     /// A platform that is away, and its Redis with it.
     fn away() -> PlatformReporter {
         let terrakube = TerrakubeArgs {
-            api_url: Some("http://127.0.0.1:1".to_owned()),
-            public_api_url: Some("http://127.0.0.1:1".to_owned()),
-            enable_security: Some("false".to_owned()),
-            report_patience_seconds: Some("600".to_owned()),
+            api_url: Some("http://127.0.0.1:1".into()),
+            public_api_url: Some("http://127.0.0.1:1".into()),
+            enable_security: Some("false".into()),
+            report_patience_seconds: Some("600".into()),
             ..TerrakubeArgs::default()
         };
         let redis = RedisArgs {
-            redis_hostname: Some("127.0.0.1".to_owned()),
-            redis_port: Some("1".to_owned()),
+            redis_hostname: Some("127.0.0.1".into()),
+            redis_port: Some("1".into()),
             ..RedisArgs::default()
         };
         let redis = Redis::new(redis.resolve().unwrap().unwrap());

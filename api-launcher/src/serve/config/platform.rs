@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{Problem, Reader, present};
+use super::{Problem, Reader};
 use crate::dispatch::reporter::PlatformReporter;
 use artifact_store::{Limits, Store, StoreArgs, StoreError, StoreSettings};
 use clap::Args;
@@ -79,10 +79,7 @@ impl PlatformArgs {
 
     fn resolve_redis(&self, reader: &mut Reader) -> Option<RedisConfig> {
         self.redis.resolve().unwrap_or_else(|problems| {
-            let problems = problems.iter().map(SettingProblem::from);
-            reader
-                .problems
-                .extend(problems.map(|problem| Problem::from(&problem)));
+            reader.problems.extend(problems.iter().map(Problem::from));
             None
         })
     }
@@ -93,22 +90,14 @@ impl PlatformArgs {
         reader: &mut Reader,
         data_dir: Option<&Path>,
     ) -> Option<StoreSettings> {
-        let kind = present(Some(&self.store.state_type));
-        if data_dir.is_none() && kind.is_none_or(|kind| kind == "LocalTerraformStateImpl") {
+        if data_dir.is_none() && self.store.is_local() {
             return None;
         }
         match self.store.resolve(data_dir.unwrap_or(Path::new(""))) {
             Ok(settings) => Some(settings),
             Err(error) => {
-                for problem in &error.problems {
-                    let quoted = format!("`{}`", problem.name());
-                    let text = problem.to_string();
-                    let text = text.strip_prefix(&quoted).unwrap_or(&text).trim_start();
-                    reader.problems.push(Problem {
-                        variable: problem.name().to_owned(),
-                        text: text.to_owned(),
-                    });
-                }
+                let problems = error.problems.iter();
+                reader.problems.extend(problems.map(Problem::from));
                 None
             }
         }
@@ -134,48 +123,41 @@ impl PlatformSettings {
 #[cfg(test)]
 mod tests {
     use job_contract::env;
+    use runtime::setting::from_variables;
 
     use super::*;
 
-    fn args() -> PlatformArgs {
-        PlatformArgs {
-            terrakube: TerrakubeArgs {
-                api_url: Some("http://api:8080".to_owned()),
-                public_api_url: Some("https://terrakube.example.test".to_owned()),
-                enable_security: Some("false".to_owned()),
-                ..TerrakubeArgs::default()
-            },
-            ..PlatformArgs::default()
-        }
+    const USUAL: &[(&str, &str)] = &[
+        (env::API_URL, "http://api:8080"),
+        (env::PUBLIC_API_URL, "https://terrakube.example.test"),
+        (env::ENABLE_SECURITY, "false"),
+    ];
+
+    fn args(more: &[(&str, &str)]) -> PlatformArgs {
+        from_variables(&[USUAL, more].concat())
     }
 
     #[test]
     fn an_address_is_all_it_needs_and_without_one_nothing_is_read() {
         let mut reader = Reader::default();
-        let settings = args().resolve(&mut reader, None).unwrap();
+        let settings = args(&[]).resolve(&mut reader, None).unwrap();
         assert!(reader.problems.is_empty(), "{:?}", reader.problems);
         assert!(settings.redis.is_none() && settings.outputs.is_none());
-        let nowhere = PlatformArgs {
-            terrakube: TerrakubeArgs::default(),
-            redis: RedisArgs {
-                redis_port: Some("no port".to_owned()),
-                ..RedisArgs::default()
-            },
-            ..args()
-        };
+        let nowhere = args(&[(env::API_URL, ""), (env::REDIS_PORT, "no port")]);
         assert!(nowhere.resolve(&mut reader, None).is_none());
         assert!(reader.problems.is_empty(), "{:?}", reader.problems);
     }
 
     #[test]
     fn problems_of_all_its_parts_are_told_at_once() {
-        let mut wrong = args();
-        wrong.terrakube.enable_security = None;
-        wrong.redis.redis_hostname = Some("redis".to_owned());
-        wrong.redis.redis_port = Some("no port".to_owned());
-        wrong.store.state_type = "AwsTerraformStateImpl".to_owned();
-        wrong.store.aws_region = Some("eu-central-1".to_owned());
-        wrong.store.aws_enable_role_auth = Some("true".to_owned());
+        let wrong = args(&[
+            (env::ENABLE_SECURITY, ""),
+            (env::REDIS_HOSTNAME, "redis"),
+            (env::REDIS_PORT, "no port"),
+            (env::STATE_TYPE, "AwsTerraformStateImpl"),
+            (env::AWS_REGION, "eu-central-1"),
+            (env::AWS_ENABLE_ROLE_AUTH, "true"),
+        ]);
         let mut reader = Reader::default();
         assert!(wrong.resolve(&mut reader, None).is_none());
         let names: Vec<_> = reader

@@ -1,6 +1,6 @@
 use super::*;
 use clap::Parser;
-use secrecy::ExposeSecret as _;
+use runtime::setting::from_variables;
 
 #[derive(Debug, Parser)]
 struct Program {
@@ -8,40 +8,8 @@ struct Program {
     store: StoreArgs,
 }
 
-/// Settings by their environment names.
 fn args(settings: &[(&str, &str)]) -> StoreArgs {
-    let mut store = StoreArgs {
-        state_type: StoreKind::Local.name().to_owned(),
-        ..StoreArgs::default()
-    };
-    for (name, value) in settings {
-        let value = (*value).to_owned();
-        let slot = match *name {
-            env::STATE_TYPE => {
-                store.state_type = value;
-                continue;
-            }
-            env::AWS_BUCKET => &mut store.aws_bucket,
-            env::AWS_REGION => &mut store.aws_region,
-            env::AWS_ACCESS_KEY => &mut store.aws_access_key,
-            env::AWS_SECRET_KEY => &mut store.aws_secret_key,
-            env::AWS_ENDPOINT => &mut store.aws_endpoint,
-            env::AWS_ENABLE_ROLE_AUTH => &mut store.aws_enable_role_auth,
-            env::AWS_INCLUDE_BACKEND_KEYS => &mut store.aws_include_backend_keys,
-            env::BACKEND_CREDENTIALS => &mut store.backend_credentials,
-            env::AWS_USE_LOCKFILE => &mut store.aws_use_lockfile,
-            env::AZURE_ACCOUNT => &mut store.azure_account,
-            env::AZURE_RESOURCE_GROUP => &mut store.azure_resource_group,
-            env::AZURE_CONTAINER => &mut store.azure_container,
-            env::AZURE_ACCESS_KEY => &mut store.azure_access_key,
-            env::GCP_BUCKET => &mut store.gcp_bucket,
-            env::GCP_PROJECT => &mut store.gcp_project,
-            env::GCP_CREDENTIALS => &mut store.gcp_credentials,
-            other => panic!("{other} is no setting of the store"),
-        };
-        *slot = Some(value);
-    }
-    store
+    from_variables(settings)
 }
 
 fn resolve(settings: &[(&str, &str)]) -> Result<StoreSettings, StoreConfigError> {
@@ -85,10 +53,10 @@ fn what_is_missing_or_wrong_is_told_at_once() {
         (env::AWS_SECRET_KEY, "hunter2"),
     ]);
     for name in [
-        "`AwsTerraformStateBucketName` is not a name",
+        "`AwsTerraformStateBucketName` is `no/bucket`",
         "`AwsTerraformStateRegion` is not set",
-        "`AwsUseLockfile` is neither",
-        "`AwsEndpoint` is not an http or https address",
+        "`AwsUseLockfile` is `perhaps`, expected",
+        "`AwsEndpoint` is not an http or https URL",
         "`AwsTerraformStateAccessKey` is not set",
     ] {
         assert!(told.contains(name), "{told}");
@@ -149,7 +117,9 @@ fn keys_go_into_the_backend_file_only_when_they_are_asked_for_there() {
     let role = (env::AWS_ENABLE_ROLE_AUTH, "true");
     assert_eq!(handover(&[role, (include, "true")]), Handover::Omitted);
     let told = problems(&[S3, &[(own, "inside")]].concat());
-    assert!(told.contains("`MAYFLY_BACKEND_CREDENTIALS` is not `outside` or `file`"));
+    assert!(
+        told.contains("`MAYFLY_BACKEND_CREDENTIALS` is `inside`, expected `outside` or `file`")
+    );
 }
 
 #[test]

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use job_contract::{Exit, env};
+use job_contract::env;
 use secrecy::SecretString;
 
-use runtime::setting::SettingProblem;
+use runtime::setting::{Milliseconds, ReadSetting as _, Setting, SettingProblem, SettingValue};
 
 const PORT: u16 = 6379;
 /// What the platform's own programs are configured with.
@@ -28,49 +28,49 @@ const PEM_MARK: &[u8] = b"-----BEGIN";
 pub struct RedisArgs {
     /// Host of Redis [default: none, and no Redis].
     #[arg(long, value_name = "HOST", env = env::REDIS_HOSTNAME)]
-    pub redis_hostname: Option<String>,
+    pub redis_hostname: Option<Setting<String>>,
     /// Port of Redis [default: 6379].
     #[arg(long, value_name = "PORT", env = env::REDIS_PORT)]
-    pub redis_port: Option<String>,
+    pub redis_port: Option<Setting<u16>>,
     /// User, where Redis has users.
     #[arg(long, value_name = "NAME", env = env::REDIS_USERNAME)]
-    pub redis_username: Option<String>,
+    pub redis_username: Option<Setting<String>>,
     /// Password of Redis.
     #[arg(long, value_name = "PASSWORD", env = env::REDIS_PASSWORD, hide_env_values = true, hide = true)]
-    pub redis_password: Option<SecretString>,
+    pub redis_password: Option<Setting<SecretString>>,
     /// `true` speaks TLS to Redis [default: false].
     #[arg(long, value_name = "BOOL", env = env::REDIS_SSL)]
-    pub redis_ssl: Option<String>,
+    pub redis_ssl: Option<Setting<bool>>,
     /// PEM file of the authorities Redis' certificate may come from [default: the system's].
     #[arg(long, value_name = "FILE", env = env::REDIS_CA_FILE)]
-    pub redis_ca_file: Option<PathBuf>,
+    pub redis_ca_file: Option<Setting<PathBuf>>,
     /// Java's trust store. Only a PEM file can be read; for others name a PEM file as `--redis-ca-file`.
     #[arg(long, value_name = "FILE", env = env::REDIS_TRUSTSTORE_PATH)]
-    pub redis_truststore_path: Option<PathBuf>,
+    pub redis_truststore_path: Option<Setting<PathBuf>>,
     /// Password of Java's trust store; accepted and not needed.
     #[arg(long, value_name = "PASSWORD", env = env::REDIS_TRUSTSTORE_PASSWORD, hide_env_values = true, hide = true)]
-    pub redis_truststore_password: Option<SecretString>,
+    pub redis_truststore_password: Option<Setting<SecretString>>,
     /// Milliseconds one command may take, connecting included [default: 10000, at most 15000].
     #[arg(long, value_name = "MILLISECONDS", env = env::REDIS_TIMEOUT)]
-    pub redis_timeout: Option<String>,
+    pub redis_timeout: Option<Setting<Milliseconds>>,
     /// Nodes of a cluster, `host:port`, comma-separated; wins over sentinels and over one host.
     #[arg(long, value_name = "NODES", env = env::REDIS_CLUSTER_NODES)]
-    pub redis_cluster_nodes: Option<String>,
+    pub redis_cluster_nodes: Option<Setting<Nodes>>,
     /// How often a command is sent on from one node of a cluster to another [default: 5].
     #[arg(long, value_name = "N", env = env::REDIS_CLUSTER_MAX_REDIRECTS)]
-    pub redis_cluster_max_redirects: Option<String>,
+    pub redis_cluster_max_redirects: Option<Setting<u32>>,
     /// Name under which sentinels watch Redis.
     #[arg(long, value_name = "NAME", env = env::REDIS_SENTINEL_MASTER)]
-    pub redis_sentinel_master: Option<String>,
+    pub redis_sentinel_master: Option<Setting<String>>,
     /// Sentinels, `host:port`, comma-separated; wins over one host.
     #[arg(long, value_name = "NODES", env = env::REDIS_SENTINEL_NODES)]
-    pub redis_sentinel_nodes: Option<String>,
+    pub redis_sentinel_nodes: Option<Setting<Nodes>>,
     /// User for sentinels, and for Redis when it has none of its own.
     #[arg(long, value_name = "NAME", env = env::REDIS_SENTINEL_USERNAME)]
-    pub redis_sentinel_username: Option<String>,
+    pub redis_sentinel_username: Option<Setting<String>>,
     /// Password for sentinels, and for Redis when it has none of its own.
     #[arg(long, value_name = "PASSWORD", env = env::REDIS_SENTINEL_PASSWORD, hide_env_values = true, hide = true)]
-    pub redis_sentinel_password: Option<SecretString>,
+    pub redis_sentinel_password: Option<Setting<SecretString>>,
 }
 
 impl fmt::Debug for RedisArgs {
@@ -81,71 +81,6 @@ impl fmt::Debug for RedisArgs {
             .field("redis_sentinel_nodes", &self.redis_sentinel_nodes)
             .field("redis_ssl", &self.redis_ssl)
             .finish_non_exhaustive()
-    }
-}
-
-/// One problem of the settings.
-#[derive(Debug, thiserror::Error)]
-pub enum RedisProblem {
-    /// A value that cannot be read.
-    #[error("`{variable}`: {reason}")]
-    Invalid {
-        /// Its variable.
-        variable: &'static str,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// Two settings belong together.
-    #[error("`{variable}` needs `{needed}`")]
-    Incomplete {
-        /// What is set.
-        variable: &'static str,
-        /// What is not.
-        needed: &'static str,
-    },
-    /// A file that cannot be read.
-    #[error("`{variable}`: could not read `{}`", path.display())]
-    Unreadable {
-        variable: &'static str,
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
-    /// Java's own format.
-    #[error(
-        "`{}`: `{}` is not a PEM file; a Java keystore cannot be read: export its certificates \
-         (`keytool -exportcert -rfc -keystore {} -alias ALIAS`) to a PEM file and name that in `{}`",
-        env::REDIS_TRUSTSTORE_PATH, path.display(), path.display(), env::REDIS_CA_FILE
-    )]
-    Keystore {
-        /// The keystore.
-        path: PathBuf,
-    },
-}
-
-impl From<&RedisProblem> for SettingProblem {
-    fn from(problem: &RedisProblem) -> Self {
-        let variable = match problem {
-            RedisProblem::Invalid { variable, .. }
-            | RedisProblem::Incomplete { variable, .. }
-            | RedisProblem::Unreadable { variable, .. } => variable,
-            RedisProblem::Keystore { .. } => env::REDIS_TRUSTSTORE_PATH,
-        };
-        let text = problem.to_string();
-        let quoted = format!("`{variable}`");
-        let text = text.strip_prefix(&quoted).unwrap_or(&text);
-        let text = text.trim_start_matches(':').trim_start();
-        match std::error::Error::source(problem) {
-            Some(source) => Self::new(variable, format!("{text}: {source}")),
-            None => Self::new(variable, text),
-        }
-    }
-}
-
-impl RedisProblem {
-    /// Whose fault it is: the operator's.
-    pub const fn exit(&self) -> Exit {
-        Exit::BadConfiguration
     }
 }
 
@@ -198,16 +133,6 @@ pub(super) struct Credentials {
 }
 
 impl Credentials {
-    fn new(username: Option<&str>, password: Option<&SecretString>) -> Self {
-        use secrecy::ExposeSecret as _;
-        Self {
-            username: username.map(str::to_owned),
-            password: password
-                .filter(|password| !password.expose_secret().is_empty())
-                .cloned(),
-        }
-    }
-
     pub(super) fn is_empty(&self) -> bool {
         self.password.is_none()
     }
@@ -252,24 +177,51 @@ impl fmt::Debug for Tls {
     }
 }
 
+/// Several nodes, comma-separated.
+#[derive(Clone, Debug)]
+pub struct Nodes(Vec<Node>);
+
+impl SettingValue for Nodes {
+    fn parse(text: &str) -> Result<Self, String> {
+        let words = text.split(',').map(str::trim);
+        let words = words.filter(|word| !word.is_empty());
+        let node =
+            |word| Node::parse(word).ok_or_else(|| format!("has `{word}`, expected `host:port`"));
+        let nodes: Vec<Node> = words.map(node).collect::<Result<_, _>>()?;
+        if nodes.is_empty() {
+            return Err("names no node".to_owned());
+        }
+        Ok(Self(nodes))
+    }
+}
+
 impl RedisArgs {
+    /// What must never be shown.
+    pub fn secrets(&self) -> impl Iterator<Item = SecretString> {
+        let passwords = [&self.redis_password, &self.redis_sentinel_password];
+        passwords
+            .into_iter()
+            .filter_map(|password| password.get().cloned())
+    }
+
     /// Makes sense of all options at once. `None` when there is no Redis.
-    pub fn resolve(&self) -> Result<Option<RedisConfig>, Vec<RedisProblem>> {
+    pub fn resolve(&self) -> Result<Option<RedisConfig>, Vec<SettingProblem>> {
         let mut problems = Vec::new();
         let topology = self.topology(&mut problems);
         let tls = self.tls(&mut problems);
-        let timeout = self.timeout(&mut problems);
+        let timeout = self.redis_timeout.read(&mut problems);
+        let sentinel_credentials = Credentials {
+            username: self.redis_sentinel_username.read(&mut problems),
+            password: self.redis_sentinel_password.read(&mut problems),
+        };
+        let own = Credentials {
+            username: self.redis_username.read(&mut problems),
+            password: self.redis_password.read(&mut problems),
+        };
         if !problems.is_empty() {
             return Err(problems);
         }
-        let sentinel_credentials = Credentials::new(
-            given(self.redis_sentinel_username.as_deref()),
-            self.redis_sentinel_password.as_ref(),
-        );
-        let own = Credentials::new(
-            given(self.redis_username.as_deref()),
-            self.redis_password.as_ref(),
-        );
+        let timeout = timeout.map(|Milliseconds(timeout)| timeout);
         Ok(topology.map(|topology| RedisConfig {
             // The platform's own programs present the sentinels' credentials to Redis itself.
             credentials: match topology {
@@ -279,21 +231,16 @@ impl RedisArgs {
             topology,
             sentinel_credentials,
             tls,
-            timeout,
+            timeout: timeout
+                .filter(|timeout| !timeout.is_zero())
+                .unwrap_or(TIMEOUT)
+                .min(LONGEST_TIMEOUT),
         }))
     }
 
-    fn topology(&self, problems: &mut Vec<RedisProblem>) -> Option<Topology> {
-        let redirects = number(
-            env::REDIS_CLUSTER_MAX_REDIRECTS,
-            self.redis_cluster_max_redirects.as_deref(),
-            problems,
-        );
-        if let Some(seeds) = nodes(
-            env::REDIS_CLUSTER_NODES,
-            self.redis_cluster_nodes.as_deref(),
-            problems,
-        ) {
+    fn topology(&self, problems: &mut Vec<SettingProblem>) -> Option<Topology> {
+        let redirects = self.redis_cluster_max_redirects.read(problems);
+        if let Some(Nodes(seeds)) = self.redis_cluster_nodes.read(problems) {
             return Some(Topology::Cluster {
                 seeds,
                 redirects: redirects
@@ -301,160 +248,70 @@ impl RedisArgs {
                     .unwrap_or(MAX_REDIRECTS),
             });
         }
-        let sentinels = nodes(
-            env::REDIS_SENTINEL_NODES,
-            self.redis_sentinel_nodes.as_deref(),
-            problems,
-        );
-        match (sentinels, given(self.redis_sentinel_master.as_deref())) {
-            (Some(sentinels), Some(master)) => {
-                return Some(Topology::Sentinel {
-                    master: master.to_owned(),
-                    sentinels,
-                });
+        if self.redis_sentinel_nodes.is_set() || self.redis_sentinel_master.is_set() {
+            let needs = |needed| format!("needs `{needed}`");
+            if !self.redis_sentinel_master.is_set() {
+                let text = needs(env::REDIS_SENTINEL_MASTER);
+                problems.push(SettingProblem::new(env::REDIS_SENTINEL_NODES, text));
             }
-            (Some(_), None) => problems.push(RedisProblem::Incomplete {
-                variable: env::REDIS_SENTINEL_NODES,
-                needed: env::REDIS_SENTINEL_MASTER,
-            }),
-            (None, Some(_)) => problems.push(RedisProblem::Incomplete {
-                variable: env::REDIS_SENTINEL_MASTER,
-                needed: env::REDIS_SENTINEL_NODES,
-            }),
-            (None, None) => {}
+            if !self.redis_sentinel_nodes.is_set() {
+                let text = needs(env::REDIS_SENTINEL_NODES);
+                problems.push(SettingProblem::new(env::REDIS_SENTINEL_MASTER, text));
+            }
+            let Nodes(sentinels) = self.redis_sentinel_nodes.read(problems)?;
+            let master = self.redis_sentinel_master.read(problems)?;
+            return Some(Topology::Sentinel { master, sentinels });
         }
-        let port = number(env::REDIS_PORT, self.redis_port.as_deref(), problems);
-        given(self.redis_hostname.as_deref()).map(|host| {
-            Topology::Standalone(Node {
-                host: host.trim_matches(['[', ']']).to_owned(),
-                port: port.unwrap_or(PORT),
-            })
-        })
+        let port = self.redis_port.read(problems).unwrap_or(PORT);
+        let host = self.redis_hostname.read(problems)?;
+        let host = host.trim_matches(['[', ']']).to_owned();
+        Some(Topology::Standalone(Node { host, port }))
     }
 
-    fn tls(&self, problems: &mut Vec<RedisProblem>) -> Option<Tls> {
-        let wanted = match given(self.redis_ssl.as_deref())
-            .map(str::to_ascii_lowercase)
-            .as_deref()
-        {
-            None | Some("false") => false,
-            Some("true") => true,
-            Some(other) => {
-                problems.push(invalid(
-                    env::REDIS_SSL,
-                    format!("`{other}` is neither `true` nor `false`"),
-                ));
-                false
-            }
-        };
-        if !wanted {
+    fn tls(&self, problems: &mut Vec<SettingProblem>) -> Option<Tls> {
+        if self.redis_ssl.read(problems) != Some(true) {
             return None;
         }
-        let authorities = if let Some(path) = given_path(self.redis_ca_file.as_deref()) {
-            match read_pem(env::REDIS_CA_FILE, path) {
-                Ok(Some(pem)) => Some(pem),
-                Ok(None) => {
-                    let reason = format!("`{}` holds no certificate in PEM form", path.display());
-                    problems.push(invalid(env::REDIS_CA_FILE, reason));
-                    None
-                }
-                Err(problem) => {
-                    problems.push(problem);
-                    None
-                }
-            }
-        } else if let Some(path) = given_path(self.redis_truststore_path.as_deref()) {
-            match read_pem(env::REDIS_TRUSTSTORE_PATH, path) {
-                Ok(Some(pem)) => Some(pem),
-                Ok(None) => {
-                    let path = path.to_owned();
-                    problems.push(RedisProblem::Keystore { path });
-                    None
-                }
-                Err(problem) => {
-                    problems.push(problem);
-                    None
-                }
-            }
-        } else {
-            None
+        let (variable, path) = match self.redis_ca_file.read(problems) {
+            Some(path) => (env::REDIS_CA_FILE, path),
+            None => match self.redis_truststore_path.read(problems) {
+                Some(path) => (env::REDIS_TRUSTSTORE_PATH, path),
+                None => return Some(Tls { authorities: None }),
+            },
         };
-        Some(Tls { authorities })
-    }
-
-    fn timeout(&self, problems: &mut Vec<RedisProblem>) -> Duration {
-        number(env::REDIS_TIMEOUT, self.redis_timeout.as_deref(), problems)
-            .filter(|milliseconds| *milliseconds > 0)
-            .map_or(TIMEOUT, Duration::from_millis)
-            .min(LONGEST_TIMEOUT)
-    }
-}
-
-/// Charts write empty values for what nobody set.
-fn given(value: Option<&str>) -> Option<&str> {
-    value.map(str::trim).filter(|value| !value.is_empty())
-}
-
-fn given_path(path: Option<&Path>) -> Option<&Path> {
-    path.filter(|path| !path.as_os_str().is_empty())
-}
-
-fn invalid(variable: &'static str, reason: String) -> RedisProblem {
-    RedisProblem::Invalid { variable, reason }
-}
-
-fn number<T: std::str::FromStr>(
-    variable: &'static str,
-    value: Option<&str>,
-    problems: &mut Vec<RedisProblem>,
-) -> Option<T> {
-    let value = given(value)?;
-    let number = value.parse().ok();
-    if number.is_none() {
-        problems.push(invalid(
-            variable,
-            format!("`{value}` is no number it takes"),
-        ));
-    }
-    number
-}
-
-fn nodes(
-    variable: &'static str,
-    value: Option<&str>,
-    problems: &mut Vec<RedisProblem>,
-) -> Option<Vec<Node>> {
-    let value = given(value)?;
-    let mut nodes = Vec::new();
-    for text in value
-        .split(',')
-        .map(str::trim)
-        .filter(|text| !text.is_empty())
-    {
-        match Node::parse(text) {
-            Some(node) => nodes.push(node),
-            None => problems.push(invalid(variable, format!("`{text}` is not `host:port`"))),
+        match read_pem(&path) {
+            Ok(pem) => Some(Tls {
+                authorities: Some(pem),
+            }),
+            Err(text) => {
+                problems.push(SettingProblem::new(variable, text));
+                None
+            }
         }
     }
-    (!nodes.is_empty()).then_some(nodes)
 }
 
-/// `None` for a file that holds something else.
-fn read_pem(variable: &'static str, path: &Path) -> Result<Option<Vec<u8>>, RedisProblem> {
-    let bytes = fs::read(path).map_err(|source| RedisProblem::Unreadable {
-        variable,
-        path: path.to_owned(),
-        source,
-    })?;
+/// The file, or what is wrong with it.
+fn read_pem(path: &Path) -> Result<Vec<u8>, String> {
+    let shown = path.display();
+    let bytes = fs::read(path).map_err(|error| format!("could not read `{shown}`: {error}"))?;
     let is_pem = bytes
         .windows(PEM_MARK.len())
         .any(|window| window == PEM_MARK);
-    Ok(is_pem.then_some(bytes))
+    if is_pem {
+        return Ok(bytes);
+    }
+    Err(format!(
+        "`{shown}` holds no certificate in PEM form. A Java keystore cannot be read: export its certificates \
+         (`keytool -exportcert -rfc -keystore {shown} -alias ALIAS`) to a PEM file and name that in `{}`",
+        env::REDIS_CA_FILE
+    ))
 }
 
 #[cfg(test)]
 mod tests {
     use rstest::rstest;
+    use runtime::setting::from_variables;
 
     use super::*;
 
@@ -469,14 +326,14 @@ mod tests {
     fn nothing_set_or_only_blanks_is_no_redis() {
         assert!(RedisArgs::default().resolve().unwrap().is_none());
         let blank = RedisArgs {
-            redis_hostname: Some(String::new()),
-            redis_port: Some(String::new()),
-            redis_ssl: Some(String::new()),
+            redis_hostname: Some("".into()),
+            redis_port: Some("".into()),
+            redis_ssl: Some("".into()),
             redis_cluster_nodes: Some(" ".into()),
             redis_cluster_max_redirects: Some("0".into()),
-            redis_sentinel_master: Some(String::new()),
-            redis_sentinel_nodes: Some(String::new()),
-            redis_truststore_path: Some(PathBuf::new()),
+            redis_sentinel_master: Some("".into()),
+            redis_sentinel_nodes: Some("".into()),
+            redis_truststore_path: Some("".into()),
             ..RedisArgs::default()
         };
         assert!(blank.resolve().unwrap().is_none());
@@ -535,82 +392,77 @@ mod tests {
         assert_eq!(config.credentials.password.unwrap().expose_secret(), "own");
     }
 
+    fn problems(settings: &[(&str, &str)]) -> Vec<String> {
+        let problems = from_variables::<RedisArgs>(settings).resolve().unwrap_err();
+        problems.iter().map(ToString::to_string).collect()
+    }
+
     #[test]
     fn all_problems_are_told_at_once_by_their_variables() {
-        let args = RedisArgs {
-            redis_hostname: Some("redis".into()),
-            redis_port: Some("65536".into()),
-            redis_ssl: Some("yes".into()),
-            redis_timeout: Some("10s".into()),
-            redis_sentinel_nodes: Some("a:b".into()),
-            redis_sentinel_master: Some("m".into()),
-            ..RedisArgs::default()
-        };
-        let problems: Vec<String> = args
-            .resolve()
-            .unwrap_err()
-            .iter()
-            .map(ToString::to_string)
-            .collect();
+        let told = problems(&[
+            (env::REDIS_HOSTNAME, "redis"),
+            (env::REDIS_PORT, "65536"),
+            (env::REDIS_SSL, "yes"),
+            (env::REDIS_TIMEOUT, "10s"),
+        ]);
         assert_eq!(
-            problems,
+            told,
             [
-                "`TerrakubeRedisSentinelNodes`: `a:b` is not `host:port`",
-                "`TerrakubeRedisSentinelMaster` needs `TerrakubeRedisSentinelNodes`",
-                "`TerrakubeRedisPort`: `65536` is no number it takes",
-                "`TerrakubeRedisSSL`: `yes` is neither `true` nor `false`",
-                "`TerrakubeRedisTimeout`: `10s` is no number it takes",
+                "`TerrakubeRedisPort` is `65536`, expected a number from 0 to 65535",
+                "`TerrakubeRedisSSL` is `yes`, expected `true` or `false`",
+                "`TerrakubeRedisTimeout` is `10s`, expected a number of milliseconds",
             ]
+        );
+        assert_eq!(
+            problems(&[(env::REDIS_SENTINEL_NODES, "a:b")]),
+            [
+                "`TerrakubeRedisSentinelNodes` needs `TerrakubeRedisSentinelMaster`",
+                "`TerrakubeRedisSentinelNodes` has `a:b`, expected `host:port`",
+            ]
+        );
+        assert_eq!(
+            problems(&[(env::REDIS_SENTINEL_MASTER, "m")]),
+            ["`TerrakubeRedisSentinelMaster` needs `TerrakubeRedisSentinelNodes`"]
         );
     }
 
     #[test]
     fn a_java_keystore_is_refused_with_what_to_do_instead() {
         let folder = tempfile::tempdir().unwrap();
-        let keystore = folder.path().join("truststore.jks");
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let (keystore, bundle) = (path("truststore.jks"), path("ca.pem"));
         fs::write(&keystore, b"\xfe\xed\xfe\xed\0\0\0\x02").unwrap();
-        let mut args = RedisArgs {
-            redis_hostname: Some("redis".into()),
-            redis_ssl: Some("true".into()),
-            redis_truststore_path: Some(keystore.clone()),
-            redis_truststore_password: Some("changeit".into()),
-            ..RedisArgs::default()
-        };
-        let message = args.resolve().unwrap_err()[0].to_string();
-        assert!(message.contains("keytool -exportcert -rfc"), "{message}");
-        assert!(message.contains("MAYFLY_REDIS_CA_FILE"), "{message}");
-        assert!(!message.contains("changeit"));
-
-        // Without TLS nobody looks at it.
-        args.redis_ssl = Some("false".into());
-        assert!(args.resolve().unwrap().unwrap().tls.is_none());
-        // A bundle of ours wins over it, and so does a bundle in its place.
-        args.redis_ssl = Some("TRUE".into());
-        let bundle = folder.path().join("ca.pem");
         fs::write(&bundle, "# ours\n-----BEGIN CERTIFICATE-----\n").unwrap();
-        args.redis_ca_file = Some(bundle.clone());
-        assert!(
-            args.resolve()
-                .unwrap()
-                .unwrap()
-                .tls
-                .unwrap()
-                .authorities
-                .is_some()
-        );
-        (args.redis_ca_file, args.redis_truststore_path) = (None, Some(bundle));
-        assert!(
-            args.resolve()
-                .unwrap()
-                .unwrap()
-                .tls
-                .unwrap()
-                .authorities
-                .is_some()
-        );
-        (args.redis_ca_file, args.redis_truststore_path) = (Some(keystore), None);
-        let message = args.resolve().unwrap_err()[0].to_string();
-        assert!(message.contains("no certificate in PEM form"), "{message}");
+        let tls = |ssl: &str, ours: &str, javas: &str| {
+            from_variables::<RedisArgs>(&[
+                (env::REDIS_HOSTNAME, "redis"),
+                (env::REDIS_SSL, ssl),
+                (env::REDIS_CA_FILE, ours),
+                (env::REDIS_TRUSTSTORE_PATH, javas),
+                (env::REDIS_TRUSTSTORE_PASSWORD, "changeit"),
+            ])
+            .resolve()
+            .map(|config| config.unwrap().tls)
+        };
+        for (ours, javas, variable) in [
+            ("", &*keystore, env::REDIS_TRUSTSTORE_PATH),
+            (&*keystore, "", env::REDIS_CA_FILE),
+        ] {
+            let problem = tls("true", ours, javas).unwrap_err().remove(0);
+            assert_eq!(problem.variable, variable);
+            let text = problem.text;
+            assert!(text.contains("no certificate in PEM form"), "{text}");
+            assert!(text.contains("keytool -exportcert -rfc"), "{text}");
+            assert!(text.contains("MAYFLY_REDIS_CA_FILE"), "{text}");
+            assert!(!text.contains("changeit"));
+        }
+        // Without TLS nobody looks at it.
+        assert!(tls("false", "", &keystore).unwrap().is_none());
+        // A bundle of ours wins over it, and so does a bundle in its place.
+        for (ours, javas) in [(&*bundle, &*keystore), ("", &*bundle)] {
+            let tls = tls("TRUE", ours, javas).unwrap().unwrap();
+            assert!(tls.authorities.is_some());
+        }
     }
 
     #[rstest]

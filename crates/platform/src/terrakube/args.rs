@@ -9,7 +9,7 @@ use reqwest::Url;
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::token::TokenSource;
-use runtime::setting::{SettingProblem, present};
+use runtime::setting::{HttpUrl, ReadSetting as _, Seconds, Setting, SettingProblem};
 
 const DISPATCH_WAIT: Duration = Duration::from_secs(30);
 const STATUS_POLL: Duration = Duration::from_secs(5);
@@ -21,28 +21,28 @@ const REPORT_PATIENCE: Duration = Duration::from_mins(10);
 pub struct TerrakubeArgs {
     /// Base URL of the platform's API, as this program reaches it; without one, records are kept on this machine.
     #[arg(long, env = env::API_URL, value_name = "URL")]
-    pub api_url: Option<String>,
+    pub api_url: Option<Setting<HttpUrl>>,
     /// Base URL of the platform's API as users and records know it; scripts get it as `terrakubeApi`.
     #[arg(long, env = env::PUBLIC_API_URL, value_name = "URL")]
-    pub public_api_url: Option<String>,
+    pub public_api_url: Option<Setting<HttpUrl>>,
     /// Host of the platform's module registry, with its port where it has one.
     #[arg(long, env = env::REGISTRY_DOMAIN, value_name = "HOST[:PORT]")]
-    pub registry_domain: Option<String>,
+    pub registry_domain: Option<Setting<String>>,
     /// The secret shared with the platform, base64.
     #[arg(long, env = env::INTERNAL_SECRET, value_name = "BASE64", hide_env_values = true, hide = true)]
-    pub internal_secret: Option<SecretString>,
+    pub internal_secret: Option<Setting<SecretString>>,
     /// `false` for a platform that checks no tokens [default: true].
     #[arg(long, env = env::ENABLE_SECURITY, value_name = "BOOL")]
-    pub enable_security: Option<String>,
+    pub enable_security: Option<Setting<bool>>,
     /// How many seconds to wait for the platform to record the dispatch [default: 30].
     #[arg(long, env = env::DISPATCH_WAIT_SECONDS, value_name = "SECONDS")]
-    pub dispatch_wait_seconds: Option<String>,
+    pub dispatch_wait_seconds: Option<Setting<Seconds>>,
     /// Every how many seconds to ask whether the job was cancelled; up to twice as long [default: 5].
     #[arg(long, env = env::STATUS_POLL_SECONDS, value_name = "SECONDS")]
-    pub status_poll_seconds: Option<String>,
+    pub status_poll_seconds: Option<Setting<Seconds>>,
     /// How many seconds to try the final report while the platform does not answer [default: 600].
     #[arg(long, env = env::REPORT_PATIENCE_SECONDS, value_name = "SECONDS")]
-    pub report_patience_seconds: Option<String>,
+    pub report_patience_seconds: Option<Setting<Seconds>>,
 }
 
 /// How Terrakube's API is reached.
@@ -65,127 +65,101 @@ pub struct TerrakubeConfig {
 }
 
 impl TerrakubeArgs {
+    /// Whether an API is named.
+    pub fn is_set(&self) -> bool {
+        self.api_url.is_set()
+    }
+
+    /// Base URL of the API, as it was written.
+    pub fn api_url(&self) -> Option<&str> {
+        self.api_url.get().map(|url| url.text.as_str())
+    }
+
+    /// Base URL of the API as users know it, as it was written.
+    pub fn public_url(&self) -> Option<&str> {
+        self.public_api_url.get().map(|url| url.text.as_str())
+    }
+
+    /// What must never be shown.
+    pub fn secrets(&self) -> impl Iterator<Item = SecretString> {
+        self.internal_secret.get().cloned().into_iter()
+    }
+
     /// The settings, `None` when no API is named, or everything that is wrong with them.
     pub fn resolve(&self) -> Result<Option<TerrakubeConfig>, Vec<SettingProblem>> {
-        if present(self.api_url.as_deref()).is_none() {
+        if !self.is_set() {
             return Ok(None);
         }
-        let mut reader = Reader::default();
-        let api_url = reader.keep(base_url(env::API_URL, self.api_url.as_deref()));
-        let public_url = reader.keep(base_url(
-            env::PUBLIC_API_URL,
-            self.public_api_url.as_deref(),
-        ));
-        let dispatch_wait = reader.keep(seconds(
-            env::DISPATCH_WAIT_SECONDS,
-            self.dispatch_wait_seconds.as_deref(),
-            DISPATCH_WAIT,
-        ));
-        let status_poll = reader.keep(seconds(
-            env::STATUS_POLL_SECONDS,
-            self.status_poll_seconds.as_deref(),
-            STATUS_POLL,
-        ));
-        let report_patience = reader.keep(seconds(
-            env::REPORT_PATIENCE_SECONDS,
-            self.report_patience_seconds.as_deref(),
-            REPORT_PATIENCE,
-        ));
-        let tokens = reader.keep(self.tokens());
+        let problems = &mut Vec::new();
+        let seconds = |setting: &Option<Setting<Seconds>>, default, problems: &mut _| {
+            setting.read(problems).map_or(default, |Seconds(time)| time)
+        };
+        let api_url = base_url(env::API_URL, self.api_url.as_ref(), problems);
+        let public_url = base_url(env::PUBLIC_API_URL, self.public_api_url.as_ref(), problems);
+        let registry_domain = self.registry_domain.read(problems);
+        let dispatch_wait = seconds(&self.dispatch_wait_seconds, DISPATCH_WAIT, problems);
+        let status_poll = seconds(&self.status_poll_seconds, STATUS_POLL, problems);
+        let report_patience = seconds(&self.report_patience_seconds, REPORT_PATIENCE, problems);
+        let tokens = self.tokens(problems);
         let config = || {
             Some(TerrakubeConfig {
                 api_url: api_url?,
                 public_url: public_url?,
-                registry_domain: present(self.registry_domain.as_deref()).map(str::to_owned),
+                registry_domain,
                 tokens: tokens?,
-                dispatch_wait: dispatch_wait?,
-                status_poll: status_poll?,
-                report_patience: report_patience?,
+                dispatch_wait,
+                status_poll,
+                report_patience,
             })
         };
-        config().map(Some).ok_or(reader.problems)
+        match config() {
+            Some(config) if problems.is_empty() => Ok(Some(config)),
+            _ => Err(std::mem::take(problems)),
+        }
     }
 
-    fn tokens(&self) -> Result<TokenSource, SettingProblem> {
-        let secured = match present(self.enable_security.as_deref()) {
-            None => true,
-            Some(text) if text.eq_ignore_ascii_case("true") => true,
-            Some(text) if text.eq_ignore_ascii_case("false") => false,
-            Some(text) => {
-                return Err(SettingProblem::new(
-                    env::ENABLE_SECURITY,
-                    format!("is `{text}`, expected `true` or `false`"),
-                ));
-            }
-        };
-        if !secured {
-            return Ok(TokenSource::disabled());
+    fn tokens(&self, problems: &mut Vec<SettingProblem>) -> Option<TokenSource> {
+        if self.enable_security.read(problems) == Some(false) {
+            return Some(TokenSource::disabled());
         }
-        let problem = |text: String| SettingProblem::new(env::INTERNAL_SECRET, text);
-        let secret = self
-            .internal_secret
-            .as_ref()
-            .map(SecretString::expose_secret);
-        let secret = present(secret).ok_or_else(|| {
-            problem(format!(
+        let mut problem = |text: String| {
+            problems.push(SettingProblem::new(env::INTERNAL_SECRET, text));
+            None
+        };
+        let Some(secret) = self.internal_secret.get() else {
+            return problem(format!(
                 "is not set; without it the platform answers nobody, unless `{}` is false",
                 env::ENABLE_SECURITY
-            ))
-        })?;
-        TokenSource::parse(secret).map_err(|error| problem(error.to_string()))
+            ));
+        };
+        TokenSource::parse(secret.expose_secret())
+            .map_or_else(|error| problem(error.to_string()), Some)
     }
 }
 
-/// Collects problems while settings are read.
-#[derive(Default)]
-struct Reader {
-    problems: Vec<SettingProblem>,
-}
-
-impl Reader {
-    fn keep<T>(&mut self, read: Result<T, SettingProblem>) -> Option<T> {
-        read.map_err(|problem| self.problems.push(problem)).ok()
-    }
-}
-
-fn base_url(variable: &'static str, text: Option<&str>) -> Result<Url, SettingProblem> {
-    let problem = |text: &str| SettingProblem::new(variable, text);
-    let text = present(text).ok_or_else(|| problem("is not set"))?;
-    let url = Url::parse(text).map_err(|_| problem("is not a URL"))?;
-    if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
-        return Err(problem("is not an http or https URL"));
-    }
-    // Addresses are written into records and logs.
-    if !url.username().is_empty() || url.password().is_some() {
-        return Err(problem("holds credentials, which do not belong there"));
-    }
-    if url.query().is_some() || url.fragment().is_some() {
-        return Err(problem("is a base URL and takes no query"));
-    }
-    Ok(url)
-}
-
-fn seconds(
+fn base_url(
     variable: &'static str,
-    text: Option<&str>,
-    default: Duration,
-) -> Result<Duration, SettingProblem> {
-    let Some(text) = present(text) else {
-        return Ok(default);
+    setting: Option<&Setting<HttpUrl>>,
+    problems: &mut Vec<SettingProblem>,
+) -> Option<Url> {
+    let HttpUrl { url, .. } = setting.cloned().require(variable, problems)?;
+    // Addresses are written into records and logs.
+    let text = if !url.username().is_empty() || url.password().is_some() {
+        "holds credentials, which do not belong there"
+    } else if url.query().is_some() || url.fragment().is_some() {
+        "is a base URL and takes no query"
+    } else {
+        return Some(url);
     };
-    match text.parse() {
-        Ok(seconds @ 1..) => Ok(Duration::from_secs(seconds)),
-        _ => Err(SettingProblem::new(
-            variable,
-            format!("is `{text}`, expected a number of seconds, 1 at least"),
-        )),
-    }
+    problems.push(SettingProblem::new(variable, text));
+    None
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::{CommandFactory as _, Parser};
+    use runtime::setting::from_variables;
 
     #[derive(Debug, Parser)]
     struct Program {
@@ -195,17 +169,15 @@ mod tests {
 
     const SECRET: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 
-    fn resolve(
-        change: impl FnOnce(&mut TerrakubeArgs),
-    ) -> Result<Option<TerrakubeConfig>, Vec<String>> {
-        let mut args = TerrakubeArgs {
-            api_url: Some("http://api:8080/".to_owned()),
-            public_api_url: Some("https://api.example.test".to_owned()),
-            internal_secret: Some(SECRET.into()),
-            ..TerrakubeArgs::default()
-        };
-        change(&mut args);
-        args.resolve()
+    const USUAL: &[(&str, &str)] = &[
+        (env::API_URL, "http://api:8080/"),
+        (env::PUBLIC_API_URL, "https://api.example.test"),
+        (env::INTERNAL_SECRET, SECRET),
+    ];
+
+    fn resolve(more: &[(&str, &str)]) -> Result<Option<TerrakubeConfig>, Vec<String>> {
+        from_variables::<TerrakubeArgs>(&[USUAL, more].concat())
+            .resolve()
             .map_err(|problems| problems.iter().map(ToString::to_string).collect())
     }
 
@@ -216,14 +188,13 @@ mod tests {
 
     #[test]
     fn without_an_api_there_is_no_platform() {
-        for none in [None, Some(" ".to_owned())] {
-            assert!(resolve(|args| args.api_url = none).unwrap().is_none());
-        }
+        assert!(TerrakubeArgs::default().resolve().unwrap().is_none());
+        assert!(resolve(&[(env::API_URL, " ")]).unwrap().is_none());
     }
 
     #[test]
     fn the_usual_settings_are_enough() {
-        let config = resolve(|_| {}).unwrap().unwrap();
+        let config = resolve(&[]).unwrap().unwrap();
         assert_eq!(config.api_url.as_str(), "http://api:8080/");
         assert_eq!(config.dispatch_wait, DISPATCH_WAIT);
         assert_eq!(config.report_patience, REPORT_PATIENCE);
@@ -232,23 +203,20 @@ mod tests {
 
     #[test]
     fn a_platform_without_security_needs_no_secret() {
-        let config = resolve(|args| {
-            args.internal_secret = None;
-            args.enable_security = Some("FALSE".to_owned());
-        });
+        let config = resolve(&[(env::INTERNAL_SECRET, ""), (env::ENABLE_SECURITY, "FALSE")]);
         let tokens = config.unwrap().unwrap().tokens;
         assert!(tokens.mint(Duration::from_secs(1)).is_none());
     }
 
     #[test]
     fn everything_that_is_wrong_is_told_at_once_and_no_secret_with_it() {
-        let problems = resolve(|args| {
-            args.api_url = Some("ftp://api".to_owned());
-            args.public_api_url = Some("https://me:hunter2@api.example.test".to_owned());
-            args.internal_secret = Some("hunter2 hunter2".into());
-            args.status_poll_seconds = Some("0".to_owned());
-            args.report_patience_seconds = Some("soon".to_owned());
-        })
+        let problems = resolve(&[
+            (env::API_URL, "ftp://api"),
+            (env::PUBLIC_API_URL, "https://me:hunter2@api.example.test"),
+            (env::INTERNAL_SECRET, "hunter2 hunter2"),
+            (env::STATUS_POLL_SECONDS, "0"),
+            (env::REPORT_PATIENCE_SECONDS, "soon"),
+        ])
         .unwrap_err();
         assert_eq!(
             problems,
@@ -264,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_forgotten_secret_is_named() {
-        let problems = resolve(|args| args.internal_secret = None).unwrap_err();
+        let problems = resolve(&[(env::INTERNAL_SECRET, "")]).unwrap_err();
         assert!(
             problems[0].starts_with("`InternalSecret` is not set"),
             "{problems:?}"
@@ -273,10 +241,7 @@ mod tests {
 
     #[test]
     fn the_secret_is_not_shown() {
-        let args = TerrakubeArgs {
-            internal_secret: Some(SECRET.into()),
-            ..TerrakubeArgs::default()
-        };
+        let args = from_variables::<TerrakubeArgs>(USUAL);
         assert!(!format!("{args:?}").contains("MDEy"));
     }
 }

@@ -838,8 +838,8 @@ async fn a_step_is_claimed_by_its_status(
 
 fn with_redis(api: &StandIn, server: &RedisServer) -> Terrakube {
     let args = RedisArgs {
-        redis_hostname: Some("127.0.0.1".to_owned()),
-        redis_port: Some(server.port().to_string()),
+        redis_hostname: Some("127.0.0.1".into()),
+        redis_port: Some(server.port().to_string().into()),
         ..RedisArgs::default()
     };
     let redis = Redis::new(args.resolve().unwrap().unwrap());

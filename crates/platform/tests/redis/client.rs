@@ -118,7 +118,7 @@ async fn a_user_with_the_few_rights_it_needs_gets_in_over_tls() {
         redis_username: Some("mayfly".into()),
         redis_password: Some("hunter22".into()),
         redis_ssl: Some("true".into()),
-        redis_ca_file: Some(server.ca_file()),
+        redis_ca_file: Some(server.ca_file().to_str().unwrap().into()),
         ..args(&server)
     };
     exercise(&redis(&settings)).await;
@@ -159,7 +159,7 @@ async fn a_password_alone_is_enough() {
 async fn a_cluster_is_followed_wherever_it_points() {
     let cluster = RedisCluster::start().unwrap();
     let settings = RedisArgs {
-        redis_cluster_nodes: Some(cluster.nodes()[0].address()),
+        redis_cluster_nodes: Some(cluster.nodes()[0].address().into()),
         ..RedisArgs::default()
     };
     let redis = redis(&settings);
@@ -184,7 +184,7 @@ async fn a_cluster_is_followed_wherever_it_points() {
 async fn a_slot_that_is_moving_is_asked_for_at_its_new_node() {
     let cluster = RedisCluster::start().unwrap();
     let settings = RedisArgs {
-        redis_cluster_nodes: Some(cluster.addresses()),
+        redis_cluster_nodes: Some(cluster.addresses().into()),
         ..RedisArgs::default()
     };
     let redis = redis(&settings);
@@ -223,7 +223,7 @@ async fn sentinels_lead_to_the_server_and_after_a_failover_to_the_next() {
     let sentinel = Sentinel::watch(&first, "").unwrap();
     let settings = RedisArgs {
         redis_sentinel_master: Some("mymaster".into()),
-        redis_sentinel_nodes: Some(format!("127.0.0.1:1,{}", sentinel.address())),
+        redis_sentinel_nodes: Some(format!("127.0.0.1:1,{}", sentinel.address()).into()),
         // Meant for Redis, as some set it up; a sentinel without a password refuses them.
         redis_sentinel_password: None,
         ..RedisArgs::default()
@@ -265,7 +265,7 @@ async fn credentials_a_sentinel_does_not_want_are_still_shown_to_redis() {
     let sentinel = Sentinel::watch(&server, "sentinel auth-pass mymaster hunter22").unwrap();
     let settings = RedisArgs {
         redis_sentinel_master: Some("mymaster".into()),
-        redis_sentinel_nodes: Some(sentinel.address()),
+        redis_sentinel_nodes: Some(sentinel.address().into()),
         redis_sentinel_password: Some("hunter22".into()),
         ..RedisArgs::default()
     };
@@ -278,7 +278,7 @@ async fn a_name_no_sentinel_knows_is_told() {
     let sentinel = Sentinel::watch(&server, "").unwrap();
     let settings = RedisArgs {
         redis_sentinel_master: Some("other".into()),
-        redis_sentinel_nodes: Some(sentinel.address()),
+        redis_sentinel_nodes: Some(sentinel.address().into()),
         ..RedisArgs::default()
     };
     let error = redis(&settings).ping().await.unwrap_err();

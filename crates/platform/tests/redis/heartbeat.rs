@@ -130,7 +130,7 @@ async fn many_jobs_have_one_thread_and_come_and_go() {
 async fn orders_do_not_wait_for_a_redis_that_is_away() {
     let mut server = RedisServer::start().unwrap();
     let settings = RedisArgs {
-        redis_timeout: Some("500".to_owned()),
+        redis_timeout: Some("500".into()),
         ..args(&server)
     };
     server.freeze().unwrap();

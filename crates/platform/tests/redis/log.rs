@@ -158,8 +158,8 @@ async fn lines_whose_answer_was_lost_are_not_sent_again() {
     let server = RedisServer::start().unwrap();
     let way = Proxy::start(&[server.socket()]).unwrap();
     let settings = RedisArgs {
-        redis_port: Some(way.address().port().to_string()),
-        redis_timeout: Some("300".to_owned()),
+        redis_port: Some(way.address().port().to_string().into()),
+        redis_timeout: Some("300".into()),
         ..args(&server)
     };
     let folder = TempDir::new().unwrap();
@@ -190,8 +190,8 @@ async fn remarks_of_others_are_not_taken_for_lines_whose_answer_was_lost() {
     let server = RedisServer::start().unwrap();
     let way = Proxy::start(&[server.socket()]).unwrap();
     let settings = RedisArgs {
-        redis_port: Some(way.address().port().to_string()),
-        redis_timeout: Some("300".to_owned()),
+        redis_port: Some(way.address().port().to_string().into()),
+        redis_timeout: Some("300".into()),
         ..args(&server)
     };
     let remarks = JobStream::new(&redis_at(&server), "412", STEP);

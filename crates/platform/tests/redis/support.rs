@@ -12,8 +12,8 @@ pub(crate) const LONG: Duration = Duration::from_mins(1);
 
 pub(crate) fn args(server: &RedisServer) -> RedisArgs {
     RedisArgs {
-        redis_hostname: Some("127.0.0.1".to_owned()),
-        redis_port: Some(server.port().to_string()),
+        redis_hostname: Some("127.0.0.1".into()),
+        redis_port: Some(server.port().to_string().into()),
         ..RedisArgs::default()
     }
 }

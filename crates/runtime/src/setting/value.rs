@@ -1,0 +1,111 @@
+//! Types of settings, and how their values are spelt.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use secrecy::SecretString;
+use url::Url;
+
+/// A type that a setting can have.
+pub trait SettingValue: Clone + Send + Sync + Sized + 'static {
+    /// Reads a text without blanks around it, which is not empty.
+    ///
+    /// # Errors
+    /// What is wrong, as the end of a sentence that begins with the setting. It does not quote a secret.
+    fn parse(text: &str) -> Result<Self, String>;
+}
+
+/// Says what a text is instead of what is expected.
+fn unexpected(text: &str, expected: &str) -> String {
+    format!("is `{text}`, expected {expected}")
+}
+
+impl SettingValue for String {
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(text.to_owned())
+    }
+}
+
+impl SettingValue for PathBuf {
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(text.into())
+    }
+}
+
+impl SettingValue for SecretString {
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(text.into())
+    }
+}
+
+impl SettingValue for bool {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.eq_ignore_ascii_case("true") {
+            Ok(true)
+        } else if text.eq_ignore_ascii_case("false") {
+            Ok(false)
+        } else {
+            Err(unexpected(text, "`true` or `false`"))
+        }
+    }
+}
+
+macro_rules! numbers {
+    ($($number:ty),*) => {$(
+        impl SettingValue for $number {
+            fn parse(text: &str) -> Result<Self, String> {
+                let most = Self::MAX;
+                text.parse()
+                    .map_err(|_| unexpected(text, &format!("a number from 0 to {most}")))
+            }
+        }
+    )*};
+}
+
+numbers!(u16, u32, u64);
+
+/// A whole number of seconds, 1 at least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seconds(pub Duration);
+
+impl SettingValue for Seconds {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(seconds @ 1..) => Ok(Self(Duration::from_secs(seconds))),
+            _ => Err(unexpected(text, "a number of seconds, 1 at least")),
+        }
+    }
+}
+
+/// A whole number of milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Milliseconds(pub Duration);
+
+impl SettingValue for Milliseconds {
+    fn parse(text: &str) -> Result<Self, String> {
+        let milliseconds = text.parse().map(Duration::from_millis);
+        milliseconds
+            .map(Self)
+            .map_err(|_| unexpected(text, "a number of milliseconds"))
+    }
+}
+
+/// An address of a server. It may hold a login, so errors do not quote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpUrl {
+    /// The address.
+    pub url: Url,
+    /// How it was written.
+    pub text: String,
+}
+
+impl SettingValue for HttpUrl {
+    fn parse(text: &str) -> Result<Self, String> {
+        let url = Url::parse(text).map_err(|error| format!("is not a URL: {error}"))?;
+        if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
+            return Err("is not an http or https URL".to_owned());
+        }
+        let text = text.to_owned();
+        Ok(Self { url, text })
+    }
+}
