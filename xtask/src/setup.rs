@@ -157,6 +157,14 @@ const NEEDS: &[Need] = &[
         present: || works("runc", &["--version"]),
     },
     Need {
+        // Imports them as the documents say.
+        program: "containerd",
+        purpose: Purpose::Images,
+        packages: &["containerd"],
+        elsewhere: "your package manager",
+        present: || works("containerd", &["--version"]),
+    },
+    Need {
         // Makes a base image of Debian packages.
         program: "mmdebstrap",
         purpose: Purpose::Images,

@@ -76,13 +76,17 @@ impl Workshop {
             epoch: 1_000_000_000,
         };
         self.builder.build(&build).unwrap();
-        let layout = self.folder.path().join(program.image());
+        let layout = self.layout(program);
         let image = self.builder.export(&name_of(program), &layout).unwrap();
         let index = fs::read(layout.join("index.json")).unwrap();
         let index: Value = serde_json::from_slice(&index).unwrap();
         let names = &index["manifests"][0]["annotations"];
         assert_eq!(names["io.containerd.image.name"], name_of(program));
         image
+    }
+
+    fn layout(&self, program: Program) -> PathBuf {
+        self.folder.path().join(program.image())
     }
 
     /// An image, and its file system in a copy of its own.
@@ -98,6 +102,48 @@ impl Workshop {
 /// As an operator names it for a registry.
 fn name_of(program: Program) -> String {
     format!("registry.example.test/team/{}:1.2.3", program.image())
+}
+
+/// containerd with folders of its own, and no plugin for Kubernetes.
+struct Containerd {
+    folder: TempDir,
+    running: Running,
+}
+
+impl Containerd {
+    fn start() -> Self {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let config = "version = 2\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n";
+        fs::write(path("config.toml"), config).unwrap();
+        let mut command = Command::new("containerd");
+        for (flag, name) in [
+            ("--config", "config.toml"),
+            ("--root", "root"),
+            ("--state", "state"),
+            ("--address", "socket"),
+        ] {
+            command.arg(flag).arg(path(name));
+        }
+        let running = Running::start(&mut command);
+        running.line_with(Stream::Stderr, "containerd successfully booted");
+        Self { folder, running }
+    }
+
+    /// What a shell says where `ctr` reaches this containerd.
+    fn shell(&self, script: &str) -> Finished {
+        let mut command = Command::new("sh");
+        command
+            .args(["-ec", script])
+            .env("CONTAINERD_ADDRESS", self.folder.path().join("socket"));
+        Running::start(&mut command).wait()
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        self.running.signal(Signal::SIGTERM);
+    }
 }
 
 impl Drop for Workshop {
@@ -268,10 +314,31 @@ fn images_are_the_same_whenever_they_are_built_and_hold_what_they_should() {
         assert_eq!(label("licenses"), "Apache-2.0");
         assert_eq!(label("base.name"), BASE);
     }
+    let containerd = Containerd::start();
+    for program in Program::ALL {
+        assert_containerd_starts_it(&containerd, &workshop.layout(program), program);
+    }
     let [launcher, executor] = images;
     assert_holds_a_program_and_no_shell(&launcher);
     assert_carries_what_scripts_and_git_need(&executor);
     assert_says_its_licences(&executor);
+}
+
+/// With the commands of docs/images.md.
+fn assert_containerd_starts_it(containerd: &Containerd, layout: &Path, program: Program) {
+    let (layout, image, program) = (layout.display(), name_of(program), program.name());
+    let imported = containerd.shell(&format!(
+        "tar --create --directory {layout} . | \
+           ctr --namespace k8s.io images import --snapshotter native -\n\
+         ctr --namespace k8s.io images list --quiet\n\
+         ctr --namespace k8s.io run --snapshotter native --rm {image} {program} \
+           /usr/local/bin/{program} --version"
+    ));
+    let mut lines = imported.stdout.lines();
+    assert!(lines.any(|line| line == image), "{imported}");
+    // The executor of the tests takes no arguments, and misses its job data.
+    let code = if program == "executor" { 65 } else { 0 };
+    assert_eq!(imported.code(), code, "{imported}");
 }
 
 fn assert_holds_a_program_and_no_shell((root, image): &(PathBuf, Image)) {
