@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use backon::{ExponentialBuilder, Retryable as _};
 use bytes::Bytes;
 use job_contract::env;
@@ -20,6 +21,7 @@ use crate::error::{Answer, StoreError};
 use crate::reference::{ObjectUrl, address, key_of};
 use crate::remote::{Limits, Place, Remote, check_tls, client_error, found};
 use crate::retry::Health;
+use crate::service::ObjectService;
 use crate::settings::AzureSettings;
 
 const SERVICE: &str = "Azure Blob Storage";
@@ -28,7 +30,7 @@ const CREDENTIAL_SETTINGS: &str =
 
 /// An account.
 #[derive(Clone, Debug)]
-pub struct Azure {
+pub(crate) struct Azure {
     state: Remote,
     output: Remote,
     settings: AzureSettings,
@@ -71,65 +73,6 @@ impl Azure {
             http: connector.connect(&options).map_err(fail)?,
             limits: limits.clone(),
         })
-    }
-
-    pub(crate) fn health(&self) -> &Health {
-        &self.state.health
-    }
-
-    pub(crate) fn reference(&self, key: &ObjectKey) -> String {
-        address(&self.settings.endpoint, &key.in_bucket())
-    }
-
-    pub(crate) async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
-        let container = self.container(key.area);
-        match container.put(&key.path, bytes.clone()).await {
-            Err(StoreError::NoBucket { .. }) => {
-                self.make(key.area).await?;
-                container.put(&key.path, bytes).await
-            }
-            stored => stored,
-        }
-    }
-
-    pub(crate) async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError> {
-        let container = self.container(key.area);
-        match container.put_file(&key.path, source).await {
-            Err(StoreError::NoBucket { .. }) => {
-                self.make(key.area).await?;
-                container.put_file(&key.path, source).await
-            }
-            stored => stored,
-        }
-    }
-
-    pub(crate) async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
-        let key = found(self.key_behind(reference), reference)?;
-        let fetched = self.container(key.area).fetch(&key.path, target).await;
-        fetched.map_err(|error| nothing_yet(error, &key))
-    }
-
-    pub(crate) async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
-        match self.container(key.area).read(&key.path).await {
-            Err(StoreError::NoBucket { .. }) => Ok(None),
-            read => read,
-        }
-    }
-
-    pub(crate) fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {
-        let settings = &self.settings;
-        BackendSettings::Azurerm {
-            resource_group: settings.resource_group.clone(),
-            account: settings.account.clone(),
-            container: settings.container.clone(),
-            key: ObjectKey::backend_state(organization, workspace).path,
-            access_key: settings.access_key.clone(),
-            handover: settings.handover,
-        }
-    }
-
-    pub(crate) fn secrets(&self) -> Vec<SecretString> {
-        vec![self.settings.access_key.clone()]
     }
 
     const fn container(&self, area: Area) -> &Remote {
@@ -209,6 +152,68 @@ impl Azure {
             .try_authorize(&mut request)
             .map_err(fail)?;
         Ok(request)
+    }
+}
+
+#[async_trait]
+impl ObjectService for Azure {
+    fn health(&self) -> Option<&Health> {
+        Some(&self.state.health)
+    }
+
+    fn reference(&self, key: &ObjectKey) -> String {
+        address(&self.settings.endpoint, &key.in_bucket())
+    }
+
+    async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        let container = self.container(key.area);
+        match container.put(&key.path, bytes.clone()).await {
+            Err(StoreError::NoBucket { .. }) => {
+                self.make(key.area).await?;
+                container.put(&key.path, bytes).await
+            }
+            stored => stored,
+        }
+    }
+
+    async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError> {
+        let container = self.container(key.area);
+        match container.put_file(&key.path, source).await {
+            Err(StoreError::NoBucket { .. }) => {
+                self.make(key.area).await?;
+                container.put_file(&key.path, source).await
+            }
+            stored => stored,
+        }
+    }
+
+    async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
+        let key = found(self.key_behind(reference), reference)?;
+        let fetched = self.container(key.area).fetch(&key.path, target).await;
+        fetched.map_err(|error| nothing_yet(error, &key))
+    }
+
+    async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
+        match self.container(key.area).read(&key.path).await {
+            Err(StoreError::NoBucket { .. }) => Ok(None),
+            read => read,
+        }
+    }
+
+    fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {
+        let settings = &self.settings;
+        BackendSettings::Azurerm {
+            resource_group: settings.resource_group.clone(),
+            account: settings.account.clone(),
+            container: settings.container.clone(),
+            key: ObjectKey::backend_state(organization, workspace).path,
+            access_key: settings.access_key.clone(),
+            handover: settings.handover,
+        }
+    }
+
+    fn secrets(&self) -> Vec<SecretString> {
+        vec![self.settings.access_key.clone()]
     }
 }
 

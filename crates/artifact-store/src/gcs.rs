@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use job_contract::env;
 use job_contract::keys::ObjectKey;
@@ -16,6 +17,7 @@ use crate::error::StoreError;
 use crate::reference::{ObjectUrl, address, key_of};
 use crate::remote::{Limits, Place, Remote, check_tls, client_error, found};
 use crate::retry::Health;
+use crate::service::ObjectService;
 use crate::settings::GcsSettings;
 
 const SERVICE: &str = "Google Cloud Storage";
@@ -25,7 +27,7 @@ const REFERENCE_BASE: &str = "https://storage.cloud.google.com";
 
 /// A bucket.
 #[derive(Clone, Debug)]
-pub struct Gcs {
+pub(crate) struct Gcs {
     remote: Remote,
     settings: GcsSettings,
     base: Url,
@@ -65,32 +67,42 @@ impl Gcs {
         })
     }
 
-    pub(crate) fn health(&self) -> &Health {
-        &self.remote.health
+    /// Whatever the host, the bucket begins the path.
+    fn key_behind(&self, reference: &str) -> Option<ObjectKey> {
+        let url = ObjectUrl::parse(reference)?;
+        let name = url.path.strip_prefix(&self.settings.bucket)?;
+        key_of(name.strip_prefix('/')?)
+    }
+}
+
+#[async_trait]
+impl ObjectService for Gcs {
+    fn health(&self) -> Option<&Health> {
+        Some(&self.remote.health)
     }
 
-    pub(crate) fn reference(&self, key: &ObjectKey) -> String {
+    fn reference(&self, key: &ObjectKey) -> String {
         address(&self.base, &key.in_bucket())
     }
 
-    pub(crate) async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+    async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
         self.remote.put(&key.in_bucket(), bytes).await
     }
 
-    pub(crate) async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError> {
+    async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError> {
         self.remote.put_file(&key.in_bucket(), source).await
     }
 
-    pub(crate) async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
+    async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
         let key = found(self.key_behind(reference), reference)?;
         self.remote.fetch(&key.in_bucket(), target).await
     }
 
-    pub(crate) async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
+    async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
         self.remote.read(&key.in_bucket()).await
     }
 
-    pub(crate) fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {
+    fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {
         BackendSettings::Gcs {
             bucket: self.settings.bucket.clone(),
             prefix: ObjectKey::backend_state(organization, workspace).in_bucket(),
@@ -99,14 +111,7 @@ impl Gcs {
         }
     }
 
-    pub(crate) fn secrets(&self) -> Vec<SecretString> {
+    fn secrets(&self) -> Vec<SecretString> {
         vec![self.settings.credentials.clone()]
-    }
-
-    /// Whatever the host, the bucket begins the path.
-    fn key_behind(&self, reference: &str) -> Option<ObjectKey> {
-        let url = ObjectUrl::parse(reference)?;
-        let name = url.path.strip_prefix(&self.settings.bucket)?;
-        key_of(name.strip_prefix('/')?)
     }
 }

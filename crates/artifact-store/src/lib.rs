@@ -13,24 +13,29 @@ mod reference;
 mod remote;
 mod retry;
 mod s3;
+mod service;
 mod settings;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use job_contract::keys::ObjectKey;
 use secrecy::SecretString;
 use tokio::sync::watch;
 
-pub use azure::Azure;
+use azure::Azure;
+use gcs::Gcs;
+use local::Local;
+use retry::Health;
+use s3::S3;
+use service::ObjectService;
+
 pub use backend::{BackendSettings, Handover, StaticKeys};
 pub use digest::{Digest, hex};
 pub use error::StoreError;
-pub use gcs::Gcs;
-pub use local::Local;
 pub use remote::Limits;
 pub use runtime::setting::HttpUrl;
-pub use s3::S3;
 pub use settings::{
     AzureSettings, GcsSettings, S3Credentials, S3Settings, StoreArgs, StoreConfigError, StoreKind,
     StoreSettings,
@@ -41,17 +46,16 @@ pub const READ_BYTES: u64 = 16 * 1024 * 1024;
 
 /// A store of artifacts.
 #[derive(Clone, Debug)]
-pub enum Store {
-    Local(Local),
-    S3(S3),
-    Azure(Azure),
-    Gcs(Gcs),
+pub struct Store {
+    service: Arc<dyn ObjectService>,
 }
 
 impl Store {
     /// The local store below a data directory.
     pub fn local(data_dir: &Path) -> Self {
-        Self::Local(Local::new(data_dir))
+        Self {
+            service: Arc::new(Local::new(data_dir)),
+        }
     }
 
     /// Opens the store that is configured. Nothing is asked of a service yet.
@@ -61,22 +65,18 @@ impl Store {
 
     /// Opens it with other limits than the usual ones.
     pub fn open_with(settings: &StoreSettings, limits: &Limits) -> Result<Self, StoreError> {
-        Ok(match settings {
-            StoreSettings::Local { data_dir } => Self::local(data_dir),
-            StoreSettings::S3(settings) => Self::S3(S3::open(settings, limits)?),
-            StoreSettings::Azure(settings) => Self::Azure(Azure::open(settings, limits)?),
-            StoreSettings::Gcs(settings) => Self::Gcs(Gcs::open(settings, limits)?),
-        })
+        let service: Arc<dyn ObjectService> = match settings {
+            StoreSettings::Local { data_dir } => return Ok(Self::local(data_dir)),
+            StoreSettings::S3(settings) => Arc::new(S3::open(settings, limits)?),
+            StoreSettings::Azure(settings) => Arc::new(Azure::open(settings, limits)?),
+            StoreSettings::Gcs(settings) => Arc::new(Gcs::open(settings, limits)?),
+        };
+        Ok(Self { service })
     }
 
     /// The reference under which an object is known to the platform; it need not exist yet.
     pub fn reference(&self, key: &ObjectKey) -> String {
-        match self {
-            Self::Local(store) => store.reference(key),
-            Self::S3(store) => store.reference(key),
-            Self::Azure(store) => store.reference(key),
-            Self::Gcs(store) => store.reference(key),
-        }
+        self.service.reference(key)
     }
 
     /// Stores bytes, over whatever was there, and returns the object's reference.
@@ -85,24 +85,13 @@ impl Store {
         key: &ObjectKey,
         bytes: impl Into<Bytes>,
     ) -> Result<String, StoreError> {
-        let bytes = bytes.into();
-        match self {
-            Self::Local(store) => store.put(key, bytes).await,
-            Self::S3(store) => store.put(key, bytes).await,
-            Self::Azure(store) => store.put(key, bytes).await,
-            Self::Gcs(store) => store.put(key, bytes).await,
-        }?;
+        self.service.put(key, bytes.into()).await?;
         Ok(self.reference(key))
     }
 
     /// Stores a file's content, over whatever was there, and returns the object's reference.
     pub async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<String, StoreError> {
-        match self {
-            Self::Local(store) => store.put_file(key, source).await,
-            Self::S3(store) => store.put_file(key, source).await,
-            Self::Azure(store) => store.put_file(key, source).await,
-            Self::Gcs(store) => store.put_file(key, source).await,
-        }?;
+        self.service.put_file(key, source).await?;
         Ok(self.reference(key))
     }
 
@@ -110,53 +99,27 @@ impl Store {
     /// digest. Whether an object without content is acceptable is for the caller to say; one that does not exist
     /// is [`StoreError::Missing`]. After an error there is no file.
     pub async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
-        match self {
-            Self::Local(store) => store.fetch(reference, target).await,
-            Self::S3(store) => store.fetch(reference, target).await,
-            Self::Azure(store) => store.fetch(reference, target).await,
-            Self::Gcs(store) => store.fetch(reference, target).await,
-        }
+        self.service.fetch(reference, target).await
     }
 
     /// Content of an object; `None` when there is none. One of more than [`READ_BYTES`] is
     /// [`StoreError::TooLarge`]: what may be large is fetched into a file.
     pub async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
-        match self {
-            Self::Local(store) => store.read(key).await,
-            Self::S3(store) => store.read(key).await,
-            Self::Azure(store) => store.read(key).await,
-            Self::Gcs(store) => store.read(key).await,
-        }
+        self.service.read(key).await
     }
 
     /// Where the tool's own backend keeps the state of a workspace, and how it gets there.
     pub fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {
-        match self {
-            Self::Local(store) => store.backend(organization, workspace),
-            Self::S3(store) => store.backend(organization, workspace),
-            Self::Azure(store) => store.backend(organization, workspace),
-            Self::Gcs(store) => store.backend(organization, workspace),
-        }
+        self.service.backend(organization, workspace)
     }
 
     /// What is wrong with the service at the moment, for as long as requests are repeated. `None` for a folder.
     pub fn trouble(&self) -> Option<watch::Receiver<Option<String>>> {
-        let health = match self {
-            Self::Local(_) => return None,
-            Self::S3(store) => store.health(),
-            Self::Azure(store) => store.health(),
-            Self::Gcs(store) => store.health(),
-        };
-        Some(health.watch())
+        self.service.health().map(Health::watch)
     }
 
     /// What must never appear in a log: the credentials this store was opened with.
     pub fn secrets(&self) -> Vec<SecretString> {
-        match self {
-            Self::Local(_) => Vec::new(),
-            Self::S3(store) => store.secrets(),
-            Self::Azure(store) => store.secrets(),
-            Self::Gcs(store) => store.secrets(),
-        }
+        self.service.secrets()
     }
 }

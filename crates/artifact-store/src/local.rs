@@ -6,6 +6,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use job_contract::keys::{self, ObjectKey};
 
@@ -13,6 +14,7 @@ use crate::READ_BYTES;
 use crate::backend::BackendSettings;
 use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
+use crate::service::ObjectService;
 use runtime::private_file::private_folder;
 use runtime::regular_file;
 
@@ -20,7 +22,7 @@ const CHUNK_BYTES: usize = 64 * 1024;
 
 /// Files below a data directory.
 #[derive(Clone, Debug)]
-pub struct Local {
+pub(crate) struct Local {
     root: PathBuf,
 }
 
@@ -28,50 +30,6 @@ impl Local {
     pub(crate) fn new(data_dir: &Path) -> Self {
         Self {
             root: data_dir.to_owned(),
-        }
-    }
-
-    pub(crate) fn reference(&self, key: &ObjectKey) -> String {
-        self.path(key).display().to_string()
-    }
-
-    pub(crate) async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
-        self.write(key, move |file| {
-            file.write_all(&bytes).map_err(WriteError::Object)
-        })
-        .await
-    }
-
-    pub(crate) async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError> {
-        let source = source.to_owned();
-        self.write(key, move |file| copy_into(&source, file)).await
-    }
-
-    pub(crate) async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
-        let (store, reference, target) = (self.clone(), reference.to_owned(), target.to_owned());
-        blocking(move || store.copy_out(&reference, &target)).await
-    }
-
-    pub(crate) async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
-        let path = self.path(key);
-        blocking(move || match read_whole(&path) {
-            Ok(Ok(bytes)) => Ok(Some(bytes.into())),
-            Ok(Err(bytes)) => Err(StoreError::TooLarge {
-                object: path.display().to_string(),
-                bytes,
-                limit: READ_BYTES,
-            }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(StoreError::read_file(&path, source)),
-        })
-        .await
-    }
-
-    pub(crate) fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {
-        BackendSettings::Local {
-            path: self
-                .root
-                .join(keys::local_backend_state(organization, workspace)),
         }
     }
 
@@ -127,6 +85,53 @@ impl Local {
             Err(StoreError::Foreign {
                 reference: reference.to_owned(),
             })
+        }
+    }
+}
+
+#[async_trait]
+impl ObjectService for Local {
+    fn reference(&self, key: &ObjectKey) -> String {
+        self.path(key).display().to_string()
+    }
+
+    async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        self.write(key, move |file| {
+            file.write_all(&bytes).map_err(WriteError::Object)
+        })
+        .await
+    }
+
+    async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError> {
+        let source = source.to_owned();
+        self.write(key, move |file| copy_into(&source, file)).await
+    }
+
+    async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
+        let (store, reference, target) = (self.clone(), reference.to_owned(), target.to_owned());
+        blocking(move || store.copy_out(&reference, &target)).await
+    }
+
+    async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
+        let path = self.path(key);
+        blocking(move || match read_whole(&path) {
+            Ok(Ok(bytes)) => Ok(Some(bytes.into())),
+            Ok(Err(bytes)) => Err(StoreError::TooLarge {
+                object: path.display().to_string(),
+                bytes,
+                limit: READ_BYTES,
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(StoreError::read_file(&path, source)),
+        })
+        .await
+    }
+
+    fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {
+        BackendSettings::Local {
+            path: self
+                .root
+                .join(keys::local_backend_state(organization, workspace)),
         }
     }
 }

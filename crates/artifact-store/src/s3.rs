@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use job_contract::env;
 use job_contract::keys::{Area, ObjectKey};
@@ -15,6 +16,7 @@ use crate::error::StoreError;
 use crate::reference::{ObjectUrl, address, key_of};
 use crate::remote::{Limits, Place, Remote, check_tls, client_error, found};
 use crate::retry::Health;
+use crate::service::ObjectService;
 use crate::settings::{S3Credentials, S3Settings};
 use std::sync::Arc;
 
@@ -25,7 +27,7 @@ const ANY_REGION: &str = "auto";
 
 /// A bucket.
 #[derive(Clone, Debug)]
-pub struct S3 {
+pub(crate) struct S3 {
     remote: Remote,
     settings: S3Settings,
     /// Address of the bucket.
@@ -82,54 +84,6 @@ impl S3 {
         })
     }
 
-    pub(crate) fn health(&self) -> &Health {
-        &self.remote.health
-    }
-
-    pub(crate) fn reference(&self, key: &ObjectKey) -> String {
-        address(&self.base, &key.in_bucket())
-    }
-
-    pub(crate) async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
-        self.remote.put(&key.in_bucket(), bytes).await
-    }
-
-    pub(crate) async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError> {
-        self.remote.put_file(&key.in_bucket(), source).await
-    }
-
-    pub(crate) async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
-        let key = found(self.key_behind(reference), reference)?;
-        self.remote.fetch(&key.in_bucket(), target).await
-    }
-
-    pub(crate) async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
-        self.remote.read(&key.in_bucket()).await
-    }
-
-    pub(crate) fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {
-        let settings = &self.settings;
-        BackendSettings::S3 {
-            bucket: settings.bucket.clone(),
-            region: settings.region.clone(),
-            key: ObjectKey::backend_state(organization, workspace).in_bucket(),
-            keys: match &settings.credentials {
-                S3Credentials::Keys(keys) => Some(keys.clone()),
-                S3Credentials::Role => None,
-            },
-            handover: settings.handover,
-            use_lockfile: settings.use_lockfile,
-            endpoint: settings.endpoint.as_ref().map(|given| given.text.clone()),
-        }
-    }
-
-    pub(crate) fn secrets(&self) -> Vec<SecretString> {
-        match &self.settings.credentials {
-            S3Credentials::Keys(keys) => vec![keys.secret_key.clone()],
-            S3Credentials::Role => Vec::new(),
-        }
-    }
-
     /// References are addresses in any style: the stock executor's client chooses its own, and a service may be
     /// known under several hosts. A bucket that is named like an area makes the same text mean different things,
     /// so the readings are tried from the most certain to the stock one, which looks for an area anywhere.
@@ -153,6 +107,57 @@ impl S3 {
         .into_iter()
         .flatten()
         .find_map(key_of)
+    }
+}
+
+#[async_trait]
+impl ObjectService for S3 {
+    fn health(&self) -> Option<&Health> {
+        Some(&self.remote.health)
+    }
+
+    fn reference(&self, key: &ObjectKey) -> String {
+        address(&self.base, &key.in_bucket())
+    }
+
+    async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        self.remote.put(&key.in_bucket(), bytes).await
+    }
+
+    async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError> {
+        self.remote.put_file(&key.in_bucket(), source).await
+    }
+
+    async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
+        let key = found(self.key_behind(reference), reference)?;
+        self.remote.fetch(&key.in_bucket(), target).await
+    }
+
+    async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
+        self.remote.read(&key.in_bucket()).await
+    }
+
+    fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {
+        let settings = &self.settings;
+        BackendSettings::S3 {
+            bucket: settings.bucket.clone(),
+            region: settings.region.clone(),
+            key: ObjectKey::backend_state(organization, workspace).in_bucket(),
+            keys: match &settings.credentials {
+                S3Credentials::Keys(keys) => Some(keys.clone()),
+                S3Credentials::Role => None,
+            },
+            handover: settings.handover,
+            use_lockfile: settings.use_lockfile,
+            endpoint: settings.endpoint.as_ref().map(|given| given.text.clone()),
+        }
+    }
+
+    fn secrets(&self) -> Vec<SecretString> {
+        match &self.settings.credentials {
+            S3Credentials::Keys(keys) => vec![keys.secret_key.clone()],
+            S3Credentials::Role => Vec::new(),
+        }
     }
 }
 
