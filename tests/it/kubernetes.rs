@@ -9,6 +9,7 @@ mod endings;
 mod faults;
 mod images;
 mod once;
+mod recorded;
 mod rights;
 mod runs;
 mod settings;
@@ -293,15 +294,21 @@ fn many(job: &JobData, count: usize) -> Vec<JobData> {
 
 /// A token as the platform makes it.
 fn token() -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let now = unix_time();
     let claims = json!({
         "iss": "TERRAKUBE_INTERNAL",
         "aud": ["TERRAKUBE_INTERNAL"],
-        "iat": now.as_secs(),
-        "exp": now.as_secs() + 300,
+        "iat": now,
+        "exp": now + 300,
     });
     let key = EncodingKey::from_secret(&SECRET);
     jsonwebtoken::encode(&Header::new(Algorithm::HS512), &claims, &key).unwrap()
+}
+
+/// In seconds.
+fn unix_time() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap().as_secs()
 }
 
 /// A launcher that serves; killed when dropped.
