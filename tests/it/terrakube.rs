@@ -10,6 +10,7 @@ mod logs;
 mod once;
 mod open;
 mod planted;
+mod recorded;
 mod runs;
 mod stock;
 
