@@ -36,6 +36,12 @@ fn dispatches() -> Vec<Dispatch> {
     files.map(|file| read(file.unwrap().path())).collect()
 }
 
+/// The Job that a stock API applied for a workspace with settings for its pods.
+fn stock_job() -> Value {
+    let job = include_str!("../../recorded/terrakube-2.32/job.json");
+    serde_json::from_str(job).unwrap()
+}
+
 impl Dispatch {
     /// Sends it again, with the token of its time made now.
     async fn send(&self, door: &Door) -> reqwest::Response {
@@ -84,5 +90,70 @@ async fn every_dispatch_of_a_stock_api_is_answered_as_it_needs_and_reaches_the_e
         let received = place.until("the Secret is there", received).await;
         let received = BASE64_STANDARD.decode(received).unwrap();
         assert_eq!(String::from_utf8(received).unwrap(), dispatch.body);
+    }
+}
+
+/// What a stock executor finds in its pod is there, whoever made the Job.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stock_executor_gets_the_pod_that_the_stock_api_gives_it() {
+    let stock = stock_job();
+    let stock_container = &stock["spec"]["template"]["spec"]["containers"][0];
+    let data = stock_container["env"][1]["value"].as_str().unwrap();
+    let document = String::from_utf8(BASE64_STANDARD.decode(data).unwrap()).unwrap();
+    let job: JobData = serde_json::from_str(&document).unwrap();
+    let place = Place::without_pods().await;
+    let launcher = place.serve_with(&[
+        (
+            "ExecutorEphemeralImage",
+            stock_container["image"].as_str().unwrap(),
+        ),
+        ("ExecutorEphemeralSecret", "terrakube-executor-secrets"),
+        ("MAYFLY_JOB_DATA_MODE", "env"),
+    ]);
+    let answer = launcher.door().post_text(document).await.unwrap();
+    assert_eq!(answer, 202);
+    let ours = |state: &State| state.job(&name(&job)).cloned();
+    let ours = place.until("the Job is there", ours).await;
+    let ours = serde_json::to_value(ours).unwrap();
+
+    let decided = [
+        // Made of job and step, so that a second delivery finds it.
+        "/metadata/name",
+        // Variables that a workspace gives its executor: of those, only harmless ones of the stock executor.
+        "/spec/template/spec/containers/executor/env/A",
+        "/spec/template/spec/containers/executor/env/B",
+        // A Job is kept until its end is reported.
+        "/spec/ttlSecondsAfterFinished",
+    ];
+    assert_eq!(differences("", &stock, &ours), decided);
+}
+
+/// Where `ours` is not what `stock` is, apart from what it has more. Items with names are found by these.
+fn differences(path: &str, stock: &Value, ours: &Value) -> Vec<String> {
+    match (stock, ours) {
+        (Value::Object(stock), Value::Object(ours)) => stock
+            .iter()
+            .flat_map(|(key, value)| {
+                let ours = ours.get(key).unwrap_or(&Value::Null);
+                differences(&format!("{path}/{key}"), value, ours)
+            })
+            .collect(),
+        (Value::Array(stock), Value::Array(ours)) => stock
+            .iter()
+            .enumerate()
+            .flat_map(|(at, item)| {
+                let (place, ours) = match item["name"].as_str() {
+                    Some(name) => {
+                        let same = |other: &&Value| other["name"] == name;
+                        (name.to_owned(), ours.iter().find(same))
+                    }
+                    None => (at.to_string(), ours.get(at)),
+                };
+                let ours = ours.unwrap_or(&Value::Null);
+                differences(&format!("{path}/{place}"), item, ours)
+            })
+            .collect(),
+        _ if stock == ours => Vec::new(),
+        _ => vec![path.to_owned()],
     }
 }
