@@ -15,8 +15,8 @@ use reqwest::Url;
 use runtime::setting::parse_over_environment;
 use runtime::telemetry::LogFormat;
 
-use crate::guard::Limits;
-use crate::run::StageError;
+use crate::context::StepError;
+use crate::limit_watch::RunLimits;
 use crate::stop::Budget;
 use crate::tool::{Selection, SignaturePolicy};
 use crate::workspace::ArchiveLimits;
@@ -233,9 +233,9 @@ impl RunConfig {
     }
 
     /// What the run's guard watches.
-    pub(crate) fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> RunLimits {
         let seconds = |seconds| (seconds > 0).then(|| Duration::from_secs(seconds));
-        Limits {
+        RunLimits {
             deadline: seconds(
                 self.deadline_seconds
                     .unwrap_or_else(|| self.max_duration_minutes.saturating_mul(60)),
@@ -341,7 +341,7 @@ pub struct Folders {
 
 impl StoreConfig {
     /// The store these settings describe; all that is wrong with them is told at once.
-    pub fn open(&self, folders: &Folders) -> Result<Store, StageError> {
+    pub fn open(&self, folders: &Folders) -> Result<Store, StepError> {
         let settings = self.artifacts.resolve(&folders.data);
         Ok(Store::open(&settings.map_err(ConfigError::from)?)?)
     }

@@ -12,41 +12,38 @@ use job_contract::report::FinalReport;
 use job_contract::{Exit, JobData};
 use tracing::{error, info};
 
-mod announcement;
 pub mod banner;
 pub mod cgroup;
 pub mod child_env;
-mod conclusion;
 pub mod config;
-pub mod fault;
-mod guard;
+pub mod connections;
+pub mod context;
+pub mod error;
+mod final_report;
 pub mod job;
 pub mod last_deadline;
-pub mod link;
-pub mod lock;
+mod limit_watch;
 pub mod operation;
+mod phases;
 pub mod pipeline;
-pub mod plan;
 mod preparation;
 pub mod process;
-mod publication;
 mod reaper;
-mod report;
 mod resolver;
-pub mod run;
+mod running_report;
 pub mod scripts;
-pub mod state;
 pub mod stop;
 mod store_watch;
+pub mod stored_plan;
 mod telemetry;
 pub mod terraform;
 pub mod tool;
 pub mod workspace;
 
 use config::Config;
+use final_report::Signature;
 use job::JobError;
 use last_deadline::LastDeadline;
-use report::Signature;
 use runtime::hardening::{self, Hardened};
 use stop::Stop;
 
@@ -93,7 +90,7 @@ fn usage_exit(usage: &clap::Error) -> ExitCode {
     let error = error.trim_start_matches("error: ").to_owned();
     let signature = Signature::from_environment().unwrap_or_else(|_| Signature::nobody());
     let code = Exit::BadConfiguration.code();
-    signature.leave(&report::default_path(), unusable(error, hint), code);
+    signature.leave(&final_report::default_path(), unusable(error, hint), code);
     ExitCode::from(code)
 }
 

@@ -20,15 +20,15 @@ use serde_json::{Map, Value, json};
 use tracing::warn;
 
 use crate::child_env::ChildEnv;
-use crate::fault::caught;
-use crate::lock;
-use crate::plan::{PlanNote, PlanRecord, ReviewedPlan};
+use crate::context::{RunContext, StepError};
+use crate::error::caught;
+use crate::phases::live_view::{self, Publication};
+use crate::phases::release_lock;
+use crate::phases::save_state::{self, Left, Published};
 use crate::preparation;
 use crate::process::{Capture, Completion, Ended};
-use crate::publication::{self, Publication};
-use crate::run::{Run, StageError};
 use crate::scripts::{self, Moment, Scripts};
-use crate::state::{self, Left, Published};
+use crate::stored_plan::{PlanNote, PlanRecord, ReviewedPlan};
 use crate::terraform::backend::{self, BackendAccess};
 use crate::terraform::event_state::EventState;
 use crate::terraform::structured::Structured;
@@ -62,7 +62,7 @@ pub struct Operated {
     /// What the platform is to record of the state that was published.
     pub history: Option<History>,
     /// What went wrong, unless the tool's own output says it all.
-    pub error: Option<StageError>,
+    pub error: Option<StepError>,
     pub account: Account,
 }
 
@@ -102,7 +102,7 @@ impl Operated {
 
 /// Runs the step's phases. Whatever fails in here ends in an [`Operated`]: the scripts that follow a failure
 /// still run, and what was changed is still published.
-pub async fn run(run: &Run<'_>, prepared: &Prepared) -> Operated {
+pub async fn run(run: &RunContext<'_>, prepared: &Prepared) -> Operated {
     let mut env = run.env.clone();
     let mut operation = match Operation::new(run, prepared, &mut env) {
         Ok(operation) => operation,
@@ -128,7 +128,7 @@ pub async fn run(run: &Run<'_>, prepared: &Prepared) -> Operated {
 }
 
 struct Operation<'r, 'c> {
-    run: &'r Run<'c>,
+    run: &'r RunContext<'c>,
     prepared: &'r Prepared,
     terraform: Terraform<'r>,
     /// JSON of the outputs once there are any, for the scripts that run after.
@@ -140,10 +140,10 @@ struct Operation<'r, 'c> {
 
 impl<'r, 'c> Operation<'r, 'c> {
     fn new(
-        run: &'r Run<'c>,
+        run: &'r RunContext<'c>,
         prepared: &'r Prepared,
         env: &mut ChildEnv,
-    ) -> Result<Self, StageError> {
+    ) -> Result<Self, StepError> {
         for (name, value) in &prepared.workspace.environment {
             env.set(name, value)?;
         }
@@ -169,7 +169,7 @@ impl<'r, 'c> Operation<'r, 'c> {
     }
 
     /// Everything before the operation; false when something said no and has said why.
-    async fn reach(&mut self, env: &mut ChildEnv) -> Result<bool, StageError> {
+    async fn reach(&mut self, env: &mut ChildEnv) -> Result<bool, StepError> {
         if !self
             .scripts(Phase::BeforeInit, Moment::BeforeInit, env)
             .await?
@@ -187,14 +187,14 @@ impl<'r, 'c> Operation<'r, 'c> {
         before
     }
 
-    fn write_backend(&self, env: &ChildEnv) -> Result<BackendAccess, StageError> {
+    fn write_backend(&self, env: &ChildEnv) -> Result<BackendAccess, StepError> {
         let (run, prepared) = (self.run, self.prepared);
         let settings = run
             .store
             .backend(&run.job.organization_id, &run.job.workspace_id);
         if let BackendSettings::Local { path } = &settings {
             let folder = path.parent().expect("a state file has a folder");
-            private_folder(folder).map_err(|source| StageError::WorkingDir {
+            private_folder(folder).map_err(|source| StepError::WorkingDir {
                 path: folder.display().to_string(),
                 source,
             })?;
@@ -209,7 +209,7 @@ impl<'r, 'c> Operation<'r, 'c> {
     }
 
     /// Scripts before init may still write configuration, so the declarations are read only now.
-    async fn write_variables(&self) -> Result<Option<PathBuf>, StageError> {
+    async fn write_variables(&self) -> Result<Option<PathBuf>, StepError> {
         let job = &self.run.job;
         let (dir, tool) = (self.prepared.working_dir.clone(), job.tool());
         if job.variables.is_empty() {
@@ -220,8 +220,8 @@ impl<'r, 'c> Operation<'r, 'c> {
         let reading = tokio::task::spawn_blocking(move || Declarations::read(&dir, tool));
         let declarations = tokio::select! {
             biased;
-            _ = self.run.stop.ordered() => return Err(StageError::Stopped),
-            read = reading => read.map_err(|_| StageError::Panicked)??,
+            _ = self.run.stop.ordered() => return Err(StepError::Stopped),
+            read = reading => read.map_err(|_| StepError::Panicked)??,
         };
         let undeclared = declarations.undeclared(&job.variables);
         if !undeclared.is_empty() {
@@ -233,7 +233,7 @@ impl<'r, 'c> Operation<'r, 'c> {
         let path = self.run.layout.private().join("variables.tfvars");
         let definitions = declarations.definitions(&job.variables)?;
         write_private_file(&path, definitions.as_bytes()).map_err(|source| {
-            StageError::WorkingDir {
+            StepError::WorkingDir {
                 path: path.display().to_string(),
                 source,
             }
@@ -242,10 +242,10 @@ impl<'r, 'c> Operation<'r, 'c> {
     }
 
     /// The one command that may show the platform a token. Whatever becomes of it, the token is gone afterwards.
-    async fn init_with_token(&self, env: &ChildEnv) -> Result<bool, StageError> {
+    async fn init_with_token(&self, env: &ChildEnv) -> Result<bool, StepError> {
         let mut env = env.clone();
         let token = credentials::offer(self.run, &mut env)?;
-        let init = self.run.clock.time(Phase::Init, self.init(&env), |done| {
+        let init = self.run.timer.time(Phase::Init, self.init(&env), |done| {
             matches!(done, Ok(true))
         });
         let done = init.await;
@@ -253,7 +253,7 @@ impl<'r, 'c> Operation<'r, 'c> {
         done
     }
 
-    async fn init(&self, env: &ChildEnv) -> Result<bool, StageError> {
+    async fn init(&self, env: &ChildEnv) -> Result<bool, StepError> {
         let (run, job) = (self.run, &self.run.job);
         let ssh = self.prepared.workspace.init_ssh_command.as_deref();
         if job.show_header {
@@ -301,9 +301,9 @@ impl<'r, 'c> Operation<'r, 'c> {
         })
     }
 
-    async fn plan(&mut self, env: &ChildEnv) -> Result<Operated, StageError> {
+    async fn plan(&mut self, env: &ChildEnv) -> Result<Operated, StepError> {
         let (run, started) = (self.run, SystemTime::now());
-        if run.link.is_local() {
+        if run.connections.is_local() {
             // Whatever becomes of the plan: an apply of this job is not to go ahead without one.
             self.note_plan(None).await?;
         }
@@ -311,7 +311,7 @@ impl<'r, 'c> Operation<'r, 'c> {
         let shown = Publication::start(run, self.terraform.events.clone(), LivePhase::Plan);
         let planned = self.terraform.plan(env, destroy, run.log.writer());
         let planned = run
-            .clock
+            .timer
             .time(
                 Phase::Plan,
                 planned,
@@ -320,9 +320,9 @@ impl<'r, 'c> Operation<'r, 'c> {
             .await;
         let done = planned.as_ref().ok().map(|(done, _)| *done);
         if !self.told_of_lock() {
-            let tenure = lock::tenure(run, &self.terraform, Phase::Plan, started, done);
+            let tenure = release_lock::tenure(run, &self.terraform, Phase::Plan, started, done);
             if let Some(tenure) = tenure {
-                self.account.lock = lock::release(run, &self.terraform, env, &tenure).await;
+                self.account.lock = release_lock::release(run, &self.terraform, env, &tenure).await;
                 self.advise_on_lock();
             }
         }
@@ -350,7 +350,7 @@ impl<'r, 'c> Operation<'r, 'c> {
                 if let Some(plan) = machines {
                     structured.complete_from_plan(&plan);
                 }
-                Ok::<_, StageError>(())
+                Ok::<_, StepError>(())
             };
             run.phase(Phase::Show, show).await?;
         }
@@ -371,12 +371,17 @@ impl<'r, 'c> Operation<'r, 'c> {
 
     /// A plan may be repeated while another executor still makes it. Once that one has reported, its plan is the one
     /// that is reviewed, and must not be replaced.
-    async fn still_ours(&self) -> Result<(), StageError> {
+    async fn still_ours(&self) -> Result<(), StepError> {
         let run = self.run;
         let deadline = Deadline::after(ASKING);
-        match run.link.platform.step_view(&run.step, &deadline).await {
+        match run
+            .connections
+            .platform
+            .step_view(&run.step, &deadline)
+            .await
+        {
             Ok(known) if known.step_has_ended() && !known.status.is_over() => {
-                Err(StageError::StepEnded)
+                Err(StepError::StepEnded)
             }
             Ok(_) => Ok(()),
             Err(error) => {
@@ -390,10 +395,10 @@ impl<'r, 'c> Operation<'r, 'c> {
     }
 
     /// The plan is stored before any script that follows could touch it: what was planned is what is kept.
-    async fn store_plan(&self) -> Result<PlanRecord, StageError> {
+    async fn store_plan(&self) -> Result<PlanRecord, StepError> {
         let (run, job) = (self.run, &self.run.job);
         let file = self.prepared.working_dir.join(PLAN_FILE);
-        let digest = Digest::of(&file).map_err(|source| StageError::WorkingDir {
+        let digest = Digest::of(&file).map_err(|source| StepError::WorkingDir {
             path: file.display().to_string(),
             source,
         })?;
@@ -415,7 +420,7 @@ impl<'r, 'c> Operation<'r, 'c> {
         Ok(record)
     }
 
-    async fn note_plan(&self, plan: Option<PlanRecord>) -> Result<(), StageError> {
+    async fn note_plan(&self, plan: Option<PlanRecord>) -> Result<(), StepError> {
         let run = self.run;
         let note = PlanNote {
             step_id: run.job.step_id.clone(),
@@ -425,7 +430,7 @@ impl<'r, 'c> Operation<'r, 'c> {
     }
 
     /// Both renderings at once: each is a process of the tool that only reads the plan.
-    async fn render_plan(&self, env: &ChildEnv) -> Result<Rendered, StageError> {
+    async fn render_plan(&self, env: &ChildEnv) -> Result<Rendered, StepError> {
         let (people, machines) = tokio::join!(
             self.terraform.show_plan(env),
             self.terraform.show_plan_json(env)
@@ -446,29 +451,29 @@ impl<'r, 'c> Operation<'r, 'c> {
     }
 
     /// Apply or destroy, and then the state, whatever happened.
-    async fn change(&mut self, phase: Phase, env: &ChildEnv) -> Result<Operated, StageError> {
+    async fn change(&mut self, phase: Phase, env: &ChildEnv) -> Result<Operated, StepError> {
         let (run, started) = (self.run, SystemTime::now());
-        let errored_before = state::errored_at(&self.prepared.working_dir);
+        let errored_before = save_state::errored_at(&self.prepared.working_dir);
         if let Some(plan) = &self.prepared.plan {
             plan.place(&self.prepared.working_dir.join(PLAN_FILE))?;
         }
         let shown = Publication::start(run, self.terraform.events.clone(), LivePhase::Apply);
         let work = caught(self.apply_or_destroy(phase, env));
         let changed = run
-            .clock
+            .timer
             .time(
                 phase,
                 work,
                 |done| matches!(done, Ok(Ok((done, ..))) if done.ended.is_success()),
             )
             .await
-            .unwrap_or(Err(StageError::Panicked));
+            .unwrap_or(Err(StepError::Panicked));
         // From here on something may have been changed: the state is saved before any error is looked at.
         let done = changed.as_ref().ok().map(|(done, ..)| *done);
         let left = Left {
             success: done.is_some_and(|done| done.ended.is_success()),
             progress: self.terraform.events.progress(),
-            tenure: lock::tenure(run, &self.terraform, phase, started, done),
+            tenure: release_lock::tenure(run, &self.terraform, phase, started, done),
             errored_before,
             said: self.terraform.events.state_said(),
         };
@@ -519,14 +524,14 @@ impl<'r, 'c> Operation<'r, 'c> {
         &mut self,
         env: &ChildEnv,
         left: &Left,
-    ) -> (Option<Published>, Option<StageError>) {
+    ) -> (Option<Published>, Option<StepError>) {
         let run = self.run;
         if !left.progress.has_begun() && self.told_of_lock() {
             return (None, None);
         }
-        let save = state::save(run, &self.terraform, env, left);
+        let save = save_state::save(run, &self.terraform, env, left);
         let saved = run
-            .clock
+            .timer
             .time(Phase::State, save, |saved| saved.missing.is_none())
             .await;
         self.account.state = saved.standing;
@@ -554,7 +559,7 @@ impl<'r, 'c> Operation<'r, 'c> {
         };
         self.account.sentence = Some(format!(
             "the state is locked {}: nothing was changed",
-            lock::words(&lock)
+            release_lock::words(&lock)
         ));
         self.account.lock = Some(lock);
         self.advise_on_lock();
@@ -563,7 +568,7 @@ impl<'r, 'c> Operation<'r, 'c> {
 
     fn advise_on_lock(&mut self) {
         let lock = self.account.lock.as_ref();
-        let advice = lock.and_then(|lock| lock::advice(lock, self.run.job.tool()));
+        let advice = lock.and_then(|lock| release_lock::advice(lock, self.run.job.tool()));
         let both = [self.account.hint.take(), advice];
         self.account.hint = joined(both, "; ");
     }
@@ -572,7 +577,7 @@ impl<'r, 'c> Operation<'r, 'c> {
         &self,
         phase: Phase,
         env: &ChildEnv,
-    ) -> Result<(Completion, Structured, Option<Vec<u8>>), StageError> {
+    ) -> Result<(Completion, Structured, Option<Vec<u8>>), StepError> {
         let log = self.run.log.writer();
         if phase == Phase::Destroy {
             let (done, structured) = self.terraform.destroy(env, log).await?;
@@ -640,10 +645,10 @@ impl<'r, 'c> Operation<'r, 'c> {
         if let Some((key, value)) = more {
             patch.insert(key.to_owned(), json!({ &step.step_id: value }));
         }
-        let patch = publication::redacted(&redactor, patch);
+        let patch = live_view::redacted(&redactor, patch);
         let publish = async {
             shown.finish(&redactor, changes, diagnostics).await;
-            run.link.platform.merge_context(step, &patch).await
+            run.connections.platform.merge_context(step, &patch).await
         };
         // What is left after that belongs to the log and the report.
         let deadline = run.while_saving(Duration::MAX);
@@ -688,7 +693,7 @@ impl<'r, 'c> Operation<'r, 'c> {
         phase: Phase,
         moment: Moment,
         env: &mut ChildEnv,
-    ) -> Result<bool, StageError> {
+    ) -> Result<bool, StepError> {
         let commands = scripts::select(&self.run.job.command_list, moment);
         self.scripts_of(phase, &commands, env).await
     }
@@ -698,7 +703,7 @@ impl<'r, 'c> Operation<'r, 'c> {
         phase: progress::Phase,
         commands: &[&job_contract::Command],
         env: &mut ChildEnv,
-    ) -> Result<bool, StageError> {
+    ) -> Result<bool, StepError> {
         if commands.is_empty() {
             // A stop order between two phases keeps the next one from starting.
             return Ok(self.run.stop.given().is_none() || phase == Phase::After);
@@ -711,7 +716,7 @@ impl<'r, 'c> Operation<'r, 'c> {
         let work = scripts.run(commands, env, &self.terraform_output);
         Ok(self
             .run
-            .clock
+            .timer
             .time(phase, work, |done| matches!(done, Ok(true)))
             .await?)
     }
@@ -759,7 +764,7 @@ pub fn joined(texts: [Option<String>; 2], by: &str) -> Option<String> {
 
 /// Scripts of this run in a folder.
 pub fn scripts_in<'r>(
-    run: &'r Run<'_>,
+    run: &'r RunContext<'_>,
     dir: &'r Path,
     tool: Option<&'r ResolvedTool>,
 ) -> Scripts<'r> {
@@ -769,7 +774,7 @@ pub fn scripts_in<'r>(
         private: run.layout.private(),
         tool,
         public_api_url: run.config.platform.public_api_url.as_deref(),
-        tokens: run.link.tokens(),
+        tokens: run.connections.tokens(),
         log: &run.log,
         palette: run.palette(),
         stop: &run.stop,

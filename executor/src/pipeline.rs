@@ -13,16 +13,16 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
 use crate::Ended;
-use crate::conclusion::{self, StepResult};
 use crate::config::Config;
-use crate::fault::caught;
-use crate::guard::{self, Watched};
+use crate::connections::Connections;
+use crate::context::{RunContext, StepError};
+use crate::error::caught;
 use crate::job::JobError;
 use crate::last_deadline::LastDeadline;
-use crate::link::Link;
+use crate::limit_watch::{self, LimitWatch};
 use crate::operation::{self, Account, Operated, Prepared, joined, scripts_in};
+use crate::phases::conclude::{self, StepResult};
 use crate::preparation::{self, Readiness};
-use crate::run::{Run, StageError};
 use crate::scripts::{self, Moment};
 use crate::stop::{Cause, Stop};
 use crate::tool::ResolvedTool;
@@ -30,16 +30,16 @@ use crate::workspace::Workspace;
 
 /// Runs the step and returns its report. The exit code of the process follows from it.
 pub async fn run(config: &Config, job: JobData, stop: Stop, deadline: &LastDeadline) -> Ended {
-    let link = match open_link(config) {
-        Ok(link) => link,
-        Err(failure) => return refuse_unlinked(config, &job, &failure, &stop).await,
+    let connections = match open_connections(config) {
+        Ok(connections) => connections,
+        Err(failure) => return refuse_unconnected(config, &job, &failure, &stop).await,
     };
     // From the first moment, and until the platform has been told how it ended.
     let heartbeat = job
         .validate()
         .ok()
-        .and_then(|()| link.heartbeat(&job.job_id));
-    let ended = run_linked(config, &link, job, stop).await;
+        .and_then(|()| connections.heartbeat(&job.job_id));
+    let ended = run_connected(config, &connections, job, stop).await;
     deadline.settle(ended.code(config));
     match heartbeat {
         Some(heartbeat) if ended.reported => heartbeat.stop().await,
@@ -58,58 +58,63 @@ pub(crate) async fn refuse(config: &Config, failure: JobError, stop: &Stop) -> E
         } => whose.as_ref().clone(),
         _ => JobData::default(),
     };
-    let failure = StageError::from(failure);
-    match open_link(config) {
-        Ok(link) => conclusion::refuse(config, &link, &whose, &failure, stop).await,
+    let failure = StepError::from(failure);
+    match open_connections(config) {
+        Ok(connections) => conclude::refuse(config, &connections, &whose, &failure, stop).await,
         // What is wrong with the document is found in every environment.
-        Err(_) => refuse_unlinked(config, &whose, &failure, stop).await,
+        Err(_) => refuse_unconnected(config, &whose, &failure, stop).await,
     }
 }
 
 /// Where only Redis, or a folder, is set wrongly, the platform can still be told.
-async fn refuse_unlinked(
+async fn refuse_unconnected(
     config: &Config,
     job: &JobData,
-    failure: &StageError,
+    failure: &StepError,
     stop: &Stop,
 ) -> Ended {
-    match Link::to_api(config) {
-        Some(link) => conclusion::refuse(config, &link, job, failure, stop).await,
-        None => conclusion::unreported(job, failure),
+    match Connections::to_api(config) {
+        Some(connections) => conclude::refuse(config, &connections, job, failure, stop).await,
+        None => conclude::unreported(job, failure),
     }
 }
 
-fn open_link(config: &Config) -> Result<Link, StageError> {
+fn open_connections(config: &Config) -> Result<Connections, StepError> {
     config.check_records()?;
     let folders = config.folders(std::env::var_os("HOME"))?;
-    Link::open(config, &folders)
+    Connections::open(config, &folders)
 }
 
-async fn run_linked(config: &Config, link: &Link, job: JobData, stop: Stop) -> Ended {
-    let run = match Run::open(config, link.clone(), job.clone(), stop.clone()) {
+async fn run_connected(
+    config: &Config,
+    connections: &Connections,
+    job: JobData,
+    stop: Stop,
+) -> Ended {
+    let run = match RunContext::open(config, connections.clone(), job.clone(), stop.clone()) {
         Ok(run) => run,
-        Err(failure) => return conclusion::refuse(config, link, &job, &failure, &stop).await,
+        Err(failure) => return conclude::refuse(config, connections, &job, &failure, &stop).await,
     };
-    let guard = tokio::spawn(guard::watch(Watched::of(&run)));
+    let limit_watch = tokio::spawn(limit_watch::watch(LimitWatch::of(&run)));
     let result = caught(Box::pin(execute(&run)))
         .await
-        .unwrap_or_else(|_| StepResult::failed(&StageError::Panicked));
+        .unwrap_or_else(|_| StepResult::failed(&StepError::Panicked));
     // The tail needs no guard. Nothing is heard of it, nothing in it grows, and each of its waits has a limit of its own
     // that is far below what lies between the executor's deadline and its Job's. Should that come all the same, its
     // signal hurries whatever is left.
-    guard.abort();
-    conclusion::conclude(run, result).await
+    limit_watch.abort();
+    conclude::conclude(run, result).await
 }
 
 /// The step itself. Every early return is a result, so that the tail of the run happens whatever it is.
-async fn execute(run: &Run<'_>) -> StepResult {
+async fn execute(run: &RunContext<'_>) -> StepResult {
     let view = match preparation::admit(run).await {
         Ok(Ok(view)) => view,
         Ok(Err(result)) => return result,
         Err(failure) => return before_claim(run, &failure).await,
     };
     let _watch = AbortOnDropHandle::new(tokio::spawn(stop_when_cancelled(
-        run.link.platform.clone(),
+        run.connections.platform.clone(),
         run.step.clone(),
         run.stop.clone(),
         run.log.writer(),
@@ -138,12 +143,12 @@ async fn stop_when_cancelled(platform: Platform, running: StepRef, stop: Stop, l
 
 /// A step that fails before it was claimed is reported only by whoever is granted the claim now: another executor may be
 /// in the middle of it.
-async fn before_claim(run: &Run<'_>, failure: &StageError) -> StepResult {
+async fn before_claim(run: &RunContext<'_>, failure: &StepError) -> StepResult {
     let result = judged(run, failure);
     if !result.reported {
         return result;
     }
-    match preparation::claim_to_report(&run.link.platform, run.config, &run.job).await {
+    match preparation::claim_to_report(&run.connections.platform, run.config, &run.job).await {
         Ok(None) => result,
         Ok(Some(not_ours)) => not_ours,
         Err(error) => {
@@ -162,7 +167,7 @@ async fn before_claim(run: &Run<'_>, failure: &StageError) -> StepResult {
 /// Nothing has been changed yet. What only failed around the step, or was stopped by a signal, is for another executor
 /// to do: a report would end the job and leave nothing to try again. Under a launcher that does not read exit codes
 /// only a stopped executor is silent; its pod is replaced by any.
-fn judged(run: &Run<'_>, failure: &StageError) -> StepResult {
+fn judged(run: &RunContext<'_>, failure: &StepError) -> StepResult {
     let result = StepResult::failed(failure);
     if result.exit != Exit::Infrastructure {
         return result;
@@ -192,7 +197,7 @@ fn judged(run: &Run<'_>, failure: &StageError) -> StepResult {
     }
 }
 
-async fn operate(run: &Run<'_>, prepared: Prepared) -> StepResult {
+async fn operate(run: &RunContext<'_>, prepared: Prepared) -> StepResult {
     let operated = caught(Box::pin(operation::run(run, &prepared))).await;
     let operated = operated.unwrap_or_else(|_| Operated {
         ending: Ending::Failure,
@@ -200,10 +205,10 @@ async fn operate(run: &Run<'_>, prepared: Prepared) -> StepResult {
         changes: None,
         plan: None,
         history: None,
-        error: Some(StageError::Panicked),
+        error: Some(StepError::Panicked),
         account: Account::default(),
     });
-    if let Some(StageError::StepEnded) = &operated.error {
+    if let Some(StepError::StepEnded) = &operated.error {
         return preparation::step_has_ended(run);
     }
     // Whether the step failed does not depend on the template, only what becomes of the job does.
@@ -219,7 +224,7 @@ async fn operate(run: &Run<'_>, prepared: Prepared) -> StepResult {
     let result = StepResult {
         // What fails after the claim is the step's own failure, unless we are at fault.
         exit: match &operated.error {
-            Some(StageError::Panicked) => Exit::Defect,
+            Some(StepError::Panicked) => Exit::Defect,
             _ if failed => Exit::StepFailed,
             _ => Exit::Done,
         },
@@ -238,8 +243,8 @@ async fn operate(run: &Run<'_>, prepared: Prepared) -> StepResult {
             name: prepared.tool.tool,
             version: prepared.tool.version.to_string(),
         }),
-        hint: operated.error.as_ref().and_then(StageError::hint),
-        error: operated.error.as_ref().map(StageError::story),
+        hint: operated.error.as_ref().and_then(StepError::hint),
+        error: operated.error.as_ref().map(StepError::story),
         stopped: None,
         account: operated.account,
         reported: true,
@@ -254,7 +259,7 @@ async fn operate(run: &Run<'_>, prepared: Prepared) -> StepResult {
 }
 
 /// How an operation that failed ended, how far it came, and what became of the state, in one sentence.
-fn with_account(run: &Run<'_>, mut result: StepResult) -> StepResult {
+fn with_account(run: &RunContext<'_>, mut result: StepResult) -> StepResult {
     let account = &result.account;
     if result.exit == Exit::Done {
         return result;
@@ -286,7 +291,7 @@ fn with_account(run: &Run<'_>, mut result: StepResult) -> StepResult {
 
 /// `customScripts` and `approval`: every command in the clone root, by priority.
 async fn script_step(
-    run: &Run<'_>,
+    run: &RunContext<'_>,
     workspace: &Workspace,
     tool: Option<&ResolvedTool>,
 ) -> StepResult {
@@ -297,10 +302,10 @@ async fn script_step(
         for (name, value) in &workspace.environment {
             env.set(name, value)?;
         }
-        Ok::<_, StageError>(scripts.run(&commands, &mut env, "").await?)
+        Ok::<_, StepError>(scripts.run(&commands, &mut env, "").await?)
     };
     let done = run
-        .clock
+        .timer
         .time(Phase::Scripts, caught(work), |done| {
             matches!(done, Ok(Ok(true)))
         })
@@ -321,10 +326,10 @@ async fn script_step(
             );
         }
         Ok(Err(failure)) => failure,
-        Err(_) => StageError::Panicked,
+        Err(_) => StepError::Panicked,
     };
     tell(run, &failure).await;
-    let exit = if matches!(failure, StageError::Panicked) {
+    let exit = if matches!(failure, StepError::Panicked) {
         Exit::Defect
     } else {
         Exit::StepFailed
@@ -337,7 +342,7 @@ async fn script_step(
 }
 
 /// A step that failed under a stop order failed because of it. One that was done anyway is done.
-fn stopped_or(run: &Run<'_>, result: StepResult) -> StepResult {
+fn stopped_or(run: &RunContext<'_>, result: StepResult) -> StepResult {
     match run.stop.given() {
         Some(order) if result.exit == Exit::StepFailed => StepResult {
             exit: order.cause.exit(),
@@ -351,15 +356,15 @@ fn stopped_or(run: &Run<'_>, result: StepResult) -> StepResult {
 }
 
 /// Says in the run's log why it ends; the platform shows nothing else.
-async fn tell(run: &Run<'_>, failure: &StageError) {
-    if let StageError::Workspace(_) = failure {
+async fn tell(run: &RunContext<'_>, failure: &StepError) {
+    if let StepError::Workspace(_) = failure {
         let log = run.log.writer();
         log.line("Failed to prepare work dir").await;
     }
     say(run, Some(&failure.story()), failure.hint().as_deref()).await;
 }
 
-async fn say(run: &Run<'_>, error: Option<&str>, hint: Option<&str>) {
+async fn say(run: &RunContext<'_>, error: Option<&str>, hint: Option<&str>) {
     let log = run.log.writer();
     if let Some(error) = error {
         let text = run.palette().failure(&format!("error: {error}"));

@@ -15,14 +15,14 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use crate::announcement::Running;
 use crate::child_env;
-use crate::conclusion::{StepResult, output_key};
 use crate::config::Config;
+use crate::context::{RunContext, StepError};
 use crate::operation::Prepared;
-use crate::plan;
-use crate::run::{Run, StageError};
+use crate::phases::conclude::{StepResult, output_key};
+use crate::running_report::Running;
 use crate::scripts;
+use crate::stored_plan;
 use crate::tool::{self, ResolvedTool, ToolConfig};
 use crate::workspace::{self, ArchiveLimits, AzureEnvironment, Workspace, WorkspaceConfig};
 
@@ -42,15 +42,15 @@ pub(crate) enum Readiness {
 
 /// Waits until the platform lets the step run, and opens the log to those who follow it. Nothing may be written there
 /// before (contract 2.5). `Err` holds a verdict on a step that is not to run.
-pub(crate) async fn admit(run: &Run<'_>) -> Result<Result<StepView, StepResult>, StageError> {
-    let asked = async { Ok(run.link.platform.start_permission(&run.step).await?) };
+pub(crate) async fn admit(run: &RunContext<'_>) -> Result<Result<StepView, StepResult>, StepError> {
+    let asked = async { Ok(run.connections.platform.start_permission(&run.step).await?) };
     let view = match unless_stopped(run, asked).await? {
         StartPermission::Granted(view) => view,
         StartPermission::Over(status) => return Ok(Err(job_is_over(run, &status).await)),
         StartPermission::Settled(_) => return Ok(Err(step_has_ended(run))),
         StartPermission::NotDispatched(status) => return Ok(Err(not_dispatched(run, &status))),
     };
-    if let Some(sink) = run.link.live_log(&run.job) {
+    if let Some(sink) = run.connections.live_log(&run.job) {
         run.log.attach(sink)?;
     }
     Ok(Ok(run.view.get_or_init(|| view).clone()))
@@ -58,7 +58,7 @@ pub(crate) async fn admit(run: &Run<'_>) -> Result<Result<StepView, StepResult>,
 
 /// The platform repeats the dispatch. A launcher that knows this one already starts it again when it is told so; any
 /// other starts another executor.
-fn not_dispatched(run: &Run<'_>, status: &JobStatus) -> StepResult {
+fn not_dispatched(run: &RunContext<'_>, status: &JobStatus) -> StepResult {
     let text = format!(
         "the platform has not recorded the dispatch, the job is {status}: nothing is run until it does"
     );
@@ -72,7 +72,7 @@ fn not_dispatched(run: &Run<'_>, status: &JobStatus) -> StepResult {
 }
 
 /// Everything that may be repeated freely, and the claim that ends it.
-pub(crate) async fn prepare(run: &Run<'_>, view: &StepView) -> Result<Readiness, StageError> {
+pub(crate) async fn prepare(run: &RunContext<'_>, view: &StepView) -> Result<Readiness, StepError> {
     scripts::check(&run.job, &run.env.path())?;
     for name in child_env::without_effect(&run.job) {
         let text = format!(
@@ -127,7 +127,7 @@ pub(crate) async fn prepare(run: &Run<'_>, view: &StepView) -> Result<Readiness,
 
 /// Policies are not evaluated here. A plan that comes with some would pass over a mandatory one, so that it is not made,
 /// unless the operator says so. A workspace's own variables are not the operator's word.
-async fn refuse_policies(run: &Run<'_>) -> Result<(), StageError> {
+async fn refuse_policies(run: &RunContext<'_>) -> Result<(), StepError> {
     let what = match run.step_type {
         StepType::Plan | StepType::PlanDestroy if run.job.has_policies() => {
             "the plan comes with policies (`policyList`)"
@@ -138,7 +138,7 @@ async fn refuse_policies(run: &Run<'_>) -> Result<(), StageError> {
     let mut own = child_env::extra_variables(&run.job);
     let by_workspace = own.any(|(name, _)| name == env::IGNORE_POLICIES);
     if !run.config.run.ignore_policies || by_workspace {
-        return Err(StageError::Policies { what });
+        return Err(StepError::Policies { what });
     }
     let text = format!(
         "WARNING: {what}, and NONE IS EVALUATED: the operator has set {}",
@@ -150,7 +150,7 @@ async fn refuse_policies(run: &Run<'_>) -> Result<(), StageError> {
 }
 
 /// A job that ended meanwhile is not run, and neither is a step that has an outcome in a job that goes on.
-async fn job_is_over(run: &Run<'_>, status: &JobStatus) -> StepResult {
+async fn job_is_over(run: &RunContext<'_>, status: &JobStatus) -> StepResult {
     if status.is_over() || *status == JobStatus::Rejected {
         let text = format!("the job is already {status}: nothing is run");
         warn!("{text}");
@@ -161,7 +161,7 @@ async fn job_is_over(run: &Run<'_>, status: &JobStatus) -> StepResult {
 }
 
 /// The log is that of whoever ran the step, so nothing is written there. Its outcome is known, so this is none.
-pub(crate) fn step_has_ended(run: &Run<'_>) -> StepResult {
+pub(crate) fn step_has_ended(run: &RunContext<'_>) -> StepResult {
     let text = format!(
         "step {} has already ended: it is not run again",
         run.step.step_id
@@ -172,17 +172,17 @@ pub(crate) fn step_has_ended(run: &Run<'_>) -> StepResult {
 
 /// Gives up work that may be repeated when a stop order comes: nothing has been changed yet.
 async fn unless_stopped<T>(
-    run: &Run<'_>,
-    work: impl Future<Output = Result<T, StageError>>,
-) -> Result<T, StageError> {
+    run: &RunContext<'_>,
+    work: impl Future<Output = Result<T, StepError>>,
+) -> Result<T, StepError> {
     tokio::select! {
         biased;
-        _ = run.stop.ordered() => Err(StageError::Stopped),
+        _ = run.stop.ordered() => Err(StepError::Stopped),
         result = work => result,
     }
 }
 
-async fn prepare_workspace(run: &Run<'_>) -> Result<Workspace, StageError> {
+async fn prepare_workspace(run: &RunContext<'_>) -> Result<Workspace, StepError> {
     wait_for_turn(run).await?;
     let job = with_content(run).await?;
     let config = WorkspaceConfig {
@@ -198,7 +198,7 @@ async fn prepare_workspace(run: &Run<'_>) -> Result<Workspace, StageError> {
             .inherited()
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .collect(),
-        content_token: run.link.content_token(),
+        content_token: run.connections.content_token(),
         azure: AzureEnvironment::from_lookup(|name| std::env::var(name).ok()),
     };
     let notify = |text: &str| info!("{text}");
@@ -239,7 +239,7 @@ async fn prepare_workspace(run: &Run<'_>) -> Result<Workspace, StageError> {
 
 /// Waits until no other step of the workspace works in the folder that both would use. That is the case on one machine
 /// only: a pod has its folder for itself.
-async fn wait_for_turn(run: &Run<'_>) -> Result<(), StageError> {
+async fn wait_for_turn(run: &RunContext<'_>) -> Result<(), StepError> {
     let holder = format!("job {}, step {}", run.job.job_id, run.job.step_id);
     let (began, mut told) = (Instant::now(), false);
     let _waiting = Waiting::begin(&run.waiting);
@@ -278,11 +278,11 @@ impl Drop for Waiting<'_> {
 
 /// The job with the content it is run on: of CLI-driven runs the platform knows it, and where it does not, the document
 /// does (W-33).
-async fn with_content<'r>(run: &'r Run<'_>) -> Result<Cow<'r, JobData>, StageError> {
+async fn with_content<'r>(run: &'r RunContext<'_>) -> Result<Cow<'r, JobData>, StepError> {
     if !run.job.is_remote_content() {
         return Ok(Cow::Borrowed(&run.job));
     }
-    let source = run.link.platform.override_source(&run.step).await?;
+    let source = run.connections.platform.override_source(&run.step).await?;
     Ok(match source {
         Some(_) => Cow::Owned(JobData {
             source,
@@ -293,9 +293,9 @@ async fn with_content<'r>(run: &'r Run<'_>) -> Result<Cow<'r, JobData>, StageErr
 }
 
 async fn reviewed_plan(
-    run: &Run<'_>,
+    run: &RunContext<'_>,
     view: &StepView,
-) -> Result<Option<plan::ReviewedPlan>, StageError> {
+) -> Result<Option<stored_plan::ReviewedPlan>, StepError> {
     if run.step_type != StepType::Apply {
         return Ok(None);
     }
@@ -305,13 +305,13 @@ async fn reviewed_plan(
     } else {
         Map::new()
     };
-    let handover = plan::Handover {
+    let handover = stored_plan::Handover {
         job: &run.job,
         view,
         context: &context,
         store: &run.store,
         private: run.layout.private(),
-        on_record: !run.link.is_local(),
+        on_record: !run.connections.is_local(),
         mixed_fleet: run.config.run.mixed_fleet,
     };
     Ok(handover.fetch().await?)
@@ -319,8 +319,8 @@ async fn reviewed_plan(
 
 /// The job context, as far as it is to be had: no platform needs it for running a job, and not every installation lets an
 /// executor reach it. Where it is not, what the plan step left in the store has to do.
-pub(crate) async fn known_context(run: &Run<'_>) -> Map<String, Value> {
-    match timeout(CONTEXT_TIME, run.link.platform.context(&run.step)).await {
+pub(crate) async fn known_context(run: &RunContext<'_>) -> Map<String, Value> {
+    match timeout(CONTEXT_TIME, run.connections.platform.context(&run.step)).await {
         Ok(Ok(context)) => return context,
         Ok(Err(error)) => warn!(
             error = chain(&error),
@@ -331,7 +331,7 @@ pub(crate) async fn known_context(run: &Run<'_>) -> Map<String, Value> {
     Map::new()
 }
 
-async fn resolve_tool(run: &Run<'_>, range: &str) -> Result<ResolvedTool, StageError> {
+async fn resolve_tool(run: &RunContext<'_>, range: &str) -> Result<ResolvedTool, StepError> {
     let (terraform_index, tofu_index) = run.config.release_indexes()?;
     let tools = &run.config.tools;
     let config = ToolConfig {
@@ -352,7 +352,7 @@ async fn resolve_tool(run: &Run<'_>, range: &str) -> Result<ResolvedTool, StageE
 }
 
 /// Script steps get the tool on their `PATH` where it can be had (W-25); many do not need it.
-async fn optional_tool(run: &Run<'_>) -> Option<ResolvedTool> {
+async fn optional_tool(run: &RunContext<'_>) -> Option<ResolvedTool> {
     match unless_stopped(run, Box::pin(resolve_tool(run, &run.job.terraform_version))).await {
         Ok(tool) => Some(tool),
         Err(error) => {
@@ -366,14 +366,19 @@ async fn optional_tool(run: &Run<'_>) -> Option<ResolvedTool> {
 }
 
 /// Takes the claim on the step and reports it running; `Some` when the step is not ours to run.
-async fn claim(run: &Run<'_>, workspace: &Workspace) -> Result<Option<StepResult>, StageError> {
+async fn claim(
+    run: &RunContext<'_>,
+    workspace: &Workspace,
+) -> Result<Option<StepResult>, StepError> {
     if run.stop.given().is_some() {
-        return Err(StageError::Stopped);
+        return Err(StepError::Stopped);
     }
     let claim = run
         .phase(
             Phase::Claim,
-            run.link.platform.claim(&run.step, &holder(run.config)),
+            run.connections
+                .platform
+                .claim(&run.step, &holder(run.config)),
         )
         .await?;
     match claim {
@@ -387,7 +392,11 @@ async fn claim(run: &Run<'_>, workspace: &Workspace) -> Result<Option<StepResult
         Claim::Held(holder) => {
             // Its outcome may be under review already, and what it stored must stay what was reviewed.
             let deadline = run.deadline();
-            let known = run.link.platform.step_view(&run.step, &deadline).await?;
+            let known = run
+                .connections
+                .platform
+                .step_view(&run.step, &deadline)
+                .await?;
             if known.step_has_ended() && !known.status.is_over() {
                 return Ok(Some(step_has_ended(run)));
             }
@@ -397,9 +406,9 @@ async fn claim(run: &Run<'_>, workspace: &Workspace) -> Result<Option<StepResult
     }
     if !run.config.run.disable_acknowledge {
         let stored = run.store.reference(&output_key(&run.job));
-        let output = run.link.platform.step_output(&run.step, stored);
+        let output = run.connections.platform.step_output(&run.step, stored);
         let running = Running {
-            platform: run.link.platform.clone(),
+            platform: run.connections.platform.clone(),
             step: run.step.clone(),
             commit_id: workspace.commit_id.clone(),
             output,

@@ -15,7 +15,7 @@ use crate::stop::{Budget, Stop};
 use crate::terraform::args::Operation;
 use crate::terraform::event_state::EventState;
 use crate::terraform::events::EventStream;
-use crate::terraform::lock::met_in;
+use crate::terraform::lock_error::met_in;
 use crate::terraform::structured::Structured;
 use crate::tool::ResolvedTool;
 
@@ -24,9 +24,9 @@ pub mod backend;
 pub mod credentials;
 pub mod event_state;
 pub mod events;
-pub mod lock;
+pub mod lock_error;
 pub mod progress;
-pub mod state;
+pub mod raw_state;
 pub mod structured;
 pub mod variables;
 

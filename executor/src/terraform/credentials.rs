@@ -14,7 +14,7 @@ use secrecy::ExposeSecret as _;
 use tracing::{info, warn};
 
 use crate::child_env::ChildEnv;
-use crate::run::{Run, StageError};
+use crate::context::{RunContext, StepError};
 use crate::workspace::write_private_file;
 
 /// By which the tool finds its configuration file.
@@ -28,9 +28,9 @@ const MAX_CONFIGURATION_BYTES: u64 = 1 << 20;
 pub struct Offer(Option<PathBuf>);
 
 /// Writes the file and names it in the environment of `init`, unless somebody else's is named there.
-pub fn offer(run: &Run<'_>, env: &mut ChildEnv) -> Result<Offer, StageError> {
-    let hosts = run.link.tool_hosts();
-    let tokens = run.link.tokens();
+pub fn offer(run: &RunContext<'_>, env: &mut ChildEnv) -> Result<Offer, StepError> {
+    let hosts = run.connections.tool_hosts();
+    let tokens = run.connections.tokens();
     let token =
         tokens.and_then(|tokens| tokens.mint_for_workspace(token::INIT, &run.job.workspace_id));
     let Some(token) = token.filter(|_| !hosts.is_empty()) else {
@@ -46,7 +46,7 @@ pub fn offer(run: &Run<'_>, env: &mut ChildEnv) -> Result<Offer, StageError> {
     let path = run.layout.private().join(FILE_NAME);
     // Also a part of the file is removed.
     let offer = Offer(Some(path.clone()));
-    write_private_file(&path, text.as_bytes()).map_err(|source| StageError::WorkDir {
+    write_private_file(&path, text.as_bytes()).map_err(|source| StepError::WorkDir {
         path: path.display().to_string(),
         source,
     })?;
@@ -56,11 +56,11 @@ pub fn offer(run: &Run<'_>, env: &mut ChildEnv) -> Result<Offer, StageError> {
 
 impl Offer {
     /// Removes the file. Nothing more of the step may run while it is there.
-    pub fn withdraw(mut self) -> Result<(), StageError> {
+    pub fn withdraw(mut self) -> Result<(), StepError> {
         let Some(path) = self.0.take() else {
             return Ok(());
         };
-        fs::remove_file(&path).map_err(|source| StageError::WorkDir {
+        fs::remove_file(&path).map_err(|source| StepError::WorkDir {
             path: path.display().to_string(),
             source,
         })

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde_json::Value;
 use tokio::sync::Notify;
 
-use crate::terraform::lock::{LockWatch, without_colours};
+use crate::terraform::lock_error::{LockWatch, without_colours};
 use crate::terraform::progress::Progress;
 use crate::terraform::structured::Structured;
 

@@ -6,7 +6,7 @@ use job_contract::job::Tool;
 use runtime::setting::is_wrong_place;
 use semver::Version;
 
-use crate::fault::Fault;
+use crate::error::ErrorKind;
 
 use super::{
     fetch::FetchError,
@@ -96,13 +96,13 @@ pub enum ArchiveError {
 
 impl ToolError {
     /// Whose fault this is.
-    pub fn fault(&self) -> Fault {
+    pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Range(_) | Self::NoMatch { .. } | Self::NoBuild { .. } => Fault::User,
+            Self::Range(_) | Self::NoMatch { .. } | Self::NoBuild { .. } => ErrorKind::User,
             Self::NoTlsProvider | Self::Task { .. } | Self::Fetch(FetchError::Client(_)) => {
-                Fault::Defect
+                ErrorKind::Defect
             }
-            _ => Fault::Infrastructure,
+            _ => ErrorKind::Infrastructure,
         }
     }
 

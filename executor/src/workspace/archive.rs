@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use flate2::bufread::GzDecoder;
 use tar::{Entry, EntryType};
 
-use super::Fault;
+use super::ErrorKind;
 
 /// How much content may be unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,14 +111,14 @@ pub enum Refusal {
 }
 
 impl ArchiveError {
-    pub(super) fn fault(&self) -> Fault {
+    pub(super) fn kind(&self) -> ErrorKind {
         match self {
             Self::NotGzip
             | Self::TooManyBytes { .. }
             | Self::TooManyEntries { .. }
-            | Self::Refused { .. } => Fault::User,
+            | Self::Refused { .. } => ErrorKind::User,
             Self::Truncated | Self::Damaged(_) | Self::Write { .. } | Self::Stopped => {
-                Fault::Infrastructure
+                ErrorKind::Infrastructure
             }
         }
     }

@@ -23,11 +23,11 @@ use tracing::warn;
 use uuid::Uuid;
 
 use crate::child_env::ChildEnv;
-use crate::lock;
-use crate::run::{Run, StageError};
-use crate::terraform::lock::Tenure;
+use crate::context::{RunContext, StepError};
+use crate::phases::release_lock;
+use crate::terraform::lock_error::Tenure;
 use crate::terraform::progress::Progress;
-use crate::terraform::state::RawState;
+use crate::terraform::raw_state::RawState;
 use crate::terraform::structured::addresses;
 use crate::terraform::{ErroredState, MAX_DOCUMENT_BYTES, Terraform};
 use crate::workspace::write_private_file;
@@ -44,15 +44,15 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// What an apply or a destroy left.
 #[derive(Debug)]
-pub struct Left {
-    pub success: bool,
-    pub progress: Progress,
+pub(crate) struct Left {
+    pub(crate) success: bool,
+    pub(crate) progress: Progress,
     /// Of a tool that may have left its lock.
-    pub tenure: Option<Tenure>,
+    pub(crate) tenure: Option<Tenure>,
     /// When `errored.tfstate` was written, if there was one before: it may be part of the content.
-    pub errored_before: Option<SystemTime>,
+    pub(crate) errored_before: Option<SystemTime>,
     /// The state the tool printed because it could not write that file.
-    pub said: Option<Bytes>,
+    pub(crate) said: Option<Bytes>,
 }
 
 impl Left {
@@ -68,37 +68,42 @@ impl Left {
 }
 
 /// When the tool's last resort was written, if it is there.
-pub fn errored_at(working_dir: &Path) -> Option<SystemTime> {
+pub(crate) fn errored_at(working_dir: &Path) -> Option<SystemTime> {
     let file = fs::metadata(working_dir.join(ERRORED_STATE)).ok()?;
     file.is_file().then(|| file.modified().ok())?
 }
 
 /// What became of the state.
 #[derive(Debug)]
-pub struct Saved {
-    pub published: Option<Published>,
+pub(crate) struct Saved {
+    pub(crate) published: Option<Published>,
     /// Why the copy of a state that is stored is missing.
-    pub missing: Option<StageError>,
-    pub standing: Option<StateStanding>,
-    pub lock: Option<StateLock>,
+    pub(crate) missing: Option<StepError>,
+    pub(crate) standing: Option<StateStanding>,
+    pub(crate) lock: Option<StateLock>,
     /// The standing as part of a sentence, where there is one.
-    pub words: Option<String>,
-    pub hint: Option<String>,
+    pub(crate) words: Option<String>,
+    pub(crate) hint: Option<String>,
 }
 
 /// A published state.
 #[derive(Debug)]
-pub struct Published {
+pub(crate) struct Published {
     /// The raw state, as far as it is understood.
-    pub raw: Option<RawState>,
+    pub(crate) raw: Option<RawState>,
     /// The state for machines.
-    pub json: Option<Value>,
+    pub(crate) json: Option<Value>,
     /// What the platform is to record of it.
-    pub history: Option<History>,
+    pub(crate) history: Option<History>,
 }
 
 /// Saves what state there is. The lock is given back last: until then nobody else writes what is being read.
-pub async fn save(run: &Run<'_>, terraform: &Terraform<'_>, env: &ChildEnv, left: &Left) -> Saved {
+pub(crate) async fn save(
+    run: &RunContext<'_>,
+    terraform: &Terraform<'_>,
+    env: &ChildEnv,
+    left: &Left,
+) -> Saved {
     let rescued = rescue(run, terraform, env, left).await;
     let published = publish(run, terraform, env).await;
     let (rescued, lock) = match rescued {
@@ -106,7 +111,7 @@ pub async fn save(run: &Run<'_>, terraform: &Terraform<'_>, env: &ChildEnv, left
         None => (None, None),
     };
     let lock = match (lock, &left.tenure) {
-        (None, Some(tenure)) => lock::release(run, terraform, env, tenure).await,
+        (None, Some(tenure)) => release_lock::release(run, terraform, env, tenure).await,
         (lock, _) => lock,
     };
     let fate = rescued.or_else(|| fate(left, &published));
@@ -141,7 +146,7 @@ struct Fate {
 }
 
 /// The fate of a state the tool stored itself. `None` where there was nothing to store.
-fn fate(left: &Left, published: &Result<Option<Published>, StageError>) -> Option<Fate> {
+fn fate(left: &Left, published: &Result<Option<Published>, StepError>) -> Option<Fate> {
     let of = |standing, words: String, hint| {
         Some(Fate {
             standing,
@@ -176,7 +181,7 @@ fn fate(left: &Left, published: &Result<Option<Published>, StageError>) -> Optio
         Ok(Some(_)) => of(StateStanding::Stored, "the state is stored".into(), None),
         // It would not have succeeded otherwise.
         _ if left.success => of(StateStanding::Stored, "the state is stored".into(), None),
-        Err(error @ (StageError::Artifact(_) | StageError::StoreTooSlow)) => of(
+        Err(error @ (StepError::Artifact(_) | StepError::StoreTooSlow)) => of(
             StateStanding::Stored,
             format!(
                 "the state is stored, but no copy of it is published: {}",
@@ -203,10 +208,10 @@ fn fate(left: &Left, published: &Result<Option<Published>, StageError>) -> Optio
 
 /// Publishes copies; `None` when there is no state.
 async fn publish(
-    run: &Run<'_>,
+    run: &RunContext<'_>,
     terraform: &Terraform<'_>,
     env: &ChildEnv,
-) -> Result<Option<Published>, StageError> {
+) -> Result<Option<Published>, StepError> {
     let (json, raw) = tokio::join!(
         terraform.show_state_json(env),
         raw_state(run, terraform, env)
@@ -228,7 +233,10 @@ async fn publish(
     let text = Bytes::from(text);
     let stored = run.stored(run.store.put(&key, text.clone())).await?;
     let history = History {
-        output: run.link.platform.state_output(&run.step, &name, stored),
+        output: run
+            .connections
+            .platform
+            .state_output(&run.step, &name, stored),
         job_reference: job.job_id.clone(),
         serial: parsed.as_ref().map_or(0, |state| state.serial),
         md5: hex(&Md5::digest(&raw)),
@@ -247,10 +255,10 @@ async fn publish(
 /// The local backend's file is read as it is, which works even when the tool does not. Any other backend is asked
 /// through the tool, and so is the local one for a CLI workspace other than the default, whose state is elsewhere.
 async fn raw_state(
-    run: &Run<'_>,
+    run: &RunContext<'_>,
     terraform: &Terraform<'_>,
     env: &ChildEnv,
-) -> Result<Option<Bytes>, StageError> {
+) -> Result<Option<Bytes>, StepError> {
     let is_default = env
         .get("TF_WORKSPACE")
         .is_none_or(|workspace| workspace == "default");
@@ -263,7 +271,7 @@ async fn raw_state(
                 Ok(state) => Some(state),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
                 Err(source) => {
-                    return Err(StageError::WorkingDir {
+                    return Err(StepError::WorkingDir {
                         path: path.display().to_string(),
                         source,
                     });
@@ -273,7 +281,7 @@ async fn raw_state(
         // What a failed `state pull` prints is no state (W-40).
         _ => {
             let state = terraform.state_pull(env).await?;
-            Some(state.ok_or(StageError::StateUnread)?)
+            Some(state.ok_or(StepError::StateUnread)?)
         }
     };
     Ok(state.filter(|state| !state.is_empty()).map(Bytes::from))
@@ -288,7 +296,7 @@ struct Rescued {
 /// Pushes a state the tool could not store, and keeps a copy in the store should that fail again. A copy is no state:
 /// pushing is not given up as long as there is time. `None` when there is no such state.
 async fn rescue(
-    run: &Run<'_>,
+    run: &RunContext<'_>,
     terraform: &Terraform<'_>,
     env: &ChildEnv,
     left: &Left,
@@ -348,7 +356,7 @@ async fn rescue(
         // Only now that there are two of it.
         if let (Some(met), None) = (met, &lock) {
             let met = match &left.tenure {
-                Some(tenure) => lock::settle(run, terraform, env, tenure, met).await,
+                Some(tenure) => release_lock::settle(run, terraform, env, tenure, met).await,
                 None => met,
             };
             let released = met.standing == LockStanding::Released;
@@ -388,12 +396,12 @@ async fn rescue(
     Some(Rescued { fate, lock })
 }
 
-fn push_advice(run: &Run<'_>, from: &str) -> String {
+fn push_advice(run: &RunContext<'_>, from: &str) -> String {
     let tool = run.job.tool().binary();
     format!("store the state that is in {from} with `{tool} state push` before the next run")
 }
 
-async fn keep(run: &Run<'_>, errored: &ErroredState) -> Result<String, StoreError> {
+async fn keep(run: &RunContext<'_>, errored: &ErroredState) -> Result<String, StoreError> {
     let job = &run.job;
     let name = format!("errored-{}-{}", job.job_id, job.step_id);
     let key = ObjectKey::state_raw(&job.organization_id, &job.workspace_id, &name);
@@ -406,7 +414,7 @@ async fn keep(run: &Run<'_>, errored: &ErroredState) -> Result<String, StoreErro
 /// The very last resort: with the data that lasts, since whoever started this process removes the work folder with it; there
 /// if it must be. In a pod either lasts as long as the pod.
 fn lay_aside(
-    run: &Run<'_>,
+    run: &RunContext<'_>,
     errored: &ErroredState,
     kept: Option<Result<String, StoreError>>,
 ) -> Fate {
@@ -438,7 +446,7 @@ fn lay_aside(
             (String::new(), None)
         }
     };
-    let error = kept.and_then(Result::err).map(StageError::from);
+    let error = kept.and_then(Result::err).map(StepError::from);
     let reason = error
         .as_ref()
         .map(|error| format!(": {}", error.story()))

@@ -10,15 +10,15 @@ use job_contract::report::{LockStanding, StateLock};
 use tracing::{info, warn};
 
 use crate::child_env::ChildEnv;
+use crate::context::RunContext;
 use crate::process::{Completion, Ended};
-use crate::run::Run;
 use crate::terraform::Terraform;
-use crate::terraform::lock::Tenure;
+use crate::terraform::lock_error::Tenure;
 
 /// The tenure of a process of the tool that may have left its lock, if it may: one that died, that nobody saw end, or
 /// that said so. Whatever else ends has given its lock back.
-pub fn tenure(
-    run: &Run<'_>,
+pub(crate) fn tenure(
+    run: &RunContext<'_>,
     terraform: &Terraform<'_>,
     phase: Phase,
     started: SystemTime,
@@ -50,8 +50,8 @@ pub fn tenure(
 }
 
 /// Looks for the lock the tool left and gives it back. Whatever had to be read from the state has been read.
-pub async fn release(
-    run: &Run<'_>,
+pub(crate) async fn release(
+    run: &RunContext<'_>,
     terraform: &Terraform<'_>,
     env: &ChildEnv,
     tenure: &Tenure,
@@ -88,8 +88,8 @@ pub async fn release(
 }
 
 /// Gives a lock back if it certainly was the dead process's own. Nobody else's is ever touched.
-pub async fn settle(
-    run: &Run<'_>,
+pub(crate) async fn settle(
+    run: &RunContext<'_>,
     terraform: &Terraform<'_>,
     env: &ChildEnv,
     tenure: &Tenure,
@@ -129,7 +129,7 @@ pub async fn settle(
 }
 
 /// By whom and since when, for people.
-pub fn words(lock: &StateLock) -> String {
+pub(crate) fn words(lock: &StateLock) -> String {
     // Fractions of seconds are of no use to them.
     let since = lock.created.split('.').next().unwrap_or_default();
     let since = since.trim_end_matches(" +0000 UTC").trim_end_matches('Z');
@@ -140,7 +140,7 @@ pub fn words(lock: &StateLock) -> String {
 }
 
 /// What to do about a lock that stands.
-pub fn advice(lock: &StateLock, tool: Tool) -> Option<String> {
+pub(crate) fn advice(lock: &StateLock, tool: Tool) -> Option<String> {
     let unlock = format!("`{} force-unlock {}`", tool.binary(), lock.id);
     match lock.standing {
         LockStanding::InTheWay => Some(format!(

@@ -1,4 +1,4 @@
-//! What every stage of one run works with, and the clock that times them.
+//! What every phase of one run works with, and the timer of the phases.
 
 use std::fmt;
 use std::future::Future;
@@ -22,18 +22,18 @@ use runtime::setting::is_wrong_place;
 use secrecy::ExposeSecret as _;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::announcement::Announcement;
 use crate::banner::Palette;
 use crate::child_env::{ChildEnv, ChildEnvError};
 use crate::config::{Config, ConfigError, Folders};
-use crate::fault::Fault;
+use crate::connections::Connections;
+use crate::error::ErrorKind;
 use crate::job::JobError;
-use crate::link::Link;
-use crate::plan::PlanError;
 use crate::process::ProcessError;
+use crate::running_report::Announcement;
 use crate::scripts::ScriptError;
 use crate::stop::{Budget, Stop};
 use crate::store_watch;
+use crate::stored_plan::PlanError;
 use crate::telemetry;
 use crate::terraform::backend::BackendError;
 use crate::terraform::variables::VariablesError;
@@ -42,7 +42,7 @@ use crate::workspace::{self, Layout, WorkspaceError};
 
 /// One run: the job, the settings, and everything opened for it.
 #[derive(Debug)]
-pub struct Run<'c> {
+pub struct RunContext<'c> {
     pub job: JobData,
     pub step_type: StepType,
     pub step: StepRef,
@@ -50,12 +50,12 @@ pub struct Run<'c> {
     pub folders: Folders,
     pub layout: Layout,
     pub log: RunLog,
-    pub link: Link,
+    pub connections: Connections,
     pub store: Store,
     pub env: ChildEnv,
     pub stop: Stop,
     pub budget: Budget,
-    pub clock: Clock,
+    pub timer: PhaseTimer,
     /// Whether the run waits for its turn, which is no silence.
     pub waiting: Arc<AtomicBool>,
     /// The report that the step runs, as long as it has to be repeated.
@@ -68,7 +68,7 @@ pub struct Run<'c> {
 
 /// Why a step did not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
-pub enum StageError {
+pub enum StepError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]
@@ -126,30 +126,30 @@ pub enum StageError {
     Panicked,
 }
 
-impl StageError {
+impl StepError {
     /// Whose fault it is.
-    pub fn fault(&self) -> Fault {
+    pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Workspace(error) => error.fault(),
-            Self::Tool(error) => error.fault(),
+            Self::Workspace(error) => error.kind(),
+            Self::Tool(error) => error.kind(),
             // Not the plan's fault, nor that of whoever reviewed it.
             Self::Plan(PlanError::Unavailable(StoreError::Unavailable { .. })) => {
-                Fault::Infrastructure
+                ErrorKind::Infrastructure
             }
             Self::JobData(_)
             | Self::Job(_)
             | Self::Policies { .. }
             | Self::ChildEnv(_)
             | Self::Variables(_)
-            | Self::Plan(_) => Fault::User,
+            | Self::Plan(_) => ErrorKind::User,
             Self::Script(
                 ScriptError::UnknownRuntime { .. }
                 | ScriptError::NoGroovy { .. }
                 | ScriptError::Exports { .. }
                 | ScriptError::Process(ProcessError::TooLarge { .. }),
             )
-            | Self::Process(ProcessError::TooLarge { .. }) => Fault::User,
-            Self::Panicked => Fault::Defect,
+            | Self::Process(ProcessError::TooLarge { .. }) => ErrorKind::User,
+            Self::Panicked => ErrorKind::Defect,
             Self::Stopped
             | Self::StepEnded
             | Self::LogNotStored
@@ -163,7 +163,7 @@ impl StageError {
             | Self::Process(_)
             | Self::Artifact(_)
             | Self::Backend(_)
-            | Self::WorkingDir { .. } => Fault::Infrastructure,
+            | Self::WorkingDir { .. } => ErrorKind::Infrastructure,
         }
     }
 
@@ -176,8 +176,8 @@ impl StageError {
             Self::Tool(error) if error.is_wrong_setting() => Exit::BadConfiguration,
             // The document is sound; what it refers to says no.
             Self::Policies { .. } => Exit::StepFailed,
-            Self::Plan(_) if self.fault() == Fault::User => Exit::StepFailed,
-            _ => self.fault().exit(),
+            Self::Plan(_) if self.kind() == ErrorKind::User => Exit::StepFailed,
+            _ => self.kind().exit(),
         }
     }
 
@@ -220,14 +220,14 @@ impl StageError {
     }
 }
 
-impl<'c> Run<'c> {
+impl<'c> RunContext<'c> {
     /// Opens everything a run needs; nothing has been fetched or asked yet.
     pub fn open(
         config: &'c Config,
-        link: Link,
+        connections: Connections,
         job: JobData,
         stop: Stop,
-    ) -> Result<Self, StageError> {
+    ) -> Result<Self, StepError> {
         job.validate()?;
         let step_type = job.step_type()?;
         let folders = config.folders(std::env::var_os("HOME"))?;
@@ -239,7 +239,7 @@ impl<'c> Run<'c> {
         for folder in [&folders.work, &folders.checkouts] {
             private_folder(folder)
                 .and_then(|folder| Ok(eaccess(folder, AccessFlags::W_OK)?))
-                .map_err(|source| StageError::WorkDir {
+                .map_err(|source| StepError::WorkDir {
                     path: folder.display().to_string(),
                     source,
                 })?;
@@ -253,12 +253,12 @@ impl<'c> Run<'c> {
         let store_watch = store_watch::start(&store, log.writer());
         Ok(Self {
             step: StepRef::of(&job),
-            link,
+            connections,
             announcement: OnceLock::new(),
             view: OnceLock::new(),
             store,
             budget: Budget::of(config.run.grace_period(step_type)),
-            clock: Clock::default(),
+            timer: PhaseTimer::default(),
             waiting: Arc::default(),
             job,
             step_type,
@@ -274,7 +274,7 @@ impl<'c> Run<'c> {
 
     /// How long the platform is asked or told something.
     pub fn deadline(&self) -> Deadline {
-        self.link.deadline(&self.stop, self.budget.saving)
+        self.connections.deadline(&self.stop, self.budget.saving)
     }
 
     /// How long something is tried that saves results.
@@ -286,13 +286,13 @@ impl<'c> Run<'c> {
     pub async fn stored<T>(
         &self,
         storing: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StageError> {
+    ) -> Result<T, StepError> {
         // The store's client gives up by itself.
         let deadline = self.while_saving(Duration::MAX);
         tokio::select! {
             biased;
             stored = storing => Ok(stored?),
-            () = deadline.over() => Err(StageError::StoreTooSlow),
+            () = deadline.over() => Err(StepError::StoreTooSlow),
         }
     }
 
@@ -309,7 +309,7 @@ impl<'c> Run<'c> {
         phase: Phase,
         work: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
-        self.clock.time(phase, work, Result::is_ok).await
+        self.timer.time(phase, work, Result::is_ok).await
     }
 }
 
@@ -318,7 +318,7 @@ fn open_log(
     job: &JobData,
     layout: &Layout,
     store: &Store,
-) -> Result<RunLog, StageError> {
+) -> Result<RunLog, StepError> {
     let mut secrets = secrets_of(job);
     let own = store
         .secrets()
@@ -341,17 +341,17 @@ fn open_log(
 
 /// Durations of the phases so far, in the order they ended.
 #[derive(Default)]
-pub struct Clock {
+pub struct PhaseTimer {
     timings: Mutex<Vec<PhaseTiming>>,
 }
 
-impl fmt::Debug for Clock {
+impl fmt::Debug for PhaseTimer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.timings()).finish()
     }
 }
 
-impl Clock {
+impl PhaseTimer {
     /// Times a piece of work; `ok` judges its result.
     pub async fn time<T>(
         &self,

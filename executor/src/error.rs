@@ -10,7 +10,7 @@ use job_contract::Exit;
 
 /// Whose fault a failure is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum ErrorKind {
     /// The run asks for something that does not exist or cannot be.
     User,
     /// Something around us does not work; trying again may help.
@@ -19,7 +19,7 @@ pub enum Fault {
     Defect,
 }
 
-impl Fault {
+impl ErrorKind {
     /// The exit code of a step that failed this way before it was claimed.
     pub const fn exit(self) -> Exit {
         match self {

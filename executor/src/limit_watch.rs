@@ -11,7 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tracing::warn;
 
 use crate::cgroup::MemoryGroup;
-use crate::run::Run;
+use crate::context::RunContext;
 use crate::stop::{Cause, Stop};
 
 /// Neither version of control groups tells when a share of the limit is reached, so somebody has to look. A
@@ -22,7 +22,7 @@ const WARN_PERCENT: u64 = 90;
 
 /// What may run out; `None` is not watched.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Limits {
+pub(crate) struct RunLimits {
     /// Wall-clock time of the run.
     pub(crate) deadline: Option<Duration>,
     /// Time without anything written to the log.
@@ -33,8 +33,8 @@ pub(crate) struct Limits {
 
 /// A run, as far as its guard knows it.
 #[derive(Debug)]
-pub(crate) struct Watched {
-    limits: Limits,
+pub(crate) struct LimitWatch {
+    limits: RunLimits,
     memory: Option<MemoryGroup>,
     pulse: Pulse,
     /// While this is set, silence is no sign of anything.
@@ -43,8 +43,8 @@ pub(crate) struct Watched {
     stop: Stop,
 }
 
-impl Watched {
-    pub(crate) fn of(run: &Run<'_>) -> Self {
+impl LimitWatch {
+    pub(crate) fn of(run: &RunContext<'_>) -> Self {
         let limits = run.config.run.limits();
         Self {
             limits,
@@ -60,7 +60,7 @@ impl Watched {
 }
 
 /// Watches until something runs out, then gives the stop order and says so in the run's log.
-pub(crate) async fn watch(run: Watched) {
+pub(crate) async fn watch(run: LimitWatch) {
     let cause = tokio::select! {
         cause = deadline(run.limits.deadline) => cause,
         cause = silence(&run) => cause,
@@ -82,7 +82,7 @@ async fn deadline(limit: Option<Duration>) -> Cause {
     }
 }
 
-async fn silence(run: &Watched) -> Cause {
+async fn silence(run: &LimitWatch) -> Cause {
     let Some(limit) = run.limits.silence else {
         return pending().await;
     };
@@ -102,7 +102,7 @@ async fn silence(run: &Watched) -> Cause {
     }
 }
 
-async fn memory(run: &Watched) -> Cause {
+async fn memory(run: &LimitWatch) -> Cause {
     let (Some(group), Some(stop_at)) = (&run.memory, run.limits.memory_percent) else {
         return pending().await;
     };
@@ -167,10 +167,10 @@ mod tests {
         );
         let log = log.unwrap();
         let stop = Stop::default();
-        let guard = tokio::spawn(watch(Watched {
-            limits: Limits {
+        let guard = tokio::spawn(watch(LimitWatch {
+            limits: RunLimits {
                 memory_percent: Some(80),
-                ..Limits::default()
+                ..RunLimits::default()
             },
             memory: MemoryGroup::find(folder.path(), "0::/\n"),
             pulse: log.pulse(),
@@ -201,10 +201,10 @@ mod tests {
         let log = log.unwrap();
         let (stop, waiting) = (Stop::default(), Arc::new(AtomicBool::new(true)));
         let limit = Duration::from_mins(1);
-        let guard = tokio::spawn(watch(Watched {
-            limits: Limits {
+        let guard = tokio::spawn(watch(LimitWatch {
+            limits: RunLimits {
                 silence: Some(limit),
-                ..Limits::default()
+                ..RunLimits::default()
             },
             memory: None,
             pulse: log.pulse(),

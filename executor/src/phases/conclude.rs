@@ -17,12 +17,12 @@ use runtime::Deadline;
 use tracing::error;
 
 use crate::Ended;
-use crate::announcement::FAREWELL;
 use crate::config::Config;
-use crate::link::Link;
+use crate::connections::Connections;
+use crate::context::{RunContext, StepError};
 use crate::operation::Account;
 use crate::preparation;
-use crate::run::{Run, StageError};
+use crate::running_report::FAREWELL;
 use crate::stop::{Budget, Stop};
 
 /// What became of a step: everything its report says.
@@ -66,7 +66,7 @@ impl StepResult {
         }
     }
 
-    pub(crate) fn failed(error: &StageError) -> Self {
+    pub(crate) fn failed(error: &StepError) -> Self {
         Self {
             error: Some(error.story()),
             hint: error.hint(),
@@ -116,7 +116,7 @@ pub(crate) fn identity(job: &JobData) -> FinalReport {
 }
 
 /// A run of which nobody can be told.
-pub(crate) fn unreported(job: &JobData, failure: &StageError) -> Ended {
+pub(crate) fn unreported(job: &JobData, failure: &StepError) -> Ended {
     let result = StepResult::failed(failure);
     error!(
         error = result.error,
@@ -129,9 +129,9 @@ pub(crate) fn unreported(job: &JobData, failure: &StageError) -> Ended {
 /// A run that could not even be opened: told to the platform if the document says where it belongs.
 pub(crate) async fn refuse(
     config: &Config,
-    link: &Link,
+    connections: &Connections,
     job: &JobData,
-    failure: &StageError,
+    failure: &StepError,
     stop: &Stop,
 ) -> Ended {
     let result = StepResult::failed(failure);
@@ -144,7 +144,7 @@ pub(crate) async fn refuse(
         hint = result.hint,
         "the step cannot run"
     );
-    match report_refusal(config, link, job, result.error.clone(), stop).await {
+    match report_refusal(config, connections, job, result.error.clone(), stop).await {
         Ok(None) => refused(job, result, true),
         Ok(Some(not_ours)) => refused(job, not_ours, false),
         Err(error) => {
@@ -158,20 +158,21 @@ pub(crate) async fn refuse(
 /// somebody else's to report.
 async fn report_refusal(
     config: &Config,
-    link: &Link,
+    connections: &Connections,
     job: &JobData,
     note: Option<String>,
     stop: &Stop,
 ) -> Result<Option<StepResult>, PlatformError> {
     let refused = &StepRef::of(job);
     let admission = tokio::select! {
-        admission = link.platform.start_permission(refused) => admission?,
+        admission = connections.platform.start_permission(refused) => admission?,
         _ = stop.ordered() => return Ok(None),
     };
     if !matches!(admission, StartPermission::Granted(_)) {
         return Ok(None);
     }
-    if let Some(not_ours) = preparation::claim_to_report(&link.platform, config, job).await? {
+    if let Some(not_ours) = preparation::claim_to_report(&connections.platform, config, job).await?
+    {
         return Ok(Some(not_ours));
     }
     let outcome = Outcome {
@@ -182,8 +183,9 @@ async fn report_refusal(
         commit_id: Some(String::new()),
     };
     let budget = Budget::of(Budget::default_grace(StepType::Approval));
-    let deadline = link.deadline(stop, budget.report);
-    link.platform
+    let deadline = connections.deadline(stop, budget.report);
+    connections
+        .platform
         .report_outcome(refused, &outcome, &deadline)
         .await?;
     Ok(None)
@@ -210,12 +212,12 @@ fn is_addressable(job: &JobData) -> bool {
 }
 
 /// The tail of every run: the log delivered and stored, the outcome reported, nothing left behind.
-pub(crate) async fn conclude(mut run: Run<'_>, mut result: StepResult) -> Ended {
+pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) -> Ended {
     let announcement = run.announcement.take();
-    let Run {
+    let RunContext {
         log,
         layout,
-        clock,
+        timer,
         stop,
         budget,
         ..
@@ -232,15 +234,15 @@ pub(crate) async fn conclude(mut run: Run<'_>, mut result: StepResult) -> Ended 
         config: run.config,
         job: &run.job,
         step: &run.step,
-        link: &run.link,
-        platform: &run.link.platform,
+        connections: &run.connections,
+        platform: &run.connections.platform,
         store: &run.store,
         stop: &stop,
         budget,
         template_steps: run.view.get().map(|view| view.template_steps),
-        reading_time: reading_time(&run.link, &run.job, &stop),
+        reading_time: reading_time(&run.connections, &run.job, &stop),
     };
-    let told = clock
+    let told = timer
         .time(
             Phase::Report,
             teller.report(&result, &summary.spool.path),
@@ -277,7 +279,7 @@ pub(crate) async fn conclude(mut run: Run<'_>, mut result: StepResult) -> Ended 
         progress: result.account.progress,
         state: result.account.state,
         lock: result.account.lock,
-        phases: clock.timings(),
+        phases: timer.timings(),
         lost_log_lines: summary
             .sinks
             .iter()
@@ -294,8 +296,8 @@ pub(crate) async fn conclude(mut run: Run<'_>, mut result: StepResult) -> Ended 
 
 /// The remote client of CLI-driven runs reads the live log alone, which the platform deletes soon after the final
 /// status (contract 7.5).
-fn reading_time(link: &Link, job: &JobData, stop: &Stop) -> Duration {
-    let is_read = job.is_remote_content() && link.live_log(job).is_some();
+fn reading_time(connections: &Connections, job: &JobData, stop: &Stop) -> Duration {
+    let is_read = job.is_remote_content() && connections.live_log(job).is_some();
     if is_read && stop.given().is_none() {
         READING_TIME
     } else {
@@ -307,7 +309,7 @@ struct Reporter<'r> {
     config: &'r Config,
     job: &'r JobData,
     step: &'r StepRef,
-    link: &'r Link,
+    connections: &'r Connections,
     platform: &'r Platform,
     store: &'r Store,
     stop: &'r Stop,
@@ -318,7 +320,7 @@ struct Reporter<'r> {
 }
 
 impl Reporter<'_> {
-    async fn report(&self, result: &StepResult, log: &Path) -> Result<(), StageError> {
+    async fn report(&self, result: &StepResult, log: &Path) -> Result<(), StepError> {
         // The log of a step another pod holds is that pod's to store.
         if !result.reported && result.exit != Exit::Infrastructure {
             return Ok(());
@@ -332,7 +334,7 @@ impl Reporter<'_> {
         self.record_history(result).await;
         if !self.config.run.disable_acknowledge {
             // Only now, so that nothing before it is taken from it.
-            let deadline = self.link.deadline(self.stop, self.budget.report);
+            let deadline = self.connections.deadline(self.stop, self.budget.report);
             let outcome = self
                 .outcome(result, output.as_ref().ok(), &deadline)
                 .await?;
@@ -344,18 +346,18 @@ impl Reporter<'_> {
         Ok(())
     }
 
-    async fn log_in_time(&self, log: &Path) -> Result<String, StageError> {
+    async fn log_in_time(&self, log: &Path) -> Result<String, StepError> {
         let deadline = self.stop.deadline(LOG_STORE, self.budget.log);
         tokio::select! {
             biased;
             stored = self.store_log(log) => stored,
-            () = deadline.over() => Err(StageError::LogNotStored),
+            () = deadline.over() => Err(StepError::LogNotStored),
         }
     }
 
     /// Stores the log behind what stands there already: why the step waited, and what an attempt before this one
     /// said. Where that cannot be read, this log is worth more.
-    async fn store_log(&self, log: &Path) -> Result<String, StageError> {
+    async fn store_log(&self, log: &Path) -> Result<String, StepError> {
         let key = output_key(self.job);
         let whole = log.with_extension("whole");
         let before = self.store.reference(&key);
@@ -370,7 +372,7 @@ impl Reporter<'_> {
                 return Ok(self.store.put_file(&key, log).await?);
             }
         }
-        append(log, &whole).map_err(|source| StageError::WorkDir {
+        append(log, &whole).map_err(|source| StepError::WorkDir {
             path: whole.display().to_string(),
             source,
         })?;
@@ -382,7 +384,7 @@ impl Reporter<'_> {
         let Some(history) = &result.history else {
             return;
         };
-        let deadline = self.link.deadline(self.stop, self.budget.history);
+        let deadline = self.connections.deadline(self.stop, self.budget.history);
         let recorded = self
             .platform
             .record_history(self.step, history, &deadline)
@@ -400,7 +402,7 @@ impl Reporter<'_> {
         result: &StepResult,
         output: Option<&String>,
         deadline: &Deadline,
-    ) -> Result<Outcome, StageError> {
+    ) -> Result<Outcome, StepError> {
         let step_type = self.job.step_type()?;
         let settle = |template_steps| {
             let (ending, after_ok) = (result.ending, result.after_ok);
@@ -458,13 +460,13 @@ mod tests {
     #[test]
     fn what_a_step_came_to_is_left_for_others_to_tell_if_it_was_done() {
         let place = "https://store/plan".to_owned();
-        let failed = StepResult::failed(&StageError::Panicked);
+        let failed = StepResult::failed(&StepError::Panicked);
         assert_eq!(failed.untold(true), None);
         let done = |ending, plan| StepResult {
             exit: Exit::Done,
             ending,
             plan,
-            ..StepResult::failed(&StageError::Panicked)
+            ..StepResult::failed(&StepError::Panicked)
         };
         for (result, ending, plan) in [
             (

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 
-use crate::run::Run;
+use crate::context::RunContext;
 use crate::terraform::event_state::EventState;
 
 /// How often at most.
@@ -67,16 +67,17 @@ pub(crate) fn redacted(redactor: &Redactor, patch: Map<String, Value>) -> Map<St
 
 impl Publication {
     /// Begins to show the state of the events. Nobody looks at a platform of files before the end.
-    pub(crate) fn start(run: &Run<'_>, events: EventState, phase: LivePhase) -> Self {
-        let live = run.link.live_picture(&run.job);
+    pub(crate) fn start(run: &RunContext<'_>, events: EventState, phase: LivePhase) -> Self {
+        let live = run.connections.live_picture(&run.job);
         let done = CancellationToken::new();
-        let is_watched = live.is_some() || matches!(run.link.platform, Platform::Terrakube(_));
+        let is_watched =
+            live.is_some() || matches!(run.connections.platform, Platform::Terrakube(_));
         let task = is_watched.then(|| {
             let show = Show {
                 live,
                 phase,
                 events,
-                platform: run.link.platform.clone(),
+                platform: run.connections.platform.clone(),
                 step: run.step.clone(),
                 redactor: run.log.redactor(),
                 failing: false,

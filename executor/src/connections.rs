@@ -17,7 +17,7 @@ use runtime::Deadline;
 use tracing::warn;
 
 use crate::config::{Config, Folders};
-use crate::run::StageError;
+use crate::context::StepError;
 use crate::stop::Stop;
 use crate::workspace::ContentToken;
 
@@ -26,16 +26,16 @@ const LOCAL_PATIENCE: Duration = Duration::from_mins(1);
 
 /// The platform, and the Redis that belongs to it, if there is one.
 #[derive(Clone, Debug)]
-pub struct Link {
+pub struct Connections {
     pub platform: Platform,
     pub redis: Option<Redis>,
     log_via_api: bool,
     live_log_max_bytes: u64,
 }
 
-impl Link {
-    /// The link as it is configured. Nothing is connected yet.
-    pub fn open(config: &Config, folders: &Folders) -> Result<Self, StageError> {
+impl Connections {
+    /// The connections as it is configured. Nothing is connected yet.
+    pub fn open(config: &Config, folders: &Folders) -> Result<Self, StepError> {
         let (terrakube, redis) = config.network()?;
         if terrakube.is_none() && config.run.records == Some(Records::Pod) {
             warn!("the record of this step ends with its pod: nobody may start the step again");
@@ -54,7 +54,7 @@ impl Link {
         })
     }
 
-    /// A link to the API alone, for reporting that the rest cannot be opened.
+    /// A connections to the API alone, for reporting that the rest cannot be opened.
     pub fn to_api(config: &Config) -> Option<Self> {
         let terrakube = Terrakube::new(config.api()?, None).ok()?;
         Some(Self {
