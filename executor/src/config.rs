@@ -8,14 +8,14 @@ use std::time::Duration;
 use artifact_store::{Store, StoreArgs, StoreConfigError};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Args, CommandFactory as _, Parser};
-use job_contract::{Records, StepType, chain, env};
+use job_contract::{Exit, Records, StepType, chain, env};
 use platform::redis::{Redis, RedisArgs};
 use platform::terrakube::{TerrakubeArgs, TerrakubeConfig};
 use reqwest::Url;
 use runtime::setting::parse_over_environment;
 use runtime::telemetry::LogFormat;
 
-use crate::context::StepError;
+use crate::error::StepError;
 use crate::limit_watch::RunLimits;
 use crate::stop::Budget;
 use crate::tool::{Selection, SignaturePolicy};
@@ -278,6 +278,16 @@ pub enum ConfigError {
     /// A URL that is none.
     #[error("`{name}` is not a URL")]
     BadUrl { name: &'static str },
+}
+
+impl From<ConfigError> for StepError {
+    fn from(error: ConfigError) -> Self {
+        let hint = match &error {
+            ConfigError::Store(error) => error.hint(),
+            _ => "run `executor --help` for the settings".to_owned(),
+        };
+        Self::new(Exit::BadConfiguration, error).with_hint(hint)
+    }
 }
 
 fn without_records(records: Option<Records>) -> String {

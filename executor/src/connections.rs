@@ -17,7 +17,7 @@ use runtime::Deadline;
 use tracing::warn;
 
 use crate::config::{Config, Folders};
-use crate::context::StepError;
+use crate::error::StepError;
 use crate::stop::Stop;
 use crate::workspace::ContentToken;
 

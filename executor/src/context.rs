@@ -1,44 +1,34 @@
-//! What every phase of one run works with, and the timer of the phases.
+//! What every phase of one run works with: the job, the settings, and everything that is opened for the run.
+//!
+//! Knows neither the phases nor their order.
 
-use std::fmt;
 use std::future::Future;
-use std::io;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use artifact_store::{Store, StoreError};
-use job_contract::job::JobDataError;
 use job_contract::progress::Phase;
-use job_contract::report::PhaseTiming;
-use job_contract::{Exit, JobData, StepType, chain, env};
+use job_contract::{JobData, StepType, env};
 use nix::unistd::{AccessFlags, eaccess};
 use platform::StepRef;
 use platform::StepView;
-use run_log::{FileSink, LogConfig, LogError, Redactor, RunLog, Sink, StdoutSink, secrets_of};
+use run_log::{FileSink, LogConfig, Redactor, RunLog, Sink, StdoutSink, secrets_of};
 use runtime::Deadline;
 use runtime::private_file::private_folder;
-use runtime::setting::is_wrong_place;
 use secrecy::ExposeSecret as _;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::banner::Palette;
-use crate::child_env::{ChildEnv, ChildEnvError};
-use crate::config::{Config, ConfigError, Folders};
+use crate::child_env::ChildEnv;
+use crate::config::{Config, Folders};
 use crate::connections::Connections;
-use crate::error::ErrorKind;
-use crate::job::JobError;
-use crate::process::ProcessError;
+use crate::error::StepError;
+use crate::phase_timer::PhaseTimer;
 use crate::running_report::Announcement;
-use crate::scripts::ScriptError;
 use crate::stop::{Budget, Stop};
 use crate::store_watch;
-use crate::stored_plan::PlanError;
-use crate::telemetry;
-use crate::terraform::backend::BackendError;
-use crate::terraform::variables::VariablesError;
-use crate::tool::ToolError;
-use crate::workspace::{self, Layout, WorkspaceError};
+use crate::workspace::{self, Layout};
 
 /// One run: the job, the settings, and everything opened for it.
 #[derive(Debug)]
@@ -66,160 +56,6 @@ pub struct RunContext<'c> {
     _store_watch: Option<AbortOnDropHandle<()>>,
 }
 
-/// Why a step did not do what it was asked to.
-#[derive(Debug, thiserror::Error)]
-pub enum StepError {
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    #[error(transparent)]
-    JobData(#[from] JobDataError),
-    #[error(transparent)]
-    Job(#[from] JobError),
-    #[error(transparent)]
-    ChildEnv(#[from] ChildEnvError),
-    /// A mandatory policy would be passed over.
-    #[error("{what}, and this executor does not evaluate policies: nothing was run")]
-    Policies { what: &'static str },
-    #[error("could not make the work folder `{path}`")]
-    WorkDir {
-        path: String,
-        #[source]
-        source: io::Error,
-    },
-    #[error(transparent)]
-    Log(#[from] LogError),
-    #[error(transparent)]
-    Platform(#[from] platform::PlatformError),
-    #[error(transparent)]
-    Workspace(#[from] WorkspaceError),
-    #[error(transparent)]
-    Tool(#[from] ToolError),
-    #[error(transparent)]
-    Script(#[from] ScriptError),
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    #[error(transparent)]
-    Variables(#[from] VariablesError),
-    #[error(transparent)]
-    Process(#[from] ProcessError),
-    #[error(transparent)]
-    Artifact(#[from] StoreError),
-    #[error(transparent)]
-    Backend(#[from] BackendError),
-    #[error("could not write into the working directory `{path}`")]
-    WorkingDir {
-        path: String,
-        #[source]
-        source: io::Error,
-    },
-    #[error("the state could not be read back from where the tool keeps it")]
-    StateUnread,
-    #[error("the log could not be stored in time")]
-    LogNotStored,
-    #[error("the object store did not take it in time")]
-    StoreTooSlow,
-    #[error("stopped before anything was started")]
-    Stopped,
-    #[error("the step has ended while it was run a second time")]
-    StepEnded,
-    #[error("a stage of the run panicked")]
-    Panicked,
-}
-
-impl StepError {
-    /// Whose fault it is.
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Workspace(error) => error.kind(),
-            Self::Tool(error) => error.kind(),
-            // Not the plan's fault, nor that of whoever reviewed it.
-            Self::Plan(PlanError::Unavailable(StoreError::Unavailable { .. })) => {
-                ErrorKind::Infrastructure
-            }
-            Self::JobData(_)
-            | Self::Job(_)
-            | Self::Policies { .. }
-            | Self::ChildEnv(_)
-            | Self::Variables(_)
-            | Self::Plan(_) => ErrorKind::User,
-            Self::Script(
-                ScriptError::UnknownRuntime { .. }
-                | ScriptError::NoGroovy { .. }
-                | ScriptError::Exports { .. }
-                | ScriptError::Process(ProcessError::TooLarge { .. }),
-            )
-            | Self::Process(ProcessError::TooLarge { .. }) => ErrorKind::User,
-            Self::Panicked => ErrorKind::Defect,
-            Self::Stopped
-            | Self::StepEnded
-            | Self::LogNotStored
-            | Self::StoreTooSlow
-            | Self::StateUnread
-            | Self::Config(_)
-            | Self::WorkDir { .. }
-            | Self::Log(_)
-            | Self::Platform(_)
-            | Self::Script(_)
-            | Self::Process(_)
-            | Self::Artifact(_)
-            | Self::Backend(_)
-            | Self::WorkingDir { .. } => ErrorKind::Infrastructure,
-        }
-    }
-
-    /// The exit code when this ends a step.
-    pub fn exit(&self) -> Exit {
-        match self {
-            Self::Config(_) => Exit::BadConfiguration,
-            Self::Platform(error) => error.exit(),
-            Self::WorkDir { source, .. } if is_wrong_place(source) => Exit::BadConfiguration,
-            Self::Tool(error) if error.is_wrong_setting() => Exit::BadConfiguration,
-            // The document is sound; what it refers to says no.
-            Self::Policies { .. } => Exit::StepFailed,
-            Self::Plan(_) if self.kind() == ErrorKind::User => Exit::StepFailed,
-            _ => self.kind().exit(),
-        }
-    }
-
-    /// What to do about it.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            Self::Workspace(error) => error.hint(),
-            Self::Tool(error) => error.hint(),
-            Self::Platform(error) => error.hint(),
-            Self::Job(error) => Some(error.hint().to_owned()),
-            Self::Policies { .. } => Some(format!(
-                "run the workspace with an executor that evaluates policies, or have the operator set `{}=true` on this \
-                 one, which passes over all of them",
-                env::IGNORE_POLICIES
-            )),
-            Self::Plan(error) => Some(error.hint()),
-            Self::Script(ScriptError::NoGroovy { .. }) => {
-                Some("use an executor image with Groovy, or rewrite the script in Bash".to_owned())
-            }
-            Self::Artifact(error) => error.hint(),
-            Self::WorkDir { source, .. } if is_wrong_place(source) => Some(format!(
-                "`{}`, or else `{}`, names a folder the executor's user can write in, and so does `{}` where it is set",
-                env::WORK_DIR,
-                env::DATA_DIR,
-                env::CHECKOUT_DIR
-            )),
-            Self::WorkDir { .. } | Self::Backend(_) | Self::WorkingDir { .. } => Some(
-                "check that the disk is not full and the folder belongs to the executor's user"
-                    .to_owned(),
-            ),
-            Self::Config(ConfigError::Store(error)) => Some(error.hint()),
-            Self::Config(_) => Some("run `executor --help` for the settings".to_owned()),
-            _ => None,
-        }
-    }
-
-    /// The whole story in one sentence.
-    pub fn story(&self) -> String {
-        chain(self)
-    }
-}
-
 impl<'c> RunContext<'c> {
     /// Opens everything a run needs; nothing has been fetched or asked yet.
     pub fn open(
@@ -239,10 +75,7 @@ impl<'c> RunContext<'c> {
         for folder in [&folders.work, &folders.checkouts] {
             private_folder(folder)
                 .and_then(|folder| Ok(eaccess(folder, AccessFlags::W_OK)?))
-                .map_err(|source| StepError::WorkDir {
-                    path: folder.display().to_string(),
-                    source,
-                })?;
+                .map_err(|source| StepError::work_folder(folder, source))?;
         }
         let layout = Layout::create(workspace::Site {
             work_dir: &folders.work,
@@ -292,7 +125,9 @@ impl<'c> RunContext<'c> {
         tokio::select! {
             biased;
             stored = storing => Ok(stored?),
-            () = deadline.over() => Err(StepError::StoreTooSlow),
+            () = deadline.over() => Err(StepError::infrastructure(
+                "the object store did not take it in time",
+            )),
         }
     }
 
@@ -337,50 +172,4 @@ fn open_log(
         Redactor::new(secrets),
         sinks,
     )?)
-}
-
-/// Durations of the phases so far, in the order they ended.
-#[derive(Default)]
-pub struct PhaseTimer {
-    timings: Mutex<Vec<PhaseTiming>>,
-}
-
-impl fmt::Debug for PhaseTimer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.timings()).finish()
-    }
-}
-
-impl PhaseTimer {
-    /// Times a piece of work; `ok` judges its result.
-    pub async fn time<T>(
-        &self,
-        phase: Phase,
-        work: impl Future<Output = T>,
-        ok: impl FnOnce(&T) -> bool,
-    ) -> T {
-        telemetry::phase_started(phase);
-        let start = Instant::now();
-        let result = work.await;
-        let duration_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let ok = ok(&result);
-        telemetry::phase_finished(phase, duration_ms, ok);
-        self.lock().push(PhaseTiming {
-            phase,
-            duration_ms,
-            ok,
-        });
-        result
-    }
-
-    /// The durations so far.
-    pub fn timings(&self) -> Vec<PhaseTiming> {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<PhaseTiming>> {
-        self.timings
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
 }

@@ -10,6 +10,7 @@ use job_contract::{JobData, env};
 use tracing::debug;
 
 use crate::config::JobConfig;
+use crate::error::{ErrorKind, StepError};
 
 /// Why there is no job.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +52,13 @@ impl JobError {
                 "send base64 of the JSON document, on its own or zstd-compressed"
             }
         }
+    }
+}
+
+impl From<JobError> for StepError {
+    fn from(error: JobError) -> Self {
+        let hint = error.hint().to_owned();
+        Self::new(ErrorKind::User.exit(), error).with_hint(hint)
     }
 }
 

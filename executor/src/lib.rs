@@ -24,6 +24,7 @@ pub mod job;
 pub mod last_deadline;
 mod limit_watch;
 pub mod operation;
+mod phase_timer;
 mod phases;
 pub mod pipeline;
 mod preparation;

@@ -20,8 +20,8 @@ use serde_json::{Map, Value, json};
 use tracing::warn;
 
 use crate::child_env::ChildEnv;
-use crate::context::{RunContext, StepError};
-use crate::error::caught;
+use crate::context::RunContext;
+use crate::error::{StepError, catch_panic};
 use crate::phases::live_view::{self, Publication};
 use crate::phases::release_lock;
 use crate::phases::save_state::{self, Left, Published};
@@ -64,6 +64,8 @@ pub struct Operated {
     /// What went wrong, unless the tool's own output says it all.
     pub error: Option<StepError>,
     pub account: Account,
+    /// Another executor has reported the step meanwhile: its outcome counts, and nothing of this one.
+    pub step_has_ended: bool,
 }
 
 /// A plan as the tool shows it.
@@ -87,7 +89,7 @@ pub struct Account {
 }
 
 impl Operated {
-    fn ended(ending: Ending) -> Self {
+    pub(crate) fn ended(ending: Ending) -> Self {
         Self {
             ending,
             after_ok: true,
@@ -96,6 +98,7 @@ impl Operated {
             history: None,
             error: None,
             account: Account::default(),
+            step_has_ended: false,
         }
     }
 }
@@ -194,10 +197,7 @@ impl<'r, 'c> Operation<'r, 'c> {
             .backend(&run.job.organization_id, &run.job.workspace_id);
         if let BackendSettings::Local { path } = &settings {
             let folder = path.parent().expect("a state file has a folder");
-            private_folder(folder).map_err(|source| StepError::WorkingDir {
-                path: folder.display().to_string(),
-                source,
-            })?;
+            private_folder(folder).map_err(|source| StepError::working_dir(folder, source))?;
         }
         Ok(backend::write(
             &settings,
@@ -220,8 +220,8 @@ impl<'r, 'c> Operation<'r, 'c> {
         let reading = tokio::task::spawn_blocking(move || Declarations::read(&dir, tool));
         let declarations = tokio::select! {
             biased;
-            _ = self.run.stop.ordered() => return Err(StepError::Stopped),
-            read = reading => read.map_err(|_| StepError::Panicked)??,
+            _ = self.run.stop.ordered() => return Err(StepError::stopped()),
+            read = reading => read.map_err(|_| StepError::panicked())??,
         };
         let undeclared = declarations.undeclared(&job.variables);
         if !undeclared.is_empty() {
@@ -232,12 +232,8 @@ impl<'r, 'c> Operation<'r, 'c> {
         }
         let path = self.run.layout.private().join("variables.tfvars");
         let definitions = declarations.definitions(&job.variables)?;
-        write_private_file(&path, definitions.as_bytes()).map_err(|source| {
-            StepError::WorkingDir {
-                path: path.display().to_string(),
-                source,
-            }
-        })?;
+        write_private_file(&path, definitions.as_bytes())
+            .map_err(|source| StepError::working_dir(&path, source))?;
         Ok(Some(path))
     }
 
@@ -331,7 +327,12 @@ impl<'r, 'c> Operation<'r, 'c> {
         self.note_unusual_end(done).await;
         let mut stored = None;
         if ending != Ending::Failure {
-            self.still_ours().await?;
+            if self.step_has_ended().await {
+                return Ok(Operated {
+                    step_has_ended: true,
+                    ..Operated::ended(Ending::Failure)
+                });
+            }
             // The tool only reads the plan, so that it can do so while the plan is on its way to the store.
             let mut rendered = pin!(maybe_done(self.render_plan(env)));
             let store = async {
@@ -371,7 +372,7 @@ impl<'r, 'c> Operation<'r, 'c> {
 
     /// A plan may be repeated while another executor still makes it. Once that one has reported, its plan is the one
     /// that is reviewed, and must not be replaced.
-    async fn still_ours(&self) -> Result<(), StepError> {
+    async fn step_has_ended(&self) -> bool {
         let run = self.run;
         let deadline = Deadline::after(ASKING);
         match run
@@ -380,16 +381,13 @@ impl<'r, 'c> Operation<'r, 'c> {
             .step_view(&run.step, &deadline)
             .await
         {
-            Ok(known) if known.step_has_ended() && !known.status.is_over() => {
-                Err(StepError::StepEnded)
-            }
-            Ok(_) => Ok(()),
+            Ok(view) => view.step_has_ended() && !view.status.is_over(),
             Err(error) => {
                 warn!(
                     error = chain(&error),
                     "the platform cannot be asked whether the plan is still awaited"
                 );
-                Ok(())
+                false
             }
         }
     }
@@ -398,10 +396,7 @@ impl<'r, 'c> Operation<'r, 'c> {
     async fn store_plan(&self) -> Result<PlanRecord, StepError> {
         let (run, job) = (self.run, &self.run.job);
         let file = self.prepared.working_dir.join(PLAN_FILE);
-        let digest = Digest::of(&file).map_err(|source| StepError::WorkingDir {
-            path: file.display().to_string(),
-            source,
-        })?;
+        let digest = Digest::of(&file).map_err(|source| StepError::working_dir(&file, source))?;
         let key = ObjectKey::plan(
             &job.organization_id,
             &job.workspace_id,
@@ -458,16 +453,15 @@ impl<'r, 'c> Operation<'r, 'c> {
             plan.place(&self.prepared.working_dir.join(PLAN_FILE))?;
         }
         let shown = Publication::start(run, self.terraform.events.clone(), LivePhase::Apply);
-        let work = caught(self.apply_or_destroy(phase, env));
+        let work = catch_panic(self.apply_or_destroy(phase, env));
         let changed = run
             .timer
             .time(
                 phase,
                 work,
-                |done| matches!(done, Ok(Ok((done, ..))) if done.ended.is_success()),
+                |done| matches!(done, Ok((done, ..)) if done.ended.is_success()),
             )
-            .await
-            .unwrap_or(Err(StepError::Panicked));
+            .await;
         // From here on something may have been changed: the state is saved before any error is looked at.
         let done = changed.as_ref().ok().map(|(done, ..)| *done);
         let left = Left {
@@ -672,7 +666,7 @@ impl<'r, 'c> Operation<'r, 'c> {
             match self.scripts_of(Phase::OnFailure, &commands, env).await {
                 Ok(_) => {}
                 Err(error) => warn!(
-                    error = error.story(),
+                    %error,
                     "the scripts on failure could not be run"
                 ),
             }

@@ -15,12 +15,12 @@ use tracing::warn;
 use crate::Ended;
 use crate::config::Config;
 use crate::connections::Connections;
-use crate::context::{RunContext, StepError};
-use crate::error::caught;
+use crate::context::RunContext;
+use crate::error::{StepError, catch_panic};
 use crate::job::JobError;
 use crate::last_deadline::LastDeadline;
 use crate::limit_watch::{self, LimitWatch};
-use crate::operation::{self, Account, Operated, Prepared, joined, scripts_in};
+use crate::operation::{self, Operated, Prepared, joined, scripts_in};
 use crate::phases::conclude::{self, StepResult};
 use crate::preparation::{self, Readiness};
 use crate::scripts::{self, Moment};
@@ -96,9 +96,9 @@ async fn run_connected(
         Err(failure) => return conclude::refuse(config, connections, &job, &failure, &stop).await,
     };
     let limit_watch = tokio::spawn(limit_watch::watch(LimitWatch::of(&run)));
-    let result = caught(Box::pin(execute(&run)))
+    let result = catch_panic(async { Ok(Box::pin(execute(&run)).await) })
         .await
-        .unwrap_or_else(|_| StepResult::failed(&StepError::Panicked));
+        .unwrap_or_else(|panicked| StepResult::failed(&panicked));
     // The tail needs no guard. Nothing is heard of it, nothing in it grows, and each of its waits has a limit of its own
     // that is far below what lies between the executor's deadline and its Job's. Should that come all the same, its
     // signal hurries whatever is left.
@@ -198,17 +198,12 @@ fn judged(run: &RunContext<'_>, failure: &StepError) -> StepResult {
 }
 
 async fn operate(run: &RunContext<'_>, prepared: Prepared) -> StepResult {
-    let operated = caught(Box::pin(operation::run(run, &prepared))).await;
-    let operated = operated.unwrap_or_else(|_| Operated {
-        ending: Ending::Failure,
-        after_ok: true,
-        changes: None,
-        plan: None,
-        history: None,
-        error: Some(StepError::Panicked),
-        account: Account::default(),
+    let operated = catch_panic(async { Ok(Box::pin(operation::run(run, &prepared)).await) }).await;
+    let operated = operated.unwrap_or_else(|panicked| Operated {
+        error: Some(panicked),
+        ..Operated::ended(Ending::Failure)
     });
-    if let Some(StepError::StepEnded) = &operated.error {
+    if operated.step_has_ended {
         return preparation::step_has_ended(run);
     }
     // Whether the step failed does not depend on the template, only what becomes of the job does.
@@ -224,7 +219,7 @@ async fn operate(run: &RunContext<'_>, prepared: Prepared) -> StepResult {
     let result = StepResult {
         // What fails after the claim is the step's own failure, unless we are at fault.
         exit: match &operated.error {
-            Some(StepError::Panicked) => Exit::Defect,
+            Some(error) if error.exit() == Exit::Defect => Exit::Defect,
             _ if failed => Exit::StepFailed,
             _ => Exit::Done,
         },
@@ -244,7 +239,7 @@ async fn operate(run: &RunContext<'_>, prepared: Prepared) -> StepResult {
             version: prepared.tool.version.to_string(),
         }),
         hint: operated.error.as_ref().and_then(StepError::hint),
-        error: operated.error.as_ref().map(StepError::story),
+        error: operated.error.as_ref().map(ToString::to_string),
         stopped: None,
         account: operated.account,
         reported: true,
@@ -306,12 +301,12 @@ async fn script_step(
     };
     let done = run
         .timer
-        .time(Phase::Scripts, caught(work), |done| {
-            matches!(done, Ok(Ok(true)))
+        .time(Phase::Scripts, catch_panic(work), |done| {
+            matches!(done, Ok(true))
         })
         .await;
     let failure = match done {
-        Ok(Ok(ok)) => {
+        Ok(ok) => {
             let (exit, ending) = if ok {
                 (Exit::Done, Ending::Success)
             } else {
@@ -325,11 +320,10 @@ async fn script_step(
                 },
             );
         }
-        Ok(Err(failure)) => failure,
-        Err(_) => StepError::Panicked,
+        Err(failure) => failure,
     };
     tell(run, &failure).await;
-    let exit = if matches!(failure, StepError::Panicked) {
+    let exit = if failure.exit() == Exit::Defect {
         Exit::Defect
     } else {
         Exit::StepFailed
@@ -357,11 +351,7 @@ fn stopped_or(run: &RunContext<'_>, result: StepResult) -> StepResult {
 
 /// Says in the run's log why it ends; the platform shows nothing else.
 async fn tell(run: &RunContext<'_>, failure: &StepError) {
-    if let StepError::Workspace(_) = failure {
-        let log = run.log.writer();
-        log.line("Failed to prepare work dir").await;
-    }
-    say(run, Some(&failure.story()), failure.hint().as_deref()).await;
+    say(run, Some(&failure.to_string()), failure.hint().as_deref()).await;
 }
 
 async fn say(run: &RunContext<'_>, error: Option<&str>, hint: Option<&str>) {

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::future::Future;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -17,14 +18,17 @@ use uuid::Uuid;
 
 use crate::child_env;
 use crate::config::Config;
-use crate::context::{RunContext, StepError};
+use crate::context::RunContext;
+use crate::error::StepError;
 use crate::operation::Prepared;
 use crate::phases::conclude::{StepResult, output_key};
 use crate::running_report::Running;
 use crate::scripts;
 use crate::stored_plan;
 use crate::tool::{self, ResolvedTool, ToolConfig};
-use crate::workspace::{self, ArchiveLimits, AzureEnvironment, Workspace, WorkspaceConfig};
+use crate::workspace::{
+    self, ArchiveLimits, AzureEnvironment, Workspace, WorkspaceConfig, WorkspaceError,
+};
 
 /// How long the job context is asked for.
 const CONTEXT_TIME: Duration = Duration::from_secs(10);
@@ -90,7 +94,7 @@ pub(crate) async fn prepare(run: &RunContext<'_>, view: &StepView) -> Result<Rea
         )
         .await?;
     if run.step_type.uses_tool() {
-        let working_dir = workspace.working_dir(&run.job)?;
+        let working_dir = working_dir(run, &workspace).await?;
         let plan = reviewed_plan(run, view).await?;
         let pinned = plan
             .as_ref()
@@ -138,7 +142,7 @@ async fn refuse_policies(run: &RunContext<'_>) -> Result<(), StepError> {
     let mut own = child_env::extra_variables(&run.job);
     let by_workspace = own.any(|(name, _)| name == env::IGNORE_POLICIES);
     if !run.config.run.ignore_policies || by_workspace {
-        return Err(StepError::Policies { what });
+        return Err(policies_not_evaluated(what));
     }
     let text = format!(
         "WARNING: {what}, and NONE IS EVALUATED: the operator has set {}",
@@ -147,6 +151,17 @@ async fn refuse_policies(run: &RunContext<'_>) -> Result<(), StepError> {
     warn!("{text}");
     run.log.writer().line(&run.palette().failure(&text)).await;
     Ok(())
+}
+
+fn policies_not_evaluated(what: &str) -> StepError {
+    let hint = format!(
+        "run the workspace with an executor that evaluates policies, or have the operator set `{}=true` on this one, \
+         which passes over all of them",
+        env::IGNORE_POLICIES
+    );
+    let problem = format!("{what}, and this executor does not evaluate policies: nothing was run");
+    // The document is sound; what it refers to says no.
+    StepError::new(Exit::StepFailed, problem).with_hint(hint)
 }
 
 /// A job that ended meanwhile is not run, and neither is a step that has an outcome in a job that goes on.
@@ -177,7 +192,7 @@ async fn unless_stopped<T>(
 ) -> Result<T, StepError> {
     tokio::select! {
         biased;
-        _ = run.stop.ordered() => Err(StepError::Stopped),
+        _ = run.stop.ordered() => Err(StepError::stopped()),
         result = work => result,
     }
 }
@@ -202,7 +217,10 @@ async fn prepare_workspace(run: &RunContext<'_>) -> Result<Workspace, StepError>
         azure: AzureEnvironment::from_lookup(|name| std::env::var(name).ok()),
     };
     let notify = |text: &str| info!("{text}");
-    let workspace = workspace::prepare(&job, &run.layout, &config, &notify).await?;
+    let workspace = match workspace::prepare(&job, &run.layout, &config, &notify).await {
+        Ok(workspace) => workspace,
+        Err(error) => return Err(log_workspace_error(run, error).await),
+    };
     let wants_tools = !run.job.command_list.is_empty() || !run.job.on_failure_list.is_empty();
     let repository = run
         .config
@@ -212,7 +230,7 @@ async fn prepare_workspace(run: &RunContext<'_>) -> Result<Workspace, StepError>
         .filter(|url| !url.is_empty());
     if let (true, Some(repository)) = (wants_tools, repository) {
         let dir = if run.step_type.uses_tool() {
-            workspace.working_dir(&run.job)?
+            working_dir(run, &workspace).await?
         } else {
             workspace.root.clone()
         };
@@ -243,7 +261,12 @@ async fn wait_for_turn(run: &RunContext<'_>) -> Result<(), StepError> {
     let holder = format!("job {}, step {}", run.job.job_id, run.job.step_id);
     let (began, mut told) = (Instant::now(), false);
     let _waiting = Waiting::begin(&run.waiting);
-    while !run.layout.try_take_turn(&holder)? {
+    loop {
+        match run.layout.try_take_turn(&holder) {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(error) => return Err(log_workspace_error(run, error).await),
+        }
         // A step that has just reported its end is about to leave.
         if !told && began.elapsed() >= TURN_TOLD_AFTER {
             told = true;
@@ -257,7 +280,20 @@ async fn wait_for_turn(run: &RunContext<'_>) -> Result<(), StepError> {
         }
         sleep(TURN_POLL).await;
     }
-    Ok(())
+}
+
+/// The root module's folder.
+async fn working_dir(run: &RunContext<'_>, workspace: &Workspace) -> Result<PathBuf, StepError> {
+    match workspace.working_dir(&run.job) {
+        Ok(folder) => Ok(folder),
+        Err(error) => Err(log_workspace_error(run, error).await),
+    }
+}
+
+/// Says in the run's log that there is no workspace (contract 4.1).
+async fn log_workspace_error(run: &RunContext<'_>, error: WorkspaceError) -> StepError {
+    run.log.writer().line("Failed to prepare work dir").await;
+    error.into()
 }
 
 /// Ends with the wait, also when a stop order ends that.
@@ -357,7 +393,7 @@ async fn optional_tool(run: &RunContext<'_>) -> Option<ResolvedTool> {
         Ok(tool) => Some(tool),
         Err(error) => {
             warn!(
-                error = error.story(),
+                %error,
                 "scripts run without the tool on PATH"
             );
             None
@@ -371,7 +407,7 @@ async fn claim(
     workspace: &Workspace,
 ) -> Result<Option<StepResult>, StepError> {
     if run.stop.given().is_some() {
-        return Err(StepError::Stopped);
+        return Err(StepError::stopped());
     }
     let claim = run
         .phase(

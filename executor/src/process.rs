@@ -25,6 +25,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
+use crate::error::{ErrorKind, StepError};
 use crate::reaper;
 use crate::stop::Stop;
 
@@ -138,6 +139,22 @@ pub enum ProcessError {
         #[source]
         source: io::Error,
     },
+}
+
+impl ProcessError {
+    /// Who can do something about it.
+    pub(crate) const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::TooLarge { .. } => ErrorKind::User,
+            Self::Spawn { .. } | Self::Lost { .. } => ErrorKind::Infrastructure,
+        }
+    }
+}
+
+impl From<ProcessError> for StepError {
+    fn from(error: ProcessError) -> Self {
+        Self::new(error.kind().exit(), error)
+    }
 }
 
 /// Receives a child's output as it comes.

@@ -16,6 +16,7 @@ use tracing::warn;
 
 use crate::banner::Palette;
 use crate::child_env::ChildEnv;
+use crate::error::{ErrorKind, StepError};
 use crate::process::{self, Interrupt, Invocation, Limit, ProcessError};
 use crate::stop::{Budget, Stop};
 use crate::terraform::ToLog;
@@ -64,6 +65,31 @@ pub enum ScriptError {
     /// The interpreter could not be run.
     #[error(transparent)]
     Process(#[from] ProcessError),
+}
+
+impl ScriptError {
+    /// Who can do something about it.
+    const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::UnknownRuntime { .. } | Self::NoGroovy { .. } | Self::Exports { .. } => {
+                ErrorKind::User
+            }
+            Self::Prepare { .. } => ErrorKind::Infrastructure,
+            Self::Process(error) => error.kind(),
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        matches!(self, Self::NoGroovy { .. })
+            .then(|| "use an executor image with Groovy, or rewrite the script in Bash".to_owned())
+    }
+}
+
+impl From<ScriptError> for StepError {
+    fn from(error: ScriptError) -> Self {
+        let hint = error.hint();
+        Self::new(error.kind().exit(), error).with_hint(hint)
+    }
 }
 
 /// Which of a step's commands run at some point.

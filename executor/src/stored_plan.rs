@@ -10,11 +10,13 @@ use std::path::{Path, PathBuf};
 
 use artifact_store::{Digest, Store, StoreError};
 use job_contract::keys::ObjectKey;
-use job_contract::{JobData, Tool, env};
+use job_contract::{Exit, JobData, Tool, env};
 use platform::StepView;
 use runtime::regular_file;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+
+use crate::error::StepError;
 
 /// Key of the job context under which plan steps leave their [`PlanRecord`].
 pub const CONTEXT_KEY: &str = "mayflyPlan";
@@ -137,6 +139,19 @@ impl PlanError {
             ),
             _ => "plan again, review the new plan and apply that".to_owned(),
         }
+    }
+}
+
+impl From<PlanError> for StepError {
+    fn from(error: PlanError) -> Self {
+        let exit = match error {
+            // Not the plan's fault, nor that of whoever reviewed it.
+            PlanError::Unavailable(StoreError::Unavailable { .. }) => Exit::Infrastructure,
+            // The document is sound; the plan it refers to is not.
+            _ => Exit::StepFailed,
+        };
+        let hint = error.hint();
+        Self::new(exit, error).with_hint(hint)
     }
 }
 

@@ -75,7 +75,7 @@ pub struct Workspace {
     pub environment: BTreeMap<String, String>,
 }
 
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, StepError};
 
 /// Why there is no workspace.
 #[derive(Debug, thiserror::Error)]
@@ -150,6 +150,13 @@ impl WorkspaceError {
             }
             Self::Io { .. } | Self::Unpacking(_) => None,
         }
+    }
+}
+
+impl From<WorkspaceError> for StepError {
+    fn from(error: WorkspaceError) -> Self {
+        let hint = error.hint();
+        Self::new(error.kind().exit(), error).with_hint(hint)
     }
 }
 

@@ -19,7 +19,8 @@ use tracing::error;
 use crate::Ended;
 use crate::config::Config;
 use crate::connections::Connections;
-use crate::context::{RunContext, StepError};
+use crate::context::RunContext;
+use crate::error::StepError;
 use crate::operation::Account;
 use crate::preparation;
 use crate::running_report::FAREWELL;
@@ -68,7 +69,7 @@ impl StepResult {
 
     pub(crate) fn failed(error: &StepError) -> Self {
         Self {
-            error: Some(error.story()),
+            error: Some(error.to_string()),
             hint: error.hint(),
             ..Self::new(error.exit(), Ending::NotReached)
         }
@@ -250,8 +251,8 @@ pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) ->
         )
         .await;
     if let Err(failure) = &told {
-        error!(error = failure.story(), "the outcome could not be reported");
-        result.error.get_or_insert_with(|| failure.story());
+        error!(error = %failure, "the outcome could not be reported");
+        result.error.get_or_insert_with(|| failure.to_string());
     }
     if let Err(failure) = layout.remove() {
         error!(
@@ -351,7 +352,7 @@ impl Reporter<'_> {
         tokio::select! {
             biased;
             stored = self.store_log(log) => stored,
-            () = deadline.over() => Err(StepError::LogNotStored),
+            () = deadline.over() => Err(StepError::infrastructure("the log could not be stored in time")),
         }
     }
 
@@ -372,10 +373,7 @@ impl Reporter<'_> {
                 return Ok(self.store.put_file(&key, log).await?);
             }
         }
-        append(log, &whole).map_err(|source| StepError::WorkDir {
-            path: whole.display().to_string(),
-            source,
-        })?;
+        append(log, &whole).map_err(|source| StepError::work_folder(&whole, source))?;
         Ok(self.store.put_file(&key, &whole).await?)
     }
 
@@ -460,13 +458,11 @@ mod tests {
     #[test]
     fn what_a_step_came_to_is_left_for_others_to_tell_if_it_was_done() {
         let place = "https://store/plan".to_owned();
-        let failed = StepResult::failed(&StepError::Panicked);
+        let failed = StepResult::failed(&StepError::panicked());
         assert_eq!(failed.untold(true), None);
         let done = |ending, plan| StepResult {
-            exit: Exit::Done,
-            ending,
             plan,
-            ..StepResult::failed(&StepError::Panicked)
+            ..StepResult::new(Exit::Done, ending)
         };
         for (result, ending, plan) in [
             (

@@ -23,7 +23,8 @@ use tracing::warn;
 use uuid::Uuid;
 
 use crate::child_env::ChildEnv;
-use crate::context::{RunContext, StepError};
+use crate::context::RunContext;
+use crate::error::StepError;
 use crate::phases::release_lock;
 use crate::terraform::lock_error::Tenure;
 use crate::terraform::progress::Progress;
@@ -97,6 +98,15 @@ pub(crate) struct Published {
     pub(crate) history: Option<History>,
 }
 
+/// Why no copy of the state is published.
+#[derive(Debug)]
+enum PublishError {
+    /// The state could not be read back, so that nothing is known of it.
+    Unread(StepError),
+    /// The state is there, and the artifact store did not take the copy.
+    NotCopied(StepError),
+}
+
 /// Saves what state there is. The lock is given back last: until then nobody else writes what is being read.
 pub(crate) async fn save(
     run: &RunContext<'_>,
@@ -117,7 +127,7 @@ pub(crate) async fn save(
     let fate = rescued.or_else(|| fate(left, &published));
     let (published, missing) = match published {
         Ok(published) => (published, None),
-        Err(error) => (None, Some(error)),
+        Err(PublishError::Unread(error) | PublishError::NotCopied(error)) => (None, Some(error)),
     };
     let (standing, words, hint) = match fate {
         Some(Fate {
@@ -146,7 +156,7 @@ struct Fate {
 }
 
 /// The fate of a state the tool stored itself. `None` where there was nothing to store.
-fn fate(left: &Left, published: &Result<Option<Published>, StepError>) -> Option<Fate> {
+fn fate(left: &Left, published: &Result<Option<Published>, PublishError>) -> Option<Fate> {
     let of = |standing, words: String, hint| {
         Some(Fate {
             standing,
@@ -181,11 +191,11 @@ fn fate(left: &Left, published: &Result<Option<Published>, StepError>) -> Option
         Ok(Some(_)) => of(StateStanding::Stored, "the state is stored".into(), None),
         // It would not have succeeded otherwise.
         _ if left.success => of(StateStanding::Stored, "the state is stored".into(), None),
-        Err(error @ (StepError::Artifact(_) | StepError::StoreTooSlow)) => of(
+        Err(PublishError::NotCopied(error)) => of(
             StateStanding::Stored,
             format!(
                 "the state is stored, but no copy of it is published: {}",
-                error.story()
+                error
             ),
             error.hint(),
         ),
@@ -195,12 +205,9 @@ fn fate(left: &Left, published: &Result<Option<Published>, StepError>) -> Option
             "there is no state of it".into(),
             None,
         ),
-        Err(error) => of(
+        Err(PublishError::Unread(error)) => of(
             StateStanding::Unknown,
-            format!(
-                "whether the state is stored is not known: {}",
-                error.story()
-            ),
+            format!("whether the state is stored is not known: {}", error),
             error.hint(),
         ),
     }
@@ -211,17 +218,21 @@ async fn publish(
     run: &RunContext<'_>,
     terraform: &Terraform<'_>,
     env: &ChildEnv,
-) -> Result<Option<Published>, StepError> {
+) -> Result<Option<Published>, PublishError> {
     let (json, raw) = tokio::join!(
         terraform.show_state_json(env),
         raw_state(run, terraform, env)
     );
-    let Some(raw) = raw? else { return Ok(None) };
+    let Some(raw) = raw.map_err(PublishError::Unread)? else {
+        return Ok(None);
+    };
     let (job, name) = (&run.job, Uuid::new_v4().to_string());
     let key = ObjectKey::state_raw(&job.organization_id, &job.workspace_id, &name);
-    run.stored(run.store.put(&key, raw.clone())).await?;
+    run.stored(run.store.put(&key, raw.clone()))
+        .await
+        .map_err(PublishError::NotCopied)?;
     let parsed = RawState::parse(&raw);
-    let Some(text) = json? else {
+    let Some(text) = json.map_err(|error| PublishError::Unread(error.into()))? else {
         warn!("the tool could not render the state as JSON; only the raw state is stored");
         return Ok(Some(Published {
             raw: parsed,
@@ -231,7 +242,10 @@ async fn publish(
     };
     let key = ObjectKey::state_json(&job.organization_id, &job.workspace_id, &name);
     let text = Bytes::from(text);
-    let stored = run.stored(run.store.put(&key, text.clone())).await?;
+    let stored = run
+        .stored(run.store.put(&key, text.clone()))
+        .await
+        .map_err(PublishError::NotCopied)?;
     let history = History {
         output: run
             .connections
@@ -271,17 +285,18 @@ async fn raw_state(
                 Ok(state) => Some(state),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
                 Err(source) => {
-                    return Err(StepError::WorkingDir {
-                        path: path.display().to_string(),
-                        source,
-                    });
+                    return Err(StepError::working_dir(&path, source));
                 }
             }
         }
         // What a failed `state pull` prints is no state (W-40).
         _ => {
             let state = terraform.state_pull(env).await?;
-            Some(state.ok_or(StepError::StateUnread)?)
+            Some(state.ok_or_else(|| {
+                StepError::infrastructure(
+                    "the state could not be read back from where the tool keeps it",
+                )
+            })?)
         }
     };
     Ok(state.filter(|state| !state.is_empty()).map(Bytes::from))
@@ -449,7 +464,7 @@ fn lay_aside(
     let error = kept.and_then(Result::err).map(StepError::from);
     let reason = error
         .as_ref()
-        .map(|error| format!(": {}", error.story()))
+        .map(|error| format!(": {}", error))
         .unwrap_or_default();
     Fate {
         standing: StateStanding::Unknown,

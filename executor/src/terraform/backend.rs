@@ -12,6 +12,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use semver::Version;
 
 use crate::child_env::{ChildEnv, ChildEnvError};
+use crate::error::{DISK_HINT, StepError};
 use crate::workspace::write_private_file;
 
 /// Profile under which the tool finds the keys of the bucket; nothing else uses that name.
@@ -49,6 +50,12 @@ pub enum BackendError {
     /// What the tool is to find in its environment does not fit there.
     #[error(transparent)]
     Env(#[from] ChildEnvError),
+}
+
+impl From<BackendError> for StepError {
+    fn from(error: BackendError) -> Self {
+        Self::infrastructure(error).with_hint(DISK_HINT.to_owned())
+    }
 }
 
 /// What the tool has to find in its environment to use the backend.

@@ -14,7 +14,8 @@ use secrecy::ExposeSecret as _;
 use tracing::{info, warn};
 
 use crate::child_env::ChildEnv;
-use crate::context::{RunContext, StepError};
+use crate::context::RunContext;
+use crate::error::StepError;
 use crate::workspace::write_private_file;
 
 /// By which the tool finds its configuration file.
@@ -46,10 +47,8 @@ pub fn offer(run: &RunContext<'_>, env: &mut ChildEnv) -> Result<Offer, StepErro
     let path = run.layout.private().join(FILE_NAME);
     // Also a part of the file is removed.
     let offer = Offer(Some(path.clone()));
-    write_private_file(&path, text.as_bytes()).map_err(|source| StepError::WorkDir {
-        path: path.display().to_string(),
-        source,
-    })?;
+    write_private_file(&path, text.as_bytes())
+        .map_err(|source| StepError::work_folder(&path, source))?;
     env.set(CONFIG_FILE, &path.to_string_lossy())?;
     Ok(offer)
 }
@@ -60,10 +59,7 @@ impl Offer {
         let Some(path) = self.0.take() else {
             return Ok(());
         };
-        fs::remove_file(&path).map_err(|source| StepError::WorkDir {
-            path: path.display().to_string(),
-            source,
-        })
+        fs::remove_file(&path).map_err(|source| StepError::work_folder(&path, source))
     }
 }
 

@@ -17,6 +17,8 @@ use job_contract::job::Variable;
 use runtime::regular_file;
 use serde_json::Value;
 
+use crate::error::{ErrorKind, StepError};
+
 /// The largest configuration file that is read. Generated ones have some megabytes.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
@@ -62,6 +64,12 @@ pub enum VariablesError {
         "the value of variable `{name}` is not a valid expression, and its declared type is not a plain string, number or bool"
     )]
     NotAnExpression { name: String },
+}
+
+impl From<VariablesError> for StepError {
+    fn from(error: VariablesError) -> Self {
+        Self::new(ErrorKind::User.exit(), error)
+    }
 }
 
 impl Declarations {

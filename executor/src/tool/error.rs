@@ -1,12 +1,13 @@
-//! Why no tool could be had, whose fault that is, and what to do about it.
+//! Why no tool could be had, who can do something about it, and what to do about it.
 
 use std::{io, path::PathBuf};
 
+use job_contract::Exit;
 use job_contract::job::Tool;
 use runtime::setting::is_wrong_place;
 use semver::Version;
 
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, StepError};
 
 use super::{
     fetch::FetchError,
@@ -81,6 +82,18 @@ pub enum ToolError {
     },
 }
 
+impl From<ToolError> for StepError {
+    fn from(error: ToolError) -> Self {
+        let exit = if error.is_wrong_setting() {
+            Exit::BadConfiguration
+        } else {
+            error.kind().exit()
+        };
+        let hint = error.hint();
+        Self::new(exit, error).with_hint(hint)
+    }
+}
+
 /// Why an archive whose checksum is right still holds no usable binary.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
@@ -95,7 +108,7 @@ pub enum ArchiveError {
 }
 
 impl ToolError {
-    /// Whose fault this is.
+    /// Who can do something about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Range(_) | Self::NoMatch { .. } | Self::NoBuild { .. } => ErrorKind::User,

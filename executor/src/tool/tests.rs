@@ -656,9 +656,9 @@ async fn an_index_out_of_reach_is_given_up_in_time_and_needs_a_person(#[case] si
     let took = began.elapsed();
     assert!(took >= Duration::from_secs(15), "given up after {took:?}");
     assert!(took < Duration::from_secs(30), "given up after {took:?}");
-    let failure = crate::context::StepError::from(error);
+    let failure = crate::error::StepError::from(error);
     assert_eq!(failure.exit(), job_contract::Exit::BadConfiguration);
-    let story = failure.story();
+    let story = failure.to_string();
     assert!(
         story.contains(&format!("could not reach `http://{address}/index.json`")),
         "{story}"
@@ -673,7 +673,7 @@ async fn an_index_out_of_reach_is_given_up_in_time_and_needs_a_person(#[case] si
 async fn a_download_server_out_of_reach_is_no_reason_for_another_executor() {
     let mut world = World::with(&["1.9.8"]).await;
     world.config.mirror = Some("http://127.0.0.1:1".parse().unwrap());
-    let failure = crate::context::StepError::from(world.resolve("1.9.8").await.unwrap_err());
+    let failure = crate::error::StepError::from(world.resolve("1.9.8").await.unwrap_err());
     assert_eq!(failure.exit(), job_contract::Exit::BadConfiguration);
 }
 
