@@ -16,7 +16,6 @@ use runtime::setting::parse_over_environment;
 use runtime::telemetry::LogFormat;
 
 use crate::error::StepError;
-use crate::limit_watch::RunLimits;
 use crate::stop::Budget;
 use crate::tool::{Selection, SignaturePolicy};
 use crate::workspace::ArchiveLimits;
@@ -232,7 +231,7 @@ impl RunConfig {
             .map_or(Budget::default_grace(step), Duration::from_secs)
     }
 
-    /// What the run's guard watches.
+    /// The limits at which the run is stopped.
     pub(crate) fn limits(&self) -> RunLimits {
         let seconds = |seconds| (seconds > 0).then(|| Duration::from_secs(seconds));
         RunLimits {
@@ -336,6 +335,17 @@ pub fn variable_behind(usage: &clap::Error) -> Option<String> {
         .get_arguments()
         .find(|argument| argument.get_long() == Some(&long))?;
     Some(argument.get_env()?.to_string_lossy().into_owned())
+}
+
+/// Limits of a run; `None` is no limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RunLimits {
+    /// Wall-clock time of the run.
+    pub(crate) deadline: Option<Duration>,
+    /// Time without anything written to the log.
+    pub(crate) silence: Option<Duration>,
+    /// Share of the memory limit at which the tool is interrupted, in hundredths.
+    pub(crate) memory_percent: Option<u64>,
 }
 
 /// Folders the executor works with, resolved once.

@@ -33,8 +33,8 @@ pub enum JobError {
     #[error("{problem}")]
     Undecodable {
         problem: DecodeError,
-        /// Whose it is, as far as it says so.
-        whose: Option<Box<JobData>>,
+        /// Which step it is, as far as it says so.
+        identity: Option<Box<JobData>>,
     },
 }
 
@@ -77,7 +77,7 @@ pub fn decode(config: &JobConfig) -> Result<JobData, JobError> {
         (_, None) => return Err(JobError::Absent),
     };
     encoding::decode(&text).map_err(|problem| JobError::Undecodable {
-        whose: encoding::identify(&text).map(Box::new),
+        identity: encoding::identify(&text).map(Box::new),
         problem,
     })
 }
@@ -151,7 +151,9 @@ mod tests {
     #[test]
     fn a_document_that_cannot_be_read_may_still_say_whose_it_is() {
         let whose = |data: &str| match decode(&config(Some(data), None)) {
-            Err(JobError::Undecodable { whose, .. }) => whose.map(|job| (job.job_id, job.step_id)),
+            Err(JobError::Undecodable { identity, .. }) => {
+                identity.map(|job| (job.job_id, job.step_id))
+            }
             other => panic!("{other:?}"),
         };
         let ids = r#""jobId":"7","stepId":"s","organizationId":"o","workspaceId":"w""#;

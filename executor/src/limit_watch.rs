@@ -1,5 +1,7 @@
-//! Watches over a run from beside: its time, its silence and its memory. Whichever runs out gives the stop order,
-//! early enough that what there is can be saved.
+//! Watches the limits of a run beside it: its time, its silence and its memory. The first limit that is reached gives
+//! the stop order, early enough that results can be saved.
+//!
+//! Knows nothing of what the run does.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tracing::warn;
 
 use crate::cgroup::MemoryGroup;
+use crate::config::RunLimits;
 use crate::context::RunContext;
 use crate::stop::{Cause, Stop};
 
@@ -20,18 +23,7 @@ const MEMORY_EVERY: Duration = Duration::from_millis(250);
 /// The warning comes at this share of the share at which the tool is interrupted, in hundredths.
 const WARN_PERCENT: u64 = 90;
 
-/// What may run out; `None` is not watched.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct RunLimits {
-    /// Wall-clock time of the run.
-    pub(crate) deadline: Option<Duration>,
-    /// Time without anything written to the log.
-    pub(crate) silence: Option<Duration>,
-    /// Share of the memory limit at which the tool is interrupted, in hundredths.
-    pub(crate) memory_percent: Option<u64>,
-}
-
-/// A run, as far as its guard knows it.
+/// What is watched of a run.
 #[derive(Debug)]
 pub(crate) struct LimitWatch {
     limits: RunLimits,
@@ -167,7 +159,7 @@ mod tests {
         );
         let log = log.unwrap();
         let stop = Stop::default();
-        let guard = tokio::spawn(watch(LimitWatch {
+        let watching = tokio::spawn(watch(LimitWatch {
             limits: RunLimits {
                 memory_percent: Some(80),
                 ..RunLimits::default()
@@ -187,7 +179,7 @@ mod tests {
             limit: 1000,
         };
         assert_eq!(ordered.unwrap().cause, full);
-        guard.await.unwrap();
+        watching.await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
@@ -201,7 +193,7 @@ mod tests {
         let log = log.unwrap();
         let (stop, waiting) = (Stop::default(), Arc::new(AtomicBool::new(true)));
         let limit = Duration::from_mins(1);
-        let guard = tokio::spawn(watch(LimitWatch {
+        let watching = tokio::spawn(watch(LimitWatch {
             limits: RunLimits {
                 silence: Some(limit),
                 ..RunLimits::default()
@@ -217,6 +209,6 @@ mod tests {
         waiting.store(false, Ordering::Relaxed);
         let ordered = tokio::time::timeout(limit * 2, stop.ordered()).await;
         assert_eq!(ordered.unwrap().cause, Cause::Silence(limit));
-        guard.await.unwrap();
+        watching.await.unwrap();
     }
 }

@@ -11,7 +11,7 @@ use tracing::info;
 
 /// Durations of the phases so far, in the order they ended.
 #[derive(Default)]
-pub struct PhaseTimer {
+pub(crate) struct PhaseTimer {
     timings: Mutex<Vec<PhaseTiming>>,
 }
 
@@ -23,7 +23,7 @@ impl fmt::Debug for PhaseTimer {
 
 impl PhaseTimer {
     /// Times a piece of work; `ok` judges its result.
-    pub async fn time<T>(
+    pub(crate) async fn time<T>(
         &self,
         phase: Phase,
         work: impl Future<Output = T>,
@@ -44,7 +44,7 @@ impl PhaseTimer {
     }
 
     /// The durations so far.
-    pub fn timings(&self) -> Vec<PhaseTiming> {
+    pub(crate) fn timings(&self) -> Vec<PhaseTiming> {
         self.lock().clone()
     }
 

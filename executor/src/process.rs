@@ -19,6 +19,7 @@ use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
+use run_log::LogWriter;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
@@ -188,6 +189,16 @@ impl Consumer for Capture {
         self.truncated |= chunk.len() > room;
         self.bytes
             .extend_from_slice(&chunk[..chunk.len().min(room)]);
+    }
+}
+
+/// Writes output to the run's log as it is.
+#[derive(Debug)]
+pub struct ToLog(pub LogWriter);
+
+impl Consumer for ToLog {
+    async fn consume(&mut self, chunk: &[u8]) {
+        self.0.write(chunk).await;
     }
 }
 

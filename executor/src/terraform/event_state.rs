@@ -63,7 +63,7 @@ impl EventState {
     }
 
     /// The state the tool printed, if it did.
-    pub fn state_said(&self) -> Option<Bytes> {
+    pub fn printed_state(&self) -> Option<Bytes> {
         self.lock().state.clone()
     }
 

@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+/// Largest JSON document read from the tool into memory: plans of thousands of resources stay far below it.
+pub(crate) const MAX_DOCUMENT_BYTES: usize = 512 * 1024 * 1024;
+
 /// Parts of a state file (format version 4).
 #[derive(Debug, Deserialize)]
 pub struct RawState {
