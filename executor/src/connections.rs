@@ -1,5 +1,5 @@
-//! What a run speaks to beside its tool: the platform, and the Redis between the two. Decides from the configuration
-//! which these are; knows nothing of what is said.
+//! What a run connects to beside its tool: the platform, and the Redis between the two. Decides from the settings which
+//! these are. Knows nothing of what is sent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub(crate) struct Connections {
 }
 
 impl Connections {
-    /// The connections as it is configured. Nothing is connected yet.
+    /// The connections as they are configured. Nothing is connected yet.
     pub(crate) fn open(config: &Config, folders: &Folders) -> Result<Self, StepError> {
         let (terrakube, redis) = config.network()?;
         if terrakube.is_none() && config.run.records == Some(Records::Pod) {
@@ -54,7 +54,7 @@ impl Connections {
         })
     }
 
-    /// A connections to the API alone, for reporting that the rest cannot be opened.
+    /// The connection to the API alone, for reporting that the rest cannot be opened.
     pub(crate) fn to_api(config: &Config) -> Option<Self> {
         let terrakube = Terrakube::new(config.api()?, None).ok()?;
         Some(Self {

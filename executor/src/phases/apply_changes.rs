@@ -75,50 +75,50 @@ async fn apply_and_save(
     result.details.tool_end = done
         .filter(|_| !end.success)
         .map(|done| format!("the tool ended with {}", done.ended));
-    let Applied {
-        done,
-        mut structured,
-        rendered_plan,
-    } = applied?;
-    operation.log_unusual_end(done).await;
-    if end.success
-        && let Some(plan) = rendered_plan
-    {
-        run.log_output(&plan).await;
-    }
+    let applied = applied?;
     // The tool has stored the state where it belongs, or it would not have succeeded. An outcome of `failed` would
     // have people repeat what is done.
     result.error = missing.filter(|_| end.success);
+    if end.success {
+        result.ending = Ending::Success;
+    }
+    show_results(operation, applied, published.as_ref(), live_view, result).await;
+    Ok(())
+}
+
+/// Shows what was done, in the run's log and in the job context.
+async fn show_results(
+    operation: &OperationContext<'_, '_>,
+    applied: Applied,
+    published: Option<&PublishedState>,
+    live_view: LiveView,
+    result: &mut OperationResult,
+) {
+    let run = operation.run;
+    let success = applied.done.ended.is_success();
+    operation.log_unusual_end(applied.done).await;
+    if success && let Some(plan) = applied.rendered_plan {
+        run.log_output(&plan).await;
+    }
     if result.error.is_some() {
         let text = "The state is stored. Only the copy of it that the platform shows could not be published.";
         run.log.writer().line(text).await;
     }
     let mut additions = Map::new();
-    if let Some(raw) = published
-        .as_ref()
-        .and_then(|published| published.raw.as_ref())
-    {
+    if let Some(raw) = published.and_then(|published| published.raw.as_ref()) {
         result.terraform_output = raw.outputs_json().to_string();
-        if end.success {
+        if success {
             show_outputs(operation, raw).await;
         }
-        additions.insert(
-            "terraformOutputs".to_owned(),
-            json!({ &run.step.step_id: raw.outputs_for_context() }),
-        );
+        let outputs = json!({ &run.step.step_id: raw.outputs_for_context() });
+        additions.insert("terraformOutputs".to_owned(), outputs);
     }
-    if let Some(state) = published
-        .as_ref()
-        .and_then(|published| published.json.as_ref())
-    {
-        structured.complete_from_state(state, end.success);
+    let mut structured = applied.structured;
+    if let Some(state) = published.and_then(|published| published.json.as_ref()) {
+        structured.complete_from_state(state, success);
     }
     live_view.publish(run, &structured, additions).await;
     result.changes = structured.counts();
-    if end.success {
-        result.ending = Ending::Success;
-    }
-    Ok(())
 }
 
 /// Saves the state, and adds to the result what became of it. If a lock of somebody else's kept everything from happening,

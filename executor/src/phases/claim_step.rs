@@ -57,29 +57,35 @@ pub(crate) async fn claim_step(
         }
         Claim::Granted => {}
     }
-    if !run.config.run.disable_acknowledge {
-        let stored = run.store.reference(&output_key(&run.job));
-        let output = run.connections.platform.step_output(&run.step, stored);
-        let running = RunningReport {
-            platform: run.connections.platform.clone(),
-            step: run.step.clone(),
-            commit_id: workspace.commit_id.clone(),
-            output,
-        };
-        match running.send().await {
-            Ok(Start::Told) => {}
-            Ok(Start::Over(status)) => return Ok(Some(job_is_over(run, &status).await)),
-            // The step is claimed: giving up now would leave it to nobody.
-            Err(error) => {
-                warn!(
-                    error = chain(&error),
-                    "the step could not be reported as running, trying again beside it"
-                );
-                run.repeated_report.get_or_init(|| running.repeat());
-            }
+    if run.config.run.disable_acknowledge {
+        return Ok(None);
+    }
+    Ok(report_running(run, workspace).await)
+}
+
+/// Reports that the step runs. `Some` if its job is over.
+async fn report_running(run: &RunContext<'_>, workspace: &Workspace) -> Option<StepResult> {
+    let stored = run.store.reference(&output_key(&run.job));
+    let output = run.connections.platform.step_output(&run.step, stored);
+    let running = RunningReport {
+        platform: run.connections.platform.clone(),
+        step: run.step.clone(),
+        commit_id: workspace.commit_id.clone(),
+        output,
+    };
+    match running.send().await {
+        Ok(Start::Told) => {}
+        Ok(Start::Over(status)) => return Some(job_is_over(run, &status).await),
+        // The step is claimed: giving up now would leave it to nobody.
+        Err(error) => {
+            warn!(
+                error = chain(&error),
+                "the step could not be reported as running, trying again beside it"
+            );
+            run.repeated_report.get_or_init(|| running.repeat());
         }
     }
-    Ok(None)
+    None
 }
 
 /// Whether the step must not be run twice. A step of an unknown type may change something.

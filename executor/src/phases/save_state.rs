@@ -143,10 +143,7 @@ fn judge_stored_state(
         _ if end.success => of(StateStanding::Stored, "the state is stored".into(), None),
         Err(PublishError::NotCopied(error)) => of(
             StateStanding::Stored,
-            format!(
-                "the state is stored, but no copy of it is published: {}",
-                error
-            ),
+            format!("the state is stored, but no copy of it is published: {error}"),
             error.hint(),
         ),
         _ if !end.progress.has_begun() => None,
@@ -157,7 +154,7 @@ fn judge_stored_state(
         ),
         Err(PublishError::Unread(error)) => of(
             StateStanding::Unknown,
-            format!("whether the state is stored is not known: {}", error),
+            format!("whether the state is stored is not known: {error}"),
             error.hint(),
         ),
     }
