@@ -1,5 +1,5 @@
-//! How a run ends for whoever started the process: the final report and the exit code. The report names its author and is
-//! sealed, because whatever the run has executed can write to the same file.
+//! The end of the process: the final report and the exit code. The report names its author and is sealed, because the code
+//! that a run executes can write to the same file.
 //!
 //! Knows nothing of how the step came to its outcome.
 

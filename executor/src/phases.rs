@@ -1,6 +1,6 @@
-//! The phases of a step and what they have in common, one file each.
+//! The phases of a step, one file each.
 //!
-//! They know the run and the operation. They know neither their order nor the pipeline, which is above them.
+//! A phase knows the run and the operation. It knows neither the order of the phases nor the pipeline, which is above them.
 
 pub(crate) mod apply_changes;
 pub(crate) mod ask_permission;

@@ -1,6 +1,6 @@
-//! The report that a step runs. Until it is on record, a platform whose other records of the claim are lost could have the step
-//! started a second time (docs/decisions/0002-at-most-once.md). So a report that failed is repeated beside the step, until it
-//! lands or the step is over.
+//! The report that a step runs. Until the platform has it, a platform that lost its other records of the claim could start the
+//! step a second time (docs/decisions/0002-at-most-once.md). So a report that failed is repeated beside the step, until it
+//! succeeds or the step is over.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The plan in the artifact store, between the plan step and the apply step (contract 6.2): how it is stored and noted, and
-//! which plan an apply may use.
+//! The plan in the artifact store, between plan step and apply step (contract 6.2): stores it, notes it, and decides which
+//! plan an apply may use.
 //!
 //! What was reviewed is what is applied: the plan step leaves the plan's digest and the tool's version apart from the plan
 //! itself, in the job context and in the store, and the apply step refuses a plan that is missing, empty, altered or of unknown

@@ -1,7 +1,7 @@
 //! Applies or destroys: runs the tool, and then saves the state, whatever happened. Both change infrastructure in the same
 //! way, and differ in the tool's command line.
 //!
-//! How a state is saved is known to `save_state`.
+//! `save_state` knows how a state is saved.
 
 use std::time::SystemTime;
 
@@ -32,23 +32,23 @@ struct Applied {
 
 /// Applies the changes, or destroys. What went wrong is part of the result.
 pub(crate) async fn apply_changes(
-    operation: &OperationContext<'_, '_>,
+    context: &OperationContext<'_, '_>,
     env: &ChildEnv,
 ) -> OperationResult {
     let mut result = OperationResult::new(Ending::Failure);
-    if let Err(error) = apply_and_save(operation, env, &mut result).await {
+    if let Err(error) = apply_and_save(context, env, &mut result).await {
         result.error = Some(error);
     }
     result
 }
 
 async fn apply_and_save(
-    operation: &OperationContext<'_, '_>,
+    context: &OperationContext<'_, '_>,
     env: &ChildEnv,
     result: &mut OperationResult,
 ) -> Result<(), StepError> {
-    let (run, prepared, started) = (operation.run, operation.prepared, SystemTime::now());
-    let events = &operation.terraform.events;
+    let (run, prepared, started) = (context.run, context.prepared, SystemTime::now());
+    let events = &context.terraform.events;
     let errored_before = errored_state_time(&prepared.working_dir);
     if let Some(plan) = &prepared.plan {
         plan.place(&prepared.working_dir.join(PLAN_FILE))?;
@@ -58,7 +58,7 @@ async fn apply_and_save(
         .timer
         .time(
             prepared.operation.phase(),
-            catch_panic(run_tool(operation, env)),
+            catch_panic(run_tool(context, env)),
             |applied| matches!(applied, Ok(applied) if applied.done.ended.is_success()),
         )
         .await;
@@ -67,11 +67,11 @@ async fn apply_and_save(
     let end = ApplyEnd {
         success: done.is_some_and(|done| done.ended.is_success()),
         progress: events.progress(),
-        tool_with_lock: release_lock::find_tool_with_lock(operation, started, done),
+        tool_with_lock: release_lock::find_tool_with_lock(context, started, done),
         errored_before,
         printed_state: events.printed_state(),
     };
-    let (published, missing) = save(operation, env, &end, result).await;
+    let (published, missing) = save(context, env, &end, result).await;
     result.details.tool_end = done
         .filter(|_| !end.success)
         .map(|done| format!("the tool ended with {}", done.ended));
@@ -82,21 +82,21 @@ async fn apply_and_save(
     if end.success {
         result.ending = Ending::Success;
     }
-    show_results(operation, applied, published.as_ref(), live_view, result).await;
+    show_results(context, applied, published.as_ref(), live_view, result).await;
     Ok(())
 }
 
 /// Shows what was done, in the run's log and in the job context.
 async fn show_results(
-    operation: &OperationContext<'_, '_>,
+    context: &OperationContext<'_, '_>,
     applied: Applied,
     published: Option<&PublishedState>,
     live_view: LiveView,
     result: &mut OperationResult,
 ) {
-    let run = operation.run;
+    let run = context.run;
     let success = applied.done.ended.is_success();
-    operation.log_unusual_end(applied.done).await;
+    context.log_unusual_end(applied.done).await;
     if success && let Some(plan) = applied.rendered_plan {
         run.log_output(&plan).await;
     }
@@ -108,7 +108,7 @@ async fn show_results(
     if let Some(raw) = published.and_then(|published| published.raw.as_ref()) {
         result.terraform_output = raw.outputs_json().to_string();
         if success {
-            show_outputs(operation, raw).await;
+            show_outputs(context, raw).await;
         }
         let outputs = json!({ &run.step.step_id: raw.outputs_for_context() });
         additions.insert("terraformOutputs".to_owned(), outputs);
@@ -121,20 +121,20 @@ async fn show_results(
     result.changes = structured.counts();
 }
 
-/// Saves the state, and adds to the result what became of it. If a lock of somebody else's kept everything from happening,
-/// there is nothing to save, and what would be published is theirs.
+/// Saves the state, and adds to the result what became of it. If the lock of another run kept the tool from doing anything,
+/// there is nothing to save: the state is that run's.
 async fn save(
-    operation: &OperationContext<'_, '_>,
+    context: &OperationContext<'_, '_>,
     env: &ChildEnv,
     end: &ApplyEnd,
     result: &mut OperationResult,
 ) -> (Option<PublishedState>, Option<StepError>) {
-    let run = operation.run;
+    let run = context.run;
     let details = &mut result.details;
-    if !end.progress.has_begun() && release_lock::note_lock_in_the_way(operation, details) {
+    if !end.progress.has_begun() && release_lock::note_lock_in_the_way(context, details) {
         return (None, None);
     }
-    let save = save_state(run, &operation.terraform, env, end);
+    let save = save_state(run, &context.terraform, env, end);
     let saved = run
         .timer
         .time(Phase::State, save, |saved| saved.missing.is_none())
@@ -154,7 +154,7 @@ async fn save(
         });
         details.progress = Some(end.progress.report());
     }
-    release_lock::add_unlock_hint(operation, details);
+    release_lock::add_unlock_hint(context, details);
     if let Some(published) = &saved.published {
         result.history.clone_from(&published.history);
     }
@@ -162,13 +162,13 @@ async fn save(
 }
 
 async fn run_tool(
-    operation: &OperationContext<'_, '_>,
+    context: &OperationContext<'_, '_>,
     env: &ChildEnv,
 ) -> Result<Applied, StepError> {
-    let (run, terraform) = (operation.run, &operation.terraform);
+    let (run, terraform) = (context.run, &context.terraform);
     let log = run.log.writer();
-    let is_destroy = operation.prepared.operation == Operation::Destroy;
-    if is_destroy || operation.prepared.plan.is_none() {
+    let is_destroy = context.prepared.operation == Operation::Destroy;
+    if is_destroy || context.prepared.plan.is_none() {
         let (done, structured) = if is_destroy {
             terraform.destroy(env, log).await?
         } else {
@@ -180,7 +180,7 @@ async fn run_tool(
             rendered_plan: None,
         });
     }
-    let planned = planned_changes(operation).await;
+    let planned = planned_changes(context).await;
     // The plan is rendered beside the apply: it only reads the file. Who sees plan and apply in one stream, as
     // CLI-driven runs do, has just read it.
     let rendered_plan = async {
@@ -201,9 +201,9 @@ async fn run_tool(
 }
 
 /// The changes of the job's one plan, still to be done.
-async fn planned_changes(operation: &OperationContext<'_, '_>) -> Structured {
-    let context = operation.run.job_context().await;
-    match context
+async fn planned_changes(context: &OperationContext<'_, '_>) -> Structured {
+    let job_context = context.run.job_context().await;
+    match job_context
         .get("planStructuredOutput")
         .and_then(Value::as_object)
     {
@@ -216,9 +216,9 @@ async fn planned_changes(operation: &OperationContext<'_, '_>) -> Structured {
     }
 }
 
-async fn show_outputs(operation: &OperationContext<'_, '_>, state: &RawState) {
-    if operation.prepared.operation == Operation::Apply && !state.outputs.is_empty() {
+async fn show_outputs(context: &OperationContext<'_, '_>, state: &RawState) {
+    if context.prepared.operation == Operation::Apply && !state.outputs.is_empty() {
         let text = format!("\nOutputs:\n\n{}", state.outputs_text().join("\n"));
-        operation.run.log.writer().line(&text).await;
+        context.run.log.writer().line(&text).await;
     }
 }

@@ -1,6 +1,6 @@
-//! What is refused, and what is pointed out, before anything of the step has been fetched.
+//! Refuses a step that cannot run as it asks, before anything of it is fetched.
 //!
-//! Reads the job data alone: knows nothing of the platform and of the workspace.
+//! Reads job data and settings. Knows nothing of the platform and of the workspace.
 
 use job_contract::{Exit, StepType, env};
 use tracing::warn;

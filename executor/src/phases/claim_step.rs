@@ -1,6 +1,6 @@
-//! The claim, after which nothing of the step may be repeated, and the report that the step runs.
+//! Claims the step, and reports that it runs. Nothing before the claim changes anything.
 //!
-//! Knows nothing of what the step does, except whether it changes something.
+//! Knows nothing of what the step does, except whether it can change something.
 
 use std::time::SystemTime;
 

@@ -1,4 +1,4 @@
-//! The tail of every run: the log delivered and stored, the outcome reported, nothing left behind.
+//! The last phase of every run: delivers and stores the log, reports the outcome, and removes the workspace.
 //!
 //! Knows how a step ended, not how it came to that.
 

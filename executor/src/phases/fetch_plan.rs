@@ -1,6 +1,6 @@
 //! Fetches the plan that an apply must use.
 //!
-//! Collects what is known of the job's plan. Which plan may be used is known to `stored_plan`.
+//! Collects the facts about the job's plan. `stored_plan` decides which plan may be used.
 
 use job_contract::StepType;
 use platform::StepView;

@@ -23,10 +23,10 @@ const QUIET_INIT_BYTES: usize = 4 * 1024 * 1024;
 
 /// Writes the backend override into the working directory.
 pub(crate) fn write_backend(
-    operation: &OperationContext<'_, '_>,
+    context: &OperationContext<'_, '_>,
     env: &ChildEnv,
 ) -> Result<BackendAccess, StepError> {
-    let (run, prepared) = (operation.run, operation.prepared);
+    let (run, prepared) = (context.run, context.prepared);
     let settings = run
         .store
         .backend(&run.job.organization_id, &run.job.workspace_id);
@@ -45,10 +45,10 @@ pub(crate) fn write_backend(
 
 /// Writes the variables file. Scripts before init may still write configuration, so the declarations are read only now.
 pub(crate) async fn write_variables(
-    operation: &OperationContext<'_, '_>,
+    context: &OperationContext<'_, '_>,
 ) -> Result<Option<PathBuf>, StepError> {
-    let (run, job) = (operation.run, &operation.run.job);
-    let (dir, tool) = (operation.prepared.working_dir.clone(), job.tool());
+    let (run, job) = (context.run, &context.run.job);
+    let (dir, tool) = (context.prepared.working_dir.clone(), job.tool());
     if job.variables.is_empty() {
         variables::check(&dir, tool)?;
         return Ok(None);
@@ -73,15 +73,15 @@ pub(crate) async fn write_variables(
 /// Runs `init`; false when it failed and has said why. It is the one command that may show the platform a token. Whatever
 /// becomes of it, the token is gone afterwards.
 pub(crate) async fn init(
-    operation: &OperationContext<'_, '_>,
+    context: &OperationContext<'_, '_>,
     env: &ChildEnv,
 ) -> Result<bool, StepError> {
     let mut env = env.clone();
-    let token = offer_token(operation, &mut env)?;
-    let init = operation
+    let token = offer_token(context, &mut env)?;
+    let init = context
         .run
         .timer
-        .time(Phase::Init, run_init(operation, &env), |done| {
+        .time(Phase::Init, run_init(context, &env), |done| {
             matches!(done, Ok(true))
         });
     let done = init.await;
@@ -89,11 +89,8 @@ pub(crate) async fn init(
     done
 }
 
-fn offer_token(
-    operation: &OperationContext<'_, '_>,
-    env: &mut ChildEnv,
-) -> Result<Offer, StepError> {
-    let run = operation.run;
+fn offer_token(context: &OperationContext<'_, '_>, env: &mut ChildEnv) -> Result<Offer, StepError> {
+    let run = context.run;
     let hosts = run.connections.tool_hosts();
     let token = run
         .connections
@@ -113,19 +110,19 @@ fn offer_token(
     credentials::offer(&access, env)
 }
 
-async fn run_init(operation: &OperationContext<'_, '_>, env: &ChildEnv) -> Result<bool, StepError> {
-    let (run, job) = (operation.run, &operation.run.job);
-    let ssh = operation.prepared.workspace.init_ssh_command.as_deref();
+async fn run_init(context: &OperationContext<'_, '_>, env: &ChildEnv) -> Result<bool, StepError> {
+    let (run, job) = (context.run, &context.run.job);
+    let ssh = context.prepared.workspace.init_ssh_command.as_deref();
     if job.show_header {
         let banner = run.palette().init(job);
         run.log.writer().line(banner.trim_end_matches('\n')).await;
         let mut consumer = ToLog(run.log.writer());
-        let done = operation.terraform.init(env, ssh, &mut consumer).await;
+        let done = context.terraform.init(env, ssh, &mut consumer).await;
         consumer.0.close().await;
         return Ok(done?.ended.is_success());
     }
     let mut capture = Capture::up_to(QUIET_INIT_BYTES);
-    let done = operation.terraform.init(env, ssh, &mut capture).await?;
+    let done = context.terraform.init(env, ssh, &mut capture).await?;
     if !done.ended.is_success() {
         run.log_output(&capture.bytes).await;
     }

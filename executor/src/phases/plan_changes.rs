@@ -1,6 +1,6 @@
 //! Plans: runs the tool, stores the plan it made and shows it.
 //!
-//! How a plan is stored is known to `stored_plan`.
+//! `stored_plan` knows how a plan is stored.
 
 use std::pin::pin;
 use std::time::{Duration, SystemTime};
@@ -38,39 +38,39 @@ struct RenderedPlan {
 
 /// Plans the changes. What went wrong is part of the result.
 pub(crate) async fn plan_changes(
-    operation: &OperationContext<'_, '_>,
+    context: &OperationContext<'_, '_>,
     destroy: bool,
     env: &ChildEnv,
 ) -> OperationResult {
     let mut result = OperationResult::new(Ending::Failure);
-    if let Err(error) = plan_and_store(operation, destroy, env, &mut result).await {
+    if let Err(error) = plan_and_store(context, destroy, env, &mut result).await {
         result.error = Some(error);
     }
     result
 }
 
 async fn plan_and_store(
-    operation: &OperationContext<'_, '_>,
+    context: &OperationContext<'_, '_>,
     destroy: bool,
     env: &ChildEnv,
     result: &mut OperationResult,
 ) -> Result<(), StepError> {
-    let run = operation.run;
+    let run = context.run;
     if run.connections.is_local() {
         // Whatever becomes of the plan: an apply of this job is not to go ahead without one.
         run.stored(stored_plan::note(&run.store, &run.job, None))
             .await?;
     }
-    let events = operation.terraform.events.clone();
+    let events = context.terraform.events.clone();
     let live_view = LiveView::start(run, events, LivePhase::Plan);
-    let (ending, mut structured) = run_plan(operation, destroy, env, result).await?;
+    let (ending, mut structured) = run_plan(context, destroy, env, result).await?;
     let mut stored = None;
     if ending != Ending::Failure {
         if step_has_ended(run).await {
             result.step_has_ended = true;
             return Ok(());
         }
-        stored = Some(store_and_show(operation, env, &mut structured).await?);
+        stored = Some(store_and_show(context, env, &mut structured).await?);
     }
     let changes = structured.counts().unwrap_or_else(|| structured.counted());
     let mut additions = stored
@@ -91,12 +91,12 @@ async fn plan_and_store(
 
 /// Runs the tool, and looks after the lock on the state if the tool did not.
 async fn run_plan(
-    operation: &OperationContext<'_, '_>,
+    context: &OperationContext<'_, '_>,
     destroy: bool,
     env: &ChildEnv,
     result: &mut OperationResult,
 ) -> Result<(Ending, Structured), StepError> {
-    let (run, terraform, started) = (operation.run, &operation.terraform, SystemTime::now());
+    let (run, terraform, started) = (context.run, &context.terraform, SystemTime::now());
     let planned = terraform.plan(env, destroy, run.log.writer());
     let planned = run
         .timer
@@ -108,14 +108,14 @@ async fn run_plan(
         .await;
     let done = planned.as_ref().ok().map(|(done, _)| *done);
     let details = &mut result.details;
-    if !release_lock::note_lock_in_the_way(operation, details)
-        && let Some(tool) = release_lock::find_tool_with_lock(operation, started, done)
+    if !release_lock::note_lock_in_the_way(context, details)
+        && let Some(tool) = release_lock::find_tool_with_lock(context, started, done)
     {
         details.lock = release_lock::release_left_lock(run, terraform, env, &tool).await;
-        release_lock::add_unlock_hint(operation, details);
+        release_lock::add_unlock_hint(context, details);
     }
     let (done, structured) = planned?;
-    operation.log_unusual_end(done).await;
+    context.log_unusual_end(done).await;
     Ok((plan_ending(done), structured))
 }
 
@@ -147,14 +147,14 @@ async fn step_has_ended(run: &RunContext<'_>) -> bool {
 
 /// The tool only reads the plan, so that it can do so while the plan is on its way to the store.
 async fn store_and_show(
-    operation: &OperationContext<'_, '_>,
+    context: &OperationContext<'_, '_>,
     env: &ChildEnv,
     structured: &mut Structured,
 ) -> Result<PlanRecord, StepError> {
-    let run = operation.run;
-    let mut rendered = pin!(maybe_done(render_plan(operation, env)));
+    let run = context.run;
+    let mut rendered = pin!(maybe_done(render_plan(context, env)));
     let store = async {
-        let store = pin!(store_plan(operation));
+        let store = pin!(store_plan(context));
         match select(store, &mut rendered).await {
             Either::Left((stored, _)) => stored,
             Either::Right(((), store)) => store.await,
@@ -178,8 +178,8 @@ async fn store_and_show(
 }
 
 /// The plan is stored before any script that follows could touch it: what was planned is what is kept.
-async fn store_plan(operation: &OperationContext<'_, '_>) -> Result<PlanRecord, StepError> {
-    let (run, prepared) = (operation.run, operation.prepared);
+async fn store_plan(context: &OperationContext<'_, '_>) -> Result<PlanRecord, StepError> {
+    let (run, prepared) = (context.run, context.prepared);
     let file = prepared.working_dir.join(PLAN_FILE);
     let digest = Digest::of(&file).map_err(|source| StepError::working_dir(&file, source))?;
     let plan = NewPlan {
@@ -194,12 +194,12 @@ async fn store_plan(operation: &OperationContext<'_, '_>) -> Result<PlanRecord, 
 
 /// Both renderings at once: each is a process of the tool that only reads the plan.
 async fn render_plan(
-    operation: &OperationContext<'_, '_>,
+    context: &OperationContext<'_, '_>,
     env: &ChildEnv,
 ) -> Result<RenderedPlan, StepError> {
     let (people, machines) = tokio::join!(
-        operation.terraform.show_plan(env),
-        operation.terraform.show_plan_json(env)
+        context.terraform.show_plan(env),
+        context.terraform.show_plan_json(env)
     );
     let people = people?;
     let machines = match machines?.map(|text| serde_json::from_slice(&text)) {

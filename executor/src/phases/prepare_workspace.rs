@@ -1,6 +1,6 @@
 //! Prepares the workspace of the step: waits for its folder, and fetches the sources and the extension repository.
 //!
-//! Turns job and settings into a request. How sources are fetched is known to `workspace`.
+//! Turns job and settings into a request. `workspace` knows how sources are fetched.
 
 use std::borrow::Cow;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
-//! The lock on the state after the tool: released if the tool died with it, named if it is somebody else's (decision 0011).
+//! Releases the lock on the state if the tool died with it, and names a lock of another run (decision 0011).
 //!
-//! Which lock is whose is known to `terraform::lock_error`.
+//! `terraform::lock_error` decides which process held a lock.
 
 use std::time::SystemTime;
 
@@ -21,12 +21,12 @@ use crate::terraform::lock_error::EndedTool;
 /// The tool's process if it may have left its lock: it died, its end was not seen, or it said so. Whatever else ends has
 /// released its lock.
 pub(crate) fn find_tool_with_lock(
-    operation: &OperationContext<'_, '_>,
+    context: &OperationContext<'_, '_>,
     started: SystemTime,
     done: Option<Completion>,
 ) -> Option<EndedTool> {
-    let (run, terraform) = (operation.run, &operation.terraform);
-    let phase = operation.prepared.operation.phase();
+    let (run, terraform) = (context.run, &context.terraform);
+    let phase = context.prepared.operation.phase();
     let has_released = match done.map(|done| done.ended) {
         // A tool that crashes ends with the same code.
         Some(Ended::Code(2)) => {
@@ -126,10 +126,10 @@ pub(crate) async fn release_own_lock(
 
 /// Notes the lock of somebody else that the tool met, if it met one: nothing was changed then.
 pub(crate) fn note_lock_in_the_way(
-    operation: &OperationContext<'_, '_>,
+    context: &OperationContext<'_, '_>,
     details: &mut OperationDetails,
 ) -> bool {
-    let Some(lock) = operation.terraform.events.locks().in_the_way() else {
+    let Some(lock) = context.terraform.events.locks().in_the_way() else {
         return false;
     };
     details.sentence = Some(format!(
@@ -137,17 +137,14 @@ pub(crate) fn note_lock_in_the_way(
         describe(&lock)
     ));
     details.lock = Some(lock);
-    add_unlock_hint(operation, details);
+    add_unlock_hint(context, details);
     true
 }
 
 /// Adds to the hint what to do about the lock.
-pub(crate) fn add_unlock_hint(
-    operation: &OperationContext<'_, '_>,
-    details: &mut OperationDetails,
-) {
+pub(crate) fn add_unlock_hint(context: &OperationContext<'_, '_>, details: &mut OperationDetails) {
     let lock = details.lock.as_ref();
-    let advice = lock.and_then(|lock| unlock_hint(lock, operation.run.job.tool()));
+    let advice = lock.and_then(|lock| unlock_hint(lock, context.run.job.tool()));
     details.hint = join_present([details.hint.take(), advice], "; ");
 }
 

@@ -1,4 +1,4 @@
-//! A run that could not be opened: its failure is reported as far as that is possible.
+//! Reports a run that could not be opened, as far as that is possible.
 //!
 //! Works without a run context, because that is what could not be made.
 

@@ -86,7 +86,7 @@ pub(crate) struct Rescue<'r, 'c> {
 
 /// How far a rescue has come.
 #[derive(Debug)]
-struct Progress {
+struct RescueProgress {
     begun: Instant,
     is_first: bool,
     /// Where a copy is kept, or why none is.
@@ -107,7 +107,7 @@ impl Rescue<'_, '_> {
             }
         })
         .await;
-        let mut progress = Progress {
+        let mut progress = RescueProgress {
             begun: Instant::now(),
             is_first: true,
             kept: None,
@@ -124,7 +124,7 @@ impl Rescue<'_, '_> {
         (outcome, progress.lock)
     }
 
-    async fn push_until_stored(&self, progress: &mut Progress) -> StateOutcome {
+    async fn push_until_stored(&self, progress: &mut RescueProgress) -> StateOutcome {
         let mut pause = FIRST_PAUSE;
         loop {
             let lock = match self.push(progress.is_first).await {
@@ -170,7 +170,7 @@ impl Rescue<'_, '_> {
         }
     }
 
-    async fn keep_copy(&self, progress: &mut Progress) {
+    async fn keep_copy(&self, progress: &mut RescueProgress) {
         let run = self.run;
         let deadline = run.while_saving(RESCUE.saturating_sub(progress.begun.elapsed()));
         tokio::select! {
@@ -198,7 +198,7 @@ impl Rescue<'_, '_> {
     }
 
     /// Releases the first lock that is in the way if it was the tool's own; true if it did.
-    async fn release_lock(&self, lock: Option<StateLock>, progress: &mut Progress) -> bool {
+    async fn release_lock(&self, lock: Option<StateLock>, progress: &mut RescueProgress) -> bool {
         let (Some(lock), None) = (lock, &progress.lock) else {
             return false;
         };
@@ -214,7 +214,7 @@ impl Rescue<'_, '_> {
     }
 
     /// A copy leaves time to publish what there is.
-    async fn time_is_up(&self, progress: &Progress) {
+    async fn time_is_up(&self, progress: &RescueProgress) {
         let run = self.run;
         let (limit, until) = match &progress.kept {
             Some(Ok(_)) => (RESCUE_OF_KEPT, run.budget.push),
@@ -236,8 +236,8 @@ impl Rescue<'_, '_> {
         }
     }
 
-    /// The very last resort: with the data that lasts, since whoever started this process removes the work folder with it; there
-    /// if it must be. In a pod either lasts as long as the pod.
+    /// The last resort: the data directory, because the launcher removes the work folder after the run; else the work folder.
+    /// In a pod both last as long as the pod.
     fn save_on_disk(&self, error: Option<StepError>) -> StateOutcome {
         let (run, job) = (self.run, &self.run.job);
         let name = format!("errored-{}-{}.tfstate", job.job_id, job.step_id);

@@ -1,6 +1,6 @@
 //! Finds or installs the tool of the step.
 //!
-//! Turns the settings into a request. How a tool is found is known to `tool`.
+//! Turns the settings into a request. `tool` knows how a tool is found.
 
 use tracing::{info, warn};
 

@@ -1,6 +1,6 @@
 //! Runs the scripts of a step: around an operation, or instead of one.
 //!
-//! How a script runs is known to `scripts`.
+//! `scripts` knows how a script runs.
 
 use std::path::Path;
 
@@ -19,12 +19,12 @@ use crate::workspace::Workspace;
 
 /// Runs the scripts of a phase around the operation; false when one failed and has said why.
 pub(crate) async fn run_scripts(
-    operation: &OperationContext<'_, '_>,
+    context: &OperationContext<'_, '_>,
     phase: Phase,
     env: &mut ChildEnv,
     terraform_output: &str,
 ) -> Result<bool, StepError> {
-    let (run, prepared) = (operation.run, operation.prepared);
+    let (run, prepared) = (context.run, context.prepared);
     let commands: &[Command] = if phase == Phase::OnFailure {
         &run.job.on_failure_list
     } else {

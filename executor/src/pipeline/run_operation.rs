@@ -56,58 +56,58 @@ async fn run_phases(run: &RunContext<'_>, prepared: &PreparedOperation) -> Opera
             return OperationResult::failed(Ending::NotReached, error.into());
         }
     }
-    let mut operation = OperationContext::new(run, prepared);
-    let mut result = match run_phases_before(&mut operation, &mut env).await {
+    let mut context = OperationContext::new(run, prepared);
+    let mut result = match run_phases_before(&mut context, &mut env).await {
         Ok(true) => {
-            log_banner(&operation).await;
+            log_banner(&context).await;
             match prepared.operation {
-                Operation::Plan { destroy } => plan_changes(&operation, destroy, &env).await,
-                Operation::Apply | Operation::Destroy => apply_changes(&operation, &env).await,
+                Operation::Plan { destroy } => plan_changes(&context, destroy, &env).await,
+                Operation::Apply | Operation::Destroy => apply_changes(&context, &env).await,
             }
         }
         Ok(false) => OperationResult::new(Ending::NotReached),
         Err(error) => OperationResult::failed(Ending::NotReached, error),
     };
-    run_phases_after(&operation, &mut result, &mut env).await;
+    run_phases_after(&context, &mut result, &mut env).await;
     result
 }
 
 /// Everything before the operation; false when something failed and has said why.
 async fn run_phases_before(
-    operation: &mut OperationContext<'_, '_>,
+    context: &mut OperationContext<'_, '_>,
     env: &mut ChildEnv,
 ) -> Result<bool, StepError> {
-    if !run_scripts(operation, Phase::BeforeInit, env, "").await? {
+    if !run_scripts(context, Phase::BeforeInit, env, "").await? {
         return Ok(false);
     }
-    let access = write_backend(operation, env)?;
+    let access = write_backend(context, env)?;
     access.offer(env)?;
-    operation.terraform.variables = write_variables(operation).await?;
-    if !init(operation, env).await? {
+    context.terraform.variables = write_variables(context).await?;
+    if !init(context, env).await? {
         return Ok(false);
     }
-    let before = run_scripts(operation, Phase::Before, env, "").await;
+    let before = run_scripts(context, Phase::Before, env, "").await;
     access.offer(env)?;
     before
 }
 
 /// Scripts after the operation, as its end asks for.
 async fn run_phases_after(
-    operation: &OperationContext<'_, '_>,
+    context: &OperationContext<'_, '_>,
     result: &mut OperationResult,
     env: &mut ChildEnv,
 ) {
-    let run = operation.run;
+    let run = context.run;
     let aftermath = settlement::aftermath(run.step_type, result.ending, run.job.ignore_error);
     let outputs = &result.terraform_output;
     if aftermath.on_failure {
-        match run_scripts(operation, Phase::OnFailure, env, outputs).await {
+        match run_scripts(context, Phase::OnFailure, env, outputs).await {
             Ok(_) => {}
             Err(error) => warn!(%error, "the scripts on failure could not be run"),
         }
     }
     if aftermath.after {
-        match run_scripts(operation, Phase::After, env, outputs).await {
+        match run_scripts(context, Phase::After, env, outputs).await {
             Ok(ok) => result.after_ok = ok,
             Err(error) => {
                 result.after_ok = false;
@@ -117,8 +117,8 @@ async fn run_phases_after(
     }
 }
 
-async fn log_banner(operation: &OperationContext<'_, '_>) {
-    let (run, name) = (operation.run, operation.prepared.operation.banner_name());
+async fn log_banner(context: &OperationContext<'_, '_>) {
+    let (run, name) = (context.run, context.prepared.operation.banner_name());
     let banner = run.palette().operation(run.job.tool(), name);
     run.log.writer().line(banner.trim_end_matches('\n')).await;
 }

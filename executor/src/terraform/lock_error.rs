@@ -1,4 +1,4 @@
-//! Locks on states, as the tool tells of them: the block `Lock Info:` of its errors, and whose lock that is.
+//! The lock that an error of the tool names: the block `Lock Info:`, and which process held that lock.
 
 use std::time::SystemTime;
 
@@ -177,13 +177,13 @@ pub fn without_colours(line: &str) -> String {
     plain
 }
 
-/// A process of the tool that is over: what a lock must agree with to have been its own.
+/// A process of the tool that has ended: the facts that decide whether a lock was its own.
 #[derive(Clone, Debug)]
 pub struct EndedTool {
     /// As the tool names what it did.
     pub operation: &'static str,
     pub host: String,
-    /// Whether nothing else ever has that name, as with a pod.
+    /// Whether no other host ever has that name, as with a pod.
     pub host_is_ours_alone: bool,
     /// Before the process began.
     pub started: SystemTime,
@@ -192,9 +192,9 @@ pub struct EndedTool {
 }
 
 impl EndedTool {
-    /// Whether this lock was taken by that process and by no other. A state has one lock at a time: one that was taken
-    /// after the process began and no later than the moment at which the process held one is the one it held. Where
-    /// the host's name is nobody else's, having been taken there since is enough.
+    /// Whether that process took this lock, and no other process did. A state has one lock at a time. So a lock that was
+    /// taken after the process began, and not after the process held one, is the lock it held. If no other host has the
+    /// name, it is enough that the lock was taken there after the process began.
     pub fn certainly_held(&self, lock: &StateLock) -> bool {
         let Some(created) = instant(&lock.created) else {
             return false;
@@ -205,7 +205,7 @@ impl EndedTool {
             && (self.host_is_ours_alone || self.held.is_some_and(|held| created <= held))
     }
 
-    /// Whether it may have been, as far as anybody can tell.
+    /// Whether that process may have taken this lock.
     pub fn may_have_held(&self, lock: &StateLock) -> bool {
         lock.host() == Some(&self.host)
             && instant(&lock.created).is_none_or(|created| created >= self.started)

@@ -1,4 +1,4 @@
-//! The raw state, as far as publishing it needs: serial, lineage and outputs.
+//! The parts of a state file that publishing needs: serial, lineage and outputs.
 
 use std::collections::BTreeMap;
 
