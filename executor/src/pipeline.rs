@@ -44,7 +44,8 @@ pub(crate) async fn run(
         .validate()
         .ok()
         .and_then(|()| connections.heartbeat(&job.job_id));
-    let finished = run_connected(config, folders, &connections, job, stop).await;
+    let run = run_connected(config, folders, &connections, job, stop);
+    let finished = Box::pin(run).await;
     deadline.set_exit_code(finished.exit_code(config));
     match heartbeat {
         Some(heartbeat) if finished.reported => heartbeat.stop().await,

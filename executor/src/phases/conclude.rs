@@ -82,7 +82,7 @@ pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) ->
         );
     }
     // The outcome of a claimed step is its holder's to report. That of a job that is over is known.
-    let reported = delivered.is_ok() && (result.must_report || result.exit == Exit::Done);
+    let is_reported = delivered.is_ok() && (result.must_report || result.exit == Exit::Done);
     FinishedRun {
         report: FinalReport {
             phases: timer.timings(),
@@ -92,9 +92,9 @@ pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) ->
                 .map(|sink| sink.lost)
                 .max()
                 .unwrap_or_default(),
-            ..final_report(&run.job, result, reported)
+            ..final_report(&run.job, result, is_reported)
         },
-        reported,
+        reported: is_reported,
     }
 }
 

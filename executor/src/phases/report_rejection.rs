@@ -56,9 +56,9 @@ async fn report_rejection(
     note: Option<String>,
     stop: &Stop,
 ) -> Result<Option<StepResult>, PlatformError> {
-    let step = &StepRef::of(job);
+    let rejected = &StepRef::of(job);
     let permission = tokio::select! {
-        permission = connections.platform.start_permission(step) => permission?,
+        permission = connections.platform.start_permission(rejected) => permission?,
         _ = stop.ordered() => return Ok(None),
     };
     if !matches!(permission, StartPermission::Granted(_)) {
@@ -78,7 +78,7 @@ async fn report_rejection(
     let deadline = connections.deadline(stop, budget.report);
     connections
         .platform
-        .report_outcome(step, &outcome, &deadline)
+        .report_outcome(rejected, &outcome, &deadline)
         .await?;
     Ok(None)
 }

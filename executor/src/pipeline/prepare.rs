@@ -33,19 +33,16 @@ pub(crate) async fn prepare(
     check_step(run).await?;
     let preparing = run.unless_stopped(Box::pin(prepare_workspace(run)));
     let workspace = run.phase(Phase::Workspace, preparing).await?;
-    let step = match Operation::of(run.step_type) {
-        Some(operation) => {
-            let prepared = prepare_operation(run, view, operation, workspace).await?;
-            PreparedStep::Operation(Box::new(prepared))
-        }
-        None => {
-            let tool = if run.job.command_list.is_empty() {
-                None
-            } else {
-                resolve_optional_tool(run).await
-            };
-            PreparedStep::Scripts(Box::new(workspace), tool)
-        }
+    let step = if let Some(operation) = Operation::of(run.step_type) {
+        let prepared = prepare_operation(run, view, operation, workspace).await?;
+        PreparedStep::Operation(Box::new(prepared))
+    } else {
+        let tool = if run.job.command_list.is_empty() {
+            None
+        } else {
+            resolve_optional_tool(run).await
+        };
+        PreparedStep::Scripts(Box::new(workspace), tool)
     };
     let workspace = match &step {
         PreparedStep::Operation(prepared) => &prepared.workspace,
