@@ -8,15 +8,14 @@ use std::time::Duration;
 use artifact_store::{Store, StoreArgs, StoreConfigError};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Args, CommandFactory as _, Parser};
-use job_contract::{Records, StepType, env};
+use job_contract::{Exit, Records, StepType, env};
 use platform::redis::{Redis, RedisArgs};
 use platform::terrakube::{TerrakubeArgs, TerrakubeConfig};
 use reqwest::Url;
 use runtime::setting::parse_over_environment;
 use runtime::telemetry::LogFormat;
 
-use crate::guard::Limits;
-use crate::run::StageError;
+use crate::error::StepError;
 use crate::stop::Budget;
 use crate::tool::{Selection, SignaturePolicy};
 use crate::workspace::ArchiveLimits;
@@ -232,10 +231,10 @@ impl RunConfig {
             .map_or(Budget::default_grace(step), Duration::from_secs)
     }
 
-    /// What the run's guard watches.
-    pub(crate) fn limits(&self) -> Limits {
+    /// The limits at which the run is stopped.
+    pub(crate) fn limits(&self) -> RunLimits {
         let seconds = |seconds| (seconds > 0).then(|| Duration::from_secs(seconds));
-        Limits {
+        RunLimits {
             deadline: seconds(
                 self.deadline_seconds
                     .unwrap_or_else(|| self.max_duration_minutes.saturating_mul(60)),
@@ -278,6 +277,16 @@ pub enum ConfigError {
     /// A URL that is none.
     #[error("`{name}` is not a URL")]
     BadUrl { name: &'static str },
+}
+
+impl From<ConfigError> for StepError {
+    fn from(error: ConfigError) -> Self {
+        let hint = match &error {
+            ConfigError::Store(error) => error.hint(),
+            _ => "run `executor --help` for the settings".to_owned(),
+        };
+        Self::new(Exit::BadConfiguration, error).with_hint(hint)
+    }
 }
 
 fn without_records(records: Option<Records>) -> String {
@@ -328,6 +337,17 @@ pub fn variable_behind(usage: &clap::Error) -> Option<String> {
     Some(argument.get_env()?.to_string_lossy().into_owned())
 }
 
+/// Limits of a run; `None` is no limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RunLimits {
+    /// Wall-clock time of the run.
+    pub(crate) deadline: Option<Duration>,
+    /// Time without anything written to the log.
+    pub(crate) silence: Option<Duration>,
+    /// Share of the memory limit at which the tool is interrupted, in hundredths.
+    pub(crate) memory_percent: Option<u64>,
+}
+
 /// Folders the executor works with, resolved once.
 #[derive(Clone, Debug)]
 pub struct Folders {
@@ -341,7 +361,7 @@ pub struct Folders {
 
 impl StoreConfig {
     /// The store these settings describe; all that is wrong with them is told at once.
-    pub fn open(&self, folders: &Folders) -> Result<Store, StageError> {
+    pub fn open(&self, folders: &Folders) -> Result<Store, StepError> {
         let settings = self.artifacts.resolve(&folders.data);
         Ok(Store::open(&settings.map_err(ConfigError::from)?)?)
     }

@@ -1,6 +1,7 @@
-//! Shows an operation while it runs: in the job context and in the live stream, from beside, once a second at most
-//! (contract 6.6, W-22). Whatever does not get through is shown with the next picture, and the last word is the
-//! operation's own.
+//! Shows an operation while it runs: in the job context and in the live stream, beside the operation, once a second at most
+//! (contract 6.6, W-22). What does not get through is shown with the next update. The operation itself publishes the last.
+//!
+//! Knows the tool's events, not what they lead to.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +16,18 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 
-use crate::run::Run;
+use crate::context::RunContext;
 use crate::terraform::event_state::EventState;
+use crate::terraform::structured::Structured;
 
 /// How often at most.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// How long the end of an operation waits for a picture that is under way.
-const FAREWELL: Duration = Duration::from_secs(5);
+const LAST_UPDATE: Duration = Duration::from_secs(5);
 
-/// Pictures of one operation, from its beginning to its end.
+/// The view of one operation, from its beginning to its end.
 #[derive(Debug)]
-pub(crate) struct Publication {
+pub(crate) struct LiveView {
     phase: LivePhase,
     done: CancellationToken,
     /// Gives the live stream back when it is done.
@@ -56,7 +58,7 @@ fn context_patch(
 }
 
 /// The patch without secrets.
-pub(crate) fn redacted(redactor: &Redactor, patch: Map<String, Value>) -> Map<String, Value> {
+fn redacted(redactor: &Redactor, patch: Map<String, Value>) -> Map<String, Value> {
     let mut patch = Value::Object(patch);
     redactor.redact_json(&mut patch);
     match patch {
@@ -65,18 +67,19 @@ pub(crate) fn redacted(redactor: &Redactor, patch: Map<String, Value>) -> Map<St
     }
 }
 
-impl Publication {
+impl LiveView {
     /// Begins to show the state of the events. Nobody looks at a platform of files before the end.
-    pub(crate) fn start(run: &Run<'_>, events: EventState, phase: LivePhase) -> Self {
-        let live = run.link.live_picture(&run.job);
+    pub(crate) fn start(run: &RunContext<'_>, events: EventState, phase: LivePhase) -> Self {
+        let live = run.connections.live_picture(&run.job);
         let done = CancellationToken::new();
-        let is_watched = live.is_some() || matches!(run.link.platform, Platform::Terrakube(_));
+        let is_watched =
+            live.is_some() || matches!(run.connections.platform, Platform::Terrakube(_));
         let task = is_watched.then(|| {
             let show = Show {
                 live,
                 phase,
                 events,
-                platform: run.link.platform.clone(),
+                platform: run.connections.platform.clone(),
                 step: run.step.clone(),
                 redactor: run.log.redactor(),
                 failing: false,
@@ -87,25 +90,50 @@ impl Publication {
     }
 
     /// The part of the job context that shows these changes.
-    pub(crate) fn patch(
-        &self,
-        step_id: &str,
-        changes: &Value,
-        diagnostics: &Value,
-    ) -> Map<String, Value> {
+    fn patch(&self, step_id: &str, changes: &Value, diagnostics: &Value) -> Map<String, Value> {
         context_patch(self.phase, step_id, changes, diagnostics)
     }
 
+    /// Ends the view, and leaves the results of the step in the job context, in one update: the changes, the diagnostics,
+    /// and the `additions` of this kind of step. A convenience: without it the platform shows the log.
+    pub(crate) async fn publish(
+        self,
+        run: &RunContext<'_>,
+        structured: &Structured,
+        additions: Map<String, Value>,
+    ) {
+        let step = &run.step;
+        let redactor = run.log.redactor();
+        let (changes, diagnostics) = (structured.changes(), structured.diagnostics());
+        let mut patch = additions;
+        patch.extend(self.patch(&step.step_id, &changes, &diagnostics));
+        let patch = redacted(&redactor, patch);
+        let publish = async {
+            self.finish(&redactor, changes, diagnostics).await;
+            run.connections.platform.merge_context(step, &patch).await
+        };
+        // What is left after that belongs to the log and the report.
+        let deadline = run.while_saving(Duration::MAX);
+        let published = tokio::select! {
+            biased;
+            published = publish => published.map_err(|error| chain(&error)),
+            () = deadline.over() => Err("there was no time left for it".to_owned()),
+        };
+        if let Err(error) = published {
+            warn!(error, "the job context could not be updated");
+        }
+    }
+
     /// Ends with this last picture. One that is under way and takes too long is dropped with its task.
-    pub(crate) async fn finish(self, redactor: &Redactor, changes: Value, diagnostics: Value) {
+    async fn finish(self, redactor: &Redactor, changes: Value, diagnostics: Value) {
         self.done.cancel();
         let Some(task) = self.task else {
             return;
         };
-        match timeout(FAREWELL, task).await {
+        match timeout(LAST_UPDATE, task).await {
             Ok(Ok(Some(live))) => {
                 live.publish(state(self.phase, redactor, changes, diagnostics));
-                live.finish(FAREWELL).await;
+                live.finish(LAST_UPDATE).await;
             }
             Ok(Ok(None)) => {}
             Ok(Err(error)) => warn!(%error, "the picture of the run ended by a defect"),

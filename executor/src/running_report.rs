@@ -1,6 +1,6 @@
-//! The report that a step runs. Until it is on record, a platform whose other records of the claim are lost could have the step
-//! started a second time (docs/decisions/0002-at-most-once.md). So a report that failed is repeated beside the step, until it
-//! lands or the step is over.
+//! The report that a step runs. Until the platform has it, a platform that lost its other records of the claim could start the
+//! step a second time (docs/decisions/0002-at-most-once.md). So a report that failed is repeated beside the step, until it
+//! succeeds or the step is over.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ use tracing::{info, warn};
 const PAUSE: Duration = Duration::from_secs(5);
 /// How long the end of a step waits at most for an attempt that is under way, whose late arrival would set the step back: as
 /// long as an attempt may last.
-pub(crate) const FAREWELL: Duration = Duration::from_secs(30);
+pub(crate) const LAST_ATTEMPT: Duration = Duration::from_secs(30);
 
 /// What is said of a step that runs.
 #[derive(Clone, Debug)]
-pub(crate) struct Running {
+pub(crate) struct RunningReport {
     pub(crate) platform: Platform,
     pub(crate) step: StepRef,
     pub(crate) commit_id: String,
@@ -30,20 +30,20 @@ pub(crate) struct Running {
 
 /// A report that is being repeated.
 #[derive(Debug)]
-pub(crate) struct Announcement {
+pub(crate) struct RepeatedReport {
     over: CancellationToken,
     task: AbortOnDropHandle<()>,
 }
 
-impl Running {
-    pub(crate) async fn tell(&self) -> Result<Start, PlatformError> {
+impl RunningReport {
+    pub(crate) async fn send(&self) -> Result<Start, PlatformError> {
         self.platform
             .report_running(&self.step, &self.commit_id, &self.output)
             .await
     }
 
     /// Repeats the report from beside.
-    pub(crate) fn repeat(self) -> Announcement {
+    pub(crate) fn repeat(self) -> RepeatedReport {
         let over = CancellationToken::new();
         let until = over.clone();
         let task = tokio::spawn(async move {
@@ -53,7 +53,7 @@ impl Running {
                     () = until.cancelled() => return,
                     () = sleep(PAUSE) => {}
                 }
-                match self.tell().await {
+                match self.send().await {
                     Ok(_) => {
                         info!("the step is reported as running after all");
                         return;
@@ -65,14 +65,14 @@ impl Running {
                 }
             }
         });
-        Announcement {
+        RepeatedReport {
             over,
             task: AbortOnDropHandle::new(task),
         }
     }
 }
 
-impl Announcement {
+impl RepeatedReport {
     /// Ends the repetition, before the outcome is reported. Nothing more is sent once this has returned.
     pub(crate) async fn end(mut self, deadline: &Deadline) {
         self.over.cancel();
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     /// A platform whose records cannot be written, until the file is gone that stands in their way.
-    fn away() -> (TempDir, Running) {
+    fn away() -> (TempDir, RunningReport) {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("platform"), "").unwrap();
         let step = StepRef {
@@ -112,7 +112,7 @@ mod tests {
             step_id: "step".into(),
             step_type: "terraformApply".into(),
         };
-        let running = Running {
+        let running = RunningReport {
             platform: Platform::Local(LocalPlatform::new(folder.path())),
             step,
             commit_id: "c".into(),
@@ -129,21 +129,21 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_report_that_failed_is_repeated_until_it_lands() {
         let (folder, running) = away();
-        running.tell().await.unwrap_err();
-        let announcement = running.repeat();
+        running.send().await.unwrap_err();
+        let repeated = running.repeat();
         sleep(PAUSE * 3).await;
         assert_eq!(status(&folder), None);
         fs::remove_file(folder.path().join("platform")).unwrap();
         sleep(PAUSE * 2).await;
         assert_eq!(status(&folder), Some(StepStatus::Running));
-        announcement.end(&Deadline::after(FAREWELL)).await;
+        repeated.end(&Deadline::after(LAST_ATTEMPT)).await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn nothing_is_said_once_the_step_is_over() {
         let (folder, running) = away();
-        let announcement = running.repeat();
-        announcement.end(&Deadline::after(FAREWELL)).await;
+        let repeated = running.repeat();
+        repeated.end(&Deadline::after(LAST_ATTEMPT)).await;
         fs::remove_file(folder.path().join("platform")).unwrap();
         sleep(PAUSE * 5).await;
         assert_eq!(status(&folder), None);
@@ -159,15 +159,13 @@ mod tests {
             std::future::pending::<()>().await;
         });
         started.await.unwrap();
-        let announcement = Announcement {
+        let repeated = RepeatedReport {
             over: CancellationToken::new(),
             task: AbortOnDropHandle::new(task),
         };
-        let asked = Instant::now();
-        announcement
-            .end(&Deadline::after(Duration::from_secs(1)))
-            .await;
-        assert_eq!(asked.elapsed().as_secs(), 1);
+        let began = Instant::now();
+        repeated.end(&Deadline::after(Duration::from_secs(1))).await;
+        assert_eq!(began.elapsed().as_secs(), 1);
         assert_eq!(watch.try_recv(), Err(TryRecvError::Closed));
     }
 }

@@ -1,4 +1,5 @@
-//! The hand-over of a reviewed plan from the plan step to the apply step (contract 6.2).
+//! The plan in the artifact store, between plan step and apply step (contract 6.2): stores it, notes it, and decides which
+//! plan an apply may use.
 //!
 //! What was reviewed is what is applied: the plan step leaves the plan's digest and the tool's version apart from the plan
 //! itself, in the job context and in the store, and the apply step refuses a plan that is missing, empty, altered or of unknown
@@ -10,11 +11,14 @@ use std::path::{Path, PathBuf};
 
 use artifact_store::{Digest, Store, StoreError};
 use job_contract::keys::ObjectKey;
-use job_contract::{JobData, Tool, env};
+use job_contract::{Exit, JobData, Tool, env};
 use platform::StepView;
 use runtime::regular_file;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+
+use crate::error::StepError;
+use crate::tool::ResolvedTool;
 
 /// Key of the job context under which plan steps leave their [`PlanRecord`].
 pub const CONTEXT_KEY: &str = "mayflyPlan";
@@ -86,6 +90,49 @@ impl PlanNote {
     }
 }
 
+/// A plan that the tool has made.
+#[derive(Debug)]
+pub struct NewPlan<'p> {
+    pub file: &'p Path,
+    pub digest: Digest,
+    pub tool: &'p ResolvedTool,
+    pub commit_id: &'p str,
+}
+
+/// Stores a plan, and notes it for the steps that follow.
+pub async fn store(
+    store: &Store,
+    job: &JobData,
+    plan: NewPlan<'_>,
+) -> Result<PlanRecord, StoreError> {
+    let key = ObjectKey::plan(
+        &job.organization_id,
+        &job.workspace_id,
+        &job.job_id,
+        &job.step_id,
+    );
+    let record = PlanRecord {
+        reference: store.put_file(&key, plan.file).await?,
+        sha256: plan.digest.sha256,
+        size_bytes: plan.digest.size_bytes,
+        tool: plan.tool.tool,
+        version: plan.tool.version.to_string(),
+        commit_id: plan.commit_id.to_owned(),
+    };
+    note(store, job, Some(record.clone())).await?;
+    Ok(record)
+}
+
+/// Notes for the steps that follow that the job was planned, and which plan it has.
+pub async fn note(
+    store: &Store,
+    job: &JobData,
+    plan: Option<PlanRecord>,
+) -> Result<(), StoreError> {
+    let step_id = job.step_id.clone();
+    PlanNote { step_id, plan }.leave(store, job).await
+}
+
 /// A plan an apply must not use.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
@@ -115,11 +162,11 @@ pub enum PlanError {
     #[error("what is stored in `{reference}` is not a plan")]
     NotAPlan { reference: String },
     /// The other tool made it.
-    #[error("the reviewed plan was made by {made_by}, this step uses {asked}")]
-    OtherTool { made_by: Tool, asked: Tool },
-    /// It could not be laid into the working directory.
+    #[error("the reviewed plan was made by {made_by}, this step uses {required}")]
+    OtherTool { made_by: Tool, required: Tool },
+    /// It could not be put into the working directory.
     #[error("could not put the reviewed plan into `{}`", path.display())]
-    Place {
+    NotWritten {
         path: PathBuf,
         #[source]
         source: io::Error,
@@ -137,6 +184,19 @@ impl PlanError {
             ),
             _ => "plan again, review the new plan and apply that".to_owned(),
         }
+    }
+}
+
+impl From<PlanError> for StepError {
+    fn from(error: PlanError) -> Self {
+        let exit = match error {
+            // Not the plan's fault, nor that of whoever reviewed it.
+            PlanError::Unavailable(StoreError::Unavailable { .. }) => Exit::Infrastructure,
+            // The document is sound; the plan it refers to is not.
+            _ => Exit::StepFailed,
+        };
+        let hint = error.hint();
+        Self::new(exit, error).with_hint(hint)
     }
 }
 
@@ -227,7 +287,7 @@ async fn checked(
         Some(record) if record.tool != tool => {
             return Err(PlanError::OtherTool {
                 made_by: record.tool,
-                asked: tool,
+                required: tool,
             });
         }
         Some(_) => {}
@@ -254,7 +314,7 @@ impl ReviewedPlan {
             fs::copy(&self.file, target)?;
             Digest::of(target)
         };
-        let placed = place().map_err(|source| PlanError::Place {
+        let placed = place().map_err(|source| PlanError::NotWritten {
             path: target.to_owned(),
             source,
         })?;

@@ -1,5 +1,5 @@
-//! What a run speaks to beside its tool: the platform, and the Redis between the two. Decides from the configuration
-//! which these are; knows nothing of what is said.
+//! What a run connects to beside its tool: the platform, and the Redis between the two. Decides from the settings which
+//! these are. Knows nothing of what is sent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use runtime::Deadline;
 use tracing::warn;
 
 use crate::config::{Config, Folders};
-use crate::run::StageError;
+use crate::error::StepError;
 use crate::stop::Stop;
 use crate::workspace::ContentToken;
 
@@ -26,16 +26,16 @@ const LOCAL_PATIENCE: Duration = Duration::from_mins(1);
 
 /// The platform, and the Redis that belongs to it, if there is one.
 #[derive(Clone, Debug)]
-pub struct Link {
-    pub platform: Platform,
-    pub redis: Option<Redis>,
+pub(crate) struct Connections {
+    pub(crate) platform: Platform,
+    pub(crate) redis: Option<Redis>,
     log_via_api: bool,
     live_log_max_bytes: u64,
 }
 
-impl Link {
-    /// The link as it is configured. Nothing is connected yet.
-    pub fn open(config: &Config, folders: &Folders) -> Result<Self, StageError> {
+impl Connections {
+    /// The connections as they are configured. Nothing is connected yet.
+    pub(crate) fn open(config: &Config, folders: &Folders) -> Result<Self, StepError> {
         let (terrakube, redis) = config.network()?;
         if terrakube.is_none() && config.run.records == Some(Records::Pod) {
             warn!("the record of this step ends with its pod: nobody may start the step again");
@@ -54,8 +54,8 @@ impl Link {
         })
     }
 
-    /// A link to the API alone, for reporting that the rest cannot be opened.
-    pub fn to_api(config: &Config) -> Option<Self> {
+    /// The connection to the API alone, for reporting that the rest cannot be opened.
+    pub(crate) fn to_api(config: &Config) -> Option<Self> {
         let terrakube = Terrakube::new(config.api()?, None).ok()?;
         Some(Self {
             platform: Platform::Terrakube(terrakube),
@@ -66,7 +66,7 @@ impl Link {
     }
 
     /// Whether there is no platform but the records in the data folder, which another pod may not have.
-    pub const fn is_local(&self) -> bool {
+    pub(crate) const fn is_local(&self) -> bool {
         matches!(self.platform, Platform::Local(_))
     }
 
@@ -78,7 +78,7 @@ impl Link {
     }
 
     /// Signs of life for the job, from now on. A run without them goes on: the platform may be patient.
-    pub fn heartbeat(&self, job_id: &str) -> Option<Heartbeat> {
+    pub(crate) fn heartbeat(&self, job_id: &str) -> Option<Heartbeat> {
         let redis = self.redis.as_ref()?;
         Heartbeat::start(redis, job_id)
             .inspect_err(|error| warn!(error = chain(error), "the run has no heartbeat"))
@@ -86,7 +86,7 @@ impl Link {
     }
 
     /// Where people follow the run's log while it runs.
-    pub fn live_log(&self, job: &JobData) -> Option<Box<dyn Sink>> {
+    pub(crate) fn live_log(&self, job: &JobData) -> Option<Box<dyn Sink>> {
         let whole = self.whole_live_log(job)?;
         Some(Box::new(LimitedSink::new(whole, self.live_log_max_bytes)))
     }
@@ -110,18 +110,18 @@ impl Link {
     }
 
     /// The live picture of an operation.
-    pub fn live_picture(&self, job: &JobData) -> Option<LiveStream> {
+    pub(crate) fn live_picture(&self, job: &JobData) -> Option<LiveStream> {
         let redis = self.redis.clone()?;
         Some(LiveStream::start(redis, &job.job_id, &job.step_id))
     }
 
     /// What the platform's tokens are minted with.
-    pub fn tokens(&self) -> Option<&TokenSource> {
+    pub(crate) fn tokens(&self) -> Option<&TokenSource> {
         Some(&self.terrakube()?.config().tokens)
     }
 
     /// The token for the content of a CLI-driven run: for the platform's own addresses, and none but them.
-    pub fn content_token(&self) -> Option<ContentToken> {
+    pub(crate) fn content_token(&self) -> Option<ContentToken> {
         let config = self.terrakube()?.config();
         let tokens = config.tokens.clone();
         Some(ContentToken {
@@ -131,7 +131,7 @@ impl Link {
     }
 
     /// Hosts the tool may show a token to: the module registry, and the API itself (contract 8.7).
-    pub fn tool_hosts(&self) -> Vec<String> {
+    pub(crate) fn tool_hosts(&self) -> Vec<String> {
         let Some(config) = self.terrakube().map(Terrakube::config) else {
             return Vec::new();
         };
@@ -149,7 +149,7 @@ impl Link {
 
     /// How long the end of a run is reported: minutes, unless the process is about to be killed. After a stop order
     /// until this long after it.
-    pub fn deadline(&self, stop: &Stop, until: Duration) -> Deadline {
+    pub(crate) fn deadline(&self, stop: &Stop, until: Duration) -> Deadline {
         let deadline = self.terrakube().map_or(LOCAL_PATIENCE, |terrakube| {
             terrakube.config().report_patience
         });

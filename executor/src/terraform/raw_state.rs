@@ -1,9 +1,12 @@
-//! The raw state, as far as publishing it needs: serial, lineage and outputs.
+//! The parts of a state file that publishing needs: serial, lineage and outputs.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+
+/// Largest JSON document read from the tool into memory: plans of thousands of resources stay far below it.
+pub(crate) const MAX_DOCUMENT_BYTES: usize = 512 * 1024 * 1024;
 
 /// Parts of a state file (format version 4).
 #[derive(Debug, Deserialize)]

@@ -1,39 +1,73 @@
-//! How the final report leaves the process: with the name of its author, and sealed, because whatever the run has executed
-//! can write to the same file.
+//! The end of the process: the final report and the exit code. The report names its author and is sealed, because the code
+//! that a run executes can write to the same file.
+//!
+//! Knows nothing of how the step came to its outcome.
 
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use job_contract::env;
 use job_contract::report::{Author, FinalReport, ReportKey};
+use job_contract::{Exit, JobData, env};
 use nix::fcntl::OFlag;
 use platform::report_key;
 use runtime::setting::SettingProblem;
 use tracing::debug;
 
-use crate::config::TERMINATION_LOG_PATH;
+use crate::config::{Config, TERMINATION_LOG_PATH};
+
+/// A run that is over: its final report, and whether the platform knows the outcome.
+#[derive(Debug)]
+pub(crate) struct FinishedRun {
+    pub(crate) report: FinalReport,
+    pub(crate) reported: bool,
+}
+
+impl FinishedRun {
+    /// The exit code of the process. Under a launcher that repeats failed pods a reported outcome must not look like a
+    /// failed pod (contract 11.1). An unreported one must not look like a good end, nor like `Infrastructure`, which would
+    /// promise that starting again is safe.
+    pub(crate) fn exit_code(&self, config: &Config) -> u8 {
+        if self.reported && !config.run.outcome_exit_code {
+            Exit::Done.code()
+        } else if !self.reported && self.report.outcome == Exit::Done.code() {
+            Exit::StepFailed.code()
+        } else {
+            self.report.outcome
+        }
+    }
+}
+
+/// A report that so far says only which step it is about.
+pub(crate) fn identify(job: &JobData) -> FinalReport {
+    FinalReport {
+        job_id: job.job_id.clone(),
+        step_id: job.step_id.clone(),
+        step_type: job.step_type.clone(),
+        ..FinalReport::default()
+    }
+}
 
 /// The process as the author of its final report.
 #[derive(Debug)]
-pub(crate) struct Signature {
+pub(crate) struct ReportWriter {
     key: Option<ReportKey>,
     run: String,
 }
 
-impl Signature {
+impl ReportWriter {
     /// What the environment says.
     pub(crate) fn from_environment() -> Result<Self, SettingProblem> {
         let key = report_key::from_lookup(|name| std::env::var(name).ok())?;
         Ok(Self {
             key,
-            ..Self::nobody()
+            ..Self::unsigned()
         })
     }
 
     /// Where there is no key that can be used.
-    pub(crate) fn nobody() -> Self {
+    pub(crate) fn unsigned() -> Self {
         // In a pod the one, on a machine the other.
         let run = [env::POD_UID, env::RUN_MARK]
             .into_iter()
@@ -45,9 +79,9 @@ impl Signature {
         }
     }
 
-    /// Leaves the report of a process that ends with `exit_code`. Kubernetes offers the default path in every container;
+    /// Writes the report of a process that ends with `exit_code`. Kubernetes offers the default path in every container;
     /// elsewhere it does not exist and is not missed.
-    pub(crate) fn leave(&self, path: &Path, report: FinalReport, exit_code: u8) {
+    pub(crate) fn write(&self, path: &Path, report: FinalReport, exit_code: u8) {
         let report = FinalReport {
             author: Some(Author {
                 run: self.run.clone(),
@@ -56,14 +90,14 @@ impl Signature {
             ..report
         };
         let message = report.to_termination_message(self.key.as_ref());
-        if let Err(error) = write(path, &message) {
+        if let Err(error) = write_file(path, &message) {
             debug!(%error, path = %path.display(), "no termination message was left");
         }
     }
 }
 
 /// Does not wait: code of the run may have put a FIFO there that nobody reads.
-fn write(path: &Path, message: &str) -> io::Result<()> {
+fn write_file(path: &Path, message: &str) -> io::Result<()> {
     File::options()
         .write(true)
         .create(true)
@@ -92,10 +126,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("report");
         mkfifo(&path, Mode::S_IRWXU).unwrap();
-        assert!(write(&path, "{}").is_err());
+        assert!(write_file(&path, "{}").is_err());
         let path = folder.path().join("file");
-        write(&path, "a longer report").unwrap();
-        write(&path, "{}").unwrap();
+        write_file(&path, "a longer report").unwrap();
+        write_file(&path, "{}").unwrap();
         assert_eq!(std::fs::read_to_string(path).unwrap(), "{}");
     }
 }

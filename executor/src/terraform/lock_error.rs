@@ -1,4 +1,4 @@
-//! Locks on states, as the tool tells of them: the block `Lock Info:` of its errors, and whose lock that is.
+//! The lock that an error of the tool names: the block `Lock Info:`, and which process held that lock.
 
 use std::time::SystemTime;
 
@@ -13,7 +13,7 @@ const RELEASING: &str = "Error releasing the state lock";
 #[derive(Clone, Debug, Default)]
 pub struct LockWatch {
     title: Option<Trouble>,
-    place: Place,
+    position: Position,
     block: Option<Block>,
     in_the_way: Option<StateLock>,
     unreleased: bool,
@@ -38,7 +38,7 @@ impl Trouble {
 /// Where in the rendering for people the next line stands: only the first line of a diagnostic is its title. What comes
 /// later may quote another tool's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Place {
+enum Position {
     /// At the beginning, or behind an empty line: a diagnostic without a box may begin.
     #[default]
     Beginning,
@@ -77,17 +77,17 @@ impl LockWatch {
     pub fn line(&mut self, line: &str) {
         let in_box = line.strip_prefix('│');
         let text = in_box.unwrap_or(line).trim_end_matches('╵').trim();
-        let begins = match self.place {
-            Place::BoxOpened => in_box.is_some(),
-            Place::Beginning => line.starts_with("Error: "),
-            Place::Inside => false,
+        let begins = match self.position {
+            Position::BoxOpened => in_box.is_some(),
+            Position::Beginning => line.starts_with("Error: "),
+            Position::Inside => false,
         };
-        self.place = match line.trim_end() {
-            "╷" => Place::BoxOpened,
-            "" | "╵" => Place::Beginning,
-            _ => Place::Inside,
+        self.position = match line.trim_end() {
+            "╷" => Position::BoxOpened,
+            "" | "╵" => Position::Beginning,
+            _ => Position::Inside,
         };
-        if self.place == Place::BoxOpened {
+        if self.position == Position::BoxOpened {
             self.end();
         } else if begins {
             self.begin(text.strip_prefix("Error: ").unwrap_or_default());
@@ -154,8 +154,8 @@ impl LockWatch {
     }
 }
 
-/// Reads a rendering for people to its end.
-pub fn met_in(text: &[u8]) -> Option<StateLock> {
+/// The lock that an error for people names.
+pub fn find_lock(text: &[u8]) -> Option<StateLock> {
     let mut watch = LockWatch::default();
     for line in String::from_utf8_lossy(text).lines() {
         watch.line(&without_colours(line));
@@ -177,13 +177,13 @@ pub fn without_colours(line: &str) -> String {
     plain
 }
 
-/// A process of the tool that is over: what a lock must agree with to have been its own.
+/// A process of the tool that has ended: the facts that decide whether a lock was its own.
 #[derive(Clone, Debug)]
-pub struct Tenure {
+pub struct EndedTool {
     /// As the tool names what it did.
     pub operation: &'static str,
     pub host: String,
-    /// Whether nothing else ever has that name, as with a pod.
+    /// Whether no other host ever has that name, as with a pod.
     pub host_is_ours_alone: bool,
     /// Before the process began.
     pub started: SystemTime,
@@ -191,11 +191,11 @@ pub struct Tenure {
     pub held: Option<SystemTime>,
 }
 
-impl Tenure {
-    /// Whether this lock was taken by that process and by no other. A state has one lock at a time: one that was taken
-    /// after the process began and no later than the moment at which the process held one is the one it held. Where
-    /// the host's name is nobody else's, having been taken there since is enough.
-    pub fn proves(&self, lock: &StateLock) -> bool {
+impl EndedTool {
+    /// Whether that process took this lock, and no other process did. A state has one lock at a time. So a lock that was
+    /// taken after the process began, and not after the process held one, is the lock it held. If no other host has the
+    /// name, it is enough that the lock was taken there after the process began.
+    pub fn certainly_held(&self, lock: &StateLock) -> bool {
         let Some(created) = instant(&lock.created) else {
             return false;
         };
@@ -205,8 +205,8 @@ impl Tenure {
             && (self.host_is_ours_alone || self.held.is_some_and(|held| created <= held))
     }
 
-    /// Whether it may have been, as far as anybody can tell.
-    pub fn allows(&self, lock: &StateLock) -> bool {
+    /// Whether that process may have taken this lock.
+    pub fn may_have_held(&self, lock: &StateLock) -> bool {
         lock.host() == Some(&self.host)
             && instant(&lock.created).is_none_or(|created| created >= self.started)
     }
@@ -259,9 +259,9 @@ mod tests {
         let text = format!(
             "╷\n\u{1b}[31m│ \u{1b}[1mError: \u{1b}[0mError acquiring the state lock\n{boxed}╵\n"
         );
-        assert_eq!(met_in(text.as_bytes()), Some(lock()));
+        assert_eq!(find_lock(text.as_bytes()), Some(lock()));
         assert_eq!(
-            met_in(format!("Error: Error acquiring the state lock\n\n{DETAIL}").as_bytes()),
+            find_lock(format!("Error: Error acquiring the state lock\n\n{DETAIL}").as_bytes()),
             Some(lock())
         );
     }
@@ -279,7 +279,7 @@ mod tests {
         watch.event(&event("Error releasing the state lock"));
         assert!(watch.is_unreleased());
         assert_eq!(watch.in_the_way(), None);
-        assert_eq!(met_in(DETAIL.as_bytes()), None);
+        assert_eq!(find_lock(DETAIL.as_bytes()), None);
     }
 
     /// As of a data source or a provisioner that runs the tool on another state.
@@ -318,7 +318,7 @@ mod tests {
         let boxed = DETAIL.replace('\n', "\n│ ");
         let boxed = format!("╷\n│ Error: no\n│ \n╵\n╷\n│ Error: {ACQUIRING}\n│ \n│ {boxed}\n╵\n");
         for text in [plain, boxed] {
-            assert_eq!(met_in(text.as_bytes()), Some(lock()), "{text}");
+            assert_eq!(find_lock(text.as_bytes()), Some(lock()), "{text}");
         }
     }
 
@@ -326,20 +326,20 @@ mod tests {
     fn only_the_lock_a_process_certainly_held_is_its_own() {
         let created = instant(&lock().created).unwrap();
         let second = Duration::from_secs(1);
-        let tenure = Tenure {
+        let tool = EndedTool {
             operation: "OperationTypeApply",
             host: "pod-1".into(),
             host_is_ours_alone: false,
             started: created - second,
             held: Some(created + second),
         };
-        assert!(tenure.proves(&lock()));
-        let other = |change: fn(&mut Tenure)| {
-            let mut other = tenure.clone();
+        assert!(tool.certainly_held(&lock()));
+        let other = |change: fn(&mut EndedTool)| {
+            let mut other = tool.clone();
             change(&mut other);
             other
         };
-        let doubts: [fn(&mut Tenure); 5] = [
+        let doubts: [fn(&mut EndedTool); 5] = [
             |it| it.host = "pod-2".into(),
             |it| it.operation = "OperationTypePlan",
             |it| it.started += Duration::from_secs(2),
@@ -348,14 +348,19 @@ mod tests {
             |it| it.held = Some(it.started),
         ];
         for doubt in doubts {
-            assert!(!other(doubt).proves(&lock()));
+            assert!(!other(doubt).certainly_held(&lock()));
         }
-        assert!(other(|it| (it.held, it.host_is_ours_alone) = (None, true)).proves(&lock()));
+        assert!(
+            other(|it| (it.held, it.host_is_ours_alone) = (None, true)).certainly_held(&lock())
+        );
         let undated = StateLock {
             created: "yesterday".into(),
             ..lock()
         };
-        assert!(!tenure.proves(&undated));
-        assert!(tenure.allows(&undated) && !other(|it| it.host = "x".into()).allows(&lock()));
+        assert!(!tool.certainly_held(&undated));
+        assert!(
+            tool.may_have_held(&undated)
+                && !other(|it| it.host = "x".into()).may_have_held(&lock())
+        );
     }
 }

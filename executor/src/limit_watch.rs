@@ -1,5 +1,7 @@
-//! Watches over a run from beside: its time, its silence and its memory. Whichever runs out gives the stop order,
-//! early enough that what there is can be saved.
+//! Watches the limits of a run beside it: its time, its silence and its memory. The first limit that is reached gives
+//! the stop order, early enough that results can be saved.
+//!
+//! Knows nothing of what the run does.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -11,7 +13,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tracing::warn;
 
 use crate::cgroup::MemoryGroup;
-use crate::run::Run;
+use crate::config::RunLimits;
+use crate::context::RunContext;
 use crate::stop::{Cause, Stop};
 
 /// Neither version of control groups tells when a share of the limit is reached, so somebody has to look. A
@@ -20,21 +23,10 @@ const MEMORY_EVERY: Duration = Duration::from_millis(250);
 /// The warning comes at this share of the share at which the tool is interrupted, in hundredths.
 const WARN_PERCENT: u64 = 90;
 
-/// What may run out; `None` is not watched.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Limits {
-    /// Wall-clock time of the run.
-    pub(crate) deadline: Option<Duration>,
-    /// Time without anything written to the log.
-    pub(crate) silence: Option<Duration>,
-    /// Share of the memory limit at which the tool is interrupted, in hundredths.
-    pub(crate) memory_percent: Option<u64>,
-}
-
-/// A run, as far as its guard knows it.
+/// What is watched of a run.
 #[derive(Debug)]
-pub(crate) struct Watched {
-    limits: Limits,
+pub(crate) struct LimitWatch {
+    limits: RunLimits,
     memory: Option<MemoryGroup>,
     pulse: Pulse,
     /// While this is set, silence is no sign of anything.
@@ -43,8 +35,8 @@ pub(crate) struct Watched {
     stop: Stop,
 }
 
-impl Watched {
-    pub(crate) fn of(run: &Run<'_>) -> Self {
+impl LimitWatch {
+    pub(crate) fn of(run: &RunContext<'_>) -> Self {
         let limits = run.config.run.limits();
         Self {
             limits,
@@ -60,7 +52,7 @@ impl Watched {
 }
 
 /// Watches until something runs out, then gives the stop order and says so in the run's log.
-pub(crate) async fn watch(run: Watched) {
+pub(crate) async fn watch(run: LimitWatch) {
     let cause = tokio::select! {
         cause = deadline(run.limits.deadline) => cause,
         cause = silence(&run) => cause,
@@ -82,7 +74,7 @@ async fn deadline(limit: Option<Duration>) -> Cause {
     }
 }
 
-async fn silence(run: &Watched) -> Cause {
+async fn silence(run: &LimitWatch) -> Cause {
     let Some(limit) = run.limits.silence else {
         return pending().await;
     };
@@ -102,7 +94,7 @@ async fn silence(run: &Watched) -> Cause {
     }
 }
 
-async fn memory(run: &Watched) -> Cause {
+async fn memory(run: &LimitWatch) -> Cause {
     let (Some(group), Some(stop_at)) = (&run.memory, run.limits.memory_percent) else {
         return pending().await;
     };
@@ -167,10 +159,10 @@ mod tests {
         );
         let log = log.unwrap();
         let stop = Stop::default();
-        let guard = tokio::spawn(watch(Watched {
-            limits: Limits {
+        let watching = tokio::spawn(watch(LimitWatch {
+            limits: RunLimits {
                 memory_percent: Some(80),
-                ..Limits::default()
+                ..RunLimits::default()
             },
             memory: MemoryGroup::find(folder.path(), "0::/\n"),
             pulse: log.pulse(),
@@ -187,7 +179,7 @@ mod tests {
             limit: 1000,
         };
         assert_eq!(ordered.unwrap().cause, full);
-        guard.await.unwrap();
+        watching.await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
@@ -201,10 +193,10 @@ mod tests {
         let log = log.unwrap();
         let (stop, waiting) = (Stop::default(), Arc::new(AtomicBool::new(true)));
         let limit = Duration::from_mins(1);
-        let guard = tokio::spawn(watch(Watched {
-            limits: Limits {
+        let watching = tokio::spawn(watch(LimitWatch {
+            limits: RunLimits {
                 silence: Some(limit),
-                ..Limits::default()
+                ..RunLimits::default()
             },
             memory: None,
             pulse: log.pulse(),
@@ -217,6 +209,6 @@ mod tests {
         waiting.store(false, Ordering::Relaxed);
         let ordered = tokio::time::timeout(limit * 2, stop.ordered()).await;
         assert_eq!(ordered.unwrap().cause, Cause::Silence(limit));
-        guard.await.unwrap();
+        watching.await.unwrap();
     }
 }
