@@ -34,13 +34,14 @@ impl Call {
             .into_iter()
             .filter(|request| request.issuer.is_some() && request.method != "GET");
         let of_job = format!("job/{}", job.id);
+        let reference = json!(job.id.to_string());
         let mut names = vec![
             (platform.organization(), "{organization}".to_owned()),
             (workspace.to_owned(), "{workspace}".to_owned()),
         ];
         let steps = job.steps.iter().zip(1..);
         names.extend(steps.map(|(step, number)| (step.id.clone(), format!("{{step{number}}}"))));
-        let named = |text: String| {
+        let without_ids = |text: String| {
             let text = names
                 .iter()
                 .fold(text, |text, (id, name)| text.replace(id, name));
@@ -50,12 +51,12 @@ impl Call {
         changes
             .filter(|request| {
                 request.job == Some(job.id)
-                    || request.body["data"]["attributes"]["jobReference"] == job.id.to_string()
+                    || request.body["data"]["attributes"]["jobReference"] == reference
             })
             .map(|request| Self {
                 method: request.method,
-                path: named(request.path),
-                body: serde_json::from_str(&named(request.body.to_string())).unwrap(),
+                path: without_ids(request.path),
+                body: serde_json::from_str(&without_ids(request.body.to_string())).unwrap(),
             })
             .collect()
     }
