@@ -13,7 +13,7 @@ pub(crate) async fn resolve_tool(
     run: &RunContext<'_>,
     range: &str,
 ) -> Result<ResolvedTool, StepError> {
-    let (terraform_index, tofu_index) = run.config.release_indexes()?;
+    let (terraform_index, tofu_index) = run.config.release_indexes();
     let tools = &run.config.tools;
     let config = ToolConfig {
         cache_dir: run.folders.tool_cache.clone(),
