@@ -1,5 +1,5 @@
-//! What clients may expect of an API server. Always asked of the in-process server, and of every real one that
-//! `KUBEBUILDER_ASSETS` or `KUBECONFIG` names, so that the one in this process cannot drift into leniency.
+//! What clients may expect of an API server. Always asked of the in-process server, and of the real one that
+//! `MAYFLY_TEST_CLUSTER` names, so that the one in this process cannot drift into leniency.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
@@ -32,7 +32,7 @@ impl Subject {
     /// Servers where nobody else acts on objects, for what controllers and kubelets would be faster with.
     async fn undisturbed() -> Vec<Self> {
         let mut targets = Target::all();
-        targets.retain(|target| *target != Target::Shared);
+        targets.retain(|target| *target == Target::InProcess);
         Self::on(targets).await
     }
 
@@ -709,7 +709,7 @@ async fn a_watch_from_a_forgotten_version_has_expired() {
         subject
             .create("configmaps", &json!({"metadata": {"name": "a"}}))
             .await;
-        subject.cluster.compact().await.unwrap();
+        subject.cluster.compact();
         subject
             .create("configmaps", &json!({"metadata": {"name": "b"}}))
             .await;

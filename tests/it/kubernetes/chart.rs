@@ -27,7 +27,7 @@ use test_cluster::{ADMIN, Cluster, Rule, State, Target};
 use test_peers::port::Port;
 
 use super::rights::everything_it_does;
-use super::{Door, LAUNCHER, PATIENCE, Place, ROLES, RUNS, SECRET, rules};
+use super::{Door, LAUNCHER, PATIENCE, Place, ROLES, SECRET, rules};
 
 const SEED: &str = include_str!("../../../rbac/seed.yaml");
 
@@ -545,11 +545,12 @@ impl Installed {
         });
         merge(&mut values, over);
         let mut release = Release::new().set(values.clone());
-        RUNS.clone_into(&mut release.namespace);
-        let documents = release.documents();
-        let rights = launchers_rights(&documents);
+        let rights = launchers_rights(&release.documents());
         assert_eq!(rights.len(), 1);
         let place = Place::of(Cluster::builder(), &rights[0].1).await;
+        // The namespace is known only now, and changes no rule.
+        place.runs.clone_into(&mut release.namespace);
+        let documents = release.documents();
         let installed = Self {
             place,
             values,
