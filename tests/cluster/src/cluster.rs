@@ -20,13 +20,14 @@ use tokio_util::sync::CancellationToken;
 use crate::api_server::authorizer::{ADMIN, Rule};
 use crate::api_server::{Server, crud};
 use crate::controllers::{garbage, job};
-use crate::front::faults::Faults;
+use crate::front::faults::{Fault, Faults};
 use crate::front::recorder::Recorded;
 use crate::front::upstream::Upstream;
 use crate::front::{Backend, Front, token};
 use crate::kubelet::nodes::Nodes;
 use crate::kubelet::register::{self, Registry};
 use crate::kubelet::{self, Image, Order, Runner};
+use crate::real;
 use crate::target::Target;
 
 const POLL: Duration = Duration::from_millis(20);
@@ -425,6 +426,12 @@ impl Cluster {
         };
         if let Target::Real(_) = self.target {
             self.to_tidy().push(name.to_owned());
+            self.runtime.handle.spawn(real::provide_volumes(
+                self.client(crate::CONTROLLERS)?,
+                Arc::clone(&self.runner),
+                name.to_owned(),
+                self.id.clone(),
+            ));
             // Without it no pod is admitted, and a controller makes it.
             let accounts = Api::<ServiceAccount>::namespaced(client, name);
             while accounts.get_opt("default").await?.is_none() {
@@ -486,6 +493,35 @@ impl Cluster {
             }
             tokio::time::sleep(POLL).await;
         }
+    }
+
+    /// Admission refuses every pod of a namespace, in these words.
+    pub async fn refuse_pods(&self, namespace: &str, words: &str) -> Result<(), kube::Error> {
+        if let Backend::Real(upstream) = &self.front.backend {
+            let (client, id) = (upstream.client(), self.id.clone());
+            let (namespace, words) = (namespace.to_owned(), words.to_owned());
+            return self
+                .inside(async move { real::refuse_pods(&client, &namespace, &words, &id).await })
+                .await;
+        }
+        let refusal = Fault::AdmissionRefused(words.to_owned());
+        self.faults()
+            .next_of(crate::CONTROLLERS, usize::MAX, "create", "pods", refusal);
+        Ok(())
+    }
+
+    /// The quota of a namespace has no place for a pod.
+    pub async fn allow_no_pod(&self, namespace: &str) -> Result<(), kube::Error> {
+        if let Backend::Real(upstream) = &self.front.backend {
+            let (client, namespace) = (upstream.client(), namespace.to_owned());
+            return self
+                .inside(async move { real::allow_no_pod(&client, &namespace).await })
+                .await;
+        }
+        let refusal = Fault::QuotaExceeded;
+        self.faults()
+            .next_of(crate::CONTROLLERS, usize::MAX, "create", "pods", refusal);
+        Ok(())
     }
 
     /// The kernel kills the container for its memory. Says whether the pod was being run.
@@ -603,17 +639,7 @@ impl Cluster {
         let (client, (done, asked)) = (upstream.client(), mpsc::channel());
         let id = self.id.clone();
         self.runtime.handle.spawn(async move {
-            // What cannot be deleted now is for whoever owns the cluster.
-            let namespaces = Api::<Namespace>::all(client.clone());
-            for name in names {
-                let _ = namespaces.delete(&name, &DeleteParams::default()).await;
-                // No kubelet will confirm their end.
-                let at_once = DeleteParams::default().grace_period(0);
-                let _ = Api::<Pod>::namespaced(client.clone(), &name)
-                    .delete_collection(&at_once, &ListParams::default())
-                    .await;
-            }
-            let _ = register::remove_all(&client, &id).await;
+            real::remove(&client, names, &id).await;
             let _ = done.send(());
         });
         let _ = asked.recv_timeout(TIDY);

@@ -14,6 +14,7 @@ mod control_plane;
 mod controllers;
 mod front;
 mod kubelet;
+mod real;
 mod target;
 
 pub use api_server::authorizer::{ADMIN, Rule};

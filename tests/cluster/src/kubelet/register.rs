@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node as Object, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::runtime::watcher;
-use kube::{Api, Client};
+use kube::{Api, Client, Resource as _};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -25,6 +26,13 @@ const RETRY: Duration = Duration::from_millis(200);
 const MANAGER: &str = "mayfly-test-nodes";
 /// Of the Leases of nodes.
 const LEASES: &str = "kube-node-lease";
+
+struct Known {
+    node: Node,
+    /// Who owns its Lease.
+    object: OwnerReference,
+    kubelet: JoinHandle<()>,
+}
 
 /// The nodes of one test in a real cluster.
 pub(crate) struct Registry {
@@ -50,33 +58,47 @@ impl Registry {
     /// Keeps the objects like the nodes of the test until the runtime ends.
     pub(crate) async fn keep(self) {
         let mut nodes = self.runner.nodes.follow();
-        let mut known: BTreeMap<String, (Node, JoinHandle<()>)> = BTreeMap::new();
+        let mut known: BTreeMap<String, Known> = BTreeMap::new();
         loop {
             let wanted = nodes.borrow_and_update().clone();
             let mut complete = true;
             for node in &wanted {
-                let is_known = known.get(&node.name).is_some_and(|(old, _)| old == node);
-                if !is_known && self.put(node).await.is_err() {
-                    complete = false;
-                    continue;
-                }
-                let entry = known.remove(&node.name);
-                let kubelet = entry.map_or_else(|| self.kubelet(node), |(_, kubelet)| kubelet);
-                known.insert(node.name.clone(), (node.clone(), kubelet));
-                // One that is late is made up for by the next.
-                let _ = self.renew(node).await;
+                complete &= self.keep_one(node, &mut known).await.is_ok();
             }
-            for (_, (node, kubelet)) in
-                known.extract_if(.., |name, _| !wanted.iter().any(|node| node.name == *name))
-            {
+            let gone = |name: &String| wanted.iter().all(|node| node.name != *name);
+            for (_, Known { node, kubelet, .. }) in known.extract_if(.., |name, _| gone(name)) {
                 kubelet.abort();
                 let objects = Api::<Object>::all(self.client.clone());
-                let _ = objects
-                    .delete(&self.name(&node), &DeleteParams::default())
-                    .await;
+                let params = DeleteParams::default();
+                // What stays has no kubelet, and goes with the test.
+                let _ = objects.delete(&self.name(&node), &params).await;
             }
             let pause = if complete { RENEWAL } else { RETRY };
             let _ = tokio::time::timeout(pause, nodes.changed()).await;
+        }
+    }
+
+    async fn keep_one(
+        &self,
+        node: &Node,
+        known: &mut BTreeMap<String, Known>,
+    ) -> Result<(), kube::Error> {
+        if known
+            .get(&node.name)
+            .is_none_or(|known| known.node != *node)
+        {
+            let object = self.put(node).await?;
+            let before = known.remove(&node.name);
+            let now = Known {
+                node: node.clone(),
+                object,
+                kubelet: before.map_or_else(|| self.kubelet(node), |before| before.kubelet),
+            };
+            known.insert(node.name.clone(), now);
+        }
+        match known.get(&node.name) {
+            Some(known) => self.renew(known).await,
+            None => Ok(()),
         }
     }
 
@@ -92,7 +114,8 @@ impl Registry {
         ))
     }
 
-    async fn put(&self, node: &Node) -> Result<(), kube::Error> {
+    /// Makes or changes the object.
+    async fn put(&self, node: &Node) -> Result<OwnerReference, kube::Error> {
         let name = self.name(node);
         let objects = Api::<Object>::all(self.client.clone());
         let params = PatchParams::apply(MANAGER).force();
@@ -135,16 +158,18 @@ impl Registry {
                 "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
             },
         });
-        objects
+        let there = objects
             .patch_status(&name, &params, &Patch::Apply(&status))
-            .await
-            .map(drop)
+            .await?;
+        Ok(there.owner_ref(&()).unwrap_or_default())
     }
 
-    async fn renew(&self, node: &Node) -> Result<(), kube::Error> {
-        let name = self.name(node);
+    async fn renew(&self, known: &Known) -> Result<(), kube::Error> {
+        let (name, owner) = (self.name(&known.node), &known.object);
         let lease = json!({
-            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name},
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            // It goes with its node.
+            "metadata": {"name": name, "ownerReferences": [owner]},
             "spec": {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": micro_now()},
         });
         Api::<Lease>::namespaced(self.client.clone(), LEASES)
@@ -156,17 +181,4 @@ impl Registry {
             .await
             .map(drop)
     }
-}
-
-/// Removes all nodes of a test.
-pub(crate) async fn remove_all(client: &Client, id: &str) -> Result<(), kube::Error> {
-    let objects = Api::<Object>::all(client.clone());
-    let ours = kube::api::ListParams::default().labels(&format!("{LABEL}={id}"));
-    for node in objects.list(&ours).await? {
-        let name = node.metadata.name.unwrap_or_default();
-        objects.delete(&name, &DeleteParams::default()).await?;
-        let leases = Api::<Lease>::namespaced(client.clone(), LEASES);
-        let _ = leases.delete(&name, &DeleteParams::default()).await;
-    }
-    Ok(())
 }
