@@ -417,6 +417,8 @@ impl Cluster {
         if let Target::Real(_) = self.target {
             let only = format!("{}={}", register::LABEL, self.id);
             namespace.metadata.annotations = Some([(NODE_SELECTOR.to_owned(), only)].into());
+            let label = (register::LABEL.to_owned(), self.id.clone());
+            namespace.metadata.labels = Some([label].into());
         }
         let client = self.client(ADMIN)?;
         let api = Api::<Namespace>::all(client.clone());
@@ -437,6 +439,7 @@ impl Cluster {
             while accounts.get_opt("default").await?.is_none() {
                 tokio::time::sleep(POLL).await;
             }
+            real::lead_pods(&self.client(ADMIN)?, name, &self.id).await?;
         }
         Ok(())
     }
@@ -497,12 +500,9 @@ impl Cluster {
 
     /// Admission refuses every pod of a namespace, in these words.
     pub async fn refuse_pods(&self, namespace: &str, words: &str) -> Result<(), kube::Error> {
-        if let Backend::Real(upstream) = &self.front.backend {
-            let (client, id) = (upstream.client(), self.id.clone());
-            let (namespace, words) = (namespace.to_owned(), words.to_owned());
-            return self
-                .inside(async move { real::refuse_pods(&client, &namespace, &words, &id).await })
-                .await;
+        if let Target::Real(_) = self.target {
+            let client = self.client(ADMIN)?;
+            return real::refuse_pods(&client, namespace, words, &self.id).await;
         }
         let refusal = Fault::AdmissionRefused(words.to_owned());
         self.faults()
@@ -512,11 +512,8 @@ impl Cluster {
 
     /// The quota of a namespace has no place for a pod.
     pub async fn allow_no_pod(&self, namespace: &str) -> Result<(), kube::Error> {
-        if let Backend::Real(upstream) = &self.front.backend {
-            let (client, namespace) = (upstream.client(), namespace.to_owned());
-            return self
-                .inside(async move { real::allow_no_pod(&client, &namespace).await })
-                .await;
+        if let Target::Real(_) = self.target {
+            return real::allow_no_pod(&self.client(ADMIN)?, namespace).await;
         }
         let refusal = Fault::QuotaExceeded;
         self.faults()

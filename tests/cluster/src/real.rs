@@ -1,6 +1,7 @@
 //! What a test needs of a real cluster beyond nodes: folders behind its claims, pods that are refused, and an end without
 //! remains.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,9 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::api::core::v1::{
     Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, ResourceQuota,
 };
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, PostParams,
+};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt};
 use serde::de::DeserializeOwned;
@@ -107,29 +110,120 @@ where
     api.create(&PostParams::default(), &object).await.map(drop)
 }
 
-async fn until_refused(client: &Client, namespace: &str, words: &str) -> Result<(), kube::Error> {
+/// Leads the pods of a namespace to the nodes of its test. Returns when the API server does so.
+pub(crate) async fn lead_pods(
+    client: &Client,
+    namespace: &str,
+    id: &str,
+) -> Result<(), kube::Error> {
+    let is_led = |answer: Result<Pod, kube::Error>| {
+        let selector = answer?.spec.and_then(|spec| spec.node_selector);
+        let value = selector.and_then(|selector| selector.get(LABEL).cloned());
+        Ok(value.is_some_and(|value| value == id))
+    };
+    // By the annotation of the namespace, where the admission plugin for it is on.
+    if is_led(try_pod(client, namespace).await)? {
+        return Ok(());
+    }
+    let name = format!("mayfly-test-{id}");
+    let metadata = json!({"name": name, "labels": {LABEL: id}});
+    let escaped = LABEL.replace('/', "~1");
+    let expression = format!(
+        "has(object.spec.nodeSelector) \
+         ? [JSONPatch{{op: 'add', path: '/spec/nodeSelector/{escaped}', value: '{id}'}}] \
+         : [JSONPatch{{op: 'add', path: '/spec/nodeSelector', value: {{'{LABEL}': '{id}'}}}}]"
+    );
+    let policy = json!({
+        "metadata": metadata,
+        "spec": {
+            "matchConstraints": {
+                "namespaceSelector": {"matchLabels": {LABEL: id}},
+                "resourceRules": [
+                    {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]},
+                ],
+            },
+            "reinvocationPolicy": "Never",
+            "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": expression}}],
+        },
+    });
+    let binding = json!({"metadata": metadata, "spec": {"policyName": name}});
+    let [policies, bindings] = mutating(client);
+    for (api, object) in [(policies, policy), (bindings, binding)] {
+        match create(&api, object).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => {
+                return Err(error(io::Error::other(
+                    "the cluster has neither the admission plugin PodNodeSelector nor MutatingAdmissionPolicy in v1 \
+                     (Kubernetes 1.36), so that no pod of a test would find its node",
+                )));
+            }
+            // Of an earlier namespace of this test.
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            made => made?,
+        }
+    }
+    until(|| async { is_led(try_pod(client, namespace).await) }).await
+}
+
+/// The kinds of policies that change what is created, and of their bindings.
+fn mutating(client: &Client) -> [Api<DynamicObject>; 2] {
+    ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"].map(|kind| {
+        let plural = match kind {
+            "MutatingAdmissionPolicy" => "mutatingadmissionpolicies",
+            _ => "mutatingadmissionpolicybindings",
+        };
+        let kind = GroupVersionKind::gvk("admissionregistration.k8s.io", "v1", kind);
+        let resource = ApiResource::from_gvk_with_plural(&kind, plural);
+        Api::all_with(client.clone(), &resource)
+    })
+}
+
+fn error(error: io::Error) -> kube::Error {
+    kube::Error::Service(Box::new(error))
+}
+
+async fn until<F>(mut is_so: impl FnMut() -> F) -> Result<(), kube::Error>
+where
+    F: Future<Output = Result<bool, kube::Error>>,
+{
+    let until = tokio::time::Instant::now() + EFFECT;
+    while !is_so().await? {
+        if tokio::time::Instant::now() > until {
+            return Err(error(io::ErrorKind::TimedOut.into()));
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(())
+}
+
+/// What the API server would make of a pod.
+async fn try_pod(client: &Client, namespace: &str) -> Result<Pod, kube::Error> {
     let pod = json!({
-        "metadata": {"name": "refused"},
-        "spec": {"containers": [{"name": "none", "image": "registry.example.test/none:1"}]},
+        "metadata": {"name": "tried"},
+        "spec": {
+            "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{
+                "name": "none", "image": "registry.example.test/none:1",
+                "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
+            }],
+        },
     });
     let pod = serde_json::from_value::<Pod>(pod).map_err(kube::Error::SerdeError)?;
-    let pods = Api::<Pod>::namespaced(client.clone(), namespace);
     let dry = PostParams {
         dry_run: true,
         ..PostParams::default()
     };
-    let until = tokio::time::Instant::now() + EFFECT;
-    loop {
-        let answer = pods.create(&dry, &pod).await;
-        match answer {
-            Err(kube::Error::Api(status)) if status.message.contains(words) => return Ok(()),
-            _ if tokio::time::Instant::now() > until => {
-                let late = std::io::Error::from(std::io::ErrorKind::TimedOut);
-                return Err(kube::Error::Service(Box::new(late)));
-            }
-            _ => tokio::time::sleep(POLL).await,
+    let pods = Api::<Pod>::namespaced(client.clone(), namespace);
+    pods.create(&dry, &pod).await
+}
+
+async fn until_refused(client: &Client, namespace: &str, words: &str) -> Result<(), kube::Error> {
+    until(|| async {
+        match try_pod(client, namespace).await {
+            Err(kube::Error::Api(status)) => Ok(status.message.contains(words)),
+            other => other.map(|_| false),
         }
-    }
+    })
+    .await
 }
 
 /// Removes all that a test has made besides what is in its namespaces, and these.
@@ -149,6 +243,9 @@ pub(crate) async fn remove(client: &Client, namespaces: Vec<String>, id: &str) {
         DeleteParams::default(),
         ListParams::default().labels(&format!("{LABEL}={id}")),
     );
+    for policies in mutating(client) {
+        let _ = policies.delete_collection(&at_last, &ours).await;
+    }
     macro_rules! remove_all {
         ($($kind:ty)*) => {$(
             let all = Api::<$kind>::all(client.clone());

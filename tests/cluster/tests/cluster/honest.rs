@@ -1,8 +1,6 @@
 //! What clients may expect of an API server. Always asked of the in-process server, and of the real one that
 //! `MAYFLY_TEST_CLUSTER` names, so that the one in this process cannot drift into leniency.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -695,6 +693,13 @@ async fn a_watch_tells_what_enters_and_leaves_a_selector() {
         assert_eq!(kinds, ["ADDED", "MODIFIED", "DELETED"]);
         let query = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&fieldSelector=metadata.name%3Da";
         let events = subject.watch("configmaps", query, 2).await;
+        // An etcd before 3.4.25 and 3.5.8 cannot say how far it is.
+        if events[0]["object"]["message"]
+            .as_str()
+            .is_some_and(|message| message.contains("RequestWatchProgress is disabled"))
+        {
+            continue;
+        }
         assert_eq!(events[0]["type"], "ADDED");
         assert_eq!(
             events[1]["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"],
