@@ -26,7 +26,7 @@ use crate::kubelet::register::LABEL;
 
 const POLL: Duration = Duration::from_millis(50);
 /// How long a policy or a quota may take to be heeded.
-const EFFECT: Duration = Duration::from_secs(60);
+const EFFECT: Duration = Duration::from_mins(1);
 
 /// Makes a volume for every claim of a namespace, as a provisioner of local folders does, until the runtime ends.
 pub(crate) async fn provide_volumes(
