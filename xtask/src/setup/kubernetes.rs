@@ -30,14 +30,17 @@ const KUBERNETES: [&str; 3] = [
     "kube-scheduler",
 ];
 /// What a connection may take, and the slowest that is worth waiting for.
-const CURL: [&str; 8] = [
+const CURL: [&str; 11] = [
     "--fail",
     "--silent",
     "--show-error",
     "--location",
-    "--connect-timeout=10",
-    "--speed-limit=10000",
-    "--speed-time=30",
+    "--connect-timeout",
+    "10",
+    "--speed-limit",
+    "10000",
+    "--speed-time",
+    "30",
     "--output",
 ];
 
