@@ -1,7 +1,5 @@
-//! What clients may expect of an API server. Always asked of the in-process server, and of every real one that
-//! `KUBEBUILDER_ASSETS` or `KUBECONFIG` names, so that the one in this process cannot drift into leniency.
-
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
+//! What clients may expect of an API server. Always asked of the in-process server, and of the real one that
+//! `MAYFLY_TEST_CLUSTER` names, so that the one in this process cannot drift into leniency.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +30,7 @@ impl Subject {
     /// Servers where nobody else acts on objects, for what controllers and kubelets would be faster with.
     async fn undisturbed() -> Vec<Self> {
         let mut targets = Target::all();
-        targets.retain(|target| *target != Target::Shared);
+        targets.retain(|target| *target == Target::InProcess);
         Self::on(targets).await
     }
 
@@ -695,6 +693,13 @@ async fn a_watch_tells_what_enters_and_leaves_a_selector() {
         assert_eq!(kinds, ["ADDED", "MODIFIED", "DELETED"]);
         let query = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&fieldSelector=metadata.name%3Da";
         let events = subject.watch("configmaps", query, 2).await;
+        // An etcd before 3.4.25 and 3.5.8 cannot say how far it is.
+        if events[0]["object"]["message"]
+            .as_str()
+            .is_some_and(|message| message.contains("RequestWatchProgress is disabled"))
+        {
+            continue;
+        }
         assert_eq!(events[0]["type"], "ADDED");
         assert_eq!(
             events[1]["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"],
@@ -709,7 +714,7 @@ async fn a_watch_from_a_forgotten_version_has_expired() {
         subject
             .create("configmaps", &json!({"metadata": {"name": "a"}}))
             .await;
-        subject.cluster.compact().await.unwrap();
+        subject.cluster.compact();
         subject
             .create("configmaps", &json!({"metadata": {"name": "b"}}))
             .await;

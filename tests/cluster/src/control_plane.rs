@@ -1,9 +1,9 @@
-//! A real API server with its etcd, from the folder `KUBEBUILDER_ASSETS` names, on free ports of loopback.
+//! A real control plane on free ports of loopback: etcd, the API server and, where they are wanted, the controller manager
+//! and the scheduler. It has no nodes: those are the tests' own.
 //!
-//! Nothing else of a control plane runs: no controller manager and no scheduler. Both processes end with the value;
-//! they stay in the process group of the test, so that whoever ends that by force ends them too.
+//! All processes end with the value; they stay in the process group of whoever starts it, so that whoever ends that by force
+//! ends them too.
 
-use std::env;
 use std::fs;
 use std::io;
 use std::net::TcpListener;
@@ -23,13 +23,23 @@ const START: Duration = Duration::from_mins(2);
 const POLL: Duration = Duration::from_millis(100);
 /// How often a port may be taken by somebody else before the server has it.
 const TRIES: usize = 3;
+/// Requests per second of the controllers, which wait for their turn otherwise when many tests begin at once.
+const RATE: &str = "1000";
 
-/// Why a real API server did not start.
+/// Why a control plane did not start.
 #[derive(Debug, thiserror::Error)]
-pub enum RealServerError {
+pub enum ControlPlaneError {
     /// A program, folder or port is not to be had.
-    #[error("`etcd` or `kube-apiserver` of `KUBEBUILDER_ASSETS` did not start")]
+    #[error("a folder, port or file of the control plane is not to be had")]
     System(#[from] io::Error),
+    /// A program could not be started.
+    #[error("could not start `{}`", program.display())]
+    Program {
+        /// Which one.
+        program: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// Its certificate, or the key of service accounts, could not be made.
     #[error("no certificate or key for the API server")]
     Key(#[from] rcgen::Error),
@@ -44,13 +54,33 @@ pub enum RealServerError {
     },
 }
 
-/// A running API server.
+/// The programs of a control plane.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// `etcd`.
+    pub etcd: PathBuf,
+    /// `kube-apiserver`.
+    pub api_server: PathBuf,
+    /// `kube-controller-manager` and `kube-scheduler`. Without them nothing happens to objects but what clients do.
+    pub controllers: Option<[PathBuf; 2]>,
+}
+
+impl Programs {
+    /// Those of a folder that make an API server.
+    pub fn api_server_of(folder: &Path) -> Self {
+        Self {
+            etcd: folder.join("etcd"),
+            api_server: folder.join("kube-apiserver"),
+            controllers: None,
+        }
+    }
+}
+
+/// A running control plane.
 #[derive(Debug)]
-pub struct RealServer {
-    etcd: Option<Child>,
-    api_server: Option<Child>,
-    /// Program and flags, to start it once more.
-    api_server_command: (PathBuf, Vec<(&'static str, String)>),
+pub struct ControlPlane {
+    /// In the order in which they were started.
+    processes: Vec<Child>,
     url: String,
     token: String,
     /// Signed by itself, for this run.
@@ -58,20 +88,13 @@ pub struct RealServer {
     dir: TempDir,
 }
 
-impl RealServer {
-    /// Starts the programs in the folder `KUBEBUILDER_ASSETS` names; nothing when it names none.
-    pub async fn from_environment() -> Result<Option<Self>, RealServerError> {
-        match env::var_os("KUBEBUILDER_ASSETS") {
-            Some(assets) if !assets.is_empty() => Self::start(Path::new(&assets)).await.map(Some),
-            _ => Ok(None),
-        }
-    }
-
-    pub(crate) async fn start(assets: &Path) -> Result<Self, RealServerError> {
+impl ControlPlane {
+    /// Starts it, and returns when it takes requests.
+    pub async fn start(programs: &Programs) -> Result<Self, ControlPlaneError> {
         let mut tries = 1;
         loop {
-            match Self::start_once(assets).await {
-                Err(RealServerError::NotReady { log })
+            match Self::start_once(programs).await {
+                Err(ControlPlaneError::NotReady { log })
                     if log.contains("address already in use") && tries < TRIES =>
                 {
                     tries += 1;
@@ -81,14 +104,12 @@ impl RealServer {
         }
     }
 
-    async fn start_once(assets: &Path) -> Result<Self, RealServerError> {
+    async fn start_once(programs: &Programs) -> Result<Self, ControlPlaneError> {
         let names = ["127.0.0.1".to_owned(), "localhost".to_owned()];
         let signed = rcgen::generate_simple_self_signed(names)?;
         let [etcd, peer, port] = free_ports()?;
-        let mut server = Self {
-            etcd: None,
-            api_server: None,
-            api_server_command: (assets.join("kube-apiserver"), Vec::new()),
+        let mut plane = Self {
+            processes: Vec::new(),
             url: format!("https://127.0.0.1:{port}"),
             token: uuid::Uuid::new_v4().simple().to_string(),
             certificate: signed.cert,
@@ -98,9 +119,9 @@ impl RealServer {
             format!("http://127.0.0.1:{etcd}"),
             format!("http://127.0.0.1:{peer}"),
         );
-        let data = server.file("etcd");
-        let etcd = server.spawn(
-            &assets.join("etcd"),
+        let data = plane.file("etcd");
+        plane.spawn(
+            &programs.etcd,
             &[
                 ("data-dir", data.display().to_string()),
                 ("listen-client-urls", client_url.clone()),
@@ -112,24 +133,34 @@ impl RealServer {
                 ("unsafe-no-fsync", "true".to_owned()),
             ],
         )?;
-        server.etcd = Some(etcd);
-        server.api_server_command.1 =
-            server.api_server_flags(&client_url, port, &signed.signing_key)?;
-        server.start_api_server().await?;
-        Ok(server)
+        let flags = plane.api_server_flags(&client_url, port, &signed.signing_key)?;
+        plane.spawn(&programs.api_server, &flags)?;
+        plane.ready().await?;
+        if let Some([manager, scheduler]) = &programs.controllers {
+            let flags = plane.controller_flags()?;
+            plane.spawn(scheduler, &flags)?;
+            let account = |name: &str| plane.file(name).display().to_string();
+            let (key, authority) = (account("account.key"), account("tls.crt"));
+            let own = [
+                ("service-account-private-key-file", key),
+                ("root-ca-file", authority),
+            ];
+            plane.spawn(manager, &[&flags[..], &own].concat())?;
+        }
+        Ok(plane)
     }
 
-    async fn start_api_server(&mut self) -> Result<(), RealServerError> {
-        let (program, flags) = &self.api_server_command;
-        self.api_server = Some(self.spawn(program, flags)?);
-        self.ready().await
-    }
-
-    /// Ends the API server and starts it once more, on the same port and with what is stored. It then knows no version
-    /// from before.
-    pub(crate) async fn restart(&mut self) -> Result<(), RealServerError> {
-        end(&mut self.api_server);
-        self.start_api_server().await
+    /// What controller manager and scheduler have in common.
+    fn controller_flags(&self) -> io::Result<Vec<(&'static str, String)>> {
+        let kubeconfig = self.kubeconfig_file("default")?;
+        Ok(vec![
+            ("kubeconfig", kubeconfig.display().to_string()),
+            ("leader-elect", "false".to_owned()),
+            ("kube-api-qps", RATE.to_owned()),
+            ("kube-api-burst", RATE.to_owned()),
+            // Nobody asks them anything.
+            ("secure-port", "0".to_owned()),
+        ])
     }
 
     fn api_server_flags(
@@ -137,7 +168,7 @@ impl RealServer {
         etcd: &str,
         port: u16,
         key: &KeyPair,
-    ) -> Result<Vec<(&'static str, String)>, RealServerError> {
+    ) -> Result<Vec<(&'static str, String)>, ControlPlaneError> {
         let write = |name: &str, text: &str| -> io::Result<String> {
             let path = self.file(name);
             fs::write(&path, text)?;
@@ -163,6 +194,8 @@ impl RealServer {
             ("service-account-key-file", account_public),
             ("service-account-signing-key-file", account),
             ("service-cluster-ip-range", "10.0.0.0/24".to_owned()),
+            // Each test has nodes of its own, and only its namespaces are led there.
+            ("enable-admission-plugins", "PodNodeSelector".to_owned()),
         ])
     }
 
@@ -170,10 +203,10 @@ impl RealServer {
         self.dir.path().join(name)
     }
 
-    fn spawn(&self, program: &Path, flags: &[(&str, String)]) -> io::Result<Child> {
+    fn spawn(&mut self, program: &Path, flags: &[(&str, String)]) -> Result<(), ControlPlaneError> {
         let name = program.file_name().unwrap_or_default().to_string_lossy();
         let log = fs::File::create(self.file(&format!("{name}.log")))?;
-        Command::new(program)
+        let process = Command::new(program)
             .args(
                 flags
                     .iter()
@@ -183,10 +216,16 @@ impl RealServer {
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()
+            .map_err(|source| ControlPlaneError::Program {
+                program: program.to_owned(),
+                source,
+            })?;
+        self.processes.push(process);
+        Ok(())
     }
 
     /// How the one who may do everything gets in.
-    pub(crate) fn config(&self) -> Result<Config, kube::Error> {
+    fn config(&self) -> Result<Config, kube::Error> {
         let url = self.url.parse();
         let mut config =
             Config::new(url.map_err(|error| kube::Error::Service(Box::new(error) as _))?);
@@ -196,7 +235,7 @@ impl RealServer {
     }
 
     /// A client that may do everything.
-    pub fn client(&self) -> Result<Client, kube::Error> {
+    fn client(&self) -> Result<Client, kube::Error> {
         Client::try_from(self.config()?)
     }
 
@@ -214,7 +253,7 @@ impl RealServer {
         Ok(path)
     }
 
-    async fn ready(&mut self) -> Result<(), RealServerError> {
+    async fn ready(&mut self) -> Result<(), ControlPlaneError> {
         let client = self.client()?;
         let until = Instant::now() + START;
         loop {
@@ -225,11 +264,11 @@ impl RealServer {
                 return Ok(());
             }
             let mut ended = false;
-            for child in [&mut self.etcd, &mut self.api_server].into_iter().flatten() {
-                ended |= child.try_wait()?.is_some();
+            for process in &mut self.processes {
+                ended |= process.try_wait()?.is_some();
             }
             if ended || Instant::now() > until {
-                return Err(RealServerError::NotReady { log: self.log() });
+                return Err(ControlPlaneError::NotReady { log: self.log() });
             }
             tokio::time::sleep(POLL).await;
         }
@@ -246,18 +285,13 @@ impl RealServer {
     }
 }
 
-impl Drop for RealServer {
+impl Drop for ControlPlane {
     fn drop(&mut self) {
-        end(&mut self.api_server);
-        end(&mut self.etcd);
-    }
-}
-
-fn end(child: &mut Option<Child>) {
-    if let Some(mut child) = child.take() {
-        // One that has ended already needs no end.
-        let _ = child.kill();
-        let _ = child.wait();
+        while let Some(mut process) = self.processes.pop() {
+            // One that has ended already needs no end.
+            let _ = process.kill();
+            let _ = process.wait();
+        }
     }
 }
 

@@ -1,11 +1,5 @@
 //! The cluster as a whole: a Job becomes a pod, the pod a process, and its end the end of the Job.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "helpers of tests fail the test"
-)]
-
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +8,8 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{DeleteParams, LogParams, Patch, PatchParams, PostParams};
-use kube::{Api, ResourceExt};
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Resource, ResourceExt};
 use serde_json::{Value, json};
 use test_cluster::{ADMIN, Cluster, State};
 
@@ -23,15 +18,17 @@ const SOON: Duration = Duration::from_secs(90);
 
 struct Bench {
     cluster: Cluster,
+    namespace: String,
     dir: tempfile::TempDir,
 }
 
 impl Bench {
     async fn new() -> Self {
         let cluster = Cluster::start().await.unwrap();
-        cluster.namespace("runs").await.unwrap();
+        let namespace = cluster.fresh_namespace("runs").await.unwrap();
         Self {
             cluster,
+            namespace,
             dir: tempfile::tempdir().unwrap(),
         }
     }
@@ -44,8 +41,15 @@ impl Bench {
         path
     }
 
+    fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.cluster.client(ADMIN).unwrap(), &self.namespace)
+    }
+
     fn jobs(&self) -> Api<Job> {
-        Api::namespaced(self.cluster.client(ADMIN).unwrap(), "runs")
+        self.api()
     }
 
     async fn create(&self, job: Value) -> Job {
@@ -60,7 +64,7 @@ impl Bench {
 
     async fn until<T>(&self, look: impl FnMut(&State) -> Option<T>) -> T {
         self.cluster
-            .wait_for("runs", SOON, look)
+            .wait_for(&self.namespace, SOON, look)
             .await
             .unwrap_or_else(|state| {
                 panic!(
@@ -117,7 +121,7 @@ async fn a_job_runs_its_program_with_the_environment_of_its_pod() {
         "tool",
         "echo \"$GREETING from $POD\"; cat \"$FILE\"; printf done > \"$MAYFLY_TERMINATION_LOG\"",
     );
-    let secrets = Api::<Secret>::namespaced(bench.cluster.client(ADMIN).unwrap(), "runs");
+    let secrets = bench.api::<Secret>();
     let secret = json!({"metadata": {"name": "data"}, "stringData": {"word": "hello"}});
     secrets
         .create(
@@ -145,7 +149,7 @@ async fn a_job_runs_its_program_with_the_environment_of_its_pod() {
                 .then(|| state.pods_of("run")[0].clone())
         })
         .await;
-    let pods = Api::<Pod>::namespaced(bench.cluster.client(ADMIN).unwrap(), "runs");
+    let pods = bench.api::<Pod>();
     let log = pods
         .logs(&pod.name_any(), &LogParams::default())
         .await
@@ -179,7 +183,15 @@ async fn a_suspended_job_has_no_pod_until_it_is_released() {
     bench
         .until(|state| state.has_condition("run", "Suspended").then_some(()))
         .await;
-    assert!(bench.cluster.state("runs").await.unwrap().pods.is_empty());
+    assert!(
+        bench
+            .cluster
+            .state(&bench.namespace)
+            .await
+            .unwrap()
+            .pods
+            .is_empty()
+    );
     let patch = Patch::Merge(json!({"spec": {"suspend": false}}));
     bench
         .jobs()
@@ -291,7 +303,7 @@ async fn deleting_a_job_ends_its_process_with_sigterm_and_removes_what_it_owns()
         ),
     );
     let job = bench.create(job("tool", &json!({}))).await;
-    let secrets = Api::<Secret>::namespaced(bench.cluster.client(ADMIN).unwrap(), "runs");
+    let secrets = bench.api::<Secret>();
     let owner = json!({"apiVersion": "batch/v1", "kind": "Job", "name": "run", "uid": job.uid()});
     let secret = json!({"metadata": {"name": "data", "ownerReferences": [owner]}});
     secrets
@@ -307,7 +319,7 @@ async fn deleting_a_job_ends_its_process_with_sigterm_and_removes_what_it_owns()
             (pod.status.as_ref()?.phase.as_deref() == Some("Running")).then(|| pod.name_any())
         })
         .await;
-    let pods = Api::<Pod>::namespaced(bench.cluster.client(ADMIN).unwrap(), "runs");
+    let pods = bench.api::<Pod>();
     // The trap is set once the first line is out.
     while pods
         .logs(&pod, &LogParams::default())
@@ -391,7 +403,7 @@ async fn no_process_outlives_the_cluster() {
             .ok()
     };
     let child = bench.until(|_| read()).await;
-    let Bench { cluster, dir: _dir } = bench;
+    let Bench { cluster, .. } = bench;
     drop(cluster);
     let alive = || {
         let stat = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
