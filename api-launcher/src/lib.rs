@@ -31,6 +31,8 @@ pub mod run;
 #[cfg(feature = "kubernetes")]
 pub mod serve;
 #[cfg(feature = "kubernetes")]
+mod settings;
+#[cfg(feature = "kubernetes")]
 mod shutdown;
 mod stdout;
 #[cfg(feature = "kubernetes")]

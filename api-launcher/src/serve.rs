@@ -13,7 +13,7 @@ use platform::report_key;
 use tokio::net::TcpListener;
 use tracing::{error, info, warn};
 
-use self::config::{PlatformSetupError, Problem, ServeArgs, Settings, TargetSettings};
+use self::config::{PlatformSetupError, ServeArgs, Settings, TargetSettings};
 use crate::cluster::{Cluster, ConnectError};
 use crate::dispatch::Target;
 use crate::dispatch::kubernetes::KubernetesTarget;
@@ -22,6 +22,7 @@ use crate::dispatch::reporter::PlatformReporter;
 use crate::http::{self, AppState, Gate};
 use crate::metrics::Metrics;
 use crate::run::data::{DataDir, DataError};
+use crate::settings::InvalidSetting;
 use crate::shutdown::Shutdown;
 
 /// Why the service ended before it was told to.
@@ -82,10 +83,7 @@ pub fn serve(args: &ServeArgs) -> u8 {
         (telemetry, settings, key) => {
             let mut problems = settings.err().unwrap_or_default();
             problems.extend(telemetry.err().unwrap_or_default());
-            problems.extend(key.err().map(|problem| Problem {
-                variable: problem.variable.to_owned(),
-                text: problem.text,
-            }));
+            problems.extend(key.err().as_ref().map(InvalidSetting::from));
             return refuse(&problems);
         }
     };
@@ -102,7 +100,7 @@ pub fn serve(args: &ServeArgs) -> u8 {
     }
 }
 
-fn refuse(problems: &[Problem]) -> u8 {
+fn refuse(problems: &[InvalidSetting]) -> u8 {
     let mut text = String::from("error: the configuration cannot be used\n");
     for problem in problems {
         text = format!("{text}  {problem}\n");

@@ -4,7 +4,6 @@
 mod platform;
 mod watching;
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -12,16 +11,18 @@ use std::time::Duration;
 
 use clap::{Args, ValueHint};
 use job_contract::env;
+use runtime::setting::present;
 use runtime::telemetry::LogFormat;
 use tracing_subscriber::EnvFilter;
 use url::Url;
 
-use crate::config::{ConfigProblem, Deployment, DeploymentArgs};
+use crate::config::{Deployment, DeploymentArgs};
 use crate::dispatch::process::{ProcessSettings, RunsOnStop};
 use crate::dispatch::route::{Fallback, Flag, Routing};
 use crate::http::InternalSecret;
 use crate::run::data::DataDir;
 use crate::run::executor::Program;
+use crate::settings::{InvalidSetting, SettingsReader};
 
 pub use self::platform::PlatformArgs;
 pub(crate) use self::platform::{PlatformSettings, PlatformSetupError};
@@ -153,28 +154,6 @@ InternalSecret, TerrakubeRedisPassword, TerrakubeRedisSentinelPassword and the k
 SIGTERM ends readiness, stops accepting when the endpoints have had time to follow, finishes open requests, and keeps
 what is queued for the next start; a second one leaves at once.";
 
-/// What is wrong with one setting.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Problem {
-    pub(crate) variable: String,
-    pub(crate) text: String,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.variable, self.text)
-    }
-}
-
-impl From<&ConfigProblem> for Problem {
-    fn from(problem: &ConfigProblem) -> Self {
-        Self {
-            variable: problem.subject.clone(),
-            text: problem.rule.clone(),
-        }
-    }
-}
-
 /// Where accepted steps run.
 #[derive(Debug)]
 pub(crate) enum TargetSettings {
@@ -209,69 +188,6 @@ pub(crate) struct Settings {
     pub(crate) shutdown: Duration,
 }
 
-/// Collects problems while settings are read.
-#[derive(Default)]
-struct Reader {
-    problems: Vec<Problem>,
-}
-
-impl Reader {
-    fn problem(&mut self, variable: &'static str, text: impl Into<String>) {
-        self.problems.push(Problem {
-            variable: variable.to_owned(),
-            text: text.into(),
-        });
-    }
-
-    /// One of a few words; an empty text counts as absent.
-    fn choice<T: Copy>(
-        &mut self,
-        variable: &'static str,
-        text: Option<&str>,
-        choices: &[(&str, T)],
-    ) -> T {
-        let (_, default) = choices[0];
-        let Some(text) = present(text) else {
-            return default;
-        };
-        let found = choices
-            .iter()
-            .find(|(name, _)| text.eq_ignore_ascii_case(name));
-        found.map_or_else(
-            || {
-                let names: Vec<String> = choices
-                    .iter()
-                    .map(|(name, _)| format!("`{name}`"))
-                    .collect();
-                self.problem(
-                    variable,
-                    format!("is `{text}`, expected {}", names.join(" or ")),
-                );
-                default
-            },
-            |(_, choice)| *choice,
-        )
-    }
-
-    fn parse<T: std::str::FromStr>(
-        &mut self,
-        variable: &'static str,
-        text: Option<&str>,
-        expected: &str,
-    ) -> Option<T> {
-        let text = present(text)?;
-        let value = text.parse().ok();
-        if value.is_none() {
-            self.problem(variable, format!("is `{text}`, expected {expected}"));
-        }
-        value
-    }
-}
-
-fn present(text: Option<&str>) -> Option<&str> {
-    text.map(str::trim).filter(|text| !text.is_empty())
-}
-
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unauthenticated {
     No,
@@ -281,9 +197,9 @@ enum Unauthenticated {
 
 impl TelemetryArgs {
     /// Format and filter, with what is wrong about them.
-    pub(crate) fn resolve(&self) -> Result<(LogFormat, EnvFilter), Vec<Problem>> {
-        let mut reader = Reader::default();
-        let format = reader.choice(
+    pub(crate) fn resolve(&self) -> Result<(LogFormat, EnvFilter), Vec<InvalidSetting>> {
+        let mut reader = SettingsReader::default();
+        let format = reader.choose(
             env::LOG_FORMAT,
             self.log_format.as_deref(),
             &[
@@ -295,20 +211,20 @@ impl TelemetryArgs {
         let directives = present(self.log_filter.as_deref()).unwrap_or("info");
         let filter = EnvFilter::try_new(directives);
         if filter.is_err() {
-            reader.problem(env::LOG_FILTER, "holds no `tracing` directives");
+            reader.reject(env::LOG_FILTER, "holds no `tracing` directives");
         }
         match filter {
-            Ok(filter) if reader.problems.is_empty() => Ok((format, filter)),
-            _ => Err(reader.problems),
+            Ok(filter) if reader.invalid.is_empty() => Ok((format, filter)),
+            _ => Err(reader.invalid),
         }
     }
 }
 
 impl ServeArgs {
     /// The settings, or everything that is wrong. `secret` is the text of `InternalSecret`.
-    pub(crate) fn resolve(&self, secret: Option<&str>) -> Result<Settings, Vec<Problem>> {
-        let mut reader = Reader::default();
-        let target = reader.choice(
+    pub(crate) fn resolve(&self, secret: Option<&str>) -> Result<Settings, Vec<InvalidSetting>> {
+        let mut reader = SettingsReader::default();
+        let target = reader.choose(
             env::TARGET,
             self.target.as_deref(),
             &[
@@ -316,7 +232,7 @@ impl ServeArgs {
                 ("process", TargetName::Process),
             ],
         );
-        let open = reader.choice(
+        let open = reader.choose(
             env::ALLOW_UNAUTHENTICATED,
             self.allow_unauthenticated.as_deref(),
             &[
@@ -336,7 +252,7 @@ impl ServeArgs {
         };
         let routing = self.routing.resolve(&mut reader);
         match (target, routing) {
-            (Some(target), Some(routing)) if reader.problems.is_empty() => Ok(Settings {
+            (Some(target), Some(routing)) if reader.invalid.is_empty() => Ok(Settings {
                 listen,
                 secret,
                 target,
@@ -344,12 +260,16 @@ impl ServeArgs {
                 drain,
                 shutdown,
             }),
-            _ => Err(reader.problems),
+            _ => Err(reader.invalid),
         }
     }
 
     /// How long dispatches are still accepted, and how long stopping may take in all.
-    fn resolve_stopping(&self, reader: &mut Reader, target: TargetName) -> (Duration, Duration) {
+    fn resolve_stopping(
+        &self,
+        reader: &mut SettingsReader,
+        target: TargetName,
+    ) -> (Duration, Duration) {
         let mut seconds = |variable, text: &Option<String>| {
             reader.parse(variable, text.as_deref(), "a number of seconds")
         };
@@ -357,7 +277,7 @@ impl ServeArgs {
         let all =
             seconds(env::SHUTDOWN_SECONDS, &self.shutdown_seconds).unwrap_or(SHUTDOWN_SECONDS);
         if let Some(drain) = drain.filter(|drain| *drain > 0 && *drain >= all) {
-            reader.problem(
+            reader.reject(
                 env::DRAIN_SECONDS,
                 format!(
                     "is `{drain}`, which leaves open requests no time: {} is {all}",
@@ -373,7 +293,7 @@ impl ServeArgs {
         (Duration::from_secs(drain), Duration::from_secs(all))
     }
 
-    fn resolve_process(&self, reader: &mut Reader) -> Option<ProcessSettings> {
+    fn resolve_process(&self, reader: &mut SettingsReader) -> Option<ProcessSettings> {
         let settings = self.process.resolve(reader);
         let data_dir = settings.as_ref().map(|settings| settings.data.path());
         let platform = self.platform.resolve(reader, data_dir);
@@ -383,7 +303,7 @@ impl ServeArgs {
         })
     }
 
-    fn resolve_deployment(&self, reader: &mut Reader) -> Option<TargetSettings> {
+    fn resolve_deployment(&self, reader: &mut SettingsReader) -> Option<TargetSettings> {
         let watching = self.watching.resolve(reader);
         let data_dir = self.process.data_dir.clone();
         let platform = self.platform.resolve(reader, data_dir.as_deref());
@@ -398,13 +318,15 @@ impl ServeArgs {
                 data_dir,
             }),
             Err(problems) => {
-                reader.problems.extend(problems.iter().map(Problem::from));
+                reader
+                    .invalid
+                    .extend(problems.iter().map(InvalidSetting::from));
                 None
             }
         }
     }
 
-    fn resolve_listen(&self, reader: &mut Reader, open: Unauthenticated) -> SocketAddr {
+    fn resolve_listen(&self, reader: &mut SettingsReader, open: Unauthenticated) -> SocketAddr {
         let ip = match open {
             Unauthenticated::Loopback => Ipv4Addr::LOCALHOST,
             _ => Ipv4Addr::UNSPECIFIED,
@@ -417,7 +339,7 @@ impl ServeArgs {
             )
             .unwrap_or(SocketAddr::new(IpAddr::V4(ip), PORT));
         if open == Unauthenticated::Loopback && !listen.ip().is_loopback() {
-            reader.problem(
+            reader.reject(
                 env::ALLOW_UNAUTHENTICATED,
                 format!(
                     "is `true`, which is for loopback addresses, but {} is `{listen}`; \
@@ -431,7 +353,7 @@ impl ServeArgs {
 }
 
 fn resolve_secret(
-    reader: &mut Reader,
+    reader: &mut SettingsReader,
     secret: Option<&str>,
     open: Unauthenticated,
 ) -> Option<InternalSecret> {
@@ -440,8 +362,8 @@ fn resolve_secret(
     }
     match present(secret).map(InternalSecret::parse) {
         Some(Ok(secret)) => return Some(secret),
-        Some(Err(error)) => reader.problem(env::INTERNAL_SECRET, error.to_string()),
-        None => reader.problem(
+        Some(Err(error)) => reader.reject(env::INTERNAL_SECRET, error.to_string()),
+        None => reader.reject(
             env::INTERNAL_SECRET,
             format!(
                 "is not set; it is the secret shared with the platform (without one, {}=true is for trying out)",
@@ -453,13 +375,13 @@ fn resolve_secret(
 }
 
 impl ProcessArgs {
-    fn resolve(&self, reader: &mut Reader) -> Option<ProcessSettings> {
+    fn resolve(&self, reader: &mut SettingsReader) -> Option<ProcessSettings> {
         let concurrency: Option<NonZeroUsize> = reader.parse(
             env::CONCURRENCY,
             self.concurrency.as_deref(),
             "a number from 1",
         );
-        let on_stop = reader.choice(
+        let on_stop = reader.choose(
             env::RUNS_ON_STOP,
             self.runs_on_stop.as_deref(),
             &[
@@ -468,20 +390,20 @@ impl ProcessArgs {
             ],
         );
         let data = DataDir::locate(self.data_dir.as_deref())
-            .map_err(|error| reader.problem(env::DATA_DIR, format!("is needed: {error}")));
+            .map_err(|error| reader.reject(env::DATA_DIR, format!("is needed: {error}")));
         if let Some(path) = self
             .executor
             .as_deref()
             .filter(|path| which::which(path).is_err())
         {
             let path = path.display();
-            reader.problem(
+            reader.reject(
                 env::EXECUTOR,
                 format!("is `{path}`, which is no program that can be started"),
             );
         }
         let program = Program::choose(self.executor.as_deref())
-            .map_err(|error| reader.problem(env::EXECUTOR, format!("is needed: {error}")));
+            .map_err(|error| reader.reject(env::EXECUTOR, format!("is needed: {error}")));
         Some(ProcessSettings {
             data: data.ok()?,
             program: program.ok()?,
@@ -495,13 +417,13 @@ impl ProcessArgs {
 }
 
 impl RoutingArgs {
-    fn resolve(&self, reader: &mut Reader) -> Option<Routing> {
-        let by_flag = reader.choice(
+    fn resolve(&self, reader: &mut SettingsReader) -> Option<Routing> {
+        let by_flag = reader.choose(
             env::ROUTE,
             self.route.as_deref(),
             &[("all", false), ("flag", true)],
         );
-        let flag = reader.choice(
+        let flag = reader.choose(
             env::ROUTE_STRICT,
             self.route_strict.as_deref(),
             &[("false", Flag::Present), ("true", Flag::Strict)],
@@ -514,7 +436,7 @@ impl RoutingArgs {
         let url = url.filter(|url| {
             let fits = matches!(url.scheme(), "http" | "https");
             if !fits {
-                reader.problem(
+                reader.reject(
                     env::PERSISTENT_EXECUTOR_URL,
                     "must begin with http:// or https://",
                 );
@@ -526,7 +448,7 @@ impl RoutingArgs {
         }
         let Some(url) = url else {
             if present(self.persistent_executor_url.as_deref()).is_none() {
-                reader.problem(
+                reader.reject(
                     env::PERSISTENT_EXECUTOR_URL,
                     format!("is not set, but {} is `flag`", env::ROUTE),
                 );
@@ -535,7 +457,7 @@ impl RoutingArgs {
         };
         Fallback::new(flag, url)
             .map_err(|error| {
-                reader.problem(
+                reader.reject(
                     env::PERSISTENT_EXECUTOR_URL,
                     format!("cannot be used: {error}"),
                 );
@@ -682,7 +604,7 @@ mod tests {
         let problems = args.resolve(Some(SECRET)).unwrap_err();
         assert_eq!(problems[0].variable, "MAYFLY_DRAIN_SECONDS");
         assert!(
-            problems[0].text.contains("MAYFLY_SHUTDOWN_SECONDS is 25"),
+            problems[0].reason.contains("MAYFLY_SHUTDOWN_SECONDS is 25"),
             "{}",
             problems[0]
         );

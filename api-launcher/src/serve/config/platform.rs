@@ -4,14 +4,15 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{Problem, Reader, present};
-use crate::dispatch::reporter::PlatformReporter;
 use artifact_store::{Limits, Store, StoreArgs, StoreError, StoreSettings};
 use clap::Args;
 use platform::heartbeat::HeartbeatError;
 use platform::redis::{Redis, RedisArgs, RedisConfig};
 use platform::terrakube::{Terrakube, TerrakubeArgs, TerrakubeConfig, TerrakubeError};
-use runtime::setting::SettingProblem;
+use runtime::setting::{SettingProblem, present};
+
+use crate::dispatch::reporter::PlatformReporter;
+use crate::settings::{InvalidSetting, SettingsReader};
 
 #[derive(Args, Clone, Debug, Default)]
 pub struct PlatformArgs {
@@ -44,26 +45,19 @@ pub(crate) enum PlatformSetupError {
     Store(#[from] StoreError),
 }
 
-impl From<&SettingProblem> for Problem {
-    fn from(problem: &SettingProblem) -> Self {
-        Self {
-            variable: problem.variable.to_owned(),
-            text: problem.text.clone(),
-        }
-    }
-}
-
 impl PlatformArgs {
     /// `None` without an address of the platform's API: then nothing else here is looked at.
     pub(super) fn resolve(
         &self,
-        reader: &mut Reader,
+        reader: &mut SettingsReader,
         data_dir: Option<&Path>,
     ) -> Option<PlatformSettings> {
         let terrakube = match self.terrakube.resolve() {
             Ok(terrakube) => terrakube?,
             Err(problems) => {
-                reader.problems.extend(problems.iter().map(Problem::from));
+                reader
+                    .invalid
+                    .extend(problems.iter().map(InvalidSetting::from));
                 // The others are told as well.
                 self.resolve_redis(reader);
                 self.resolve_outputs(reader, data_dir);
@@ -77,12 +71,12 @@ impl PlatformArgs {
         })
     }
 
-    fn resolve_redis(&self, reader: &mut Reader) -> Option<RedisConfig> {
+    fn resolve_redis(&self, reader: &mut SettingsReader) -> Option<RedisConfig> {
         self.redis.resolve().unwrap_or_else(|problems| {
             let problems = problems.iter().map(SettingProblem::from);
             reader
-                .problems
-                .extend(problems.map(|problem| Problem::from(&problem)));
+                .invalid
+                .extend(problems.map(|problem| InvalidSetting::from(&problem)));
             None
         })
     }
@@ -90,7 +84,7 @@ impl PlatformArgs {
     /// A store on this machine is the platform's only where somebody says which folder they share.
     fn resolve_outputs(
         &self,
-        reader: &mut Reader,
+        reader: &mut SettingsReader,
         data_dir: Option<&Path>,
     ) -> Option<StoreSettings> {
         let kind = present(Some(&self.store.state_type));
@@ -104,10 +98,7 @@ impl PlatformArgs {
                     let quoted = format!("`{}`", problem.name());
                     let text = problem.to_string();
                     let text = text.strip_prefix(&quoted).unwrap_or(&text).trim_start();
-                    reader.problems.push(Problem {
-                        variable: problem.name().to_owned(),
-                        text: text.to_owned(),
-                    });
+                    reader.reject(problem.name(), text);
                 }
                 None
             }
@@ -151,9 +142,9 @@ mod tests {
 
     #[test]
     fn an_address_is_all_it_needs_and_without_one_nothing_is_read() {
-        let mut reader = Reader::default();
+        let mut reader = SettingsReader::default();
         let settings = args().resolve(&mut reader, None).unwrap();
-        assert!(reader.problems.is_empty(), "{:?}", reader.problems);
+        assert!(reader.invalid.is_empty(), "{:?}", reader.invalid);
         assert!(settings.redis.is_none() && settings.outputs.is_none());
         let nowhere = PlatformArgs {
             terrakube: TerrakubeArgs::default(),
@@ -164,7 +155,7 @@ mod tests {
             ..args()
         };
         assert!(nowhere.resolve(&mut reader, None).is_none());
-        assert!(reader.problems.is_empty(), "{:?}", reader.problems);
+        assert!(reader.invalid.is_empty(), "{:?}", reader.invalid);
     }
 
     #[test]
@@ -176,10 +167,10 @@ mod tests {
         wrong.store.state_type = "AwsTerraformStateImpl".to_owned();
         wrong.store.aws_region = Some("eu-central-1".to_owned());
         wrong.store.aws_enable_role_auth = Some("true".to_owned());
-        let mut reader = Reader::default();
+        let mut reader = SettingsReader::default();
         assert!(wrong.resolve(&mut reader, None).is_none());
         let names: Vec<_> = reader
-            .problems
+            .invalid
             .iter()
             .map(|problem| problem.variable.as_str())
             .collect();

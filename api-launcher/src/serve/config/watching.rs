@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use clap::Args;
 use job_contract::env;
+use runtime::setting::present;
 
-use super::{Reader, present};
 use crate::cluster::history::HistoryLimits;
 use crate::cluster::limit::RateLimit;
 use crate::cluster::rights::LEASE;
 use crate::cluster::watch::WatchSettings;
 use crate::manifest::check;
+use crate::settings::SettingsReader;
 use crate::verdict::Timeouts;
 
 #[derive(Args, Clone, Debug, Default)]
@@ -121,7 +122,7 @@ impl FromStr for Kept {
 }
 
 impl WatchArgs {
-    pub(super) fn resolve(&self, reader: &mut Reader) -> Watching {
+    pub(super) fn resolve(&self, reader: &mut SettingsReader) -> Watching {
         let default = Watching::default();
         let max_in_flight = reader.parse(
             env::MAX_JOBS_IN_FLIGHT,
@@ -148,7 +149,7 @@ impl WatchArgs {
         }
     }
 
-    fn resolve_watch(&self, reader: &mut Reader) -> WatchSettings {
+    fn resolve_watch(&self, reader: &mut SettingsReader) -> WatchSettings {
         let default = WatchSettings::default();
         let usual = default.timeouts;
         let mut seconds = |variable, text: &Option<String>, usual| {
@@ -188,15 +189,15 @@ impl WatchArgs {
                 timeouts.no_pod.as_secs(),
                 env::NO_POD_SECONDS
             );
-            reader.problem(env::NO_POD_EXPLAIN_SECONDS, text);
+            reader.reject(env::NO_POD_EXPLAIN_SECONDS, text);
         }
         // A submitter that is alive needs a moment between the Job and its Secret.
         if hopeless_after < LEAST_HOPE {
             let text = format!("is less than {} s", LEAST_HOPE.as_secs());
-            reader.problem(env::INCOMPLETE_SECONDS, text);
+            reader.reject(env::INCOMPLETE_SECONDS, text);
         }
         if report_again.is_zero() {
-            reader.problem(env::REPORT_RETRY_SECONDS, "is 0, expected at least 1");
+            reader.reject(env::REPORT_RETRY_SECONDS, "is 0, expected at least 1");
         }
         let mut kept = |variable, text: &Option<String>, usual| {
             let kept = reader.parse(variable, text.as_deref(), "a number or `all`");
@@ -219,7 +220,7 @@ impl WatchArgs {
         }
     }
 
-    fn resolve_rate(&self, reader: &mut Reader) -> Option<RateLimit> {
+    fn resolve_rate(&self, reader: &mut SettingsReader) -> Option<RateLimit> {
         let expected = "a number above 0";
         let rate: Option<f64> = reader.parse(
             env::KUBE_REQUESTS_PER_SECOND,
@@ -233,7 +234,7 @@ impl WatchArgs {
             (None, Some(_)) => {
                 if present(self.kube_requests_per_second.as_deref()).is_none() {
                     let text = format!("means nothing without {}", env::KUBE_REQUESTS_PER_SECOND);
-                    reader.problem(env::KUBE_BURST, text);
+                    reader.reject(env::KUBE_BURST, text);
                 }
                 None
             }
@@ -245,7 +246,7 @@ impl WatchArgs {
                     } else {
                         env::KUBE_REQUESTS_PER_SECOND
                     };
-                    reader.problem(variable, format!("must be {expected}"));
+                    reader.reject(variable, format!("must be {expected}"));
                 }
                 limit
             }
@@ -257,14 +258,14 @@ impl WatchArgs {
 const LEAST_HOPE: Duration = Duration::from_secs(20);
 
 fn name(
-    reader: &mut Reader,
+    reader: &mut SettingsReader,
     variable: &'static str,
     text: Option<&str>,
     rule: fn(&str) -> Result<(), &'static str>,
 ) -> Option<String> {
     let text = present(text)?;
     if let Err(rule) = rule(text) {
-        reader.problem(variable, rule);
+        reader.reject(variable, rule);
         return None;
     }
     Some(text.to_owned())
@@ -281,9 +282,9 @@ mod tests {
 
     #[test]
     fn nothing_said_leaves_the_usual() {
-        let mut reader = Reader::default();
+        let mut reader = SettingsReader::default();
         let watching = WatchArgs::default().resolve(&mut reader);
-        assert!(reader.problems.is_empty());
+        assert!(reader.invalid.is_empty());
         assert_eq!(watching.max_in_flight, 0);
         assert_eq!(watching.watch.timeouts, Timeouts::default());
         let history = watching.watch.history;
@@ -294,7 +295,7 @@ mod tests {
 
     #[test]
     fn what_is_said_counts() {
-        let mut reader = Reader::default();
+        let mut reader = SettingsReader::default();
         let args = WatchArgs {
             max_jobs_in_flight: text("7"),
             history_succeeded: text("0"),
@@ -313,7 +314,7 @@ mod tests {
             lease_namespace: text("mayfly"),
         };
         let watching = args.resolve(&mut reader);
-        assert!(reader.problems.is_empty(), "{:?}", reader.problems);
+        assert!(reader.invalid.is_empty(), "{:?}", reader.invalid);
         assert_eq!(watching.max_in_flight, 7);
         let timeouts = watching.watch.timeouts;
         let seconds = [
@@ -336,19 +337,19 @@ mod tests {
 
     #[test]
     fn every_ended_job_can_be_kept_for_its_time_to_live() {
-        let mut reader = Reader::default();
+        let mut reader = SettingsReader::default();
         let args = WatchArgs {
             history_succeeded: text("all"),
             history_failed: text("ALL"),
             ..WatchArgs::default()
         };
         assert_eq!(args.resolve(&mut reader).watch.history, HistoryLimits::NONE);
-        assert!(reader.problems.is_empty(), "{:?}", reader.problems);
+        assert!(reader.invalid.is_empty(), "{:?}", reader.invalid);
     }
 
     #[test]
     fn every_problem_is_told_by_its_variable() {
-        let mut reader = Reader::default();
+        let mut reader = SettingsReader::default();
         let args = WatchArgs {
             max_jobs_in_flight: text("-1"),
             history_succeeded: text("few"),
@@ -363,7 +364,7 @@ mod tests {
         };
         args.resolve(&mut reader);
         let mut names: Vec<&str> = reader
-            .problems
+            .invalid
             .iter()
             .map(|problem| problem.variable.as_str())
             .collect();
@@ -382,12 +383,12 @@ mod tests {
                 "MAYFLY_START_SECONDS",
             ]
         );
-        let mut reader = Reader::default();
+        let mut reader = SettingsReader::default();
         let args = WatchArgs {
             kube_burst: text("5"),
             ..WatchArgs::default()
         };
         assert!(args.resolve(&mut reader).rate.is_none());
-        assert_eq!(reader.problems[0].variable, "MAYFLY_KUBE_BURST");
+        assert_eq!(reader.invalid[0].variable, "MAYFLY_KUBE_BURST");
     }
 }
