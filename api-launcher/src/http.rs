@@ -6,6 +6,7 @@ pub mod auth;
 mod dispatch;
 mod health;
 mod server;
+pub(crate) mod settings;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use axum::routing::{get, post};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use auth::{Gate, InternalSecret};
+pub(crate) use auth::Gate;
 pub(crate) use server::serve;
 
 use crate::dispatch::Target;

@@ -26,7 +26,6 @@ use job_contract::{Exit, JobData, chain};
 use nix::sys::signal::Signal;
 
 use self::args::RunArgs;
-use self::data::DataDir;
 use self::error::RunError;
 use self::event::{Event, RunStatus, RunSummary};
 use self::executor::Program;
@@ -140,7 +139,7 @@ async fn run_document(
     let document = job::with_inputs(document, &args.inputs, |name| std::env::var(name))?;
     let job: &JobData = &document;
     let program = Program::choose(args.local.executor.as_deref())?;
-    let data = DataDir::locate(args.local.data_dir.as_deref())?.create()?;
+    let data = args.local.data.locate()?.create()?;
     let ids = JobIds {
         organization: &job.organization_id,
         workspace: &job.workspace_id,

@@ -13,15 +13,12 @@ use platform::report_key;
 use tokio::net::TcpListener;
 use tracing::{error, info, warn};
 
-use self::config::{PlatformSetupError, ServeArgs, Settings, TargetSettings};
-use crate::cluster::{Cluster, ConnectError};
+use self::config::{ServeArgs, Settings, TargetSettings};
 use crate::dispatch::Target;
-use crate::dispatch::kubernetes::KubernetesTarget;
+use crate::dispatch::kubernetes::{KubernetesTarget, KubernetesTargetError};
 use crate::dispatch::process::{OpenError, ProcessTarget};
-use crate::dispatch::reporter::PlatformReporter;
 use crate::http::{self, AppState, Gate};
 use crate::metrics::Metrics;
-use crate::run::data::{DataDir, DataError};
 use crate::settings::InvalidSetting;
 use crate::shutdown::Shutdown;
 
@@ -39,21 +36,17 @@ enum ServeError {
         source: io::Error,
     },
     #[error(transparent)]
-    Target(#[from] OpenError),
+    Kubernetes(#[from] KubernetesTargetError),
     #[error(transparent)]
-    Data(#[from] DataError),
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    #[error(transparent)]
-    Platform(#[from] PlatformSetupError),
+    Process(#[from] OpenError),
 }
 
 impl ServeError {
     fn exit(&self) -> Exit {
         match self {
-            Self::Connect(error) => error.exit(),
-            Self::Target(error) => error.exit(),
-            Self::Data(error) => error.exit(),
+            Self::Kubernetes(KubernetesTargetError::Connect(error)) => error.exit(),
+            Self::Kubernetes(KubernetesTargetError::Data(error)) => error.exit(),
+            Self::Process(error) => error.exit(),
             _ => Exit::Infrastructure,
         }
     }
@@ -61,7 +54,8 @@ impl ServeError {
     /// What to do about it.
     fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Data(error) | Self::Target(OpenError::Data(error)) => error.hint(),
+            Self::Kubernetes(KubernetesTargetError::Data(error))
+            | Self::Process(OpenError::Data(error)) => error.hint(),
             _ => None,
         }
     }
@@ -128,15 +122,17 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
     let metrics = Metrics::default();
     let target = open(settings.target, key, &metrics, &shutdown).await?;
     let listen = |source| ServeError::Listen {
-        address: settings.listen,
+        address: settings.http.listen,
         source,
     };
-    let listener = TcpListener::bind(settings.listen).await.map_err(listen)?;
+    let listener = TcpListener::bind(settings.http.listen)
+        .await
+        .map_err(listen)?;
     let address = listener.local_addr().map_err(listen)?;
     let target = Arc::new(target);
-    let unauthenticated = settings.secret.is_none();
+    let unauthenticated = settings.http.secret.is_none();
     let state = AppState::new(
-        Gate::new(settings.secret, SystemTime::now),
+        Gate::new(settings.http.secret, SystemTime::now),
         settings.routing,
         Arc::clone(&target),
         metrics,
@@ -173,50 +169,15 @@ async fn open(
     metrics: &Metrics,
     shutdown: &Shutdown,
 ) -> Result<Target, ServeError> {
+    let (metrics, shutdown) = (metrics.clone(), shutdown.clone());
     Ok(match settings {
-        TargetSettings::Kubernetes {
-            deployment,
-            watching,
-            platform,
-            data_dir,
-        } => {
-            for warning in &deployment.warnings {
-                warn!("{warning}");
-            }
-            if key.is_none() {
-                warn!(
-                    hint = format!("give launcher and executors the same {}", env::REPORT_KEY),
-                    "final reports cannot be verified: runs are judged by exit codes alone"
-                );
-            }
-            let cluster = Cluster::connect(Some(deployment.namespace.clone())).await?;
-            let cluster = cluster.with_report_key(key);
-            let reporter = match platform {
-                Some(platform) => Some(platform.open()?),
-                None => match data_dir {
-                    Some(path) => {
-                        let data = DataDir::locate(Some(&path))?.create()?;
-                        Some(PlatformReporter::local(data.path()))
-                    }
-                    None => None,
-                },
-            };
-            let target = KubernetesTarget::new(
-                cluster,
-                *deployment,
-                *watching,
-                reporter,
-                metrics.clone(),
-                shutdown.clone(),
-            );
+        TargetSettings::Kubernetes(settings) => {
+            let target = KubernetesTarget::connect(*settings, key, metrics, shutdown).await?;
             Target::Kubernetes(Box::new(target))
         }
-        TargetSettings::Process(settings) => Target::Process(ProcessTarget::open(
-            settings,
-            key,
-            metrics.clone(),
-            shutdown.clone(),
-        )?),
+        TargetSettings::Process(settings) => {
+            Target::Process(ProcessTarget::open(settings, key, metrics, shutdown)?)
+        }
     })
 }
 

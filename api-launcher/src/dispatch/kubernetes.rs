@@ -3,6 +3,7 @@
 
 mod barrier;
 mod observer;
+pub(crate) mod settings;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use job_contract::report::ReportKey;
 use job_contract::status::JobStatus;
 use job_contract::{Document, JobData, chain, env};
 use platform::StepRef;
@@ -21,14 +23,16 @@ use tracing::{debug, info, warn};
 
 use self::barrier::{Barrier, Stand, Witness};
 use self::observer::{Duty, Observer};
+use self::settings::{ClusterSettings, KubernetesSettings};
 use super::reporter::PlatformReporter;
+use super::reporter::settings::PlatformSetupError;
 use super::{Accepted, Answered, Readiness, Refused, has_nothing_to_run};
 use crate::cluster::lease::{LeaseSettings, LeaseState};
-use crate::cluster::{Cluster, ClusterError, Submitted, labels};
+use crate::cluster::{Cluster, ClusterError, ConnectError, Submitted, labels};
 use crate::config::Deployment;
 use crate::manifest::{self, Manifest, ManifestErrors};
 use crate::metrics::Metrics;
-use crate::serve::config::Watching;
+use crate::run::data::{DataDir, DataError};
 use crate::shutdown::Shutdown;
 
 /// How long an answer about the cluster is good: the question is open to everybody, and must stay cheap.
@@ -53,7 +57,7 @@ const REFUSAL_AGAIN: Duration = Duration::from_secs(5);
 pub(crate) struct KubernetesTarget {
     cluster: Cluster,
     deployment: Deployment,
-    watching: Watching,
+    settings: ClusterSettings,
     /// The platform the launcher reports to, where one is configured.
     reporter: Option<PlatformReporter>,
     metrics: Metrics,
@@ -70,18 +74,66 @@ pub(crate) struct KubernetesTarget {
     acceptance: Duration,
 }
 
+/// Why the target cannot connect.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum KubernetesTargetError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error(transparent)]
+    Platform(#[from] PlatformSetupError),
+}
+
 impl KubernetesTarget {
+    /// Connects to the cluster and to the platform. `key` verifies the final reports of executors.
+    pub(crate) async fn connect(
+        settings: KubernetesSettings,
+        key: Option<ReportKey>,
+        metrics: Metrics,
+        shutdown: Shutdown,
+    ) -> Result<Self, KubernetesTargetError> {
+        let deployment = settings.deployment;
+        for warning in &deployment.warnings {
+            warn!("{warning}");
+        }
+        if key.is_none() {
+            warn!(
+                hint = format!("give launcher and executors the same {}", env::REPORT_KEY),
+                "final reports cannot be verified: runs are judged by exit codes alone"
+            );
+        }
+        let cluster = Cluster::connect(Some(deployment.namespace.clone())).await?;
+        let cluster = cluster.with_report_key(key);
+        let reporter = match (settings.platform, settings.data_dir) {
+            (Some(platform), _) => Some(platform.open()?),
+            (None, Some(path)) => {
+                let data = DataDir::locate(Some(&path))?.create()?;
+                Some(PlatformReporter::local(data.path()))
+            }
+            (None, None) => None,
+        };
+        Ok(Self::new(
+            cluster,
+            deployment,
+            settings.cluster,
+            reporter,
+            metrics,
+            shutdown,
+        ))
+    }
+
     /// Without a reporter, verdicts are only logged.
-    pub(crate) fn new(
+    fn new(
         cluster: Cluster,
         deployment: Deployment,
-        watching: Watching,
+        settings: ClusterSettings,
         reporter: Option<PlatformReporter>,
         metrics: Metrics,
         shutdown: Shutdown,
     ) -> Self {
-        let cluster = cluster.with_max_in_flight(watching.max_in_flight);
-        let cluster = match watching.rate {
+        let cluster = cluster.with_max_in_flight(settings.max_in_flight);
+        let cluster = match settings.rate {
             Some(rate) => cluster.with_rate_limit(rate),
             None => cluster,
         };
@@ -89,7 +141,7 @@ impl KubernetesTarget {
         Self {
             cluster,
             deployment,
-            watching,
+            settings,
             reporter,
             barrier: Barrier::new(barrier::PATIENCE, metrics.clone()),
             lease: SyncMutex::new(None),
@@ -131,9 +183,9 @@ impl KubernetesTarget {
     }
 
     async fn lead(&self) {
-        let namespace = self.watching.lease_namespace.as_ref();
+        let namespace = self.settings.lease_namespace.as_ref();
         let namespace = namespace.unwrap_or(&self.deployment.namespace);
-        let lease = LeaseSettings::new(namespace, &self.watching.lease_name, identity());
+        let lease = LeaseSettings::new(namespace, &self.settings.lease_name, identity());
         // At the first word, so that the next watches while this one still accepts.
         let stop = self.shutdown.draining.cancelled();
         // A term may end because the API server is away. Nobody watches then, so that who did keeps its runs alive until it
@@ -151,7 +203,7 @@ impl KubernetesTarget {
                 let _watching = self.metrics.watch();
                 tokio::join!(
                     self.cluster
-                        .watch(self.watching.watch.clone(), Arc::clone(&observer) as _),
+                        .watch(self.settings.watch.clone(), Arc::clone(&observer) as _),
                     observer.stop_cancelled(&self.cluster),
                 );
             }
@@ -496,11 +548,11 @@ impl KubernetesTarget {
             Some(LeaseState::NotAllowed) => Readiness::Impaired(format!(
                 "no right to hold the Lease `{}`: this replica watches the runs without one, which only a single replica \
                  may do. Grant it what `rbac/launcher.yaml` does",
-                self.watching.lease_name
+                self.settings.lease_name
             )),
             Some(LeaseState::OutOfReach(cause)) => Readiness::NotReady(format!(
                 "the Lease `{}` cannot be had, so that nobody may be watching the runs: {cause}",
-                self.watching.lease_name
+                self.settings.lease_name
             )),
         }
     }
@@ -662,7 +714,7 @@ mod tests {
         KubernetesTarget::new(
             cluster,
             Deployment::default(),
-            Watching::default(),
+            ClusterSettings::default(),
             None,
             Metrics::default(),
             Shutdown::default(),

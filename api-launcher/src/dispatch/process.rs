@@ -7,6 +7,7 @@ mod index;
 mod queue;
 mod run;
 mod seal;
+pub(crate) mod settings;
 
 use std::collections::HashMap;
 use std::io;
@@ -25,36 +26,17 @@ use tracing::{error, info, warn};
 use self::index::{Index, Turn};
 use self::queue::{Queue, RunKey, Stamp};
 use self::seal::Seal;
+use self::settings::{ProcessSettings, RunsOnStop};
 use super::reporter::PlatformReporter;
+use super::reporter::settings::PlatformSetupError;
 use super::{Accepted, Answered, Readiness, Refused};
 use crate::metrics::{Load, Metrics};
-use crate::run::data::{DataDir, DataError, attempt_lock};
+use crate::run::data::{DataError, attempt_lock};
 use crate::run::executor::Program;
-use crate::serve::config::{PlatformSettings, PlatformSetupError};
 use crate::shutdown::Shutdown;
 
 /// How often finished runs are looked through for those that may be forgotten.
 const EXPIRY: Duration = Duration::from_mins(10);
-
-/// What happens to running executors when the launcher stops.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RunsOnStop {
-    /// They are asked to stop gracefully, and waited for.
-    Interrupt,
-    /// They go on, and are found again by the next launcher.
-    Leave,
-}
-
-/// What the target is made of.
-#[derive(Debug)]
-pub(crate) struct ProcessSettings {
-    pub(crate) data: DataDir,
-    pub(crate) program: Program,
-    pub(crate) concurrency: usize,
-    pub(crate) on_stop: RunsOnStop,
-    /// Without it: records in the data directory.
-    pub(crate) platform: Option<Box<PlatformSettings>>,
-}
 
 /// Why the target cannot be opened.
 #[derive(Debug, thiserror::Error)]

@@ -4,6 +4,7 @@
 //! Only the platform's own records are needed for that. Where there is a store, reasons reach the step's output; where
 //! there is Redis, they reach the live log too, and the job has a heartbeat.
 
+pub(crate) mod settings;
 mod step_output;
 
 use std::fs;

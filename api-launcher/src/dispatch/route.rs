@@ -1,6 +1,8 @@
 //! Which dispatches are ours, and how the others reach the persistent executor: body and token as they came,
 //! and its answer as it is.
 
+pub(crate) mod settings;
+
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum, ValueHint};
 use job_contract::{Tool, env};
 
+use super::data::DataDirArgs;
+
 /// Plan a folder and, once you agree, apply that plan.
 ///
 /// The folder is packed and handed to an executor process, the way a pod would get it: once for the plan, and
@@ -110,9 +112,8 @@ pub struct InputArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "This machine")]
 pub struct LocalArgs {
-    /// Where state, plans, outputs, logs and downloaded tools are kept [default: `mayfly` in your data folder]
-    #[arg(long, value_name = "DIR", env = env::DATA_DIR, value_hint = ValueHint::DirPath)]
-    pub data_dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub data: DataDirArgs,
 
     /// Another executor binary than the built-in one
     #[arg(long, value_name = "PATH", env = env::EXECUTOR, value_hint = ValueHint::ExecutablePath)]

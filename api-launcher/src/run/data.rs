@@ -10,13 +10,35 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use job_contract::Exit;
+use clap::{Args, ValueHint};
+use job_contract::{Exit, env};
 use nix::errno::Errno;
 use runtime::setting::is_wrong_place;
 
 pub(crate) use lock::WorkspaceLock;
 pub(crate) use lock::attempt as attempt_lock;
 pub(crate) use work::{WorkFolder, remove as remove_folder};
+
+/// The option that names the data directory.
+#[derive(Args, Clone, Debug, Default)]
+pub struct DataDirArgs {
+    /// Where state, plans, outputs, logs, downloaded tools and the queue of `serve` are kept
+    /// [default: `mayfly` in your data folder]
+    #[arg(long, value_name = "DIR", env = env::DATA_DIR, value_hint = ValueHint::DirPath)]
+    pub data_dir: Option<PathBuf>,
+}
+
+impl DataDirArgs {
+    /// Returns the data directory that the option names.
+    pub(crate) fn given(&self) -> Option<&Path> {
+        self.data_dir.as_deref()
+    }
+
+    /// Returns the data directory that the option names, or the default.
+    pub(crate) fn locate(&self) -> Result<DataDir, DataError> {
+        DataDir::locate(self.given())
+    }
+}
 
 /// The root of everything kept on this machine.
 #[derive(Clone, Debug)]

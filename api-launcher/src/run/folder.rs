@@ -12,7 +12,6 @@ use uuid::Uuid;
 use super::Conclusion;
 use super::args::RunArgs;
 use super::content::{self, ContentError, Extra};
-use super::data::DataDir;
 use super::error::RunError;
 use super::event::{Event, Level, RunStatus};
 use super::executor::Program;
@@ -67,7 +66,7 @@ pub(crate) async fn run(
     let tool = choose_tool(args, &dir)?;
     let program = Program::choose(args.local.executor.as_deref())?;
 
-    let data = DataDir::locate(args.local.data_dir.as_deref())?.create()?;
+    let data = args.local.data.locate()?.create()?;
     let workspace = job::workspace_id(&dir);
     let job_id = data.allocate_job_id()?.to_string();
     let ids = JobIds {

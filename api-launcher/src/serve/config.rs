@@ -1,36 +1,23 @@
-//! The options of `api-launcher serve` and what they come to. All problems are found before any is reported,
-//! each named by its variable.
+//! The options of `api-launcher serve`. The parts of the service define their own options beside what they
+//! configure; this module composes them. It finds every problem before it reports any.
 
-mod platform;
-mod watching;
-
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueHint};
+use clap::Args;
 use job_contract::env;
 use runtime::setting::present;
 use runtime::telemetry::LogFormat;
 use tracing_subscriber::EnvFilter;
-use url::Url;
 
-use crate::config::{Deployment, DeploymentArgs};
-use crate::dispatch::process::{ProcessSettings, RunsOnStop};
-use crate::dispatch::route::{Fallback, Flag, Routing};
-use crate::http::InternalSecret;
-use crate::run::data::DataDir;
-use crate::run::executor::Program;
+use crate::dispatch::kubernetes::settings::{KubernetesArgs, KubernetesSettings};
+use crate::dispatch::process::settings::{ProcessArgs, ProcessSettings};
+use crate::dispatch::reporter::settings::PlatformArgs;
+use crate::dispatch::route::Routing;
+use crate::dispatch::route::settings::RoutingArgs;
+use crate::http::settings::{HttpArgs, HttpSettings};
+use crate::run::data::DataDirArgs;
 use crate::settings::{InvalidSetting, SettingsReader};
 
-pub use self::platform::PlatformArgs;
-pub(crate) use self::platform::{PlatformSettings, PlatformSetupError};
-pub use self::watching::WatchArgs;
-pub(crate) use self::watching::Watching;
-
-/// Port of a stock executor.
-const PORT: u16 = 8090;
 /// Less than the 30 s Kubernetes gives a pod by default.
 const SHUTDOWN_SECONDS: u64 = 25;
 /// About as long as every node of a cluster takes to learn that an endpoint is gone.
@@ -47,20 +34,16 @@ const DRAIN_SECONDS: u64 = 10;
 #[derive(Args, Clone, Debug, Default)]
 #[command(after_help = EXAMPLES)]
 pub struct ServeArgs {
-    /// Address to listen on; port 0 takes a free one, which the first line of the log tells
-    /// [default: 0.0.0.0:8090, without authentication 127.0.0.1:8090]
-    #[arg(long, value_name = "ADDRESS:PORT", env = env::LISTEN)]
-    pub listen: Option<String>,
+    #[command(flatten)]
+    pub http: HttpArgs,
 
     /// Where accepted steps run: `kubernetes`, as Jobs, or `process`, as executors on this machine
     /// [default: kubernetes]
     #[arg(long, value_name = "TARGET", env = env::TARGET)]
     pub target: Option<String>,
 
-    /// Accept dispatches without a token: `true` on a loopback address only, `everywhere` on any address
-    /// [default: false]
-    #[arg(long, value_name = "WHERE", env = env::ALLOW_UNAUTHENTICATED, num_args = 0..=1, default_missing_value = "true")]
-    pub allow_unauthenticated: Option<String>,
+    #[command(flatten)]
+    pub data: DataDirArgs,
 
     /// After SIGTERM, how long dispatches are still accepted while readiness says no, in seconds, for the endpoints to follow.
     /// Unset, it is at most half of --shutdown-seconds, and 0 on target `process` [default: 10]
@@ -84,51 +67,10 @@ pub struct ServeArgs {
     pub telemetry: TelemetryArgs,
 
     #[command(flatten)]
-    pub watching: WatchArgs,
-
-    #[command(flatten)]
-    pub deployment: DeploymentArgs,
+    pub kubernetes: KubernetesArgs,
 }
 
-#[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Target `process`")]
-pub struct ProcessArgs {
-    /// Where the queue, state, plans, outputs and downloaded tools are kept [default: `mayfly` in your data
-    /// folder]
-    #[arg(long, value_name = "DIR", env = env::DATA_DIR, value_hint = ValueHint::DirPath)]
-    pub data_dir: Option<PathBuf>,
-
-    /// How many executors run at a time; the rest wait, oldest first [default: one per processor]
-    #[arg(long, value_name = "N", env = env::CONCURRENCY)]
-    pub concurrency: Option<String>,
-
-    /// What happens to running executors when the launcher stops: `interrupt` asks them to finish gracefully,
-    /// `leave` lets them go on and finds them again at the next start [default: interrupt]
-    #[arg(long, value_name = "WHAT", env = env::RUNS_ON_STOP)]
-    pub runs_on_stop: Option<String>,
-
-    /// Another executor binary than the built-in one
-    #[arg(long, value_name = "PATH", env = env::EXECUTOR, value_hint = ValueHint::ExecutablePath)]
-    pub executor: Option<PathBuf>,
-}
-
-#[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Routing")]
-pub struct RoutingArgs {
-    /// `all` runs every dispatch, `flag` only those of workspaces with
-    /// `TERRAKUBE_ENABLE_EPHEMERAL_EXECUTOR` in their environment; the others go to the persistent executor [default: all]
-    #[arg(long, value_name = "WHICH", env = env::ROUTE)]
-    pub route: Option<String>,
-
-    /// `true` reads a flag of 0, false or off as absent [default: false]
-    #[arg(long, value_name = "BOOL", env = env::ROUTE_STRICT, num_args = 0..=1, default_missing_value = "true")]
-    pub route_strict: Option<String>,
-
-    /// The persistent executor, its path included: `http://executor:8090/api/v1/terraform-rs`
-    #[arg(long, value_name = "URL", env = env::PERSISTENT_EXECUTOR_URL)]
-    pub persistent_executor_url: Option<String>,
-}
-
+/// The options of diagnostics.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Diagnostics")]
 pub struct TelemetryArgs {
@@ -154,17 +96,10 @@ InternalSecret, TerrakubeRedisPassword, TerrakubeRedisSentinelPassword and the k
 SIGTERM ends readiness, stops accepting when the endpoints have had time to follow, finishes open requests, and keeps
 what is queued for the next start; a second one leaves at once.";
 
-/// Where accepted steps run.
+/// The target and its settings.
 #[derive(Debug)]
 pub(crate) enum TargetSettings {
-    Kubernetes {
-        deployment: Box<Deployment>,
-        watching: Box<Watching>,
-        /// The platform runs are reported to.
-        platform: Option<Box<PlatformSettings>>,
-        /// Without it: records of the local platform.
-        data_dir: Option<PathBuf>,
-    },
+    Kubernetes(Box<KubernetesSettings>),
     Process(ProcessSettings),
 }
 
@@ -177,22 +112,13 @@ enum TargetName {
 /// The settings of the service.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    pub(crate) listen: SocketAddr,
-    /// `None` lets everybody in.
-    pub(crate) secret: Option<InternalSecret>,
+    pub(crate) http: HttpSettings,
     pub(crate) target: TargetSettings,
     pub(crate) routing: Routing,
-    /// How long dispatches are accepted after SIGTERM.
+    /// How long the service accepts dispatches after SIGTERM.
     pub(crate) drain: Duration,
     /// How long stopping may take, the drain included.
     pub(crate) shutdown: Duration,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Unauthenticated {
-    No,
-    Loopback,
-    Everywhere,
 }
 
 impl TelemetryArgs {
@@ -221,7 +147,7 @@ impl TelemetryArgs {
 }
 
 impl ServeArgs {
-    /// The settings, or everything that is wrong. `secret` is the text of `InternalSecret`.
+    /// Returns the settings, or everything that is invalid. `secret` is the text of `InternalSecret`.
     pub(crate) fn resolve(&self, secret: Option<&str>) -> Result<Settings, Vec<InvalidSetting>> {
         let mut reader = SettingsReader::default();
         let target = reader.choose(
@@ -232,29 +158,22 @@ impl ServeArgs {
                 ("process", TargetName::Process),
             ],
         );
-        let open = reader.choose(
-            env::ALLOW_UNAUTHENTICATED,
-            self.allow_unauthenticated.as_deref(),
-            &[
-                ("false", Unauthenticated::No),
-                ("true", Unauthenticated::Loopback),
-                ("everywhere", Unauthenticated::Everywhere),
-            ],
-        );
-        let secret = resolve_secret(&mut reader, secret, open);
-        let listen = self.resolve_listen(&mut reader, open);
+        let http = self.http.resolve(&mut reader, secret);
         let (drain, shutdown) = self.resolve_stopping(&mut reader, target);
         let target = match target {
-            TargetName::Kubernetes => self.resolve_deployment(&mut reader),
+            TargetName::Kubernetes => self
+                .kubernetes
+                .resolve(&mut reader, &self.data, &self.platform)
+                .map(|settings| TargetSettings::Kubernetes(Box::new(settings))),
             TargetName::Process => self
-                .resolve_process(&mut reader)
+                .process
+                .resolve(&mut reader, &self.data, &self.platform)
                 .map(TargetSettings::Process),
         };
         let routing = self.routing.resolve(&mut reader);
         match (target, routing) {
             (Some(target), Some(routing)) if reader.invalid.is_empty() => Ok(Settings {
-                listen,
-                secret,
+                http,
                 target,
                 routing,
                 drain,
@@ -292,179 +211,6 @@ impl ServeArgs {
         });
         (Duration::from_secs(drain), Duration::from_secs(all))
     }
-
-    fn resolve_process(&self, reader: &mut SettingsReader) -> Option<ProcessSettings> {
-        let settings = self.process.resolve(reader);
-        let data_dir = settings.as_ref().map(|settings| settings.data.path());
-        let platform = self.platform.resolve(reader, data_dir);
-        Some(ProcessSettings {
-            platform: platform.map(Box::new),
-            ..settings?
-        })
-    }
-
-    fn resolve_deployment(&self, reader: &mut SettingsReader) -> Option<TargetSettings> {
-        let watching = self.watching.resolve(reader);
-        let data_dir = self.process.data_dir.clone();
-        let platform = self.platform.resolve(reader, data_dir.as_deref());
-        match self
-            .deployment
-            .resolve(self.platform.terrakube.api_url.as_deref())
-        {
-            Ok(deployment) => Some(TargetSettings::Kubernetes {
-                deployment: Box::new(deployment),
-                watching: Box::new(watching),
-                platform: platform.map(Box::new),
-                data_dir,
-            }),
-            Err(problems) => {
-                reader
-                    .invalid
-                    .extend(problems.iter().map(InvalidSetting::from));
-                None
-            }
-        }
-    }
-
-    fn resolve_listen(&self, reader: &mut SettingsReader, open: Unauthenticated) -> SocketAddr {
-        let ip = match open {
-            Unauthenticated::Loopback => Ipv4Addr::LOCALHOST,
-            _ => Ipv4Addr::UNSPECIFIED,
-        };
-        let listen = reader
-            .parse(
-                env::LISTEN,
-                self.listen.as_deref(),
-                "an IP address and a port such as `0.0.0.0:8090`",
-            )
-            .unwrap_or(SocketAddr::new(IpAddr::V4(ip), PORT));
-        if open == Unauthenticated::Loopback && !listen.ip().is_loopback() {
-            reader.reject(
-                env::ALLOW_UNAUTHENTICATED,
-                format!(
-                    "is `true`, which is for loopback addresses, but {} is `{listen}`; \
-                     `everywhere` lets anybody who reaches it run commands",
-                    env::LISTEN
-                ),
-            );
-        }
-        listen
-    }
-}
-
-fn resolve_secret(
-    reader: &mut SettingsReader,
-    secret: Option<&str>,
-    open: Unauthenticated,
-) -> Option<InternalSecret> {
-    if open != Unauthenticated::No {
-        return None;
-    }
-    match present(secret).map(InternalSecret::parse) {
-        Some(Ok(secret)) => return Some(secret),
-        Some(Err(error)) => reader.reject(env::INTERNAL_SECRET, error.to_string()),
-        None => reader.reject(
-            env::INTERNAL_SECRET,
-            format!(
-                "is not set; it is the secret shared with the platform (without one, {}=true is for trying out)",
-                env::ALLOW_UNAUTHENTICATED
-            ),
-        ),
-    }
-    None
-}
-
-impl ProcessArgs {
-    fn resolve(&self, reader: &mut SettingsReader) -> Option<ProcessSettings> {
-        let concurrency: Option<NonZeroUsize> = reader.parse(
-            env::CONCURRENCY,
-            self.concurrency.as_deref(),
-            "a number from 1",
-        );
-        let on_stop = reader.choose(
-            env::RUNS_ON_STOP,
-            self.runs_on_stop.as_deref(),
-            &[
-                ("interrupt", RunsOnStop::Interrupt),
-                ("leave", RunsOnStop::Leave),
-            ],
-        );
-        let data = DataDir::locate(self.data_dir.as_deref())
-            .map_err(|error| reader.reject(env::DATA_DIR, format!("is needed: {error}")));
-        if let Some(path) = self
-            .executor
-            .as_deref()
-            .filter(|path| which::which(path).is_err())
-        {
-            let path = path.display();
-            reader.reject(
-                env::EXECUTOR,
-                format!("is `{path}`, which is no program that can be started"),
-            );
-        }
-        let program = Program::choose(self.executor.as_deref())
-            .map_err(|error| reader.reject(env::EXECUTOR, format!("is needed: {error}")));
-        Some(ProcessSettings {
-            data: data.ok()?,
-            program: program.ok()?,
-            concurrency: concurrency
-                .or_else(|| std::thread::available_parallelism().ok())
-                .map_or(1, NonZeroUsize::get),
-            on_stop,
-            platform: None,
-        })
-    }
-}
-
-impl RoutingArgs {
-    fn resolve(&self, reader: &mut SettingsReader) -> Option<Routing> {
-        let by_flag = reader.choose(
-            env::ROUTE,
-            self.route.as_deref(),
-            &[("all", false), ("flag", true)],
-        );
-        let flag = reader.choose(
-            env::ROUTE_STRICT,
-            self.route_strict.as_deref(),
-            &[("false", Flag::Present), ("true", Flag::Strict)],
-        );
-        let url: Option<Url> = reader.parse(
-            env::PERSISTENT_EXECUTOR_URL,
-            self.persistent_executor_url.as_deref(),
-            "a URL such as `http://executor:8090/api/v1/terraform-rs`",
-        );
-        let url = url.filter(|url| {
-            let fits = matches!(url.scheme(), "http" | "https");
-            if !fits {
-                reader.reject(
-                    env::PERSISTENT_EXECUTOR_URL,
-                    "must begin with http:// or https://",
-                );
-            }
-            fits
-        });
-        if !by_flag {
-            return Some(Routing::All);
-        }
-        let Some(url) = url else {
-            if present(self.persistent_executor_url.as_deref()).is_none() {
-                reader.reject(
-                    env::PERSISTENT_EXECUTOR_URL,
-                    format!("is not set, but {} is `flag`", env::ROUTE),
-                );
-            }
-            return None;
-        };
-        Fallback::new(flag, url)
-            .map_err(|error| {
-                reader.reject(
-                    env::PERSISTENT_EXECUTOR_URL,
-                    format!("cannot be used: {error}"),
-                );
-            })
-            .ok()
-            .map(Routing::Flag)
-    }
 }
 
 #[cfg(test)]
@@ -477,23 +223,24 @@ mod tests {
     #[test]
     fn a_secret_is_all_it_needs() {
         let settings = ServeArgs::default().resolve(Some(SECRET)).unwrap();
-        assert_eq!(settings.listen.to_string(), "0.0.0.0:8090");
-        assert!(settings.secret.is_some());
+        assert_eq!(settings.http.listen.to_string(), "0.0.0.0:8090");
+        assert!(settings.http.secret.is_some());
         assert!(matches!(settings.routing, Routing::All));
     }
 
     #[test]
     fn every_problem_is_told_at_once_and_named() {
         let args = ServeArgs {
-            listen: Some("nowhere".to_owned()),
+            http: HttpArgs {
+                listen: Some("nowhere".to_owned()),
+                allow_unauthenticated: None,
+            },
             target: Some("process".to_owned()),
-            allow_unauthenticated: None,
             shutdown_seconds: Some("soon".to_owned()),
             process: ProcessArgs {
                 concurrency: Some("0".to_owned()),
                 runs_on_stop: Some("explode".to_owned()),
                 executor: Some("/etc/passwd".into()),
-                ..ProcessArgs::default()
             },
             routing: RoutingArgs {
                 route: Some("flag".to_owned()),
@@ -536,20 +283,24 @@ mod tests {
         #[case] expected: &str,
     ) {
         let args = ServeArgs {
-            allow_unauthenticated: Some(open.to_owned()),
-            listen: listen.map(str::to_owned),
+            http: HttpArgs {
+                allow_unauthenticated: Some(open.to_owned()),
+                listen: listen.map(str::to_owned),
+            },
             ..ServeArgs::default()
         };
         let settings = args.resolve(None).unwrap();
-        assert_eq!(settings.listen.to_string(), expected);
-        assert!(settings.secret.is_none());
+        assert_eq!(settings.http.listen.to_string(), expected);
+        assert!(settings.http.secret.is_none());
     }
 
     #[test]
     fn without_a_secret_other_machines_are_kept_out_unless_forced() {
         let args = ServeArgs {
-            allow_unauthenticated: Some("true".to_owned()),
-            listen: Some("0.0.0.0:8090".to_owned()),
+            http: HttpArgs {
+                allow_unauthenticated: Some("true".to_owned()),
+                listen: Some("0.0.0.0:8090".to_owned()),
+            },
             ..ServeArgs::default()
         };
         let problems = args.resolve(None).unwrap_err();
@@ -562,7 +313,7 @@ mod tests {
             target: Some("moon".to_owned()),
             ..ServeArgs::default()
         };
-        args.deployment.image_pull_policy = Some("Sometimes".to_owned());
+        args.kubernetes.deployment.image_pull_policy = Some("Sometimes".to_owned());
         let problems = args.resolve(Some(SECRET)).unwrap_err();
         let names: Vec<_> = problems.iter().map(|p| p.variable.as_str()).collect();
         assert_eq!(names, ["MAYFLY_TARGET", "MAYFLY_IMAGE_PULL_POLICY"]);

@@ -15,7 +15,8 @@ use tracing::{error, info, warn};
 
 use super::executor::{Executor, RunFolder, StartError};
 use super::queue::RunKey;
-use super::{Inner, Place, RunsOnStop, blocking, now};
+use super::settings::RunsOnStop;
+use super::{Inner, Place, blocking, now};
 use crate::dispatch::has_nothing_to_run;
 use crate::dispatch::reporter::{ReportError, Stand};
 use crate::run::{data, executor};

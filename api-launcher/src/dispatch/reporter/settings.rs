@@ -11,7 +11,7 @@ use platform::redis::{Redis, RedisArgs, RedisConfig};
 use platform::terrakube::{Terrakube, TerrakubeArgs, TerrakubeConfig, TerrakubeError};
 use runtime::setting::{SettingProblem, present};
 
-use crate::dispatch::reporter::PlatformReporter;
+use super::PlatformReporter;
 use crate::settings::{InvalidSetting, SettingsReader};
 
 #[derive(Args, Clone, Debug, Default)]
@@ -47,7 +47,7 @@ pub(crate) enum PlatformSetupError {
 
 impl PlatformArgs {
     /// `None` without an address of the platform's API: then nothing else here is looked at.
-    pub(super) fn resolve(
+    pub(crate) fn resolve(
         &self,
         reader: &mut SettingsReader,
         data_dir: Option<&Path>,

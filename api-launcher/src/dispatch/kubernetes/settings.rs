@@ -1,6 +1,7 @@
-//! How target `kubernetes` treats its cluster: how much at once, how patiently, and who watches.
+//! The settings of target `kubernetes`.
 
 use std::num::ParseIntError;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -12,13 +13,16 @@ use crate::cluster::history::HistoryLimits;
 use crate::cluster::limit::RateLimit;
 use crate::cluster::rights::LEASE;
 use crate::cluster::watch::WatchSettings;
+use crate::config::{Deployment, DeploymentArgs};
+use crate::dispatch::reporter::settings::{PlatformArgs, PlatformSettings};
 use crate::manifest::check;
-use crate::settings::SettingsReader;
+use crate::run::data::DataDirArgs;
+use crate::settings::{InvalidSetting, SettingsReader};
 use crate::verdict::Timeouts;
 
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Target `kubernetes`")]
-pub struct WatchArgs {
+pub struct KubernetesArgs {
     /// How many Jobs are released and not over at a time; the rest wait suspended, oldest first; 0 means no limit
     /// [default: 0]
     #[arg(long, value_name = "N", env = env::MAX_JOBS_IN_FLIGHT)]
@@ -80,11 +84,25 @@ pub struct WatchArgs {
     /// Its namespace [default: that of the runs]
     #[arg(long, value_name = "NAME", env = env::LEASE_NAMESPACE)]
     pub lease_namespace: Option<String>,
+
+    #[command(flatten)]
+    pub deployment: DeploymentArgs,
 }
 
-/// What [`WatchArgs`] come to.
+/// The settings of target `kubernetes`.
+#[derive(Debug)]
+pub(crate) struct KubernetesSettings {
+    pub(crate) deployment: Deployment,
+    pub(crate) cluster: ClusterSettings,
+    /// The platform that runs are reported to.
+    pub(crate) platform: Option<PlatformSettings>,
+    /// The records of a local platform, which replace `platform`.
+    pub(crate) data_dir: Option<PathBuf>,
+}
+
+/// How the launcher uses the cluster.
 #[derive(Clone, Debug)]
-pub(crate) struct Watching {
+pub(crate) struct ClusterSettings {
     pub(crate) max_in_flight: usize,
     pub(crate) watch: WatchSettings,
     pub(crate) rate: Option<RateLimit>,
@@ -93,7 +111,7 @@ pub(crate) struct Watching {
     pub(crate) lease_namespace: Option<String>,
 }
 
-impl Default for Watching {
+impl Default for ClusterSettings {
     fn default() -> Self {
         Self {
             max_in_flight: 0,
@@ -121,15 +139,41 @@ impl FromStr for Kept {
     }
 }
 
-impl WatchArgs {
-    pub(super) fn resolve(&self, reader: &mut SettingsReader) -> Watching {
-        let default = Watching::default();
+impl KubernetesArgs {
+    /// Returns the settings of the target, or `None` if one of them is invalid.
+    pub(crate) fn resolve(
+        &self,
+        reader: &mut SettingsReader,
+        data: &DataDirArgs,
+        platform: &PlatformArgs,
+    ) -> Option<KubernetesSettings> {
+        let cluster = self.resolve_cluster(reader);
+        let api_url = platform.terrakube.api_url.as_deref();
+        let platform = platform.resolve(reader, data.given());
+        match self.deployment.resolve(api_url) {
+            Ok(deployment) => Some(KubernetesSettings {
+                deployment,
+                cluster,
+                platform,
+                data_dir: data.given().map(Path::to_owned),
+            }),
+            Err(problems) => {
+                reader
+                    .invalid
+                    .extend(problems.iter().map(InvalidSetting::from));
+                None
+            }
+        }
+    }
+
+    fn resolve_cluster(&self, reader: &mut SettingsReader) -> ClusterSettings {
+        let default = ClusterSettings::default();
         let max_in_flight = reader.parse(
             env::MAX_JOBS_IN_FLIGHT,
             self.max_jobs_in_flight.as_deref(),
             NUMBER,
         );
-        Watching {
+        ClusterSettings {
             max_in_flight: max_in_flight.unwrap_or(default.max_in_flight),
             watch: self.resolve_watch(reader),
             rate: self.resolve_rate(reader),
@@ -283,7 +327,7 @@ mod tests {
     #[test]
     fn nothing_said_leaves_the_usual() {
         let mut reader = SettingsReader::default();
-        let watching = WatchArgs::default().resolve(&mut reader);
+        let watching = KubernetesArgs::default().resolve_cluster(&mut reader);
         assert!(reader.invalid.is_empty());
         assert_eq!(watching.max_in_flight, 0);
         assert_eq!(watching.watch.timeouts, Timeouts::default());
@@ -296,7 +340,7 @@ mod tests {
     #[test]
     fn what_is_said_counts() {
         let mut reader = SettingsReader::default();
-        let args = WatchArgs {
+        let args = KubernetesArgs {
             max_jobs_in_flight: text("7"),
             history_succeeded: text("0"),
             history_failed: text("50"),
@@ -312,8 +356,9 @@ mod tests {
             kube_burst: text(""),
             lease_name: text("mine"),
             lease_namespace: text("mayfly"),
+            deployment: DeploymentArgs::default(),
         };
-        let watching = args.resolve(&mut reader);
+        let watching = args.resolve_cluster(&mut reader);
         assert!(reader.invalid.is_empty(), "{:?}", reader.invalid);
         assert_eq!(watching.max_in_flight, 7);
         let timeouts = watching.watch.timeouts;
@@ -338,19 +383,22 @@ mod tests {
     #[test]
     fn every_ended_job_can_be_kept_for_its_time_to_live() {
         let mut reader = SettingsReader::default();
-        let args = WatchArgs {
+        let args = KubernetesArgs {
             history_succeeded: text("all"),
             history_failed: text("ALL"),
-            ..WatchArgs::default()
+            ..KubernetesArgs::default()
         };
-        assert_eq!(args.resolve(&mut reader).watch.history, HistoryLimits::NONE);
+        assert_eq!(
+            args.resolve_cluster(&mut reader).watch.history,
+            HistoryLimits::NONE
+        );
         assert!(reader.invalid.is_empty(), "{:?}", reader.invalid);
     }
 
     #[test]
     fn every_problem_is_told_by_its_variable() {
         let mut reader = SettingsReader::default();
-        let args = WatchArgs {
+        let args = KubernetesArgs {
             max_jobs_in_flight: text("-1"),
             history_succeeded: text("few"),
             no_pod_explain_seconds: text("600"),
@@ -360,9 +408,9 @@ mod tests {
             kube_requests_per_second: text("0"),
             lease_name: text("No Name"),
             lease_namespace: text("a.b"),
-            ..WatchArgs::default()
+            ..KubernetesArgs::default()
         };
-        args.resolve(&mut reader);
+        args.resolve_cluster(&mut reader);
         let mut names: Vec<&str> = reader
             .invalid
             .iter()
@@ -384,11 +432,11 @@ mod tests {
             ]
         );
         let mut reader = SettingsReader::default();
-        let args = WatchArgs {
+        let args = KubernetesArgs {
             kube_burst: text("5"),
-            ..WatchArgs::default()
+            ..KubernetesArgs::default()
         };
-        assert!(args.resolve(&mut reader).rate.is_none());
+        assert!(args.resolve_cluster(&mut reader).rate.is_none());
         assert_eq!(reader.invalid[0].variable, "MAYFLY_KUBE_BURST");
     }
 }
