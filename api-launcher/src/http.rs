@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use auth::Gate;
 pub(crate) use server::serve;
 
-use crate::dispatch::Target;
+use crate::dispatch::DispatchTarget;
 use crate::dispatch::route::Routing;
 use crate::metrics::Metrics;
 
@@ -39,7 +39,7 @@ const MAX_BODIES: usize = 25;
 pub(crate) struct AppState {
     gate: Arc<Gate>,
     routing: Arc<Routing>,
-    target: Arc<Target>,
+    target: Arc<dyn DispatchTarget>,
     metrics: Metrics,
     bodies: Arc<Semaphore>,
     draining: CancellationToken,
@@ -49,7 +49,7 @@ impl AppState {
     pub(crate) fn new(
         gate: Gate,
         routing: Routing,
-        target: Arc<Target>,
+        target: Arc<dyn DispatchTarget>,
         metrics: Metrics,
         draining: CancellationToken,
     ) -> Self {

@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use tracing::{error, info, warn};
 
 use self::config::{ServeArgs, Settings, TargetSettings};
-use crate::dispatch::Target;
+use crate::dispatch::DispatchTarget;
 use crate::dispatch::kubernetes::{KubernetesTarget, KubernetesTargetError};
 use crate::dispatch::process::{OpenError, ProcessTarget};
 use crate::http::{self, AppState, Gate};
@@ -129,7 +129,6 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
         .await
         .map_err(listen)?;
     let address = listener.local_addr().map_err(listen)?;
-    let target = Arc::new(target);
     let unauthenticated = settings.http.secret.is_none();
     let state = AppState::new(
         Gate::new(settings.http.secret, SystemTime::now),
@@ -151,8 +150,8 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
     let service = http::serve(listener, http::router(state), shutdown.graceful.clone());
     let work = async {
         tokio::join!(service, target.work());
-        // Only now nobody can be promised anything more.
-        target.keep_promises().await;
+        // The service has ended, so no response starts another task.
+        target.finish_background_tasks().await;
     };
     tokio::select! {
         () = work => info!("stopped"),
@@ -168,15 +167,15 @@ async fn open(
     key: Option<ReportKey>,
     metrics: &Metrics,
     shutdown: &Shutdown,
-) -> Result<Target, ServeError> {
+) -> Result<Arc<dyn DispatchTarget>, ServeError> {
     let (metrics, shutdown) = (metrics.clone(), shutdown.clone());
     Ok(match settings {
         TargetSettings::Kubernetes(settings) => {
             let target = KubernetesTarget::connect(*settings, key, metrics, shutdown).await?;
-            Target::Kubernetes(Box::new(target))
+            Arc::new(target)
         }
         TargetSettings::Process(settings) => {
-            Target::Process(ProcessTarget::open(settings, key, metrics, shutdown)?)
+            Arc::new(ProcessTarget::open(settings, key, metrics, shutdown)?)
         }
     })
 }

@@ -26,7 +26,8 @@ use self::observer::{Duty, Observer};
 use self::settings::{ClusterSettings, KubernetesSettings};
 use super::reporter::PlatformReporter;
 use super::reporter::settings::PlatformSetupError;
-use super::{Accepted, Answered, Readiness, Refused, has_nothing_to_run};
+use super::response::ResponseSent;
+use super::{Acceptance, DispatchError, DispatchTarget, Readiness, has_nothing_to_run};
 use crate::cluster::lease::{LeaseSettings, LeaseState};
 use crate::cluster::{Cluster, ClusterError, ConnectError, Submitted, labels};
 use crate::config::Deployment;
@@ -155,7 +156,7 @@ impl KubernetesTarget {
     }
 
     /// Watches the runs while this replica holds the Lease, and stops what the platform has cancelled.
-    pub(super) async fn work(&self) {
+    async fn watch_runs(&self) {
         tokio::join!(self.relieve(), self.lead());
     }
 
@@ -218,7 +219,7 @@ impl KubernetesTarget {
     }
 
     /// Waits for what was promised by answers, of which there are no more.
-    pub(super) async fn keep_promises(&self) {
+    async fn join_background_tasks(&self) {
         self.promised.close();
         self.promised.wait().await;
     }
@@ -227,11 +228,11 @@ impl KubernetesTarget {
     ///
     /// The reporter hears of it afterwards: a record that says `queue` has a Job behind it, wherever a crash falls. One
     /// between the two is made up for by the delivery that follows, since this one was not answered.
-    pub(super) async fn accept(
+    async fn submit_document(
         &self,
         job: Document,
-        answered: Answered,
-    ) -> Result<Accepted, Refused> {
+        response_sent: ResponseSent,
+    ) -> Result<Acceptance, DispatchError> {
         let until = time::Instant::now() + self.acceptance;
         let manifest = manifest::build(&job, &self.deployment);
         let notes = manifest
@@ -248,7 +249,7 @@ impl KubernetesTarget {
                 step_id = job.step_id,
                 "a dispatch of a step that is over: nothing is run"
             );
-            return Ok(Accepted::Duplicate);
+            return Ok(Acceptance::Duplicate);
         }
         let accepted = match manifest {
             Ok(manifest)
@@ -277,25 +278,25 @@ impl KubernetesTarget {
             Ok((accepted, held)) => {
                 reporter
                     .queue(&job)
-                    .map_err(|error| Refused::Unavailable(chain(&error)))?;
+                    .map_err(|error| DispatchError::Unavailable(chain(&error)))?;
                 self.keep_alive(match accepted {
-                    Accepted::Duplicate => reporter.beat_until_taken_over(&job.job_id, None),
-                    Accepted::New => reporter.beat(&job.job_id),
+                    Acceptance::Duplicate => reporter.beat_until_taken_over(&job.job_id, None),
+                    Acceptance::New => reporter.beat(&job.job_id),
                 });
                 match held {
-                    Some(name) => self.complete(reporter, job.into_job(), name, answered),
-                    None if accepted == Accepted::New && !notes.is_empty() => {
-                        self.remark(reporter, &job, notes, answered);
+                    Some(name) => self.complete(reporter, job.into_job(), name, response_sent),
+                    None if accepted == Acceptance::New && !notes.is_empty() => {
+                        self.remark(reporter, &job, notes, response_sent);
                     }
                     None => {}
                 }
                 Ok(accepted)
             }
             Err(Unmade::Unfit(reason) | Unmade::Barred(reason)) => {
-                self.refuse(reporter, job.into_job(), reason, answered)
+                self.refuse(reporter, job.into_job(), reason, response_sent)
                     .await
             }
-            Err(Unmade::NotNow(reason)) => Err(Refused::Unavailable(reason)),
+            Err(Unmade::NotNow(reason)) => Err(DispatchError::Unavailable(reason)),
         }
     }
 
@@ -305,11 +306,11 @@ impl KubernetesTarget {
         reporter: &PlatformReporter,
         job: &JobData,
         notes: Vec<String>,
-        answered: Answered,
+        response_sent: ResponseSent,
     ) {
         let (reporter, step) = (reporter.clone(), StepRef::of(job));
         self.promised.spawn(async move {
-            answered.wait().await;
+            response_sent.wait().await;
             let told = async {
                 for note in &notes {
                     while let Err(error) = reporter.note(&step, note).await {
@@ -350,12 +351,12 @@ impl KubernetesTarget {
         reporter: &PlatformReporter,
         job: JobData,
         reason: String,
-        answered: Answered,
-    ) -> Result<Accepted, Refused> {
+        response_sent: ResponseSent,
+    ) -> Result<Acceptance, DispatchError> {
         if reporter.is_remote() {
             let (reporter, beat) = (reporter.clone(), reporter.beat(&job.job_id));
             self.promised.spawn(async move {
-                answered.wait().await;
+                response_sent.wait().await;
                 let told = tokio::time::timeout(REFUSAL, tell_refused(&reporter, &job, &reason));
                 if told.await.is_err() {
                     warn!(
@@ -367,7 +368,7 @@ impl KubernetesTarget {
                 }
                 drop(beat);
             });
-            return Ok(Accepted::New);
+            return Ok(Acceptance::New);
         }
         if let Err(error) = reporter.refuse(&job, &reason).await {
             warn!(
@@ -377,10 +378,10 @@ impl KubernetesTarget {
                 "the reason of a refusal could not be put on record"
             );
         }
-        Err(Refused::Invalid(reason))
+        Err(DispatchError::Invalid(reason))
     }
 
-    async fn submit(&self, manifest: Built, until: time::Instant) -> Result<Accepted, Unmade> {
+    async fn submit(&self, manifest: Built, until: time::Instant) -> Result<Acceptance, Unmade> {
         let manifest = manifest.map_err(|errors| Unmade::Unfit(errors.to_string()))?;
         let cluster = self.cluster.clone();
         // Releasing is not waited for: the run is safe in the cluster by then, and the watcher releases what is left
@@ -399,10 +400,10 @@ impl KubernetesTarget {
         job: &JobData,
         reason: String,
         until: time::Instant,
-    ) -> Result<Accepted, Unmade> {
+    ) -> Result<Acceptance, Unmade> {
         let there = self.cluster.has_run(&job.job_id, &job.step_id).boxed();
         let error = match timeout_at(until, there).await {
-            Ok(Ok(true)) => return Ok(Accepted::Duplicate),
+            Ok(Ok(true)) => return Ok(Acceptance::Duplicate),
             Ok(Ok(false)) => return Err(Unmade::Unfit(reason)),
             Ok(Err(error)) => error.to_string(),
             Err(_) => "the Kubernetes API takes too long".to_owned(),
@@ -418,7 +419,7 @@ impl KubernetesTarget {
         &self,
         until: time::Instant,
         submission: BoxFuture<'static, Result<Submitted, ClusterError>>,
-    ) -> Result<Accepted, Unmade> {
+    ) -> Result<Acceptance, Unmade> {
         let submitted = match tokio::spawn(timeout_at(until, submission)).await {
             Ok(Ok(Ok(submitted))) => submitted,
             Ok(Ok(Err(error))) => return Err(self.unmade(&error)),
@@ -431,8 +432,8 @@ impl KubernetesTarget {
         };
         self.barrier.passed(Witness::Dispatch);
         Ok(match submitted {
-            Submitted::Created => Accepted::New,
-            Submitted::AlreadyThere => Accepted::Duplicate,
+            Submitted::Created => Acceptance::New,
+            Submitted::AlreadyThere => Acceptance::Duplicate,
         })
     }
 
@@ -459,7 +460,7 @@ impl KubernetesTarget {
         &self,
         manifest: Manifest,
         until: time::Instant,
-    ) -> Result<(Accepted, Option<String>), Unmade> {
+    ) -> Result<(Acceptance, Option<String>), Unmade> {
         let name = manifest.job.metadata.name.clone();
         let cluster = self.cluster.clone();
         let held = self.made(until, async move { cluster.hold(&manifest).await }.boxed());
@@ -472,11 +473,11 @@ impl KubernetesTarget {
         reporter: &PlatformReporter,
         job: JobData,
         name: String,
-        answered: Answered,
+        response_sent: ResponseSent,
     ) {
         let (reporter, cluster) = (reporter.clone(), self.cluster.clone());
         self.promised.spawn(async move {
-            answered.wait().await;
+            response_sent.wait().await;
             let completed = tokio::time::timeout(COMPLETION, reporter.complete(&job)).await;
             let done = match completed {
                 Ok(Ok(())) => {
@@ -508,7 +509,7 @@ impl KubernetesTarget {
     }
 
     /// Whether the cluster answers, and lets this launcher look at runs.
-    pub(super) async fn readiness(&self) -> Readiness {
+    async fn cached_readiness(&self) -> Readiness {
         // One question at a time: who comes meanwhile gets its answer.
         let mut last = self.last.lock().await;
         if let Some((at, readiness)) = &*last
@@ -568,6 +569,32 @@ impl KubernetesTarget {
     }
 }
 
+impl DispatchTarget for KubernetesTarget {
+    fn accept(
+        &self,
+        job: Document,
+        response_sent: ResponseSent,
+    ) -> BoxFuture<'_, Result<Acceptance, DispatchError>> {
+        self.submit_document(job, response_sent).boxed()
+    }
+
+    fn readiness(&self) -> BoxFuture<'_, Readiness> {
+        self.cached_readiness().boxed()
+    }
+
+    fn work(&self) -> BoxFuture<'_, ()> {
+        self.watch_runs().boxed()
+    }
+
+    fn finish_background_tasks(&self) -> BoxFuture<'_, ()> {
+        self.join_background_tasks().boxed()
+    }
+
+    fn name(&self) -> &'static str {
+        "kubernetes"
+    }
+}
+
 /// Why a dispatch did not become a Job.
 #[derive(Debug)]
 enum Unmade {
@@ -579,7 +606,7 @@ enum Unmade {
     Unfit(String),
 }
 
-impl From<Unmade> for Refused {
+impl From<Unmade> for DispatchError {
     fn from(unmade: Unmade) -> Self {
         match unmade {
             Unmade::NotNow(reason) => Self::Unavailable(reason),
@@ -669,7 +696,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::RetryPolicy;
-    use crate::dispatch::answer as answer_to;
+    use crate::dispatch::response::response_signal;
     use crate::manifest::executor_kind::{ExecutorKind, ExecutorKindSetting};
 
     type Asked = Arc<Record<Vec<String>>>;
@@ -754,7 +781,7 @@ mod tests {
             "LOCALDOMAIN=elsewhere.example;TF_LOG=info".to_owned(),
         );
         let key = ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id);
-        assert_eq!(accept(&target, job).await, Ok(Accepted::New));
+        assert_eq!(accept(&target, job).await, Ok(Acceptance::New));
         target.promised.close();
         target.promised.wait().await;
         let store = Store::local(folder.path());
@@ -785,7 +812,10 @@ mod tests {
             target.acceptance = acceptance;
             let accepted = tokio::time::timeout(Duration::from_secs(10), accept(&target, job()));
             let refused = accepted.await.expect("it is answered").unwrap_err();
-            assert!(matches!(refused, Refused::Unavailable(_)), "{refused:?}");
+            assert!(
+                matches!(refused, DispatchError::Unavailable(_)),
+                "{refused:?}"
+            );
         }
         assert!(ACCEPTANCE < Duration::from_mins(1));
     }
@@ -829,10 +859,10 @@ mod tests {
         response
     }
 
-    async fn accept(target: &KubernetesTarget, job: JobData) -> Result<Accepted, Refused> {
-        let (answering, answered) = answer_to();
-        let accepted = target.accept(Document::written(&job), answered).await;
-        drop(answering);
+    async fn accept(target: &KubernetesTarget, job: JobData) -> Result<Acceptance, DispatchError> {
+        let (pending, response_sent) = response_signal();
+        let accepted = target.accept(Document::written(&job), response_sent).await;
+        drop(pending);
         accepted
     }
 
@@ -859,7 +889,7 @@ mod tests {
         let target = with_desk(None, &reporter);
         assert!(matches!(
             accept(&target, wrong_job()).await,
-            Err(Refused::Invalid(_))
+            Err(DispatchError::Invalid(_))
         ));
         let stand = reporter.stand(&StepRef::of(&job())).await.unwrap();
         assert_eq!(
@@ -879,14 +909,14 @@ mod tests {
         let target = with_desk(Some((503, "overloaded")), &reporter);
         assert!(matches!(
             accept(&target, job()).await,
-            Err(Refused::Unavailable(_))
+            Err(DispatchError::Unavailable(_))
         ));
         assert_eq!(reporter.record("412"), None);
         // Nobody waits for a job the platform has never put on record.
         let target = with_desk(Some((422, "spec is invalid")), &reporter);
         assert!(matches!(
             accept(&target, job()).await,
-            Err(Refused::Invalid(_))
+            Err(DispatchError::Invalid(_))
         ));
         assert_eq!(reporter.record("412"), None);
     }
@@ -906,10 +936,10 @@ mod tests {
         put(JobStatus::Completed);
         let (mut target, asked) = target(None);
         target.reporter = Some(reporter.clone());
-        assert_eq!(accept(&target, job()).await, Ok(Accepted::Duplicate));
+        assert_eq!(accept(&target, job()).await, Ok(Acceptance::Duplicate));
         assert!(asked.lock().unwrap().is_empty(), "no Job is made");
         put(JobStatus::Rejected);
-        assert_eq!(accept(&target, job()).await, Ok(Accepted::New));
+        assert_eq!(accept(&target, job()).await, Ok(Acceptance::New));
     }
 
     #[tokio::test]
@@ -917,7 +947,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let reporter = PlatformReporter::local(folder.path());
         let target = with_desk(None, &reporter);
-        assert_eq!(accept(&target, job()).await, Ok(Accepted::New));
+        assert_eq!(accept(&target, job()).await, Ok(Acceptance::New));
         let stand = reporter.stand(&StepRef::of(&job())).await.unwrap();
         assert_eq!(
             (stand.job, stand.step),
@@ -948,7 +978,7 @@ mod tests {
     #[tokio::test]
     async fn a_dispatch_becomes_a_job_with_its_secret_that_is_released() {
         let (target, asked) = target(None);
-        assert_eq!(accept(&target, job()).await, Ok(Accepted::New));
+        assert_eq!(accept(&target, job()).await, Ok(Acceptance::New));
         assert_eq!(
             *asked.lock().unwrap(),
             ["POST jobs", "POST secrets", "PATCH job-412-step"]
@@ -968,7 +998,7 @@ mod tests {
             let (target, _) = target(Some((code, message)));
             let refused = accept(&target, job()).await.unwrap_err();
             assert_eq!(
-                matches!(refused, Refused::Unavailable(_)),
+                matches!(refused, DispatchError::Unavailable(_)),
                 later,
                 "{code} {message}: {refused:?}"
             );
@@ -983,12 +1013,12 @@ mod tests {
         let mut target = with_desk(Some((403, forbidden)), &reporter);
         assert!(matches!(
             accept(&target, job()).await,
-            Err(Refused::Unavailable(_))
+            Err(DispatchError::Unavailable(_))
         ));
         let barrier = || Barrier::new(Duration::ZERO, Metrics::default());
         target.barrier = barrier();
         let refused = accept(&target, job()).await.unwrap_err();
-        assert!(matches!(refused, Refused::Invalid(_)), "{refused:?}");
+        assert!(matches!(refused, DispatchError::Invalid(_)), "{refused:?}");
         let stand = reporter.stand(&StepRef::of(&job())).await.unwrap();
         assert_eq!(stand.job, JobStatus::Failed);
         let record = reporter.record("412").unwrap();
@@ -1006,7 +1036,7 @@ mod tests {
         let (mut mended, _) = super::tests::target(None);
         mended.barrier = barrier();
         mended.barrier.met(Witness::Dispatch, forbidden);
-        assert_eq!(accept(&mended, job()).await, Ok(Accepted::New));
+        assert_eq!(accept(&mended, job()).await, Ok(Acceptance::New));
         assert_eq!(mended.readiness().await, Readiness::Ready);
     }
 
@@ -1014,7 +1044,7 @@ mod tests {
     async fn a_setting_that_breaks_a_rule_is_named_and_no_job_is_made() {
         let (target, asked) = target(None);
         let refused = accept(&target, wrong_job()).await.unwrap_err();
-        assert!(matches!(refused, Refused::Invalid(_)), "{refused:?}");
+        assert!(matches!(refused, DispatchError::Invalid(_)), "{refused:?}");
         assert!(refused.to_string().contains("EPHEMERAL_CPU_REQUEST"));
         assert_eq!(*asked.lock().unwrap(), ["GET job-412-step"]);
     }
@@ -1025,9 +1055,9 @@ mod tests {
         for reporter in [None, Some(PlatformReporter::local(folder.path()))] {
             let (mut target, _) = target(None);
             target.reporter = reporter;
-            assert_eq!(accept(&target, job()).await, Ok(Accepted::New));
+            assert_eq!(accept(&target, job()).await, Ok(Acceptance::New));
             let again = accept(&target, wrong_job()).await;
-            assert_eq!(again, Ok(Accepted::Duplicate));
+            assert_eq!(again, Ok(Acceptance::Duplicate));
         }
         let record = PlatformReporter::local(folder.path())
             .record("412")
@@ -1036,7 +1066,10 @@ mod tests {
         // Where that cannot be told, it may come again.
         let (away, _) = target(Some((503, "overloaded")));
         let refused = accept(&away, wrong_job()).await.unwrap_err();
-        assert!(matches!(refused, Refused::Unavailable(_)), "{refused:?}");
+        assert!(
+            matches!(refused, DispatchError::Unavailable(_)),
+            "{refused:?}"
+        );
     }
 
     #[tokio::test]

@@ -15,6 +15,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use job_contract::report::ReportKey;
 use job_contract::{Document, Exit};
 use platform::heartbeat::Beat;
@@ -29,7 +31,8 @@ use self::seal::Seal;
 use self::settings::{ProcessSettings, RunsOnStop};
 use super::reporter::PlatformReporter;
 use super::reporter::settings::PlatformSetupError;
-use super::{Accepted, Answered, Readiness, Refused};
+use super::response::ResponseSent;
+use super::{Acceptance, DispatchError, DispatchTarget, Readiness};
 use crate::metrics::{Load, Metrics};
 use crate::run::data::{DataError, attempt_lock};
 use crate::run::executor::Program;
@@ -65,7 +68,7 @@ impl OpenError {
     }
 }
 
-/// The target. Its work is done by [`ProcessTarget::work`].
+/// The target.
 #[derive(Debug)]
 pub(crate) struct ProcessTarget {
     inner: Arc<Inner>,
@@ -148,17 +151,17 @@ impl ProcessTarget {
     }
 
     /// Keeps the document, once. A second delivery waits for the first and is told that it came before.
-    pub(super) async fn accept(
+    async fn store(
         &self,
         job: Document,
-        answered: Answered,
-    ) -> Result<Accepted, Refused> {
+        response_sent: ResponseSent,
+    ) -> Result<Acceptance, DispatchError> {
         let key = RunKey::of(&job)
-            .ok_or_else(|| Refused::Unavailable("the job has no number".to_owned()))?;
+            .ok_or_else(|| DispatchError::Unavailable("the job has no number".to_owned()))?;
         let (at, begin) = loop {
             let turn = self.inner.index().turn(&key, now());
             match turn {
-                Turn::Done => return Ok(Accepted::Duplicate),
+                Turn::Done => return Ok(Acceptance::Duplicate),
                 // An error means that the other side is done, well or not: look again.
                 Turn::Wait(mut end) => {
                     let _ = end.changed().await;
@@ -178,22 +181,22 @@ impl ProcessTarget {
             }
             let _ = tell.send(kept);
             if kept_ok {
-                answered.wait().await;
+                response_sent.wait().await;
                 inner.admit(at, key).await;
             }
         });
         told.await
             .map_err(|_| io::Error::other("the queue is gone"))
             .flatten()
-            .map(|()| Accepted::New)
+            .map(|()| Acceptance::New)
             .map_err(|source| {
                 error!(error = %source, "a dispatch could not be kept");
-                Refused::Unavailable(format!("the queue cannot be written: {source}"))
+                DispatchError::Unavailable(format!("the queue cannot be written: {source}"))
             })
     }
 
     /// Whether a document could be kept now.
-    pub(super) async fn readiness(&self) -> Readiness {
+    async fn probe(&self) -> Readiness {
         let queue = self.inner.queue.clone();
         match blocking(move || queue.probe()).await {
             Ok(()) => Readiness::Ready,
@@ -201,12 +204,8 @@ impl ProcessTarget {
         }
     }
 
-    pub(super) fn load(&self) -> Load {
-        self.inner.index().load(now())
-    }
-
     /// Works the queue off until the launcher stops, and returns when no run is followed any more.
-    pub(super) async fn work(&self) {
+    async fn work_off(&self) {
         let mut runs = JoinSet::new();
         let mut expiry = tokio::time::interval(EXPIRY);
         let inner = &self.inner;
@@ -228,6 +227,32 @@ impl ProcessTarget {
             }
         }
         while runs.join_next().await.is_some() {}
+    }
+}
+
+impl DispatchTarget for ProcessTarget {
+    fn accept(
+        &self,
+        job: Document,
+        response_sent: ResponseSent,
+    ) -> BoxFuture<'_, Result<Acceptance, DispatchError>> {
+        self.store(job, response_sent).boxed()
+    }
+
+    fn readiness(&self) -> BoxFuture<'_, Readiness> {
+        self.probe().boxed()
+    }
+
+    fn load(&self) -> Option<Load> {
+        Some(self.inner.index().load(now()))
+    }
+
+    fn work(&self) -> BoxFuture<'_, ()> {
+        self.work_off().boxed()
+    }
+
+    fn name(&self) -> &'static str {
+        "process"
     }
 }
 

@@ -12,7 +12,6 @@ use tower::ServiceExt as _;
 
 use super::auth::tests::{PLATFORM_TOKEN, gate, when_issued};
 use super::{AppState, MAX_BODY_BYTES, router};
-use crate::dispatch::Target;
 use crate::dispatch::process::ProcessTarget;
 use crate::dispatch::process::settings::{ProcessSettings, RunsOnStop};
 use crate::dispatch::route::Routing;
@@ -61,7 +60,7 @@ impl Service {
         let state = AppState::new(
             gate(when_issued),
             Routing::All,
-            Arc::new(Target::Process(target)),
+            Arc::new(target),
             metrics,
             shutdown.draining.clone(),
         );
