@@ -19,6 +19,7 @@ pub mod commands;
 pub mod config;
 #[cfg(feature = "kubernetes")]
 mod dispatch;
+mod document;
 #[cfg(feature = "kubernetes")]
 mod http;
 #[cfg(feature = "kubernetes")]
@@ -34,9 +35,7 @@ pub mod serve;
 mod settings;
 #[cfg(feature = "kubernetes")]
 mod shutdown;
-mod stdout;
-#[cfg(feature = "kubernetes")]
-mod table;
+pub mod terminal;
 #[cfg(feature = "kubernetes")]
 pub mod verdict;
 
@@ -86,5 +85,5 @@ fn usage(error: &clap::Error) -> ExitCode {
 fn completions(shell: clap_complete::Shell) -> ExitCode {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Args::command(), "api-launcher", &mut script);
-    ExitCode::from(stdout::print(&script).code())
+    ExitCode::from(terminal::stdout::print(&script).code())
 }

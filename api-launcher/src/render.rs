@@ -8,9 +8,9 @@ use job_contract::{Exit, chain, env};
 use serde_json::Value;
 
 use crate::config::DeploymentArgs;
+use crate::document;
 use crate::manifest;
-use crate::run::document;
-use crate::stdout;
+use crate::terminal::stdout;
 
 /// Stands for what tells one attempt to create a Job from another, so that the same document renders the same.
 const ATTEMPT: &str = "0000000000000000";

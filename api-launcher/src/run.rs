@@ -7,7 +7,6 @@ pub mod args;
 pub(crate) mod artifacts;
 mod content;
 pub(crate) mod data;
-pub(crate) mod document;
 pub(crate) mod environment;
 mod error;
 mod event;
@@ -31,7 +30,9 @@ use self::event::{Event, RunStatus, RunSummary};
 use self::executor::Program;
 use self::session::{JobIds, Session, StepOutcome};
 use self::signals::Signals;
-use self::view::{Terminal, View};
+use self::view::View;
+use crate::document;
+use crate::terminal::Terminal;
 
 /// How a run came out.
 #[derive(Debug)]
@@ -91,7 +92,7 @@ impl From<RunError> for Conclusion {
 /// Carries the run out, shows it, and returns the exit code.
 pub fn run(args: &RunArgs) -> u8 {
     let started = Instant::now();
-    let terminal = Terminal::detect(&args.output);
+    let terminal = Terminal::detect(args.output.format, args.output.color);
     let mut view = View::new(&args.output, terminal);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

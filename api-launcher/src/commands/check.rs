@@ -15,8 +15,8 @@ use crate::cluster::check::{CheckOutcome, CheckResult, Expectations};
 use crate::config::{Deployment, DeploymentArgs};
 use crate::manifest::job_data::Mode;
 use crate::manifest::{self, ManifestErrors};
-use crate::run::view::Paint;
-use crate::table::{Cell, Table, Tone};
+use crate::terminal::paint::Paint;
+use crate::terminal::table::{Cell, Table, Tone};
 
 /// What is checked: the configuration `serve` and `launch` would use.
 #[derive(Args, Debug)]

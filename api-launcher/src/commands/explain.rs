@@ -11,8 +11,8 @@ use super::problem::CommandError;
 use super::{ClusterArgs, ShowArgs, select, timeline};
 use crate::cluster::Cluster;
 use crate::cluster::explain::{Explanation, RunPod};
-use crate::run::view::Paint;
-use crate::table::{Cell, Table, Tone};
+use crate::terminal::paint::Paint;
+use crate::terminal::table::{Cell, Table, Tone};
 use crate::verdict::{Begun, VerdictKind};
 
 /// Which run, and how.

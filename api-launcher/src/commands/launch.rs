@@ -13,8 +13,8 @@ use super::problem::CommandError;
 use super::{AccessArgs, ShowArgs, logs};
 use crate::cluster::{Cluster, ClusterError, LogLine, RunKey, Submitted};
 use crate::config::DeploymentArgs;
+use crate::document;
 use crate::manifest;
-use crate::run::document;
 use crate::verdict::{Verdict, VerdictKind, Wait};
 
 /// How often a run is looked at.

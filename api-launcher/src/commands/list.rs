@@ -9,8 +9,8 @@ use super::output::Output;
 use super::problem::CommandError;
 use super::{ClusterArgs, ShowArgs};
 use crate::cluster::{Cluster, RunState, RunView};
-use crate::run::view::Paint;
-use crate::table::{Cell, Table, Tone};
+use crate::terminal::paint::Paint;
+use crate::terminal::table::{Cell, Table, Tone};
 
 /// So much of an id is shown where the whole does not fit.
 const SHORT_ID: usize = 8;

@@ -10,7 +10,8 @@ use super::output::Output;
 use super::problem::CommandError;
 use super::{ClusterArgs, ShowArgs, select};
 use crate::cluster::{Cluster, LogLine};
-use crate::run::view::{Paint, plain};
+use crate::terminal::paint::Paint;
+use crate::terminal::text::plain;
 
 /// Which run, and how much of it.
 #[derive(Args, Debug)]

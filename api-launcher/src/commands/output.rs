@@ -7,8 +7,9 @@ use clap::Args;
 use serde::Serialize;
 
 use super::problem::CommandError;
-use crate::run::args::{COLOR_HELP, Format, OutputArgs, When};
-use crate::run::view::{Paint, Terminal};
+use crate::terminal::Terminal;
+use crate::terminal::options::{COLOR_HELP, Format, When};
+use crate::terminal::paint::Paint;
 
 /// How answers are shown.
 #[derive(Args, Clone, Debug, Default)]
@@ -51,11 +52,7 @@ impl fmt::Debug for Output {
 
 impl Output {
     pub(super) fn new(show: &ShowArgs) -> Self {
-        let terminal = Terminal::detect(&OutputArgs {
-            format: show.format,
-            color: show.color,
-            verbose: false,
-        });
+        let terminal = Terminal::detect(show.format, show.color);
         Self {
             out: Box::new(io::stdout()),
             err: Box::new(io::stderr()),

@@ -6,8 +6,8 @@ use job_contract::{Exit, chain};
 
 use crate::cluster::{ClusterError, ConnectError};
 use crate::config::ConfigProblem;
+use crate::document::DocumentError;
 use crate::manifest::ManifestErrors;
-use crate::run::document::DocumentError;
 
 const REACH: &str = "is the API server reachable? Set KUBECONFIG or pass --kubeconfig and --context; in a pod, the service \
     account must have its token mounted";

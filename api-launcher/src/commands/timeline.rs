@@ -3,8 +3,9 @@
 use k8s_openapi::jiff::Timestamp;
 
 use crate::cluster::explain::Moment;
-use crate::run::view::{Paint, duration};
-use crate::table::{Cell, Table, Tone};
+use crate::terminal::paint::Paint;
+use crate::terminal::table::{Cell, Table, Tone};
+use crate::terminal::text::duration;
 
 /// Columns of the longest bar.
 const COLUMNS: i64 = 32;

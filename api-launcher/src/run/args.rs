@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum, ValueHint};
 use job_contract::{Tool, env};
 
 use super::data::DataDirArgs;
+use crate::terminal::options::{COLOR_HELP, Format, When};
 
 /// Plan a folder and, once you agree, apply that plan.
 ///
@@ -137,9 +138,6 @@ pub struct OutputArgs {
     pub verbose: bool,
 }
 
-pub(crate) const COLOR_HELP: &str =
-    "When to use colours; NO_COLOR, CLICOLOR and CLICOLOR_FORCE are honoured";
-
 const EXAMPLES: &str = "\
 Examples:
   api-launcher run examples/hello                   plan, show, ask, apply
@@ -223,23 +221,6 @@ impl From<ToolArg> for Tool {
             ToolArg::Tofu => Self::OpenTofu,
         }
     }
-}
-
-/// For people or for programs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    #[default]
-    Text,
-    Json,
-}
-
-/// When to use colours.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum When {
-    #[default]
-    Auto,
-    Always,
-    Never,
 }
 
 #[cfg(test)]

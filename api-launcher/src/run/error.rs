@@ -8,9 +8,9 @@ use platform::PlatformError;
 
 use super::content::ContentError;
 use super::data::DataError;
-use super::document::DocumentError;
 use super::executor::{self, ExecutorError};
 use super::job::InputError;
+use crate::document::DocumentError;
 
 /// Why a run could not go on.
 #[derive(Debug, thiserror::Error)]

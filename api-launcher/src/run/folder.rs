@@ -19,7 +19,8 @@ use super::job::{self, Folder, ORGANIZATION};
 use super::prompt::{self, Answer};
 use super::session::{JobIds, Session, StepOutcome, pending};
 use super::signals::Signals;
-use super::view::{Terminal, View};
+use super::view::View;
+use crate::terminal::Terminal;
 
 const TARBALL: &str = "content.tar.gz";
 const STATE_FILE: &str = "terraform.tfstate";

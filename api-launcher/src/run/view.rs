@@ -5,59 +5,15 @@ mod status_line;
 mod summary;
 mod text;
 
-use std::io::{self, IsTerminal as _};
 use std::time::SystemTime;
 
 use self::sink::Sink;
-pub(crate) use self::summary::duration;
-pub(crate) use self::text::Paint;
 use self::text::Text;
-use super::args::{Format, OutputArgs, When};
+use super::args::OutputArgs;
 use super::event::{Event, Line};
-
-/// Whether somebody can be asked, and how things are shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Terminal {
-    /// Standard input is a terminal.
-    pub(crate) stdin: bool,
-    /// Standard output is a terminal.
-    pub(crate) stdout: bool,
-    /// Standard error is a terminal.
-    pub(crate) stderr: bool,
-    /// Colours and cursor movement are understood and wanted.
-    pub(crate) capable: bool,
-    /// Colours are wanted, `capable` or not.
-    pub(crate) color: bool,
-}
-
-impl Terminal {
-    /// Looks at the three standard streams and the conventions about colours.
-    pub(crate) fn detect(output: &OutputArgs) -> Self {
-        let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let stdout = io::stdout().is_terminal();
-        let capable = stdout && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
-        let color = match output.color {
-            _ if output.format == Format::Json => false,
-            When::Always => true,
-            When::Never => false,
-            When::Auto if set("NO_COLOR") => false,
-            When::Auto if std::env::var("CLICOLOR_FORCE").is_ok_and(|value| value != "0") => true,
-            When::Auto => capable && std::env::var("CLICOLOR").as_deref() != Ok("0"),
-        };
-        Self {
-            stdin: io::stdin().is_terminal(),
-            stdout,
-            stderr: io::stderr().is_terminal(),
-            capable,
-            color,
-        }
-    }
-
-    /// Whether a question would be seen and could be answered.
-    pub(crate) const fn can_ask(self, format: Format) -> bool {
-        matches!(format, Format::Text) && self.stdin && (self.stdout || self.stderr)
-    }
-}
+use crate::terminal::Terminal;
+use crate::terminal::options::Format;
+use crate::terminal::text::plain;
 
 /// Shows events.
 #[derive(Debug)]
@@ -147,56 +103,5 @@ fn without_escapes(event: Event) -> Event {
     match event {
         Event::Log { line } => Event::Log { line: plain(&line) },
         other => other,
-    }
-}
-
-/// A line without colours, cursor movement and carriage returns.
-pub(crate) fn plain(line: &str) -> String {
-    if line.bytes().any(|byte| byte < b' ' && byte != b'\t') {
-        console::strip_ansi_codes(line)
-            .chars()
-            .filter(|c| *c == '\t' || !c.is_control())
-            .collect()
-    } else {
-        line.to_owned()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn plain_lines_hold_no_control_characters() {
-        assert_eq!(plain("\u{1b}[32;40;1mok\u{1b}[0m\r"), "ok");
-        assert_eq!(plain("a\tb \u{e9}"), "a\tb \u{e9}");
-        assert_eq!(plain("\u{1b}]0;title\u{7}x\u{8}"), "x");
-    }
-
-    #[test]
-    fn nobody_is_asked_without_a_terminal_or_in_json() {
-        let terminal = Terminal {
-            stdin: true,
-            stdout: false,
-            stderr: true,
-            capable: false,
-            color: false,
-        };
-        assert!(terminal.can_ask(Format::Text));
-        assert!(!terminal.can_ask(Format::Json));
-        assert!(
-            !Terminal {
-                stdin: false,
-                ..terminal
-            }
-            .can_ask(Format::Text)
-        );
-        assert!(
-            !Terminal {
-                stderr: false,
-                ..terminal
-            }
-            .can_ask(Format::Text)
-        );
     }
 }

@@ -9,7 +9,8 @@ use job_contract::report::ChangeCounts;
 use serde_json::Value;
 
 use super::super::event::{Event, Output, RunStatus, RunSummary, StepSummary};
-use super::text::Paint;
+use crate::terminal::paint::Paint;
+use crate::terminal::text::duration;
 
 /// Phases shorter than this are left out of the list of durations.
 const LISTED_MS: u64 = 10;
@@ -227,21 +228,9 @@ pub(super) fn step_word(step_type: &str) -> &'static str {
     }
 }
 
-/// `0.24s`, `12.3s`, `2m 5s`.
-pub(crate) fn duration(ms: u64) -> String {
-    let seconds = ms / 1000;
-    match seconds {
-        0..10 => format!("{seconds}.{:02}s", ms % 1000 / 10),
-        10..60 => format!("{seconds}.{}s", ms % 1000 / 100),
-        60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
-        _ => format!("{}h {}m", seconds / 3600, seconds % 3600 / 60),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rstest::rstest;
     use serde_json::json;
 
     fn end(status: RunStatus, exit_code: u8) -> RunSummary {
@@ -348,15 +337,5 @@ mod tests {
     fn long_values_are_cut_between_characters() {
         let text = value(&json!("\u{e9}".repeat(500)));
         assert_eq!(text.chars().count(), MAX_VALUE_CHARS + 1);
-    }
-
-    #[rstest]
-    #[case(0, "0.00s")]
-    #[case(245, "0.24s")]
-    #[case(12_345, "12.3s")]
-    #[case(125_000, "2m 5s")]
-    #[case(7_260_000, "2h 1m")]
-    fn durations_are_short(#[case] ms: u64, #[case] expected: &str) {
-        assert_eq!(duration(ms), expected);
     }
 }

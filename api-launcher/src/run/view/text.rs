@@ -2,13 +2,14 @@
 
 use job_contract::progress::Phase;
 
-use crate::run::document::STDIN;
-
 use super::super::event::{Event, Level};
 use super::sink::Sink;
 use super::status_line::StatusLine;
 use super::summary::{self, Summary};
-use super::{Terminal, plain};
+use crate::document::STDIN;
+use crate::terminal::Terminal;
+use crate::terminal::paint::Paint;
+use crate::terminal::text::{duration, plain};
 
 /// Phases that succeed within this time are not worth a line of their own.
 const NOTEWORTHY_MS: u64 = 50;
@@ -23,44 +24,6 @@ pub(super) struct Text {
     step: &'static str,
     summary: Summary,
     paint: Paint,
-}
-
-/// Styles, or nothing.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Paint {
-    pub(crate) on: bool,
-}
-
-impl Paint {
-    pub(crate) fn bold(self, text: &str) -> String {
-        self.style(text, console::Style::bold)
-    }
-
-    pub(crate) fn dim(self, text: &str) -> String {
-        self.style(text, console::Style::dim)
-    }
-
-    pub(crate) fn green(self, text: &str) -> String {
-        self.style(text, console::Style::green)
-    }
-
-    pub(crate) fn yellow(self, text: &str) -> String {
-        self.style(text, console::Style::yellow)
-    }
-
-    pub(crate) fn red(self, text: &str) -> String {
-        self.style(text, console::Style::red)
-    }
-
-    fn style(self, text: &str, style: fn(console::Style) -> console::Style) -> String {
-        if self.on {
-            style(console::Style::new().force_styling(true))
-                .apply_to(text)
-                .to_string()
-        } else {
-            text.to_owned()
-        }
-    }
 }
 
 /// Text for the two streams, in the order it arose.
@@ -194,7 +157,7 @@ impl Text {
         } else {
             (self.paint.red("\u{2717}"), " failed after")
         };
-        let time = summary::duration(duration_ms);
+        let time = duration(duration_ms);
         format!(
             "{mark} {}{word} {}",
             self.phase_title(phase),

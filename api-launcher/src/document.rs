@@ -1,4 +1,4 @@
-//! Reads the job document of `run -f`.
+//! Reads the job document that `run`, `launch` and `render` are given with `-f`.
 
 use std::fs::File;
 use std::io::{self, Read as _};

@@ -3,7 +3,8 @@
 
 use console::measure_text_width;
 
-use crate::run::view::{Paint, plain};
+use super::paint::Paint;
+use super::text::plain;
 
 /// Between two columns.
 const GAP: &str = "  ";
