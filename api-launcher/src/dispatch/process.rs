@@ -5,8 +5,9 @@
 mod executor;
 mod index;
 mod queue;
+mod report_verifier;
 mod run;
-mod seal;
+mod run_folder;
 pub(crate) mod settings;
 
 use std::collections::HashMap;
@@ -27,7 +28,7 @@ use tracing::{error, info, warn};
 
 use self::index::{Index, Turn};
 use self::queue::{Queue, RunKey, Stamp};
-use self::seal::Seal;
+use self::report_verifier::ReportVerifier;
 use self::settings::{ProcessSettings, RunsOnStop};
 use super::reporter::PlatformReporter;
 use super::reporter::settings::PlatformSetupError;
@@ -81,7 +82,7 @@ struct Inner {
     /// Where executors keep what they make.
     data: PathBuf,
     program: Program,
-    seal: Seal,
+    verifier: ReportVerifier,
     concurrency: usize,
     on_stop: RunsOnStop,
     index: Mutex<Index>,
@@ -137,7 +138,7 @@ impl ProcessTarget {
                 data: data.path().to_owned(),
                 queue,
                 program: settings.program,
-                seal: Seal::new(key),
+                verifier: ReportVerifier::new(key),
                 concurrency: settings.concurrency,
                 on_stop: settings.on_stop,
                 index: Mutex::new(index),
@@ -213,10 +214,10 @@ impl ProcessTarget {
             while !inner.shutdown.graceful.is_cancelled()
                 && let Some(key) = inner.next()
             {
-                let place = Place {
+                let slot = RunSlot {
                     inner: Arc::clone(inner),
                 };
-                runs.spawn(run::carry_out(place, key));
+                runs.spawn(run::carry_out(slot, key));
             }
             tokio::select! {
                 biased;
@@ -256,9 +257,9 @@ impl DispatchTarget for ProcessTarget {
     }
 }
 
-/// A started run's place among the concurrent ones, given back however the run ends.
+/// One of the concurrent runs. Dropping it frees the slot.
 #[derive(Debug)]
-struct Place {
+struct RunSlot {
     inner: Arc<Inner>,
 }
 
@@ -279,7 +280,7 @@ impl KeptAlive {
     }
 }
 
-impl Drop for Place {
+impl Drop for RunSlot {
     fn drop(&mut self) {
         self.inner.index().ended();
         self.inner.wake.notify_one();

@@ -1,6 +1,5 @@
-//! An executor on this machine that outlives its launcher. Its standard input is a locked file, so the kernel
-//! itself tells a later launcher whether it still lives; its streams are files, so nothing breaks when nobody
-//! reads them.
+//! An executor on this machine that may outlive its launcher. Its standard input is a locked file, so that the kernel
+//! tells a later launcher whether the executor still runs. Its streams are files, which need no reader.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,7 +12,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::Child;
 
-use super::seal::Seal;
+use super::report_verifier::ReportVerifier;
+use super::run_folder::RunFolder;
 use crate::run::data::{DataError, attempt_lock};
 use crate::run::environment::{self, Setup};
 use crate::run::executor::{ExecutorError, Program, Streams, tree};
@@ -34,108 +34,7 @@ pub(super) enum StartError {
     Executor(#[from] ExecutorError),
 }
 
-/// The files of one run in progress.
-#[derive(Clone, Debug)]
-pub(super) struct RunFolder {
-    path: PathBuf,
-}
-
-impl RunFolder {
-    pub(super) const fn new(path: PathBuf) -> Self {
-        Self { path }
-    }
-
-    /// What the executor printed.
-    pub(super) fn log(&self) -> PathBuf {
-        self.path.join("log")
-    }
-
-    /// The executor's final report.
-    pub(super) fn report(&self) -> PathBuf {
-        self.path.join("report")
-    }
-
-    fn lock(&self) -> PathBuf {
-        self.path.join("lock")
-    }
-
-    fn pid(&self) -> PathBuf {
-        self.path.join("pid")
-    }
-
-    fn work(&self) -> PathBuf {
-        self.path.join("work")
-    }
-
-    /// By which everything is known that the run has started.
-    pub(super) fn mark(&self) -> String {
-        self.work().to_string_lossy().into_owned()
-    }
-
-    /// Ends what an executor that is gone has left at work, unless it had come to its end: then it leaves only what was
-    /// meant to stay.
-    pub(super) async fn clear(&self, seal: &Seal, status: Option<ExitStatus>) {
-        // Anybody who runs here can write a report.
-        if self.path.exists() && seal.report_in(self, status).is_none() {
-            tree::kill_leftovers(&self.work()).await;
-        }
-    }
-
-    fn is_locked(&self) -> bool {
-        matches!(attempt_lock(&self.lock()), Ok(None))
-    }
-
-    /// The executor a former launcher has left running here, if it still does.
-    pub(super) fn orphan(&self) -> Option<Executor> {
-        (self.lock().exists() && self.is_locked()).then(|| Executor {
-            folder: self.clone(),
-            child: None,
-        })
-    }
-
-    /// Starts an executor for the job.
-    pub(super) fn start(
-        &self,
-        program: &Program,
-        data_dir: &Path,
-        remote: bool,
-        seal: &Seal,
-        job: &Document,
-    ) -> Result<Executor, StartError> {
-        let work_dir = self.work();
-        fs::create_dir_all(&work_dir).map_err(StartError::Folder)?;
-        let lock = attempt_lock(&self.lock())?.ok_or(StartError::InUse)?;
-        let setup = Setup {
-            data_dir,
-            work_dir: &work_dir,
-            report: &self.report(),
-            job_file: self.path.join("job"),
-            color: false,
-            remote,
-            report_key: Some(seal.secret_of(self)),
-        };
-        let environment = environment::build(&setup, job, |name| std::env::var_os(name))
-            .map_err(StartError::Folder)?;
-        let file = |path: PathBuf| File::create_new(path).map_err(StartError::Folder);
-        let streams = Streams {
-            stdin: Stdio::from(lock),
-            stdout: Stdio::from(file(self.log())?),
-            stderr: Stdio::from(file(self.path.join("diagnostics"))?),
-        };
-        let child = program.spawn(environment, streams)?;
-        if let Some(pid) = child.id()
-            && let Err(error) = fs::write(self.pid(), pid.to_string())
-        {
-            tracing::warn!(%error, "could not note the executor's process id");
-        }
-        Ok(Executor {
-            folder: self.clone(),
-            child: Some(child),
-        })
-    }
-}
-
-/// An executor at work: our child, or one of a launcher that is gone.
+/// A running executor: a child of this process, or one that a former launcher started.
 #[derive(Debug)]
 pub(super) struct Executor {
     folder: RunFolder,
@@ -143,7 +42,56 @@ pub(super) struct Executor {
 }
 
 impl Executor {
-    /// Returns when it has ended; how is known of a child only. Safe to drop and call again.
+    /// Returns the executor that a former launcher left running here.
+    pub(super) fn find(folder: &RunFolder) -> Option<Self> {
+        (folder.lock().exists() && folder.is_locked()).then(|| Self {
+            folder: folder.clone(),
+            child: None,
+        })
+    }
+
+    /// Starts an executor for the job.
+    pub(super) fn start(
+        folder: &RunFolder,
+        program: &Program,
+        data_dir: &Path,
+        uses_api: bool,
+        report_key: String,
+        job: &Document,
+    ) -> Result<Self, StartError> {
+        let work_dir = folder.work();
+        fs::create_dir_all(&work_dir).map_err(StartError::Folder)?;
+        let lock = attempt_lock(&folder.lock())?.ok_or(StartError::InUse)?;
+        let setup = Setup {
+            data_dir,
+            work_dir: &work_dir,
+            report: &folder.report(),
+            job_file: folder.job_data(),
+            color: false,
+            remote: uses_api,
+            report_key: Some(report_key),
+        };
+        let environment = environment::build(&setup, job, |name| std::env::var_os(name))
+            .map_err(StartError::Folder)?;
+        let file = |path: PathBuf| File::create_new(path).map_err(StartError::Folder);
+        let streams = Streams {
+            stdin: Stdio::from(lock),
+            stdout: Stdio::from(file(folder.log())?),
+            stderr: Stdio::from(file(folder.diagnostics())?),
+        };
+        let child = program.spawn(environment, streams)?;
+        if let Some(pid) = child.id()
+            && let Err(error) = fs::write(folder.pid(), pid.to_string())
+        {
+            tracing::warn!(%error, "could not note the executor's process id");
+        }
+        Ok(Self {
+            folder: folder.clone(),
+            child: Some(child),
+        })
+    }
+
+    /// Waits for the end of the executor. Only a child has an exit status. The future may be dropped and called again.
     pub(super) async fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
         if let Some(child) = &mut self.child {
             return child.wait().await.map(Some);
@@ -180,6 +128,19 @@ impl Executor {
             None => return None,
         };
         Some(Pid::from_raw(pid))
+    }
+}
+
+/// Kills what an ended executor left running, unless its report says that it reached its end: then it left only what was
+/// meant to stay.
+pub(super) async fn kill_leftovers(
+    folder: &RunFolder,
+    verifier: &ReportVerifier,
+    status: Option<ExitStatus>,
+) {
+    // Any code that runs here can write a report.
+    if folder.exists() && verifier.read_report(folder, status).is_none() {
+        tree::kill_leftovers(&folder.work()).await;
     }
 }
 
@@ -227,9 +188,10 @@ mod tests {
         fs::create_dir(temp.path().join("run")).unwrap();
         let program = Program::choose(Some(&program)).unwrap();
         let job = Document::written(&job_contract::JobData::default());
-        let mut executor = folder
-            .start(&program, temp.path(), false, &Seal::new(None), &job)
-            .unwrap();
+        let verifier = ReportVerifier::new(None);
+        let secret = verifier.secret_of(&folder);
+        let mut executor =
+            Executor::start(&folder, &program, temp.path(), false, secret, &job).unwrap();
         let tool = noted(&tool).await;
         executor.terminate();
         assert!(is_at_work(tool));
@@ -238,12 +200,12 @@ mod tests {
         assert!(status.is_some());
         // Whoever wrote this, it was not the executor.
         fs::write(folder.report(), "{}").unwrap();
-        folder.clear(&Seal::new(None), status).await;
+        kill_leftovers(&folder, &verifier, status).await;
         let killed = Instant::now();
         while is_at_work(tool) {
             assert!(killed.elapsed() < Duration::from_secs(30), "it goes on");
             tokio::task::yield_now().await;
         }
-        assert!(folder.orphan().is_none());
+        assert!(Executor::find(&folder).is_none());
     }
 }

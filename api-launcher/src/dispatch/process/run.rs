@@ -13,10 +13,11 @@ use platform::StepRef;
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{error, info, warn};
 
-use super::executor::{Executor, RunFolder, StartError};
+use super::executor::{Executor, StartError, kill_leftovers};
 use super::queue::RunKey;
+use super::run_folder::RunFolder;
 use super::settings::RunsOnStop;
-use super::{Inner, Place, blocking, now};
+use super::{Inner, RunSlot, blocking, now};
 use crate::dispatch::has_nothing_to_run;
 use crate::dispatch::reporter::{ReportError, Stand};
 use crate::run::{data, executor};
@@ -54,18 +55,18 @@ enum Before {
 }
 
 /// Carries a run to its end and forgets it. What goes wrong is told in the log, and tried again later.
-pub(super) async fn carry_out(place: Place, key: RunKey) {
-    let inner = Arc::clone(&place.inner);
+pub(super) async fn carry_out(slot: RunSlot, key: RunKey) {
+    let inner = Arc::clone(&slot.inner);
     match attempt(&inner, &key).await {
         Ok(Some(stand)) => {
             inner.metrics.finished(stand.step == StepStatus::Completed);
             finish(&inner, &key).await;
-            drop(place);
+            drop(slot);
             info!(run = %key, job_status = %stand.job, step_status = ?stand.step, "a run has ended");
         }
         Ok(None) => info!(run = %key, "a run goes on without this launcher"),
         Err(failure) => {
-            drop(place);
+            drop(slot);
             inner.let_go(&key);
             error!(run = %key, error = chain(&failure), "a run could not be carried on; it is tried again");
             tokio::select! {
@@ -117,10 +118,10 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
             return Ok(None);
         };
         if status.is_none_or(|status| status.signal().is_some()) {
-            folder.clear(&inner.seal, status).await;
+            kill_leftovers(&folder, &inner.verifier, status).await;
         }
         inner.has_ended(key);
-        let report = inner.seal.report_in(&folder, status);
+        let report = inner.verifier.read_report(&folder, status);
         let report = report.as_ref();
         let end = end_of(report, status);
         if matches!(end, Some((Exit::Infrastructure, _))) {
@@ -159,7 +160,7 @@ async fn executor_of(
 ) -> Result<Begun, RunError> {
     let step = StepRef::of(job);
     let before = before(inner, folder, &step).await?;
-    let report = || inner.seal.report_in(folder, None);
+    let report = || inner.verifier.read_report(folder, None);
     match before {
         Before::Over(stand) if stand.is_settled() => inner.reporter.finish(&step).await?,
         Before::Over(_) => inner.reporter.skip(&step)?,
@@ -203,10 +204,10 @@ fn end_of(report: Option<&FinalReport>, status: Option<ExitStatus>) -> Option<En
 }
 
 async fn before(inner: &Inner, folder: &RunFolder, step: &StepRef) -> Result<Before, ReportError> {
-    if let Some(executor) = folder.orphan() {
+    if let Some(executor) = Executor::find(folder) {
         return Ok(Before::Running(executor));
     }
-    folder.clear(&inner.seal, None).await;
+    kill_leftovers(folder, &inner.verifier, None).await;
     let stand = inner.reporter.stand(step).await?;
     if stand.is_settled() || matches!(stand.job, JobStatus::Cancelled | JobStatus::Failed) {
         return Ok(Before::Over(stand));
@@ -231,11 +232,12 @@ fn start(
         }
         _ => {}
     }
-    let executor = folder.start(
+    let executor = Executor::start(
+        folder,
         &inner.program,
         &inner.data,
         inner.reporter.is_remote(),
-        &inner.seal,
+        inner.verifier.secret_of(folder),
         job,
     )?;
     info!(
