@@ -24,8 +24,8 @@ use tracing::{debug, info, warn};
 use self::barrier::{Barrier, Stand, Witness};
 use self::observer::{Duty, Observer};
 use self::settings::{ClusterSettings, KubernetesSettings};
-use super::reporter::PlatformReporter;
 use super::reporter::settings::PlatformSetupError;
+use super::reporter::{LocalReporter, PlatformReporter};
 use super::response::ResponseSent;
 use super::{Acceptance, DispatchError, DispatchTarget, Readiness, has_nothing_to_run};
 use crate::cluster::lease::{LeaseSettings, LeaseState};
@@ -49,9 +49,9 @@ const ACCEPTANCE: Duration = Duration::from_secs(30);
 const UNTIL_WATCHED: Duration = Duration::from_secs(heartbeat::INTERVAL.as_secs() - 2);
 /// How long the platform is told of a step that has nothing to run. It is less than the watcher leaves to its launcher.
 const COMPLETION: Duration = Duration::from_secs(15);
-/// How long after a refusal its reason is tried to be told.
-const REFUSAL: Duration = Duration::from_mins(2);
-const REFUSAL_AGAIN: Duration = Duration::from_secs(5);
+/// How long the launcher tries to write notes into the log of a run.
+const NOTE_TIMEOUT: Duration = Duration::from_mins(2);
+const NOTE_RETRY: Duration = Duration::from_secs(5);
 
 /// The target.
 #[derive(Debug)]
@@ -60,11 +60,11 @@ pub(crate) struct KubernetesTarget {
     deployment: Deployment,
     settings: ClusterSettings,
     /// The platform the launcher reports to, where one is configured.
-    reporter: Option<PlatformReporter>,
+    reporter: Option<Arc<dyn PlatformReporter>>,
     metrics: Metrics,
     shutdown: Shutdown,
-    /// What was promised by an answer and is done after it.
-    promised: TaskTracker,
+    /// What was background by an answer and is done after it.
+    background: TaskTracker,
     last: Mutex<Option<(Instant, Readiness)>>,
     barrier: Barrier,
     /// How it stands with the Lease, once that is known.
@@ -106,14 +106,15 @@ impl KubernetesTarget {
         }
         let cluster = Cluster::connect(Some(deployment.namespace.clone())).await?;
         let cluster = cluster.with_report_key(key);
-        let reporter = match (settings.platform, settings.data_dir) {
-            (Some(platform), _) => Some(platform.open()?),
-            (None, Some(path)) => {
-                let data = DataDir::locate(Some(&path))?.create()?;
-                Some(PlatformReporter::local(data.path()))
-            }
-            (None, None) => None,
-        };
+        let reporter: Option<Arc<dyn PlatformReporter>> =
+            match (settings.platform, settings.data_dir) {
+                (Some(platform), _) => Some(Arc::new(platform.open()?)),
+                (None, Some(path)) => {
+                    let data = DataDir::locate(Some(&path))?.create()?;
+                    Some(Arc::new(LocalReporter::new(data.path())))
+                }
+                (None, None) => None,
+            };
         Ok(Self::new(
             cluster,
             deployment,
@@ -129,7 +130,7 @@ impl KubernetesTarget {
         cluster: Cluster,
         deployment: Deployment,
         settings: ClusterSettings,
-        reporter: Option<PlatformReporter>,
+        reporter: Option<Arc<dyn PlatformReporter>>,
         metrics: Metrics,
         shutdown: Shutdown,
     ) -> Self {
@@ -149,7 +150,7 @@ impl KubernetesTarget {
             takes_jobs: AtomicBool::new(false),
             metrics,
             shutdown,
-            promised: TaskTracker::new(),
+            background: TaskTracker::new(),
             last: Mutex::new(None),
             acceptance: ACCEPTANCE,
         }
@@ -166,7 +167,7 @@ impl KubernetesTarget {
         let Some(reporter) = self
             .reporter
             .as_ref()
-            .filter(|reporter| reporter.has_heartbeats())
+            .filter(|reporter| reporter.heartbeats().is_some())
         else {
             return;
         };
@@ -177,7 +178,7 @@ impl KubernetesTarget {
         match unfinished {
             // Their executors may be at work.
             Ok(runs) => runs.iter().for_each(|run| {
-                self.keep_alive(reporter.beat_until_taken_over(&run.job_id, None));
+                self.keep_alive(reporter.start_heartbeat_until_executor(&run.job_id, None));
             }),
             Err(error) => warn!(%error, "runs of launchers before this one were not looked for"),
         }
@@ -218,10 +219,10 @@ impl KubernetesTarget {
         self.cluster.lead(&lease, stop, work, told).await;
     }
 
-    /// Waits for what was promised by answers, of which there are no more.
+    /// Waits for what was background by answers, of which there are no more.
     async fn join_background_tasks(&self) {
-        self.promised.close();
-        self.promised.wait().await;
+        self.background.close();
+        self.background.wait().await;
     }
 
     /// Makes the run's Job and lets it run. A second delivery meets the first in the cluster.
@@ -243,7 +244,7 @@ impl KubernetesTarget {
             info!(job_id = job.job_id, step_id = job.step_id, "{note}");
         }
         let reporter = self.reporter.as_ref();
-        if reporter.is_some_and(|reporter| has_outcome(reporter, &job)) {
+        if reporter.is_some_and(|reporter| has_outcome(&**reporter, &job)) {
             info!(
                 job_id = job.job_id,
                 step_id = job.step_id,
@@ -253,7 +254,7 @@ impl KubernetesTarget {
         }
         let accepted = match manifest {
             Ok(manifest)
-                if reporter.is_some_and(PlatformReporter::is_remote)
+                if reporter.is_some_and(|reporter| reporter.completes_empty_steps())
                     && has_nothing_to_run(&job)
                     && is_released_by_us(&manifest) =>
             {
@@ -277,11 +278,13 @@ impl KubernetesTarget {
         match accepted {
             Ok((accepted, held)) => {
                 reporter
-                    .queue(&job)
+                    .mark_queued(&job)
                     .map_err(|error| DispatchError::Unavailable(chain(&error)))?;
                 self.keep_alive(match accepted {
-                    Acceptance::Duplicate => reporter.beat_until_taken_over(&job.job_id, None),
-                    Acceptance::New => reporter.beat(&job.job_id),
+                    Acceptance::Duplicate => {
+                        reporter.start_heartbeat_until_executor(&job.job_id, None)
+                    }
+                    Acceptance::New => reporter.start_heartbeat(&job.job_id),
                 });
                 match held {
                     Some(name) => self.complete(reporter, job.into_job(), name, response_sent),
@@ -293,7 +296,8 @@ impl KubernetesTarget {
                 Ok(accepted)
             }
             Err(Unmade::Unfit(reason) | Unmade::Barred(reason)) => {
-                self.refuse(reporter, job.into_job(), reason, response_sent)
+                Arc::clone(reporter)
+                    .reject(job.into_job(), reason, response_sent, &self.background)
                     .await
             }
             Err(Unmade::NotNow(reason)) => Err(DispatchError::Unavailable(reason)),
@@ -303,23 +307,23 @@ impl KubernetesTarget {
     /// Tells the run's log of settings that have no effect, once the platform lets anybody write there.
     fn remark(
         &self,
-        reporter: &PlatformReporter,
+        reporter: &Arc<dyn PlatformReporter>,
         job: &JobData,
         notes: Vec<String>,
         response_sent: ResponseSent,
     ) {
         let (reporter, step) = (reporter.clone(), StepRef::of(job));
-        self.promised.spawn(async move {
+        self.background.spawn(async move {
             response_sent.wait().await;
             let told = async {
                 for note in &notes {
-                    while let Err(error) = reporter.note(&step, note).await {
+                    while let Err(error) = reporter.add_log_line(&step, note).await {
                         debug!(error = chain(&error), "a note has to wait");
-                        tokio::time::sleep(REFUSAL_AGAIN).await;
+                        tokio::time::sleep(NOTE_RETRY).await;
                     }
                 }
             };
-            if tokio::time::timeout(REFUSAL, told).await.is_err() {
+            if tokio::time::timeout(NOTE_TIMEOUT, told).await.is_err() {
                 warn!(
                     job_id = step.job_id,
                     step_id = step.step_id,
@@ -342,43 +346,6 @@ impl KubernetesTarget {
                 drop(beat);
             });
         }
-    }
-
-    /// A run that cannot be is failed with the reason in its output. A platform on record is also told so by the
-    /// answer; Terrakube would show nothing of that but its number, so that it is answered as if it were accepted.
-    async fn refuse(
-        &self,
-        reporter: &PlatformReporter,
-        job: JobData,
-        reason: String,
-        response_sent: ResponseSent,
-    ) -> Result<Acceptance, DispatchError> {
-        if reporter.is_remote() {
-            let (reporter, beat) = (reporter.clone(), reporter.beat(&job.job_id));
-            self.promised.spawn(async move {
-                response_sent.wait().await;
-                let told = tokio::time::timeout(REFUSAL, tell_refused(&reporter, &job, &reason));
-                if told.await.is_err() {
-                    warn!(
-                        job_id = job.job_id,
-                        step_id = job.step_id,
-                        reason,
-                        "the reason of a refusal did not reach the platform"
-                    );
-                }
-                drop(beat);
-            });
-            return Ok(Acceptance::New);
-        }
-        if let Err(error) = reporter.refuse(&job, &reason).await {
-            warn!(
-                error = chain(&error),
-                job_id = job.job_id,
-                step_id = job.step_id,
-                "the reason of a refusal could not be put on record"
-            );
-        }
-        Err(DispatchError::Invalid(reason))
     }
 
     async fn submit(&self, manifest: Built, until: time::Instant) -> Result<Acceptance, Unmade> {
@@ -470,15 +437,16 @@ impl KubernetesTarget {
     /// Reports a step that has nothing to run, once the answer has left. Should that fail, a pod does it.
     fn complete(
         &self,
-        reporter: &PlatformReporter,
+        reporter: &Arc<dyn PlatformReporter>,
         job: JobData,
         name: String,
         response_sent: ResponseSent,
     ) {
         let (reporter, cluster) = (reporter.clone(), self.cluster.clone());
-        self.promised.spawn(async move {
+        self.background.spawn(async move {
             response_sent.wait().await;
-            let completed = tokio::time::timeout(COMPLETION, reporter.complete(&job)).await;
+            let completed =
+                tokio::time::timeout(COMPLETION, reporter.complete_empty_step(&job)).await;
             let done = match completed {
                 Ok(Ok(())) => {
                     info!(
@@ -628,30 +596,12 @@ fn is_released_by_us(manifest: &Manifest) -> bool {
         .is_some_and(|names| names.contains_key(labels::KUEUE_QUEUE))
 }
 
-async fn tell_refused(reporter: &PlatformReporter, job: &JobData, reason: &str) {
-    while let Err(error) = reporter.refuse(job, reason).await {
-        let is_final = error.is_final();
-        warn!(
-            error = chain(&error),
-            job_id = job.job_id,
-            step_id = job.step_id,
-            reason,
-            again = !is_final,
-            "the reason of a refusal could not be told"
-        );
-        if is_final {
-            return;
-        }
-        tokio::time::sleep(REFUSAL_AGAIN).await;
-    }
-}
-
 /// Whether the records of this machine know how the step ended: a delivery that was late, of a run whose Job is gone by
 /// now. What is dispatched because its job was rejected belongs to a step that is over, and is run all the same.
-fn has_outcome(reporter: &PlatformReporter, job: &JobData) -> bool {
-    match reporter.on_record(&StepRef::of(job)) {
-        Ok(stand) => {
-            stand.is_some_and(|stand| stand.is_settled() && stand.job != JobStatus::Rejected)
+fn has_outcome(reporter: &dyn PlatformReporter, job: &JobData) -> bool {
+    match reporter.recorded_state(&StepRef::of(job)) {
+        Ok(state) => {
+            state.is_some_and(|state| state.has_outcome() && state.job != JobStatus::Rejected)
         }
         Err(error) => {
             // The claim keeps a step from being done twice.
@@ -696,6 +646,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::RetryPolicy;
+    use crate::dispatch::reporter::StepState;
     use crate::dispatch::response::response_signal;
     use crate::manifest::executor_kind::{ExecutorKind, ExecutorKindSetting};
 
@@ -773,7 +724,7 @@ mod tests {
     async fn what_has_no_effect_is_told_in_the_runs_log() {
         let folder = tempfile::tempdir().unwrap();
         let (mut target, _) = target(None);
-        target.reporter = Some(PlatformReporter::local(folder.path()));
+        target.reporter = Some(Arc::new(LocalReporter::new(folder.path())));
         target.deployment.executor_kind = ExecutorKindSetting::Always(ExecutorKind::Stock);
         let mut job = job();
         job.environment_variables.insert(
@@ -782,8 +733,8 @@ mod tests {
         );
         let key = ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id);
         assert_eq!(accept(&target, job).await, Ok(Acceptance::New));
-        target.promised.close();
-        target.promised.wait().await;
+        target.background.close();
+        target.background.wait().await;
         let store = Store::local(folder.path());
         let output = folder.path().join("output");
         store.fetch(&store.reference(&key), &output).await.unwrap();
@@ -867,15 +818,20 @@ mod tests {
     }
 
     /// A record of a job that waits, as the platform makes it before it dispatches.
-    fn on_record(data: &std::path::Path) -> PlatformReporter {
-        let reporter = PlatformReporter::local(data);
-        reporter.queue(&job()).unwrap();
+    fn on_record(data: &std::path::Path) -> Arc<LocalReporter> {
+        let reporter = Arc::new(LocalReporter::new(data));
+        reporter.mark_queued(&job()).unwrap();
         reporter
+    }
+
+    async fn state_of(reporter: &Arc<LocalReporter>) -> StepState {
+        let reporter: Arc<dyn PlatformReporter> = reporter.clone();
+        reporter.step_state(&StepRef::of(&job())).await.unwrap()
     }
 
     fn with_desk(
         refusal: Option<(u16, &'static str)>,
-        reporter: &PlatformReporter,
+        reporter: &Arc<LocalReporter>,
     ) -> KubernetesTarget {
         let (mut target, _) = target(refusal);
         target.reporter = Some(reporter.clone());
@@ -891,9 +847,9 @@ mod tests {
             accept(&target, wrong_job()).await,
             Err(DispatchError::Invalid(_))
         ));
-        let stand = reporter.stand(&StepRef::of(&job())).await.unwrap();
+        let state = state_of(&reporter).await;
         assert_eq!(
-            (stand.job, stand.step),
+            (state.job, state.step),
             (JobStatus::Failed, StepStatus::Failed)
         );
         let record = reporter.record("412").unwrap();
@@ -905,7 +861,7 @@ mod tests {
     #[tokio::test]
     async fn what_cannot_be_accepted_yet_leaves_no_record() {
         let folder = tempfile::tempdir().unwrap();
-        let reporter = PlatformReporter::local(folder.path());
+        let reporter = Arc::new(LocalReporter::new(folder.path()));
         let target = with_desk(Some((503, "overloaded")), &reporter);
         assert!(matches!(
             accept(&target, job()).await,
@@ -945,12 +901,12 @@ mod tests {
     #[tokio::test]
     async fn an_accepted_run_is_on_record_as_queued() {
         let folder = tempfile::tempdir().unwrap();
-        let reporter = PlatformReporter::local(folder.path());
+        let reporter = Arc::new(LocalReporter::new(folder.path()));
         let target = with_desk(None, &reporter);
         assert_eq!(accept(&target, job()).await, Ok(Acceptance::New));
-        let stand = reporter.stand(&StepRef::of(&job())).await.unwrap();
+        let state = state_of(&reporter).await;
         assert_eq!(
-            (stand.job, stand.step),
+            (state.job, state.step),
             (JobStatus::Queue, StepStatus::Pending)
         );
     }
@@ -1019,8 +975,8 @@ mod tests {
         target.barrier = barrier();
         let refused = accept(&target, job()).await.unwrap_err();
         assert!(matches!(refused, DispatchError::Invalid(_)), "{refused:?}");
-        let stand = reporter.stand(&StepRef::of(&job())).await.unwrap();
-        assert_eq!(stand.job, JobStatus::Failed);
+        let state = state_of(&reporter).await;
+        assert_eq!(state.job, JobStatus::Failed);
         let record = reporter.record("412").unwrap();
         let output = record.step("step").unwrap().output.clone().unwrap();
         let output = std::fs::read_to_string(output).unwrap();
@@ -1052,16 +1008,16 @@ mod tests {
     #[tokio::test]
     async fn a_run_that_came_before_is_accepted_though_a_setting_breaks_a_rule_now() {
         let folder = tempfile::tempdir().unwrap();
-        for reporter in [None, Some(PlatformReporter::local(folder.path()))] {
+        for has_reporter in [false, true] {
             let (mut target, _) = target(None);
-            target.reporter = reporter;
+            if has_reporter {
+                target.reporter = Some(Arc::new(LocalReporter::new(folder.path())));
+            }
             assert_eq!(accept(&target, job()).await, Ok(Acceptance::New));
             let again = accept(&target, wrong_job()).await;
             assert_eq!(again, Ok(Acceptance::Duplicate));
         }
-        let record = PlatformReporter::local(folder.path())
-            .record("412")
-            .unwrap();
+        let record = LocalReporter::new(folder.path()).record("412").unwrap();
         assert_eq!(record.status, JobStatus::Queue);
         // Where that cannot be told, it may come again.
         let (away, _) = target(Some((503, "overloaded")));

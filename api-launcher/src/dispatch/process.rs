@@ -30,8 +30,8 @@ use self::index::{Index, Turn};
 use self::queue::{Queue, RunKey, Stamp};
 use self::report_verifier::ReportVerifier;
 use self::settings::{ProcessSettings, RunsOnStop};
-use super::reporter::PlatformReporter;
 use super::reporter::settings::PlatformSetupError;
+use super::reporter::{LocalReporter, PlatformReporter};
 use super::response::ResponseSent;
 use super::{Acceptance, DispatchError, DispatchTarget, Readiness};
 use crate::metrics::{Load, Metrics};
@@ -78,7 +78,7 @@ pub(crate) struct ProcessTarget {
 #[derive(Debug)]
 struct Inner {
     queue: Queue,
-    reporter: PlatformReporter,
+    reporter: Arc<dyn PlatformReporter>,
     /// Where executors keep what they make.
     data: PathBuf,
     program: Program,
@@ -104,9 +104,9 @@ impl ProcessTarget {
         shutdown: Shutdown,
     ) -> Result<Self, OpenError> {
         let data = settings.data.create()?;
-        let reporter = match settings.platform {
-            Some(platform) => platform.open()?,
-            None => PlatformReporter::local(data.path()),
+        let reporter: Arc<dyn PlatformReporter> = match settings.platform {
+            Some(platform) => Arc::new(platform.open()?),
+            None => Arc::new(LocalReporter::new(data.path())),
         };
         let root = data.launcher().join("queue");
         let fail = |source| OpenError::Queue {
@@ -127,7 +127,7 @@ impl ProcessTarget {
         for (at, key) in found.waiting {
             beats.extend(
                 reporter
-                    .beat(&key.job_id())
+                    .start_heartbeat(&key.job_id())
                     .map(|beat| (key.clone(), KeptAlive::by(beat))),
             );
             index.admit(at, key);
@@ -298,7 +298,7 @@ impl Inner {
 
     /// Until it has ended.
     fn keep_alive(&self, key: &RunKey) {
-        let beat = self.reporter.beat(&key.job_id());
+        let beat = self.reporter.start_heartbeat(&key.job_id());
         self.beats()
             .extend(beat.map(|beat| (key.clone(), KeptAlive::by(beat))));
     }
@@ -346,10 +346,10 @@ impl Inner {
 
     /// After the answer: the step is shown as queued, and waits for its turn.
     async fn admit(&self, at: Stamp, key: RunKey) {
-        let (queue, reporter, name) = (self.queue.clone(), self.reporter.clone(), key.clone());
+        let (queue, reporter, name) = (self.queue.clone(), Arc::clone(&self.reporter), key.clone());
         let queued = blocking(move || {
             let job = queue.load(&name)?;
-            reporter.queue(&job).map_err(io::Error::other)
+            reporter.mark_queued(&job).map_err(io::Error::other)
         });
         if let Err(error) = queued.await {
             error!(run = %key, %error, "a queued step could not be shown to the platform");

@@ -13,7 +13,7 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use job_contract::chain;
 use job_contract::status::JobStatus;
 use platform::StepRef;
-use platform::heartbeat::Beat;
+use platform::heartbeat::{Beat, Sign};
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
@@ -46,7 +46,7 @@ const HEAD_START: Duration = Duration::from_secs(30);
 /// Speaks for runs at the platform's reporter; without one, only in the launcher's own log.
 #[derive(Debug)]
 pub(super) struct Observer {
-    reporter: Option<PlatformReporter>,
+    reporter: Option<Arc<dyn PlatformReporter>>,
     /// Has what runs printed.
     cluster: Option<Cluster>,
     metrics: Metrics,
@@ -107,7 +107,7 @@ impl fmt::Debug for Live {
 }
 
 impl Observer {
-    pub(super) const fn new(reporter: Option<PlatformReporter>, metrics: Metrics) -> Self {
+    pub(super) const fn new(reporter: Option<Arc<dyn PlatformReporter>>, metrics: Metrics) -> Self {
         Self {
             reporter,
             cluster: None,
@@ -128,7 +128,7 @@ impl Observer {
     fn beat(&self, run: &RunKey) -> Option<Beat> {
         let reporter = self.reporter.as_ref()?;
         (!self.relieved.load(Ordering::SeqCst))
-            .then(|| reporter.beat(&run.job_id))
+            .then(|| reporter.start_heartbeat(&run.job_id))
             .flatten()
     }
 
@@ -173,7 +173,7 @@ impl Observer {
     }
 
     /// Runs that are to be stopped now.
-    async fn cancelled(&self, reporter: &PlatformReporter) -> Vec<RunKey> {
+    async fn cancelled(&self, reporter: &Arc<dyn PlatformReporter>) -> Vec<RunKey> {
         let asked: Vec<RunKey> = self
             .live()
             .iter()
@@ -243,7 +243,7 @@ impl Observer {
     }
 
     /// Stops keeping the jobs of runs alive whose end the platform has not taken in all the time there is for that.
-    fn let_go(&self, reporter: &PlatformReporter) {
+    fn let_go(&self, reporter: &Arc<dyn PlatformReporter>) {
         let patience = reporter.report_patience();
         for (run, entry) in self.live().iter_mut() {
             let lasted = entry.ended.is_some_and(|ended| ended.elapsed() >= patience);
@@ -273,17 +273,17 @@ impl Observer {
     }
 
     /// Reports for its executor how the step ended, unless the platform knows an outcome.
-    async fn settle(&self, run: &RunKey, verdict: &Verdict) -> Result<(), ReportError> {
+    async fn settle(&self, run: &RunKey, verdict: &Verdict) -> Result<(), EndReportError> {
         let Some(reporter) = &self.reporter else {
             return Ok(());
         };
-        let Some(step) = reporter.known(step_of(run))? else {
+        let Some(step) = reporter.find_step(step_of(run))? else {
             return Ok(());
         };
         let (_turn, saved) = match self.recoverable(verdict) {
             Some(cluster) => {
                 // For a platform that hears nothing, no log is fetched.
-                reporter.stand(&step).await?;
+                reporter.step_state(&step).await?;
                 let turn = self.recoveries.acquire().await;
                 (Some(turn), self.save_log(run, verdict, cluster).await?)
             }
@@ -293,11 +293,16 @@ impl Observer {
         match verdict.unreported_success() {
             Some(report) => {
                 reporter
-                    .vouch(&step, report, &verdict.sentence, log.as_deref())
-                    .await
+                    .report_success(&step, report, &verdict.sentence, log.as_deref())
+                    .await?;
             }
-            None => reporter.settle(&step, &told(verdict), log.as_deref()).await,
+            None => {
+                reporter
+                    .report_failure(&step, &told(verdict), log.as_deref())
+                    .await?;
+            }
         }
+        Ok(())
     }
 
     /// Who has what the container of the run printed, where the run's log may lack it.
@@ -315,7 +320,7 @@ impl Observer {
         run: &RunKey,
         verdict: &Verdict,
         cluster: &Cluster,
-    ) -> Result<Option<SavedLog>, ReportError> {
+    ) -> Result<Option<SavedLog>, EndReportError> {
         let fetched = async {
             let saved = SavedLog(tempfile::tempdir()?);
             let size = cluster.save_log(&run.name, &saved.path()).await?;
@@ -328,7 +333,7 @@ impl Observer {
                 debug!(%run, error = chain(&error), "the log of the container is not to be had");
                 Ok(None)
             }
-            Err(error) if self.waits_for_log(run, verdict) => Err(ReportError::Container(error)),
+            Err(error) if self.waits_for_log(run, verdict) => Err(EndReportError::Container(error)),
             Err(error) => {
                 warn!(%run, error = chain(&error), "the log of the container is lost");
                 Ok(None)
@@ -347,11 +352,11 @@ impl Observer {
     }
 
     /// Adds to a run that was reported what its executor could not know, or not deliver.
-    async fn add_more(&self, run: &RunKey, verdict: &Verdict) -> Result<(), ReportError> {
+    async fn add_more(&self, run: &RunKey, verdict: &Verdict) -> Result<(), EndReportError> {
         let Some(reporter) = &self.reporter else {
             return Ok(());
         };
-        let Some(step) = reporter.known(step_of(run))? else {
+        let Some(step) = reporter.find_step(step_of(run))? else {
             return Ok(());
         };
         let remark = verdict.lock_remark();
@@ -364,18 +369,18 @@ impl Observer {
             }
         }
         match remark {
-            Some(line) => reporter.append(&step, &line).await,
+            Some(line) => Ok(reporter.append_line(&step, &line).await?),
             None => Ok(()),
         }
     }
 
     /// Tells the job what its step came to, where the executor told the step alone.
-    async fn finish(&self, run: &RunKey) -> Result<(), ReportError> {
+    async fn finish(&self, run: &RunKey) -> Result<(), EndReportError> {
         let Some(reporter) = &self.reporter else {
             return Ok(());
         };
-        match reporter.known(step_of(run))? {
-            Some(step) => reporter.finish(&step).await,
+        match reporter.find_step(step_of(run))? {
+            Some(step) => Ok(reporter.finish_report(&step).await?),
             None => Ok(()),
         }
     }
@@ -431,14 +436,19 @@ impl RunObserver for Observer {
         }
         // Where no container can be looked at, it is not known when it starts.
         let within = since.map(|since| TAKE_OVER.saturating_sub(since));
-        let beat = reporter.beat_until_taken_over(&run.job_id, within);
+        let beat = reporter.start_heartbeat_until_executor(&run.job_id, within);
         self.seen(run, beat);
     }
 
     fn listen<'a>(&'a self, run: &'a RunKey) -> BoxFuture<'a, Life> {
         async move {
             match &self.reporter {
-                Some(reporter) => reporter.listen(&run.job_id).await,
+                Some(reporter) => match reporter.executor_sign(&run.job_id).await {
+                    Some(Sign::Executor) => Life::Seen,
+                    Some(Sign::Nobody) => Life::None,
+                    // A launcher sends heartbeats only while the executor may not have begun to.
+                    Some(Sign::Launcher) | None => Life::Unknown,
+                },
                 None => Life::Unknown,
             }
         }
@@ -489,6 +499,22 @@ impl RunObserver for Observer {
     }
 }
 
+/// Why the end of a run could not be reported.
+#[derive(Debug, thiserror::Error)]
+enum EndReportError {
+    #[error(transparent)]
+    Report(#[from] ReportError),
+    #[error("could not recover the log of the run")]
+    Container(#[source] SaveError),
+}
+
+impl EndReportError {
+    /// Returns whether every further attempt would fail too.
+    fn is_final(&self) -> bool {
+        matches!(self, Self::Report(error) if error.is_final())
+    }
+}
+
 /// What a container printed of a run's log, kept as long as this is.
 struct SavedLog(TempDir);
 
@@ -510,10 +536,10 @@ fn step_of(run: &RunKey) -> StepRef {
 }
 
 /// The platform's word on the job of a run; a platform that does not answer has cancelled nothing.
-async fn status_of(reporter: &PlatformReporter, run: &RunKey) -> Option<JobStatus> {
-    let step = reporter.known(step_of(run)).ok()??;
-    match reporter.stand(&step).await {
-        Ok(stand) => Some(stand.job),
+async fn status_of(reporter: &Arc<dyn PlatformReporter>, run: &RunKey) -> Option<JobStatus> {
+    let step = reporter.find_step(step_of(run)).ok()??;
+    match reporter.step_state(&step).await {
+        Ok(state) => Some(state.job),
         Err(error) => {
             debug!(%run, error = chain(&error), "where its job stands is not known at the moment");
             None
@@ -523,15 +549,15 @@ async fn status_of(reporter: &PlatformReporter, run: &RunKey) -> Option<JobStatu
 
 /// Writes what comes, in order, until nothing more will.
 async fn write_notes(
-    reporter: PlatformReporter,
+    reporter: Arc<dyn PlatformReporter>,
     run: RunKey,
     mut notes: UnboundedReceiver<String>,
 ) {
     // The request that brought the run may still be open.
     tokio::time::sleep(ANSWER).await;
     while let Some(sentence) = notes.recv().await {
-        let written = match reporter.known(step_of(&run)) {
-            Ok(Some(step)) => reporter.note(&step, &sentence).await,
+        let written = match reporter.find_step(step_of(&run)) {
+            Ok(Some(step)) => reporter.add_log_line(&step, &sentence).await,
             Ok(None) => Ok(()),
             Err(error) => Err(error),
         };
@@ -578,6 +604,7 @@ mod tests {
     use tower::service_fn;
 
     use super::*;
+    use crate::dispatch::reporter::{LocalReporter, TerrakubeReporter};
     use crate::verdict::{Begun, Wait, WaitReason};
 
     fn run() -> RunKey {
@@ -629,7 +656,7 @@ mod tests {
         fs::write(jobs.join("412.json"), "no record").unwrap();
         let metrics = Metrics::default().for_cluster();
         let observer = Observer::new(
-            Some(PlatformReporter::local(folder.path())),
+            Some(Arc::new(LocalReporter::new(folder.path()))),
             metrics.clone(),
         );
         let verdict = verdict(VerdictKind::OomKilled);
@@ -699,7 +726,7 @@ mod tests {
     async fn however_many_runs_end_at_once_few_of_their_logs_are_recovered_at_a_time() {
         const RUNS: usize = 7;
         let folder = tempfile::tempdir().unwrap();
-        let reporter = PlatformReporter::local(folder.path());
+        let reporter = Arc::new(LocalReporter::new(folder.path()));
         let (turns, given) = (Arc::new(Semaphore::new(0)), Arc::new(Given::default()));
         let observer = Observer::new(Some(reporter.clone()), Metrics::default())
             .recovering_from(cluster(Arc::clone(&turns), Arc::clone(&given)));
@@ -736,7 +763,7 @@ mod tests {
     }
 
     /// A platform that is away, and its Redis with it.
-    fn away() -> PlatformReporter {
+    fn away() -> Arc<dyn PlatformReporter> {
         let terrakube = TerrakubeArgs {
             api_url: Some("http://127.0.0.1:1".to_owned()),
             public_api_url: Some("http://127.0.0.1:1".to_owned()),
@@ -752,7 +779,7 @@ mod tests {
         let redis = Redis::new(redis.resolve().unwrap().unwrap());
         let config = terrakube.resolve().unwrap().unwrap();
         let terrakube = Terrakube::new(config, Some(redis.clone())).unwrap();
-        PlatformReporter::terrakube(terrakube, None, Some(redis)).unwrap()
+        Arc::new(TerrakubeReporter::new(terrakube, None, Some(redis)).unwrap())
     }
 
     #[tokio::test]

@@ -19,7 +19,7 @@ use super::run_folder::RunFolder;
 use super::settings::RunsOnStop;
 use super::{Inner, RunSlot, blocking, now};
 use crate::dispatch::has_nothing_to_run;
-use crate::dispatch::reporter::{ReportError, Stand};
+use crate::dispatch::reporter::{ReportError, StepState};
 use crate::run::{data, executor};
 
 /// How often the platform is asked whether the job was cancelled.
@@ -46,7 +46,7 @@ enum Followed {
 /// What is known of a run before it is started.
 enum Before {
     /// Its step has an outcome, or its job is over.
-    Over(Stand),
+    Over(StepState),
     /// An executor of a former launcher works on it.
     Running(Executor),
     /// An executor had taken it and is gone.
@@ -58,11 +58,11 @@ enum Before {
 pub(super) async fn carry_out(slot: RunSlot, key: RunKey) {
     let inner = Arc::clone(&slot.inner);
     match attempt(&inner, &key).await {
-        Ok(Some(stand)) => {
-            inner.metrics.finished(stand.step == StepStatus::Completed);
+        Ok(Some(state)) => {
+            inner.metrics.finished(state.step == StepStatus::Completed);
             finish(&inner, &key).await;
             drop(slot);
-            info!(run = %key, job_status = %stand.job, step_status = ?stand.step, "a run has ended");
+            info!(run = %key, job_status = %state.job, step_status = ?state.step, "a run has ended");
         }
         Ok(None) => info!(run = %key, "a run goes on without this launcher"),
         Err(failure) => {
@@ -94,25 +94,25 @@ enum RunError {
     #[error("the accepted document cannot be read")]
     Entry(#[source] std::io::Error),
     #[error(transparent)]
-    PlatformReporter(#[from] ReportError),
+    Report(#[from] ReportError),
     #[error("could not wait for the executor")]
     Wait(#[source] std::io::Error),
 }
 
-async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError> {
+async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<StepState>, RunError> {
     let job = inner.queue.load(key).map_err(RunError::Entry)?;
     let folder = RunFolder::new(inner.queue.run_folder(key));
     let step = StepRef::of(&job);
-    inner.reporter.queue(&job)?;
-    if inner.reporter.is_remote() && has_nothing_to_run(&job) {
-        inner.reporter.complete(&job).await?;
-        return Ok(Some(inner.reporter.stand(&step).await?));
+    inner.reporter.mark_queued(&job)?;
+    if inner.reporter.completes_empty_steps() && has_nothing_to_run(&job) {
+        inner.reporter.complete_empty_step(&job).await?;
+        return Ok(Some(inner.reporter.step_state(&step).await?));
     }
     let mut pauses = PAUSES.into_iter();
     loop {
         let mut running = match executor_of(inner, key, &folder, &job).await? {
             Begun::Executor(executor) => executor,
-            Begun::Over(stand) => return Ok(Some(stand)),
+            Begun::Over(state) => return Ok(Some(state)),
         };
         let Followed::Ended(status) = follow(inner, key, &step, &mut running).await? else {
             return Ok(None);
@@ -140,7 +140,9 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
                 }
             }
         }
-        return settle(inner, &folder, &step, report, end).await.map(Some);
+        return report_end(inner, &folder, &step, report, end)
+            .await
+            .map(Some);
     }
 }
 
@@ -148,7 +150,7 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Stand>, RunError>
 enum Begun {
     Executor(Executor),
     /// Nothing: the step stands like this.
-    Over(Stand),
+    Over(StepState),
 }
 
 /// The executor of a run, started now unless there is one or may not be another.
@@ -162,8 +164,8 @@ async fn executor_of(
     let before = before(inner, folder, &step).await?;
     let report = || inner.verifier.read_report(folder, None);
     match before {
-        Before::Over(stand) if stand.is_settled() => inner.reporter.finish(&step).await?,
-        Before::Over(_) => inner.reporter.skip(&step)?,
+        Before::Over(state) if state.has_outcome() => inner.reporter.finish_report(&step).await?,
+        Before::Over(_) => inner.reporter.mark_not_executed(&step)?,
         Before::Lost if matches!(end_of(report().as_ref(), None), Some((Exit::Claimed, _))) => {
             leave_to_holder(&step);
         }
@@ -183,11 +185,14 @@ async fn executor_of(
                 inner.metrics.start_failed();
                 error!(run = %key, error = chain(&failure), "an executor could not be started");
                 let reason = format!("The executor could not be started: {}.", chain(&failure));
-                inner.reporter.fail(&step, &reason, &folder.log()).await?;
+                inner
+                    .reporter
+                    .report_failure_with_log(&step, &reason, &folder.log())
+                    .await?;
             }
         },
     }
-    Ok(Begun::Over(inner.reporter.stand(&step).await?))
+    Ok(Begun::Over(inner.reporter.step_state(&step).await?))
 }
 
 /// How an executor ended, and what is to be said of it. Of one that a former launcher started only its report tells.
@@ -208,9 +213,9 @@ async fn before(inner: &Inner, folder: &RunFolder, step: &StepRef) -> Result<Bef
         return Ok(Before::Running(executor));
     }
     kill_leftovers(folder, &inner.verifier, None).await;
-    let stand = inner.reporter.stand(step).await?;
-    if stand.is_settled() || matches!(stand.job, JobStatus::Cancelled | JobStatus::Failed) {
-        return Ok(Before::Over(stand));
+    let state = inner.reporter.step_state(step).await?;
+    if state.has_outcome() || matches!(state.job, JobStatus::Cancelled | JobStatus::Failed) {
+        return Ok(Before::Over(state));
     }
     Ok(if inner.reporter.is_claimed(step).await? {
         Before::Lost
@@ -236,7 +241,7 @@ fn start(
         folder,
         &inner.program,
         &inner.data,
-        inner.reporter.is_remote(),
+        inner.reporter.executors_use_api(),
         inner.verifier.secret_of(folder),
         job,
     )?;
@@ -282,9 +287,9 @@ async fn follow(
                 asked = Some(Instant::now());
             }
             // Under Terrakube the executor asks for itself.
-            _ = poll.tick(), if asked.is_none() && !inner.reporter.is_remote() => {
-                let stand = inner.reporter.stand(step).await;
-                if stand.is_ok_and(|stand| stand.job == JobStatus::Cancelled) {
+            _ = poll.tick(), if asked.is_none() && !inner.reporter.executors_use_api() => {
+                let state = inner.reporter.step_state(step).await;
+                if state.is_ok_and(|state| state.job == JobStatus::Cancelled) {
                     info!(run = %key, "the job was cancelled: asked the executor to stop");
                     executor.terminate();
                     asked = Some(Instant::now());
@@ -295,32 +300,32 @@ async fn follow(
 }
 
 /// Speaks for an executor that has not spoken for itself.
-async fn settle(
+async fn report_end(
     inner: &Inner,
     folder: &RunFolder,
     step: &StepRef,
     report: Option<&FinalReport>,
     end: Option<End>,
-) -> Result<Stand, RunError> {
-    let stand = inner.reporter.stand(step).await?;
-    if stand.is_settled() {
-        inner.reporter.finish(step).await?;
-        return Ok(inner.reporter.stand(step).await?);
+) -> Result<StepState, RunError> {
+    let state = inner.reporter.step_state(step).await?;
+    if state.has_outcome() {
+        inner.reporter.finish_report(step).await?;
+        return Ok(inner.reporter.step_state(step).await?);
     }
     // It repeats a dispatch it did not record, and this one is then tried again.
-    if inner.reporter.awaits_dispatch(&stand) {
-        return Err(ReportError::NotDispatched(stand.job).into());
+    if inner.reporter.awaits_dispatch(&state) {
+        return Err(ReportError::NotDispatched(state.job).into());
     }
     match end {
         // Another executor holds the step and tells what becomes of it.
         Some((Exit::Claimed, _)) => {
             leave_to_holder(step);
-            return Ok(stand);
+            return Ok(state);
         }
-        Some((Exit::Done, _)) if stand.job.is_over() => inner.reporter.skip(step)?,
+        Some((Exit::Done, _)) if state.job.is_over() => inner.reporter.mark_not_executed(step)?,
         end => speak_for(inner, folder, step, report, &reason(report, end)).await?,
     }
-    Ok(inner.reporter.stand(step).await?)
+    Ok(inner.reporter.step_state(step).await?)
 }
 
 fn leave_to_holder(step: &StepRef) {
@@ -340,14 +345,17 @@ async fn speak_for(
     reason: &str,
 ) -> Result<(), ReportError> {
     let Some(report) = report.filter(|report| report.is_unreported_success()) else {
-        return inner.reporter.fail(step, reason, &folder.log()).await;
+        return inner
+            .reporter
+            .report_failure_with_log(step, reason, &folder.log())
+            .await;
     };
-    if inner.reporter.stand(step).await?.job.is_over() {
-        return inner.reporter.skip(step);
+    if inner.reporter.step_state(step).await?.job.is_over() {
+        return inner.reporter.mark_not_executed(step);
     }
     inner
         .reporter
-        .vouch_with_log(step, report, DONE, &folder.log())
+        .report_success_with_log(step, report, DONE, &folder.log())
         .await
 }
 

@@ -11,7 +11,7 @@ use platform::redis::{Redis, RedisArgs, RedisConfig};
 use platform::terrakube::{Terrakube, TerrakubeArgs, TerrakubeConfig, TerrakubeError};
 use runtime::setting::{SettingProblem, present};
 
-use super::PlatformReporter;
+use super::TerrakubeReporter;
 use crate::settings::{InvalidSetting, SettingsReader};
 
 #[derive(Args, Clone, Debug, Default)]
@@ -108,7 +108,7 @@ impl PlatformArgs {
 
 impl PlatformSettings {
     /// Nothing is asked of anybody yet.
-    pub(crate) fn open(self) -> Result<PlatformReporter, PlatformSetupError> {
+    pub(crate) fn open(self) -> Result<TerrakubeReporter, PlatformSetupError> {
         // A store that fails must not delay other runs: outputs are changed one after the other.
         let limits = Limits {
             retry_for: Duration::from_secs(30),
@@ -118,7 +118,7 @@ impl PlatformSettings {
         let outputs = self.outputs.as_ref().map(open).transpose()?;
         let redis = self.redis.map(Redis::new);
         let terrakube = Terrakube::new(self.terrakube, redis.clone())?;
-        Ok(PlatformReporter::terrakube(terrakube, outputs, redis)?)
+        Ok(TerrakubeReporter::new(terrakube, outputs, redis)?)
     }
 }
 

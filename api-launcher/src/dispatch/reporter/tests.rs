@@ -1,6 +1,7 @@
 //! The reporter before a platform of a few lines: one job of three steps, which notes every change it is told.
 
-use std::sync::{Arc, Mutex};
+use std::fs;
+use std::sync::Mutex;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -12,6 +13,11 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use url::Url;
+
+use artifact_store::Store;
+use job_contract::report::{FinalReport, Untold};
+use job_contract::settlement::Ending;
+use platform::terrakube::Terrakube;
 
 use super::*;
 
@@ -72,7 +78,7 @@ async fn answer(
 }
 
 /// A platform, and a reporter that speaks to it.
-async fn reporter(known: Known) -> (PlatformReporter, Arc<Mutex<Api>>) {
+async fn reporter(known: Known) -> (TerrakubeReporter, Arc<Mutex<Api>>) {
     // Another test may have installed it already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let api = Arc::new(Mutex::new(Api {
@@ -94,10 +100,11 @@ async fn reporter(known: Known) -> (PlatformReporter, Arc<Mutex<Api>>) {
         report_patience: Duration::from_secs(5),
     };
     let terrakube = Terrakube::new(config, None).unwrap();
-    (
-        PlatformReporter::terrakube(terrakube, None, None).unwrap(),
-        api,
-    )
+    (TerrakubeReporter::new(terrakube, None, None).unwrap(), api)
+}
+
+fn as_dyn(reporter: &TerrakubeReporter) -> &(dyn PlatformReporter + 'static) {
+    reporter
 }
 
 fn told(api: &Mutex<Api>) -> Vec<(String, Value)> {
@@ -131,7 +138,10 @@ async fn an_approval_delivered_again_after_its_end_does_not_disturb_the_step_tha
             steps: ["completed", "completed", apply],
         })
         .await;
-        reporter.complete(&approval()).await.unwrap();
+        as_dyn(&reporter)
+            .complete_empty_step(&approval())
+            .await
+            .unwrap();
         assert_eq!(told(&api), [], "{job}");
     }
 }
@@ -145,7 +155,10 @@ async fn an_approval_whose_launcher_died_between_step_and_job_is_told_of_the_job
         steps: ["completed", "completed", "pending"],
     })
     .await;
-    reporter.complete(&approval()).await.unwrap();
+    as_dyn(&reporter)
+        .complete_empty_step(&approval())
+        .await
+        .unwrap();
     let told = told(&api);
     assert_eq!(told.len(), 1, "{told:?}");
     assert_eq!(told[0].0, "412");
@@ -176,8 +189,8 @@ async fn the_job_of_a_step_that_was_told_alone_is_told_too(
         steps,
     })
     .await;
-    reporter
-        .settle(&step(id, step_type), "The pod is gone.", None)
+    as_dyn(&reporter)
+        .report_failure(&step(id, step_type), "The pod is gone.", None)
         .await
         .unwrap();
     let told = told(&api);
@@ -205,8 +218,8 @@ async fn a_job_that_was_told_hears_nothing_more(
         steps,
     })
     .await;
-    reporter
-        .settle(&step("plan", "terraformPlan"), "The pod is gone.", None)
+    as_dyn(&reporter)
+        .report_failure(&step("plan", "terraformPlan"), "The pod is gone.", None)
         .await
         .unwrap();
     assert_eq!(told(&api), []);
@@ -221,8 +234,8 @@ async fn a_failure_told_for_an_executor_leaves_the_recorded_commit_alone() {
         steps: ["running", "pending", "pending"],
     })
     .await;
-    reporter
-        .settle(&step("plan", "terraformPlan"), "The pod is gone.", None)
+    as_dyn(&reporter)
+        .report_failure(&step("plan", "terraformPlan"), "The pod is gone.", None)
         .await
         .unwrap();
     let told = told(&api);
@@ -261,8 +274,8 @@ async fn a_step_that_was_done_is_reported_as_done_though_its_executor_could_not(
     })
     .await;
     let apply = step("apply", "terraformApply");
-    reporter
-        .vouch(&apply, &report, "The step was done.", None)
+    as_dyn(&reporter)
+        .report_success(&apply, &report, "The step was done.", None)
         .await
         .unwrap();
     let told = told(&api);
@@ -308,10 +321,10 @@ async fn a_plan_is_told_as_it_ended_though_its_executor_could_not(
     })
     .await;
     let folder = tempfile::tempdir().unwrap();
-    reporter.outputs = Some(Store::local(folder.path()));
+    reporter.outputs = Some(OutputStore::new(Store::local(folder.path())));
     let plan = step("plan", "terraformPlan");
-    reporter
-        .vouch(&plan, &report, "The step was done.", None)
+    as_dyn(&reporter)
+        .report_success(&plan, &report, "The step was done.", None)
         .await
         .unwrap();
     let told = told(&api);
@@ -348,7 +361,7 @@ async fn a_log_that_comes_after_the_verdict_stands_before_it() {
     })
     .await;
     let folder = tempfile::tempdir().unwrap();
-    reporter.outputs = Some(Store::local(folder.path()));
+    reporter.outputs = Some(OutputStore::new(Store::local(folder.path())));
     let plan = step("plan", "terraformPlan");
     let output = folder.path().join("local/output/org/412/plan.tfoutput");
     fs::create_dir_all(output.parent().unwrap()).unwrap();
@@ -356,8 +369,8 @@ async fn a_log_that_comes_after_the_verdict_stands_before_it() {
     let container = folder.path().join("container");
     fs::write(&container, "a\nb\nc, d, e and what else there was\n").unwrap();
     for _ in 0..2 {
-        reporter
-            .settle(&plan, "The pod is gone.", Some(&container))
+        as_dyn(&reporter)
+            .report_failure(&plan, "The pod is gone.", Some(&container))
             .await
             .unwrap();
         let expected = "a\nb\nc, d, e and what else there was\nThe pod is gone.\n";
