@@ -1,13 +1,15 @@
-//! The Kubernetes target: a dispatch becomes one Job, and one replica watches what becomes of it. The cluster
-//! alone remembers runs; nothing is kept here.
+//! The Kubernetes target: a dispatch becomes one Job, and one replica watches all Jobs. The cluster alone stores runs; the
+//! launcher keeps nothing.
 
+mod background;
 mod barrier;
 mod observer;
+mod readiness;
 pub(crate) mod settings;
+mod submitter;
+mod watcher;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -15,64 +17,33 @@ use job_contract::report::ReportKey;
 use job_contract::status::JobStatus;
 use job_contract::{Document, JobData, chain, env};
 use platform::StepRef;
-use platform::heartbeat::{self, Beat};
-use tokio::sync::Mutex;
-use tokio::time::{self, timeout_at};
-use tokio_util::task::TaskTracker;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
-use self::barrier::{Barrier, Stand, Witness};
-use self::observer::{Duty, Observer};
+use self::background::BackgroundTasks;
+use self::barrier::Barrier;
+use self::readiness::ReadinessProbe;
 use self::settings::{ClusterSettings, KubernetesSettings};
+use self::submitter::{JobSubmitter, Submission, SubmitError};
+use self::watcher::RunWatcher;
 use super::reporter::settings::PlatformSetupError;
 use super::reporter::{LocalReporter, PlatformReporter};
 use super::response::ResponseSent;
 use super::{Acceptance, DispatchError, DispatchTarget, Readiness, has_nothing_to_run};
-use crate::cluster::lease::{LeaseSettings, LeaseState};
-use crate::cluster::{Cluster, ClusterError, ConnectError, Submitted, labels};
+use crate::cluster::{Cluster, ConnectError};
 use crate::config::Deployment;
-use crate::manifest::{self, Manifest, ManifestErrors};
 use crate::metrics::Metrics;
 use crate::run::data::{DataDir, DataError};
 use crate::shutdown::Shutdown;
 
-/// How long an answer about the cluster is good: the question is open to everybody, and must stay cheap.
-const FRESH: Duration = Duration::from_secs(5);
-/// Probes give up after a second or a few.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a dispatch may take. Terrakube hangs up after a minute, and would not learn that it may try again.
-const ACCEPTANCE: Duration = Duration::from_secs(30);
-
-/// How long whoever accepted a run beats for it. That is one beat, since it is over before the next would come, and good for
-/// 45 seconds: another replica that watches has noticed by then, and the heartbeat of a short run is gone soon enough
-/// after its end (contract 2.6).
-const UNTIL_WATCHED: Duration = Duration::from_secs(heartbeat::INTERVAL.as_secs() - 2);
-/// How long the platform is told of a step that has nothing to run. It is less than the watcher leaves to its launcher.
-const COMPLETION: Duration = Duration::from_secs(15);
-/// How long the launcher tries to write notes into the log of a run.
-const NOTE_TIMEOUT: Duration = Duration::from_mins(2);
-const NOTE_RETRY: Duration = Duration::from_secs(5);
-
 /// The target.
 #[derive(Debug)]
 pub(crate) struct KubernetesTarget {
-    cluster: Cluster,
-    deployment: Deployment,
-    settings: ClusterSettings,
-    /// The platform the launcher reports to, where one is configured.
+    submitter: JobSubmitter,
+    background: BackgroundTasks,
+    readiness: ReadinessProbe,
+    watcher: RunWatcher,
+    /// The platform that runs are reported to, if one is configured.
     reporter: Option<Arc<dyn PlatformReporter>>,
-    metrics: Metrics,
-    shutdown: Shutdown,
-    /// What was background by an answer and is done after it.
-    background: TaskTracker,
-    last: Mutex<Option<(Instant, Readiness)>>,
-    barrier: Barrier,
-    /// How it stands with the Lease, once that is known.
-    lease: SyncMutex<Option<LeaseState>>,
-    /// Whether the cluster has been seen to take Jobs from this launcher.
-    takes_jobs: AtomicBool,
-    /// How long a dispatch may take.
-    acceptance: Duration,
 }
 
 /// Why the target cannot connect.
@@ -140,111 +111,43 @@ impl KubernetesTarget {
             None => cluster,
         };
         let metrics = metrics.for_cluster();
-        Self {
-            cluster,
-            deployment,
+        let barrier = Arc::new(Barrier::new(barrier::PATIENCE, metrics.clone()));
+        let readiness = ReadinessProbe::new(
+            cluster.clone(),
+            Arc::clone(&barrier),
+            settings.lease_name.clone(),
+        );
+        let watcher = RunWatcher {
+            cluster: cluster.clone(),
+            namespace: deployment.namespace.clone(),
             settings,
-            reporter,
-            barrier: Barrier::new(barrier::PATIENCE, metrics.clone()),
-            lease: SyncMutex::new(None),
-            takes_jobs: AtomicBool::new(false),
+            reporter: reporter.clone(),
             metrics,
-            shutdown,
-            background: TaskTracker::new(),
-            last: Mutex::new(None),
-            acceptance: ACCEPTANCE,
+            lease: readiness.lease(),
+            shutdown: shutdown.clone(),
+        };
+        Self {
+            submitter: JobSubmitter::new(cluster.clone(), deployment, barrier),
+            background: BackgroundTasks::new(cluster, shutdown),
+            readiness,
+            watcher,
+            reporter,
         }
     }
 
-    /// Watches the runs while this replica holds the Lease, and stops what the platform has cancelled.
-    async fn watch_runs(&self) {
-        tokio::join!(self.relieve(), self.lead());
-    }
-
-    /// Whoever starts may follow one that died, and the Lease of the dead is not to be had at once: everybody who comes
-    /// beats once for each run that is not over, so that none is given up for lost before somebody watches it.
-    async fn relieve(&self) {
-        let Some(reporter) = self
-            .reporter
-            .as_ref()
-            .filter(|reporter| reporter.heartbeats().is_some())
-        else {
-            return;
-        };
-        let unfinished = tokio::select! {
-            unfinished = self.cluster.unfinished() => unfinished,
-            () = self.shutdown.draining.cancelled() => return,
-        };
-        match unfinished {
-            // Their executors may be at work.
-            Ok(runs) => runs.iter().for_each(|run| {
-                self.keep_alive(reporter.start_heartbeat_until_executor(&run.job_id, None));
-            }),
-            Err(error) => warn!(%error, "runs of launchers before this one were not looked for"),
-        }
-    }
-
-    async fn lead(&self) {
-        let namespace = self.settings.lease_namespace.as_ref();
-        let namespace = namespace.unwrap_or(&self.deployment.namespace);
-        let lease = LeaseSettings::new(namespace, &self.settings.lease_name, identity());
-        // At the first word, so that the next watches while this one still accepts.
-        let stop = self.shutdown.draining.cancelled();
-        // A term may end because the API server is away. Nobody watches then, so that who did keeps its runs alive until it
-        // begins anew, or another has.
-        let duty = SyncMutex::new(None);
-        let take_duty = |next: Option<Duty>| {
-            *duty.lock().unwrap_or_else(PoisonError::into_inner) = next;
-        };
-        let work = || {
-            let observer = Observer::new(self.reporter.clone(), self.metrics.clone())
-                .recovering_from(self.cluster.clone());
-            let observer = Arc::new(observer);
-            take_duty(Some(observer.on_duty()));
-            async move {
-                let _watching = self.metrics.watch();
-                tokio::join!(
-                    self.cluster
-                        .watch(self.settings.watch.clone(), Arc::clone(&observer) as _),
-                    observer.stop_cancelled(&self.cluster),
-                );
-            }
-        };
-        let told = |standing| {
-            if standing == LeaseState::StandsBy {
-                take_duty(None);
-            }
-            *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = Some(standing);
-        };
-        self.cluster.lead(&lease, stop, work, told).await;
-    }
-
-    /// Waits for what was background by answers, of which there are no more.
-    async fn join_background_tasks(&self) {
-        self.background.close();
-        self.background.wait().await;
-    }
-
-    /// Makes the run's Job and lets it run. A second delivery meets the first in the cluster.
+    /// Creates the run's Job and releases it. A second delivery finds the first in the cluster.
     ///
-    /// The reporter hears of it afterwards: a record that says `queue` has a Job behind it, wherever a crash falls. One
-    /// between the two is made up for by the delivery that follows, since this one was not answered.
-    async fn submit_document(
+    /// The platform's records change after the cluster, so that every queued record has a Job. If the launcher crashes
+    /// between the two, the platform has no response and delivers again.
+    async fn accept_dispatch(
         &self,
         job: Document,
         response_sent: ResponseSent,
     ) -> Result<Acceptance, DispatchError> {
-        let until = time::Instant::now() + self.acceptance;
-        let manifest = manifest::build(&job, &self.deployment);
-        let notes = manifest
-            .as_ref()
-            .map(|manifest| manifest.notes.clone())
-            .unwrap_or_default();
-        for note in &notes {
-            info!(job_id = job.job_id, step_id = job.step_id, "{note}");
-        }
-        let reporter = self.reporter.as_ref();
-        if reporter.is_some_and(|reporter| has_outcome(&**reporter, &job)) {
+        let Some(reporter) = &self.reporter else {
+            return Ok(self.submitter.submit(&job, false).await?.acceptance);
+        };
+        if is_step_over(&**reporter, &job) {
             info!(
                 job_id = job.job_id,
                 step_id = job.step_id,
@@ -252,288 +155,47 @@ impl KubernetesTarget {
             );
             return Ok(Acceptance::Duplicate);
         }
-        let accepted = match manifest {
-            Ok(manifest)
-                if reporter.is_some_and(|reporter| reporter.completes_empty_steps())
-                    && has_nothing_to_run(&job)
-                    && is_released_by_us(&manifest) =>
-            {
-                self.hold(manifest, until).await
-            }
-            manifest => {
-                let accepted = self.submit(manifest, until).await;
-                accepted.map(|accepted| (accepted, None))
-            }
-        };
-        let accepted = match accepted {
-            Err(Unmade::Unfit(reason)) => {
-                let accepted = self.came_before(&job, reason, until).await;
-                accepted.map(|accepted| (accepted, None))
-            }
-            accepted => accepted,
-        };
-        let Some(reporter) = reporter else {
-            return Ok(accepted?.0);
-        };
-        match accepted {
-            Ok((accepted, held)) => {
-                reporter
-                    .mark_queued(&job)
-                    .map_err(|error| DispatchError::Unavailable(chain(&error)))?;
-                self.keep_alive(match accepted {
-                    Acceptance::Duplicate => {
-                        reporter.start_heartbeat_until_executor(&job.job_id, None)
-                    }
-                    Acceptance::New => reporter.start_heartbeat(&job.job_id),
-                });
-                match held {
-                    Some(name) => self.complete(reporter, job.into_job(), name, response_sent),
-                    None if accepted == Acceptance::New && !notes.is_empty() => {
-                        self.remark(reporter, &job, notes, response_sent);
-                    }
-                    None => {}
-                }
-                Ok(accepted)
-            }
-            Err(Unmade::Unfit(reason) | Unmade::Barred(reason)) => {
+        let hold = reporter.completes_empty_steps() && has_nothing_to_run(&job);
+        match self.submitter.submit(&job, hold).await {
+            Ok(submission) => self.record_submission(reporter, job, submission, response_sent),
+            Err(SubmitError::Invalid(reason) | SubmitError::Blocked(reason)) => {
+                let tasks = self.background.tracker();
                 Arc::clone(reporter)
-                    .reject(job.into_job(), reason, response_sent, &self.background)
+                    .reject(job.into_job(), reason, response_sent, tasks)
                     .await
             }
-            Err(Unmade::NotNow(reason)) => Err(DispatchError::Unavailable(reason)),
+            Err(error @ SubmitError::Unavailable(_)) => Err(error.into()),
         }
     }
 
-    /// Tells the run's log of settings that have no effect, once the platform lets anybody write there.
-    fn remark(
+    /// Records that the run is queued, and starts what follows the response.
+    fn record_submission(
         &self,
         reporter: &Arc<dyn PlatformReporter>,
-        job: &JobData,
-        notes: Vec<String>,
+        job: Document,
+        submission: Submission,
         response_sent: ResponseSent,
-    ) {
-        let (reporter, step) = (reporter.clone(), StepRef::of(job));
-        self.background.spawn(async move {
-            response_sent.wait().await;
-            let told = async {
-                for note in &notes {
-                    while let Err(error) = reporter.add_log_line(&step, note).await {
-                        debug!(error = chain(&error), "a note has to wait");
-                        tokio::time::sleep(NOTE_RETRY).await;
-                    }
-                }
-            };
-            if tokio::time::timeout(NOTE_TIMEOUT, told).await.is_err() {
-                warn!(
-                    job_id = step.job_id,
-                    step_id = step.step_id,
-                    "settings without effect could not be told in the run's log"
-                );
-            }
+    ) -> Result<Acceptance, DispatchError> {
+        reporter
+            .mark_queued(&job)
+            .map_err(|error| DispatchError::Unavailable(chain(&error)))?;
+        let acceptance = submission.acceptance;
+        self.background.send_one_heartbeat(match acceptance {
+            Acceptance::Duplicate => reporter.start_heartbeat_until_executor(&job.job_id, None),
+            Acceptance::New => reporter.start_heartbeat(&job.job_id),
         });
-    }
-
-    /// Beats once. The watcher does the same as soon as it has seen the run; it may be another replica, or about to be
-    /// one.
-    fn keep_alive(&self, beat: Option<Beat>) {
-        if let Some(beat) = beat {
-            let stop = self.shutdown.graceful.clone();
-            tokio::spawn(async move {
-                tokio::select! {
-                    () = tokio::time::sleep(UNTIL_WATCHED) => {}
-                    () = stop.cancelled() => {}
-                }
-                drop(beat);
-            });
-        }
-    }
-
-    async fn submit(&self, manifest: Built, until: time::Instant) -> Result<Acceptance, Unmade> {
-        let manifest = manifest.map_err(|errors| Unmade::Unfit(errors.to_string()))?;
-        let cluster = self.cluster.clone();
-        // Releasing is not waited for: the run is safe in the cluster by then, and the watcher releases what is left
-        // over.
-        self.made(
-            until,
-            async move { cluster.accept(&manifest).await }.boxed(),
-        )
-        .await
-    }
-
-    /// An earlier delivery may have been accepted, before a setting or the cluster's rules changed. Then this one is as well:
-    /// any other answer would fail the job that runs (contract 2.5).
-    async fn came_before(
-        &self,
-        job: &JobData,
-        reason: String,
-        until: time::Instant,
-    ) -> Result<Acceptance, Unmade> {
-        let there = self.cluster.has_run(&job.job_id, &job.step_id).boxed();
-        let error = match timeout_at(until, there).await {
-            Ok(Ok(true)) => return Ok(Acceptance::Duplicate),
-            Ok(Ok(false)) => return Err(Unmade::Unfit(reason)),
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "the Kubernetes API takes too long".to_owned(),
-        };
-        Err(Unmade::NotNow(format!(
-            "{reason}; and whether it was accepted before is not known: {error}"
-        )))
-    }
-
-    /// The sender may hang up; what was begun is finished all the same, or given up when it takes too long. What that
-    /// leaves in the cluster is found by the next delivery, and by the watcher.
-    async fn made(
-        &self,
-        until: time::Instant,
-        submission: BoxFuture<'static, Result<Submitted, ClusterError>>,
-    ) -> Result<Acceptance, Unmade> {
-        let submitted = match tokio::spawn(timeout_at(until, submission)).await {
-            Ok(Ok(Ok(submitted))) => submitted,
-            Ok(Ok(Err(error))) => return Err(self.unmade(&error)),
-            Ok(Err(_)) => {
-                let reason = "the Kubernetes API takes too long";
-                warn!(reason, "a dispatch did not become a Job");
-                return Err(Unmade::NotNow(reason.to_owned()));
+        match submission.held_job {
+            Some(name) => {
+                self.background
+                    .complete_empty_step(reporter, job.into_job(), name, response_sent);
             }
-            Err(_) => return Err(Unmade::NotNow("the launcher is stopping".to_owned())),
-        };
-        self.barrier.passed(Witness::Dispatch);
-        Ok(match submitted {
-            Submitted::Created => Acceptance::New,
-            Submitted::AlreadyThere => Acceptance::Duplicate,
-        })
-    }
-
-    /// What stands in the way of every run is worth a retry, for a while; what stands in the way of this one is not.
-    fn unmade(&self, error: &ClusterError) -> Unmade {
-        warn!(error = chain(error), "a dispatch did not become a Job");
-        if error.is_transient() {
-            return Unmade::NotNow(error.to_string());
-        }
-        if !error.concerns_every_run() {
-            return Unmade::Unfit(error.to_string());
-        }
-        match self.barrier.met(Witness::Dispatch, &error.to_string()) {
-            Stand::Fails(reason) => Unmade::Barred(format!(
-                "{reason}. No run can start until that is mended: `api-launcher check` tells what is missing"
-            )),
-            Stand::PutsOff(reason) => Unmade::NotNow(reason),
-            Stand::Open => Unmade::NotNow(error.to_string()),
-        }
-    }
-
-    /// Keeps a step in the cluster that has nothing to run, without a pod: only in case it cannot be completed.
-    async fn hold(
-        &self,
-        manifest: Manifest,
-        until: time::Instant,
-    ) -> Result<(Acceptance, Option<String>), Unmade> {
-        let name = manifest.job.metadata.name.clone();
-        let cluster = self.cluster.clone();
-        let held = self.made(until, async move { cluster.hold(&manifest).await }.boxed());
-        Ok((held.await?, name))
-    }
-
-    /// Reports a step that has nothing to run, once the answer has left. Should that fail, a pod does it.
-    fn complete(
-        &self,
-        reporter: &Arc<dyn PlatformReporter>,
-        job: JobData,
-        name: String,
-        response_sent: ResponseSent,
-    ) {
-        let (reporter, cluster) = (reporter.clone(), self.cluster.clone());
-        self.background.spawn(async move {
-            response_sent.wait().await;
-            let completed =
-                tokio::time::timeout(COMPLETION, reporter.complete_empty_step(&job)).await;
-            let done = match completed {
-                Ok(Ok(())) => {
-                    info!(
-                        job_id = job.job_id,
-                        step_id = job.step_id,
-                        "completed a step with nothing to run"
-                    );
-                    cluster.dismiss(&name).await
-                }
-                failed => {
-                    let error = match &failed {
-                        Ok(Err(error)) => chain(error),
-                        _ => "the platform takes too long".to_owned(),
-                    };
-                    warn!(
-                        job_id = job.job_id,
-                        step_id = job.step_id,
-                        error,
-                        "a step with nothing to run could not be completed, a pod does it"
-                    );
-                    cluster.release(&name).await
-                }
-            };
-            if let Err(error) = done {
-                warn!(%error, run = name, "the watcher has to see to a run with nothing to do");
+            None if acceptance == Acceptance::New && !submission.notes.is_empty() => {
+                self.background
+                    .write_notes(reporter, &job, submission.notes, response_sent);
             }
-        });
-    }
-
-    /// Whether the cluster answers, and lets this launcher look at runs.
-    async fn cached_readiness(&self) -> Readiness {
-        // One question at a time: who comes meanwhile gets its answer.
-        let mut last = self.last.lock().await;
-        if let Some((at, readiness)) = &*last
-            && at.elapsed() < FRESH
-        {
-            return readiness.clone();
+            None => {}
         }
-        let readiness = match tokio::time::timeout(PATIENCE, self.probe()).await {
-            Ok(Ok(())) => {
-                self.barrier.passed(Witness::Probe);
-                self.readiness_behind_the_barrier()
-            }
-            Ok(Err(error)) if error.concerns_every_run() => {
-                self.barrier.met(Witness::Probe, &error.to_string());
-                self.readiness_behind_the_barrier()
-            }
-            Ok(Err(error)) => Readiness::NotReady(error.to_string()),
-            Err(_) => Readiness::NotReady("the Kubernetes API does not answer".to_owned()),
-        };
-        *last = Some((Instant::now(), readiness.clone()));
-        readiness
-    }
-
-    fn readiness_behind_the_barrier(&self) -> Readiness {
-        match self.barrier.stand() {
-            Stand::Open => self.readiness_with_the_lease(),
-            Stand::PutsOff(reason) => Readiness::NotReady(reason),
-            Stand::Fails(reason) => Readiness::Impaired(reason),
-        }
-    }
-
-    /// A replica that stands by is as ready as the holder. One that could not take over is not: nobody may be watching.
-    fn readiness_with_the_lease(&self) -> Readiness {
-        let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*lease {
-            None | Some(LeaseState::Holder | LeaseState::StandsBy) => Readiness::Ready,
-            Some(LeaseState::NotAllowed) => Readiness::Impaired(format!(
-                "no right to hold the Lease `{}`: this replica watches the runs without one, which only a single replica \
-                 may do. Grant it what `rbac/launcher.yaml` does",
-                self.settings.lease_name
-            )),
-            Some(LeaseState::OutOfReach(cause)) => Readiness::NotReady(format!(
-                "the Lease `{}` cannot be had, so that nobody may be watching the runs: {cause}",
-                self.settings.lease_name
-            )),
-        }
-    }
-
-    /// Looks at runs, and once whether there can be any: admission hears of that, and is not asked all the time.
-    async fn probe(&self) -> Result<(), ClusterError> {
-        self.cluster.reach().await?;
-        if !self.takes_jobs.load(Ordering::Relaxed) {
-            self.cluster.lets_create().await?;
-            self.takes_jobs.store(true, Ordering::Relaxed);
-        }
-        Ok(())
+        Ok(acceptance)
     }
 }
 
@@ -543,19 +205,25 @@ impl DispatchTarget for KubernetesTarget {
         job: Document,
         response_sent: ResponseSent,
     ) -> BoxFuture<'_, Result<Acceptance, DispatchError>> {
-        self.submit_document(job, response_sent).boxed()
+        self.accept_dispatch(job, response_sent).boxed()
     }
 
     fn readiness(&self) -> BoxFuture<'_, Readiness> {
-        self.cached_readiness().boxed()
+        self.readiness.check().boxed()
     }
 
     fn work(&self) -> BoxFuture<'_, ()> {
-        self.watch_runs().boxed()
+        async {
+            tokio::join!(
+                self.watcher.send_first_heartbeats(&self.background),
+                self.watcher.watch_as_leader()
+            );
+        }
+        .boxed()
     }
 
     fn finish_background_tasks(&self) -> BoxFuture<'_, ()> {
-        self.join_background_tasks().boxed()
+        self.background.finish().boxed()
     }
 
     fn name(&self) -> &'static str {
@@ -563,48 +231,15 @@ impl DispatchTarget for KubernetesTarget {
     }
 }
 
-/// Why a dispatch did not become a Job.
-#[derive(Debug)]
-enum Unmade {
-    /// It may, later.
-    NotNow(String),
-    /// Nothing becomes a Job, and has not for a while.
-    Barred(String),
-    /// It never will.
-    Unfit(String),
-}
-
-impl From<Unmade> for DispatchError {
-    fn from(unmade: Unmade) -> Self {
-        match unmade {
-            Unmade::NotNow(reason) => Self::Unavailable(reason),
-            Unmade::Barred(reason) | Unmade::Unfit(reason) => Self::Invalid(reason),
-        }
-    }
-}
-
-/// What came of building the objects of a run.
-type Built = Result<Manifest, ManifestErrors>;
-
-/// What a queue of the cluster releases is not held by the launcher.
-fn is_released_by_us(manifest: &Manifest) -> bool {
-    !manifest
-        .job
-        .metadata
-        .labels
-        .as_ref()
-        .is_some_and(|names| names.contains_key(labels::KUEUE_QUEUE))
-}
-
-/// Whether the records of this machine know how the step ended: a delivery that was late, of a run whose Job is gone by
-/// now. What is dispatched because its job was rejected belongs to a step that is over, and is run all the same.
-fn has_outcome(reporter: &dyn PlatformReporter, job: &JobData) -> bool {
+/// Returns whether the records of this machine have an outcome of the step: the delivery was late, and its Job may be gone.
+/// After a rejected job, a step runs even though it has an outcome.
+fn is_step_over(reporter: &dyn PlatformReporter, job: &JobData) -> bool {
     match reporter.recorded_state(&StepRef::of(job)) {
         Ok(state) => {
             state.is_some_and(|state| state.has_outcome() && state.job != JobStatus::Rejected)
         }
         Err(error) => {
-            // The claim keeps a step from being done twice.
+            // The claim prevents that a step runs twice.
             warn!(
                 error = chain(&error),
                 job_id = job.job_id,
@@ -616,456 +251,5 @@ fn has_outcome(reporter: &dyn PlatformReporter, job: &JobData) -> bool {
     }
 }
 
-/// Who holds the Lease: the pod, or the host and process where there is none.
-fn identity() -> String {
-    std::env::var(env::POD_NAME).unwrap_or_else(|_| {
-        let host = nix::unistd::gethostname()
-            .ok()
-            .and_then(|name| name.into_string().ok());
-        format!(
-            "{}-{}",
-            host.as_deref().unwrap_or("launcher"),
-            std::process::id()
-        )
-    })
-}
-
 #[cfg(test)]
-mod tests {
-    use std::convert::Infallible;
-    use std::sync::{Arc, Mutex as Record};
-
-    use artifact_store::Store;
-    use axum::http::{Method, Request, Response, StatusCode};
-    use job_contract::keys::ObjectKey;
-    use job_contract::status::StepStatus;
-    use kube::Client;
-    use kube::client::Body;
-    use serde_json::{Value, json};
-    use tower::service_fn;
-
-    use super::*;
-    use crate::cluster::RetryPolicy;
-    use crate::dispatch::reporter::StepState;
-    use crate::dispatch::response::response_signal;
-    use crate::manifest::executor_kind::{ExecutorKind, ExecutorKindSetting};
-
-    type Asked = Arc<Record<Vec<String>>>;
-
-    /// An API server that stores what it is given, or answers every request with one refusal.
-    fn target(refusal: Option<(u16, &'static str)>) -> (KubernetesTarget, Asked) {
-        let asked = Asked::default();
-        let record = Arc::clone(&asked);
-        let service = service_fn(move |request: Request<Body>| {
-            let record = Arc::clone(&record);
-            async move {
-                let (head, body) = request.into_parts();
-                let kind = head.uri.path().rsplit('/').next().unwrap().to_owned();
-                let line = format!("{} {kind}", head.method);
-                let is_there = record.lock().unwrap().contains(&"POST jobs".to_owned());
-                record.lock().unwrap().push(line.clone());
-                let body = axum::body::to_bytes(axum::body::Body::new(body), usize::MAX);
-                let body = body.await.unwrap();
-                if line == "GET job-412-step" && refusal.is_none_or(|(code, _)| code < 500) {
-                    let is_there = is_there && refusal.is_none();
-                    return Ok(if is_there {
-                        reply(200, &known())
-                    } else {
-                        absent()
-                    });
-                }
-                Ok::<_, Infallible>(answer(refusal, &head.method, &body))
-            }
-        });
-        let retry_policy = RetryPolicy {
-            attempts: 2,
-            first_pause: Duration::from_millis(1),
-            longest_pause: Duration::from_millis(1),
-            answer: Duration::from_secs(10),
-        };
-        let cluster = Cluster::from_client(Client::new(service, "runs"), "runs")
-            .with_retry_policy(retry_policy);
-        (target_of(cluster), asked)
-    }
-
-    fn target_of(cluster: Cluster) -> KubernetesTarget {
-        KubernetesTarget::new(
-            cluster,
-            Deployment::default(),
-            ClusterSettings::default(),
-            None,
-            Metrics::default(),
-            Shutdown::default(),
-        )
-    }
-
-    /// An API server that takes requests and never says anything, or never ends what it says.
-    fn hanging(speaks: bool, answer: Duration) -> KubernetesTarget {
-        let service = service_fn(move |_: Request<Body>| async move {
-            if !speaks {
-                std::future::pending::<()>().await;
-            }
-            let silence = futures_util::stream::pending::<Result<String, Infallible>>();
-            Ok::<_, Infallible>(Response::new(axum::body::Body::from_stream(silence)))
-        });
-        let retry_policy = RetryPolicy {
-            attempts: 2,
-            first_pause: Duration::from_millis(1),
-            longest_pause: Duration::from_millis(1),
-            answer,
-        };
-        target_of(
-            Cluster::from_client(Client::new(service, "runs"), "runs")
-                .with_retry_policy(retry_policy),
-        )
-    }
-
-    #[tokio::test]
-    async fn what_has_no_effect_is_told_in_the_runs_log() {
-        let folder = tempfile::tempdir().unwrap();
-        let (mut target, _) = target(None);
-        target.reporter = Some(Arc::new(LocalReporter::new(folder.path())));
-        target.deployment.executor_kind = ExecutorKindSetting::Always(ExecutorKind::Stock);
-        let mut job = job();
-        job.environment_variables.insert(
-            env::EPHEMERAL_ENV.to_owned(),
-            "LOCALDOMAIN=elsewhere.example;TF_LOG=info".to_owned(),
-        );
-        let key = ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id);
-        assert_eq!(accept(&target, job).await, Ok(Acceptance::New));
-        target.background.close();
-        target.background.wait().await;
-        let store = Store::local(folder.path());
-        let output = folder.path().join("output");
-        store.fetch(&store.reference(&key), &output).await.unwrap();
-        let output = std::fs::read_to_string(output).unwrap();
-        assert!(
-            output.contains("`LOCALDOMAIN`, which has no effect"),
-            "{output}"
-        );
-        assert!(
-            !output.contains("elsewhere") && !output.contains("TF_LOG"),
-            "{output}"
-        );
-    }
-
-    const SOON: Duration = Duration::from_millis(50);
-    const NEVER: Duration = Duration::from_hours(1);
-
-    #[tokio::test]
-    async fn a_cluster_that_hangs_is_for_later() {
-        for (speaks, answer, acceptance) in [
-            (false, SOON, NEVER),
-            (true, SOON, NEVER),
-            (false, NEVER, SOON),
-        ] {
-            let mut target = hanging(speaks, answer);
-            target.acceptance = acceptance;
-            let accepted = tokio::time::timeout(Duration::from_secs(10), accept(&target, job()));
-            let refused = accepted.await.expect("it is answered").unwrap_err();
-            assert!(
-                matches!(refused, DispatchError::Unavailable(_)),
-                "{refused:?}"
-            );
-        }
-        assert!(ACCEPTANCE < Duration::from_mins(1));
-    }
-
-    fn answer(
-        refusal: Option<(u16, &'static str)>,
-        method: &Method,
-        body: &[u8],
-    ) -> Response<Body> {
-        let (code, value) = match (refusal, method) {
-            (Some((code, message)), _) => (
-                code,
-                json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
-                       "reason": "Refused", "message": message}),
-            ),
-            (None, &Method::POST) => {
-                let mut object: Value = serde_json::from_slice(body).unwrap();
-                object["metadata"]["uid"] = "u-1".into();
-                (201, object)
-            }
-            (None, &Method::GET) => return absent(),
-            (None, _) => (200, known()),
-        };
-        reply(code, &value)
-    }
-
-    fn absent() -> Response<Body> {
-        let value = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404,
-                           "reason": "NotFound", "message": "not found"});
-        reply(404, &value)
-    }
-
-    fn known() -> Value {
-        json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job-412-step",
-               "labels": {labels::JOB_ID: "412", labels::STEP_ID: "step"}}})
-    }
-
-    fn reply(code: u16, value: &Value) -> Response<Body> {
-        let mut response = Response::new(Body::from(value.to_string().into_bytes()));
-        *response.status_mut() = StatusCode::from_u16(code).unwrap();
-        response
-    }
-
-    async fn accept(target: &KubernetesTarget, job: JobData) -> Result<Acceptance, DispatchError> {
-        let (pending, response_sent) = response_signal();
-        let accepted = target.accept(Document::written(&job), response_sent).await;
-        drop(pending);
-        accepted
-    }
-
-    /// A record of a job that waits, as the platform makes it before it dispatches.
-    fn on_record(data: &std::path::Path) -> Arc<LocalReporter> {
-        let reporter = Arc::new(LocalReporter::new(data));
-        reporter.mark_queued(&job()).unwrap();
-        reporter
-    }
-
-    async fn state_of(reporter: &Arc<LocalReporter>) -> StepState {
-        let reporter: Arc<dyn PlatformReporter> = reporter.clone();
-        reporter.step_state(&StepRef::of(&job())).await.unwrap()
-    }
-
-    fn with_desk(
-        refusal: Option<(u16, &'static str)>,
-        reporter: &Arc<LocalReporter>,
-    ) -> KubernetesTarget {
-        let (mut target, _) = target(refusal);
-        target.reporter = Some(reporter.clone());
-        target
-    }
-
-    #[tokio::test]
-    async fn a_refused_run_does_not_wait_on_record_and_says_why() {
-        let folder = tempfile::tempdir().unwrap();
-        let reporter = on_record(folder.path());
-        let target = with_desk(None, &reporter);
-        assert!(matches!(
-            accept(&target, wrong_job()).await,
-            Err(DispatchError::Invalid(_))
-        ));
-        let state = state_of(&reporter).await;
-        assert_eq!(
-            (state.job, state.step),
-            (JobStatus::Failed, StepStatus::Failed)
-        );
-        let record = reporter.record("412").unwrap();
-        let output = record.step("step").unwrap().output.clone().unwrap();
-        let output = std::fs::read_to_string(output).unwrap();
-        assert!(output.contains("EPHEMERAL_CPU_REQUEST"), "{output}");
-    }
-
-    #[tokio::test]
-    async fn what_cannot_be_accepted_yet_leaves_no_record() {
-        let folder = tempfile::tempdir().unwrap();
-        let reporter = Arc::new(LocalReporter::new(folder.path()));
-        let target = with_desk(Some((503, "overloaded")), &reporter);
-        assert!(matches!(
-            accept(&target, job()).await,
-            Err(DispatchError::Unavailable(_))
-        ));
-        assert_eq!(reporter.record("412"), None);
-        // Nobody waits for a job the platform has never put on record.
-        let target = with_desk(Some((422, "spec is invalid")), &reporter);
-        assert!(matches!(
-            accept(&target, job()).await,
-            Err(DispatchError::Invalid(_))
-        ));
-        assert_eq!(reporter.record("412"), None);
-    }
-
-    #[tokio::test]
-    async fn a_step_that_is_over_gets_no_second_job_unless_its_job_was_rejected() {
-        let folder = tempfile::tempdir().unwrap();
-        let reporter = on_record(folder.path());
-        let step = StepRef::of(&job());
-        let put = |status: JobStatus| {
-            let change = |record: &mut platform::local::JobRecord| {
-                record.status = status;
-                record.steps[0].status = StepStatus::Completed;
-            };
-            reporter.edit(&step, change);
-        };
-        put(JobStatus::Completed);
-        let (mut target, asked) = target(None);
-        target.reporter = Some(reporter.clone());
-        assert_eq!(accept(&target, job()).await, Ok(Acceptance::Duplicate));
-        assert!(asked.lock().unwrap().is_empty(), "no Job is made");
-        put(JobStatus::Rejected);
-        assert_eq!(accept(&target, job()).await, Ok(Acceptance::New));
-    }
-
-    #[tokio::test]
-    async fn an_accepted_run_is_on_record_as_queued() {
-        let folder = tempfile::tempdir().unwrap();
-        let reporter = Arc::new(LocalReporter::new(folder.path()));
-        let target = with_desk(None, &reporter);
-        assert_eq!(accept(&target, job()).await, Ok(Acceptance::New));
-        let state = state_of(&reporter).await;
-        assert_eq!(
-            (state.job, state.step),
-            (JobStatus::Queue, StepStatus::Pending)
-        );
-    }
-
-    fn job() -> JobData {
-        serde_json::from_value(json!({
-            "type": "terraformPlan",
-            "organizationId": "org",
-            "workspaceId": "ws",
-            "jobId": "412",
-            "stepId": "step",
-        }))
-        .unwrap()
-    }
-
-    /// One with a setting that breaks a rule.
-    fn wrong_job() -> JobData {
-        let wrong = ("EPHEMERAL_CPU_REQUEST".to_owned(), "a lot".to_owned());
-        JobData {
-            environment_variables: [wrong].into(),
-            ..job()
-        }
-    }
-
-    #[tokio::test]
-    async fn a_dispatch_becomes_a_job_with_its_secret_that_is_released() {
-        let (target, asked) = target(None);
-        assert_eq!(accept(&target, job()).await, Ok(Acceptance::New));
-        assert_eq!(
-            *asked.lock().unwrap(),
-            ["POST jobs", "POST secrets", "PATCH job-412-step"]
-        );
-    }
-
-    #[tokio::test]
-    async fn what_concerns_every_run_is_for_later_and_what_concerns_one_is_not() {
-        let forbidden = "jobs.batch is forbidden: User \"x\" cannot create resource \"jobs\"";
-        for (code, message, later) in [
-            (503, "overloaded", true),
-            (401, "Unauthorized", true),
-            (403, forbidden, true),
-            (403, "admission webhook \"p\" denied the request", false),
-            (422, "spec is invalid", false),
-        ] {
-            let (target, _) = target(Some((code, message)));
-            let refused = accept(&target, job()).await.unwrap_err();
-            assert_eq!(
-                matches!(refused, DispatchError::Unavailable(_)),
-                later,
-                "{code} {message}: {refused:?}"
-            );
-        }
-    }
-
-    #[tokio::test]
-    async fn a_right_that_stays_missing_fails_the_run_with_the_reason() {
-        let forbidden = "jobs.batch is forbidden: User \"x\" cannot create resource \"jobs\"";
-        let folder = tempfile::tempdir().unwrap();
-        let reporter = on_record(folder.path());
-        let mut target = with_desk(Some((403, forbidden)), &reporter);
-        assert!(matches!(
-            accept(&target, job()).await,
-            Err(DispatchError::Unavailable(_))
-        ));
-        let barrier = || Barrier::new(Duration::ZERO, Metrics::default());
-        target.barrier = barrier();
-        let refused = accept(&target, job()).await.unwrap_err();
-        assert!(matches!(refused, DispatchError::Invalid(_)), "{refused:?}");
-        let state = state_of(&reporter).await;
-        assert_eq!(state.job, JobStatus::Failed);
-        let record = reporter.record("412").unwrap();
-        let output = record.step("step").unwrap().output.clone().unwrap();
-        let output = std::fs::read_to_string(output).unwrap();
-        assert!(output.contains("cannot create resource"), "{output}");
-        assert!(output.contains("`api-launcher check`"), "{output}");
-        // Whoever looks at it is told, and dispatches still come.
-        let barred = target.readiness().await;
-        assert!(
-            matches!(&barred, Readiness::Impaired(why) if why.contains("cannot")),
-            "{barred:?}"
-        );
-        // Where a Job can be made again, nothing is in the way.
-        let (mut mended, _) = super::tests::target(None);
-        mended.barrier = barrier();
-        mended.barrier.met(Witness::Dispatch, forbidden);
-        assert_eq!(accept(&mended, job()).await, Ok(Acceptance::New));
-        assert_eq!(mended.readiness().await, Readiness::Ready);
-    }
-
-    #[tokio::test]
-    async fn a_setting_that_breaks_a_rule_is_named_and_no_job_is_made() {
-        let (target, asked) = target(None);
-        let refused = accept(&target, wrong_job()).await.unwrap_err();
-        assert!(matches!(refused, DispatchError::Invalid(_)), "{refused:?}");
-        assert!(refused.to_string().contains("EPHEMERAL_CPU_REQUEST"));
-        assert_eq!(*asked.lock().unwrap(), ["GET job-412-step"]);
-    }
-
-    #[tokio::test]
-    async fn a_run_that_came_before_is_accepted_though_a_setting_breaks_a_rule_now() {
-        let folder = tempfile::tempdir().unwrap();
-        for has_reporter in [false, true] {
-            let (mut target, _) = target(None);
-            if has_reporter {
-                target.reporter = Some(Arc::new(LocalReporter::new(folder.path())));
-            }
-            assert_eq!(accept(&target, job()).await, Ok(Acceptance::New));
-            let again = accept(&target, wrong_job()).await;
-            assert_eq!(again, Ok(Acceptance::Duplicate));
-        }
-        let record = LocalReporter::new(folder.path()).record("412").unwrap();
-        assert_eq!(record.status, JobStatus::Queue);
-        // Where that cannot be told, it may come again.
-        let (away, _) = target(Some((503, "overloaded")));
-        let refused = accept(&away, wrong_job()).await.unwrap_err();
-        assert!(
-            matches!(refused, DispatchError::Unavailable(_)),
-            "{refused:?}"
-        );
-    }
-
-    #[tokio::test]
-    async fn readiness_asks_the_cluster_once_in_a_while() {
-        let (ready, asked) = target(None);
-        for _ in 0..5 {
-            assert_eq!(ready.readiness().await, Readiness::Ready);
-        }
-        assert_eq!(
-            *asked.lock().unwrap(),
-            ["GET mayfly-readiness", "POST jobs"]
-        );
-        *ready.last.lock().await = None;
-        ready.readiness().await;
-        let last = asked.lock().unwrap().last().cloned();
-        assert_eq!(last.as_deref(), Some("GET mayfly-readiness"));
-        let (away, _) = target(Some((403, "forbidden")));
-        assert!(matches!(away.readiness().await, Readiness::NotReady(_)));
-    }
-
-    #[tokio::test]
-    async fn a_replica_that_stands_by_is_ready_and_one_that_could_not_take_over_is_not() {
-        let (target, _) = target(None);
-        let readiness = async |standing| {
-            *target.lease.lock().unwrap() = Some(standing);
-            *target.last.lock().await = None;
-            target.readiness().await
-        };
-        assert_eq!(readiness(LeaseState::StandsBy).await, Readiness::Ready);
-        assert_eq!(readiness(LeaseState::Holder).await, Readiness::Ready);
-        // Under the Role of Terrakube's documentation a single launcher does its work.
-        let alone = readiness(LeaseState::NotAllowed).await;
-        assert!(
-            matches!(&alone, Readiness::Impaired(why) if why.contains("rbac/launcher.yaml")),
-            "{alone:?}"
-        );
-        let away = readiness(LeaseState::OutOfReach("no such namespace".into())).await;
-        assert!(
-            matches!(&away, Readiness::NotReady(why) if why.ends_with("no such namespace")),
-            "{away:?}"
-        );
-    }
-}
+mod tests;

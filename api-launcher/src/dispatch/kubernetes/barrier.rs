@@ -1,8 +1,8 @@
-//! What lets no run of the cluster start, as long as it stands: a namespace or a right that is missing.
+//! Remembers that the cluster lets no run start, because a namespace or a right is missing.
 //!
-//! It may pass by itself, as while manifests are applied, so dispatches are put off at first. But the platform dispatches
-//! in one order for all organizations: a run that is put off for ever holds up all others. So after a while runs are
-//! accepted and failed with the reason (contract 3.6).
+//! The cause may pass, for example while manifests are applied, so dispatches are delayed at first. But the platform
+//! dispatches in one order for all organizations: a delayed dispatch holds up all others. So after a while runs are accepted
+//! and fail with the reason (contract 3.6).
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,40 +11,41 @@ use tracing::{info, warn};
 
 use crate::metrics::Metrics;
 
-/// How long dispatches are put off. The platform dispatches again after 30 seconds.
+/// How long dispatches are delayed. The platform dispatches again after 30 seconds.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Who met the barrier. What only a dispatch has met, only a dispatch can find gone: it uses more rights.
+/// What tried to use the cluster. A dispatch uses more rights than a probe, so a probe cannot show that a dispatch would
+/// succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Witness {
+pub(super) enum CheckedBy {
     Probe,
     Dispatch,
 }
 
-/// How it stands.
+/// What happens to dispatches.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Stand {
-    /// Nothing is in the way.
+pub(super) enum BarrierState {
+    /// Runs can start.
     Open,
-    /// Dispatches are put off, for this reason.
-    PutsOff(String),
-    /// Runs fail, for this reason.
+    /// Dispatches are delayed for this reason.
+    Delays(String),
+    /// Runs fail with this reason.
     Fails(String),
 }
 
 #[derive(Debug)]
-struct Met {
+struct Failure {
     since: Instant,
-    by: Witness,
+    by: CheckedBy,
     reason: String,
 }
 
-/// The memory of this process. Another replica makes its own experience.
+/// The barrier as this process sees it. Replicas do not share it.
 #[derive(Debug)]
 pub(super) struct Barrier {
     patience: Duration,
     metrics: Metrics,
-    met: Mutex<Option<Met>>,
+    failure: Mutex<Option<Failure>>,
 }
 
 impl Barrier {
@@ -52,14 +53,14 @@ impl Barrier {
         Self {
             patience,
             metrics,
-            met: Mutex::new(None),
+            failure: Mutex::new(None),
         }
     }
 
-    /// Notes that it stands, and says how.
-    pub(super) fn met(&self, by: Witness, reason: &str) -> Stand {
-        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = &mut *met {
+    /// Records a failure and returns the state.
+    pub(super) fn record_failure(&self, by: CheckedBy, reason: &str) -> BarrierState {
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = &mut *failure {
             known.by = known.by.max(by);
             reason.clone_into(&mut known.reason);
         } else {
@@ -69,35 +70,37 @@ impl Barrier {
                 "the cluster lets no run start; if that lasts, runs are accepted and failed with this reason"
             );
             self.metrics.barred(true);
-            *met = Some(Met {
+            *failure = Some(Failure {
                 since: Instant::now(),
                 by,
                 reason: reason.to_owned(),
             });
         }
-        stand(met.as_ref(), self.patience)
+        state_of(failure.as_ref(), self.patience)
     }
 
-    /// Notes that nothing was in the way of this witness.
-    pub(super) fn passed(&self, by: Witness) {
-        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
-        if met.take_if(|known| known.by <= by).is_some() {
+    /// Records a success. It ends the barrier if the failure came from the same check or a lesser one.
+    pub(super) fn record_success(&self, by: CheckedBy) {
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if failure.take_if(|known| known.by <= by).is_some() {
             info!("the cluster lets runs start again");
             self.metrics.barred(false);
         }
     }
 
-    pub(super) fn stand(&self) -> Stand {
-        let met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
-        stand(met.as_ref(), self.patience)
+    pub(super) fn state(&self) -> BarrierState {
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        state_of(failure.as_ref(), self.patience)
     }
 }
 
-fn stand(met: Option<&Met>, patience: Duration) -> Stand {
-    match met {
-        None => Stand::Open,
-        Some(met) if met.since.elapsed() < patience => Stand::PutsOff(met.reason.clone()),
-        Some(met) => Stand::Fails(met.reason.clone()),
+fn state_of(failure: Option<&Failure>, patience: Duration) -> BarrierState {
+    match failure {
+        None => BarrierState::Open,
+        Some(failure) if failure.since.elapsed() < patience => {
+            BarrierState::Delays(failure.reason.clone())
+        }
+        Some(failure) => BarrierState::Fails(failure.reason.clone()),
     }
 }
 
@@ -109,31 +112,31 @@ mod tests {
     fn runs_are_put_off_at_first_and_fail_when_it_lasts() {
         let metrics = Metrics::default().for_cluster();
         let young = Barrier::new(PATIENCE, metrics.clone());
-        assert_eq!(young.stand(), Stand::Open);
+        assert_eq!(young.state(), BarrierState::Open);
         let reason = || "no right".to_owned();
         assert_eq!(
-            young.met(Witness::Dispatch, "no right"),
-            Stand::PutsOff(reason())
+            young.record_failure(CheckedBy::Dispatch, "no right"),
+            BarrierState::Delays(reason())
         );
         assert!(metrics.render(None).contains("mayfly_barred 1\n"));
         let old = Barrier::new(Duration::ZERO, Metrics::default());
-        old.met(Witness::Probe, "no right");
-        assert_eq!(old.stand(), Stand::Fails(reason()));
+        old.record_failure(CheckedBy::Probe, "no right");
+        assert_eq!(old.state(), BarrierState::Fails(reason()));
     }
 
     #[test]
     fn only_who_does_as_much_finds_it_gone() {
         let metrics = Metrics::default().for_cluster();
         let barrier = Barrier::new(PATIENCE, metrics.clone());
-        barrier.met(Witness::Dispatch, "no right to create Secrets");
+        barrier.record_failure(CheckedBy::Dispatch, "no right to create Secrets");
         // A probe makes no Secret.
-        barrier.passed(Witness::Probe);
-        assert_ne!(barrier.stand(), Stand::Open);
-        barrier.passed(Witness::Dispatch);
-        assert_eq!(barrier.stand(), Stand::Open);
+        barrier.record_success(CheckedBy::Probe);
+        assert_ne!(barrier.state(), BarrierState::Open);
+        barrier.record_success(CheckedBy::Dispatch);
+        assert_eq!(barrier.state(), BarrierState::Open);
         assert!(metrics.render(None).contains("mayfly_barred 0\n"));
-        barrier.met(Witness::Probe, "no namespace");
-        barrier.passed(Witness::Probe);
-        assert_eq!(barrier.stand(), Stand::Open);
+        barrier.record_failure(CheckedBy::Probe, "no namespace");
+        barrier.record_success(CheckedBy::Probe);
+        assert_eq!(barrier.state(), BarrierState::Open);
     }
 }

@@ -63,9 +63,9 @@ pub(super) struct Observer {
 
 /// For as long as this lives, its observer is the one to keep runs alive.
 #[derive(Debug)]
-pub(super) struct Duty(Arc<Observer>);
+pub(super) struct WatchGuard(Arc<Observer>);
 
-impl Drop for Duty {
+impl Drop for WatchGuard {
     fn drop(&mut self) {
         self.0.relieved.store(true, Ordering::SeqCst);
         // Whoever adds a run holds the lock, and has seen this or is seen here.
@@ -121,8 +121,8 @@ impl Observer {
     }
 
     /// Watches from now on, until the result is dropped. That is once: whoever watches again begins with nothing.
-    pub(super) fn on_duty(self: &Arc<Self>) -> Duty {
-        Duty(Arc::clone(self))
+    pub(super) fn start_watch(self: &Arc<Self>) -> WatchGuard {
+        WatchGuard(Arc::clone(self))
     }
 
     fn beat(&self, run: &RunKey) -> Option<Beat> {
@@ -827,12 +827,12 @@ mod tests {
             let live = live.values().filter(|live| live.beat.is_some()).count();
             live + observer.held().values().flatten().count()
         };
-        let duty = observer.on_duty();
+        let guard = observer.start_watch();
         observer.on_observation(&run(), &Observation::Running);
         observer.on_running(&run(), Some(Duration::ZERO));
         observer.on_held(&other);
         assert_eq!(beats(), 2);
-        drop(duty);
+        drop(guard);
         assert_eq!(beats(), 0);
         // What was under way.
         observer.on_running(&run(), None);
