@@ -163,7 +163,7 @@ pub(crate) trait PlatformReporter: Debug + Send + Sync {
     ) -> BoxFuture<'static, Result<Acceptance, DispatchError>>;
 }
 
-impl dyn PlatformReporter {
+impl dyn PlatformReporter + '_ {
     /// Sends heartbeats for a job without an executor until the value is dropped.
     pub(crate) fn start_heartbeat(&self, job_id: &str) -> Option<Beat> {
         self.heartbeats().map(|heartbeats| heartbeats.beat(job_id))

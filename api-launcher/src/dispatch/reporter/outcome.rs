@@ -29,7 +29,7 @@ const LOST_PLAN: &str = "The plan was made, and whoever made it ended before the
 const UNREPORTED_PLAN: &str = "The plan ended, and its executor could neither tell the platform nor leave word whether it found \
                            changes: it cannot be applied. Nothing was changed. Plan again.";
 
-impl dyn PlatformReporter {
+impl dyn PlatformReporter + '_ {
     /// Returns the statuses of the step and its job. A step that the platform does not know is pending.
     pub(crate) async fn step_state(&self, step: &StepRef) -> Result<StepState, ReportError> {
         let view = self.step_view(step).await?;

@@ -18,7 +18,7 @@ pub(super) enum LogSource<'p> {
     Live(Option<&'p Path>),
 }
 
-impl dyn PlatformReporter {
+impl dyn PlatformReporter + '_ {
     /// Replaces the part of the output that lacks some of what the container printed, and adds the line behind it.
     pub(crate) async fn restore_log(
         &self,

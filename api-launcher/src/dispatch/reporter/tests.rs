@@ -103,7 +103,7 @@ async fn reporter(known: Known) -> (TerrakubeReporter, Arc<Mutex<Api>>) {
     (TerrakubeReporter::new(terrakube, None, None).unwrap(), api)
 }
 
-fn as_dyn(reporter: &TerrakubeReporter) -> &(dyn PlatformReporter + 'static) {
+fn as_dyn(reporter: &TerrakubeReporter) -> &dyn PlatformReporter {
     reporter
 }
 
