@@ -1,8 +1,5 @@
 //! The contract between the HTTP service, which receives dispatches, and the targets, which run them.
 
-pub(crate) mod kubernetes;
-pub(crate) mod process;
-pub(crate) mod reporter;
 pub(crate) mod response;
 pub(crate) mod route;
 
@@ -74,7 +71,7 @@ pub(crate) enum Readiness {
 }
 
 /// Returns whether a step has no work: an approval, or scripts without a script.
-fn has_nothing_to_run(job: &JobData) -> bool {
+pub(crate) fn has_nothing_to_run(job: &JobData) -> bool {
     let idle = matches!(
         job.step_type(),
         Ok(StepType::Approval | StepType::CustomScripts)

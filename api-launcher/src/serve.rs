@@ -15,9 +15,9 @@ use tracing::{error, info, warn};
 
 use self::config::{ServeArgs, Settings, TargetSettings};
 use crate::dispatch::DispatchTarget;
-use crate::dispatch::kubernetes::{KubernetesTarget, KubernetesTargetError};
-use crate::dispatch::process::{OpenError, ProcessTarget};
 use crate::http::{self, AppState, Gate};
+use crate::kubernetes::target::{KubernetesTarget, KubernetesTargetError};
+use crate::local::target::{OpenError, ProcessTarget};
 use crate::metrics::Metrics;
 use crate::settings::InvalidSetting;
 use crate::shutdown::Shutdown;

@@ -5,8 +5,6 @@ use std::str::FromStr;
 
 use runtime::setting::{SettingProblem, present};
 
-use crate::config::ConfigProblem;
-
 /// A setting whose value cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct InvalidSetting {
@@ -18,15 +16,6 @@ pub(crate) struct InvalidSetting {
 impl fmt::Display for InvalidSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.variable, self.reason)
-    }
-}
-
-impl From<&ConfigProblem> for InvalidSetting {
-    fn from(problem: &ConfigProblem) -> Self {
-        Self {
-            variable: problem.subject.clone(),
-            reason: problem.rule.clone(),
-        }
     }
 }
 

@@ -12,12 +12,12 @@ use tower::ServiceExt as _;
 
 use super::auth::tests::{PLATFORM_TOKEN, gate, when_issued};
 use super::{AppState, MAX_BODY_BYTES, router};
-use crate::dispatch::process::ProcessTarget;
-use crate::dispatch::process::settings::{ProcessSettings, RunsOnStop};
+use crate::data::DataDir;
 use crate::dispatch::route::Routing;
+use crate::local::executor::Program;
+use crate::local::target::ProcessTarget;
+use crate::local::target::settings::{ProcessSettings, RunsOnStop};
 use crate::metrics::Metrics;
-use crate::run::data::DataDir;
-use crate::run::executor::Program;
 use crate::shutdown::Shutdown;
 
 struct Service {

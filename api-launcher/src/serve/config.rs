@@ -9,13 +9,13 @@ use runtime::setting::present;
 use runtime::telemetry::LogFormat;
 use tracing_subscriber::EnvFilter;
 
-use crate::dispatch::kubernetes::settings::{KubernetesArgs, KubernetesSettings};
-use crate::dispatch::process::settings::{ProcessArgs, ProcessSettings};
-use crate::dispatch::reporter::settings::PlatformArgs;
+use crate::data::DataDirArgs;
 use crate::dispatch::route::Routing;
 use crate::dispatch::route::settings::RoutingArgs;
 use crate::http::settings::{HttpArgs, HttpSettings};
-use crate::run::data::DataDirArgs;
+use crate::kubernetes::target::settings::{KubernetesArgs, KubernetesSettings};
+use crate::local::target::settings::{ProcessArgs, ProcessSettings};
+use crate::reporter::settings::PlatformArgs;
 use crate::settings::{InvalidSetting, SettingsReader};
 
 /// Less than the 30 s Kubernetes gives a pod by default.
