@@ -14,9 +14,9 @@ use super::auth::tests::{PLATFORM_TOKEN, gate, when_issued};
 use super::{AppState, MAX_BODY_BYTES, router};
 use crate::data::DataDir;
 use crate::dispatch::route::Routing;
+use crate::local::dispatch_target::ProcessTarget;
+use crate::local::dispatch_target::settings::{ProcessSettings, RunsOnStop};
 use crate::local::executor::Program;
-use crate::local::target::ProcessTarget;
-use crate::local::target::settings::{ProcessSettings, RunsOnStop};
 use crate::metrics::Metrics;
 use crate::shutdown::Shutdown;
 

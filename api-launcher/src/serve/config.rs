@@ -13,8 +13,8 @@ use crate::data::DataDirArgs;
 use crate::dispatch::route::Routing;
 use crate::dispatch::route::settings::RoutingArgs;
 use crate::http::settings::{HttpArgs, HttpSettings};
-use crate::kubernetes::target::settings::{KubernetesArgs, KubernetesSettings};
-use crate::local::target::settings::{ProcessArgs, ProcessSettings};
+use crate::kubernetes::dispatch_target::settings::{KubernetesArgs, KubernetesSettings};
+use crate::local::dispatch_target::settings::{ProcessArgs, ProcessSettings};
 use crate::reporter::settings::PlatformArgs;
 use crate::settings::{InvalidSetting, SettingsReader};
 
