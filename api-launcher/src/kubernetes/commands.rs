@@ -4,12 +4,12 @@
 mod cancel;
 mod check;
 mod connection;
+mod error;
 mod explain;
 mod launch;
 mod list;
 mod logs;
 mod output;
-mod problem;
 mod select;
 mod timeline;
 
@@ -24,8 +24,8 @@ pub use self::list::ListArgs;
 pub use self::logs::LogsArgs;
 pub use self::output::ShowArgs;
 
+use self::error::CommandError;
 use self::output::Output;
-use self::problem::CommandError;
 
 /// `api-launcher launch`.
 pub fn launch(args: &LaunchArgs) -> Exit {

@@ -1,6 +1,5 @@
-//! The single-machine target: a durable queue in the data directory, worked off oldest first by a bounded number
-//! of executors. Runs of one workspace are not held apart here: plans may overlap, and what changes a state
-//! excludes others by the tool's own lock.
+//! The target `process`: a durable queue in the data directory, oldest run first, and a limited number of executors. Runs of
+//! one workspace may overlap: the lock of the tool protects the state.
 
 mod detached;
 mod index;
@@ -39,7 +38,7 @@ use crate::reporter::settings::PlatformSetupError;
 use crate::reporter::{LocalReporter, PlatformReporter};
 use crate::shutdown::Shutdown;
 
-/// How often finished runs are looked through for those that may be forgotten.
+/// How often finished runs that are old enough are removed.
 const EXPIRY: Duration = Duration::from_mins(10);
 
 /// Why the target cannot be opened.
@@ -79,19 +78,19 @@ pub(crate) struct ProcessTarget {
 struct Inner {
     queue: Queue,
     reporter: Arc<dyn PlatformReporter>,
-    /// Where executors keep what they make.
+    /// The data directory of the executors.
     data: PathBuf,
     program: Program,
     verifier: ReportVerifier,
     concurrency: usize,
     on_stop: RunsOnStop,
     index: Mutex<Index>,
-    /// Of runs that wait or run: the executor's own begin when it does.
-    beats: Mutex<HashMap<RunKey, KeptAlive>>,
+    /// The heartbeats of runs that wait or run. An executor sends its own from its start.
+    beats: Mutex<HashMap<RunKey, RunHeartbeat>>,
     wake: Notify,
     metrics: Metrics,
     shutdown: Shutdown,
-    /// Keeps other launchers away from the queue.
+    /// Held so that no other launcher uses the queue.
     _lock: std::fs::File,
 }
 
@@ -128,7 +127,7 @@ impl ProcessTarget {
             beats.extend(
                 reporter
                     .start_heartbeat(&key.job_id())
-                    .map(|beat| (key.clone(), KeptAlive::by(beat))),
+                    .map(|beat| (key.clone(), RunHeartbeat::new(beat))),
             );
             index.admit(at, key);
         }
@@ -151,7 +150,7 @@ impl ProcessTarget {
         })
     }
 
-    /// Keeps the document, once. A second delivery waits for the first and is told that it came before.
+    /// Stores the document once. A second delivery waits for the first and is a duplicate.
     async fn store(
         &self,
         job: Document,
@@ -170,23 +169,24 @@ impl ProcessTarget {
                 Turn::Write(at, begin) => break (at, begin),
             }
         };
-        let (tell, told) = oneshot::channel();
+        let (sender, stored) = oneshot::channel();
         let inner = Arc::clone(&self.inner);
-        // The sender may hang up; what was begun is finished all the same.
+        // A task of its own: the document is stored even if the sender hangs up.
         tokio::spawn(async move {
             let kept = inner.keep(&key, at, job).await;
             drop(begin);
             let kept_ok = kept.is_ok();
             if kept_ok {
-                inner.keep_alive(&key);
+                inner.start_heartbeat(&key);
             }
-            let _ = tell.send(kept);
+            let _ = sender.send(kept);
             if kept_ok {
                 response_sent.wait().await;
                 inner.admit(at, key).await;
             }
         });
-        told.await
+        stored
+            .await
             .map_err(|_| io::Error::other("the queue is gone"))
             .flatten()
             .map(|()| Acceptance::New)
@@ -196,7 +196,7 @@ impl ProcessTarget {
             })
     }
 
-    /// Whether a document could be kept now.
+    /// Returns whether a document could be stored now.
     async fn probe(&self) -> Readiness {
         let queue = self.inner.queue.clone();
         match blocking(move || queue.probe()).await {
@@ -205,8 +205,8 @@ impl ProcessTarget {
         }
     }
 
-    /// Works the queue off until the launcher stops, and returns when no run is followed any more.
-    async fn work_off(&self) {
+    /// Runs the queue until the launcher stops. Returns when no run is followed any more.
+    async fn run_queue(&self) {
         let mut runs = JoinSet::new();
         let mut expiry = tokio::time::interval(EXPIRY);
         let inner = &self.inner;
@@ -217,7 +217,7 @@ impl ProcessTarget {
                 let slot = RunSlot {
                     inner: Arc::clone(inner),
                 };
-                runs.spawn(run::carry_out(slot, key));
+                runs.spawn(run::run_to_end(slot, key));
             }
             tokio::select! {
                 biased;
@@ -249,7 +249,7 @@ impl DispatchTarget for ProcessTarget {
     }
 
     fn work(&self) -> BoxFuture<'_, ()> {
-        self.work_off().boxed()
+        self.run_queue().boxed()
     }
 
     fn name(&self) -> &'static str {
@@ -265,14 +265,14 @@ struct RunSlot {
 
 /// The heartbeat of a run.
 #[derive(Debug)]
-struct KeptAlive {
+struct RunHeartbeat {
     _beat: Beat,
     /// When its executor ended.
     ended: Option<Instant>,
 }
 
-impl KeptAlive {
-    const fn by(beat: Beat) -> Self {
+impl RunHeartbeat {
+    const fn new(beat: Beat) -> Self {
         Self {
             _beat: beat,
             ended: None,
@@ -292,34 +292,34 @@ impl Inner {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn beats(&self) -> MutexGuard<'_, HashMap<RunKey, KeptAlive>> {
+    fn beats(&self) -> MutexGuard<'_, HashMap<RunKey, RunHeartbeat>> {
         self.beats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Until it has ended.
-    fn keep_alive(&self, key: &RunKey) {
+    /// Starts the heartbeat of a run. It lasts until the platform knows the end.
+    fn start_heartbeat(&self, key: &RunKey) {
         let beat = self.reporter.start_heartbeat(&key.job_id());
         self.beats()
-            .extend(beat.map(|beat| (key.clone(), KeptAlive::by(beat))));
+            .extend(beat.map(|beat| (key.clone(), RunHeartbeat::new(beat))));
     }
 
-    /// Its executor is gone: what is missing is that the platform takes its end.
-    fn has_ended(&self, key: &RunKey) {
+    /// Records that the executor has ended. The platform does not know the end yet.
+    fn mark_ended(&self, key: &RunKey) {
         if let Some(kept) = self.beats().get_mut(key) {
             kept.ended.get_or_insert_with(Instant::now);
         }
     }
 
-    /// Another executor is to be started.
-    fn goes_on(&self, key: &RunKey) {
+    /// Records that another executor starts.
+    fn mark_restarted(&self, key: &RunKey) {
         if let Some(kept) = self.beats().get_mut(key) {
             kept.ended = None;
         }
     }
 
-    /// Stops keeping the job of a run alive whose end the platform has not taken in all the time there is for that: it has
-    /// to be free to end the job itself.
-    fn let_go(&self, key: &RunKey) {
+    /// Stops the heartbeat of a run if the platform has not taken its end in time. Then the platform is free to end the job
+    /// itself.
+    fn stop_late_heartbeat(&self, key: &RunKey) {
         let patience = self.reporter.report_patience();
         let mut beats = self.beats();
         let ended = beats.get(key).and_then(|kept| kept.ended);
@@ -344,7 +344,7 @@ impl Inner {
         stored
     }
 
-    /// After the answer: the step is shown as queued, and waits for its turn.
+    /// Marks the step as queued and lets it start. This happens after the response.
     async fn admit(&self, at: Stamp, key: RunKey) {
         let (queue, reporter, name) = (self.queue.clone(), Arc::clone(&self.reporter), key.clone());
         let queued = blocking(move || {
@@ -376,7 +376,7 @@ fn now() -> Stamp {
     u64::try_from(since.unwrap_or_default().as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Runs what waits for the disk where waiting is allowed.
+/// Runs blocking file operations on the threads for them.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {

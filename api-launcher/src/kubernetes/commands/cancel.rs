@@ -6,8 +6,8 @@ use clap::Args;
 use job_contract::Exit;
 use serde_json::json;
 
+use super::error::CommandError;
 use super::output::Output;
-use super::problem::CommandError;
 use super::{ClusterArgs, ShowArgs, select};
 use crate::cluster::{Cancelled, Cluster};
 

@@ -7,8 +7,8 @@ use job_contract::{Exit, env};
 use serde_json::json;
 
 pub use self::peers::PeerArgs;
+use super::error::CommandError;
 use super::output::Output;
-use super::problem::CommandError;
 use super::{AccessArgs, ShowArgs};
 use crate::cluster::RetryPolicy;
 use crate::cluster::check::{CheckOutcome, CheckResult, Expectations};

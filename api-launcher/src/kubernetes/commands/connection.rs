@@ -7,7 +7,7 @@ use job_contract::env;
 use platform::report_key;
 use runtime::setting::present;
 
-use super::problem::CommandError;
+use super::error::CommandError;
 use crate::cluster::{Access, Cluster};
 use crate::manifest::deployment::DEFAULT_NAMESPACE;
 use crate::manifest::{Fault, Problem, check};

@@ -6,8 +6,8 @@ use clap::Args;
 use job_contract::Exit;
 use serde::Serialize;
 
+use super::error::CommandError;
 use super::output::Output;
-use super::problem::CommandError;
 use super::{ClusterArgs, ShowArgs, select, timeline};
 use crate::cluster::Cluster;
 use crate::cluster::explain::{Explanation, RunPod};

@@ -8,8 +8,8 @@ use futures_util::{StreamExt as _, stream};
 use job_contract::{Exit, env};
 use serde_json::json;
 
+use super::error::CommandError;
 use super::output::Output;
-use super::problem::CommandError;
 use super::{AccessArgs, ShowArgs, logs};
 use crate::cluster::{Cluster, ClusterError, LogLine, RunKey, Submitted};
 use crate::document;

@@ -5,8 +5,8 @@ use job_contract::Exit;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 
+use super::error::CommandError;
 use super::output::Output;
-use super::problem::CommandError;
 use super::{ClusterArgs, ShowArgs};
 use crate::cluster::{Cluster, RunState, RunView};
 use crate::terminal::paint::Paint;

@@ -6,8 +6,8 @@ use futures_util::StreamExt as _;
 use job_contract::Exit;
 use job_contract::progress::Diagnostic;
 
+use super::error::CommandError;
 use super::output::Output;
-use super::problem::CommandError;
 use super::{ClusterArgs, ShowArgs, select};
 use crate::cluster::{Cluster, LogLine};
 use crate::terminal::paint::Paint;

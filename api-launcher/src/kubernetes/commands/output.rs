@@ -6,7 +6,7 @@ use std::io::{self, IsTerminal as _, Write};
 use clap::Args;
 use serde::Serialize;
 
-use super::problem::CommandError;
+use super::error::CommandError;
 use crate::terminal::Terminal;
 use crate::terminal::options::{COLOR_HELP, Format, When};
 use crate::terminal::paint::Paint;

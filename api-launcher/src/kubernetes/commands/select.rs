@@ -1,6 +1,6 @@
 //! Which run a word means. Pure but for the list it asks for.
 
-use super::problem::CommandError;
+use super::error::CommandError;
 use crate::cluster::{Cluster, RunView};
 
 /// The run the user means.

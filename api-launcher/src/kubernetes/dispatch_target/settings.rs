@@ -125,10 +125,10 @@ impl Default for ClusterSettings {
 
 const NUMBER: &str = "a number";
 
-/// A limit of the history.
-struct Kept(Option<usize>);
+/// A number of Jobs, or `all`.
+struct HistoryLimit(Option<usize>);
 
-impl FromStr for Kept {
+impl FromStr for HistoryLimit {
     type Err = ParseIntError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -195,38 +195,56 @@ impl KubernetesArgs {
 
     fn resolve_watch(&self, reader: &mut SettingsReader) -> WatchSettings {
         let default = WatchSettings::default();
-        let usual = default.timeouts;
-        let mut seconds = |variable, text: &Option<String>, usual| {
-            let seconds = reader.parse(variable, text.as_deref(), "a number of seconds");
-            seconds.map_or(usual, Duration::from_secs)
-        };
-        let explain = &self.no_pod_explain_seconds;
-        let timeouts = Timeouts {
-            no_pod_explain: seconds(env::NO_POD_EXPLAIN_SECONDS, explain, usual.no_pod_explain),
-            no_pod: seconds(env::NO_POD_SECONDS, &self.no_pod_seconds, usual.no_pod),
-            unschedulable: seconds(
-                env::UNSCHEDULABLE_SECONDS,
-                &self.unschedulable_seconds,
-                usual.unschedulable,
-            ),
-            container_error: seconds(
-                env::CONTAINER_ERROR_SECONDS,
-                &self.container_error_seconds,
-                usual.container_error,
-            ),
-            start: seconds(env::START_SECONDS, &self.start_seconds, usual.start),
-            linger: seconds(env::LINGER_SECONDS, &self.linger_seconds, usual.linger),
-        };
+        let timeouts = self.resolve_timeouts(reader, default.timeouts);
         let hopeless_after = seconds(
+            reader,
             env::INCOMPLETE_SECONDS,
-            &self.incomplete_seconds,
+            self.incomplete_seconds.as_deref(),
             default.hopeless_after,
         );
         let report_again = seconds(
+            reader,
             env::REPORT_RETRY_SECONDS,
-            &self.report_retry_seconds,
+            self.report_retry_seconds.as_deref(),
             default.report_again,
         );
+        // A launcher that is alive needs a moment between the Job and its Secret.
+        if hopeless_after < MIN_INCOMPLETE {
+            let text = format!("is less than {} s", MIN_INCOMPLETE.as_secs());
+            reader.reject(env::INCOMPLETE_SECONDS, text);
+        }
+        if report_again.is_zero() {
+            reader.reject(env::REPORT_RETRY_SECONDS, "is 0, expected at least 1");
+        }
+        WatchSettings {
+            timeouts,
+            history: self.resolve_history(reader, default.history),
+            hopeless_after,
+            report_again,
+        }
+    }
+
+    fn resolve_timeouts(&self, reader: &mut SettingsReader, default: Timeouts) -> Timeouts {
+        let mut timeout = |variable, text: &Option<String>, default| {
+            seconds(reader, variable, text.as_deref(), default)
+        };
+        let explain = &self.no_pod_explain_seconds;
+        let timeouts = Timeouts {
+            no_pod_explain: timeout(env::NO_POD_EXPLAIN_SECONDS, explain, default.no_pod_explain),
+            no_pod: timeout(env::NO_POD_SECONDS, &self.no_pod_seconds, default.no_pod),
+            unschedulable: timeout(
+                env::UNSCHEDULABLE_SECONDS,
+                &self.unschedulable_seconds,
+                default.unschedulable,
+            ),
+            container_error: timeout(
+                env::CONTAINER_ERROR_SECONDS,
+                &self.container_error_seconds,
+                default.container_error,
+            ),
+            start: timeout(env::START_SECONDS, &self.start_seconds, default.start),
+            linger: timeout(env::LINGER_SECONDS, &self.linger_seconds, default.linger),
+        };
         if present(explain.as_deref()).is_some() && timeouts.no_pod_explain > timeouts.no_pod {
             let text = format!(
                 "is more than the {} s of {}",
@@ -235,32 +253,25 @@ impl KubernetesArgs {
             );
             reader.reject(env::NO_POD_EXPLAIN_SECONDS, text);
         }
-        // A submitter that is alive needs a moment between the Job and its Secret.
-        if hopeless_after < LEAST_HOPE {
-            let text = format!("is less than {} s", LEAST_HOPE.as_secs());
-            reader.reject(env::INCOMPLETE_SECONDS, text);
-        }
-        if report_again.is_zero() {
-            reader.reject(env::REPORT_RETRY_SECONDS, "is 0, expected at least 1");
-        }
-        let mut kept = |variable, text: &Option<String>, usual| {
-            let kept = reader.parse(variable, text.as_deref(), "a number or `all`");
-            kept.map_or(usual, |Kept(kept)| kept)
+        timeouts
+    }
+
+    fn resolve_history(
+        &self,
+        reader: &mut SettingsReader,
+        default: HistoryLimits,
+    ) -> HistoryLimits {
+        let mut limit = |variable, text: &Option<String>, default| {
+            let limit = reader.parse(variable, text.as_deref(), "a number or `all`");
+            limit.map_or(default, |HistoryLimit(limit)| limit)
         };
-        let usual = default.history;
-        let history = HistoryLimits {
-            successful: kept(
+        HistoryLimits {
+            successful: limit(
                 env::HISTORY_SUCCEEDED,
                 &self.history_succeeded,
-                usual.successful,
+                default.successful,
             ),
-            failed: kept(env::HISTORY_FAILED, &self.history_failed, usual.failed),
-        };
-        WatchSettings {
-            timeouts,
-            history,
-            hopeless_after,
-            report_again,
+            failed: limit(env::HISTORY_FAILED, &self.history_failed, default.failed),
         }
     }
 
@@ -298,8 +309,19 @@ impl KubernetesArgs {
     }
 }
 
-/// Deliveries slower than this write to their Job before they answer, so that it is not taken for abandoned.
-const LEAST_HOPE: Duration = Duration::from_secs(20);
+/// A delivery that takes longer writes to its Job before the response, so that the watcher does not take the Job for
+/// abandoned.
+const MIN_INCOMPLETE: Duration = Duration::from_secs(20);
+
+fn seconds(
+    reader: &mut SettingsReader,
+    variable: &str,
+    text: Option<&str>,
+    default: Duration,
+) -> Duration {
+    let seconds = reader.parse(variable, text, "a number of seconds");
+    seconds.map_or(default, Duration::from_secs)
+}
 
 fn name(
     reader: &mut SettingsReader,

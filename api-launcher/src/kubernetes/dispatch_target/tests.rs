@@ -421,8 +421,8 @@ async fn readiness_asks_the_cluster_once_in_a_while() {
 #[tokio::test]
 async fn a_replica_that_stands_by_is_ready_and_one_that_could_not_take_over_is_not() {
     let (target, _) = target(None);
-    let readiness = async |standing| {
-        *target.readiness.lease.lock().unwrap() = Some(standing);
+    let readiness = async |lease_state| {
+        *target.readiness.lease.lock().unwrap() = Some(lease_state);
         *target.readiness.last.lock().await = None;
         target.readiness().await
     };

@@ -1,5 +1,5 @@
-//! One accepted run, from its turn to its end: started or found running, followed, stopped when it must be, and
-//! settled. Whatever a former launcher was doing when it ended, the step runs once or its loss is told.
+//! One accepted run, from its start to its reported end. If a former launcher was interrupted, the step still runs once, or
+//! its loss is reported.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
@@ -25,38 +25,38 @@ use crate::reporter::{ReportError, StepState};
 
 /// How often the platform is asked whether the job was cancelled.
 const CANCEL_POLL: Duration = Duration::from_secs(2);
-/// How long a run rests that could not be carried on, as when the disk is full.
+/// How long a run waits after an error of the launcher, such as a full disk.
 const RETRY: Duration = Duration::from_secs(30);
-/// How long a step rests whose executor met failing infrastructure before it had taken the step, and how often it is
-/// started anew: as often as a pod is.
+/// How long a step waits after its executor failed before it claimed the step, and how often the executor is started again:
+/// as often as a pod.
 const PAUSES: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(10)];
-/// An executor that was asked to stop has its own budget, of five minutes at most; one that outlives it hangs.
+/// An executor stops within its own grace period of at most five minutes. One that takes longer hangs.
 const KILL_AFTER: Duration = Duration::from_mins(6);
 
-/// What is said of a step that was done and whose executor could not say so.
+/// The line in the log of a step whose success the launcher reports.
 const DONE: &str =
     "The step was done. Its executor could not tell the platform, and the launcher has told it.";
 
-/// What following an executor came to.
-enum Followed {
+/// How following an executor ended.
+enum FollowEnd {
     Ended(Option<ExitStatus>),
-    /// The launcher stops and leaves it.
+    /// The launcher stops and leaves the executor running.
     Left,
 }
 
-/// What is known of a run before it is started.
-enum Before {
-    /// Its step has an outcome, or its job is over.
+/// How far an earlier attempt brought the run.
+enum RunProgress {
+    /// The step has an outcome, or the job is over.
     Over(StepState),
-    /// An executor of a former launcher works on it.
+    /// An executor of a former launcher runs.
     Running(DetachedExecutor),
-    /// An executor had taken it and is gone.
+    /// An executor had claimed the step and is gone.
     Lost,
     Fresh,
 }
 
-/// Carries a run to its end and forgets it. What goes wrong is told in the log, and tried again later.
-pub(super) async fn carry_out(slot: RunSlot, key: RunKey) {
+/// Runs a step to its end and removes it from the queue. After an error the run is queued again.
+pub(super) async fn run_to_end(slot: RunSlot, key: RunKey) {
     let inner = Arc::clone(&slot.inner);
     match attempt(&inner, &key).await {
         Ok(Some(state)) => {
@@ -68,7 +68,7 @@ pub(super) async fn carry_out(slot: RunSlot, key: RunKey) {
         Ok(None) => info!(run = %key, "a run goes on without this launcher"),
         Err(failure) => {
             drop(slot);
-            inner.let_go(&key);
+            inner.stop_late_heartbeat(&key);
             error!(run = %key, error = chain(&failure), "a run could not be carried on; it is tried again");
             tokio::select! {
                 () = inner.shutdown.graceful.cancelled() => {}
@@ -111,17 +111,17 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<StepState>, RunEr
     }
     let mut pauses = PAUSES.into_iter();
     loop {
-        let mut running = match executor_of(inner, key, &folder, &job).await? {
-            Begun::Executor(executor) => executor,
-            Begun::Over(state) => return Ok(Some(state)),
+        let mut running = match start_or_find(inner, key, &folder, &job).await? {
+            StartOutcome::Executor(executor) => executor,
+            StartOutcome::Over(state) => return Ok(Some(state)),
         };
-        let Followed::Ended(status) = follow(inner, key, &step, &mut running).await? else {
+        let FollowEnd::Ended(status) = follow(inner, key, &step, &mut running).await? else {
             return Ok(None);
         };
         if status.is_none_or(|status| status.signal().is_some()) {
             kill_leftovers(&folder, &inner.verifier, status).await;
         }
-        inner.has_ended(key);
+        inner.mark_ended(key);
         let report = inner.verifier.read_report(&folder, status);
         let report = report.as_ref();
         let end = end_of(report, status);
@@ -133,7 +133,7 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<StepState>, RunEr
             if !inner.reporter.is_claimed(&step).await?
                 && let Some(pause) = pauses.next()
             {
-                inner.goes_on(key);
+                inner.mark_restarted(key);
                 warn!(run = %key, "infrastructure failed before the step was taken: it is started again");
                 tokio::select! {
                     () = inner.shutdown.graceful.cancelled() => return Ok(None),
@@ -147,41 +147,45 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<StepState>, RunEr
     }
 }
 
-/// What there is to follow.
-enum Begun {
+/// What starting a run came to.
+enum StartOutcome {
     Executor(DetachedExecutor),
-    /// Nothing: the step stands like this.
+    /// There is nothing to run. The step has this state.
     Over(StepState),
 }
 
-/// The executor of a run, started now unless there is one or may not be another.
-async fn executor_of(
+/// Returns the executor of a run, and starts one unless it runs already or must not run again.
+async fn start_or_find(
     inner: &Inner,
     key: &RunKey,
     folder: &RunFolder,
     job: &Document,
-) -> Result<Begun, RunError> {
+) -> Result<StartOutcome, RunError> {
     let step = StepRef::of(job);
-    let before = before(inner, folder, &step).await?;
+    let progress = find_progress(inner, folder, &step).await?;
     let report = || inner.verifier.read_report(folder, None);
-    match before {
-        Before::Over(state) if state.has_outcome() => inner.reporter.finish_report(&step).await?,
-        Before::Over(_) => inner.reporter.mark_not_executed(&step)?,
-        Before::Lost if matches!(end_of(report().as_ref(), None), Some((Exit::Claimed, _))) => {
+    match progress {
+        RunProgress::Over(state) if state.has_outcome() => {
+            inner.reporter.finish_report(&step).await?
+        }
+        RunProgress::Over(_) => inner.reporter.mark_not_executed(&step)?,
+        RunProgress::Lost
+            if matches!(end_of(report().as_ref(), None), Some((Exit::Claimed, _))) =>
+        {
             leave_to_holder(&step);
         }
-        Before::Lost => {
+        RunProgress::Lost => {
             let reason = "The executor of this step was lost while no launcher watched it, after it had \
                           taken the step. It is not run again: what it was changing may exist without being \
                           in the state. Plan again before anything else.";
-            speak_for(inner, folder, &step, report().as_ref(), reason).await?;
+            report_for_executor(inner, folder, &step, report().as_ref(), reason).await?;
         }
-        Before::Running(executor) => {
+        RunProgress::Running(executor) => {
             info!(run = %key, "found the executor of a former launcher at work");
-            return Ok(Begun::Executor(executor));
+            return Ok(StartOutcome::Executor(executor));
         }
-        Before::Fresh => match start(inner, key, folder, job) {
-            Ok(executor) => return Ok(Begun::Executor(executor)),
+        RunProgress::Fresh => match start_executor(inner, key, folder, job) {
+            Ok(executor) => return Ok(StartOutcome::Executor(executor)),
             Err(failure) => {
                 inner.metrics.start_failed();
                 error!(run = %key, error = chain(&failure), "an executor could not be started");
@@ -193,10 +197,10 @@ async fn executor_of(
             }
         },
     }
-    Ok(Begun::Over(inner.reporter.step_state(&step).await?))
+    Ok(StartOutcome::Over(inner.reporter.step_state(&step).await?))
 }
 
-/// How an executor ended, and what is to be said of it. Of one that a former launcher started only its report tells.
+/// How an executor ended, and why if its report does not say it.
 type End = (Exit, Option<String>);
 
 fn end_of(report: Option<&FinalReport>, status: Option<ExitStatus>) -> Option<End> {
@@ -209,24 +213,28 @@ fn end_of(report: Option<&FinalReport>, status: Option<ExitStatus>) -> Option<En
     }))
 }
 
-async fn before(inner: &Inner, folder: &RunFolder, step: &StepRef) -> Result<Before, ReportError> {
+async fn find_progress(
+    inner: &Inner,
+    folder: &RunFolder,
+    step: &StepRef,
+) -> Result<RunProgress, ReportError> {
     if let Some(executor) = DetachedExecutor::find(folder) {
-        return Ok(Before::Running(executor));
+        return Ok(RunProgress::Running(executor));
     }
     kill_leftovers(folder, &inner.verifier, None).await;
     let state = inner.reporter.step_state(step).await?;
     if state.has_outcome() || matches!(state.job, JobStatus::Cancelled | JobStatus::Failed) {
-        return Ok(Before::Over(state));
+        return Ok(RunProgress::Over(state));
     }
     Ok(if inner.reporter.is_claimed(step).await? {
-        Before::Lost
+        RunProgress::Lost
     } else {
-        Before::Fresh
+        RunProgress::Fresh
     })
 }
 
-/// What a start that was cut off has left is removed first.
-fn start(
+/// Starts an executor. First removes what an interrupted start left.
+fn start_executor(
     inner: &Inner,
     key: &RunKey,
     folder: &RunFolder,
@@ -256,51 +264,51 @@ fn start(
     Ok(executor)
 }
 
-/// Waits for the end, and asks for it when the job is cancelled or the launcher stops.
+/// Waits for the end of the executor. Stops it if the job is cancelled or the launcher stops.
 async fn follow(
     inner: &Inner,
     key: &RunKey,
     step: &StepRef,
     executor: &mut DetachedExecutor,
-) -> Result<Followed, RunError> {
+) -> Result<FollowEnd, RunError> {
     let mut poll = tokio::time::interval(CANCEL_POLL);
     poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut asked: Option<Instant> = None;
+    let mut stop_requested: Option<Instant> = None;
     loop {
-        let kill_at = asked.map_or_else(Instant::now, |at| at + KILL_AFTER);
+        let kill_at = stop_requested.map_or_else(Instant::now, |at| at + KILL_AFTER);
         tokio::select! {
             biased;
             ended = executor.ended() => {
-                return ended.map(Followed::Ended).map_err(RunError::Wait);
+                return ended.map(FollowEnd::Ended).map_err(RunError::Wait);
             }
-            () = inner.shutdown.immediate.cancelled() => return Ok(Followed::Left),
-            () = inner.shutdown.graceful.cancelled(), if asked.is_none() => {
+            () = inner.shutdown.immediate.cancelled() => return Ok(FollowEnd::Left),
+            () = inner.shutdown.graceful.cancelled(), if stop_requested.is_none() => {
                 if inner.on_stop == RunsOnStop::Leave {
-                    return Ok(Followed::Left);
+                    return Ok(FollowEnd::Left);
                 }
                 warn!(run = %key, "the launcher stops: asked the executor to stop too");
                 executor.terminate();
-                asked = Some(Instant::now());
+                stop_requested = Some(Instant::now());
             }
-            () = tokio::time::sleep_until(kill_at), if asked.is_some() => {
+            () = tokio::time::sleep_until(kill_at), if stop_requested.is_some() => {
                 warn!(run = %key, "the executor did not stop: killed it");
                 executor.kill();
-                asked = Some(Instant::now());
+                stop_requested = Some(Instant::now());
             }
-            // Under Terrakube the executor asks for itself.
-            _ = poll.tick(), if asked.is_none() && !inner.reporter.executors_use_api() => {
+            // Executors that use the platform's API notice a cancellation themselves.
+            _ = poll.tick(), if stop_requested.is_none() && !inner.reporter.executors_use_api() => {
                 let state = inner.reporter.step_state(step).await;
                 if state.is_ok_and(|state| state.job == JobStatus::Cancelled) {
                     info!(run = %key, "the job was cancelled: asked the executor to stop");
                     executor.terminate();
-                    asked = Some(Instant::now());
+                    stop_requested = Some(Instant::now());
                 }
             }
         }
     }
 }
 
-/// Speaks for an executor that has not spoken for itself.
+/// Reports the end of a step, unless its executor did.
 async fn report_end(
     inner: &Inner,
     folder: &RunFolder,
@@ -313,18 +321,20 @@ async fn report_end(
         inner.reporter.finish_report(step).await?;
         return Ok(inner.reporter.step_state(step).await?);
     }
-    // It repeats a dispatch it did not record, and this one is then tried again.
+    // The platform repeats a dispatch that it did not record. This run is then tried again.
     if inner.reporter.awaits_dispatch(&state) {
         return Err(ReportError::NotDispatched(state.job).into());
     }
     match end {
-        // Another executor holds the step and tells what becomes of it.
+        // Another executor has claimed the step and reports its outcome.
         Some((Exit::Claimed, _)) => {
             leave_to_holder(step);
             return Ok(state);
         }
         Some((Exit::Done, _)) if state.job.is_over() => inner.reporter.mark_not_executed(step)?,
-        end => speak_for(inner, folder, step, report, &reason(report, end)).await?,
+        end => {
+            report_for_executor(inner, folder, step, report, &failure_reason(report, end)).await?
+        }
     }
     Ok(inner.reporter.step_state(step).await?)
 }
@@ -337,8 +347,8 @@ fn leave_to_holder(step: &StepRef) {
     );
 }
 
-/// Fails the step, unless its executor left word that it was done.
-async fn speak_for(
+/// Fails the step, unless its executor left a report of its success.
+async fn report_for_executor(
     inner: &Inner,
     folder: &RunFolder,
     step: &StepRef,
@@ -360,7 +370,7 @@ async fn speak_for(
         .await
 }
 
-fn reason(report: Option<&FinalReport>, end: Option<End>) -> String {
+fn failure_reason(report: Option<&FinalReport>, end: Option<End>) -> String {
     let said = report.and_then(|report| report.error.clone());
     let (exit, complaint) = end.unwrap_or((Exit::Defect, None));
     let cause = said.or(complaint).unwrap_or_else(|| match exit {

@@ -96,7 +96,7 @@ impl<'a> Session<'a> {
         let ended = self.run_executor(job, report_path.clone()).await?;
         let (exit, complaint) = executor::judge(ended);
         let report = artifacts::final_report(&report_path).unwrap_or_default();
-        let record = self.settle(job, exit)?;
+        let record = self.record_outcome(job, exit)?;
         let error = explain(exit, ended.stopped_by, report.error.clone().or(complaint));
         self.view.show(Event::StepFinished(StepSummary {
             status: artifacts::step_status(&record, &job.step_id),
@@ -155,8 +155,8 @@ impl<'a> Session<'a> {
 
     /// The record after the step. An executor that failed to speak for itself is spoken for, so that no job
     /// is left running for ever.
-    fn settle(&self, job: &JobData, exit: Exit) -> Result<JobRecord, RunError> {
-        let mut settled = None;
+    fn record_outcome(&self, job: &JobData, exit: Exit) -> Result<JobRecord, RunError> {
+        let mut recorded = None;
         self.platform.update_job(&StepRef::of(job), |record| {
             let step = record.steps.iter_mut().find(|step| step.id == job.step_id);
             if let Some(step) = step
@@ -169,9 +169,9 @@ impl<'a> Session<'a> {
                     record.status = JobStatus::Failed;
                 }
             }
-            settled = Some(record.clone());
+            recorded = Some(record.clone());
         })?;
-        let record = settled.ok_or(RunError::NoOutcome)?;
+        let record = recorded.ok_or(RunError::NoOutcome)?;
         let reported = record
             .step(&job.step_id)
             .is_some_and(|step| !matches!(step.status, StepStatus::Pending | StepStatus::Running));
