@@ -128,12 +128,12 @@ impl DataDir {
         &self.path
     }
 
-    /// The launcher's own corner.
+    /// The folder of the launcher's own files.
     pub(crate) fn launcher(&self) -> PathBuf {
         self.path.join("launcher")
     }
 
-    /// The next job id nobody has used here.
+    /// Returns the next unused job id.
     pub(crate) fn allocate_job_id(&self) -> Result<i32, DataError> {
         jobs::allocate(&self.launcher(), &self.path.join("platform/jobs"))
     }

@@ -1,5 +1,5 @@
-//! The HTTP service of contract section 2: who may ask, what is read of a request, and what it is answered.
-//! What becomes of an accepted dispatch is the target's business.
+//! The HTTP service of contract section 2: authorizes requests, reads dispatches and responds. The target runs what is
+//! accepted.
 
 mod answer;
 pub mod auth;
@@ -74,13 +74,17 @@ pub(crate) fn router(state: AppState) -> Router {
         .route("/metrics", get(health::prometheus))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(state.clone(), see_off))
+        .layer(from_fn_with_state(state.clone(), close_while_draining))
         .with_state(state)
 }
 
-/// Whoever keeps a connection open would come back through it, wherever the address leads by then: while the launcher
-/// drains, each answer ends its connection.
-async fn see_off(State(state): State<AppState>, request: Request, next: Next) -> Response {
+/// Closes each connection after its response while the launcher drains. A client that kept its connection would reach this
+/// launcher again, wherever the address leads by then.
+async fn close_while_draining(
+    State(state): State<AppState>,
+    request: Request,
+    next: Next,
+) -> Response {
     let mut response = next.run(request).await;
     if state.draining.is_cancelled() {
         let close = HeaderValue::from_static("close");

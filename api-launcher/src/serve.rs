@@ -1,5 +1,4 @@
-//! `api-launcher serve`: puts configuration, target and HTTP service together, and takes them apart again when
-//! it is told to stop.
+//! `api-launcher serve`: starts the target and the HTTP service that the settings describe, and stops both.
 
 pub mod config;
 
@@ -180,7 +179,7 @@ async fn open(
     })
 }
 
-/// The end of patience: the second signal, or so long after the first.
+/// Waits for the second signal, or for the timeout after the first.
 async fn bound(shutdown: &Shutdown, patience: Duration) {
     shutdown.draining.cancelled().await;
     tokio::select! {

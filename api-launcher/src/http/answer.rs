@@ -68,7 +68,7 @@ impl IntoResponse for RequestError {
         if matches!(self, Self::Unauthorized(_)) {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        // The rest of a body nobody reads must not be taken for the next request.
+        // The unread rest of a body must not be parsed as the next request.
         if matches!(self, Self::TooLarge | Self::TooSlow | Self::Broken) {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }

@@ -1,4 +1,4 @@
-//! `POST /api/v1/terraform-rs`: one dispatch, from its head to its answer.
+//! `POST /api/v1/terraform-rs`: handles one dispatch, from the head of the request to the response.
 
 use std::time::Instant;
 
@@ -40,7 +40,7 @@ async fn handle(
 ) -> Result<(Response, DispatchResult), RequestError> {
     let (head, body) = request.into_parts();
     authorize(state, &head.headers)?;
-    let _place = state.bodies.acquire().await;
+    let _permit = state.bodies.acquire().await;
     let body = tokio::time::timeout(BODY_TIMEOUT, read(body))
         .await
         .map_err(|_| RequestError::TooSlow)??;

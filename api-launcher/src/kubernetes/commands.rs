@@ -1,5 +1,5 @@
-//! The commands about runs in a cluster: `launch`, `list`, `logs`, `explain`, `cancel`, `check`. What they ask of the
-//! cluster is the cluster room's business; here are the words of the user, and how answers are shown.
+//! The commands about runs in a cluster: `launch`, `list`, `logs`, `explain`, `cancel`, `check`. They read
+//! the arguments and print the results. `cluster` sends the requests.
 
 mod cancel;
 mod check;
@@ -96,7 +96,7 @@ fn carry_out(
     };
     match end {
         Ok(exit) => {
-            // The outcome of a run is the same whoever could hear of it.
+            // Output that cannot be written does not change the outcome of a run.
             if let Err(error) = out.written() {
                 out.note(&format!("warning: {}", chain(&error)));
             }

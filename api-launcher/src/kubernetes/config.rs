@@ -1,6 +1,5 @@
-//! Settings of the launcher for the Jobs it makes, from flags and environment. Terrakube's names mean what they
-//! mean there; ours start with `MAYFLY_`. Every value is text until [`DeploymentArgs::resolve`] has looked at
-//! all of them, so that all problems are reported at once.
+//! The settings of Jobs, from options and environment. Terrakube's names keep their meaning; Mayfly's start with `MAYFLY_`.
+//! [`DeploymentArgs::resolve`] parses all values and finds every problem before it reports any.
 
 mod args;
 mod java_options;

@@ -167,7 +167,7 @@ pub(crate) fn build(
     set(env::OUTCOME_EXIT_CODE, &flag(true));
     set(env::LOG_FORMAT, OsStr::new("json"));
     set(env::TOOL_SELECTION, OsStr::new("installed"));
-    // Whoever started it watches it.
+    // The process that started it watches it.
     set(
         env::DEADLINE_SECONDS,
         own(env::DEADLINE_SECONDS)

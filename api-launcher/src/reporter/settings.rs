@@ -1,5 +1,5 @@
-//! Which platform the launcher speaks to for its runs, and what else it reaches there: Redis for heartbeats and live logs,
-//! the store for reasons in a step's output. All of it under the names the executors of the same deployment read.
+//! The settings of the platform that the launcher reports to: its API, its Redis for heartbeats and live logs, and the store
+//! of step outputs. Executors read the same names.
 
 use std::path::Path;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub struct PlatformArgs {
     pub store: StoreArgs,
 }
 
-/// What [`PlatformArgs`] come to.
+/// The settings of the platform.
 #[derive(Debug)]
 pub(crate) struct PlatformSettings {
     terrakube: TerrakubeConfig,
@@ -34,7 +34,7 @@ pub(crate) struct PlatformSettings {
     outputs: Option<StoreSettings>,
 }
 
-/// Why the platform cannot be spoken to.
+/// Why the reporter cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlatformSetupError {
     #[error(transparent)]
@@ -46,7 +46,7 @@ pub(crate) enum PlatformSetupError {
 }
 
 impl PlatformArgs {
-    /// `None` without an address of the platform's API: then nothing else here is looked at.
+    /// Returns `None` without an address of the platform's API. The other settings are not read then.
     pub(crate) fn resolve(
         &self,
         reader: &mut SettingsReader,
@@ -107,7 +107,7 @@ impl PlatformArgs {
 }
 
 impl PlatformSettings {
-    /// Nothing is asked of anybody yet.
+    /// Creates the reporter. It sends no request yet.
     pub(crate) fn open(self) -> Result<TerrakubeReporter, PlatformSetupError> {
         // A store that fails must not delay other runs: outputs are changed one after the other.
         let limits = Limits {

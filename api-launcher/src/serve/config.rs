@@ -206,7 +206,7 @@ impl ServeArgs {
         }
         let drain = drain.unwrap_or(match target {
             TargetName::Kubernetes => DRAIN_SECONDS.min(all / 2),
-            // It is alone with its data directory: nobody could follow to another.
+            // No other launcher serves from its data directory.
             TargetName::Process => 0,
         });
         (Duration::from_secs(drain), Duration::from_secs(all))

@@ -181,7 +181,7 @@ fn show(line: Result<LogLine, ClusterError>, out: &mut Output) -> Result<(), Com
     Ok(())
 }
 
-/// The Job was deleted: nobody can say any more how the run ended.
+/// The Job was deleted, so the end of the run is unknown.
 fn gone(out: &mut Output) -> Result<Exit, CommandError> {
     if out.json {
         out.print_json_line(&json!({"type": "gone"}))?;

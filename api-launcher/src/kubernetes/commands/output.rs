@@ -66,7 +66,7 @@ impl Output {
         }
     }
 
-    /// Whether anybody still reads standard output.
+    /// Returns whether standard output still has a reader.
     pub(super) const fn is_open(&self) -> bool {
         self.open
     }
@@ -78,7 +78,7 @@ impl Output {
         let written = self.out.write_all(text.as_bytes());
         if let Err(error) = written.and_then(|()| self.out.flush()) {
             self.open = false;
-            // Whoever wanted less than all of it is not failed for it.
+            // A reader that stops early is no failure.
             if error.kind() != io::ErrorKind::BrokenPipe {
                 self.lost = Some(error);
             }

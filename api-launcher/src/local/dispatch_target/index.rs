@@ -1,4 +1,4 @@
-//! What is known of every run, in memory: which pairs were accepted, which wait, and how many run.
+//! The runs in memory: which were accepted, which wait, and how many run.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use super::queue::{Found, RunKey, Stamp};
 use crate::metrics::Load;
 
-/// How far a pair has come.
+/// How far the delivery of a run has come.
 #[derive(Debug)]
 enum Known {
     /// Its document is being written; the channel closes when that has ended.
@@ -16,14 +16,14 @@ enum Known {
     Accepted,
 }
 
-/// Answer to the question who writes a pair's document.
+/// Which delivery writes the document of a run.
 #[derive(Debug)]
 pub(super) enum Turn {
-    /// The asker. Dropping the sender wakes whoever waits.
+    /// This one. Dropping the sender wakes those that wait.
     Write(Stamp, watch::Sender<()>),
-    /// Somebody else, right now.
+    /// Another one, right now.
     Wait(watch::Receiver<()>),
-    /// It is there.
+    /// The document exists.
     Done,
 }
 
@@ -47,7 +47,7 @@ impl Index {
         index
     }
 
-    /// Decides who accepts a pair. Stamps increase whatever the clock does.
+    /// Decides which delivery writes the document. Stamps increase even if the clock does not.
     pub(super) fn turn(&mut self, key: &RunKey, now: Stamp) -> Turn {
         match self.known.get(key) {
             Some(Known::Accepting(end)) => Turn::Wait(end.clone()),
@@ -66,7 +66,7 @@ impl Index {
         self.known.insert(key.clone(), Known::Accepted);
     }
 
-    /// The document could not be written, or nobody needs to remember the pair any more.
+    /// The document could not be written, or its run is old enough to forget.
     pub(super) fn forget(&mut self, key: &RunKey) {
         self.known.remove(key);
     }
@@ -79,9 +79,9 @@ impl Index {
         self.waiting.insert(at, key);
     }
 
-    /// The oldest waiting run, if there is a place for it.
-    pub(super) fn start(&mut self, places: usize) -> Option<RunKey> {
-        if self.running >= places {
+    /// Takes the oldest waiting run, if a slot is free.
+    pub(super) fn start(&mut self, slots: usize) -> Option<RunKey> {
+        if self.running >= slots {
             return None;
         }
         let (_, key) = self.waiting.pop_first()?;
@@ -89,7 +89,7 @@ impl Index {
         Some(key)
     }
 
-    /// A run has given its place back.
+    /// A run has freed its slot.
     pub(super) fn ended(&mut self) {
         self.running -= 1;
     }

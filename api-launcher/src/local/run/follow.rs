@@ -152,7 +152,7 @@ fn diagnostic(line: String) -> Event {
     }
 }
 
-/// Sends every line as an event until the stream ends or nobody listens any more.
+/// Sends every line as an event until the stream or the receiver ends.
 async fn read_lines(
     stream: impl AsyncRead + Unpin,
     send: mpsc::Sender<Event>,
