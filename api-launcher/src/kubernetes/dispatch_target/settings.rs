@@ -195,7 +195,7 @@ impl KubernetesArgs {
 
     fn resolve_watch(&self, reader: &mut SettingsReader) -> WatchSettings {
         let default = WatchSettings::default();
-        let timeouts = self.resolve_timeouts(reader, default.timeouts);
+        let timeouts = self.resolve_timeouts(reader, &default.timeouts);
         let hopeless_after = seconds(
             reader,
             env::INCOMPLETE_SECONDS,
@@ -224,7 +224,7 @@ impl KubernetesArgs {
         }
     }
 
-    fn resolve_timeouts(&self, reader: &mut SettingsReader, default: Timeouts) -> Timeouts {
+    fn resolve_timeouts(&self, reader: &mut SettingsReader, default: &Timeouts) -> Timeouts {
         let mut timeout = |variable, text: &Option<String>, default| {
             seconds(reader, variable, text.as_deref(), default)
         };

@@ -166,7 +166,7 @@ async fn start_or_find(
     let report = || inner.verifier.read_report(folder, None);
     match progress {
         RunProgress::Over(state) if state.has_outcome() => {
-            inner.reporter.finish_report(&step).await?
+            inner.reporter.finish_report(&step).await?;
         }
         RunProgress::Over(_) => inner.reporter.mark_not_executed(&step)?,
         RunProgress::Lost
@@ -333,7 +333,7 @@ async fn report_end(
         }
         Some((Exit::Done, _)) if state.job.is_over() => inner.reporter.mark_not_executed(step)?,
         end => {
-            report_for_executor(inner, folder, step, report, &failure_reason(report, end)).await?
+            report_for_executor(inner, folder, step, report, &failure_reason(report, end)).await?;
         }
     }
     Ok(inner.reporter.step_state(step).await?)
