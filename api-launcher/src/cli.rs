@@ -11,7 +11,7 @@ use runtime::setting::parse_over_environment;
 
 #[cfg(feature = "kubernetes")]
 pub use self::kubernetes::KubernetesCommand;
-use crate::run::args::RunArgs;
+use crate::local::run::args::RunArgs;
 
 /// Launches Terraform and OpenTofu runs, one step per executor process.
 #[derive(Debug, Parser)]

@@ -1,11 +1,12 @@
-//! The HTTP service of contract section 2: who may ask, what is read of a request, and what it is answered.
-//! What becomes of an accepted dispatch is the target's business.
+//! The HTTP service of contract section 2: authorizes requests, reads dispatches and responds. The target runs what is
+//! accepted.
 
 mod answer;
 pub mod auth;
 mod dispatch;
 mod health;
 mod server;
+pub(crate) mod settings;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +20,10 @@ use axum::routing::{get, post};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use auth::{Gate, InternalSecret};
+pub(crate) use auth::Gate;
 pub(crate) use server::serve;
 
-use crate::dispatch::Target;
+use crate::dispatch::DispatchTarget;
 use crate::dispatch::route::Routing;
 use crate::metrics::Metrics;
 
@@ -38,7 +39,7 @@ const MAX_BODIES: usize = 25;
 pub(crate) struct AppState {
     gate: Arc<Gate>,
     routing: Arc<Routing>,
-    target: Arc<Target>,
+    target: Arc<dyn DispatchTarget>,
     metrics: Metrics,
     bodies: Arc<Semaphore>,
     draining: CancellationToken,
@@ -48,7 +49,7 @@ impl AppState {
     pub(crate) fn new(
         gate: Gate,
         routing: Routing,
-        target: Arc<Target>,
+        target: Arc<dyn DispatchTarget>,
         metrics: Metrics,
         draining: CancellationToken,
     ) -> Self {
@@ -73,13 +74,17 @@ pub(crate) fn router(state: AppState) -> Router {
         .route("/metrics", get(health::prometheus))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(state.clone(), see_off))
+        .layer(from_fn_with_state(state.clone(), close_while_draining))
         .with_state(state)
 }
 
-/// Whoever keeps a connection open would come back through it, wherever the address leads by then: while the launcher
-/// drains, each answer ends its connection.
-async fn see_off(State(state): State<AppState>, request: Request, next: Next) -> Response {
+/// Closes each connection after its response while the launcher drains. A client that kept its connection would reach this
+/// launcher again, wherever the address leads by then.
+async fn close_while_draining(
+    State(state): State<AppState>,
+    request: Request,
+    next: Next,
+) -> Response {
     let mut response = next.run(request).await;
     if state.draining.is_cancelled() {
         let close = HeaderValue::from_static("close");

@@ -1,6 +1,6 @@
-//! The API-side half of Mayfly: `api-launcher run`, which carries a step from a folder or a job document to its
-//! end on this machine, and `api-launcher serve`, which does so for every dispatch that comes over HTTP. The
-//! executor is a separate process in a pod's environment either way.
+//! The API-side half of Mayfly. `local` runs steps on this machine: one job with `api-launcher run`, dispatches with
+//! `api-launcher serve --target process`. `kubernetes` runs dispatches as Jobs of a cluster. The executor is a separate
+//! process in either case.
 
 #![cfg_attr(
     not(feature = "kubernetes"),
@@ -13,28 +13,28 @@
 pub mod cli;
 #[cfg(feature = "kubernetes")]
 pub mod cluster;
-#[cfg(feature = "kubernetes")]
-pub mod commands;
-#[cfg(feature = "kubernetes")]
-pub mod config;
+mod data;
 #[cfg(feature = "kubernetes")]
 mod dispatch;
+mod document;
 #[cfg(feature = "kubernetes")]
 mod http;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
+pub mod local;
 #[cfg(feature = "kubernetes")]
 pub mod manifest;
 #[cfg(feature = "kubernetes")]
 pub mod metrics;
 #[cfg(feature = "kubernetes")]
-pub mod render;
-pub mod run;
+mod reporter;
 #[cfg(feature = "kubernetes")]
 pub mod serve;
 #[cfg(feature = "kubernetes")]
-mod shutdown;
-mod stdout;
+mod settings;
 #[cfg(feature = "kubernetes")]
-mod table;
+mod shutdown;
+pub mod terminal;
 #[cfg(feature = "kubernetes")]
 pub mod verdict;
 
@@ -60,7 +60,7 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn dispatch(command: Command) -> ExitCode {
     match command {
-        Command::Run(args) => ExitCode::from(run::run(&args)),
+        Command::Run(args) => ExitCode::from(local::run::run(&args)),
         #[cfg(feature = "kubernetes")]
         Command::Kubernetes(command) => command.run(),
         Command::Completions { shell } => completions(shell),
@@ -84,5 +84,5 @@ fn usage(error: &clap::Error) -> ExitCode {
 fn completions(shell: clap_complete::Shell) -> ExitCode {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Args::command(), "api-launcher", &mut script);
-    ExitCode::from(stdout::print(&script).code())
+    ExitCode::from(terminal::stdout::print(&script).code())
 }

@@ -1,5 +1,4 @@
-//! `api-launcher serve`: puts configuration, target and HTTP service together, and takes them apart again when
-//! it is told to stop.
+//! `api-launcher serve`: starts the target and the HTTP service that the settings describe, and stops both.
 
 pub mod config;
 
@@ -13,15 +12,13 @@ use platform::report_key;
 use tokio::net::TcpListener;
 use tracing::{error, info, warn};
 
-use self::config::{PlatformSetupError, Problem, ServeArgs, Settings, TargetSettings};
-use crate::cluster::{Cluster, ConnectError};
-use crate::dispatch::Target;
-use crate::dispatch::kubernetes::KubernetesTarget;
-use crate::dispatch::process::{OpenError, ProcessTarget};
-use crate::dispatch::reporter::PlatformReporter;
+use self::config::{ServeArgs, Settings, TargetSettings};
+use crate::dispatch::DispatchTarget;
 use crate::http::{self, AppState, Gate};
+use crate::kubernetes::dispatch_target::{KubernetesTarget, KubernetesTargetError};
+use crate::local::dispatch_target::{OpenError, ProcessTarget};
 use crate::metrics::Metrics;
-use crate::run::data::{DataDir, DataError};
+use crate::settings::InvalidSetting;
 use crate::shutdown::Shutdown;
 
 /// Why the service ended before it was told to.
@@ -38,21 +35,17 @@ enum ServeError {
         source: io::Error,
     },
     #[error(transparent)]
-    Target(#[from] OpenError),
+    Kubernetes(#[from] KubernetesTargetError),
     #[error(transparent)]
-    Data(#[from] DataError),
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    #[error(transparent)]
-    Platform(#[from] PlatformSetupError),
+    Process(#[from] OpenError),
 }
 
 impl ServeError {
     fn exit(&self) -> Exit {
         match self {
-            Self::Connect(error) => error.exit(),
-            Self::Target(error) => error.exit(),
-            Self::Data(error) => error.exit(),
+            Self::Kubernetes(KubernetesTargetError::Connect(error)) => error.exit(),
+            Self::Kubernetes(KubernetesTargetError::Data(error)) => error.exit(),
+            Self::Process(error) => error.exit(),
             _ => Exit::Infrastructure,
         }
     }
@@ -60,7 +53,8 @@ impl ServeError {
     /// What to do about it.
     fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Data(error) | Self::Target(OpenError::Data(error)) => error.hint(),
+            Self::Kubernetes(KubernetesTargetError::Data(error))
+            | Self::Process(OpenError::Data(error)) => error.hint(),
             _ => None,
         }
     }
@@ -82,10 +76,7 @@ pub fn serve(args: &ServeArgs) -> u8 {
         (telemetry, settings, key) => {
             let mut problems = settings.err().unwrap_or_default();
             problems.extend(telemetry.err().unwrap_or_default());
-            problems.extend(key.err().map(|problem| Problem {
-                variable: problem.variable.clone(),
-                text: problem.text,
-            }));
+            problems.extend(key.err().as_ref().map(InvalidSetting::from));
             return refuse(&problems);
         }
     };
@@ -102,7 +93,7 @@ pub fn serve(args: &ServeArgs) -> u8 {
     }
 }
 
-fn refuse(problems: &[Problem]) -> u8 {
+fn refuse(problems: &[InvalidSetting]) -> u8 {
     let mut text = String::from("error: the configuration cannot be used\n");
     for problem in problems {
         text = format!("{text}  {problem}\n");
@@ -130,15 +121,16 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
     let metrics = Metrics::default();
     let target = open(settings.target, key, &metrics, &shutdown).await?;
     let listen = |source| ServeError::Listen {
-        address: settings.listen,
+        address: settings.http.listen,
         source,
     };
-    let listener = TcpListener::bind(settings.listen).await.map_err(listen)?;
+    let listener = TcpListener::bind(settings.http.listen)
+        .await
+        .map_err(listen)?;
     let address = listener.local_addr().map_err(listen)?;
-    let target = Arc::new(target);
-    let unauthenticated = settings.secret.is_none();
+    let unauthenticated = settings.http.secret.is_none();
     let state = AppState::new(
-        Gate::new(settings.secret, SystemTime::now),
+        Gate::new(settings.http.secret, SystemTime::now),
         settings.routing,
         Arc::clone(&target),
         metrics,
@@ -157,8 +149,8 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
     let service = http::serve(listener, http::router(state), shutdown.graceful.clone());
     let work = async {
         tokio::join!(service, target.work());
-        // Only now nobody can be promised anything more.
-        target.keep_promises().await;
+        // The service has ended, so no response starts another task.
+        target.finish_background_tasks().await;
     };
     tokio::select! {
         () = work => info!("stopped"),
@@ -174,55 +166,20 @@ async fn open(
     key: Option<ReportKey>,
     metrics: &Metrics,
     shutdown: &Shutdown,
-) -> Result<Target, ServeError> {
+) -> Result<Arc<dyn DispatchTarget>, ServeError> {
+    let (metrics, shutdown) = (metrics.clone(), shutdown.clone());
     Ok(match settings {
-        TargetSettings::Kubernetes {
-            deployment,
-            watching,
-            platform,
-            data_dir,
-        } => {
-            for warning in &deployment.warnings {
-                warn!("{warning}");
-            }
-            if key.is_none() {
-                warn!(
-                    hint = format!("give launcher and executors the same {}", env::REPORT_KEY),
-                    "final reports cannot be verified: runs are judged by exit codes alone"
-                );
-            }
-            let cluster = Cluster::connect(Some(deployment.namespace.clone())).await?;
-            let cluster = cluster.with_report_key(key);
-            let reporter = match platform {
-                Some(platform) => Some(platform.open()?),
-                None => match data_dir {
-                    Some(path) => {
-                        let data = DataDir::locate(Some(&path))?.create()?;
-                        Some(PlatformReporter::local(data.path()))
-                    }
-                    None => None,
-                },
-            };
-            let target = KubernetesTarget::new(
-                cluster,
-                *deployment,
-                *watching,
-                reporter,
-                metrics.clone(),
-                shutdown.clone(),
-            );
-            Target::Kubernetes(Box::new(target))
+        TargetSettings::Kubernetes(settings) => {
+            let target = KubernetesTarget::connect(*settings, key, metrics, shutdown).await?;
+            Arc::new(target)
         }
-        TargetSettings::Process(settings) => Target::Process(ProcessTarget::open(
-            settings,
-            key,
-            metrics.clone(),
-            shutdown.clone(),
-        )?),
+        TargetSettings::Process(settings) => {
+            Arc::new(ProcessTarget::open(settings, key, metrics, shutdown)?)
+        }
     })
 }
 
-/// The end of patience: the second signal, or so long after the first.
+/// Waits for the second signal, or for the timeout after the first.
 async fn bound(shutdown: &Shutdown, patience: Duration) {
     shutdown.draining.cancelled().await;
     tokio::select! {

@@ -199,7 +199,7 @@ fn every_document_the_code_and_the_documents_refer_to_exists() {
         for name in words_after(&text, "docs/", |c| {
             c.is_ascii_alphanumeric() || "-_./".contains(c)
         }) {
-            let is_example = path.ends_with("api-launcher/src/run/content.rs");
+            let is_example = path.ends_with("api-launcher/src/local/run/content.rs");
             let exists = root().join("docs").join(&name).exists();
             assert!(is_example || exists, "{}: docs/{name}", path.display());
             named += 1;

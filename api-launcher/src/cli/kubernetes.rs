@@ -4,8 +4,10 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use crate::commands::{self, CancelArgs, CheckArgs, ExplainArgs, LaunchArgs, ListArgs, LogsArgs};
-use crate::render::{self, RenderArgs};
+use crate::kubernetes::commands::{
+    self, CancelArgs, CheckArgs, ExplainArgs, LaunchArgs, ListArgs, LogsArgs,
+};
+use crate::kubernetes::render::{self, RenderArgs};
 use crate::serve;
 use crate::serve::config::ServeArgs;
 

@@ -1,30 +1,30 @@
-//! Which dispatches are ours, and how the others reach the persistent executor: body and token as they came,
-//! and its answer as it is.
+//! Decides which dispatches the launcher runs, and forwards the others to the persistent executor. The body and the token
+//! stay as they came.
+
+pub(crate) mod settings;
 
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
-use axum::http::{HeaderMap, header};
-use axum::response::Response;
 use job_contract::{JobData, env};
+use reqwest::header::{self, HeaderMap};
 use url::Url;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Less than the 60 s after which the platform hears nothing any more.
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(55);
 
-/// Where dispatches go.
+/// Which dispatches the launcher runs.
 #[derive(Debug)]
 pub(crate) enum Routing {
-    /// All are ours.
+    /// Every dispatch.
     All,
-    /// Only those of workspaces that carry the flag.
+    /// Dispatches of workspaces that carry the flag. The persistent executor gets the others.
     Flag(Fallback),
 }
 
 impl Routing {
-    /// The executor that gets this dispatch instead of us, if another one does.
-    pub(crate) fn elsewhere(&self, job: &JobData) -> Option<&Fallback> {
+    /// Returns the executor that runs this job, if it is not the launcher's.
+    pub(crate) fn fallback_for(&self, job: &JobData) -> Option<&Fallback> {
         match self {
             Self::All => None,
             Self::Flag(fallback) => (!fallback.flag.is_on(job)).then_some(fallback),
@@ -81,19 +81,19 @@ impl Fallback {
         Ok(Self { flag, url, client })
     }
 
-    /// Sends the dispatch on. The answer's body is passed through as it arrives.
+    /// Forwards the dispatch. The body of the response is still on its way when this returns.
     pub(crate) async fn forward(
         &self,
         headers: &HeaderMap,
-        body: Bytes,
-    ) -> Result<Response, ForwardError> {
+        body: Vec<u8>,
+    ) -> Result<reqwest::Response, ForwardError> {
         let mut request = self.client.post(self.url.clone()).body(body);
         for name in [header::AUTHORIZATION, header::CONTENT_TYPE] {
             if let Some(value) = headers.get(&name) {
                 request = request.header(name, value.clone());
             }
         }
-        let answer = request.send().await.map_err(|error| ForwardError {
+        request.send().await.map_err(|error| ForwardError {
             problem: if error.is_connect() {
                 "cannot be reached"
             } else if error.is_timeout() {
@@ -101,15 +101,7 @@ impl Fallback {
             } else {
                 "broke off before it answered"
             },
-        })?;
-        let status = answer.status();
-        let kind = answer.headers().get(header::CONTENT_TYPE).cloned();
-        let mut response = Response::new(Body::from_stream(answer.bytes_stream()));
-        *response.status_mut() = status;
-        if let Some(kind) = kind {
-            response.headers_mut().insert(header::CONTENT_TYPE, kind);
-        }
-        Ok(response)
+        })
     }
 }
 

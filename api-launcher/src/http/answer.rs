@@ -1,5 +1,5 @@
-//! What a dispatch is answered, and no other status (contract 2.4): the platform fails the job on anything but
-//! 202 and 503.
+//! The responses of the service, and no other status (contract 2.4): the platform fails the job on anything but 202 and
+//! 503.
 
 use std::convert::Infallible;
 
@@ -9,12 +9,13 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use super::auth::AuthError;
-use crate::dispatch::Answering;
+use crate::dispatch::DispatchError;
+use crate::dispatch::response::PendingResponse;
 use crate::metrics::DispatchResult;
 
 /// A request that was not accepted.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Refusal {
+pub(super) enum RequestError {
     #[error(transparent)]
     Unauthorized(AuthError),
     #[error("the body is larger than {} MiB", super::MAX_BODY_BYTES / (1024 * 1024))]
@@ -29,7 +30,7 @@ pub(super) enum Refusal {
     Unavailable(String),
 }
 
-impl Refusal {
+impl RequestError {
     pub(super) const fn result(&self) -> DispatchResult {
         match self {
             Self::Unauthorized(_) => DispatchResult::Unauthorized,
@@ -51,14 +52,23 @@ impl Refusal {
     }
 }
 
-impl IntoResponse for Refusal {
+impl From<DispatchError> for RequestError {
+    fn from(error: DispatchError) -> Self {
+        match error {
+            DispatchError::Unavailable(reason) => Self::Unavailable(reason),
+            DispatchError::Invalid(reason) => Self::Invalid(reason),
+        }
+    }
+}
+
+impl IntoResponse for RequestError {
     fn into_response(self) -> Response {
         let mut response = error(self.status(), &self.to_string());
         let headers = response.headers_mut();
         if matches!(self, Self::Unauthorized(_)) {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        // The rest of a body nobody reads must not be taken for the next request.
+        // The unread rest of a body must not be parsed as the next request.
         if matches!(self, Self::TooLarge | Self::TooSlow | Self::Broken) {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
@@ -66,13 +76,13 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// The one answer that means the run is ours now. It takes `answering` along as far as the connection.
-pub(super) fn accepted(answering: Answering) -> Response {
+/// Returns the response of an accepted dispatch. Its body keeps `pending` until the connection takes it.
+pub(super) fn accepted(pending: PendingResponse) -> Response {
     const DOCUMENT: &[u8] = b"{}";
     // The second time the connection asks for more, it has the first piece.
-    let pieces = futures_util::stream::unfold((true, answering), |(first, answering)| {
+    let pieces = futures_util::stream::unfold((true, pending), |(first, pending)| {
         let piece = first.then(|| Ok::<_, Infallible>(Bytes::from_static(DOCUMENT)));
-        std::future::ready(piece.map(|piece| (piece, (false, answering))))
+        std::future::ready(piece.map(|piece| (piece, (false, pending))))
     });
     let mut response = Response::new(Body::from_stream(pieces));
     *response.status_mut() = StatusCode::ACCEPTED;
@@ -82,6 +92,18 @@ pub(super) fn accepted(answering: Answering) -> Response {
         HeaderValue::from_static("application/json"),
     );
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(DOCUMENT.len()));
+    response
+}
+
+/// Passes a response of the persistent executor through. Its body is passed on as it arrives.
+pub(super) fn forwarded(from: reqwest::Response) -> Response {
+    let status = from.status();
+    let kind = from.headers().get(header::CONTENT_TYPE).cloned();
+    let mut response = Response::new(Body::from_stream(from.bytes_stream()));
+    *response.status_mut() = status;
+    if let Some(kind) = kind {
+        response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    }
     response
 }
 
@@ -107,28 +129,31 @@ mod tests {
 
     #[test]
     fn only_what_may_pass_by_itself_may_come_again() {
-        for (refusal, status) in [
+        for (error, status) in [
             (
-                Refusal::Unauthorized(AuthError::Missing),
+                RequestError::Unauthorized(AuthError::Missing),
                 StatusCode::UNAUTHORIZED,
             ),
-            (Refusal::TooLarge, StatusCode::PAYLOAD_TOO_LARGE),
-            (Refusal::Invalid(String::new()), StatusCode::BAD_REQUEST),
-            (Refusal::TooSlow, StatusCode::SERVICE_UNAVAILABLE),
+            (RequestError::TooLarge, StatusCode::PAYLOAD_TOO_LARGE),
             (
-                Refusal::Unavailable(String::new()),
+                RequestError::Invalid(String::new()),
+                StatusCode::BAD_REQUEST,
+            ),
+            (RequestError::TooSlow, StatusCode::SERVICE_UNAVAILABLE),
+            (
+                RequestError::Unavailable(String::new()),
                 StatusCode::SERVICE_UNAVAILABLE,
             ),
         ] {
-            let words = refusal.to_string();
-            assert_eq!(refusal.into_response().status(), status, "{words}");
+            let words = error.to_string();
+            assert_eq!(error.into_response().status(), status, "{words}");
         }
     }
 
     #[test]
     fn the_rest_of_a_slow_body_is_not_taken_for_the_next_request() {
-        let response = Refusal::TooSlow.into_response();
+        let response = RequestError::TooSlow.into_response();
         assert_eq!(response.headers()[header::CONNECTION], "close");
-        assert_eq!(Refusal::TooSlow.result(), DispatchResult::Timeout);
+        assert_eq!(RequestError::TooSlow.result(), DispatchResult::Timeout);
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a dispatch comes from the platform: the bearer token of contract 2.3. Knows tokens, not requests.
+//! Verifies the bearer token of the platform (contract 2.3).
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -55,7 +55,7 @@ impl Audience {
     }
 }
 
-/// Why a request is not the platform's. Told to whoever asks, so it holds nothing of ours.
+/// Why a request is not authorized. The sender sees it, so it contains no secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
     #[error("the request has no bearer token in its `Authorization` header")]
@@ -78,16 +78,17 @@ pub enum AuthError {
     Audience,
 }
 
-/// Decides who may dispatch.
+/// Authorizes requests.
 #[derive(Clone, Debug)]
 pub struct Gate {
-    /// `None` lets everybody in.
+    /// If it is `None`, every request is authorized.
     secret: Option<InternalSecret>,
     now: fn() -> SystemTime,
 }
 
 impl Gate {
-    /// Lets in who signs with this secret, or everybody without one. `now` is the clock.
+    /// Creates a gate for tokens that are signed with this secret. Without a secret, every request passes. `now` is the
+    /// clock.
     pub const fn new(secret: Option<InternalSecret>, now: fn() -> SystemTime) -> Self {
         Self { secret, now }
     }

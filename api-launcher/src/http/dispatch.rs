@@ -1,4 +1,4 @@
-//! `POST /api/v1/terraform-rs`: one dispatch, from its head to its answer.
+//! `POST /api/v1/terraform-rs`: handles one dispatch, from the head of the request to the response.
 
 use std::time::Instant;
 
@@ -11,9 +11,10 @@ use job_contract::Document;
 use serde_json::error::Category;
 use tracing::{info, warn};
 
-use super::answer::{self, Refusal};
+use super::answer::{self, RequestError};
 use super::{AppState, BODY_TIMEOUT, MAX_BODY_BYTES};
-use crate::dispatch::{self, Accepted, Refused};
+use crate::dispatch::Acceptance;
+use crate::dispatch::response::response_signal;
 use crate::metrics::DispatchResult;
 
 /// A sender that has not read its answer gets none when the connection closes under what it still sends.
@@ -22,73 +23,69 @@ const MAX_DRAINED_BYTES: usize = 8 * MAX_BODY_BYTES;
 pub(super) async fn dispatch(State(state): State<AppState>, request: Request) -> Response {
     let started = Instant::now();
     let (response, result) = match handle(&state, request).await {
-        Ok(answered) => answered,
-        Err(refusal) => {
-            warn!(reason = %refusal, "a dispatch was refused");
-            let result = refusal.result();
-            (refusal.into_response(), result)
+        Ok(handled) => handled,
+        Err(error) => {
+            warn!(reason = %error, "a dispatch was refused");
+            let result = error.result();
+            (error.into_response(), result)
         }
     };
     state.metrics.dispatched(result, started.elapsed());
     response
 }
 
-async fn handle(state: &AppState, request: Request) -> Result<(Response, DispatchResult), Refusal> {
+async fn handle(
+    state: &AppState,
+    request: Request,
+) -> Result<(Response, DispatchResult), RequestError> {
     let (head, body) = request.into_parts();
     authorize(state, &head.headers)?;
-    let _place = state.bodies.acquire().await;
+    let _permit = state.bodies.acquire().await;
     let body = tokio::time::timeout(BODY_TIMEOUT, read(body))
         .await
-        .map_err(|_| Refusal::TooSlow)??;
+        .map_err(|_| RequestError::TooSlow)??;
     let job = parse(body)?;
-    if let Some(fallback) = state.routing.elsewhere(&job) {
+    if let Some(fallback) = state.routing.fallback_for(&job) {
         let response = fallback
-            .forward(&head.headers, job.json().to_vec().into())
+            .forward(&head.headers, job.json().to_vec())
             .await
-            .map_err(|error| Refusal::Unavailable(error.to_string()))?;
+            .map_err(|error| RequestError::Unavailable(error.to_string()))?;
         info!(
             job_id = job.job_id,
             step_id = job.step_id,
             status = response.status().as_u16(),
             "passed on to the persistent executor"
         );
-        return Ok((response, DispatchResult::Forwarded));
+        return Ok((answer::forwarded(response), DispatchResult::Forwarded));
     }
     job.validate()
-        .map_err(|error| Refusal::Invalid(error.to_string()))?;
+        .map_err(|error| RequestError::Invalid(error.to_string()))?;
     let (job_id, step_id) = (job.job_id.clone(), job.step_id.clone());
-    let (answering, answered) = dispatch::answer();
-    let accepted = state
-        .target
-        .accept(job, answered)
-        .await
-        .map_err(|refused| match refused {
-            Refused::Unavailable(reason) => Refusal::Unavailable(reason),
-            Refused::Invalid(reason) => Refusal::Invalid(reason),
-        })?;
-    info!(job_id, step_id, ?accepted, "accepted a dispatch");
-    let result = match accepted {
-        Accepted::New => DispatchResult::Accepted,
-        Accepted::Duplicate => DispatchResult::Duplicate,
+    let (pending, response_sent) = response_signal();
+    let acceptance = state.target.accept(job, response_sent).await?;
+    info!(job_id, step_id, accepted = ?acceptance, "accepted a dispatch");
+    let result = match acceptance {
+        Acceptance::New => DispatchResult::Accepted,
+        Acceptance::Duplicate => DispatchResult::Duplicate,
     };
-    Ok((answer::accepted(answering), result))
+    Ok((answer::accepted(pending), result))
 }
 
-/// Before the body: nobody unknown makes the launcher hold megabytes.
-fn authorize(state: &AppState, headers: &HeaderMap) -> Result<(), Refusal> {
+/// Checks the token before the body is read: a stranger must not make the launcher hold megabytes.
+fn authorize(state: &AppState, headers: &HeaderMap) -> Result<(), RequestError> {
     let authorization = headers.get(header::AUTHORIZATION);
     state
         .gate
         .check(authorization.map(HeaderValue::as_bytes))
-        .map_err(Refusal::Unauthorized)
+        .map_err(RequestError::Unauthorized)
 }
 
-async fn read(body: Body) -> Result<Vec<u8>, Refusal> {
+async fn read(body: Body) -> Result<Vec<u8>, RequestError> {
     let mut stream = body.into_data_stream();
     let mut whole = Vec::new();
     let mut length = 0;
     while let Some(piece) = stream.next().await {
-        let piece = piece.map_err(|_| Refusal::Broken)?;
+        let piece = piece.map_err(|_| RequestError::Broken)?;
         length += piece.len();
         if length <= MAX_BODY_BYTES {
             whole.extend_from_slice(&piece);
@@ -97,20 +94,20 @@ async fn read(body: Body) -> Result<Vec<u8>, Refusal> {
         }
     }
     if length > MAX_BODY_BYTES {
-        return Err(Refusal::TooLarge);
+        return Err(RequestError::TooLarge);
     }
     Ok(whole)
 }
 
 /// The message says where, and never quotes: most of a document can be secret.
-fn parse(body: Vec<u8>) -> Result<Document, Refusal> {
+fn parse(body: Vec<u8>) -> Result<Document, RequestError> {
     Document::from_json(body).map_err(|error| {
         let problem = match error.classify() {
             Category::Eof => "it ends too early",
             Category::Data => "a property has the wrong type",
             Category::Syntax | Category::Io => "it is not valid JSON",
         };
-        Refusal::Invalid(format!(
+        RequestError::Invalid(format!(
             "the body is not a job document: {problem} at line {} column {}",
             error.line(),
             error.column()

@@ -1,5 +1,5 @@
-//! The health paths of a stock executor (contract 2.7), and the metrics. Open to everybody; they tell no more
-//! than whether and how much, and what a launcher that is of no use lacks.
+//! The health paths of a stock executor (contract 2.7), and the metrics. They need no token, so they contain only states,
+//! numbers, and why a launcher is not ready.
 
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -11,19 +11,19 @@ use super::answer::json_body;
 use crate::dispatch::Readiness;
 use crate::metrics;
 
-/// Alive as long as it answers.
+/// The launcher is alive if it responds.
 pub(super) async fn liveness() -> Response {
     status(StatusCode::OK, "UP")
 }
 
-/// Whether a dispatch would be accepted. Running jobs do not matter: there is a queue.
+/// Responds whether a dispatch would be accepted. Running jobs do not matter: there is a queue.
 pub(super) async fn readiness(State(state): State<AppState>) -> Response {
     if state.draining.is_cancelled() {
         return status(StatusCode::SERVICE_UNAVAILABLE, "OUT_OF_SERVICE");
     }
     match state.target.readiness().await {
         Readiness::Ready => status(StatusCode::OK, "UP"),
-        // Whoever is not ready gets no dispatch: nothing could be told the platform then.
+        // A launcher that is not ready gets no dispatch, and then cannot report the problem to the platform.
         Readiness::Impaired(problem) => explained(StatusCode::OK, "UP", &problem),
         Readiness::NotReady(problem) => {
             tracing::warn!(reason = problem, "not ready: the target is not usable");

@@ -1,5 +1,5 @@
-//! Connections: accepted, limited in number and time, and ended gracefully. axum's own server would wait for
-//! ever for a request's head.
+//! Accepts connections, limits their number and time, and ends them gracefully. axum's own server waits without a limit for
+//! the head of a request.
 
 use std::io;
 use std::sync::Arc;

@@ -12,12 +12,12 @@ use tower::ServiceExt as _;
 
 use super::auth::tests::{PLATFORM_TOKEN, gate, when_issued};
 use super::{AppState, MAX_BODY_BYTES, router};
-use crate::dispatch::Target;
-use crate::dispatch::process::{ProcessSettings, ProcessTarget, RunsOnStop};
+use crate::data::DataDir;
 use crate::dispatch::route::Routing;
+use crate::local::dispatch_target::ProcessTarget;
+use crate::local::dispatch_target::settings::{ProcessSettings, RunsOnStop};
+use crate::local::executor::Program;
 use crate::metrics::Metrics;
-use crate::run::data::DataDir;
-use crate::run::executor::Program;
 use crate::shutdown::Shutdown;
 
 struct Service {
@@ -60,7 +60,7 @@ impl Service {
         let state = AppState::new(
             gate(when_issued),
             Routing::All,
-            Arc::new(Target::Process(target)),
+            Arc::new(target),
             metrics,
             shutdown.draining.clone(),
         );

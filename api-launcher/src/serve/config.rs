@@ -1,35 +1,23 @@
-//! The options of `api-launcher serve` and what they come to. All problems are found before any is reported,
-//! each named by its variable.
+//! The options of `api-launcher serve`. The parts of the service define their own options beside what they
+//! configure; this module composes them. It finds every problem before it reports any.
 
-mod platform;
-mod watching;
-
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueHint};
+use clap::Args;
 use job_contract::env;
+use runtime::setting::present;
 use runtime::telemetry::LogFormat;
 use tracing_subscriber::EnvFilter;
-use url::Url;
 
-use crate::config::{ConfigProblem, Deployment, DeploymentArgs};
-use crate::dispatch::process::{ProcessSettings, RunsOnStop};
-use crate::dispatch::route::{Fallback, Flag, Routing};
-use crate::http::InternalSecret;
-use crate::run::data::DataDir;
-use crate::run::executor::Program;
+use crate::data::DataDirArgs;
+use crate::dispatch::route::Routing;
+use crate::dispatch::route::settings::RoutingArgs;
+use crate::http::settings::{HttpArgs, HttpSettings};
+use crate::kubernetes::dispatch_target::settings::{KubernetesArgs, KubernetesSettings};
+use crate::local::dispatch_target::settings::{ProcessArgs, ProcessSettings};
+use crate::reporter::settings::PlatformArgs;
+use crate::settings::{InvalidSetting, SettingsReader};
 
-pub use self::platform::PlatformArgs;
-pub(crate) use self::platform::{PlatformSettings, PlatformSetupError};
-pub use self::watching::WatchArgs;
-pub(crate) use self::watching::Watching;
-
-/// Port of a stock executor.
-const PORT: u16 = 8090;
 /// Less than the 30 s Kubernetes gives a pod by default.
 const SHUTDOWN_SECONDS: u64 = 25;
 /// About as long as every node of a cluster takes to learn that an endpoint is gone.
@@ -46,20 +34,16 @@ const DRAIN_SECONDS: u64 = 10;
 #[derive(Args, Clone, Debug, Default)]
 #[command(after_help = EXAMPLES)]
 pub struct ServeArgs {
-    /// Address to listen on; port 0 takes a free one, which the first line of the log tells
-    /// [default: 0.0.0.0:8090, without authentication 127.0.0.1:8090]
-    #[arg(long, value_name = "ADDRESS:PORT", env = env::LISTEN)]
-    pub listen: Option<String>,
+    #[command(flatten)]
+    pub http: HttpArgs,
 
     /// Where accepted steps run: `kubernetes`, as Jobs, or `process`, as executors on this machine
     /// [default: kubernetes]
     #[arg(long, value_name = "TARGET", env = env::TARGET)]
     pub target: Option<String>,
 
-    /// Accept dispatches without a token: `true` on a loopback address only, `everywhere` on any address
-    /// [default: false]
-    #[arg(long, value_name = "WHERE", env = env::ALLOW_UNAUTHENTICATED, num_args = 0..=1, default_missing_value = "true")]
-    pub allow_unauthenticated: Option<String>,
+    #[command(flatten)]
+    pub data: DataDirArgs,
 
     /// After SIGTERM, how long dispatches are still accepted while readiness says no, in seconds, for the endpoints to follow.
     /// Unset, it is at most half of --shutdown-seconds, and 0 on target `process` [default: 10]
@@ -83,51 +67,10 @@ pub struct ServeArgs {
     pub telemetry: TelemetryArgs,
 
     #[command(flatten)]
-    pub watching: WatchArgs,
-
-    #[command(flatten)]
-    pub deployment: DeploymentArgs,
+    pub kubernetes: KubernetesArgs,
 }
 
-#[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Target `process`")]
-pub struct ProcessArgs {
-    /// Where the queue, state, plans, outputs and downloaded tools are kept [default: `mayfly` in your data
-    /// folder]
-    #[arg(long, value_name = "DIR", env = env::DATA_DIR, value_hint = ValueHint::DirPath)]
-    pub data_dir: Option<PathBuf>,
-
-    /// How many executors run at a time; the rest wait, oldest first [default: one per processor]
-    #[arg(long, value_name = "N", env = env::CONCURRENCY)]
-    pub concurrency: Option<String>,
-
-    /// What happens to running executors when the launcher stops: `interrupt` asks them to finish gracefully,
-    /// `leave` lets them go on and finds them again at the next start [default: interrupt]
-    #[arg(long, value_name = "WHAT", env = env::RUNS_ON_STOP)]
-    pub runs_on_stop: Option<String>,
-
-    /// Another executor binary than the built-in one
-    #[arg(long, value_name = "PATH", env = env::EXECUTOR, value_hint = ValueHint::ExecutablePath)]
-    pub executor: Option<PathBuf>,
-}
-
-#[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Routing")]
-pub struct RoutingArgs {
-    /// `all` runs every dispatch, `flag` only those of workspaces with
-    /// `TERRAKUBE_ENABLE_EPHEMERAL_EXECUTOR` in their environment; the others go to the persistent executor [default: all]
-    #[arg(long, value_name = "WHICH", env = env::ROUTE)]
-    pub route: Option<String>,
-
-    /// `true` reads a flag of 0, false or off as absent [default: false]
-    #[arg(long, value_name = "BOOL", env = env::ROUTE_STRICT, num_args = 0..=1, default_missing_value = "true")]
-    pub route_strict: Option<String>,
-
-    /// The persistent executor, its path included: `http://executor:8090/api/v1/terraform-rs`
-    #[arg(long, value_name = "URL", env = env::PERSISTENT_EXECUTOR_URL)]
-    pub persistent_executor_url: Option<String>,
-}
-
+/// The options of diagnostics.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Diagnostics")]
 pub struct TelemetryArgs {
@@ -153,39 +96,10 @@ InternalSecret, TerrakubeRedisPassword, TerrakubeRedisSentinelPassword and the k
 SIGTERM ends readiness, stops accepting when the endpoints have had time to follow, finishes open requests, and keeps
 what is queued for the next start; a second one leaves at once.";
 
-/// What is wrong with one setting.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Problem {
-    pub(crate) variable: String,
-    pub(crate) text: String,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.variable, self.text)
-    }
-}
-
-impl From<&ConfigProblem> for Problem {
-    fn from(problem: &ConfigProblem) -> Self {
-        Self {
-            variable: problem.subject.clone(),
-            text: problem.rule.clone(),
-        }
-    }
-}
-
-/// Where accepted steps run.
+/// The target and its settings.
 #[derive(Debug)]
 pub(crate) enum TargetSettings {
-    Kubernetes {
-        deployment: Box<Deployment>,
-        watching: Box<Watching>,
-        /// The platform runs are reported to.
-        platform: Option<Box<PlatformSettings>>,
-        /// Without it: records of the local platform.
-        data_dir: Option<PathBuf>,
-    },
+    Kubernetes(Box<KubernetesSettings>),
     Process(ProcessSettings),
 }
 
@@ -198,92 +112,20 @@ enum TargetName {
 /// The settings of the service.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    pub(crate) listen: SocketAddr,
-    /// `None` lets everybody in.
-    pub(crate) secret: Option<InternalSecret>,
+    pub(crate) http: HttpSettings,
     pub(crate) target: TargetSettings,
     pub(crate) routing: Routing,
-    /// How long dispatches are accepted after SIGTERM.
+    /// How long the service accepts dispatches after SIGTERM.
     pub(crate) drain: Duration,
     /// How long stopping may take, the drain included.
     pub(crate) shutdown: Duration,
 }
 
-/// Collects problems while settings are read.
-#[derive(Default)]
-struct Reader {
-    problems: Vec<Problem>,
-}
-
-impl Reader {
-    fn problem(&mut self, variable: &'static str, text: impl Into<String>) {
-        self.problems.push(Problem {
-            variable: variable.to_owned(),
-            text: text.into(),
-        });
-    }
-
-    /// One of a few words; an empty text counts as absent.
-    fn choice<T: Copy>(
-        &mut self,
-        variable: &'static str,
-        text: Option<&str>,
-        choices: &[(&str, T)],
-    ) -> T {
-        let (_, default) = choices[0];
-        let Some(text) = present(text) else {
-            return default;
-        };
-        let found = choices
-            .iter()
-            .find(|(name, _)| text.eq_ignore_ascii_case(name));
-        found.map_or_else(
-            || {
-                let names: Vec<String> = choices
-                    .iter()
-                    .map(|(name, _)| format!("`{name}`"))
-                    .collect();
-                self.problem(
-                    variable,
-                    format!("is `{text}`, expected {}", names.join(" or ")),
-                );
-                default
-            },
-            |(_, choice)| *choice,
-        )
-    }
-
-    fn parse<T: std::str::FromStr>(
-        &mut self,
-        variable: &'static str,
-        text: Option<&str>,
-        expected: &str,
-    ) -> Option<T> {
-        let text = present(text)?;
-        let value = text.parse().ok();
-        if value.is_none() {
-            self.problem(variable, format!("is `{text}`, expected {expected}"));
-        }
-        value
-    }
-}
-
-fn present(text: Option<&str>) -> Option<&str> {
-    text.map(str::trim).filter(|text| !text.is_empty())
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Unauthenticated {
-    No,
-    Loopback,
-    Everywhere,
-}
-
 impl TelemetryArgs {
     /// Format and filter, with what is wrong about them.
-    pub(crate) fn resolve(&self) -> Result<(LogFormat, EnvFilter), Vec<Problem>> {
-        let mut reader = Reader::default();
-        let format = reader.choice(
+    pub(crate) fn resolve(&self) -> Result<(LogFormat, EnvFilter), Vec<InvalidSetting>> {
+        let mut reader = SettingsReader::default();
+        let format = reader.choose(
             env::LOG_FORMAT,
             self.log_format.as_deref(),
             &[
@@ -295,20 +137,20 @@ impl TelemetryArgs {
         let directives = present(self.log_filter.as_deref()).unwrap_or("info");
         let filter = EnvFilter::try_new(directives);
         if filter.is_err() {
-            reader.problem(env::LOG_FILTER, "holds no `tracing` directives");
+            reader.reject(env::LOG_FILTER, "holds no `tracing` directives");
         }
         match filter {
-            Ok(filter) if reader.problems.is_empty() => Ok((format, filter)),
-            _ => Err(reader.problems),
+            Ok(filter) if reader.invalid.is_empty() => Ok((format, filter)),
+            _ => Err(reader.invalid),
         }
     }
 }
 
 impl ServeArgs {
-    /// The settings, or everything that is wrong. `secret` is the text of `InternalSecret`.
-    pub(crate) fn resolve(&self, secret: Option<&str>) -> Result<Settings, Vec<Problem>> {
-        let mut reader = Reader::default();
-        let target = reader.choice(
+    /// Returns the settings, or everything that is invalid. `secret` is the text of `InternalSecret`.
+    pub(crate) fn resolve(&self, secret: Option<&str>) -> Result<Settings, Vec<InvalidSetting>> {
+        let mut reader = SettingsReader::default();
+        let target = reader.choose(
             env::TARGET,
             self.target.as_deref(),
             &[
@@ -316,40 +158,37 @@ impl ServeArgs {
                 ("process", TargetName::Process),
             ],
         );
-        let open = reader.choice(
-            env::ALLOW_UNAUTHENTICATED,
-            self.allow_unauthenticated.as_deref(),
-            &[
-                ("false", Unauthenticated::No),
-                ("true", Unauthenticated::Loopback),
-                ("everywhere", Unauthenticated::Everywhere),
-            ],
-        );
-        let secret = resolve_secret(&mut reader, secret, open);
-        let listen = self.resolve_listen(&mut reader, open);
+        let http = self.http.resolve(&mut reader, secret);
         let (drain, shutdown) = self.resolve_stopping(&mut reader, target);
         let target = match target {
-            TargetName::Kubernetes => self.resolve_deployment(&mut reader),
+            TargetName::Kubernetes => self
+                .kubernetes
+                .resolve(&mut reader, &self.data, &self.platform)
+                .map(|settings| TargetSettings::Kubernetes(Box::new(settings))),
             TargetName::Process => self
-                .resolve_process(&mut reader)
+                .process
+                .resolve(&mut reader, &self.data, &self.platform)
                 .map(TargetSettings::Process),
         };
         let routing = self.routing.resolve(&mut reader);
         match (target, routing) {
-            (Some(target), Some(routing)) if reader.problems.is_empty() => Ok(Settings {
-                listen,
-                secret,
+            (Some(target), Some(routing)) if reader.invalid.is_empty() => Ok(Settings {
+                http,
                 target,
                 routing,
                 drain,
                 shutdown,
             }),
-            _ => Err(reader.problems),
+            _ => Err(reader.invalid),
         }
     }
 
     /// How long dispatches are still accepted, and how long stopping may take in all.
-    fn resolve_stopping(&self, reader: &mut Reader, target: TargetName) -> (Duration, Duration) {
+    fn resolve_stopping(
+        &self,
+        reader: &mut SettingsReader,
+        target: TargetName,
+    ) -> (Duration, Duration) {
         let mut seconds = |variable, text: &Option<String>| {
             reader.parse(variable, text.as_deref(), "a number of seconds")
         };
@@ -357,7 +196,7 @@ impl ServeArgs {
         let all =
             seconds(env::SHUTDOWN_SECONDS, &self.shutdown_seconds).unwrap_or(SHUTDOWN_SECONDS);
         if let Some(drain) = drain.filter(|drain| *drain > 0 && *drain >= all) {
-            reader.problem(
+            reader.reject(
                 env::DRAIN_SECONDS,
                 format!(
                     "is `{drain}`, which leaves open requests no time: {} is {all}",
@@ -367,178 +206,10 @@ impl ServeArgs {
         }
         let drain = drain.unwrap_or(match target {
             TargetName::Kubernetes => DRAIN_SECONDS.min(all / 2),
-            // It is alone with its data directory: nobody could follow to another.
+            // No other launcher serves from its data directory.
             TargetName::Process => 0,
         });
         (Duration::from_secs(drain), Duration::from_secs(all))
-    }
-
-    fn resolve_process(&self, reader: &mut Reader) -> Option<ProcessSettings> {
-        let settings = self.process.resolve(reader);
-        let data_dir = settings.as_ref().map(|settings| settings.data.path());
-        let platform = self.platform.resolve(reader, data_dir);
-        Some(ProcessSettings {
-            platform: platform.map(Box::new),
-            ..settings?
-        })
-    }
-
-    fn resolve_deployment(&self, reader: &mut Reader) -> Option<TargetSettings> {
-        let watching = self.watching.resolve(reader);
-        let data_dir = self.process.data_dir.clone();
-        let platform = self.platform.resolve(reader, data_dir.as_deref());
-        match self.deployment.resolve(self.platform.terrakube.api_url()) {
-            Ok(deployment) => Some(TargetSettings::Kubernetes {
-                deployment: Box::new(deployment),
-                watching: Box::new(watching),
-                platform: platform.map(Box::new),
-                data_dir,
-            }),
-            Err(problems) => {
-                reader.problems.extend(problems.iter().map(Problem::from));
-                None
-            }
-        }
-    }
-
-    fn resolve_listen(&self, reader: &mut Reader, open: Unauthenticated) -> SocketAddr {
-        let ip = match open {
-            Unauthenticated::Loopback => Ipv4Addr::LOCALHOST,
-            _ => Ipv4Addr::UNSPECIFIED,
-        };
-        let listen = reader
-            .parse(
-                env::LISTEN,
-                self.listen.as_deref(),
-                "an IP address and a port such as `0.0.0.0:8090`",
-            )
-            .unwrap_or(SocketAddr::new(IpAddr::V4(ip), PORT));
-        if open == Unauthenticated::Loopback && !listen.ip().is_loopback() {
-            reader.problem(
-                env::ALLOW_UNAUTHENTICATED,
-                format!(
-                    "is `true`, which is for loopback addresses, but {} is `{listen}`; \
-                     `everywhere` lets anybody who reaches it run commands",
-                    env::LISTEN
-                ),
-            );
-        }
-        listen
-    }
-}
-
-fn resolve_secret(
-    reader: &mut Reader,
-    secret: Option<&str>,
-    open: Unauthenticated,
-) -> Option<InternalSecret> {
-    if open != Unauthenticated::No {
-        return None;
-    }
-    match present(secret).map(InternalSecret::parse) {
-        Some(Ok(secret)) => return Some(secret),
-        Some(Err(error)) => reader.problem(env::INTERNAL_SECRET, error.to_string()),
-        None => reader.problem(
-            env::INTERNAL_SECRET,
-            format!(
-                "is not set; it is the secret shared with the platform (without one, {}=true is for trying out)",
-                env::ALLOW_UNAUTHENTICATED
-            ),
-        ),
-    }
-    None
-}
-
-impl ProcessArgs {
-    fn resolve(&self, reader: &mut Reader) -> Option<ProcessSettings> {
-        let concurrency: Option<NonZeroUsize> = reader.parse(
-            env::CONCURRENCY,
-            self.concurrency.as_deref(),
-            "a number from 1",
-        );
-        let on_stop = reader.choice(
-            env::RUNS_ON_STOP,
-            self.runs_on_stop.as_deref(),
-            &[
-                ("interrupt", RunsOnStop::Interrupt),
-                ("leave", RunsOnStop::Leave),
-            ],
-        );
-        let data = DataDir::locate(self.data_dir.as_deref())
-            .map_err(|error| reader.problem(env::DATA_DIR, format!("is needed: {error}")));
-        if let Some(path) = self
-            .executor
-            .as_deref()
-            .filter(|path| which::which(path).is_err())
-        {
-            let path = path.display();
-            reader.problem(
-                env::EXECUTOR,
-                format!("is `{path}`, which is no program that can be started"),
-            );
-        }
-        let program = Program::choose(self.executor.as_deref())
-            .map_err(|error| reader.problem(env::EXECUTOR, format!("is needed: {error}")));
-        Some(ProcessSettings {
-            data: data.ok()?,
-            program: program.ok()?,
-            concurrency: concurrency
-                .or_else(|| std::thread::available_parallelism().ok())
-                .map_or(1, NonZeroUsize::get),
-            on_stop,
-            platform: None,
-        })
-    }
-}
-
-impl RoutingArgs {
-    fn resolve(&self, reader: &mut Reader) -> Option<Routing> {
-        let by_flag = reader.choice(
-            env::ROUTE,
-            self.route.as_deref(),
-            &[("all", false), ("flag", true)],
-        );
-        let flag = reader.choice(
-            env::ROUTE_STRICT,
-            self.route_strict.as_deref(),
-            &[("false", Flag::Present), ("true", Flag::Strict)],
-        );
-        let url: Option<Url> = reader.parse(
-            env::PERSISTENT_EXECUTOR_URL,
-            self.persistent_executor_url.as_deref(),
-            "a URL such as `http://executor:8090/api/v1/terraform-rs`",
-        );
-        let url = url.filter(|url| {
-            let fits = matches!(url.scheme(), "http" | "https");
-            if !fits {
-                reader.problem(
-                    env::PERSISTENT_EXECUTOR_URL,
-                    "must begin with http:// or https://",
-                );
-            }
-            fits
-        });
-        if !by_flag {
-            return Some(Routing::All);
-        }
-        let Some(url) = url else {
-            if present(self.persistent_executor_url.as_deref()).is_none() {
-                reader.problem(
-                    env::PERSISTENT_EXECUTOR_URL,
-                    format!("is not set, but {} is `flag`", env::ROUTE),
-                );
-            }
-            return None;
-        };
-        Fallback::new(flag, url)
-            .map_err(|error| {
-                reader.problem(
-                    env::PERSISTENT_EXECUTOR_URL,
-                    format!("cannot be used: {error}"),
-                );
-            })
-            .ok()
-            .map(Routing::Flag)
     }
 }
 
@@ -552,23 +223,24 @@ mod tests {
     #[test]
     fn a_secret_is_all_it_needs() {
         let settings = ServeArgs::default().resolve(Some(SECRET)).unwrap();
-        assert_eq!(settings.listen.to_string(), "0.0.0.0:8090");
-        assert!(settings.secret.is_some());
+        assert_eq!(settings.http.listen.to_string(), "0.0.0.0:8090");
+        assert!(settings.http.secret.is_some());
         assert!(matches!(settings.routing, Routing::All));
     }
 
     #[test]
     fn every_problem_is_told_at_once_and_named() {
         let args = ServeArgs {
-            listen: Some("nowhere".to_owned()),
+            http: HttpArgs {
+                listen: Some("nowhere".to_owned()),
+                allow_unauthenticated: None,
+            },
             target: Some("process".to_owned()),
-            allow_unauthenticated: None,
             shutdown_seconds: Some("soon".to_owned()),
             process: ProcessArgs {
                 concurrency: Some("0".to_owned()),
                 runs_on_stop: Some("explode".to_owned()),
                 executor: Some("/etc/passwd".into()),
-                ..ProcessArgs::default()
             },
             routing: RoutingArgs {
                 route: Some("flag".to_owned()),
@@ -611,20 +283,24 @@ mod tests {
         #[case] expected: &str,
     ) {
         let args = ServeArgs {
-            allow_unauthenticated: Some(open.to_owned()),
-            listen: listen.map(str::to_owned),
+            http: HttpArgs {
+                allow_unauthenticated: Some(open.to_owned()),
+                listen: listen.map(str::to_owned),
+            },
             ..ServeArgs::default()
         };
         let settings = args.resolve(None).unwrap();
-        assert_eq!(settings.listen.to_string(), expected);
-        assert!(settings.secret.is_none());
+        assert_eq!(settings.http.listen.to_string(), expected);
+        assert!(settings.http.secret.is_none());
     }
 
     #[test]
     fn without_a_secret_other_machines_are_kept_out_unless_forced() {
         let args = ServeArgs {
-            allow_unauthenticated: Some("true".to_owned()),
-            listen: Some("0.0.0.0:8090".to_owned()),
+            http: HttpArgs {
+                allow_unauthenticated: Some("true".to_owned()),
+                listen: Some("0.0.0.0:8090".to_owned()),
+            },
             ..ServeArgs::default()
         };
         let problems = args.resolve(None).unwrap_err();
@@ -637,7 +313,7 @@ mod tests {
             target: Some("moon".to_owned()),
             ..ServeArgs::default()
         };
-        args.deployment.image_pull_policy = Some("Sometimes".to_owned());
+        args.kubernetes.deployment.image_pull_policy = Some("Sometimes".to_owned());
         let problems = args.resolve(Some(SECRET)).unwrap_err();
         let names: Vec<_> = problems.iter().map(|p| p.variable.as_str()).collect();
         assert_eq!(names, ["MAYFLY_TARGET", "MAYFLY_IMAGE_PULL_POLICY"]);
@@ -679,7 +355,7 @@ mod tests {
         let problems = args.resolve(Some(SECRET)).unwrap_err();
         assert_eq!(problems[0].variable, "MAYFLY_DRAIN_SECONDS");
         assert!(
-            problems[0].text.contains("MAYFLY_SHUTDOWN_SECONDS is 25"),
+            problems[0].reason.contains("MAYFLY_SHUTDOWN_SECONDS is 25"),
             "{}",
             problems[0]
         );

@@ -1,0 +1,195 @@
+//! `check`: whether a run would start here, before one has to find out.
+
+mod peers;
+
+use clap::Args;
+use job_contract::{Exit, env};
+use serde_json::json;
+
+pub use self::peers::PeerArgs;
+use super::error::CommandError;
+use super::output::Output;
+use super::{AccessArgs, ShowArgs};
+use crate::cluster::RetryPolicy;
+use crate::cluster::check::{CheckOutcome, CheckResult, Expectations};
+use crate::kubernetes::config::{Deployment, DeploymentArgs};
+use crate::manifest::job_data::Mode;
+use crate::manifest::{self, ManifestErrors};
+use crate::terminal::paint::Paint;
+use crate::terminal::table::{Cell, Table, Tone};
+
+/// What is checked: the configuration `serve` and `launch` would use.
+#[derive(Args, Debug)]
+pub struct CheckArgs {
+    /// Namespace of the Lease of the replica that watches [default: that of the runs]
+    #[arg(long, alias = "election-namespace", value_name = "NAME", env = env::LEASE_NAMESPACE)]
+    pub lease_namespace: Option<String>,
+    /// Its name [default: mayfly-launcher]
+    #[arg(long, value_name = "NAME", env = env::LEASE_NAME)]
+    pub lease_name: Option<String>,
+    #[command(flatten)]
+    pub peers: PeerArgs,
+    #[command(flatten)]
+    pub access: AccessArgs,
+    #[command(flatten)]
+    pub show: ShowArgs,
+    #[command(flatten)]
+    pub deployment: DeploymentArgs,
+}
+
+pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, CommandError> {
+    let deployment = args
+        .deployment
+        .resolve(args.peers.api_url.as_deref())
+        .map_err(CommandError::Configuration)?;
+    for warning in &deployment.warnings {
+        out.note(&format!("warning: {warning}"));
+    }
+    let cluster = args.access.connect(&deployment.namespace).await?;
+    // A quick answer is worth more here than many retries.
+    let cluster = cluster.with_retry_policy(RetryPolicy {
+        attempts: 1,
+        ..RetryPolicy::default()
+    });
+    let set = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
+    let expected = Expectations {
+        lease_namespace: set(&args.lease_namespace),
+        lease_name: set(&args.lease_name),
+        ..expectations(&deployment).map_err(CommandError::Manifest)?
+    };
+    let mut results = cluster.check(&expected).await;
+    results.extend(peers::check(&args.peers).await);
+    let exit = verdict(&results);
+    if out.json {
+        let ok = exit == Exit::Done;
+        out.print_json(&json!({"namespace": deployment.namespace, "ok": ok, "checks": results}))?;
+    } else {
+        let text = render(&results, out.paint);
+        out.print(&text);
+    }
+    Ok(exit)
+}
+
+fn expectations(deployment: &Deployment) -> Result<Expectations, ManifestErrors> {
+    Ok(Expectations {
+        job_data_in_secret: deployment.job_data_mode == Mode::Secret,
+        references: manifest::references(deployment)?,
+        ..Expectations::default()
+    })
+}
+
+/// A cluster that told nothing at all could not be reached, which may pass; anything else has to be mended.
+fn verdict(results: &[CheckResult]) -> Exit {
+    let any = |outcome| results.iter().any(|result| result.outcome == outcome);
+    let told = results
+        .iter()
+        .filter(|result| result.subject.starts_with("right to "))
+        .any(|result| result.outcome != CheckOutcome::Unknown);
+    if !told {
+        Exit::Infrastructure
+    } else if any(CheckOutcome::Failed) {
+        Exit::BadConfiguration
+    } else {
+        Exit::Done
+    }
+}
+
+fn render(results: &[CheckResult], paint: Paint) -> String {
+    let mut table = Table::default();
+    for result in results {
+        let (mark, tone) = match result.outcome {
+            CheckOutcome::Ok => ("\u{2713}", Tone::Good),
+            CheckOutcome::Failed => ("\u{2717}", Tone::Bad),
+            CheckOutcome::Unknown => ("?", Tone::Warning),
+        };
+        table.row(vec![
+            Cell::new(mark).tone(tone),
+            Cell::new(&result.subject),
+            Cell::new(&result.finding),
+        ]);
+        if let Some(fix) = &result.fix {
+            let fix = format!("fix: {fix}");
+            table.row(vec![Cell::new(""), Cell::new(""), Cell::new(&fix)]);
+        }
+    }
+    let count = |outcome| {
+        results
+            .iter()
+            .filter(|result| result.outcome == outcome)
+            .count()
+    };
+    let summary = match (count(CheckOutcome::Failed), count(CheckOutcome::Unknown)) {
+        (0, 0) => "Everything is in place.".to_owned(),
+        (0, unknown) => format!("Nothing is missing; {unknown} could not be told."),
+        (failed, 0) => format!("{failed} to be mended."),
+        (failed, unknown) => format!("{failed} to be mended, {unknown} could not be told."),
+    };
+    format!("{}\n{}\n", table.render(paint), paint.bold(&summary))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::overlay::Overlay;
+
+    fn result(subject: &str, outcome: CheckOutcome, fix: Option<&str>) -> CheckResult {
+        CheckResult {
+            subject: subject.into(),
+            outcome,
+            finding: "what was found".into(),
+            fix: fix.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn what_is_missing_comes_with_its_fix() {
+        let results = [
+            result("namespace runs", CheckOutcome::Ok, None),
+            result(
+                "right to create jobs.batch",
+                CheckOutcome::Failed,
+                Some("grant it"),
+            ),
+            result("ConfigMap ca", CheckOutcome::Unknown, None),
+        ];
+        insta::assert_snapshot!(render(&results, Paint { on: false }));
+        assert_eq!(verdict(&results), Exit::BadConfiguration);
+    }
+
+    #[test]
+    fn a_silent_cluster_is_no_fault_of_the_configuration() {
+        let right = |outcome| result("right to create jobs.batch", outcome, None);
+        let lost = result("namespace runs", CheckOutcome::Failed, Some("look"));
+        assert_eq!(
+            verdict(&[lost, right(CheckOutcome::Unknown)]),
+            Exit::Infrastructure
+        );
+        assert_eq!(verdict(&[right(CheckOutcome::Ok)]), Exit::Done);
+    }
+
+    #[test]
+    fn everything_the_pods_will_name_is_looked_for() {
+        let deployment = Deployment {
+            image_pull_secrets: vec!["pull".into()],
+            env_config_maps: vec!["ca".into()],
+            overlay: Some(
+                Overlay::parse(
+                    "spec: {volumes: [{name: tls, secret: {secretName: tls}}], serviceAccountName: runner}",
+                )
+                .unwrap(),
+            ),
+            priority_class: Some("batch".into()),
+            ..Deployment::default()
+        };
+        let expected = expectations(&deployment).unwrap();
+        assert!(expected.job_data_in_secret);
+        let names = expected.references;
+        for secret in ["pull", "terrakube-executor-secrets", "tls"] {
+            assert!(names.secrets.contains(secret), "{secret}: {names:?}");
+        }
+        assert_eq!(names.secrets.len(), 3, "its own is made with it");
+        assert!(names.config_maps.contains("ca"));
+        assert!(names.service_accounts.contains("runner"));
+        assert!(names.priority_classes.contains("batch"));
+    }
+}

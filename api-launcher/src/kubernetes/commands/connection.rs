@@ -1,0 +1,74 @@
+//! Which cluster and namespace a command is about.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use job_contract::env;
+use platform::report_key;
+use runtime::setting::present;
+
+use super::error::CommandError;
+use crate::cluster::{Access, Cluster};
+use crate::manifest::deployment::DEFAULT_NAMESPACE;
+use crate::manifest::{Fault, Problem, check};
+
+/// How the cluster is reached.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Cluster")]
+pub struct AccessArgs {
+    /// Context of the kubeconfig
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+    /// Kubeconfig to use instead of KUBECONFIG and ~/.kube/config
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+}
+
+impl AccessArgs {
+    pub(super) async fn connect(&self, namespace: &str) -> Result<Cluster, CommandError> {
+        let access = Access {
+            namespace: Some(namespace.to_owned()),
+            context: self.context.clone(),
+            kubeconfig: self.kubeconfig.clone(),
+        };
+        let key = report_key::from_lookup(|name| std::env::var(name).ok());
+        let key = key.map_err(|problem| {
+            CommandError::Configuration(vec![Problem {
+                subject: problem.variable.clone(),
+                rule: problem.text,
+                fault: Fault::Deployment,
+            }])
+        })?;
+        Ok(Cluster::connect_with(access).await?.with_report_key(key))
+    }
+}
+
+/// The cluster and the namespace of the runs.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Cluster")]
+pub struct ClusterArgs {
+    /// Namespace of the runs
+    #[arg(short, long, env = env::NAMESPACE, value_name = "NAME", default_value = DEFAULT_NAMESPACE)]
+    pub namespace: String,
+    #[command(flatten)]
+    pub access: AccessArgs,
+}
+
+impl ClusterArgs {
+    pub(super) async fn connect(&self) -> Result<Cluster, CommandError> {
+        self.access.connect(self.namespace()?).await
+    }
+
+    /// A blank variable is one that is not set, as for `launch`.
+    fn namespace(&self) -> Result<&str, CommandError> {
+        let namespace = present(Some(&self.namespace)).unwrap_or(DEFAULT_NAMESPACE);
+        check::dns_label(namespace).map_err(|rule| {
+            CommandError::Configuration(vec![Problem {
+                subject: env::NAMESPACE.to_owned(),
+                rule: rule.to_owned(),
+                fault: Fault::Deployment,
+            }])
+        })?;
+        Ok(namespace)
+    }
+}

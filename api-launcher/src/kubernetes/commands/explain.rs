@@ -1,0 +1,217 @@
+//! `explain`: how a run stands or ended, on what that rests, what to do, and where its time went.
+
+use std::fmt::Write as _;
+
+use clap::Args;
+use job_contract::Exit;
+use serde::Serialize;
+
+use super::error::CommandError;
+use super::output::Output;
+use super::{ClusterArgs, ShowArgs, select, timeline};
+use crate::cluster::Cluster;
+use crate::cluster::explain::{Explanation, RunPod};
+use crate::terminal::paint::Paint;
+use crate::terminal::table::{Cell, Table, Tone};
+use crate::verdict::{Begun, VerdictKind};
+
+/// Which run, and how.
+#[derive(Args, Debug)]
+pub struct ExplainArgs {
+    /// Job id (all of its steps, the newest first), `job/step`, or the name of the run's Job
+    pub run: String,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    #[command(flatten)]
+    pub show: ShowArgs,
+}
+
+pub(super) async fn explain(
+    word: &str,
+    cluster: &Cluster,
+    out: &mut Output,
+) -> Result<Exit, CommandError> {
+    let explained = match select::find_all(cluster, word).await {
+        Ok(runs) => {
+            let mut explained = Vec::new();
+            for run in runs {
+                explained.push(cluster.explain(&run.key.name).await?);
+            }
+            explained
+        }
+        // Its Job is gone; what is left may still tell.
+        Err(unknown @ CommandError::NotFound { .. }) => match cluster.explain_gone(word).await {
+            Ok(explained) if explained.is_empty() => return Err(unknown),
+            Ok(explained) => explained,
+            // It may be there; what kept it from being told is more than that its Job is gone.
+            Err(error) => return Err(error.into()),
+        },
+        Err(error) => return Err(error),
+    };
+    if out.json {
+        out.print_json(&Explained::of(&explained))?;
+    } else {
+        let texts: Vec<String> = explained
+            .iter()
+            .map(|explanation| render(explanation, out.paint))
+            .collect();
+        out.print(&texts.join("\n"));
+    }
+    Ok(Exit::Done)
+}
+
+/// What is explained, for machines: the newest step, and the others of its job.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Explained<'a> {
+    #[serde(flatten)]
+    newest: Option<&'a Explanation>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    earlier_steps: &'a [Explanation],
+}
+
+impl<'a> Explained<'a> {
+    fn of(explained: &'a [Explanation]) -> Self {
+        let (newest, earlier_steps) = match explained.split_first() {
+            Some((newest, others)) => (Some(newest), others),
+            None => (None, &[][..]),
+        };
+        Self {
+            newest,
+            earlier_steps,
+        }
+    }
+}
+
+fn render(explanation: &Explanation, paint: Paint) -> String {
+    let key = &explanation.key;
+    let step_type = explanation.step_type.as_deref();
+    // Of a run whose Job is gone the type is not known.
+    let step = step_type.map_or_else(|| "step".to_owned(), |name| format!("{name} step"));
+    let title = format!("Run {}, {step} {}", key.job_id, key.step_id);
+    let mut text = format!("{} ({})\n\n", paint.bold(&title), key.name);
+    text += &facts(explanation).render(paint);
+    let drawn = timeline::draw(&explanation.timeline, paint);
+    if !drawn.is_empty() {
+        let _ = write!(text, "\n{}\n{drawn}", paint.bold("Timeline (UTC)"));
+    }
+    text
+}
+
+fn pod_words(pod: &RunPod) -> String {
+    let node = pod
+        .node
+        .as_ref()
+        .map_or_else(String::new, |node| format!(" on {node}"));
+    let begun = match pod.begun {
+        Begun::Yes => "began the step",
+        Begun::Unknown => "it is not known whether it began the step",
+        Begun::No => "did not begin the step",
+    };
+    let end = pod
+        .end
+        .as_ref()
+        .map_or_else(String::new, |end| format!("; {end}"));
+    format!("{}{node}: {begun}{end}", pod.name)
+}
+
+fn facts(explanation: &Explanation) -> Table {
+    let mut table = Table::default();
+    let mut fact = |name: &str, cell: Cell| {
+        table.row(vec![Cell::new(name).tone(Tone::Dim), cell]);
+    };
+    if explanation.running {
+        fact("state", Cell::new("running"));
+    }
+    if let Some(wait) = &explanation.wait {
+        fact("state", Cell::new("waiting").tone(Tone::Warning));
+        fact("reason", Cell::new(&wait.sentence));
+        fact(
+            "since",
+            Cell::new(&wait.since.strftime("%F %H:%M:%S UTC").to_string()),
+        );
+    }
+    if let Some(verdict) = &explanation.verdict {
+        let tone = match verdict.kind {
+            VerdictKind::Completed => Tone::Good,
+            _ => Tone::Bad,
+        };
+        fact("verdict", Cell::new(verdict.kind.name()).tone(tone));
+        fact("cause", Cell::new(&verdict.sentence));
+        for (index, evidence) in verdict.evidence.iter().enumerate() {
+            let name = if index == 0 { "evidence" } else { "" };
+            fact(
+                name,
+                Cell::new(&format!("{}: {}", evidence.source, evidence.text)),
+            );
+        }
+        if let Some(advice) = &verdict.advice {
+            fact("advice", Cell::new(advice));
+        }
+        let outcome = format!("{} ({})", verdict.outcome.code(), verdict.outcome);
+        fact("exit code", Cell::new(&outcome));
+    }
+    for (index, pod) in explanation.pods.iter().enumerate() {
+        let name = if index == 0 { "pods" } else { "" };
+        fact(name, Cell::new(&pod_words(pod)));
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::list::tests::{at, run};
+    use super::super::timeline::tests::timeline;
+    use super::*;
+    use crate::verdict::{Evidence, Verdict, Wait, WaitReason};
+
+    fn explanation(verdict: Option<Verdict>, wait: Option<Wait>) -> Explanation {
+        Explanation {
+            key: run("42", "plan").key,
+            step_type: Some("plan".into()),
+            running: false,
+            pods: vec![RunPod {
+                name: "job-42-plan-x9k2p".into(),
+                node: Some("node-1".into()),
+                begun: Begun::Yes,
+                end: None,
+            }],
+            timeline: timeline(),
+            wait,
+            verdict,
+        }
+    }
+
+    #[test]
+    fn an_ended_run_is_explained_with_evidence_and_advice() {
+        let verdict = Verdict {
+            kind: VerdictKind::OomKilled,
+            sentence: "The executor was killed because it used more than 2Gi of memory.".into(),
+            evidence: vec![
+                Evidence::new("container executor", "OOMKilled, exit code 137"),
+                Evidence::new("node", "node-1"),
+            ],
+            advice: Some("Raise EPHEMERAL_CONFIG_MEMORY_LIMIT.".into()),
+            outcome: Exit::Signal(9),
+            begun: Begun::Yes,
+            may_change: true,
+            job_over: true,
+            report: None,
+        };
+        let text = render(&explanation(Some(verdict), None), Paint { on: false });
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn a_waiting_run_says_what_for() {
+        let wait = Wait {
+            reason: WaitReason::Node,
+            sentence: "No node takes the pod: insufficient cpu.".into(),
+            since: at(2),
+            until: None,
+        };
+        let mut waiting = explanation(None, Some(wait));
+        waiting.timeline.truncate(2);
+        insta::assert_snapshot!(render(&waiting, Paint { on: false }));
+    }
+}

@@ -1,0 +1,200 @@
+//! Where the commands write: tables or JSON on standard output, notes and errors on standard error.
+
+use std::fmt;
+use std::io::{self, IsTerminal as _, Write};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::error::CommandError;
+use crate::terminal::Terminal;
+use crate::terminal::options::{COLOR_HELP, Format, When};
+use crate::terminal::paint::Paint;
+
+/// How answers are shown.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Display")]
+pub struct ShowArgs {
+    /// Tables for people, or JSON for programs (docs/commands.md)
+    #[arg(
+        short = 'o',
+        long = "output",
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t
+    )]
+    pub format: Format,
+    /// When to use colours
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t, help = COLOR_HELP)]
+    pub color: When,
+}
+
+/// The two streams.
+pub(super) struct Output {
+    out: Box<dyn Write>,
+    err: Box<dyn Write>,
+    open: bool,
+    /// Why standard output could not be written, where that is not its reader's wish.
+    lost: Option<io::Error>,
+    pub(super) json: bool,
+    pub(super) paint: Paint,
+    /// Columns of the terminal; `None` where there is none.
+    pub(super) width: Option<usize>,
+}
+
+impl fmt::Debug for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Output")
+            .field("json", &self.json)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Output {
+    pub(super) fn new(show: &ShowArgs) -> Self {
+        let terminal = Terminal::detect(show.format, show.color);
+        Self {
+            out: Box::new(io::stdout()),
+            err: Box::new(io::stderr()),
+            open: true,
+            lost: None,
+            json: show.format == Format::Json,
+            paint: Paint { on: terminal.color },
+            width: io::stdout()
+                .is_terminal()
+                .then(|| usize::from(console::Term::stdout().size().1)),
+        }
+    }
+
+    /// Returns whether standard output still has a reader.
+    pub(super) const fn is_open(&self) -> bool {
+        self.open
+    }
+
+    pub(super) fn print(&mut self, text: &str) {
+        if !self.open {
+            return;
+        }
+        let written = self.out.write_all(text.as_bytes());
+        if let Err(error) = written.and_then(|()| self.out.flush()) {
+            self.open = false;
+            // A reader that stops early is no failure.
+            if error.kind() != io::ErrorKind::BrokenPipe {
+                self.lost = Some(error);
+            }
+        }
+    }
+
+    /// Fails when something that was to be shown could not be.
+    pub(super) fn written(&mut self) -> Result<(), CommandError> {
+        self.lost
+            .take()
+            .map_or(Ok(()), |error| Err(CommandError::Output(error)))
+    }
+
+    /// The whole answer of a command, for programs.
+    pub(super) fn print_json<T: Serialize>(&mut self, value: &T) -> Result<(), CommandError> {
+        let text = serde_json::to_string_pretty(value).map_err(CommandError::Json)?;
+        self.print(&(text + "\n"));
+        Ok(())
+    }
+
+    /// One of several answers, on a line of its own.
+    pub(super) fn print_json_line<T: Serialize>(&mut self, value: &T) -> Result<(), CommandError> {
+        let text = serde_json::to_string(value).map_err(CommandError::Json)?;
+        self.print(&(text + "\n"));
+        Ok(())
+    }
+
+    /// Something for the person at the terminal, not for a pipe.
+    pub(super) fn note(&mut self, text: &str) {
+        // If that is gone too, the exit code still tells.
+        let _ = writeln!(self.err, "{text}");
+    }
+
+    pub(super) fn fail(&mut self, error: &CommandError) {
+        let paint = Paint {
+            on: self.paint.on && io::stderr().is_terminal(),
+        };
+        for line in error.lines() {
+            self.note(&format!("{} {line}", paint.red("error:")));
+        }
+        if let Some(hint) = error.hint() {
+            self.note(&format!("{} {hint}", paint.dim("hint:")));
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod captured {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    /// What was written, for tests.
+    #[derive(Clone, Debug, Default)]
+    pub(in crate::kubernetes::commands) struct Captured(Arc<Mutex<Vec<u8>>>);
+
+    impl Captured {
+        pub(in crate::kubernetes::commands) fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
+
+    impl Write for Captured {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// An output, and what is written to its two streams.
+    pub(in crate::kubernetes::commands) fn output(json: bool) -> (Output, Captured, Captured) {
+        let (out, err) = (Captured::default(), Captured::default());
+        let output = Output {
+            out: Box::new(out.clone()),
+            err: Box::new(err.clone()),
+            open: true,
+            lost: None,
+            json,
+            paint: Paint { on: false },
+            width: None,
+        };
+        (output, out, err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Standard output that ends like this.
+    #[derive(Debug)]
+    struct Ends(io::ErrorKind);
+
+    impl Write for Ends {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(self.0.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_answer_is_lost_on_a_full_disk_and_not_on_a_reader_who_has_had_enough() {
+        let (mut output, ..) = captured::output(false);
+        output.out = Box::new(Ends(io::ErrorKind::StorageFull));
+        output.print("a");
+        assert!(!output.is_open());
+        assert!(matches!(output.written(), Err(CommandError::Output(_))));
+
+        let (mut output, ..) = captured::output(false);
+        output.out = Box::new(Ends(io::ErrorKind::BrokenPipe));
+        output.print("a");
+        assert!(!output.is_open() && output.written().is_ok());
+    }
+}

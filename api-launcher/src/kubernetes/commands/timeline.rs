@@ -1,0 +1,163 @@
+//! The timeline of a run, drawn: one line for each moment, with a bar where its time was spent. Pure.
+
+use k8s_openapi::jiff::Timestamp;
+
+use crate::cluster::explain::Moment;
+use crate::terminal::paint::Paint;
+use crate::terminal::table::{Cell, Table, Tone};
+use crate::terminal::text::duration;
+
+/// Columns of the longest bar.
+const COLUMNS: i64 = 32;
+
+/// A stretch of time, in milliseconds since the beginning.
+struct Stretch {
+    from: i64,
+    to: i64,
+}
+
+/// Lines of the timeline, or nothing when nothing is known.
+pub(super) fn draw(timeline: &[Moment], paint: Paint) -> String {
+    let Some(first) = timeline.first() else {
+        return String::new();
+    };
+    let stretches: Vec<Stretch> = timeline
+        .iter()
+        .map(|moment| stretch(moment, first.at))
+        .collect();
+    let whole = stretches.iter().map(|s| s.to).max().unwrap_or_default();
+    let mut table = Table::default();
+    for (index, (moment, stretch)) in timeline.iter().zip(&stretches).enumerate() {
+        let tone = match (moment.failed, moment.is_phase) {
+            (true, _) => Tone::Bad,
+            (false, true) => Tone::Good,
+            (false, false) => Tone::Dim,
+        };
+        let (indent, took) = if moment.is_phase {
+            ("  ", duration_of(moment))
+        } else if index == 0 {
+            ("", String::new())
+        } else {
+            ("", format!("+{}", duration_of(moment)))
+        };
+        let bar = if index == 0 {
+            String::new()
+        } else {
+            bar(stretch, whole, moment.is_phase)
+        };
+        let mark = if moment.failed { " \u{2717}" } else { "" };
+        table.row(vec![
+            Cell::new(&moment.at.strftime("%H:%M:%S").to_string()).tone(Tone::Dim),
+            Cell::new(&format!("{indent}{}{mark}", moment.what)),
+            Cell::new(&took),
+            Cell::new(&bar).tone(tone),
+            Cell::new(moment.detail.as_deref().unwrap_or_default()).tone(Tone::Dim),
+        ]);
+    }
+    table.render(paint)
+}
+
+fn duration_of(moment: &Moment) -> String {
+    duration(u64::try_from(moment.milliseconds).unwrap_or_default())
+}
+
+/// A phase lasts from its beginning; a moment ends the wait before it.
+fn stretch(moment: &Moment, start: Timestamp) -> Stretch {
+    let at = i64::try_from(moment.at.duration_since(start).as_millis())
+        .unwrap_or(i64::MAX)
+        .max(0);
+    let long = moment.milliseconds.max(0);
+    if moment.is_phase {
+        Stretch {
+            from: at,
+            to: at.saturating_add(long),
+        }
+    } else {
+        Stretch {
+            from: at.saturating_sub(long).max(0),
+            to: at,
+        }
+    }
+}
+
+/// What is too short for a column still gets a thin one.
+fn bar(stretch: &Stretch, whole: i64, is_phase: bool) -> String {
+    let scale = |at: i64| {
+        let column = i128::from(at) * i128::from(COLUMNS) / i128::from(whole.max(1));
+        usize::try_from(column).unwrap_or_default()
+    };
+    let (from, to) = (scale(stretch.from), scale(stretch.to));
+    let offset = from.min(scale(whole).saturating_sub(1));
+    let bar = match (to - from, is_phase) {
+        (0, _) => "\u{258f}".to_owned(),
+        (columns, true) => "\u{2588}".repeat(columns),
+        (columns, false) => "\u{2591}".repeat(columns),
+    };
+    " ".repeat(offset) + &bar
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::list::tests::at;
+    use super::*;
+
+    fn moment(what: &str, second: i64, milliseconds: i64) -> Moment {
+        Moment {
+            what: what.into(),
+            at: at(second),
+            milliseconds,
+            is_phase: false,
+            failed: false,
+            detail: None,
+        }
+    }
+
+    pub(in crate::kubernetes::commands) fn timeline() -> Vec<Moment> {
+        let phase = |what, second, milliseconds, failed| Moment {
+            is_phase: true,
+            failed,
+            ..moment(what, second, milliseconds)
+        };
+        vec![
+            moment("accepted", 0, 0),
+            moment("released", 0, 0),
+            Moment {
+                detail: Some("on node-1".into()),
+                ..moment("scheduled", 2, 2000)
+            },
+            moment("image pulled", 10, 8000),
+            moment("started", 11, 1000),
+            phase("workspace", 11, 310, false),
+            phase("init", 12, 9000, false),
+            phase("plan", 21, 18_500, true),
+            Moment {
+                detail: Some("exit code 1".into()),
+                ..moment("ended", 40, 29_000)
+            },
+            moment("reported", 41, 1000),
+        ]
+    }
+
+    #[test]
+    fn a_timeline_shows_where_time_went() {
+        insta::assert_snapshot!(draw(&timeline(), Paint { on: false }));
+    }
+
+    #[test]
+    fn a_run_that_was_only_accepted_has_a_line_and_no_bar() {
+        let text = draw(&[moment("accepted", 0, 0)], Paint { on: false });
+        assert_eq!(text, "00:00:00  accepted\n");
+        assert_eq!(draw(&[], Paint { on: false }), "");
+    }
+
+    #[test]
+    fn clocks_that_differ_draw_no_nonsense() {
+        let odd = [
+            moment("accepted", 10, 0),
+            moment("released", 3, 0),
+            moment("started", 12, 99_000),
+        ];
+        let text = draw(&odd, Paint { on: false });
+        assert_eq!(text.lines().count(), 3, "{text}");
+    }
+}

@@ -1,0 +1,214 @@
+//! The options that describe the Jobs of the launcher.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use clap::Args;
+use job_contract::env;
+
+/// Which objects are made, where, and from what.
+#[derive(Args, Clone, Default)]
+#[command(next_help_heading = "Jobs")]
+pub struct DeploymentArgs {
+    /// Namespace of Jobs [default: terrakube].
+    #[arg(long, env = env::NAMESPACE)]
+    pub namespace: Option<String>,
+    #[arg(long, env = env::IMAGE, help = concat!(
+        "Image of the executor [default: mayfly-executor:", env!("CARGO_PKG_VERSION"), "]"
+    ))]
+    pub image: Option<String>,
+    /// Which executor the image holds: `mayfly`, `stock`, or `auto`, which is `mayfly` when the last part of the image's
+    /// repository begins with `mayfly-executor`.
+    #[arg(long, env = env::EXECUTOR_KIND)]
+    pub executor_kind: Option<String>,
+    /// Registry, or registry and path, that images are pulled from instead of their own.
+    #[arg(long, env = env::IMAGE_REGISTRY)]
+    pub image_registry: Option<String>,
+    /// `Always`, `IfNotPresent` or `Never` [default: `IfNotPresent`].
+    #[arg(long, env = env::IMAGE_PULL_POLICY)]
+    pub image_pull_policy: Option<String>,
+    /// Comma list of pull secrets.
+    #[arg(long, env = env::IMAGE_PULL_SECRETS)]
+    pub image_pull_secrets: Option<String>,
+    /// Comma list of Secrets that become the executor's environment [default: terrakube-executor-secrets].
+    #[arg(long, env = env::ENV_SECRETS)]
+    pub env_secrets: Option<String>,
+    /// Comma list of config maps that become the executor's environment.
+    #[arg(long, env = env::ENV_CONFIG_MAPS)]
+    pub env_config_maps: Option<String>,
+    /// Annotations of every pod, as a JSON object or as `key=value;key=value`.
+    #[arg(long, env = env::POD_ANNOTATIONS)]
+    pub pod_annotations: Option<String>,
+    /// Options of a Java virtual machine, of which only node selectors are read.
+    #[arg(long, env = env::JAVA_TOOL_OPTIONS, hide = true)]
+    pub java_tool_options: Option<String>,
+    /// How the job document reaches the pod: `secret`, or `env` as the stock launcher does it.
+    #[arg(long, env = env::JOB_DATA_MODE)]
+    pub job_data_mode: Option<String>,
+    /// Whether a document that is too large is compressed: `auto` (in secret mode), `on` or `off`.
+    #[arg(long, env = env::JOB_DATA_COMPRESSION)]
+    pub job_data_compression: Option<String>,
+    /// Seconds a Job may take, waiting for a node included [default: 21600].
+    #[arg(long, env = env::ACTIVE_DEADLINE_SECONDS)]
+    pub active_deadline_seconds: Option<String>,
+    /// How often a pod that failed before its step began is replaced [default: 2 where the next pod finds its claim,
+    /// else 0].
+    #[arg(long, env = env::BACKOFF_LIMIT)]
+    pub backoff_limit: Option<String>,
+    /// Where executors keep their records, claims above all: `platform`, `shared`, a data folder of all pods, `pod`, or
+    /// `auto`, as follows from what they are given [default: auto].
+    #[arg(long, env = env::RECORDS)]
+    pub records: Option<String>,
+    /// Seconds between SIGTERM and SIGKILL [default: 300 for apply and destroy, 60 otherwise].
+    #[arg(long, env = env::TERMINATION_GRACE_PERIOD_SECONDS)]
+    pub termination_grace_period_seconds: Option<String>,
+    /// The same for steps that change infrastructure.
+    #[arg(long, env = env::APPLY_GRACE_PERIOD_SECONDS)]
+    pub apply_grace_period_seconds: Option<String>,
+    /// Seconds a finished Job is kept [default: 600].
+    #[arg(long, env = env::TTL_SECONDS_AFTER_FINISHED)]
+    pub ttl_seconds_after_finished: Option<String>,
+    /// Priority class of pods.
+    #[arg(long, env = env::PRIORITY_CLASS)]
+    pub priority_class: Option<String>,
+    /// What is mounted where a plugin cache is asked for: its `claim`, or an `empty-dir`.
+    #[arg(long, env = env::PLUGIN_CACHE)]
+    pub plugin_cache: Option<String>,
+    /// Size of the volume runs work in [default: 10Gi].
+    #[arg(long, env = env::WORK_SIZE_LIMIT)]
+    pub work_size_limit: Option<String>,
+    /// Size of the volume of temporary files [default: 1Gi].
+    #[arg(long, env = env::TMP_SIZE_LIMIT)]
+    pub tmp_size_limit: Option<String>,
+    /// YAML or JSON file: a pod template laid over the one that is built.
+    #[arg(long, env = env::POD_TEMPLATE_FILE)]
+    pub pod_template_file: Option<PathBuf>,
+    /// YAML or JSON file: what workspaces may override.
+    #[arg(long, env = env::POLICY_FILE)]
+    pub policy_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub defaults: DefaultsArgs,
+}
+
+/// Defaults of what workspaces can say themselves.
+#[derive(Args, Clone, Default)]
+#[command(
+    next_help_heading = "Defaults of workspaces, each of which a workspace variable of that name overrides"
+)]
+pub struct DefaultsArgs {
+    /// Pairs.
+    #[arg(long, env = env::EPHEMERAL_NODE_SELECTOR)]
+    pub node_selector: Option<String>,
+    /// `key[=value][:operator[:effect[:seconds]]]`, joined by `;`.
+    #[arg(long, env = env::EPHEMERAL_TOLERATIONS)]
+    pub tolerations: Option<String>,
+    /// Service account of pods.
+    #[arg(long, env = env::EPHEMERAL_SERVICE_ACCOUNT)]
+    pub service_account: Option<String>,
+    /// Pairs.
+    #[arg(long, env = env::EPHEMERAL_ANNOTATIONS)]
+    pub job_annotations: Option<String>,
+    /// Pairs.
+    #[arg(long, env = env::EPHEMERAL_POD_ANNOTATIONS)]
+    pub default_pod_annotations: Option<String>,
+    /// Pairs, of Jobs and pods.
+    #[arg(long, env = env::EPHEMERAL_LABELS)]
+    pub labels: Option<String>,
+    /// Config map to mount.
+    #[arg(long, env = env::EPHEMERAL_CONFIG_MAP)]
+    pub config_map: Option<String>,
+    /// Where to mount it [default: /data].
+    #[arg(long, env = env::EPHEMERAL_CONFIG_MAP_PATH)]
+    pub config_map_path: Option<String>,
+    /// Comma list.
+    #[arg(long, env = env::EPHEMERAL_ENV_CONFIG_MAPS)]
+    pub default_env_config_maps: Option<String>,
+    /// Pairs.
+    #[arg(long, env = env::EPHEMERAL_POD_SECURITY)]
+    pub pod_security_context: Option<String>,
+    /// Pairs.
+    #[arg(long, env = env::EPHEMERAL_SECURITY)]
+    pub security_context: Option<String>,
+    /// Kubernetes quantity [default: 250m].
+    #[arg(long, env = env::EPHEMERAL_CPU_REQUEST)]
+    pub cpu_request: Option<String>,
+    /// Kubernetes quantity.
+    #[arg(long, env = env::EPHEMERAL_CPU_LIMIT)]
+    pub cpu_limit: Option<String>,
+    /// Kubernetes quantity [default: 512Mi].
+    #[arg(long, env = env::EPHEMERAL_MEMORY_REQUEST)]
+    pub memory_request: Option<String>,
+    /// Kubernetes quantity [default: 2Gi].
+    #[arg(long, env = env::EPHEMERAL_MEMORY_LIMIT)]
+    pub memory_limit: Option<String>,
+    /// Kubernetes quantity [default: 2Gi].
+    #[arg(long, env = env::EPHEMERAL_STORAGE_REQUEST)]
+    pub storage_request: Option<String>,
+    /// Kubernetes quantity.
+    #[arg(long, env = env::EPHEMERAL_STORAGE_LIMIT)]
+    pub storage_limit: Option<String>,
+    /// Pairs: environment of the executor.
+    #[arg(long, env = env::EPHEMERAL_ENV, hide_env_values = true, hide = true)]
+    pub executor_env: Option<String>,
+    /// Mounts the plugin cache there, for every workspace.
+    #[arg(long, env = env::DEPLOYMENT_PLUGIN_CACHE_DIR)]
+    pub plugin_cache_dir: Option<String>,
+    /// Its claim [default: terrakube-plugin-pvc].
+    #[arg(long, env = env::DEPLOYMENT_PLUGIN_CACHE_CLAIM)]
+    pub plugin_cache_claim: Option<String>,
+}
+
+/// Environment of executors may hold secrets, so only the settings' presence is shown.
+impl std::fmt::Debug for DeploymentArgs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DeploymentArgs")
+            .field("namespace", &self.namespace)
+            .field("image", &self.image)
+            .field("job_data_mode", &self.job_data_mode)
+            .finish_non_exhaustive()
+    }
+}
+
+/// See [`DeploymentArgs`].
+impl std::fmt::Debug for DefaultsArgs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DefaultsArgs").finish_non_exhaustive()
+    }
+}
+
+impl DefaultsArgs {
+    /// The variables as a workspace would have them.
+    pub(super) fn variables(&self) -> BTreeMap<String, String> {
+        [
+            (env::EPHEMERAL_NODE_SELECTOR, &self.node_selector),
+            (env::EPHEMERAL_TOLERATIONS, &self.tolerations),
+            (env::EPHEMERAL_SERVICE_ACCOUNT, &self.service_account),
+            (env::EPHEMERAL_ANNOTATIONS, &self.job_annotations),
+            (
+                env::EPHEMERAL_POD_ANNOTATIONS,
+                &self.default_pod_annotations,
+            ),
+            (env::EPHEMERAL_LABELS, &self.labels),
+            (env::EPHEMERAL_CONFIG_MAP, &self.config_map),
+            (env::EPHEMERAL_CONFIG_MAP_PATH, &self.config_map_path),
+            (
+                env::EPHEMERAL_ENV_CONFIG_MAPS,
+                &self.default_env_config_maps,
+            ),
+            (env::EPHEMERAL_POD_SECURITY, &self.pod_security_context),
+            (env::EPHEMERAL_SECURITY, &self.security_context),
+            (env::EPHEMERAL_CPU_REQUEST, &self.cpu_request),
+            (env::EPHEMERAL_CPU_LIMIT, &self.cpu_limit),
+            (env::EPHEMERAL_MEMORY_REQUEST, &self.memory_request),
+            (env::EPHEMERAL_MEMORY_LIMIT, &self.memory_limit),
+            (env::EPHEMERAL_STORAGE_REQUEST, &self.storage_request),
+            (env::EPHEMERAL_STORAGE_LIMIT, &self.storage_limit),
+            (env::EPHEMERAL_ENV, &self.executor_env),
+            (env::DEPLOYMENT_PLUGIN_CACHE_DIR, &self.plugin_cache_dir),
+            (env::DEPLOYMENT_PLUGIN_CACHE_CLAIM, &self.plugin_cache_claim),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), value.clone()?)))
+        .collect()
+    }
+}

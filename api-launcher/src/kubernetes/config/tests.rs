@@ -1,0 +1,308 @@
+//! Settings as an operator makes them: by flag here, since tests share one environment.
+
+use std::path::Path;
+
+use clap::{CommandFactory as _, Parser};
+use rstest::rstest;
+
+use super::*;
+
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(flatten)]
+    deployment: DeploymentArgs,
+}
+
+/// Parses flags alone: what the environment of the test holds is not looked at.
+fn args(flags: &[&str]) -> DeploymentArgs {
+    let mut command = Cli::command();
+    for id in command
+        .get_arguments()
+        .map(|a| a.get_id().clone())
+        .collect::<Vec<_>>()
+    {
+        command = command.mut_arg(id, |argument| argument.env(None::<&str>));
+    }
+    let pairs = flags.chunks(2).map(|pair| pair.join("="));
+    let matches = command
+        .try_get_matches_from(std::iter::once("test".to_owned()).chain(pairs))
+        .unwrap();
+    <Cli as clap::FromArgMatches>::from_arg_matches(&matches)
+        .unwrap()
+        .deployment
+}
+
+fn resolve(flags: &[&str]) -> Deployment {
+    args(flags).resolve(None).unwrap()
+}
+
+fn problems(flags: &[&str]) -> Vec<String> {
+    let problems = args(flags).resolve(None).unwrap_err();
+    problems.iter().map(ToString::to_string).collect()
+}
+
+fn pairs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect()
+}
+
+#[test]
+fn every_option_has_a_variable_and_the_line_is_consistent() {
+    let command = Cli::command();
+    command.clone().debug_assert();
+    for argument in command.get_arguments().filter(|a| a.get_id() != "help") {
+        assert!(argument.get_env().is_some(), "{}", argument.get_id());
+    }
+}
+
+#[test]
+fn nothing_said_gives_the_defaults_of_the_platform() {
+    let deployment = resolve(&[]);
+    assert_eq!(deployment, Deployment::default());
+    assert_eq!(deployment.namespace, "terrakube");
+    assert_eq!(deployment.env_secrets, ["terrakube-executor-secrets"]);
+    assert_eq!(deployment.active_deadline_seconds, 21_600);
+    assert_eq!(deployment.ttl_seconds_after_finished, 600);
+    assert_eq!((deployment.backoff_limit, deployment.records), (None, None));
+}
+
+#[test]
+fn blank_settings_are_not_made_and_blank_lists_are_empty() {
+    let deployment = resolve(&["--namespace", " ", "--image", "", "--env-secrets", " , "]);
+    assert_eq!(deployment.namespace, "terrakube");
+    assert_eq!(deployment.image, DEFAULT_IMAGE);
+    assert_eq!(deployment.env_secrets, [""; 0]);
+}
+
+#[test]
+fn lists_and_annotations_are_read_in_every_form() {
+    let deployment = resolve(&[
+        "--env-secrets",
+        "a, b,,a",
+        "--env-config-maps",
+        "c",
+        "--image-pull-secrets",
+        "p",
+        "--pod-annotations",
+        r#"{"a.example/b": "c", "d": "e;f"}"#,
+    ]);
+    assert_eq!(deployment.env_secrets, ["a", "b"]);
+    assert_eq!(deployment.env_config_maps, ["c"]);
+    assert_eq!(deployment.image_pull_secrets, ["p"]);
+    assert_eq!(
+        deployment.defaults.pod_annotations,
+        pairs(&[("a.example/b", "c"), ("d", "e;f")])
+    );
+    let deployment = resolve(&["--pod-annotations", "a=b;c=d"]);
+    assert_eq!(
+        deployment.defaults.pod_annotations,
+        pairs(&[("a", "b"), ("c", "d")])
+    );
+}
+
+#[test]
+fn selectors_of_the_virtual_machine_give_way_to_the_plain_variable() {
+    let java = "-Xmx1g -Dio.terrakube.executor.ephemeral.nodeSelector[kubernetes.io/os]=linux";
+    let deployment = resolve(&["--java-tool-options", java]);
+    assert_eq!(
+        deployment.defaults.node_selector,
+        Some(pairs(&[("kubernetes.io/os", "linux")]))
+    );
+    let deployment = resolve(&["--java-tool-options", java, "--node-selector", ""]);
+    assert_eq!(deployment.defaults.node_selector, Some(BTreeMap::new()));
+    let deployment = resolve(&["--java-tool-options", "-Xmx1g"]);
+    assert_eq!(deployment.defaults.node_selector, None);
+}
+
+#[test]
+fn a_grace_period_too_short_for_the_executor_is_raised_with_a_warning() {
+    for short in ["0", "5", "29"] {
+        let raised = resolve(&["--termination-grace-period-seconds", short]);
+        assert_eq!((raised.grace_seconds, raised.apply_grace_seconds), (30, 30));
+        let [warning] = raised.warnings.as_slice() else {
+            panic!("{:?}", raised.warnings);
+        };
+        assert_eq!(warning.subject, env::TERMINATION_GRACE_PERIOD_SECONDS);
+        assert!(
+            warning
+                .rule
+                .starts_with(&format!("is {short}, and 30 counts")),
+            "{warning}"
+        );
+    }
+    assert_eq!(
+        resolve(&["--termination-grace-period-seconds", "30"]).warnings,
+        []
+    );
+}
+
+#[test]
+fn one_grace_period_counts_for_all_unless_apply_has_its_own() {
+    let both = resolve(&["--termination-grace-period-seconds", "90"]);
+    assert_eq!((both.grace_seconds, both.apply_grace_seconds), (90, 90));
+    let own = resolve(&[
+        "--termination-grace-period-seconds",
+        "90",
+        "--apply-grace-period-seconds",
+        "900",
+    ]);
+    assert_eq!((own.grace_seconds, own.apply_grace_seconds), (90, 900));
+}
+
+#[test]
+fn where_records_are_kept_is_said_or_follows_from_what_the_launcher_reports_to() {
+    let shared = resolve(&["--records", "Shared", "--backoff-limit", "1"]);
+    assert_eq!(
+        (shared.records, shared.backoff_limit),
+        (Some(Records::Shared), Some(1))
+    );
+    assert_eq!(resolve(&["--records", "auto"]).records, None);
+    let reports = |url| args(&[]).resolve(url).unwrap().reports_to_platform;
+    assert!(reports(Some("http://api")));
+    assert!(!reports(Some(" ")) && !reports(None));
+}
+
+#[rstest]
+#[case(&["--namespace", "Not A Namespace"], env::NAMESPACE)]
+#[case(&["--image", "Bad Image"], env::IMAGE)]
+#[case(&["--image-registry", "https://x"], env::IMAGE_REGISTRY)]
+#[case(&["--executor-kind", "ours"], env::EXECUTOR_KIND)]
+#[case(&["--image-pull-policy", "Sometimes"], env::IMAGE_PULL_POLICY)]
+#[case(&["--image-pull-secrets", "a,B"], env::IMAGE_PULL_SECRETS)]
+#[case(&["--env-secrets", "_"], env::ENV_SECRETS)]
+#[case(&["--env-config-maps", "a/b"], env::ENV_CONFIG_MAPS)]
+#[case(&["--pod-annotations", "{broken"], env::POD_ANNOTATIONS)]
+#[case(&["--pod-annotations", r#"{"a": 1}"#], env::POD_ANNOTATIONS)]
+#[case(&["--pod-annotations", "a b=c"], env::POD_ANNOTATIONS)]
+#[case(&["--java-tool-options", "-Dio.terrakube.executor.ephemeral.nodeSelector.=x"], env::JAVA_TOOL_OPTIONS)]
+#[case(&["--job-data-mode", "file"], env::JOB_DATA_MODE)]
+#[case(&["--job-data-compression", "maybe"], env::JOB_DATA_COMPRESSION)]
+#[case(&["--plugin-cache", "nfs"], env::PLUGIN_CACHE)]
+#[case(&["--active-deadline-seconds", "0"], env::ACTIVE_DEADLINE_SECONDS)]
+#[case(&["--active-deadline-seconds", "6h"], env::ACTIVE_DEADLINE_SECONDS)]
+#[case(&["--active-deadline-seconds", "300"], env::ACTIVE_DEADLINE_SECONDS)]
+#[case(&["--backoff-limit", "-1"], env::BACKOFF_LIMIT)]
+#[case(&["--backoff-limit", "2"], env::BACKOFF_LIMIT)]
+#[case(&["--records", "somewhere"], env::RECORDS)]
+#[case(&["--ttl-seconds-after-finished", "99999999999"], env::TTL_SECONDS_AFTER_FINISHED)]
+#[case(&["--termination-grace-period-seconds", "-1"], env::TERMINATION_GRACE_PERIOD_SECONDS)]
+#[case(&["--work-size-limit", "10"], env::WORK_SIZE_LIMIT)]
+#[case(&["--memory-limit", "2048"], env::EPHEMERAL_MEMORY_LIMIT)]
+#[case(&["--apply-grace-period-seconds", "5"], env::APPLY_GRACE_PERIOD_SECONDS)]
+#[case(&["--priority-class", "A"], env::PRIORITY_CLASS)]
+#[case(&["--work-size-limit", "10GiB"], env::WORK_SIZE_LIMIT)]
+#[case(&["--tmp-size-limit", "-1"], env::TMP_SIZE_LIMIT)]
+#[case(&["--tolerations", ":"], env::EPHEMERAL_TOLERATIONS)]
+#[case(&["--cpu-request", "2", "--cpu-limit", "1"], env::EPHEMERAL_CPU_REQUEST)]
+#[case(&["--executor-env", "EphemeralJobData=x"], env::EPHEMERAL_ENV)]
+#[case(&["--plugin-cache-dir", "x"], env::DEPLOYMENT_PLUGIN_CACHE_DIR)]
+#[case(&["--policy-file", "/does/not/exist"], env::POLICY_FILE)]
+#[case(&["--pod-template-file", "/does/not/exist"], env::POD_TEMPLATE_FILE)]
+fn a_wrong_setting_is_named_by_its_variable(#[case] flags: &[&str], #[case] variable: &str) {
+    let problems = problems(flags);
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(
+        problems[0].starts_with(&format!("`{variable}` ")),
+        "{problems:?}"
+    );
+}
+
+#[test]
+fn every_problem_is_reported_at_once() {
+    let problems = problems(&[
+        "--namespace",
+        "A",
+        "--image",
+        "B",
+        "--backoff-limit",
+        "x",
+        "--cpu-limit",
+        "y",
+        "--job-data-mode",
+        "z",
+    ]);
+    assert_eq!(problems.len(), 5, "{problems:?}");
+}
+
+fn file(text: &str) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file.yaml");
+    fs::write(&path, text).unwrap();
+    let path = Path::to_str(&path).unwrap().to_owned();
+    (folder, path)
+}
+
+#[test]
+fn policy_and_template_come_from_files() {
+    let (_policy_folder, policy) = file("serviceAccounts: [runner]\nresources: {cpu: 2}\n");
+    let (_folder, template) = file("spec: {runtimeClassName: gvisor}\n");
+    let deployment = resolve(&["--policy-file", &policy, "--pod-template-file", &template]);
+    assert!(!deployment.policy.service_accounts.allow("other"));
+    assert!(
+        deployment.policy.config_maps.allow("any"),
+        "the rest keeps its default"
+    );
+    assert!(deployment.overlay.is_some());
+    let (_empty_folder, empty) = file("# nothing yet\n");
+    assert_eq!(
+        resolve(&["--policy-file", &empty]).policy,
+        Policy::default()
+    );
+}
+
+#[test]
+fn broken_files_are_named_by_their_variable() {
+    let (_folder, policy) = file("serviceAcounts: []\n");
+    let (_other, template) = file("spec: {nodeSelektor: {}, restartPolicy: Always}\n");
+    let problems = problems(&["--policy-file", &policy, "--pod-template-file", &template]);
+    assert_eq!(problems.len(), 3, "{problems:?}");
+}
+
+#[test]
+fn settings_that_no_run_could_live_with_are_found_at_once() {
+    let (_folder, template) = file("spec: {hostNetwork: true, terminationGracePeriodSeconds: 5}\n");
+    let problems = problems(&["--pod-template-file", &template]);
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    let problems = self::problems(&["--pod-security-context", "runAsUser=0"]);
+    assert!(
+        problems[0].contains(env::EPHEMERAL_POD_SECURITY),
+        "{problems:?}"
+    );
+}
+
+#[test]
+fn environment_of_executors_is_not_shown() {
+    let args = args(&["--executor-env", "TOKEN=hunter2"]);
+    assert!(!format!("{args:?}").contains("hunter2"));
+}
+
+#[test]
+fn the_examples_of_the_manual_are_read() {
+    let manual = include_str!("../../../../docs/kubernetes-manifest.md");
+    let examples: Vec<&str> = manual
+        .split("```yaml\n")
+        .skip(1)
+        .filter_map(|rest| rest.split("```").next())
+        .collect();
+    let [template, policy] = examples[..] else {
+        panic!("the manual has one template and one policy: {examples:?}");
+    };
+    let ((_a, template), (_b, policy)) = (file(template), file(policy));
+    resolve(&["--pod-template-file", &template, "--policy-file", &policy]);
+}
+
+#[test]
+fn the_manual_names_every_variable() {
+    let manual = include_str!("../../../../docs/kubernetes-manifest.md");
+    let grouped = ["EPHEMERAL_CPU", "EPHEMERAL_MEMORY", "EPHEMERAL_STORAGE"];
+    for argument in Cli::command().get_arguments() {
+        let Some(name) = argument.get_env().and_then(|name| name.to_str()) else {
+            continue;
+        };
+        if !grouped.iter().any(|prefix| name.starts_with(prefix)) {
+            assert!(manual.contains(&format!("`{name}`")), "{name}");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Reports to the platform what the watcher sees: that the job of a run is alive, why a run waits, and the end of a run
+//! whose executor did not report it. Stops the runs that the platform has cancelled.
+
+mod cancellation;
+mod end;
+mod notes;
+mod tracked;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use job_contract::chain;
+use platform::StepRef;
+use platform::heartbeat::Sign;
+use tokio::sync::Semaphore;
+use tracing::{info, warn};
+
+use self::notes::Notes;
+use self::tracked::TrackedRuns;
+use crate::cluster::watch::{Life, RunCounts, RunObserver, Told};
+use crate::cluster::{Cluster, RunKey};
+use crate::metrics::Metrics;
+use crate::reporter::PlatformReporter;
+use crate::verdict::{Observation, Verdict, VerdictKind};
+
+/// How many logs are recovered at a time.
+const RECOVERIES: usize = 2;
+/// How long the container of an executor has to run before only its own heartbeat counts. A stock executor sends the first
+/// one 15 s after its Java has started. The launcher's last heartbeat is valid for another 45 s.
+const TAKE_OVER: Duration = Duration::from_mins(1);
+/// How long a started executor has to notice a cancellation itself, and to stop.
+const HEAD_START: Duration = Duration::from_secs(30);
+
+/// Reports runs to the platform. Without a reporter, it only logs.
+#[derive(Debug)]
+pub(super) struct Observer {
+    reporter: Option<Arc<dyn PlatformReporter>>,
+    /// The cluster that has the logs of containers.
+    cluster: Option<Cluster>,
+    metrics: Metrics,
+    head_start: Duration,
+    /// A recovered log stays on disk until it is part of an output, and may be large.
+    recoveries: Semaphore,
+    runs: TrackedRuns,
+}
+
+/// While this value lives, its observer sends the heartbeats of runs.
+#[derive(Debug)]
+pub(super) struct WatchGuard(Arc<Observer>);
+
+impl Drop for WatchGuard {
+    fn drop(&mut self) {
+        self.0.runs.release();
+    }
+}
+
+impl Observer {
+    pub(super) fn new(reporter: Option<Arc<dyn PlatformReporter>>, metrics: Metrics) -> Self {
+        Self {
+            runs: TrackedRuns::new(reporter.clone()),
+            reporter,
+            cluster: None,
+            metrics,
+            head_start: HEAD_START,
+            recoveries: Semaphore::const_new(RECOVERIES),
+        }
+    }
+
+    /// Sets the cluster from which lost logs are recovered.
+    #[must_use]
+    pub(super) fn recovering_from(mut self, cluster: Cluster) -> Self {
+        self.cluster = Some(cluster);
+        self
+    }
+
+    /// Starts the watch, which ends when the guard is dropped. The next watch needs a new observer.
+    pub(super) fn start_watch(self: &Arc<Self>) -> WatchGuard {
+        WatchGuard(Arc::clone(self))
+    }
+
+    /// Writes why a run waits into its log.
+    fn note(&self, run: &RunKey, sentence: &str) {
+        let Some(reporter) = &self.reporter else {
+            return;
+        };
+        if let Some(tracked) = self.runs.tracked().get_mut(run) {
+            tracked
+                .notes
+                .get_or_insert_with(|| Notes::start(Arc::clone(reporter), run.clone()))
+                .add(sentence);
+        }
+    }
+
+    fn report_result(&self, run: &RunKey, result: Result<(), end::EndReportError>) -> Told {
+        match result {
+            Ok(()) => {
+                self.runs.tracked().remove(run);
+                Told::Yes
+            }
+            Err(error) if error.is_final() => {
+                let why = chain(&error);
+                warn!(%run, error = why, "the platform will not be told how a run ended");
+                self.metrics.report_failed();
+                self.runs.tracked().remove(run);
+                Told::Refused(why)
+            }
+            Err(error) => {
+                warn!(%run, error = chain(&error), "the verdict could not be reported, trying again");
+                self.metrics.report_failed();
+                Told::Later
+            }
+        }
+    }
+}
+
+impl RunObserver for Observer {
+    fn on_held(&self, run: &RunKey) {
+        self.runs.hold(run);
+    }
+
+    fn on_forgotten(&self, run: &RunKey) {
+        self.runs.forget(run);
+    }
+
+    fn on_observation(&self, run: &RunKey, observation: &Observation) {
+        match observation {
+            Observation::Ended(verdict) => {
+                // After a restart, the platform may know the end already. A run that was first seen after its end was
+                // counted by the replica that saw it end.
+                let tracked = self.runs.tracked().remove(run);
+                if tracked.is_some_and(|tracked| tracked.ended.is_none()) {
+                    self.metrics.ended(verdict.kind);
+                }
+            }
+            Observation::Waiting(wait) => {
+                self.runs.track_waiting(run);
+                if wait.reason.is_news() {
+                    info!(%run, sentence = wait.sentence, "a run waits");
+                    self.note(run, &wait.sentence);
+                }
+            }
+            Observation::Running => {
+                self.runs.track(run, None);
+                // From now on only the executor writes the log. A note stored later would replace it.
+                if let Some(tracked) = self.runs.tracked().get_mut(run) {
+                    tracked.notes = None;
+                }
+            }
+        }
+        self.runs.held().remove(run);
+    }
+
+    fn on_running(&self, run: &RunKey, since: Option<Duration>) {
+        // Without the status of the container, it is not known when the executor starts.
+        let within = since.map(|since| TAKE_OVER.saturating_sub(since));
+        self.runs.track_running(run, within);
+    }
+
+    fn listen<'a>(&'a self, run: &'a RunKey) -> BoxFuture<'a, Life> {
+        async move {
+            let Some(reporter) = &self.reporter else {
+                return Life::Unknown;
+            };
+            match reporter.executor_sign(&run.job_id).await {
+                Some(Sign::Executor) => Life::Seen,
+                Some(Sign::Nobody) => Life::None,
+                // A launcher sends heartbeats only while the executor may not have begun to.
+                Some(Sign::Launcher) | None => Life::Unknown,
+            }
+        }
+        .boxed()
+    }
+
+    fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, Told> {
+        async move {
+            self.runs.mark_ended(run);
+            let result = match verdict.kind {
+                // A stock executor ends with 0 after it has reported, or has given up between step and job.
+                VerdictKind::Completed if verdict.report.is_none() => self.finish_report(run).await,
+                _ => self.report_end(run, verdict).await,
+            };
+            self.report_result(run, result)
+        }
+        .boxed()
+    }
+
+    fn on_more<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, ()> {
+        async move {
+            if let Err(error) = self.complete_output(run, verdict).await {
+                warn!(%run, error = chain(&error), "the log of the run could not be completed");
+            }
+        }
+        .boxed()
+    }
+
+    fn on_counts(&self, counts: RunCounts) {
+        self.metrics.stand(counts);
+    }
+}
+
+/// The step of a run, as its Job names it.
+fn step_of(run: &RunKey) -> StepRef {
+    StepRef {
+        organization_id: run.organization_id.clone(),
+        workspace_id: run.workspace_id.clone(),
+        job_id: run.job_id.clone(),
+        step_id: run.step_id.clone(),
+        step_type: run.step_type.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

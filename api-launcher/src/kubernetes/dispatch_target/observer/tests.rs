@@ -1,0 +1,283 @@
+//! The observer before a platform that is away, and before a cluster that keeps logs.
+
+use platform::redis::{Redis, RedisArgs};
+use platform::terrakube::{Terrakube, TerrakubeArgs};
+
+use std::convert::Infallible;
+use std::fs;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use axum::http::{Request, Response};
+use futures_util::future::join_all;
+use job_contract::Exit;
+use job_contract::status::JobStatus;
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use kube::client::Body;
+use platform::local::StepRecord;
+use serde_json::json;
+use tower::service_fn;
+
+use super::*;
+use crate::reporter::{LocalReporter, TerrakubeReporter};
+use crate::verdict::{Begun, Wait, WaitReason};
+
+fn run() -> RunKey {
+    RunKey {
+        job_id: "412".into(),
+        step_id: "step".into(),
+        name: "job-412-step".into(),
+        organization_id: "org".into(),
+        workspace_id: "ws".into(),
+        step_type: "terraformPlan".into(),
+    }
+}
+
+fn waits() -> Observation {
+    Observation::Waiting(Wait {
+        reason: WaitReason::Pod,
+        sentence: "waiting for the pod".into(),
+        since: Timestamp::UNIX_EPOCH,
+        until: None,
+    })
+}
+
+fn verdict(kind: VerdictKind) -> Verdict {
+    Verdict {
+        kind,
+        sentence: "it was killed".into(),
+        evidence: Vec::new(),
+        advice: None,
+        outcome: Exit::Infrastructure,
+        begun: Begun::Yes,
+        may_change: true,
+        job_over: true,
+        report: None,
+    }
+}
+
+fn assert_says(metrics: &Metrics, lines: &[&str]) {
+    let text = metrics.render(None);
+    for line in lines {
+        assert!(text.lines().any(|found| found == *line), "{line}\n{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_run_is_counted_once_by_who_saw_it_end_and_every_failed_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let jobs = folder.path().join("platform/jobs");
+    fs::create_dir_all(&jobs).unwrap();
+    fs::write(jobs.join("412.json"), "no record").unwrap();
+    let metrics = Metrics::default().for_cluster();
+    let observer = Observer::new(
+        Some(Arc::new(LocalReporter::new(folder.path()))),
+        metrics.clone(),
+    );
+    let verdict = verdict(VerdictKind::OomKilled);
+    let ended = Observation::Ended(Box::new(verdict.clone()));
+
+    // As after a restart: another has counted it.
+    observer.on_observation(&run(), &ended);
+    assert_says(
+        &metrics,
+        &[r#"mayfly_runs_ended_total{verdict="oom_killed"} 0"#],
+    );
+    observer.on_observation(&run(), &Observation::Running);
+    observer.on_observation(&run(), &ended);
+    assert_eq!(observer.on_ended(&run(), &verdict).await, Told::Later);
+    assert_eq!(observer.on_ended(&run(), &verdict).await, Told::Later);
+    // Its Job is gone before it could be reported.
+    observer.on_observation(&run(), &ended);
+    assert_says(
+        &metrics,
+        &[
+            r#"mayfly_runs_ended_total{verdict="oom_killed"} 1"#,
+            r#"mayfly_runs_finished_total{outcome="failed"} 1"#,
+            r#"mayfly_runs_finished_total{outcome="done"} 0"#,
+            "mayfly_report_failures_total 2",
+        ],
+    );
+}
+
+/// A cluster whose containers have printed something, which it gives out one by one as it is told to, and how many
+/// of them are being given out.
+fn cluster(turns: Arc<Semaphore>, given: Arc<Given>) -> Cluster {
+    let service = service_fn(move |request: Request<Body>| {
+        let (turns, given) = (Arc::clone(&turns), Arc::clone(&given));
+        async move {
+            let path = request.uri().path();
+            let answer = if path.ends_with("/log") {
+                let at_once = given.at_once.fetch_add(1, Ordering::SeqCst) + 1;
+                given.most.fetch_max(at_once, Ordering::SeqCst);
+                turns.acquire().await.unwrap().forget();
+                given.at_once.fetch_sub(1, Ordering::SeqCst);
+                let own = json!({"timestamp": "t", "level": "INFO", "message": "m", "target": "executor"});
+                format!("{own}\nall it said\n")
+            } else if path.contains("/jobs/") {
+                json!({"metadata": {"name": "run", "uid": "1"}}).to_string()
+            } else {
+                let status = json!({"name": "executor", "image": "", "imageID": "", "ready": false,
+                    "restartCount": 0, "state": {"terminated": {"exitCode": 137}}});
+                let owner =
+                    json!({"apiVersion": "batch/v1", "kind": "Job", "name": "run", "uid": "1"});
+                let pod = json!({"metadata": {"name": "run-a", "ownerReferences": [owner]},
+                    "status": {"phase": "Failed", "containerStatuses": [status]}});
+                json!({"metadata": {}, "items": [pod]}).to_string()
+            };
+            Ok::<_, Infallible>(Response::new(axum::body::Body::from(answer)))
+        }
+    });
+    Cluster::from_client(Client::new(service, "runs"), "runs")
+}
+
+#[derive(Debug, Default)]
+struct Given {
+    at_once: AtomicUsize,
+    most: AtomicUsize,
+}
+
+#[tokio::test]
+async fn however_many_runs_end_at_once_few_of_their_logs_are_recovered_at_a_time() {
+    const RUNS: usize = 7;
+    let folder = tempfile::tempdir().unwrap();
+    let reporter = Arc::new(LocalReporter::new(folder.path()));
+    let (turns, given) = (Arc::new(Semaphore::new(0)), Arc::new(Given::default()));
+    let observer = Observer::new(Some(reporter.clone()), Metrics::default())
+        .recovering_from(cluster(Arc::clone(&turns), Arc::clone(&given)));
+    let runs = (0..RUNS).map(|n| RunKey {
+        job_id: n.to_string(),
+        ..run()
+    });
+    let runs: Vec<RunKey> = runs.collect();
+    for run in &runs {
+        reporter.edit(&step_of(run), |record| {
+            record.status = JobStatus::Running;
+            record
+                .steps
+                .push(StepRecord::pending("step", "terraformPlan"));
+        });
+    }
+    let verdict = verdict(VerdictKind::OomKilled);
+    let ends = join_all(runs.iter().map(|run| observer.on_ended(run, &verdict)));
+    let turns = async {
+        while given.at_once.load(Ordering::SeqCst) < RECOVERIES {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(observer.recoveries.available_permits(), 0);
+        turns.add_permits(RUNS);
+    };
+    let (told, ()) = tokio::join!(ends, turns);
+    assert!(told.into_iter().all(|told| told == Told::Yes));
+    assert_eq!(given.most.load(Ordering::SeqCst), RECOVERIES);
+    for run in &runs {
+        let key = format!("local/output/org/{}/step.tfoutput", run.job_id);
+        let output = fs::read_to_string(folder.path().join(key)).unwrap();
+        assert_eq!(output, "all it said\nit was killed\n");
+    }
+}
+
+/// A platform that is away, and its Redis with it.
+fn away() -> Arc<dyn PlatformReporter> {
+    let terrakube = TerrakubeArgs {
+        api_url: Some("http://127.0.0.1:1".into()),
+        public_api_url: Some("http://127.0.0.1:1".into()),
+        enable_security: Some("false".into()),
+        report_patience_seconds: Some("600".into()),
+        ..TerrakubeArgs::default()
+    };
+    let redis = RedisArgs {
+        redis_hostname: Some("127.0.0.1".into()),
+        redis_port: Some("1".into()),
+        ..RedisArgs::default()
+    };
+    let redis = Redis::new(redis.resolve().unwrap().unwrap());
+    let config = terrakube.resolve().unwrap().unwrap();
+    let terrakube = Terrakube::new(config, Some(redis.clone())).unwrap();
+    Arc::new(TerrakubeReporter::new(terrakube, None, Some(redis)).unwrap())
+}
+
+#[tokio::test]
+async fn a_run_whose_job_is_held_is_kept_alive_until_it_is_watched_or_forgotten() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let metrics = Metrics::default().for_cluster();
+    let observer = Observer::new(Some(away()), metrics.clone());
+    let beats = || observer.runs.held().values().flatten().count();
+    observer.on_held(&run());
+    observer.on_held(&run());
+    assert_eq!(beats(), 1);
+    observer.on_forgotten(&run());
+    assert_eq!(beats(), 0);
+
+    // One heart is enough for a run that is watched, though its Job is seen to be held once more.
+    observer.on_held(&run());
+    observer.on_observation(&run(), &waits());
+    observer.on_held(&run());
+    assert_eq!(beats(), 0);
+    assert!(observer.runs.tracked()[&run()].beat.is_some());
+    observer.on_forgotten(&run());
+    assert!(observer.runs.tracked().is_empty());
+
+    // One that its launcher completed ends for nobody.
+    observer.on_held(&run());
+    let ended = verdict(VerdictKind::Deleted);
+    observer.on_observation(&run(), &Observation::Ended(Box::new(ended)));
+    assert_eq!(beats(), 0);
+    assert_says(
+        &metrics,
+        &[r#"mayfly_runs_ended_total{verdict="deleted"} 0"#],
+    );
+}
+
+#[tokio::test]
+async fn who_watches_no_longer_keeps_nothing_alive() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let observer = Arc::new(Observer::new(Some(away()), Metrics::default()));
+    let other = RunKey {
+        job_id: "413".into(),
+        ..run()
+    };
+    let beats = || {
+        let live = observer.runs.tracked();
+        let live = live.values().filter(|live| live.beat.is_some()).count();
+        live + observer.runs.held().values().flatten().count()
+    };
+    let guard = observer.start_watch();
+    observer.on_observation(&run(), &Observation::Running);
+    observer.on_running(&run(), Some(Duration::ZERO));
+    observer.on_held(&other);
+    assert_eq!(beats(), 2);
+    drop(guard);
+    assert_eq!(beats(), 0);
+    // What was under way.
+    observer.on_running(&run(), None);
+    observer.runs.mark_ended(&run());
+    observer.on_held(&other);
+    assert_eq!(beats(), 0);
+}
+
+#[tokio::test]
+async fn a_job_whose_end_is_not_taken_is_kept_alive_for_a_while_only() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let observer = Observer::new(Some(away()), Metrics::default());
+    let reporter = observer.reporter.clone().unwrap();
+    let beats = |after: Duration| {
+        let ended = Instant::now().checked_sub(after).unwrap();
+        observer.runs.tracked().get_mut(&run()).unwrap().ended = Some(ended);
+        observer
+            .runs
+            .stop_late_heartbeats(reporter.report_patience());
+        observer.runs.tracked()[&run()].beat.is_some()
+    };
+    observer.on_observation(&run(), &Observation::Running);
+    observer
+        .runs
+        .stop_late_heartbeats(reporter.report_patience());
+    // Its executor's own heartbeat is over.
+    observer.runs.mark_ended(&run());
+    assert!(beats(Duration::from_secs(590)), "there is still time");
+    assert!(!beats(Duration::from_mins(10)));
+    observer.runs.mark_ended(&run());
+    assert!(observer.runs.tracked()[&run()].beat.is_none());
+}

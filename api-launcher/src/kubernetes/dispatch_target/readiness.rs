@@ -1,0 +1,113 @@
+//! Answers whether the target could accept a dispatch now.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+use super::barrier::{Barrier, BarrierState, CheckedBy};
+use crate::cluster::lease::LeaseState;
+use crate::cluster::{Cluster, ClusterError};
+use crate::dispatch::Readiness;
+
+/// How long an answer is valid. Anyone may ask, so that answers must be cheap.
+const VALIDITY: Duration = Duration::from_secs(5);
+/// Probes give up after a second or a few.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The state of the Lease as this replica sees it, once that is known.
+pub(super) type SharedLeaseState = Arc<SyncMutex<Option<LeaseState>>>;
+
+/// Probes the cluster.
+#[derive(Debug)]
+pub(super) struct ReadinessProbe {
+    cluster: Cluster,
+    pub(super) barrier: Arc<Barrier>,
+    pub(super) lease: SharedLeaseState,
+    lease_name: String,
+    pub(super) last: Mutex<Option<(Instant, Readiness)>>,
+    /// Whether the cluster has accepted a Job of this launcher, in a dry run.
+    accepts_jobs: AtomicBool,
+}
+
+impl ReadinessProbe {
+    pub(super) fn new(cluster: Cluster, barrier: Arc<Barrier>, lease_name: String) -> Self {
+        Self {
+            cluster,
+            barrier,
+            lease: SharedLeaseState::default(),
+            lease_name,
+            last: Mutex::new(None),
+            accepts_jobs: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the state that the watcher keeps up to date.
+    pub(super) fn lease(&self) -> SharedLeaseState {
+        Arc::clone(&self.lease)
+    }
+
+    /// Returns whether the cluster answers, lets this launcher see runs, and has a watcher.
+    pub(super) async fn check(&self) -> Readiness {
+        // One request at a time. Who asks meanwhile gets its answer.
+        let mut last = self.last.lock().await;
+        if let Some((at, readiness)) = &*last
+            && at.elapsed() < VALIDITY
+        {
+            return readiness.clone();
+        }
+        let readiness = match timeout(TIMEOUT, self.probe()).await {
+            Ok(Ok(())) => {
+                self.barrier.record_success(CheckedBy::Probe);
+                self.behind_barrier()
+            }
+            Ok(Err(error)) if error.concerns_every_run() => {
+                self.barrier
+                    .record_failure(CheckedBy::Probe, &error.to_string());
+                self.behind_barrier()
+            }
+            Ok(Err(error)) => Readiness::NotReady(error.to_string()),
+            Err(_) => Readiness::NotReady("the Kubernetes API does not answer".to_owned()),
+        };
+        *last = Some((Instant::now(), readiness.clone()));
+        readiness
+    }
+
+    /// Lists runs. Until it succeeds once, it also creates a Job in a dry run, which concerns admission webhooks.
+    async fn probe(&self) -> Result<(), ClusterError> {
+        self.cluster.reach().await?;
+        if !self.accepts_jobs.load(Ordering::Relaxed) {
+            self.cluster.lets_create().await?;
+            self.accepts_jobs.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn behind_barrier(&self) -> Readiness {
+        match self.barrier.state() {
+            BarrierState::Open => self.with_lease(),
+            BarrierState::Delays(reason) => Readiness::NotReady(reason),
+            BarrierState::Fails(reason) => Readiness::Impaired(reason),
+        }
+    }
+
+    /// A replica that stands by is as ready as the holder of the Lease. A replica that could not take over is not ready: it
+    /// may be that no replica watches.
+    fn with_lease(&self) -> Readiness {
+        let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*lease {
+            None | Some(LeaseState::Holder | LeaseState::StandsBy) => Readiness::Ready,
+            Some(LeaseState::NotAllowed) => Readiness::Impaired(format!(
+                "no right to hold the Lease `{}`: this replica watches the runs without one, which only a single replica \
+                 may do. Grant it what `rbac/launcher.yaml` does",
+                self.lease_name
+            )),
+            Some(LeaseState::OutOfReach(cause)) => Readiness::NotReady(format!(
+                "the Lease `{}` cannot be had, so that nobody may be watching the runs: {cause}",
+                self.lease_name
+            )),
+        }
+    }
+}

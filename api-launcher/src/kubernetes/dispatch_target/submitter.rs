@@ -1,0 +1,206 @@
+//! Creates the Job of a dispatch.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use job_contract::{Document, JobData, chain};
+use tokio::time::{Instant, timeout_at};
+use tracing::{info, warn};
+
+use super::barrier::{Barrier, BarrierState, CheckedBy};
+use crate::cluster::{Cluster, ClusterError, Submitted, labels};
+use crate::dispatch::{Acceptance, DispatchError};
+use crate::kubernetes::config::Deployment;
+use crate::manifest::{self, Manifest};
+
+/// How long a submission may take. Terrakube closes the connection after a minute, and then does not know that it may
+/// dispatch again.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Creates Jobs.
+#[derive(Debug)]
+pub(super) struct JobSubmitter {
+    pub(super) cluster: Cluster,
+    pub(super) deployment: Deployment,
+    pub(super) barrier: Arc<Barrier>,
+    pub(super) timeout: Duration,
+}
+
+/// A run in the cluster.
+#[derive(Debug)]
+pub(super) struct Submission {
+    pub(super) acceptance: Acceptance,
+    /// The name of its Job, if the Job was not released.
+    pub(super) held_job: Option<String>,
+    /// Settings of the workspace that have no effect.
+    pub(super) notes: Vec<String>,
+}
+
+/// Why a dispatch did not become a Job.
+#[derive(Debug)]
+pub(super) enum SubmitError {
+    /// A later attempt may succeed.
+    Unavailable(String),
+    /// The cluster has accepted no Job for a while.
+    Blocked(String),
+    /// No attempt can succeed.
+    Invalid(String),
+}
+
+impl From<SubmitError> for DispatchError {
+    fn from(error: SubmitError) -> Self {
+        match error {
+            SubmitError::Unavailable(reason) => Self::Unavailable(reason),
+            SubmitError::Blocked(reason) | SubmitError::Invalid(reason) => Self::Invalid(reason),
+        }
+    }
+}
+
+impl JobSubmitter {
+    pub(super) const fn new(
+        cluster: Cluster,
+        deployment: Deployment,
+        barrier: Arc<Barrier>,
+    ) -> Self {
+        Self {
+            cluster,
+            deployment,
+            barrier,
+            timeout: TIMEOUT,
+        }
+    }
+
+    /// Creates the Job and releases it. With `hold`, the Job stays suspended unless a queue of the cluster releases it.
+    pub(super) async fn submit(
+        &self,
+        job: &Document,
+        hold: bool,
+    ) -> Result<Submission, SubmitError> {
+        let deadline = Instant::now() + self.timeout;
+        let submitted = match manifest::build(job, &self.deployment) {
+            Ok(manifest) => {
+                for note in &manifest.notes {
+                    info!(job_id = job.job_id, step_id = job.step_id, "{note}");
+                }
+                self.submit_manifest(manifest, hold, deadline).await
+            }
+            Err(errors) => Err(SubmitError::Invalid(errors.to_string())),
+        };
+        match submitted {
+            Err(SubmitError::Invalid(reason)) => {
+                self.find_earlier_delivery(job, reason, deadline).await
+            }
+            submitted => submitted,
+        }
+    }
+
+    async fn submit_manifest(
+        &self,
+        manifest: Manifest,
+        hold: bool,
+        deadline: Instant,
+    ) -> Result<Submission, SubmitError> {
+        let notes = manifest.notes.clone();
+        let name = manifest.job.metadata.name.clone();
+        let hold = hold && is_released_by_launcher(&manifest);
+        let cluster = self.cluster.clone();
+        let request = if hold {
+            async move { cluster.hold(&manifest).await }.boxed()
+        } else {
+            // The release is not waited for. The cluster has the run by then, and the watcher releases what is left.
+            async move { cluster.accept(&manifest).await }.boxed()
+        };
+        Ok(Submission {
+            acceptance: self.send(deadline, request).await?,
+            held_job: name.filter(|_| hold),
+            notes,
+        })
+    }
+
+    /// Sends the requests in a task of its own, so that they end even if the caller hangs up. If they take too long, the
+    /// next delivery and the watcher find what they left in the cluster.
+    async fn send(
+        &self,
+        deadline: Instant,
+        request: BoxFuture<'static, Result<Submitted, ClusterError>>,
+    ) -> Result<Acceptance, SubmitError> {
+        let submitted = match tokio::spawn(timeout_at(deadline, request)).await {
+            Ok(Ok(Ok(submitted))) => submitted,
+            Ok(Ok(Err(error))) => return Err(self.classify(&error)),
+            Ok(Err(_)) => {
+                let reason = "the Kubernetes API takes too long";
+                warn!(reason, "a dispatch did not become a Job");
+                return Err(SubmitError::Unavailable(reason.to_owned()));
+            }
+            Err(_) => {
+                return Err(SubmitError::Unavailable(
+                    "the launcher is stopping".to_owned(),
+                ));
+            }
+        };
+        self.barrier.record_success(CheckedBy::Dispatch);
+        Ok(match submitted {
+            Submitted::Created => Acceptance::New,
+            Submitted::AlreadyThere => Acceptance::Duplicate,
+        })
+    }
+
+    /// An error that concerns every run is worth a retry for a while. An error that concerns only this run is not.
+    fn classify(&self, error: &ClusterError) -> SubmitError {
+        warn!(error = chain(error), "a dispatch did not become a Job");
+        if error.is_transient() {
+            return SubmitError::Unavailable(error.to_string());
+        }
+        if !error.concerns_every_run() {
+            return SubmitError::Invalid(error.to_string());
+        }
+        match self
+            .barrier
+            .record_failure(CheckedBy::Dispatch, &error.to_string())
+        {
+            BarrierState::Fails(reason) => SubmitError::Blocked(format!(
+                "{reason}. No run can start until that is mended: `api-launcher check` tells what is missing"
+            )),
+            BarrierState::Delays(reason) => SubmitError::Unavailable(reason),
+            BarrierState::Open => SubmitError::Unavailable(error.to_string()),
+        }
+    }
+
+    /// An earlier delivery may have been accepted before a setting or a rule of the cluster changed. Then this one is
+    /// accepted too: any other response would fail the running job (contract 2.5).
+    async fn find_earlier_delivery(
+        &self,
+        job: &JobData,
+        reason: String,
+        deadline: Instant,
+    ) -> Result<Submission, SubmitError> {
+        let found = self.cluster.has_run(&job.job_id, &job.step_id).boxed();
+        let error = match timeout_at(deadline, found).await {
+            Ok(Ok(true)) => {
+                return Ok(Submission {
+                    acceptance: Acceptance::Duplicate,
+                    held_job: None,
+                    notes: Vec::new(),
+                });
+            }
+            Ok(Ok(false)) => return Err(SubmitError::Invalid(reason)),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "the Kubernetes API takes too long".to_owned(),
+        };
+        Err(SubmitError::Unavailable(format!(
+            "{reason}; and whether it was accepted before is not known: {error}"
+        )))
+    }
+}
+
+/// A Job of a queue of the cluster is released by that queue.
+fn is_released_by_launcher(manifest: &Manifest) -> bool {
+    !manifest
+        .job
+        .metadata
+        .labels
+        .as_ref()
+        .is_some_and(|names| names.contains_key(labels::KUEUE_QUEUE))
+}

@@ -1,0 +1,211 @@
+//! An executor on this machine that may outlive its launcher. Its standard input is a locked file, so that the kernel
+//! tells a later launcher whether the executor still runs. Its streams are files, which need no reader.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use job_contract::Document;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::process::Child;
+
+use super::report_verifier::ReportVerifier;
+use super::run_folder::RunFolder;
+use crate::data::{DataError, attempt_lock};
+use crate::local::environment::{self, Setup};
+use crate::local::executor::{ExecutorError, Program, Streams, tree};
+
+/// How often a former launcher's executor is looked at.
+const WATCH: Duration = Duration::from_millis(250);
+
+/// Why an executor could not be started or found.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StartError {
+    #[error("could not prepare the run's folder")]
+    Folder(#[source] io::Error),
+    #[error(transparent)]
+    Lock(#[from] DataError),
+    #[error("the run's folder is in use")]
+    InUse,
+    #[error(transparent)]
+    Executor(#[from] ExecutorError),
+}
+
+/// A running executor: a child of this process, or one that a former launcher started.
+#[derive(Debug)]
+pub(super) struct DetachedExecutor {
+    folder: RunFolder,
+    child: Option<Child>,
+}
+
+impl DetachedExecutor {
+    /// Returns the executor that a former launcher left running here.
+    pub(super) fn find(folder: &RunFolder) -> Option<Self> {
+        (folder.lock().exists() && folder.is_locked()).then(|| Self {
+            folder: folder.clone(),
+            child: None,
+        })
+    }
+
+    /// Starts an executor for the job.
+    pub(super) fn start(
+        folder: &RunFolder,
+        program: &Program,
+        data_dir: &Path,
+        uses_api: bool,
+        report_key: String,
+        job: &Document,
+    ) -> Result<Self, StartError> {
+        let work_dir = folder.work();
+        fs::create_dir_all(&work_dir).map_err(StartError::Folder)?;
+        let lock = attempt_lock(&folder.lock())?.ok_or(StartError::InUse)?;
+        let setup = Setup {
+            data_dir,
+            work_dir: &work_dir,
+            report: &folder.report(),
+            job_file: folder.job_data(),
+            color: false,
+            remote: uses_api,
+            report_key: Some(report_key),
+        };
+        let environment = environment::build(&setup, job, |name| std::env::var_os(name))
+            .map_err(StartError::Folder)?;
+        let file = |path: PathBuf| File::create_new(path).map_err(StartError::Folder);
+        let streams = Streams {
+            stdin: Stdio::from(lock),
+            stdout: Stdio::from(file(folder.log())?),
+            stderr: Stdio::from(file(folder.diagnostics())?),
+        };
+        let child = program.spawn(environment, streams)?;
+        if let Some(pid) = child.id()
+            && let Err(error) = fs::write(folder.pid(), pid.to_string())
+        {
+            tracing::warn!(%error, "could not note the executor's process id");
+        }
+        Ok(Self {
+            folder: folder.clone(),
+            child: Some(child),
+        })
+    }
+
+    /// Waits for the end of the executor. Only a child has an exit status. The future may be dropped and called again.
+    pub(super) async fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
+        if let Some(child) = &mut self.child {
+            return child.wait().await.map(Some);
+        }
+        while self.folder.is_locked() {
+            tokio::time::sleep(WATCH).await;
+        }
+        Ok(None)
+    }
+
+    /// Asks it to stop gracefully.
+    pub(super) fn terminate(&self) {
+        if let Some(pid) = self.pid() {
+            let _ = kill(pid, Signal::SIGTERM);
+        }
+    }
+
+    /// Kills it with all that it started.
+    pub(super) fn kill(&self) {
+        if let Some(pid) = self.pid() {
+            let _ = tree::kill(pid);
+        }
+    }
+
+    /// The process id, while it is certainly this executor's.
+    fn pid(&self) -> Option<Pid> {
+        let pid = match &self.child {
+            Some(child) => child.id()?.cast_signed(),
+            None if self.folder.is_locked() => fs::read_to_string(self.folder.pid())
+                .ok()?
+                .trim()
+                .parse()
+                .ok()?,
+            None => return None,
+        };
+        Some(Pid::from_raw(pid))
+    }
+}
+
+/// Kills what an ended executor left running, unless its report says that it reached its end: then it left only what was
+/// meant to stay.
+pub(super) async fn kill_leftovers(
+    folder: &RunFolder,
+    verifier: &ReportVerifier,
+    status: Option<ExitStatus>,
+) {
+    // Any code that runs here can write a report.
+    if folder.exists() && verifier.read_report(folder, status).is_none() {
+        tree::kill_leftovers(&folder.work()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// The id that is written there, once it is.
+    async fn noted(path: &Path) -> Pid {
+        let begun = Instant::now();
+        loop {
+            let text = fs::read_to_string(path).unwrap_or_default();
+            if let Some(id) = text.strip_suffix('\n') {
+                return Pid::from_raw(id.parse().unwrap());
+            }
+            assert!(
+                begun.elapsed() < Duration::from_secs(30),
+                "{}",
+                path.display()
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn is_at_work(pid: Pid) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+        stat.is_ok_and(|stat| !stat.contains(") Z "))
+    }
+
+    #[tokio::test]
+    async fn an_executor_is_killed_with_its_tool_which_has_a_group_of_its_own() {
+        let temp = tempfile::tempdir().unwrap();
+        let (program, tool) = (temp.path().join("program"), temp.path().join("tool"));
+        let script = format!(
+            "#!/bin/bash\ntrap '' TERM\nset -m\n\
+             {{ trap '' TERM INT; echo $BASHPID > {}; while :; do sleep 1; done; }} &\nwait\n",
+            tool.display()
+        );
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
+        let folder = RunFolder::new(temp.path().join("run"));
+        fs::create_dir(temp.path().join("run")).unwrap();
+        let program = Program::choose(Some(&program)).unwrap();
+        let job = Document::written(&job_contract::JobData::default());
+        let verifier = ReportVerifier::new(None);
+        let secret = verifier.secret_of(&folder);
+        let mut executor =
+            DetachedExecutor::start(&folder, &program, temp.path(), false, secret, &job).unwrap();
+        let tool = noted(&tool).await;
+        executor.terminate();
+        assert!(is_at_work(tool));
+        executor.kill();
+        let status = executor.ended().await.unwrap();
+        assert!(status.is_some());
+        // Whoever wrote this, it was not the executor.
+        fs::write(folder.report(), "{}").unwrap();
+        kill_leftovers(&folder, &verifier, status).await;
+        let killed = Instant::now();
+        while is_at_work(tool) {
+            assert!(killed.elapsed() < Duration::from_secs(30), "it goes on");
+            tokio::task::yield_now().await;
+        }
+        assert!(DetachedExecutor::find(&folder).is_none());
+    }
+}

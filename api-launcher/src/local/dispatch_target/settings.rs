@@ -1,0 +1,102 @@
+//! The settings of target `process`.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+use job_contract::env;
+
+use crate::data::{DataDir, DataDirArgs};
+use crate::local::executor::Program;
+use crate::reporter::settings::{PlatformArgs, PlatformSettings};
+use crate::settings::SettingsReader;
+
+/// The options of target `process`.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Target `process`")]
+pub struct ProcessArgs {
+    /// How many executors run at a time; the rest wait, oldest first [default: one per processor]
+    #[arg(long, value_name = "N", env = env::CONCURRENCY)]
+    pub concurrency: Option<String>,
+
+    /// What happens to running executors when the launcher stops: `interrupt` asks them to finish gracefully,
+    /// `leave` lets them go on and finds them again at the next start [default: interrupt]
+    #[arg(long, value_name = "WHAT", env = env::RUNS_ON_STOP)]
+    pub runs_on_stop: Option<String>,
+
+    /// Another executor binary than the built-in one
+    #[arg(long, value_name = "PATH", env = env::EXECUTOR, value_hint = ValueHint::ExecutablePath)]
+    pub executor: Option<PathBuf>,
+}
+
+/// What happens to running executors when the launcher stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RunsOnStop {
+    /// The launcher asks them to stop gracefully and waits for them.
+    Interrupt,
+    /// They continue, and the next launcher finds them.
+    Leave,
+}
+
+/// The settings of target `process`.
+#[derive(Debug)]
+pub(crate) struct ProcessSettings {
+    pub(crate) data: DataDir,
+    pub(crate) program: Program,
+    pub(crate) concurrency: usize,
+    pub(crate) on_stop: RunsOnStop,
+    /// If it is `None`, the records in the data directory are the platform.
+    pub(crate) platform: Option<Box<PlatformSettings>>,
+}
+
+impl ProcessArgs {
+    /// Returns the settings of the target, or `None` if one of them is invalid.
+    pub(crate) fn resolve(
+        &self,
+        reader: &mut SettingsReader,
+        data: &DataDirArgs,
+        platform: &PlatformArgs,
+    ) -> Option<ProcessSettings> {
+        let concurrency: Option<NonZeroUsize> = reader.parse(
+            env::CONCURRENCY,
+            self.concurrency.as_deref(),
+            "a number from 1",
+        );
+        let on_stop = reader.choose(
+            env::RUNS_ON_STOP,
+            self.runs_on_stop.as_deref(),
+            &[
+                ("interrupt", RunsOnStop::Interrupt),
+                ("leave", RunsOnStop::Leave),
+            ],
+        );
+        let data = data
+            .locate()
+            .map_err(|error| reader.reject(env::DATA_DIR, format!("is needed: {error}")));
+        if let Some(path) = self
+            .executor
+            .as_deref()
+            .filter(|path| which::which(path).is_err())
+        {
+            let path = path.display();
+            reader.reject(
+                env::EXECUTOR,
+                format!("is `{path}`, which is no program that can be started"),
+            );
+        }
+        let program = Program::choose(self.executor.as_deref())
+            .map_err(|error| reader.reject(env::EXECUTOR, format!("is needed: {error}")));
+        let data = data.ok().zip(program.ok());
+        let platform = platform.resolve(reader, data.as_ref().map(|(data, _)| data.path()));
+        let (data, program) = data?;
+        Some(ProcessSettings {
+            data,
+            program,
+            concurrency: concurrency
+                .or_else(|| std::thread::available_parallelism().ok())
+                .map_or(1, NonZeroUsize::get),
+            on_stop,
+            platform: platform.map(Box::new),
+        })
+    }
+}

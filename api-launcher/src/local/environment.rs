@@ -1,0 +1,299 @@
+//! The environment an executor is started with: that of a pod, from nothing, plus what a machine needs to be
+//! usable. Nothing else of the caller's environment gets through.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use job_contract::{Document, encoding, env};
+
+/// What differs between steps and machines.
+#[derive(Debug)]
+pub(crate) struct Setup<'a> {
+    pub(crate) data_dir: &'a Path,
+    /// Folder made for this step.
+    pub(crate) work_dir: &'a Path,
+    /// Where the executor leaves its final report.
+    pub(crate) report: &'a Path,
+    /// Where job data go that are too large for the environment. The executor removes it.
+    pub(crate) job_file: PathBuf,
+    pub(crate) color: bool,
+    /// What the executor seals its report with, for a launcher that acts on it.
+    pub(crate) report_key: Option<String>,
+    /// Whether the platform is Terrakube, not a record on this machine.
+    pub(crate) remote: bool,
+}
+
+/// What a process needs on any machine: where programs and certificates are, how to reach the network.
+const MACHINE: [&str; 22] = [
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TERM",
+    "TZ",
+    "TMPDIR",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "no_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "NO_PROXY",
+    "XDG_RUNTIME_DIR",
+    "XDG_CACHE_HOME",
+];
+
+/// Settings of the executor that its deployment decides; here the caller's environment is the deployment.
+const DEPLOYMENT: [&str; 18] = [
+    env::TERRAFORM_RELEASES_URL,
+    env::TOFU_RELEASES_URL,
+    env::RELEASE_MIRROR_URL,
+    env::RELEASE_KEYS_FILE,
+    env::RELEASE_SIGNATURES,
+    env::TOOL_CACHE_DIR,
+    env::TOOLS_REPOSITORY,
+    env::TOOLS_BRANCH,
+    env::SSH_KNOWN_HOSTS,
+    env::ARCHIVE_MAX_BYTES,
+    env::ARCHIVE_MAX_ENTRIES,
+    env::GRACE_PERIOD_SECONDS,
+    env::SILENCE_SECONDS,
+    env::MEMORY_STOP_PERCENT,
+    env::LOG_FILE,
+    env::LOG_FILTER,
+    env::ENV_FORWARD,
+    env::MIXED_FLEET,
+];
+
+/// Where the platform is that the caller's environment names, and what belongs to it; the store comes with it.
+const PLATFORM: [&str; 47] = [
+    env::API_URL,
+    env::PUBLIC_API_URL,
+    env::INTERNAL_SECRET,
+    env::ENABLE_SECURITY,
+    env::REGISTRY_DOMAIN,
+    env::DISPATCH_WAIT_SECONDS,
+    env::STATUS_POLL_SECONDS,
+    env::REPORT_PATIENCE_SECONDS,
+    env::DISABLE_ACKNOWLEDGE,
+    env::LOG_VIA_API,
+    env::LIVE_LOG_MAX_BYTES,
+    env::REDIS_HOSTNAME,
+    env::REDIS_PORT,
+    env::REDIS_USERNAME,
+    env::REDIS_PASSWORD,
+    env::REDIS_SSL,
+    env::REDIS_CA_FILE,
+    env::REDIS_TRUSTSTORE_PATH,
+    env::REDIS_TRUSTSTORE_PASSWORD,
+    env::REDIS_TIMEOUT,
+    env::REDIS_CLUSTER_NODES,
+    env::REDIS_CLUSTER_MAX_REDIRECTS,
+    env::REDIS_SENTINEL_MASTER,
+    env::REDIS_SENTINEL_NODES,
+    env::REDIS_SENTINEL_USERNAME,
+    env::REDIS_SENTINEL_PASSWORD,
+    env::STATE_TYPE,
+    env::BACKEND_CREDENTIALS,
+    env::AWS_BUCKET,
+    env::AWS_REGION,
+    env::AWS_ENDPOINT,
+    env::AWS_ACCESS_KEY,
+    env::AWS_SECRET_KEY,
+    env::AWS_ENABLE_ROLE_AUTH,
+    env::AWS_INCLUDE_BACKEND_KEYS,
+    env::AWS_USE_LOCKFILE,
+    env::AZURE_ACCOUNT,
+    env::AZURE_RESOURCE_GROUP,
+    env::AZURE_CONTAINER,
+    env::AZURE_ACCESS_KEY,
+    env::GCP_BUCKET,
+    env::GCP_PROJECT,
+    env::GCP_CREDENTIALS,
+    // What the stores' role credentials come from on a machine.
+    "AWS_PROFILE",
+    "AWS_CONFIG_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+];
+
+/// The whole environment for one step. `own` looks up the caller's. Writes the job data to
+/// [`Setup::job_file`] when they are too large to travel in a string.
+pub(crate) fn build(
+    setup: &Setup<'_>,
+    job: &Document,
+    own: impl Fn(&str) -> Option<OsString>,
+) -> io::Result<Vec<(OsString, OsString)>> {
+    let forwarded = own(env::ENV_FORWARD).unwrap_or_default();
+    let forwarded = forwarded.to_string_lossy();
+    let names = MACHINE
+        .into_iter()
+        .chain(DEPLOYMENT)
+        .chain(PLATFORM.into_iter().filter(|_| setup.remote))
+        .chain(forwarded.split(',').map(str::trim));
+    let mut variables: Vec<(OsString, OsString)> = names
+        .filter(|name| !name.is_empty())
+        .filter_map(|name| Some((name.into(), own(name)?)))
+        .collect();
+
+    let flag = |on: bool| OsString::from(if on { "true" } else { "false" });
+    let mut set = |name: &str, value: &OsStr| {
+        variables.retain(|(known, _)| known != name);
+        variables.push((name.into(), value.to_owned()));
+    };
+    set(env::BATCH, &flag(true));
+    if !setup.remote {
+        set(env::STATE_TYPE, OsStr::new("LocalTerraformStateImpl"));
+    }
+    set(env::DATA_DIR, setup.data_dir.as_os_str());
+    set(env::WORK_DIR, setup.work_dir.as_os_str());
+    // The same for every run of this machine, whatever its own folder is.
+    let checkouts = setup.data_dir.join("launcher/checkouts");
+    set(env::CHECKOUT_DIR, checkouts.as_os_str());
+    set(env::RUN_MARK, setup.work_dir.as_os_str());
+    set(env::TERMINATION_LOG, setup.report.as_os_str());
+    if let Some(key) = &setup.report_key {
+        set(env::REPORT_KEY, OsStr::new(key));
+    }
+    set(env::OUTCOME_EXIT_CODE, &flag(true));
+    set(env::LOG_FORMAT, OsStr::new("json"));
+    set(env::TOOL_SELECTION, OsStr::new("installed"));
+    // The process that started it watches it.
+    set(
+        env::DEADLINE_SECONDS,
+        own(env::DEADLINE_SECONDS)
+            .as_deref()
+            .unwrap_or(OsStr::new("0")),
+    );
+    set(env::COLOR_OUTPUT, &flag(setup.color));
+
+    let encoded = job.encode();
+    if encoded.len() <= encoding::MAX_ENVIRONMENT_BYTES {
+        for (name, part) in encoding::variables(&encoded) {
+            set(&name, OsStr::new(part));
+        }
+    } else {
+        write_private(&setup.job_file, &encoded)?;
+        set(env::JOB_DATA_FILE, setup.job_file.as_os_str());
+    }
+    Ok(variables)
+}
+
+fn write_private(path: &Path, text: &str) -> io::Result<()> {
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?
+        .write_all(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use job_contract::JobData;
+    use std::collections::BTreeMap;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn environment(folder: &Path, job: &JobData, own: &[(&str, &str)]) -> BTreeMap<String, String> {
+        let setup = Setup {
+            data_dir: Path::new("/data"),
+            work_dir: Path::new("/work"),
+            report: Path::new("/report"),
+            job_file: folder.join("job"),
+            color: false,
+            report_key: None,
+            remote: false,
+        };
+        let own = |name: &str| {
+            own.iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| OsString::from(value))
+        };
+        let text = |value: OsString| value.into_string().unwrap();
+        build(&setup, &Document::written(job), own)
+            .unwrap()
+            .into_iter()
+            .map(|(name, value)| (text(name), text(value)))
+            .collect()
+    }
+
+    #[test]
+    fn the_environment_is_a_pods_and_lets_no_secret_of_the_caller_through() {
+        let temp = tempfile::tempdir().unwrap();
+        let own = [
+            ("PATH", "/bin"),
+            ("https_proxy", "http://proxy"),
+            ("AWS_SECRET_ACCESS_KEY", "hunter2"),
+            ("TF_VAR_password", "hunter2"),
+            ("MAYFLY_DATA_DIR", "/other"),
+            ("MAYFLY_ENV_FORWARD", "CORP_ID, "),
+            ("CORP_ID", "7"),
+        ];
+        let found = environment(temp.path(), &JobData::default(), &own);
+        let mut expected = BTreeMap::from([
+            ("EphemeralFlagBatch", "true"),
+            ("TerraformStateType", "LocalTerraformStateImpl"),
+            ("MAYFLY_DATA_DIR", "/data"),
+            ("MAYFLY_WORK_DIR", "/work"),
+            ("MAYFLY_CHECKOUT_DIR", "/data/launcher/checkouts"),
+            ("MAYFLY_RUN_MARK", "/work"),
+            ("MAYFLY_TERMINATION_LOG", "/report"),
+            ("MAYFLY_OUTCOME_EXIT_CODE", "true"),
+            ("MAYFLY_LOG_FORMAT", "json"),
+            ("MAYFLY_TOOL_SELECTION", "installed"),
+            ("MAYFLY_DEADLINE_SECONDS", "0"),
+            ("TerrakubeEnableColorOutput", "false"),
+            ("PATH", "/bin"),
+            ("https_proxy", "http://proxy"),
+            ("MAYFLY_ENV_FORWARD", "CORP_ID, "),
+            ("CORP_ID", "7"),
+        ]);
+        let encoded = encoding::encode(&JobData::default());
+        expected.insert("EphemeralJobData", &encoded);
+        let found: BTreeMap<&str, &str> = found
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
+        assert_eq!(found, expected);
+    }
+
+    fn with_a_value_of(bytes: usize) -> JobData {
+        let mut job = JobData::default();
+        job.variables
+            .insert("big".into(), "x".repeat(bytes).as_str().into());
+        job
+    }
+
+    #[test]
+    fn large_job_data_stay_in_the_environment() {
+        let temp = tempfile::tempdir().unwrap();
+        let job = with_a_value_of(3 * env::MAX_ENV_STRING_BYTES);
+        let found = environment(temp.path(), &job, &[]);
+        assert!(!found.contains_key(env::JOB_DATA_FILE));
+        let parts = (0..).map_while(|part| found.get(&env::job_data_part(part)).cloned());
+        let parts: Vec<String> = parts.collect();
+        assert!(parts.len() > 3, "{}", parts.len());
+        assert_eq!(encoding::decode(parts.concat().as_bytes()), Ok(job));
+    }
+
+    #[test]
+    fn job_data_that_no_environment_holds_travel_in_a_private_file() {
+        let temp = tempfile::tempdir().unwrap();
+        let job = with_a_value_of(encoding::MAX_ENVIRONMENT_BYTES);
+        let found = environment(temp.path(), &job, &[]);
+        assert!(!found.contains_key(env::JOB_DATA));
+        let path = Path::new(&found[env::JOB_DATA_FILE]);
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(encoding::decode(&std::fs::read(path).unwrap()), Ok(job));
+    }
+}

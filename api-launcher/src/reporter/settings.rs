@@ -1,0 +1,168 @@
+//! The settings of the platform that the launcher reports to: its API, its Redis for heartbeats and live logs, and the store
+//! of step outputs. Executors read the same names.
+
+use std::path::Path;
+use std::time::Duration;
+
+use artifact_store::{Limits, Store, StoreArgs, StoreError, StoreSettings};
+use clap::Args;
+use platform::heartbeat::HeartbeatError;
+use platform::redis::{Redis, RedisArgs, RedisConfig};
+use platform::terrakube::{Terrakube, TerrakubeArgs, TerrakubeConfig, TerrakubeError};
+
+use super::TerrakubeReporter;
+use crate::settings::{InvalidSetting, SettingsReader};
+
+#[derive(Args, Clone, Debug, Default)]
+pub struct PlatformArgs {
+    #[command(flatten)]
+    pub terrakube: TerrakubeArgs,
+
+    #[command(flatten)]
+    pub redis: RedisArgs,
+
+    #[command(flatten)]
+    pub store: StoreArgs,
+}
+
+/// The settings of the platform.
+#[derive(Debug)]
+pub(crate) struct PlatformSettings {
+    terrakube: TerrakubeConfig,
+    redis: Option<RedisConfig>,
+    outputs: Option<StoreSettings>,
+}
+
+/// Why the reporter cannot be created.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PlatformSetupError {
+    #[error(transparent)]
+    Terrakube(#[from] TerrakubeError),
+    #[error(transparent)]
+    Heartbeat(#[from] HeartbeatError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl PlatformArgs {
+    /// Returns `None` without an address of the platform's API. The other settings are not read then.
+    pub(crate) fn resolve(
+        &self,
+        reader: &mut SettingsReader,
+        data_dir: Option<&Path>,
+    ) -> Option<PlatformSettings> {
+        let terrakube = match self.terrakube.resolve() {
+            Ok(terrakube) => terrakube?,
+            Err(problems) => {
+                reader
+                    .invalid
+                    .extend(problems.iter().map(InvalidSetting::from));
+                // The others are told as well.
+                self.resolve_redis(reader);
+                self.resolve_outputs(reader, data_dir);
+                return None;
+            }
+        };
+        Some(PlatformSettings {
+            terrakube,
+            redis: self.resolve_redis(reader),
+            outputs: self.resolve_outputs(reader, data_dir),
+        })
+    }
+
+    fn resolve_redis(&self, reader: &mut SettingsReader) -> Option<RedisConfig> {
+        self.redis.resolve().unwrap_or_else(|problems| {
+            reader
+                .invalid
+                .extend(problems.iter().map(InvalidSetting::from));
+            None
+        })
+    }
+
+    /// A store on this machine is the platform's only where somebody says which folder they share.
+    fn resolve_outputs(
+        &self,
+        reader: &mut SettingsReader,
+        data_dir: Option<&Path>,
+    ) -> Option<StoreSettings> {
+        if data_dir.is_none() && self.store.is_local() {
+            return None;
+        }
+        match self.store.resolve(data_dir.unwrap_or(Path::new(""))) {
+            Ok(settings) => Some(settings),
+            Err(error) => {
+                let problems = error.problems.iter();
+                reader.invalid.extend(problems.map(InvalidSetting::from));
+                None
+            }
+        }
+    }
+}
+
+impl PlatformSettings {
+    /// Creates the reporter. It sends no request yet.
+    pub(crate) fn open(self) -> Result<TerrakubeReporter, PlatformSetupError> {
+        // A store that fails must not delay other runs: outputs are changed one after the other.
+        let limits = Limits {
+            retry_for: Duration::from_secs(30),
+            ..Limits::default()
+        };
+        let open = |settings| Store::open_with(settings, &limits);
+        let outputs = self.outputs.as_ref().map(open).transpose()?;
+        let redis = self.redis.map(Redis::new);
+        let terrakube = Terrakube::new(self.terrakube, redis.clone())?;
+        Ok(TerrakubeReporter::new(terrakube, outputs, redis)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use job_contract::env;
+    use runtime::setting::from_variables;
+
+    use super::*;
+
+    const USUAL: &[(&str, &str)] = &[
+        (env::API_URL, "http://api:8080"),
+        (env::PUBLIC_API_URL, "https://terrakube.example.test"),
+        (env::ENABLE_SECURITY, "false"),
+    ];
+
+    fn args(more: &[(&str, &str)]) -> PlatformArgs {
+        from_variables(&[USUAL, more].concat())
+    }
+
+    #[test]
+    fn an_address_is_all_it_needs_and_without_one_nothing_is_read() {
+        let mut reader = SettingsReader::default();
+        let settings = args(&[]).resolve(&mut reader, None).unwrap();
+        assert!(reader.invalid.is_empty(), "{:?}", reader.invalid);
+        assert!(settings.redis.is_none() && settings.outputs.is_none());
+        let nowhere = args(&[(env::API_URL, ""), (env::REDIS_PORT, "no port")]);
+        assert!(nowhere.resolve(&mut reader, None).is_none());
+        assert!(reader.invalid.is_empty(), "{:?}", reader.invalid);
+    }
+
+    #[test]
+    fn problems_of_all_its_parts_are_told_at_once() {
+        let wrong = args(&[
+            (env::ENABLE_SECURITY, ""),
+            (env::REDIS_HOSTNAME, "redis"),
+            (env::REDIS_PORT, "no port"),
+            (env::STATE_TYPE, "AwsTerraformStateImpl"),
+            (env::AWS_REGION, "eu-central-1"),
+            (env::AWS_ENABLE_ROLE_AUTH, "true"),
+        ]);
+        let mut reader = SettingsReader::default();
+        assert!(wrong.resolve(&mut reader, None).is_none());
+        let names: Vec<_> = reader
+            .invalid
+            .iter()
+            .map(|problem| problem.variable.as_str())
+            .collect();
+        assert_eq!(
+            names,
+            [env::INTERNAL_SECRET, env::REDIS_PORT, env::AWS_BUCKET]
+        );
+    }
+}

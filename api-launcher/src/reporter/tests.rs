@@ -1,0 +1,380 @@
+//! The reporter before a platform of a few lines: one job of three steps, which notes every change it is told.
+
+use std::fs;
+use std::sync::Mutex;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{Method, StatusCode, Uri};
+use axum::response::{IntoResponse as _, Response};
+use platform::terrakube::{TerrakubeConfig, TokenSource};
+use rstest::rstest;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use url::Url;
+
+use artifact_store::Store;
+use job_contract::report::{FinalReport, Untold};
+use job_contract::settlement::Ending;
+use platform::terrakube::Terrakube;
+
+use super::*;
+
+/// Status of the job, its output, and the statuses of its steps.
+#[derive(Debug)]
+struct Known {
+    job: &'static str,
+    output: Option<&'static str>,
+    plan: Option<&'static str>,
+    steps: [&'static str; 3],
+}
+
+#[derive(Debug)]
+struct Api {
+    known: Known,
+    told: Vec<(String, Value)>,
+}
+
+const STEPS: [&str; 3] = ["plan", "approval", "apply"];
+
+async fn answer(
+    State(api): State<Arc<Mutex<Api>>>,
+    method: Method,
+    uri: Uri,
+    body: Bytes,
+) -> Response {
+    let mut api = api.lock().unwrap();
+    if method == Method::PATCH {
+        let place = uri.path().rsplit('/').next().unwrap_or_default().to_owned();
+        let change: Value = serde_json::from_slice(&body).unwrap();
+        let attributes = change["data"]["attributes"].clone();
+        api.told.push((place, attributes));
+        return StatusCode::NO_CONTENT.into_response();
+    }
+    let known = &api.known;
+    let steps = (0..STEPS.len()).map(|at| {
+        json!({"type": "step", "id": STEPS[at], "attributes": {
+            "status": known.steps[at], "stepNumber": 100 * (at + 1), "output": "https://api/log",
+        }})
+    });
+    let included: Vec<Value> = steps.collect();
+    let references: Vec<Value> = STEPS
+        .iter()
+        .map(|id| json!({"type": "step", "id": id}))
+        .collect();
+    let document = json!({
+        "data": {
+            "type": "job", "id": "412",
+            "attributes": {
+                "status": known.job, "output": known.output, "terraformPlan": known.plan,
+                "commitId": "abc",
+            },
+            "relationships": {"step": {"data": references}},
+        },
+        "included": included,
+    });
+    document.to_string().into_response()
+}
+
+/// A platform, and a reporter that speaks to it.
+async fn reporter(known: Known) -> (TerrakubeReporter, Arc<Mutex<Api>>) {
+    // Another test may have installed it already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let api = Arc::new(Mutex::new(Api {
+        known,
+        told: Vec::new(),
+    }));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let app = Router::new().fallback(answer).with_state(Arc::clone(&api));
+    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    let url = Url::parse(&url).unwrap();
+    let config = TerrakubeConfig {
+        api_url: url.clone(),
+        public_url: url,
+        registry_domain: None,
+        tokens: TokenSource::disabled(),
+        dispatch_wait: Duration::from_millis(50),
+        status_poll: Duration::from_millis(50),
+        report_patience: Duration::from_secs(5),
+    };
+    let terrakube = Terrakube::new(config, None).unwrap();
+    (TerrakubeReporter::new(terrakube, None, None).unwrap(), api)
+}
+
+fn as_dyn(reporter: &TerrakubeReporter) -> &dyn PlatformReporter {
+    reporter
+}
+
+fn told(api: &Mutex<Api>) -> Vec<(String, Value)> {
+    api.lock().unwrap().told.clone()
+}
+
+fn step(id: &str, step_type: &str) -> StepRef {
+    StepRef {
+        organization_id: "org".into(),
+        workspace_id: "ws".into(),
+        job_id: "412".into(),
+        step_id: id.into(),
+        step_type: step_type.into(),
+    }
+}
+
+fn approval() -> JobData {
+    serde_json::from_value(json!({
+        "type": "approval", "organizationId": "org", "workspaceId": "ws", "jobId": "412", "stepId": "approval",
+    }))
+    .unwrap()
+}
+
+#[tokio::test]
+async fn an_approval_delivered_again_after_its_end_does_not_disturb_the_step_that_follows() {
+    for (job, apply) in [("queue", "pending"), ("running", "running")] {
+        let (reporter, api) = reporter(Known {
+            job,
+            output: Some(" Step approval completed\n"),
+            plan: Some("https://store/plan"),
+            steps: ["completed", "completed", apply],
+        })
+        .await;
+        as_dyn(&reporter)
+            .complete_empty_step(&approval())
+            .await
+            .unwrap();
+        assert_eq!(told(&api), [], "{job}");
+    }
+}
+
+#[tokio::test]
+async fn an_approval_whose_launcher_died_between_step_and_job_is_told_of_the_job_alone() {
+    let (reporter, api) = reporter(Known {
+        job: "running",
+        output: Some(""),
+        plan: Some("https://store/plan"),
+        steps: ["completed", "completed", "pending"],
+    })
+    .await;
+    as_dyn(&reporter)
+        .complete_empty_step(&approval())
+        .await
+        .unwrap();
+    let told = told(&api);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(told[0].0, "412");
+    assert_eq!(told[0].1["status"], "pending");
+    assert_eq!(told[0].1["planChanges"], true);
+}
+
+#[rstest]
+#[case::an_apply_goes_on("apply", "terraformApply", "completed", "pending")]
+#[case::a_failure_fails_its_job("apply", "terraformApply", "failed", "failed")]
+// Where the plan is went with the other half: what follows would apply nothing, or something nobody has seen.
+#[case::a_plan_is_lost("plan", "terraformPlan", "completed", "failed")]
+#[tokio::test]
+async fn the_job_of_a_step_that_was_told_alone_is_told_too(
+    #[case] id: &str,
+    #[case] step_type: &str,
+    #[case] status: &'static str,
+    #[case] expected: &str,
+) {
+    let steps = match id {
+        "plan" => [status, "pending", "pending"],
+        _ => ["completed", "completed", status],
+    };
+    let (reporter, api) = reporter(Known {
+        job: "running",
+        output: (id != "plan").then_some(" Step approval completed\n"),
+        plan: (id != "plan").then_some("https://store/plan"),
+        steps,
+    })
+    .await;
+    as_dyn(&reporter)
+        .report_failure(&step(id, step_type), "The pod is gone.", None)
+        .await
+        .unwrap();
+    let told = told(&api);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(told[0].0, "412");
+    assert_eq!(told[0].1["status"], expected);
+    assert_eq!(told[0].1["planChanges"], true);
+}
+
+#[rstest]
+#[case::the_next_step_runs("running", Some(""), ["completed", "running", "pending"])]
+#[case::the_next_step_is_queued("queue", Some(""), ["completed", "pending", "pending"])]
+#[case::the_next_step_is_about_to_say_that_it_runs("running", Some(""), ["completed", "pending", "pending"])]
+#[case::the_job_was_cancelled("cancelled", None, ["completed", "cancelled", "cancelled"])]
+#[tokio::test]
+async fn a_job_that_was_told_hears_nothing_more(
+    #[case] job: &'static str,
+    #[case] output: Option<&'static str>,
+    #[case] steps: [&'static str; 3],
+) {
+    let (reporter, api) = reporter(Known {
+        job,
+        output,
+        plan: Some("https://store/plan"),
+        steps,
+    })
+    .await;
+    as_dyn(&reporter)
+        .report_failure(&step("plan", "terraformPlan"), "The pod is gone.", None)
+        .await
+        .unwrap();
+    assert_eq!(told(&api), []);
+}
+
+#[tokio::test]
+async fn a_failure_told_for_an_executor_leaves_the_recorded_commit_alone() {
+    let (reporter, api) = reporter(Known {
+        job: "running",
+        output: None,
+        plan: None,
+        steps: ["running", "pending", "pending"],
+    })
+    .await;
+    as_dyn(&reporter)
+        .report_failure(&step("plan", "terraformPlan"), "The pod is gone.", None)
+        .await
+        .unwrap();
+    let told = told(&api);
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert_eq!(told[1].1["status"], "failed");
+    assert_eq!(told[1].1.get("commitId"), None);
+}
+
+/// The report of a step that was done, as its executor leaves it when the platform does not take it.
+fn unreported(ending: Ending, ignore_error: bool, plan: Option<&str>) -> FinalReport {
+    FinalReport {
+        unreported: true,
+        commit_id: Some("abc".to_owned()),
+        untold: Some(Untold {
+            ending,
+            after_ok: true,
+            ignore_error,
+            plan: plan.map(str::to_owned),
+        }),
+        ..FinalReport::default()
+    }
+}
+
+#[rstest]
+#[case::by_its_report(unreported(Ending::Success, false, None))]
+#[case::without_a_word_how(FinalReport { unreported: true, ..FinalReport::default() })]
+#[tokio::test]
+async fn a_step_that_was_done_is_reported_as_done_though_its_executor_could_not(
+    #[case] report: FinalReport,
+) {
+    let (reporter, api) = reporter(Known {
+        job: "running",
+        output: Some(" Step approval completed\n"),
+        plan: Some("https://store/plan"),
+        steps: ["completed", "completed", "running"],
+    })
+    .await;
+    let apply = step("apply", "terraformApply");
+    as_dyn(&reporter)
+        .report_success(&apply, &report, "The step was done.", None)
+        .await
+        .unwrap();
+    let told = told(&api);
+    let statuses: Vec<_> = told
+        .iter()
+        .map(|(at, change)| (at, &change["status"]))
+        .collect();
+    assert_eq!(
+        statuses,
+        [
+            (&"apply".to_owned(), &json!("completed")),
+            (&"412".to_owned(), &json!("pending"))
+        ]
+    );
+    assert_eq!(told[1].1.get("terraformPlan"), None, "the plan stays");
+}
+
+const PLAN: &str = "https://store/tfstate/org/ws/412/plan";
+
+#[rstest]
+#[case::with_changes(unreported(Ending::Changes, false, Some(PLAN)), "completed", "pending", json!(PLAN))]
+#[case::without_changes(unreported(Ending::Success, false, Some(PLAN)), "completed", "completed", json!(PLAN))]
+#[case::an_ignored_error(unreported(Ending::Failure, true, None), "completed", "failed", json!(""))]
+#[case::changes_and_no_plan(
+    unreported(Ending::Changes, false, None),
+    "failed",
+    "failed",
+    Value::Null
+)]
+#[case::without_a_word_how(FinalReport { unreported: true, ..FinalReport::default() }, "failed", "failed", Value::Null)]
+#[tokio::test]
+async fn a_plan_is_told_as_it_ended_though_its_executor_could_not(
+    #[case] report: FinalReport,
+    #[case] step_status: &str,
+    #[case] job_status: &str,
+    #[case] place: Value,
+) {
+    let (mut reporter, api) = reporter(Known {
+        job: "running",
+        output: None,
+        plan: None,
+        steps: ["running", "pending", "pending"],
+    })
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    reporter.outputs = Some(OutputStore::new(Store::local(folder.path())));
+    let plan = step("plan", "terraformPlan");
+    as_dyn(&reporter)
+        .report_success(&plan, &report, "The step was done.", None)
+        .await
+        .unwrap();
+    let told = told(&api);
+    let [(_, of_step), (job, of_job)] = told.as_slice() else {
+        panic!("{told:?}");
+    };
+    assert_eq!(
+        (job.as_str(), &of_step["status"]),
+        ("412", &json!(step_status))
+    );
+    assert_eq!(of_job["status"], job_status);
+    assert_eq!(of_job["terraformPlan"], place);
+    if job_status == "pending" {
+        assert_eq!(of_job["planChanges"], true);
+    }
+    let output = folder.path().join("local/output/org/412/plan.tfoutput");
+    let output = fs::read_to_string(output).unwrap();
+    let kept = if step_status == "failed" {
+        "Plan again."
+    } else {
+        "The step was done."
+    };
+    assert!(output.contains(kept), "{output}");
+}
+
+/// The job's half failed after a verdict was given without what the container had.
+#[tokio::test]
+async fn a_log_that_comes_after_the_verdict_stands_before_it() {
+    let (mut reporter, api) = reporter(Known {
+        job: "failed",
+        output: None,
+        plan: None,
+        steps: ["failed", "pending", "pending"],
+    })
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    reporter.outputs = Some(OutputStore::new(Store::local(folder.path())));
+    let plan = step("plan", "terraformPlan");
+    let output = folder.path().join("local/output/org/412/plan.tfoutput");
+    fs::create_dir_all(output.parent().unwrap()).unwrap();
+    fs::write(&output, "a\nThe pod is gone.\n").unwrap();
+    let container = folder.path().join("container");
+    fs::write(&container, "a\nb\nc, d, e and what else there was\n").unwrap();
+    for _ in 0..2 {
+        as_dyn(&reporter)
+            .report_failure(&plan, "The pod is gone.", Some(&container))
+            .await
+            .unwrap();
+        let expected = "a\nb\nc, d, e and what else there was\nThe pod is gone.\n";
+        assert_eq!(fs::read_to_string(&output).unwrap(), expected);
+    }
+    assert_eq!(told(&api), []);
+}
