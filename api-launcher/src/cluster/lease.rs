@@ -366,6 +366,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use axum::http::StatusCode;
+    use platform::heartbeat::EXPIRY;
 
     use super::super::RetryPolicy;
     use super::super::stand_in::{Crash, Server, refusal};
@@ -384,6 +385,13 @@ mod tests {
 
     fn settings(identity: &str) -> LeaseSettings {
         LeaseSettings::new("mayfly", "launcher-leader", identity)
+    }
+
+    #[test]
+    fn the_heartbeat_of_a_dead_launcher_outlives_the_change_of_watchers() {
+        let lease = settings("next");
+        let succession = lease.duration + lease.renew;
+        assert!(succession < EXPIRY);
     }
 
     fn at(seconds: i64) -> Timestamp {

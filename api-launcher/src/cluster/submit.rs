@@ -376,29 +376,35 @@ impl Cluster {
         self.ask(action, || jobs.patch(name, &params, &patch)).await
     }
 
-    /// Brings a suspended Job that nobody released to its release, or to its end when its job data was never
-    /// stored and `hopeless` says that nobody is about to.
-    pub(super) async fn settle(&self, name: &str, hopeless: bool) -> Result<Settled, ClusterError> {
+    /// Releases a suspended Job that was never released. If its job data is missing, this removes the Job instead, if
+    /// `remove_incomplete` says that its submitter is dead.
+    pub(super) async fn release_held(
+        &self,
+        name: &str,
+        remove_incomplete: bool,
+    ) -> Result<ReleaseOutcome, ClusterError> {
         let job = match self.job(name).await {
             Ok(job) => job,
-            Err(ClusterError::NoSuchRun(_)) => return Ok(Settled::Gone),
+            Err(ClusterError::NoSuchRun(_)) => return Ok(ReleaseOutcome::NotHeld),
             Err(error) => return Err(error),
         };
         let Found::Held(held) = found(&job)? else {
-            return Ok(Settled::Gone);
+            return Ok(ReleaseOutcome::NotHeld);
         };
         if !self.has_job_data(&job, &held).await? {
-            if !hopeless {
-                return Ok(Settled::Incomplete);
+            if !remove_incomplete {
+                return Ok(ReleaseOutcome::Incomplete);
             }
             return self.remove_incomplete(name, &job).await;
         }
         if is_queued_by_cluster(&job) {
-            return Ok(Settled::Released);
+            return Ok(ReleaseOutcome::Released);
         }
         match self.release_uid(name, &held.uid).await {
-            Ok(()) => Ok(Settled::Released),
-            Err(error) if error.is_not_found() || error.is_conflict() => Ok(Settled::Gone),
+            Ok(()) => Ok(ReleaseOutcome::Released),
+            Err(error) if error.is_not_found() || error.is_conflict() => {
+                Ok(ReleaseOutcome::NotHeld)
+            }
             Err(error) => Err(error),
         }
     }
@@ -414,7 +420,11 @@ impl Cluster {
     }
 
     /// No delivery was answered for such a Job, so the platform delivers again, and a new one is made.
-    async fn remove_incomplete(&self, name: &str, job: &Job) -> Result<Settled, ClusterError> {
+    async fn remove_incomplete(
+        &self,
+        name: &str,
+        job: &Job,
+    ) -> Result<ReleaseOutcome, ClusterError> {
         let jobs = self.jobs();
         let params = DeleteParams::background().preconditions(Preconditions {
             uid: job.metadata.uid.clone(),
@@ -424,10 +434,10 @@ impl Cluster {
             .ask("remove an incomplete Job", || jobs.delete(name, &params))
             .await;
         match removed {
-            Ok(_) => Ok(Settled::Removed),
-            Err(error) if error.is_not_found() => Ok(Settled::Gone),
+            Ok(_) => Ok(ReleaseOutcome::Removed),
+            Err(error) if error.is_not_found() => Ok(ReleaseOutcome::NotHeld),
             // Somebody has written to it since: look again.
-            Err(error) if error.is_conflict() => Ok(Settled::Incomplete),
+            Err(error) if error.is_conflict() => Ok(ReleaseOutcome::Incomplete),
             Err(error) => Err(error),
         }
     }
@@ -473,16 +483,16 @@ pub(super) fn trial_advice(error: &ClusterError) -> Option<&'static str> {
     }
 }
 
-/// What became of a suspended Job.
+/// The result of releasing a suspended Job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Settled {
+pub(super) enum ReleaseOutcome {
     Released,
     /// Its job data is not there yet.
     Incomplete,
-    /// It was without hope, and was removed.
+    /// It was incomplete, and was removed.
     Removed,
-    /// It needs nothing any more.
-    Gone,
+    /// It is gone, going, released or over.
+    NotHeld,
 }
 
 fn post() -> PostParams {

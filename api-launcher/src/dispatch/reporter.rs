@@ -33,7 +33,7 @@ use tokio::sync::Semaphore;
 use tracing::{debug, info, warn};
 
 use crate::cluster::SaveError;
-use crate::cluster::watch::Life;
+use crate::cluster::watch::Heartbeat;
 
 /// How long the platform is asked where a step stands. Whoever asks asks again.
 const QUESTION: Duration = Duration::from_secs(10);
@@ -196,22 +196,22 @@ impl PlatformReporter {
     }
 
     /// Whether the executor of a job shows signs of life.
-    pub(in crate::dispatch) async fn listen(&self, job_id: &str) -> Life {
+    pub(in crate::dispatch) async fn listen(&self, job_id: &str) -> Heartbeat {
         let Some(redis) = &self.redis else {
-            return Life::Unknown;
+            return Heartbeat::Unknown;
         };
         match heartbeat::sign_of(redis, job_id).await {
-            Ok(Sign::Executor) => Life::Seen,
-            Ok(Sign::Nobody) => Life::None,
+            Ok(Sign::Executor) => Heartbeat::Present,
+            Ok(Sign::Nobody) => Heartbeat::Missing,
             // A launcher beats only while the executor may not have begun to.
-            Ok(Sign::Launcher) => Life::Unknown,
+            Ok(Sign::Launcher) => Heartbeat::Unknown,
             Err(error) => {
                 debug!(
                     job_id,
                     error = chain(&error),
                     "whether its executor lives is not known"
                 );
-                Life::Unknown
+                Heartbeat::Unknown
             }
         }
     }

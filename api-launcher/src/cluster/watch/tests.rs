@@ -1,12 +1,27 @@
+use std::collections::HashMap;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use job_contract::report::{Author, FinalReport, ReportKey};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::runtime::watcher;
 use serde_json::{Value, json};
 
 use super::super::stand_in::{Crash, Server, inline, objects, refusal};
+use super::heartbeat::SILENCE;
+use super::run::TrackedRun;
 use super::*;
-use crate::verdict::{VerdictKind, WaitReason};
+use crate::cluster::RunKey;
+use crate::cluster::cache::{JobFeed, Pods, trimmed_job};
+use crate::cluster::submit::KEPT_UNREPORTED;
+use crate::verdict::{Observation, Timeouts, Verdict, VerdictKind, WaitReason};
+
+const LISTEN_AGAIN: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 struct Notebook {
@@ -19,7 +34,7 @@ struct Notebook {
     /// Every report is refused for good, with these words.
     refusal: Mutex<Option<&'static str>>,
     attempts: Mutex<Vec<(String, Instant)>>,
-    life: Mutex<Option<Life>>,
+    life: Mutex<Option<Heartbeat>>,
     listened: Mutex<usize>,
 }
 
@@ -40,26 +55,30 @@ impl RunObserver for Notebook {
         said.push((run.to_string(), observation.clone()));
     }
 
-    fn listen<'a>(&'a self, _: &'a RunKey) -> BoxFuture<'a, Life> {
+    fn check_heartbeat<'a>(&'a self, _: &'a RunKey) -> BoxFuture<'a, Heartbeat> {
         *self.listened.lock().unwrap() += 1;
         let life = *self.life.lock().unwrap();
-        futures_util::future::ready(life.unwrap_or(Life::Unknown)).boxed()
+        futures_util::future::ready(life.unwrap_or(Heartbeat::Unknown)).boxed()
     }
 
-    fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, Told> {
+    fn on_ended<'a>(
+        &'a self,
+        run: &'a RunKey,
+        verdict: &'a Verdict,
+    ) -> BoxFuture<'a, ReportOutcome> {
         let attempt = (run.to_string(), Instant::now());
         self.attempts.lock().unwrap().push(attempt);
         let mut deaf = self.deaf.lock().unwrap();
         if *deaf > 0 {
             *deaf -= 1;
-            return futures_util::future::ready(Told::Later).boxed();
+            return futures_util::future::ready(ReportOutcome::Retry).boxed();
         }
         if let Some(refusal) = *self.refusal.lock().unwrap() {
-            return futures_util::future::ready(Told::Refused(refusal.to_owned())).boxed();
+            return futures_util::future::ready(ReportOutcome::Refused(refusal.to_owned())).boxed();
         }
         let mut ended = self.ended.lock().unwrap();
         ended.push((run.to_string(), verdict.kind));
-        futures_util::future::ready(Told::Yes).boxed()
+        futures_util::future::ready(ReportOutcome::Delivered).boxed()
     }
 }
 
@@ -236,7 +255,7 @@ async fn a_job_that_was_never_accepted_is_forgotten_once_it_is_gone() {
         .await
         .unwrap_err();
     let settings = WatchSettings {
-        hopeless_after: Duration::ZERO,
+        incomplete_after: Duration::ZERO,
         ..WatchSettings::default()
     };
     let watching = watching(server.cluster(), settings);
@@ -498,12 +517,12 @@ impl Slow {
 impl RunObserver for Slow {
     fn on_observation(&self, _: &RunKey, _: &Observation) {}
 
-    fn on_ended<'a>(&'a self, run: &'a RunKey, _: &'a Verdict) -> BoxFuture<'a, Told> {
+    fn on_ended<'a>(&'a self, run: &'a RunKey, _: &'a Verdict) -> BoxFuture<'a, ReportOutcome> {
         let run = run.to_string();
         let is_refused = run == self.refused;
         *self.asked.lock().unwrap().entry(run).or_default() += 1;
         if is_refused {
-            futures_util::future::ready(Told::Later).boxed()
+            futures_util::future::ready(ReportOutcome::Retry).boxed()
         } else {
             futures_util::future::pending().boxed()
         }
@@ -1023,7 +1042,7 @@ fn node_does_not_answer(server: &Server) {
     );
 }
 
-fn watching_life(server: &Arc<Server>, life: Life) -> Watching {
+fn watching_life(server: &Arc<Server>, life: Heartbeat) -> Watching {
     let notebook = Notebook {
         life: Mutex::new(Some(life)),
         ..Notebook::default()
@@ -1035,7 +1054,7 @@ fn watching_life(server: &Arc<Server>, life: Life) -> Watching {
 async fn a_run_whose_node_is_lost_is_stopped_and_reported_once_its_executor_is_not_heard() {
     let server = Server::start();
     at_work(&server).await;
-    let watching = watching_life(&server, Life::Seen);
+    let watching = watching_life(&server, Heartbeat::Present);
     until("it runs", || {
         let said = watching.notebook.said.lock().unwrap();
         said.iter().any(|(_, said)| *said == Observation::Running)
@@ -1043,7 +1062,7 @@ async fn a_run_whose_node_is_lost_is_stopped_and_reported_once_its_executor_is_n
     .await;
     node_does_not_answer(&server);
     let begun = Instant::now();
-    *watching.notebook.life.lock().unwrap() = Some(Life::None);
+    *watching.notebook.life.lock().unwrap() = Some(Heartbeat::Missing);
     let listened = Duration::from_mins(1);
     while watching.notebook.ended().is_empty() {
         assert!(begun.elapsed() < listened, "it is reported");
@@ -1068,7 +1087,7 @@ async fn a_run_on_a_node_that_cannot_be_reached_goes_on_while_its_executor_is_he
         "pods",
         json!({"metadata": {"name": "job-1-a-x", "deletionTimestamp": gone}}),
     );
-    let watching = watching_life(&server, Life::Seen);
+    let watching = watching_life(&server, Heartbeat::Present);
     let listened = || *watching.notebook.listened.lock().unwrap();
     let begun = Instant::now();
     while begun.elapsed() < SILENCE + LISTEN_AGAIN || listened() < 4 {
@@ -1088,7 +1107,7 @@ async fn where_executors_cannot_be_heard_a_pod_that_is_never_gone_is_lost() {
     let server = Server::start();
     at_work(&server).await;
     node_does_not_answer(&server);
-    let watching = watching_life(&server, Life::Unknown);
+    let watching = watching_life(&server, Heartbeat::Unknown);
     until("it runs", || {
         !watching.notebook.said.lock().unwrap().is_empty()
     })

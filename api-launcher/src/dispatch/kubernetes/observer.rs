@@ -22,7 +22,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, info, warn};
 
-use crate::cluster::watch::{Life, RunCounts, RunObserver, Told};
+use crate::cluster::watch::{Heartbeat, ReportOutcome, RunCounts, RunObserver};
 use crate::cluster::{Cluster, RunKey, SaveError};
 use crate::dispatch::reporter::{PlatformReporter, ReportError};
 use crate::metrics::Metrics;
@@ -435,17 +435,21 @@ impl RunObserver for Observer {
         self.seen(run, beat);
     }
 
-    fn listen<'a>(&'a self, run: &'a RunKey) -> BoxFuture<'a, Life> {
+    fn check_heartbeat<'a>(&'a self, run: &'a RunKey) -> BoxFuture<'a, Heartbeat> {
         async move {
             match &self.reporter {
                 Some(reporter) => reporter.listen(&run.job_id).await,
-                None => Life::Unknown,
+                None => Heartbeat::Unknown,
             }
         }
         .boxed()
     }
 
-    fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, Told> {
+    fn on_ended<'a>(
+        &'a self,
+        run: &'a RunKey,
+        verdict: &'a Verdict,
+    ) -> BoxFuture<'a, ReportOutcome> {
         async move {
             self.has_ended(run);
             let settled = match verdict.kind {
@@ -456,19 +460,19 @@ impl RunObserver for Observer {
             match settled {
                 Ok(()) => {
                     self.live().remove(run);
-                    Told::Yes
+                    ReportOutcome::Delivered
                 }
                 Err(error) if error.is_final() => {
                     let why = chain(&error);
                     warn!(%run, error = why, "the platform will not be told how a run ended");
                     self.metrics.report_failed();
                     self.live().remove(run);
-                    Told::Refused(why)
+                    ReportOutcome::Refused(why)
                 }
                 Err(error) => {
                     warn!(%run, error = chain(&error), "the verdict could not be reported, trying again");
                     self.metrics.report_failed();
-                    Told::Later
+                    ReportOutcome::Retry
                 }
             }
         }
@@ -643,8 +647,14 @@ mod tests {
         );
         observer.on_observation(&run(), &Observation::Running);
         observer.on_observation(&run(), &ended);
-        assert_eq!(observer.on_ended(&run(), &verdict).await, Told::Later);
-        assert_eq!(observer.on_ended(&run(), &verdict).await, Told::Later);
+        assert_eq!(
+            observer.on_ended(&run(), &verdict).await,
+            ReportOutcome::Retry
+        );
+        assert_eq!(
+            observer.on_ended(&run(), &verdict).await,
+            ReportOutcome::Retry
+        );
         // Its Job is gone before it could be reported.
         observer.on_observation(&run(), &ended);
         assert_says(
@@ -726,7 +736,10 @@ mod tests {
             turns.add_permits(RUNS);
         };
         let (told, ()) = tokio::join!(ends, turns);
-        assert!(told.into_iter().all(|told| told == Told::Yes));
+        assert!(
+            told.into_iter()
+                .all(|told| told == ReportOutcome::Delivered)
+        );
         assert_eq!(given.most.load(Ordering::SeqCst), RECOVERIES);
         for run in &runs {
             let key = format!("local/output/org/{}/step.tfoutput", run.job_id);

@@ -8,10 +8,9 @@ use clap::Args;
 use job_contract::env;
 
 use super::{Reader, present};
-use crate::cluster::history::HistoryLimits;
 use crate::cluster::limit::RateLimit;
 use crate::cluster::rights::LEASE;
-use crate::cluster::watch::WatchSettings;
+use crate::cluster::watch::{HistoryLimits, WatchSettings};
 use crate::manifest::check;
 use crate::verdict::Timeouts;
 
@@ -172,10 +171,10 @@ impl WatchArgs {
             start: seconds(env::START_SECONDS, &self.start_seconds, usual.start),
             linger: seconds(env::LINGER_SECONDS, &self.linger_seconds, usual.linger),
         };
-        let hopeless_after = seconds(
+        let incomplete_after = seconds(
             env::INCOMPLETE_SECONDS,
             &self.incomplete_seconds,
-            default.hopeless_after,
+            default.incomplete_after,
         );
         let report_again = seconds(
             env::REPORT_RETRY_SECONDS,
@@ -191,7 +190,7 @@ impl WatchArgs {
             reader.problem(env::NO_POD_EXPLAIN_SECONDS, text);
         }
         // A submitter that is alive needs a moment between the Job and its Secret.
-        if hopeless_after < LEAST_HOPE {
+        if incomplete_after < LEAST_HOPE {
             let text = format!("is less than {} s", LEAST_HOPE.as_secs());
             reader.problem(env::INCOMPLETE_SECONDS, text);
         }
@@ -214,7 +213,7 @@ impl WatchArgs {
         WatchSettings {
             timeouts,
             history,
-            hopeless_after,
+            incomplete_after,
             report_again,
         }
     }
@@ -324,7 +323,7 @@ mod tests {
             timeouts.start,
             timeouts.linger,
             watching.watch.report_again,
-            watching.watch.hopeless_after,
+            watching.watch.incomplete_after,
         ]
         .map(|time| time.as_secs());
         assert_eq!(seconds, [1, 2, 3, 4, 5, 7, 6, 90]);
