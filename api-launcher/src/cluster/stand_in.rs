@@ -364,7 +364,7 @@ impl Store {
     }
 }
 
-fn merge(base: &mut Value, patch: Value) {
+pub(super) fn merge(base: &mut Value, patch: Value) {
     match (base, patch) {
         (Value::Object(base), Value::Object(patch)) => {
             for (key, value) in patch {

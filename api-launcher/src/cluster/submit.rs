@@ -26,7 +26,7 @@ use crate::verdict::{is_suspended, terminal};
 /// Name under which writes appear in managed fields.
 const FIELD_MANAGER: &str = "mayfly";
 /// A Secret is tried to be stored.
-const TRIAL: &str = "look for the job data";
+pub(super) const TRIAL: &str = "look for the job data";
 /// How often the objects of one run may change under a delivery before it is left to the next one.
 const ROUNDS: usize = 8;
 /// A delivery slower than this may have met the reconciler, and writes to the Job before it answers.

@@ -422,3 +422,34 @@ async fn refusals_are_classified_and_keep_the_words_of_the_api_server(
     assert_eq!(error.is_transient(), transient);
     assert!(error.to_string().contains(message), "{error}");
 }
+
+#[rstest]
+#[case::a_full_quota(
+    403,
+    "exceeded quota: secrets, requested: secrets=1",
+    "raise the quota"
+)]
+#[case::a_webhook(
+    400,
+    "admission webhook \"w\" does not support dry run",
+    "NoneOnDryRun"
+)]
+#[case::a_policy(403, "secrets is forbidden", "api-launcher check")]
+#[tokio::test]
+async fn job_data_that_cannot_be_looked_for_leads_to_advice(
+    #[case] code: u16,
+    #[case] message: &'static str,
+    #[case] advice: &str,
+) {
+    let server = Server::start();
+    // Its launcher died before the release.
+    let crashing = server.crashing(Crash::Within(2));
+    crashing.submit(&objects("1", "a")).await.unwrap_err();
+    let cluster = server.faulty(move |line, _| {
+        let is_trial = line.starts_with("POST") && line.ends_with("/secrets");
+        is_trial.then(|| refusal(StatusCode::from_u16(code).unwrap(), "Refused", message))
+    });
+    let error = cluster.release_held("job-1-a", true).await.unwrap_err();
+    let given = trial_advice(&error).unwrap_or_default();
+    assert!(given.contains(advice), "{error}: {given}");
+}

@@ -21,7 +21,7 @@ const GATHER: Duration = Duration::from_millis(20);
 const RESYNC: Duration = Duration::from_mins(5);
 /// Requests at once, beside the two watches. Reports have as many slots of their own: they are as slow as the platform is,
 /// and must not keep runs from their release.
-const AT_ONCE: usize = 25;
+pub(super) const AT_ONCE: usize = 25;
 /// Objects in one page of a list. A page is decoded as a whole, managed fields and all, before anything of it is left out.
 const PAGE: u32 = 50;
 
