@@ -18,7 +18,8 @@ fn the_reason_of_a_wait_is_announced_once_a_change() {
     };
     let mut machine = Machine::with(job("a", json!({})));
     machine.pod(waiting("ErrImagePull", "no such host"));
-    machine.pod(waiting("ErrImagePull", "no such host"));
+    // Looked at again for another reason.
+    machine.job(job("a", json!({})));
     machine.pod(waiting(
         "CreateContainerConfigError",
         "secret \"x\" not found",
@@ -135,11 +136,18 @@ fn where_heartbeats_cannot_be_read_only_a_pod_whose_deletion_is_overdue_is_lost(
 fn a_node_that_answers_again_is_not_checked_any_more() {
     let mut machine = machine_with(unready());
     assert!(machine.requests().any(is_check));
+    machine.respond("a", Response::Heartbeat(Heartbeat::Missing));
     machine.pod(at_work());
     machine.take();
-    machine.respond("a", Response::Heartbeat(Heartbeat::Missing));
     machine.pass(Duration::from_hours(1));
     assert_eq!(machine.requests().count(), 0);
+    // The silence of then proves nothing later.
+    machine.pod(unready());
+    let requests: Vec<_> = machine.requests().collect();
+    assert!(
+        matches!(requests[..], [Request::Heartbeat { .. }]),
+        "{requests:?}"
+    );
 }
 
 #[test]

@@ -159,8 +159,10 @@ fn a_run_that_was_kept_for_as_long_as_a_report_may_take_is_not_reported_once_its
 #[test]
 fn a_run_that_reported_itself_is_kept_for_its_own_time_once_that_is_written_down() {
     let mut machine = Machine::with(kept(json!({})));
+    machine.pass(Duration::from_secs(30));
+    machine.take();
     machine.pod(pod_with_report("a", 0));
-    machine.job(kept(over("Complete", 0)));
+    machine.job(kept(over("Complete", 30)));
     assert_eq!(noted_keep(&machine), [Some(600)]);
     let asked_for_events =
         |effect: &super::super::message::Effect| format!("{effect:?}").contains("Events {");
@@ -171,7 +173,7 @@ fn a_run_that_reported_itself_is_kept_for_its_own_time_once_that_is_written_down
     assert_eq!(noted_keep(&machine), [Some(605)]);
     machine.take();
     machine.job(kept(
-        json!({"spec": {"ttlSecondsAfterFinished": 605}, "status": over("Complete", 0)["status"]}),
+        json!({"spec": {"ttlSecondsAfterFinished": 605}, "status": over("Complete", 30)["status"]}),
     ));
     machine.respond("a", reported(ReportOutcome::Delivered));
     machine.pass(Duration::from_hours(1));

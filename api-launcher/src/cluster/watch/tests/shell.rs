@@ -295,7 +295,7 @@ async fn where_pods_may_not_be_looked_at_runs_are_judged_by_their_jobs() {
     );
     let watching = watching(cluster);
     until("it is said to be at work", || {
-        watching.observed(|observation| *observation == Observation::Running)
+        watching.observed(|observation| *observation == Observation::InProgress)
     })
     .await;
     assert!(watching.delivered().is_empty());
