@@ -3,11 +3,12 @@
 //! Pure: no client, clock, randomness or environment. The same document and the same deployment give the same
 //! bytes, so a second delivery makes nothing new, and `render` shows exactly what would be created.
 
-mod budget;
 pub(crate) mod check;
+mod container;
 pub mod deployment;
 mod environment;
 pub mod executor_kind;
+pub mod grace_period;
 pub mod image;
 pub mod job_data;
 pub mod labels;
@@ -20,7 +21,7 @@ pub mod policy;
 pub mod problem;
 pub mod quantity;
 pub mod references;
-mod repeats;
+mod second_pod;
 pub mod tolerations;
 
 use std::collections::BTreeMap;
@@ -172,7 +173,7 @@ pub fn build(job: &Document, deployment: &Deployment) -> Result<Manifest, Manife
             spec: Some(job_spec(
                 deployment,
                 template,
-                repeats::backoff_limit(kind, records, deployment),
+                second_pod::backoff_limit(kind, records, deployment),
             )),
             status: None,
         },
@@ -192,7 +193,7 @@ pub fn trial(deployment: &Deployment) -> Vec<Problem> {
         .filter(|limit| honoured != Some(*limit))
     {
         let kind = deployment.executor_kind_of(&deployment.defaults);
-        problems.add(env::BACKOFF_LIMIT, repeats::refusal(limit, kind));
+        problems.add(env::BACKOFF_LIMIT, second_pod::refusal(limit, kind));
     }
     problems.into_vec()
 }
@@ -341,7 +342,7 @@ fn check_template(
             format!("is {deadline} s and must be longer than the grace period of {grace} s"),
         );
     } else {
-        for violation in budget::violations(&spec) {
+        for violation in grace_period::violations(&spec) {
             problems.add(subject, violation);
         }
     }
@@ -386,7 +387,7 @@ fn on_exit_codes(operator: &str, values: Vec<i32>) -> PodFailurePolicyRule {
     PodFailurePolicyRule {
         action: "FailJob".to_owned(),
         on_exit_codes: Some(PodFailurePolicyOnExitCodesRequirement {
-            container_name: Some(pod::CONTAINER.to_owned()),
+            container_name: Some(container::CONTAINER.to_owned()),
             operator: operator.to_owned(),
             values,
         }),

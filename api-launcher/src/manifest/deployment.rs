@@ -20,8 +20,6 @@ pub const DEFAULT_NAMESPACE: &str = "terrakube";
 pub const DEFAULT_ENV_SECRET: &str = "terrakube-executor-secrets";
 /// `imagePullPolicy` used when none is configured.
 const DEFAULT_PULL_POLICY: &str = "IfNotPresent";
-/// The least time the executor needs to stop its tool, store what there is and report.
-pub const MIN_GRACE_SECONDS: i64 = 30;
 
 /// Everything the manifest needs beside the job data.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,9 +4,9 @@
 use job_contract::{Records, env};
 use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
 
+use super::container;
 use super::deployment::Deployment;
 use super::executor_kind::ExecutorKind;
-use super::pod::CONTAINER;
 
 /// How often a pod that failed before its step began is replaced, unless it is said.
 const USUAL_BACKOFF_LIMIT: i32 = 2;
@@ -18,7 +18,7 @@ pub(super) fn records(spec: &PodSpec, deployment: &Deployment) -> Option<Records
     if deployment.records.is_some() {
         return deployment.records;
     }
-    let executor = spec.containers.iter().find(|c| c.name == CONTAINER)?;
+    let executor = container::executor(spec)?;
     match (
         is_given(executor, env::API_URL),
         is_given(executor, env::DATA_DIR),
