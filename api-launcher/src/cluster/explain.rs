@@ -230,10 +230,10 @@ fn explanation(
     let timeline = timeline(job, pods, events);
     let step_type = label(&job.metadata, labels::STEP_TYPE).map(str::to_owned);
     let pods = pods_of_run(pods, events);
-    let running = observation == Observation::Running;
+    let running = observation == Observation::InProgress;
     let (wait, verdict) = match observation {
         Observation::Waiting(wait) => (Some(wait), None),
-        Observation::Running => (None, None),
+        Observation::InProgress => (None, None),
         Observation::Ended(verdict) => (None, Some(*verdict)),
     };
     Explanation {

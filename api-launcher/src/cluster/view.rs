@@ -245,7 +245,7 @@ fn view(key: RunKey, job: &Job, pods: &[Pod], now: Timestamp) -> RunView {
             };
             (state, Some(wait.sentence), None)
         }
-        Observation::Running => (RunState::Running, None, None),
+        Observation::InProgress => (RunState::Running, None, None),
         Observation::Ended(verdict) => {
             let state = if verdict.kind == VerdictKind::Completed {
                 RunState::Completed

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::Evidence;
+use super::evidence::Evidence;
 use crate::cluster::{annotations::RELEASED_AT, labels};
 
 /// The container that runs the step.

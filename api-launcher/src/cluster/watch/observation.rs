@@ -52,7 +52,7 @@ impl Transition<'_> {
         if run.stage == JobStage::Held && !matches!(observation, Observation::Ended(_)) {
             return;
         }
-        if self.announce(run, &observation) && observation == Observation::Running {
+        if self.announce(run, &observation) && observation == Observation::InProgress {
             let started = newest(&pods).and_then(executor_started);
             let since = started.map(|at| Duration::try_from(now.duration_since(at)));
             let since = since.map(Result::unwrap_or_default);
@@ -65,7 +65,7 @@ impl Transition<'_> {
                     self.wake_at(until.max(now), &run.job_ref.run.name);
                 }
             }
-            Observation::Running => {}
+            Observation::InProgress => {}
             Observation::Ended(verdict) => {
                 self.stop_lingering(run, &verdict, &pods);
                 self.report_end(run, *verdict);

@@ -88,7 +88,7 @@ impl WatchState {
     /// nothing, and no run may be given up for it.
     pub(super) fn without_pods(&self, job: &Job) -> Option<Observation> {
         let is_at_work = terminal(job).is_none() && !is_suspended(job);
-        (self.pod_access == PodAccess::Forbidden && is_at_work).then_some(Observation::Running)
+        (self.pod_access == PodAccess::Forbidden && is_at_work).then_some(Observation::InProgress)
     }
 }
 
@@ -154,7 +154,7 @@ fn is_same(announced: Option<&Observation>, now: &Observation) -> bool {
         (Some(Observation::Waiting(announced)), Observation::Waiting(now)) => {
             announced.reason == now.reason && announced.sentence == now.sentence
         }
-        (Some(Observation::Running), Observation::Running) => true,
+        (Some(Observation::InProgress), Observation::InProgress) => true,
         (Some(Observation::Ended(announced)), Observation::Ended(now)) => {
             announced.kind == now.kind
         }

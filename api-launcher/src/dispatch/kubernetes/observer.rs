@@ -411,7 +411,7 @@ impl RunObserver for Observer {
                     self.note(run, &wait.sentence);
                 }
             }
-            Observation::Running => {
+            Observation::InProgress => {
                 self.seen(run, None);
                 // The log is its executor's from now on: what a late writer stores would take the place of it.
                 if let Some(live) = self.live().get_mut(run) {
@@ -645,7 +645,7 @@ mod tests {
             &metrics,
             &[r#"mayfly_runs_ended_total{verdict="oom_killed"} 0"#],
         );
-        observer.on_observation(&run(), &Observation::Running);
+        observer.on_observation(&run(), &Observation::InProgress);
         observer.on_observation(&run(), &ended);
         assert_eq!(
             observer.on_ended(&run(), &verdict).await,
@@ -814,7 +814,7 @@ mod tests {
             live + observer.held().values().flatten().count()
         };
         let duty = observer.on_duty();
-        observer.on_observation(&run(), &Observation::Running);
+        observer.on_observation(&run(), &Observation::InProgress);
         observer.on_running(&run(), Some(Duration::ZERO));
         observer.on_held(&other);
         assert_eq!(beats(), 2);
@@ -838,7 +838,7 @@ mod tests {
             observer.let_go(&reporter);
             observer.live()[&run()].beat.is_some()
         };
-        observer.on_observation(&run(), &Observation::Running);
+        observer.on_observation(&run(), &Observation::InProgress);
         observer.let_go(&reporter);
         // Its executor's own heartbeat is over.
         observer.has_ended(&run());
