@@ -2,7 +2,7 @@
 
 use k8s_openapi::jiff::Timestamp;
 
-use crate::cluster::explain::Moment;
+use crate::cluster::explain::TimelineEntry;
 use crate::run::view::{Paint, duration};
 use crate::table::{Cell, Table, Tone};
 
@@ -16,7 +16,7 @@ struct Stretch {
 }
 
 /// Lines of the timeline, or nothing when nothing is known.
-pub(super) fn draw(timeline: &[Moment], paint: Paint) -> String {
+pub(super) fn draw(timeline: &[TimelineEntry], paint: Paint) -> String {
     let Some(first) = timeline.first() else {
         return String::new();
     };
@@ -56,12 +56,12 @@ pub(super) fn draw(timeline: &[Moment], paint: Paint) -> String {
     table.render(paint)
 }
 
-fn duration_of(moment: &Moment) -> String {
+fn duration_of(moment: &TimelineEntry) -> String {
     duration(u64::try_from(moment.milliseconds).unwrap_or_default())
 }
 
 /// A phase lasts from its beginning; a moment ends the wait before it.
-fn stretch(moment: &Moment, start: Timestamp) -> Stretch {
+fn stretch(moment: &TimelineEntry, start: Timestamp) -> Stretch {
     let at = i64::try_from(moment.at.duration_since(start).as_millis())
         .unwrap_or(i64::MAX)
         .max(0);
@@ -100,8 +100,8 @@ pub(super) mod tests {
     use super::super::list::tests::at;
     use super::*;
 
-    fn moment(what: &str, second: i64, milliseconds: i64) -> Moment {
-        Moment {
+    fn moment(what: &str, second: i64, milliseconds: i64) -> TimelineEntry {
+        TimelineEntry {
             what: what.into(),
             at: at(second),
             milliseconds,
@@ -111,8 +111,8 @@ pub(super) mod tests {
         }
     }
 
-    pub(in crate::commands) fn timeline() -> Vec<Moment> {
-        let phase = |what, second, milliseconds, failed| Moment {
+    pub(in crate::commands) fn timeline() -> Vec<TimelineEntry> {
+        let phase = |what, second, milliseconds, failed| TimelineEntry {
             is_phase: true,
             failed,
             ..moment(what, second, milliseconds)
@@ -120,7 +120,7 @@ pub(super) mod tests {
         vec![
             moment("accepted", 0, 0),
             moment("released", 0, 0),
-            Moment {
+            TimelineEntry {
                 detail: Some("on node-1".into()),
                 ..moment("scheduled", 2, 2000)
             },
@@ -129,7 +129,7 @@ pub(super) mod tests {
             phase("workspace", 11, 310, false),
             phase("init", 12, 9000, false),
             phase("plan", 21, 18_500, true),
-            Moment {
+            TimelineEntry {
                 detail: Some("exit code 1".into()),
                 ..moment("ended", 40, 29_000)
             },

@@ -507,9 +507,9 @@ impl KubernetesTarget {
 
     /// Looks at runs, and once whether there can be any: admission hears of that, and is not asked all the time.
     async fn probe(&self) -> Result<(), ClusterError> {
-        self.cluster.reach().await?;
+        self.cluster.check_access().await?;
         if !self.takes_jobs.load(Ordering::Relaxed) {
-            self.cluster.lets_create().await?;
+            self.cluster.check_creation().await?;
             self.takes_jobs.store(true, Ordering::Relaxed);
         }
         Ok(())

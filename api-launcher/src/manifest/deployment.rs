@@ -1,4 +1,4 @@
-//! What the operator decided for every run.
+//! The operator's settings for every run.
 
 use std::collections::BTreeMap;
 

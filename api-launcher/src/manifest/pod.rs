@@ -50,7 +50,7 @@ pub(super) struct Ingredients<'a> {
     /// The executor in the run's image.
     pub kind: ExecutorKind,
     /// The workspace's own settings, allowed by the policy.
-    pub asked: &'a Overrides,
+    pub requested: &'a Overrides,
     /// The same over the deployment's defaults.
     pub merged: &'a Overrides,
     pub transport: &'a Transport,
@@ -79,7 +79,7 @@ pub(super) fn template(from: &Ingredients<'_>) -> (PodTemplateSpec, Option<Recor
         }
         overlay.merge_into(&mut template);
     }
-    apply(&mut template, from.asked, unexpanded);
+    apply(&mut template, from.requested, unexpanded);
     finish(&mut template, from);
     let spec = template.spec.get_or_insert_default();
     let records = second_pod::records(spec, from.deployment);
@@ -391,7 +391,7 @@ fn finish(template: &mut PodTemplateSpec, from: &Ingredients<'_>) {
         let names = from.merged.env_config_maps.as_deref().unwrap_or_default();
         // What a workspace asks for is for its tool and scripts. A stock executor hands them its own environment.
         let is_for_children =
-            from.asked.env_config_maps.is_some() && from.kind == ExecutorKind::Mayfly;
+            from.requested.env_config_maps.is_some() && from.kind == ExecutorKind::Mayfly;
         let sources = executor.env_from.get_or_insert_default();
         for mut source in config_map_sources(names) {
             source.prefix = is_for_children.then(|| env::FOR_CHILDREN_PREFIX.to_owned());

@@ -1,5 +1,5 @@
-//! Whether Kubernetes may start another pod of a step. Only an executor that finds the claim of the pod before it knows
-//! that the step was begun: so the executor must be ours, and its claims must outlive its pod.
+//! Whether Kubernetes may start a second pod of a step. Only an executor that finds the claim of the pod before it knows that
+//! the step was begun. So the executor must be Mayfly's, and its claims must outlive its pod.
 
 use job_contract::{Records, env};
 use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};

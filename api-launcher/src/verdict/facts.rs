@@ -1,4 +1,4 @@
-//! Reading Jobs, pods and events: single facts, no conclusions.
+//! Reads single facts from Jobs, pods and events, without conclusions.
 
 use job_contract::report::FinalReport;
 use job_contract::{Exit, StepType};

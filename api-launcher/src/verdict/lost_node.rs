@@ -1,5 +1,5 @@
-//! Pods whose node says nothing any more. Kubernetes goes on showing what was seen last, for minutes or for ever: the
-//! containers at work, and a pod that is deleted and never gone.
+//! Pods whose node does not answer any more. Kubernetes shows their last state, for minutes or for ever: containers that
+//! run, or a pod that is being deleted and never goes.
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};

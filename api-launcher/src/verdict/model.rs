@@ -1,4 +1,4 @@
-//! What this module says about runs: the types.
+//! The types in which verdicts and observations are said.
 
 use std::time::Duration;
 

@@ -6,7 +6,7 @@ use axum::http::{Response, StatusCode};
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::super::stand_in::{Crash, Server, inline, objects, refusal};
+use super::super::fake_server::{Crash, Server, inline, objects, refusal};
 use super::*;
 
 /// One Job, released, with a Secret that it owns.

@@ -54,7 +54,7 @@ pub(super) enum Input {
     /// Every run is to be looked at again, in case an event was missed.
     Resync,
     /// A request has ended.
-    Response(JobRef, Response),
+    Response(Box<JobRef>, Response),
 }
 
 /// Something that the state asks for.

@@ -13,7 +13,7 @@ use super::message::{Diagnostic, Effect, Input, JobRef, Now, ObserverCall, Reque
 use super::observer::RunObserver;
 use super::settings::WatchSettings;
 use super::state::WatchState;
-use crate::cluster::{Cluster, labels, testimony};
+use crate::cluster::{Cluster, labels, report_seal};
 
 /// Changes are gathered for this long before the release queue is reviewed.
 const GATHER: Duration = Duration::from_millis(20);
@@ -115,7 +115,7 @@ fn pod_events(cluster: &Cluster) -> impl Stream<Item = Input> + Send + use<> {
     watcher(cluster.pods(), watch_config())
         .modify(move |pod| {
             pod.metadata.managed_fields = None;
-            testimony::weigh(pod, key.as_ref());
+            report_seal::mark_unproven(pod, key.as_ref());
         })
         .default_backoff()
         .filter_map(|event| {
@@ -175,6 +175,7 @@ impl Shell {
         } else {
             Arc::clone(&self.requests)
         };
+        let job = Box::new(job);
         tokio::spawn(async move {
             if let Request::Heartbeat { pause } = &request {
                 tokio::time::sleep(*pause).await;

@@ -15,7 +15,7 @@ use super::super::message::{Diagnostic, Effect, Input, JobRef, Now, ObserverCall
 use super::super::message::{Request, Response};
 use super::super::state::WatchState;
 use crate::cluster::RunKey;
-use crate::cluster::stand_in::merge;
+use crate::cluster::fake_server::merge;
 use crate::verdict::Observation;
 
 /// Seconds after the start of every test.
@@ -144,7 +144,7 @@ impl Machine {
         let meta = parse::<Job>(job(step, json!({}))).metadata;
         let run = RunKey::of(&meta).unwrap();
         let uid = uid.to_owned();
-        self.feed(Input::Response(JobRef { run, uid }, response));
+        self.feed(Input::Response(Box::new(JobRef { run, uid }), response));
     }
 
     /// Lets time pass, with every alarm at its time.
@@ -187,7 +187,7 @@ impl Machine {
                     events: Vec::new(),
                     pods: Vec::new(),
                 };
-                let answer = Input::Response(job.clone(), none);
+                let answer = Input::Response(Box::new(job.clone()), none);
                 self.effects.push(effect);
                 self.advance(answer);
             } else {

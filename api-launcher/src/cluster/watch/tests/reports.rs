@@ -10,7 +10,7 @@ use super::super::observer::ReportOutcome;
 use super::machine::{
     Machine, at, job, over, pod_with_executor, pod_with_report, pod_without_hope,
 };
-use crate::cluster::stand_in::merge;
+use crate::cluster::fake_server::merge;
 use crate::cluster::submit::KEPT_UNREPORTED;
 use crate::verdict::VerdictKind;
 

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::super::shell::AT_ONCE;
 use super::super::{HistoryLimits, ReportOutcome, RunObserver, WatchSettings};
-use crate::cluster::stand_in::{Crash, Server, inline, objects, refusal};
+use crate::cluster::fake_server::{Crash, Server, inline, objects, refusal};
 use crate::cluster::submit::KEPT_UNREPORTED;
 use crate::cluster::{Cluster, RunKey};
 use crate::verdict::{Observation, Timeouts, Verdict, VerdictKind};

@@ -1,4 +1,4 @@
-//! An API server of a few lines for the tests of this room: names, UIDs, resource versions, preconditions, merge
+//! A fake API server of a few lines for the tests of this module: names, UIDs, resource versions, preconditions, merge
 //! patches, watches. It runs no controllers; tests write what those would.
 
 use std::collections::BTreeMap;
