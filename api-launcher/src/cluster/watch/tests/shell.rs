@@ -340,28 +340,6 @@ async fn reports_that_take_long_keep_no_run_from_its_release() {
 }
 
 #[tokio::test]
-async fn history_keeps_the_newest_that_were_reported() {
-    let server = Server::start();
-    for step in ["a", "b"] {
-        server.cluster().submit(&inline("1", step)).await.unwrap();
-        let at = format!("2026-01-01T00:00:0{}Z", if step == "a" { 1 } else { 2 });
-        server.put("jobs", json!({"metadata": {"name": format!("job-1-{step}"),
-            "annotations": {"mayfly.dev/reported-at": at}},
-            "status": {"conditions": [{"type": "Failed", "status": "True", "lastTransitionTime": at}]}}));
-    }
-    let settings = WatchSettings {
-        history: HistoryLimits {
-            failed: Some(1),
-            successful: None,
-        },
-        ..WatchSettings::default()
-    };
-    let _watching = watching_with(server.cluster(), settings, Recorder::default());
-    until("the older is removed", || server.count("jobs") == 1).await;
-    assert!(server.object("jobs", "job-1-b").is_some());
-}
-
-#[tokio::test]
 async fn how_long_a_run_has_waited_is_told_by_the_clock_of_the_api_server() {
     let settings = WatchSettings {
         timeouts: Timeouts {
@@ -433,7 +411,7 @@ async fn a_refusal_is_written_onto_the_job() {
 }
 
 #[tokio::test]
-async fn a_run_is_kept_until_some_watcher_reports_it_and_is_then_reported_no_more() {
+async fn a_run_is_kept_until_some_watcher_reports_it_and_is_then_for_the_history_to_remove() {
     let server = Server::start();
     ended_without_a_word(&server).await;
     let day = KEPT_UNREPORTED.as_secs();
@@ -460,10 +438,19 @@ async fn a_run_is_kept_until_some_watcher_reports_it_and_is_then_reported_no_mor
     assert!(has_its_own_time(&server));
     drop(third);
 
-    let fourth = watching(server.cluster());
-    let is_end = |observation: &Observation| matches!(observation, Observation::Ended(_));
-    until("the next one knows it", || fourth.observed(is_end)).await;
-    assert!(fourth.delivered().is_empty());
+    let none_failed = HistoryLimits {
+        failed: Some(0),
+        successful: None,
+    };
+    let settings = WatchSettings {
+        history: none_failed,
+        ..often()
+    };
+    let fourth = watching_with(server.cluster(), settings, Recorder::default());
+    let is_gone = || server.object("jobs", "job-1-a").is_none();
+    until("the history removes it", is_gone).await;
+    assert!(fourth.observed(|said| matches!(said, Observation::Ended(_))));
+    assert_eq!(fourth.attempts(), 0, "the platform knows");
 }
 
 #[tokio::test]
