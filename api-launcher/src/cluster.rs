@@ -1,8 +1,8 @@
-//! The cluster: everything that speaks to the Kubernetes API, and nothing else does.
+//! The cluster: the only module that speaks to the Kubernetes API.
 //!
-//! Kubernetes is the only database. What a run is, whether it was released, cancelled or reported stands on its
-//! Job, so that a launcher that starts anew, or another replica, knows as much as the one before.
-//! This room knows nothing of HTTP towards the platform and nothing of how a manifest is made.
+//! Kubernetes is the only database. Each Job says what its run is, and whether it was released, cancelled or reported. So a
+//! launcher that starts again, or another replica, knows as much as the one before. This module knows nothing of HTTP towards
+//! the platform, nor of how a manifest is made.
 
 mod cache;
 mod cancel;
@@ -12,15 +12,13 @@ mod connect;
 mod credential;
 mod error;
 pub mod explain;
-pub mod history;
 pub mod lease;
 pub mod limit;
 mod logs;
-mod reach;
-pub mod reconcile;
+mod readiness;
+mod report_seal;
 pub mod rights;
 mod submit;
-mod testimony;
 mod view;
 pub mod watch;
 
@@ -306,4 +304,4 @@ fn label<'a>(meta: &'a ObjectMeta, name: &str) -> Option<&'a str> {
 }
 
 #[cfg(test)]
-mod stand_in;
+mod fake_server;

@@ -3,11 +3,12 @@
 //! Pure: no client, clock, randomness or environment. The same document and the same deployment give the same
 //! bytes, so a second delivery makes nothing new, and `render` shows exactly what would be created.
 
-mod budget;
 pub(crate) mod check;
+mod container;
 pub mod deployment;
 mod environment;
 pub mod executor_kind;
+pub mod grace_period;
 pub mod image;
 pub mod job_data;
 pub mod labels;
@@ -20,7 +21,7 @@ pub mod policy;
 pub mod problem;
 pub mod quantity;
 pub mod references;
-mod repeats;
+mod second_pod;
 pub mod tolerations;
 
 use std::collections::BTreeMap;
@@ -115,19 +116,19 @@ pub fn build(job: &Document, deployment: &Deployment) -> Result<Manifest, Manife
     let mut job_problems = Problems::new(Fault::Run);
     let step_type = check_job(job, &mut job_problems);
     let mut problems = job_problems.into_vec();
-    let (mut asked, unreadable) =
+    let (mut requested, unreadable) =
         overrides::read(&job.environment_variables, Names::WORKSPACE, Fault::Run);
     problems.extend(unreadable);
-    problems.extend(deployment.policy.refusals(&asked));
-    let merged = asked.clone().over(deployment.defaults.clone());
+    problems.extend(deployment.policy.refusals(&requested));
+    let merged = requested.clone().over(deployment.defaults.clone());
     let kind = deployment.executor_kind_of(&merged);
-    problems.extend(implied(&asked, &merged, deployment));
+    problems.extend(implied(&requested, &merged, deployment));
     let (env, notes) = environment::of_container(
-        std::mem::take(&mut asked.env),
+        std::mem::take(&mut requested.env),
         deployment.executor_kind_of(&merged),
         deployment.policy.environment.as_ref(),
     );
-    asked.env = env;
+    requested.env = env;
     let transport = Transport::choose(
         job,
         kind,
@@ -146,7 +147,7 @@ pub fn build(job: &Document, deployment: &Deployment) -> Result<Manifest, Manife
     let (template, records) = pod::template(&pod::Ingredients {
         deployment,
         kind,
-        asked: &asked,
+        requested: &requested,
         merged: &merged,
         transport: &transport,
         name: &name,
@@ -172,7 +173,7 @@ pub fn build(job: &Document, deployment: &Deployment) -> Result<Manifest, Manife
             spec: Some(job_spec(
                 deployment,
                 template,
-                repeats::backoff_limit(kind, records, deployment),
+                second_pod::backoff_limit(kind, records, deployment),
             )),
             status: None,
         },
@@ -192,7 +193,7 @@ pub fn trial(deployment: &Deployment) -> Vec<Problem> {
         .filter(|limit| honoured != Some(*limit))
     {
         let kind = deployment.executor_kind_of(&deployment.defaults);
-        problems.add(env::BACKOFF_LIMIT, repeats::refusal(limit, kind));
+        problems.add(env::BACKOFF_LIMIT, second_pod::refusal(limit, kind));
     }
     problems.into_vec()
 }
@@ -238,13 +239,14 @@ fn check_job(job: &JobData, problems: &mut Problems) -> Option<StepType> {
 
 /// What follows from settings of both levels together: names that are allowed only by being said, and mounts
 /// that meet at one path.
-fn implied(asked: &Overrides, merged: &Overrides, deployment: &Deployment) -> Vec<Problem> {
+fn implied(requested: &Overrides, merged: &Overrides, deployment: &Deployment) -> Vec<Problem> {
     let mut problems = Problems::new(Fault::Run);
-    if asked.plugin_cache_dir.is_some() && deployment.plugin_cache == deployment::PluginCache::Claim
+    if requested.plugin_cache_dir.is_some()
+        && deployment.plugin_cache == deployment::PluginCache::Claim
     {
         let claim = pod::plugin_cache_claim(merged);
         let by_operator = deployment.defaults.plugin_cache_claim.as_deref() == Some(claim);
-        let by_name = asked.plugin_cache_claim.is_some();
+        let by_name = requested.plugin_cache_claim.is_some();
         if !by_operator && !by_name && !deployment.policy.persistent_volume_claims.allow(claim) {
             problems.add(
                 env::PLUGIN_CACHE_DIR,
@@ -264,9 +266,9 @@ fn implied(asked: &Overrides, merged: &Overrides, deployment: &Deployment) -> Ve
         );
     }
     if let Some(overlay) = &deployment.overlay {
-        let cache = asked.plugin_cache_dir.as_deref();
+        let cache = requested.plugin_cache_dir.as_deref();
         // A workspace that names the path alone moves the deployment's config map.
-        let moves = asked.config_map.is_some() || asked.config_map_path.is_some();
+        let moves = requested.config_map.is_some() || requested.config_map_path.is_some();
         let config_map = (moves && merged.config_map.is_some()).then_some(config_map_path);
         for (variable, path) in [
             (env::PLUGIN_CACHE_DIR, cache),
@@ -341,7 +343,7 @@ fn check_template(
             format!("is {deadline} s and must be longer than the grace period of {grace} s"),
         );
     } else {
-        for violation in budget::violations(&spec) {
+        for violation in grace_period::violations(&spec) {
             problems.add(subject, violation);
         }
     }
@@ -386,7 +388,7 @@ fn on_exit_codes(operator: &str, values: Vec<i32>) -> PodFailurePolicyRule {
     PodFailurePolicyRule {
         action: "FailJob".to_owned(),
         on_exit_codes: Some(PodFailurePolicyOnExitCodesRequirement {
-            container_name: Some(pod::CONTAINER.to_owned()),
+            container_name: Some(container::CONTAINER.to_owned()),
             operator: operator.to_owned(),
             values,
         }),

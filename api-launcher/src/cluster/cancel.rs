@@ -1,4 +1,4 @@
-//! Ending a run before its time.
+//! Ends a run early.
 
 use std::time::Duration;
 
@@ -84,7 +84,7 @@ mod tests {
     use axum::http::StatusCode;
     use serde_json::json;
 
-    use super::super::stand_in::{Server, inline, objects, refusal};
+    use super::super::fake_server::{Server, inline, objects, refusal};
     use super::*;
 
     #[tokio::test]

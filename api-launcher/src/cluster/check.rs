@@ -1,4 +1,4 @@
-//! Pre-flight: would a run start here? Every answer that is no comes with a fix.
+//! Checks whether a run would start here. Each finding says how to fix it.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use kube::api::{ListParams, PostParams};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::rights::{LEASE, Need, Place, RIGHTS, Right};
+use super::rights::{LEASE, Need, RIGHTS, Right, RightScope};
 use super::{Cluster, ClusterError};
 use crate::manifest::image;
 use crate::manifest::references::References;
@@ -96,8 +96,8 @@ impl Cluster {
             if right.need == Need::JobDataInSecret && !expected.job_data_in_secret {
                 continue;
             }
-            let namespace = match (right.place, &expected.lease_namespace) {
-                (Place::Launcher, Some(namespace)) => namespace,
+            let namespace = match (right.scope, &expected.lease_namespace) {
+                (RightScope::Launcher, Some(namespace)) => namespace,
                 _ => &self.namespace,
             };
             let lease = expected.lease_name.as_deref().unwrap_or(LEASE);

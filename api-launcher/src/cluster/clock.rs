@@ -1,5 +1,5 @@
-//! What time it is for the API server. How long a run has waited is told by times that the server wrote, so that the clock
-//! of this machine, which may be minutes off, must not be asked what they are compared with.
+//! The API server's clock. Waiting times are measured from times that the API server wrote. The clock of this machine may be
+//! minutes off, so those times are compared with the server's clock only.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 

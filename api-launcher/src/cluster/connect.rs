@@ -1,4 +1,4 @@
-//! Getting a client: configuration as `kubectl` finds it, and answers that keep what the server asked for.
+//! Makes a client. The configuration is found as `kubectl` finds it, and responses keep their `Retry-After`.
 
 use std::env;
 use std::error::Error;

@@ -1,5 +1,5 @@
-//! Why a credential could not be had, told without what it is. The library's own errors hold what a plugin printed,
-//! its command with the variables it is given, and pieces of both; they go no further than this room.
+//! Why there is no credential, in words that do not contain it. The library's own errors hold what a plugin printed, its
+//! command with its variables, and pieces of both. They do not leave this module.
 
 use std::error::Error;
 use std::io;

@@ -1,4 +1,4 @@
-//! What the API server's refusals mean, and how often to ask again.
+//! What errors of the API server mean, and how often a request is repeated.
 
 use std::time::{Duration, Instant};
 

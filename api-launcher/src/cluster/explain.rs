@@ -36,7 +36,7 @@ pub struct Explanation {
     pub running: bool,
     /// Its pods, in the order in which they were made.
     pub pods: Vec<RunPod>,
-    pub timeline: Vec<Moment>,
+    pub timeline: Vec<TimelineEntry>,
 }
 
 /// One of the pods of a run.
@@ -57,7 +57,7 @@ pub struct RunPod {
 /// Something that happened to a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Moment {
+pub struct TimelineEntry {
     pub what: String,
     /// When, in whole seconds, as Kubernetes tells times; a phase's beginning.
     pub at: Timestamp,
@@ -204,16 +204,16 @@ fn from_events(key: RunKey, events: &[Event]) -> Explanation {
 }
 
 /// The events in the order they happened.
-fn event_line(events: &[Event]) -> Vec<Moment> {
+fn event_line(events: &[Event]) -> Vec<TimelineEntry> {
     let mut events: Vec<&Event> = events.iter().collect();
     events.sort_by_key(|event| verdict::seen(event));
     let mut line = Line::default();
     for event in events {
         let what = event.reason.as_deref().unwrap_or("?");
-        line.moment(what, verdict::seen(event));
+        line.entry(what, verdict::seen(event));
         line.detail(what, event.message.clone().unwrap_or_default());
     }
-    line.moments
+    line.entries
 }
 
 fn explanation(
@@ -230,10 +230,10 @@ fn explanation(
     let timeline = timeline(job, pods, events);
     let step_type = label(&job.metadata, labels::STEP_TYPE).map(str::to_owned);
     let pods = pods_of_run(pods, events);
-    let running = observation == Observation::Running;
+    let running = observation == Observation::InProgress;
     let (wait, verdict) = match observation {
         Observation::Waiting(wait) => (Some(wait), None),
-        Observation::Running => (None, None),
+        Observation::InProgress => (None, None),
         Observation::Ended(verdict) => (None, Some(*verdict)),
     };
     Explanation {
@@ -265,32 +265,32 @@ fn pods_of_run(pods: &[Pod], events: &[Event]) -> Vec<RunPod> {
 }
 
 /// The moments of a run in the order they happened, as far as they are known. Pure.
-pub fn timeline(job: &Job, pods: &[Pod], events: &[Event]) -> Vec<Moment> {
+pub fn timeline(job: &Job, pods: &[Pod], events: &[Event]) -> Vec<TimelineEntry> {
     let mut line = Line::default();
     let meta = &job.metadata;
-    line.moment("accepted", meta.creation_timestamp.as_ref().map(|t| t.0));
+    line.entry("accepted", meta.creation_timestamp.as_ref().map(|t| t.0));
     let noted = |name| annotation(meta, name).and_then(|at| at.parse::<Timestamp>().ok());
     let started_at = job
         .status
         .as_ref()
         .and_then(|status| status.start_time.as_ref())
         .map(|time| time.0);
-    line.moment("released", noted(annotations::RELEASED_AT).or(started_at));
+    line.entry("released", noted(annotations::RELEASED_AT).or(started_at));
     for pod in in_order(pods) {
         if pods.len() > 1 {
             let created = pod.metadata.creation_timestamp.as_ref();
-            line.moment("pod created", created.map(|time| time.0));
+            line.entry("pod created", created.map(|time| time.0));
             line.detail("pod created", pod.metadata.name.clone().unwrap_or_default());
         }
-        pod_moments(&mut line, pod, events);
+        pod_entries(&mut line, pod, events);
     }
-    line.moment("cancelled", noted(annotations::CANCELLED_AT));
-    line.moment("reported", noted(annotations::REPORTED_AT));
-    line.moments
+    line.entry("cancelled", noted(annotations::CANCELLED_AT));
+    line.entry("reported", noted(annotations::REPORTED_AT));
+    line.entries
 }
 
-fn pod_moments(line: &mut Line, pod: &Pod, events: &[Event]) {
-    line.moment("scheduled", condition_time(pod, "PodScheduled"));
+fn pod_entries(line: &mut Line, pod: &Pod, events: &[Event]) {
+    line.entry("scheduled", condition_time(pod, "PodScheduled"));
     if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) {
         line.detail("scheduled", format!("on {node}"));
     }
@@ -299,7 +299,7 @@ fn pod_moments(line: &mut Line, pod: &Pod, events: &[Event]) {
         .filter(|event| event.reason.as_deref() == Some("Pulled") && verdict::is_about(event, pod))
         .max_by_key(|event| verdict::seen(event));
     if let Some(pulled) = pulled {
-        line.moment("image pulled", verdict::seen(pulled));
+        line.entry("image pulled", verdict::seen(pulled));
         line.detail("image pulled", pulled.message.clone().unwrap_or_default());
     }
     let Some(state) = executor_state(pod) else {
@@ -312,13 +312,13 @@ fn pod_moments(line: &mut Line, pod: &Pod, events: &[Event]) {
         .and_then(|running| running.started_at.as_ref())
         .or_else(|| end.and_then(|end| end.started_at.as_ref()))
         .map(|time| time.0);
-    line.moment("started", started);
+    line.entry("started", started);
     if let (Some(report), Some(started)) = (final_report(pod), started) {
         let mut at = started;
         for timing in report.phases {
             let lasted =
                 SignedDuration::from_millis(i64::try_from(timing.duration_ms).unwrap_or(i64::MAX));
-            line.moments.push(Moment {
+            line.entries.push(TimelineEntry {
                 what: timing.phase.label().to_owned(),
                 at: whole_second(at),
                 milliseconds: i64::try_from(lasted.as_millis()).unwrap_or(i64::MAX),
@@ -330,7 +330,7 @@ fn pod_moments(line: &mut Line, pod: &Pod, events: &[Event]) {
         }
     }
     if let Some(end) = end {
-        line.moment("ended", end.finished_at.as_ref().map(|time| time.0));
+        line.entry("ended", end.finished_at.as_ref().map(|time| time.0));
         line.detail("ended", format!("exit code {}", end.exit_code));
     }
 }
@@ -342,12 +342,12 @@ fn whole_second(at: Timestamp) -> Timestamp {
 /// A timeline in the making.
 #[derive(Default)]
 struct Line {
-    moments: Vec<Moment>,
+    entries: Vec<TimelineEntry>,
     last: Option<Timestamp>,
 }
 
 impl Line {
-    fn moment(&mut self, what: &str, at: Option<Timestamp>) {
+    fn entry(&mut self, what: &str, at: Option<Timestamp>) {
         let Some(at) = at else {
             return;
         };
@@ -358,7 +358,7 @@ impl Line {
             .last
             .map_or(0, |last| at.duration_since(last).as_millis().max(0));
         self.last = self.last.max(Some(at));
-        self.moments.push(Moment {
+        self.entries.push(TimelineEntry {
             what: what.to_owned(),
             at,
             milliseconds: i64::try_from(after).unwrap_or(i64::MAX),
@@ -369,8 +369,8 @@ impl Line {
     }
 
     fn detail(&mut self, what: &str, detail: String) {
-        if let Some(moment) = self.moments.last_mut().filter(|moment| moment.what == what) {
-            moment.detail = Some(detail);
+        if let Some(entry) = self.entries.last_mut().filter(|entry| entry.what == what) {
+            entry.detail = Some(detail);
         }
     }
 }
@@ -399,12 +399,12 @@ mod tests {
                     "restartCount": 0, "state": {"terminated": {"exitCode": 1, "message": report,
                         "startedAt": "2026-01-01T00:00:05Z", "finishedAt": "2026-01-01T00:00:10Z"}}}]}}))
         .unwrap();
-        let moments = timeline(&job, &[pod], &[]);
-        let is_whole = |moment: &Moment| moment.at.subsec_nanosecond() == 0;
-        assert!(moments.iter().all(is_whole), "{moments:?}");
-        let moments: Vec<(String, i64, bool)> = moments
+        let entries = timeline(&job, &[pod], &[]);
+        let is_whole = |entry: &TimelineEntry| entry.at.subsec_nanosecond() == 0;
+        assert!(entries.iter().all(is_whole), "{entries:?}");
+        let entries: Vec<(String, i64, bool)> = entries
             .into_iter()
-            .map(|moment| (moment.what, moment.milliseconds, moment.failed))
+            .map(|entry| (entry.what, entry.milliseconds, entry.failed))
             .collect();
         let expected = [
             ("accepted", 0, false),
@@ -418,7 +418,7 @@ mod tests {
             ("reported", 10_000, false),
         ];
         let expected = expected.map(|(what, ms, failed)| (what.to_owned(), ms, failed));
-        assert_eq!(moments, expected);
+        assert_eq!(entries, expected);
     }
 
     fn event(reason: &str, message: &str, second: u8, of: &Value) -> Event {
@@ -513,9 +513,9 @@ mod tests {
         let created = told
             .timeline
             .iter()
-            .filter(|moment| moment.what == "pod created");
+            .filter(|entry| entry.what == "pod created");
         let names: Vec<_> = created
-            .filter_map(|moment| moment.detail.as_deref())
+            .filter_map(|entry| entry.detail.as_deref())
             .collect();
         assert_eq!(names, ["first", "second"]);
     }

@@ -91,13 +91,13 @@ struct Observed {
 impl Cluster {
     /// Does `work` whenever this replica holds the Lease, until `stop` comes; then gives the Lease back, so that
     /// another takes over at once. Work is dropped when the Lease is lost, or may be because the API server is away;
-    /// `told` hears how it stands after every look that tells.
+    /// `on_state` gets the state of the Lease after each look that shows it.
     pub async fn lead<F>(
         &self,
         settings: &LeaseSettings,
         stop: impl Future<Output = ()>,
         mut work: impl FnMut() -> F,
-        mut told: impl FnMut(LeaseState),
+        mut on_state: impl FnMut(LeaseState),
     ) where
         F: Future<Output = ()>,
     {
@@ -106,10 +106,10 @@ impl Cluster {
         loop {
             let acquired = tokio::select! {
                 () = &mut stop => return,
-                acquired = self.acquire(settings, &mut observed, &mut told) => acquired,
+                acquired = self.acquire(settings, &mut observed, &mut on_state) => acquired,
             };
             if acquired == Acquired::NotAllowed {
-                told(LeaseState::NotAllowed);
+                on_state(LeaseState::NotAllowed);
                 warn!(
                     lease = settings.name,
                     "no right to hold a Lease: watching without one, which only a single replica may do"
@@ -125,7 +125,7 @@ impl Cluster {
                 );
                 continue;
             }
-            told(LeaseState::Holder);
+            on_state(LeaseState::Holder);
             let stopped = tokio::select! {
                 () = &mut stop => true,
                 () = work() => true,
@@ -161,7 +161,7 @@ impl Cluster {
         &self,
         settings: &LeaseSettings,
         observed: &mut Option<Observed>,
-        told: &mut impl FnMut(LeaseState),
+        on_state: &mut impl FnMut(LeaseState),
     ) -> Acquired {
         let mut said = String::new();
         let mut failing: Option<Instant> = None;
@@ -177,13 +177,13 @@ impl Cluster {
             };
             match look {
                 Ok(Look::Held) => return Acquired::Held,
-                Ok(Look::Another) => told(LeaseState::StandsBy),
+                Ok(Look::Another) => on_state(LeaseState::StandsBy),
                 Ok(Look::Missed) => {}
                 Err(_) if lasts(refused) => return Acquired::NotAllowed,
                 Err(error) => {
                     let cause = job_contract::chain(&error);
                     if lasts(failing) {
-                        told(LeaseState::OutOfReach(cause.clone()));
+                        on_state(LeaseState::OutOfReach(cause.clone()));
                     }
                     if cause != said {
                         warn!(
@@ -366,9 +366,10 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use axum::http::StatusCode;
+    use platform::heartbeat::EXPIRY;
 
     use super::super::RetryPolicy;
-    use super::super::stand_in::{Crash, Server, refusal};
+    use super::super::fake_server::{Crash, Server, refusal};
     use super::*;
 
     /// A cluster that refuses every look at a Lease while it is told to.
@@ -384,6 +385,13 @@ mod tests {
 
     fn settings(identity: &str) -> LeaseSettings {
         LeaseSettings::new("mayfly", "launcher-leader", identity)
+    }
+
+    #[test]
+    fn the_heartbeat_of_a_dead_launcher_outlives_the_change_of_watchers() {
+        let lease = settings("next");
+        let succession = lease.duration + lease.renew;
+        assert!(succession < EXPIRY);
     }
 
     fn at(seconds: i64) -> Timestamp {
@@ -440,8 +448,8 @@ mod tests {
                 // A dropped sender stops as well.
                 let _ = stopped.await;
             };
-            let told = |standing| {
-                if standing == LeaseState::StandsBy {
+            let on_state = |state| {
+                if state == LeaseState::StandsBy {
                     successions.fetch_add(1, Ordering::SeqCst);
                 }
             };
@@ -458,7 +466,7 @@ mod tests {
                             drop(working);
                         }
                     },
-                    told,
+                    on_state,
                 )
                 .await;
         });
@@ -513,7 +521,7 @@ mod tests {
                     working.take().unwrap().send(()).unwrap();
                     std::future::pending()
                 },
-                |standing| assert_eq!(standing, LeaseState::Holder),
+                |state| assert_eq!(state, LeaseState::Holder),
             )
             .await;
     }
@@ -543,7 +551,7 @@ mod tests {
     #[tokio::test]
     async fn who_cannot_have_the_lease_says_so_when_that_lasts_and_why() {
         let server = Server::start();
-        for (code, reason, standing) in [
+        for (code, reason, state) in [
             (StatusCode::FORBIDDEN, "Forbidden", None),
             (StatusCode::NOT_FOUND, "NotFound", Some("no such namespace")),
         ] {
@@ -564,10 +572,10 @@ mod tests {
                 }
             };
             let work = std::future::pending::<()>;
-            let tell = |standing| drop(told.replace(Some(standing)));
+            let tell = |state| drop(told.replace(Some(state)));
             cluster.lead(&settings, stop, work, tell).await;
             assert!(begun.elapsed() >= SOON, "one refusal is no reason");
-            match (told.take().unwrap(), standing) {
+            match (told.take().unwrap(), state) {
                 (LeaseState::NotAllowed, None) => {}
                 (LeaseState::OutOfReach(why), Some(words)) => assert!(why.contains(words), "{why}"),
                 (other, _) => panic!("{other:?}"),

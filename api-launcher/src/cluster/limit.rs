@@ -1,5 +1,5 @@
 //! A limit of our own on requests to the Kubernetes API, for clusters whose API server has none. Off unless it is
-//! configured: the server knows better who waits for whom.
+//! configured: the API server knows better which request has to wait.
 
 use std::sync::Mutex;
 use std::time::Duration;

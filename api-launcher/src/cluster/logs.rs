@@ -95,7 +95,7 @@ impl LogLine {
 
 /// What was shown of one pod, so that nothing is shown twice when its log is read again.
 #[derive(Debug, Default)]
-struct Place {
+struct LogPosition {
     last: Option<Timestamp>,
     /// Lines shown that carry this very time.
     at_last: usize,
@@ -110,7 +110,7 @@ struct Reading {
     to_skip_plain: usize,
 }
 
-impl Place {
+impl LogPosition {
     fn reading(&self) -> Reading {
         Reading {
             from: self.last,
@@ -181,7 +181,7 @@ impl Cluster {
     ) -> Result<(), ClusterError> {
         let uid = self.job(name).await?.metadata.uid;
         let mut changes = std::pin::pin!(self.changes_of(name));
-        let mut shown: Option<(String, Place)> = None;
+        let mut shown: Option<(String, LogPosition)> = None;
         loop {
             // In this order: a pod that is read after its Job was seen to be over has nothing more to say.
             let job = match self.job(name).await {
@@ -194,14 +194,14 @@ impl Cluster {
             let pods = self.pods_of(&job).await?;
             if let Some(pod) = newest(&pods).filter(|pod| has_log(pod)) {
                 let pod_name = pod.metadata.name.clone().unwrap_or_default();
-                let mut place = match shown.take() {
-                    Some((of, place)) if of == pod_name => place,
-                    _ => Place::default(),
+                let mut position = match shown.take() {
+                    Some((of, position)) if of == pod_name => position,
+                    _ => LogPosition::default(),
                 };
                 let ended = has_ended(pod);
-                self.read(&pod_name, follow && !ended, &mut place, lines)
+                self.read(&pod_name, follow && !ended, &mut position, lines)
                     .await?;
-                shown = Some((pod_name, place));
+                shown = Some((pod_name, position));
             }
             if over || !follow {
                 return Ok(());
@@ -268,16 +268,16 @@ impl Cluster {
         &self,
         pod: &str,
         follow: bool,
-        place: &mut Place,
+        position: &mut LogPosition,
         lines: &mpsc::Sender<Result<LogLine, ClusterError>>,
     ) -> Result<(), ClusterError> {
-        let mut reading = place.reading();
+        let mut reading = position.reading();
         let pods = self.pods();
         let params = LogParams {
             container: Some(EXECUTOR.to_owned()),
             follow,
             timestamps: true,
-            since_time: place.last,
+            since_time: position.last,
             ..LogParams::default()
         };
         let log = match self
@@ -294,7 +294,7 @@ impl Cluster {
         // A broken connection ends this reading like its end does; the next one goes on from here.
         while let Some(Ok(line)) = log.next().await {
             let line = LogLine::parse(&line);
-            if place.admits(&mut reading, &line) && lines.send(Ok(line)).await.is_err() {
+            if position.admits(&mut reading, &line) && lines.send(Ok(line)).await.is_err() {
                 return Ok(());
             }
         }
@@ -330,13 +330,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cluster::stand_in::Server;
+    use crate::cluster::fake_server::Server;
 
-    fn show(place: &mut Place, text: &str) -> Vec<String> {
-        let mut reading = place.reading();
+    fn show(position: &mut LogPosition, text: &str) -> Vec<String> {
+        let mut reading = position.reading();
         text.lines()
             .map(LogLine::parse)
-            .filter(|line| place.admits(&mut reading, line))
+            .filter(|line| position.admits(&mut reading, line))
             .map(|line| line.text)
             .collect()
     }
@@ -389,20 +389,20 @@ mod tests {
 
     #[test]
     fn a_second_reading_shows_only_what_is_new() {
-        let mut place = Place::default();
+        let mut position = LogPosition::default();
         let first = "2026-01-01T00:00:01Z one\n2026-01-01T00:00:02Z two\n2026-01-01T00:00:02Z two";
-        assert_eq!(show(&mut place, first), ["one", "two", "two"]);
+        assert_eq!(show(&mut position, first), ["one", "two", "two"]);
         // The server rounds the time down, so that older lines come again.
         let second = "2026-01-01T00:00:01Z one\n2026-01-01T00:00:02Z two\n2026-01-01T00:00:02Z two\n\
                       2026-01-01T00:00:02Z two\n2026-01-01T00:00:03Z ";
-        assert_eq!(show(&mut place, second), ["two", ""]);
-        assert!(show(&mut place, "2026-01-01T00:00:03Z ").is_empty());
+        assert_eq!(show(&mut position, second), ["two", ""]);
+        assert!(show(&mut position, "2026-01-01T00:00:03Z ").is_empty());
     }
 
     #[test]
     fn lines_without_a_time_are_counted() {
-        let mut place = Place::default();
-        assert_eq!(show(&mut place, "a b\nc"), ["a b", "c"]);
-        assert_eq!(show(&mut place, "a b\nc\nd"), ["d"]);
+        let mut position = LogPosition::default();
+        assert_eq!(show(&mut position, "a b\nc"), ["a b", "c"]);
+        assert_eq!(show(&mut position, "a b\nc\nd"), ["d"]);
     }
 }

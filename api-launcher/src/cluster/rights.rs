@@ -5,7 +5,7 @@ pub const LEASE: &str = "mayfly-launcher";
 
 /// Where a right is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum RightScope {
     /// Namespace of the runs.
     Runs,
     /// Namespace of the launcher.
@@ -29,7 +29,7 @@ pub struct Right {
     pub group: &'static str,
     pub resource: &'static str,
     pub subresource: &'static str,
-    pub place: Place,
+    pub scope: RightScope,
     pub need: Need,
     /// Whether it is needed for the Lease alone. A `create` cannot be limited to a name.
     pub lease_only: bool,
@@ -48,7 +48,7 @@ const fn right(
         group,
         resource,
         subresource: "",
-        place: Place::Runs,
+        scope: RightScope::Runs,
         need: Need::Always,
         lease_only: false,
         purpose,
@@ -64,7 +64,7 @@ const fn secret(verb: &'static str, purpose: &'static str) -> Right {
 
 const fn lease(verb: &'static str, purpose: &'static str) -> Right {
     Right {
-        place: Place::Launcher,
+        scope: RightScope::Launcher,
         need: Need::Election,
         ..right(verb, "coordination.k8s.io", "leases", purpose)
     }
@@ -171,10 +171,10 @@ mod tests {
         granted
     }
 
-    fn used(place: Place) -> BTreeSet<String> {
+    fn used(scope: RightScope) -> BTreeSet<String> {
         RIGHTS
             .iter()
-            .filter(|right| right.place == place)
+            .filter(|right| right.scope == scope)
             .map(|right| {
                 let slash = if right.subresource.is_empty() {
                     ""
@@ -197,10 +197,13 @@ mod tests {
     #[test]
     fn the_manifests_grant_what_is_used_and_nothing_else() {
         let documents = documents(LAUNCHER);
-        assert_eq!(granted(&documents, "mayfly-launcher"), used(Place::Runs));
+        assert_eq!(
+            granted(&documents, "mayfly-launcher"),
+            used(RightScope::Runs)
+        );
         assert_eq!(
             granted(&documents, "mayfly-launcher-election"),
-            used(Place::Launcher)
+            used(RightScope::Launcher)
         );
         let roles = documents.iter().filter(|d| d["kind"] == "Role");
         assert_eq!(roles.count(), 2);
@@ -242,7 +245,7 @@ mod tests {
         ];
         let expected = verbs.iter().map(|verb| format!("{verb} jobs.batch"));
         assert_eq!(seed, expected.collect());
-        let on_jobs = used(Place::Runs)
+        let on_jobs = used(RightScope::Runs)
             .into_iter()
             .filter(|right| right.ends_with("jobs.batch"));
         assert!(on_jobs.collect::<BTreeSet<_>>().is_subset(&seed));

@@ -1,14 +1,14 @@
-//! Exactly one Job for each run, whatever crashes.
+//! Creates exactly one Job for each run, whatever crashes.
 //!
-//! The Job is created suspended, its Secret is stored with the Job as owner, the Job is released. A delivery that
-//! meets 409 continues where the one before it stopped. Two things keep a crash or a race from losing a run that
-//! was accepted: whoever continues a Job it did not create writes to that Job after it stored the Secret, and
-//! whoever removes an incomplete Job does so only if nothing was written to it since the Secret was looked for.
+//! The Job is created suspended. Its Secret is stored, with the Job as owner. Then the Job is released. A delivery that gets
+//! 409 continues where the one before it stopped. Two rules keep a crash or a race from losing an accepted run:
 //!
-//! No Secret is ever read. Each request that may create the Job names another Secret in it, so that under the name in a
-//! Job's spec there can only be that Job's own: to store it again and be told that it exists is as good, and storing it
-//! for trial (a dry run) tells whether it does. A Secret whose Job is gone is left to the garbage collector, and is in
-//! nobody's way.
+//! - A delivery that continues a Job of another one writes to that Job after it stored the Secret.
+//! - An incomplete Job is removed only if nothing was written to it since the Secret was looked for.
+//!
+//! No Secret is ever read. Each request that may create the Job names another Secret in it. So the name in a Job's spec can
+//! only belong to that Job's own Secret. If storing it again fails because it exists, that is as good as success. A dry run
+//! of storing it tells whether it exists. The garbage collector removes a Secret whose Job is gone.
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Secret;
@@ -26,7 +26,7 @@ use crate::verdict::{is_suspended, terminal};
 /// Name under which writes appear in managed fields.
 const FIELD_MANAGER: &str = "mayfly";
 /// A Secret is tried to be stored.
-const TRIAL: &str = "look for the job data";
+pub(super) const TRIAL: &str = "look for the job data";
 /// How often the objects of one run may change under a delivery before it is left to the next one.
 const ROUNDS: usize = 8;
 /// A delivery slower than this may have met the reconciler, and writes to the Job before it answers.
@@ -54,17 +54,17 @@ struct Accepted {
     to_release: bool,
 }
 
-/// The Job as a delivery finds it.
-enum Found {
-    /// Released or over: nothing to do.
-    Under,
+/// The state of a Job that an earlier delivery created.
+enum JobState {
+    /// Released or over.
+    Released,
     /// Suspended and never released.
-    Held(Held),
-    /// Being deleted without ever having run.
-    Dying,
+    Held(HeldJob),
+    /// Being deleted, and never released.
+    Deleting,
 }
 
-struct Held {
+struct HeldJob {
     uid: String,
     stored: bool,
 }
@@ -214,7 +214,7 @@ impl Cluster {
     }
 
     fn accepted(&self, submitted: Submitted, objects: &Manifest, uid: String) -> Accepted {
-        told(&objects.job, "created");
+        log_run(&objects.job, "created");
         self.note_stored(&uid);
         let to_release = self.max_in_flight == 0
             && is_suspended(&objects.job)
@@ -267,19 +267,19 @@ impl Cluster {
                 name: name.to_owned(),
             });
         }
-        let held = match found(&job)? {
-            Found::Under => {
+        let held = match job_state(&job)? {
+            JobState::Released => {
                 return Ok(Some(Accepted {
                     submitted: Submitted::AlreadyThere,
                     uid: uid_of(&job.metadata)?,
                     to_release: false,
                 }));
             }
-            Found::Dying => {
+            JobState::Deleting => {
                 tokio::time::sleep(self.retry_policy.first_pause).await;
                 return Ok(None);
             }
-            Found::Held(held) => held,
+            JobState::Held(held) => held,
         };
         if !held.stored && job_data_secret(&job).is_some() {
             let Some(secret) = &objects.secret else {
@@ -353,7 +353,7 @@ impl Cluster {
         });
         let job = self.patch_job("release the run", name, &patch).await?;
         self.forget_stored(uid);
-        told(&job, "released");
+        log_run(&job, "released");
         // Released into its own deletion: as good as not there.
         if job.metadata.deletion_timestamp.is_some() {
             return Err(unsettled());
@@ -376,34 +376,40 @@ impl Cluster {
         self.ask(action, || jobs.patch(name, &params, &patch)).await
     }
 
-    /// Brings a suspended Job that nobody released to its release, or to its end when its job data was never
-    /// stored and `hopeless` says that nobody is about to.
-    pub(super) async fn settle(&self, name: &str, hopeless: bool) -> Result<Settled, ClusterError> {
+    /// Releases a suspended Job that was never released. If its job data is missing, this removes the Job instead, if
+    /// `remove_incomplete` says that its submitter is dead.
+    pub(super) async fn release_held(
+        &self,
+        name: &str,
+        remove_incomplete: bool,
+    ) -> Result<ReleaseOutcome, ClusterError> {
         let job = match self.job(name).await {
             Ok(job) => job,
-            Err(ClusterError::NoSuchRun(_)) => return Ok(Settled::Gone),
+            Err(ClusterError::NoSuchRun(_)) => return Ok(ReleaseOutcome::NotHeld),
             Err(error) => return Err(error),
         };
-        let Found::Held(held) = found(&job)? else {
-            return Ok(Settled::Gone);
+        let JobState::Held(held) = job_state(&job)? else {
+            return Ok(ReleaseOutcome::NotHeld);
         };
         if !self.has_job_data(&job, &held).await? {
-            if !hopeless {
-                return Ok(Settled::Incomplete);
+            if !remove_incomplete {
+                return Ok(ReleaseOutcome::Incomplete);
             }
             return self.remove_incomplete(name, &job).await;
         }
         if is_queued_by_cluster(&job) {
-            return Ok(Settled::Released);
+            return Ok(ReleaseOutcome::Released);
         }
         match self.release_uid(name, &held.uid).await {
-            Ok(()) => Ok(Settled::Released),
-            Err(error) if error.is_not_found() || error.is_conflict() => Ok(Settled::Gone),
+            Ok(()) => Ok(ReleaseOutcome::Released),
+            Err(error) if error.is_not_found() || error.is_conflict() => {
+                Ok(ReleaseOutcome::NotHeld)
+            }
             Err(error) => Err(error),
         }
     }
 
-    async fn has_job_data(&self, job: &Job, held: &Held) -> Result<bool, ClusterError> {
+    async fn has_job_data(&self, job: &Job, held: &HeldJob) -> Result<bool, ClusterError> {
         if held.stored || self.knows_stored(&held.uid) {
             return Ok(true);
         }
@@ -414,7 +420,11 @@ impl Cluster {
     }
 
     /// No delivery was answered for such a Job, so the platform delivers again, and a new one is made.
-    async fn remove_incomplete(&self, name: &str, job: &Job) -> Result<Settled, ClusterError> {
+    async fn remove_incomplete(
+        &self,
+        name: &str,
+        job: &Job,
+    ) -> Result<ReleaseOutcome, ClusterError> {
         let jobs = self.jobs();
         let params = DeleteParams::background().preconditions(Preconditions {
             uid: job.metadata.uid.clone(),
@@ -424,17 +434,17 @@ impl Cluster {
             .ask("remove an incomplete Job", || jobs.delete(name, &params))
             .await;
         match removed {
-            Ok(_) => Ok(Settled::Removed),
-            Err(error) if error.is_not_found() => Ok(Settled::Gone),
+            Ok(_) => Ok(ReleaseOutcome::Removed),
+            Err(error) if error.is_not_found() => Ok(ReleaseOutcome::NotHeld),
             // Somebody has written to it since: look again.
-            Err(error) if error.is_conflict() => Ok(Settled::Incomplete),
+            Err(error) if error.is_conflict() => Ok(ReleaseOutcome::Incomplete),
             Err(error) => Err(error),
         }
     }
 }
 
-/// A line about a run, by which its lines are found.
-fn told(job: &Job, what: &'static str) {
+/// Logs a line about a run, with the ids by which its lines are found.
+fn log_run(job: &Job, what: &'static str) {
     let meta = &job.metadata;
     let text = |name| label(meta, name).unwrap_or_default();
     info!(
@@ -473,16 +483,16 @@ pub(super) fn trial_advice(error: &ClusterError) -> Option<&'static str> {
     }
 }
 
-/// What became of a suspended Job.
+/// The result of releasing a suspended Job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Settled {
+pub(super) enum ReleaseOutcome {
     Released,
     /// Its job data is not there yet.
     Incomplete,
-    /// It was without hope, and was removed.
+    /// It was incomplete, and was removed.
     Removed,
-    /// It needs nothing any more.
-    Gone,
+    /// It is gone, going, released or over.
+    NotHeld,
 }
 
 fn post() -> PostParams {
@@ -517,15 +527,15 @@ pub(super) fn is_queued_by_cluster(job: &Job) -> bool {
     label(&job.metadata, labels::KUEUE_QUEUE).is_some()
 }
 
-fn found(job: &Job) -> Result<Found, ClusterError> {
+fn job_state(job: &Job) -> Result<JobState, ClusterError> {
     let released = annotation(&job.metadata, annotations::RELEASED_AT).is_some();
     if terminal(job).is_some() || !is_suspended(job) || released {
-        return Ok(Found::Under);
+        return Ok(JobState::Released);
     }
     if job.metadata.deletion_timestamp.is_some() {
-        return Ok(Found::Dying);
+        return Ok(JobState::Deleting);
     }
-    Ok(Found::Held(Held {
+    Ok(JobState::Held(HeldJob {
         uid: uid_of(&job.metadata)?,
         stored: annotation(&job.metadata, annotations::STORED_AT).is_some(),
     }))

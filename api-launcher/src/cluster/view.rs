@@ -8,7 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use serde::Serialize;
 
-use super::{Cluster, ClusterError, RunKey, annotation, annotations, label, labels, testimony};
+use super::{Cluster, ClusterError, RunKey, annotation, annotations, label, labels, report_seal};
 use crate::manifest::check;
 use crate::verdict::{self, LockHolder, Observation, Timeouts, Verdict, VerdictKind, WaitReason};
 
@@ -158,7 +158,7 @@ impl Cluster {
             }
         }
         for pod in &mut all {
-            testimony::weigh(pod, self.report_key.as_ref());
+            report_seal::mark_unproven(pod, self.report_key.as_ref());
         }
         Ok(all)
     }
@@ -211,7 +211,7 @@ impl Cluster {
             owners.any(|owner| Some(&owner.uid) == job.metadata.uid.as_ref())
         });
         for pod in &mut pods {
-            testimony::weigh(pod, self.report_key.as_ref());
+            report_seal::mark_unproven(pod, self.report_key.as_ref());
         }
         Ok(Some(pods))
     }
@@ -245,7 +245,7 @@ fn view(key: RunKey, job: &Job, pods: &[Pod], now: Timestamp) -> RunView {
             };
             (state, Some(wait.sentence), None)
         }
-        Observation::Running => (RunState::Running, None, None),
+        Observation::InProgress => (RunState::Running, None, None),
         Observation::Ended(verdict) => {
             let state = if verdict.kind == VerdictKind::Completed {
                 RunState::Completed
@@ -279,7 +279,7 @@ mod tests {
     use job_contract::report::{FinalReport, LockStanding, StateLock};
     use serde_json::{Value, json};
 
-    use super::super::stand_in::Server;
+    use super::super::fake_server::Server;
     use super::*;
     use crate::verdict::Begun;
 
@@ -338,9 +338,9 @@ mod tests {
             "job-1\n",
             "",
         ] {
-            let told = server.cluster().with_lock_holder(locked_on(host)).await;
+            let verdict = server.cluster().with_lock_holder(locked_on(host)).await;
             assert_eq!(server.requests(), [""; 0], "{host:?}");
-            let words = &told.evidence[0].text;
+            let words = &verdict.evidence[0].text;
             assert!(words.contains("taken elsewhere"), "{words}");
         }
         let _ = server

@@ -10,8 +10,9 @@ use std::path::PathBuf;
 
 use job_contract::{Records, env};
 
-use crate::manifest::deployment::{DEFAULT_IMAGE, MIN_GRACE_SECONDS, PluginCache};
+use crate::manifest::deployment::{DEFAULT_IMAGE, PluginCache};
 use crate::manifest::executor_kind::{ExecutorKind, ExecutorKindSetting};
+use crate::manifest::grace_period::MIN_GRACE_SECONDS;
 use crate::manifest::job_data::{Compression, Mode};
 use crate::manifest::overlay::Overlay;
 use crate::manifest::overrides::{self, Names, Overrides};

@@ -1,4 +1,4 @@
-//! What the operator decided for every run.
+//! The operator's settings for every run.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +20,6 @@ pub const DEFAULT_NAMESPACE: &str = "terrakube";
 pub const DEFAULT_ENV_SECRET: &str = "terrakube-executor-secrets";
 /// `imagePullPolicy` used when none is configured.
 const DEFAULT_PULL_POLICY: &str = "IfNotPresent";
-/// The least time the executor needs to stop its tool, store what there is and report.
-pub const MIN_GRACE_SECONDS: i64 = 30;
 
 /// Everything the manifest needs beside the job data.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,8 +1,8 @@
 //! Which of a workspace's `EPHEMERAL_JOB_ENV_VARS` become environment of the executor's container.
 //!
-//! Mayfly's executor takes them from the job document and gives them to the tool and scripts alone: there, nothing becomes
-//! environment. A stock executor knows nothing of that, so that it gets what is known to be harmless, since the container's
-//! environment is its own: its libraries read proxies, resolvers, authorities, identities and code to load from there.
+//! Mayfly's executor takes them from the job document and gives them to the tool and scripts alone, so none becomes
+//! environment. A stock executor does not do that. It gets those that are known to be harmless: its libraries read proxies,
+//! resolvers, authorities, identities and code to load from the container's environment.
 
 use std::collections::BTreeMap;
 
@@ -61,7 +61,7 @@ const NEVER: &[&str] = &[
 
 /// The variables of the container, and of the others those the workspace has to be told of: of each, a line for its log.
 pub(super) fn of_container(
-    asked: BTreeMap<String, String>,
+    requested: BTreeMap<String, String>,
     kind: ExecutorKind,
     allowed: Option<&Patterns>,
 ) -> (BTreeMap<String, String>, Vec<String>) {
@@ -72,7 +72,7 @@ pub(super) fn of_container(
     let never = Patterns::new(NEVER.iter().copied());
     let reaches = |name: &str| allowed.unwrap_or(&harmless).allow(name) && !never.allow(name);
     let (kept, left_out): (BTreeMap<_, _>, BTreeMap<_, _>) =
-        asked.into_iter().partition(|(name, _)| reaches(name));
+        requested.into_iter().partition(|(name, _)| reaches(name));
     let line = |name: &String| {
         format!(
             "`{}` names {}, which has no effect: the executor's own environment is the operator's.",
@@ -180,8 +180,8 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_told_by_its_name_alone() {
-        let asked = [("TerrakubeRedisSSL".to_owned(), "hunter2".to_owned())].into();
-        let (kept, lines) = of_container(asked, ExecutorKind::Stock, None);
+        let requested = [("TerrakubeRedisSSL".to_owned(), "hunter2".to_owned())].into();
+        let (kept, lines) = of_container(requested, ExecutorKind::Stock, None);
         assert_eq!(kept.len(), 0);
         assert_eq!(lines.len(), 1);
         assert!(lines[0].contains("`TerrakubeRedisSSL`") && !lines[0].contains("hunter2"));
@@ -189,9 +189,12 @@ mod tests {
 
     #[test]
     fn nothing_reaches_the_environment_of_our_executor() {
-        let asked = all(&["TF_LOG", "LOCALDOMAIN", "TerrakubeEnableColorOutput"]);
+        let requested = all(&["TF_LOG", "LOCALDOMAIN", "TerrakubeEnableColorOutput"]);
         let any = Patterns::new(["*"]);
         let none = (BTreeMap::new(), Vec::new());
-        assert_eq!(of_container(asked, ExecutorKind::Mayfly, Some(&any)), none);
+        assert_eq!(
+            of_container(requested, ExecutorKind::Mayfly, Some(&any)),
+            none
+        );
     }
 }

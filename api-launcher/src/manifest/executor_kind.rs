@@ -68,9 +68,9 @@ mod tests {
 
     #[test]
     fn the_image_that_the_run_really_uses_counts() {
-        let kind = |deployment: &Deployment, asked: Option<&str>| {
+        let kind = |deployment: &Deployment, requested: Option<&str>| {
             deployment.executor_kind_of(&Overrides {
-                image: asked.map(str::to_owned),
+                image: requested.map(str::to_owned),
                 ..Overrides::default()
             })
         };

@@ -1,4 +1,4 @@
-//! Every label and annotation the launcher sets, and which keys nobody else may set.
+//! Every label and annotation that the launcher sets, and the keys that are reserved for it.
 
 /// [`NAME_VALUE`]: the program in the pod.
 pub const NAME: &str = "app.kubernetes.io/name";

@@ -1,5 +1,5 @@
-//! Names of objects. The Job's is a function of job and step alone, so that a second delivery meets the first one's
-//! Job; its Secret's is no other Job's, so that whoever meets that need not look whose it is.
+//! Names of objects. The Job's name is made of job and step alone, so a second delivery meets the first one's Job. No two
+//! Jobs name the same Secret, so nobody has to read a Secret to know whose it is.
 
 use std::fmt::Write as _;
 

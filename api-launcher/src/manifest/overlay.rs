@@ -9,8 +9,8 @@ use k8s_openapi::DeepMerge as _;
 use k8s_openapi::api::core::v1::{Container, EnvVar, PodTemplateSpec, Volume};
 use serde_json::Value;
 
+use super::container::{self, CONTAINER};
 use super::overrides::{Resources, is_reserved_env};
-use super::pod::{self, CONTAINER};
 use super::quantity::{Amount, SLIP};
 use super::{check, labels};
 
@@ -104,7 +104,7 @@ impl Overlay {
         containers
             .filter(|container| container.name == CONTAINER)
             .find_map(|container| container.resources.as_ref())
-            .map(pod::amounts)
+            .map(container::amounts)
             .unwrap_or_default()
     }
 
@@ -139,8 +139,7 @@ impl Overlay {
 }
 
 fn executor_of(template: &mut PodTemplateSpec) -> Option<&mut Container> {
-    let containers = &mut template.spec.as_mut()?.containers;
-    containers.iter_mut().find(|c| c.name == CONTAINER)
+    container::executor_mut(template.spec.as_mut()?)
 }
 
 fn first_line(error: &serde_saphyr::Error) -> String {
@@ -228,7 +227,7 @@ fn reserved_fields(template: &PodTemplateSpec, errors: &mut Vec<OverlayError>) {
 
 fn quantities(container: &Container, errors: &mut Vec<OverlayError>) {
     let resources = container.resources.clone().unwrap_or_default();
-    let amounts = pod::amounts(&resources);
+    let amounts = container::amounts(&resources);
     for (resource, span) in [
         ("memory", &amounts.memory),
         ("ephemeral-storage", &amounts.ephemeral_storage),

@@ -11,20 +11,18 @@ use k8s_openapi::api::core::v1::{
     ResourceRequirements, SeccompProfile, SecretEnvSource, SecretKeySelector, SecurityContext,
     Volume, VolumeMount,
 };
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::budget;
+use super::container::{self, CONTAINER, CPU, EPHEMERAL_STORAGE, MEMORY, amounts};
 use super::deployment::{self, Deployment, PluginCache};
 use super::executor_kind::ExecutorKind;
+use super::grace_period;
 use super::image::Reference;
 use super::job_data::Transport;
-use super::overrides::{ContainerSecurity, Overrides, PodSecurity, Resources, Span};
+use super::overrides::{ContainerSecurity, Overrides, PodSecurity, Resources};
 use super::quantity::Amount;
-use super::repeats;
+use super::second_pod;
 
-/// The container that runs the step; the pod failure policy and overlays name it.
-pub const CONTAINER: &str = "executor";
 /// Key of the Secret that holds the job data, or their first part.
 const JOB_DATA_KEY: &str = "job-data";
 /// The executor's home: a volume, since the root file system is read-only.
@@ -52,7 +50,7 @@ pub(super) struct Ingredients<'a> {
     /// The executor in the run's image.
     pub kind: ExecutorKind,
     /// The workspace's own settings, allowed by the policy.
-    pub asked: &'a Overrides,
+    pub requested: &'a Overrides,
     /// The same over the deployment's defaults.
     pub merged: &'a Overrides,
     pub transport: &'a Transport,
@@ -74,19 +72,19 @@ pub(super) fn template(from: &Ingredients<'_>) -> (PodTemplateSpec, Option<Recor
     };
     apply(&mut template, &from.deployment.defaults, str::to_owned);
     if let Some(overlay) = &from.deployment.overlay {
-        if let Some(executor) = template.spec.as_mut().and_then(executor_of) {
+        if let Some(executor) = template.spec.as_mut().and_then(container::executor_mut) {
             // Before the merge, which would not let a default give way.
             let resources = overlay.resources();
             apply_resources(executor.resources.get_or_insert_default(), &resources);
         }
         overlay.merge_into(&mut template);
     }
-    apply(&mut template, from.asked, unexpanded);
+    apply(&mut template, from.requested, unexpanded);
     finish(&mut template, from);
     let spec = template.spec.get_or_insert_default();
-    let records = repeats::records(spec, from.deployment);
+    let records = second_pod::records(spec, from.deployment);
     if from.kind == ExecutorKind::Mayfly
-        && let (Some(records), Some(executor)) = (records, executor_of(spec))
+        && let (Some(records), Some(executor)) = (records, container::executor_mut(spec))
     {
         // The executor refuses to run where this is not so.
         set_env(
@@ -101,7 +99,7 @@ fn skeleton(from: &Ingredients<'_>) -> PodSpec {
     let deployment = from.deployment;
     PodSpec {
         automount_service_account_token: Some(false),
-        containers: vec![container(from)],
+        containers: vec![executor(from)],
         enable_service_links: Some(false),
         image_pull_secrets: none_if_empty(
             deployment
@@ -131,7 +129,7 @@ fn skeleton(from: &Ingredients<'_>) -> PodSpec {
     }
 }
 
-fn container(from: &Ingredients<'_>) -> Container {
+fn executor(from: &Ingredients<'_>) -> Container {
     let deployment = from.deployment;
     let image = deployment.image_of(from.merged);
     Container {
@@ -274,7 +272,7 @@ fn apply(template: &mut PodTemplateSpec, level: &Overrides, env_text: fn(&str) -
         spec.security_context.get_or_insert_default(),
         &level.pod_security,
     );
-    let Some(executor) = executor_of(spec) else {
+    let Some(executor) = container::executor_mut(spec) else {
         return;
     };
     apply_container_security(
@@ -374,8 +372,8 @@ fn finish(template: &mut PodTemplateSpec, from: &Ingredients<'_>) {
         .unwrap_or(from.grace_seconds);
     harden_others(spec);
     let (mut volumes, mut mounts) = extra_volumes(from);
-    if let Some(executor) = executor_of(spec) {
-        let own_grace = budget::executor_grace(grace, executor);
+    if let Some(executor) = container::executor_mut(spec) {
+        let own_grace = grace_period::executor_grace(grace, executor);
         let variables = executor.env.get_or_insert_default();
         set_env(
             variables,
@@ -393,7 +391,7 @@ fn finish(template: &mut PodTemplateSpec, from: &Ingredients<'_>) {
         let names = from.merged.env_config_maps.as_deref().unwrap_or_default();
         // What a workspace asks for is for its tool and scripts. A stock executor hands them its own environment.
         let is_for_children =
-            from.asked.env_config_maps.is_some() && from.kind == ExecutorKind::Mayfly;
+            from.requested.env_config_maps.is_some() && from.kind == ExecutorKind::Mayfly;
         let sources = executor.env_from.get_or_insert_default();
         for mut source in config_map_sources(names) {
             source.prefix = is_for_children.then(|| env::FOR_CHILDREN_PREFIX.to_owned());
@@ -475,7 +473,7 @@ pub(super) fn plugin_cache_claim(merged: &Overrides) -> &str {
 
 /// The Secret a pod reads its job data from, unless it brings it.
 pub fn job_data_secret(spec: &PodSpec) -> Option<&str> {
-    let executor = spec.containers.iter().find(|c| c.name == CONTAINER)?;
+    let executor = container::executor(spec)?;
     let mut variables = executor.env.iter().flatten();
     let first = variables.find(|variable| variable.name == env::JOB_DATA)?;
     let key = first.value_from.as_ref()?.secret_key_ref.as_ref()?;
@@ -484,7 +482,7 @@ pub fn job_data_secret(spec: &PodSpec) -> Option<&str> {
 
 /// Has the pod read its job data from the Secret of that name, if it reads it from one.
 pub(super) fn read_job_data_from(spec: &mut PodSpec, secret: &str) {
-    let Some(executor) = executor_of(spec) else {
+    let Some(executor) = container::executor_mut(spec) else {
         return;
     };
     let variables = executor.env.iter_mut().flatten();
@@ -494,10 +492,6 @@ pub(super) fn read_job_data_from(spec: &mut PodSpec, secret: &str) {
             secret.clone_into(&mut key.name);
         }
     }
-}
-
-fn executor_of(spec: &mut PodSpec) -> Option<&mut Container> {
-    spec.containers.iter_mut().find(|c| c.name == CONTAINER)
 }
 
 fn literal(name: &str, value: &str) -> EnvVar {
@@ -549,23 +543,6 @@ fn none_if_empty<T>(list: Vec<T>) -> Option<Vec<T>> {
     Some(list).filter(|list| !list.is_empty())
 }
 
-const CPU: &str = "cpu";
-const MEMORY: &str = "memory";
-const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
-
-/// The three amounts of a container that are ours to weigh.
-pub(super) fn amounts(requirements: &ResourceRequirements) -> Resources {
-    let span = |name: &str| Span {
-        request: amount_in(requirements.requests.as_ref(), name),
-        limit: amount_in(requirements.limits.as_ref(), name),
-    };
-    Resources {
-        cpu: span(CPU),
-        memory: span(MEMORY),
-        ephemeral_storage: span(EPHEMERAL_STORAGE),
-    }
-}
-
 /// Puts one level's amounts over those that are there; what else an overlay brought is kept.
 fn apply_resources(requirements: &mut ResourceRequirements, level: &Resources) {
     let resources = level.clone().over(amounts(requirements));
@@ -584,13 +561,6 @@ fn apply_resources(requirements: &mut ResourceRequirements, level: &Resources) {
     }
     requirements.requests = Some(requests).filter(|map| !map.is_empty());
     requirements.limits = Some(limits).filter(|map| !map.is_empty());
-}
-
-fn amount_in(quantities: Option<&BTreeMap<String, Quantity>>, name: &str) -> Option<Amount> {
-    // Defaults are quantities, and those of an overlay were checked when it was read.
-    quantities
-        .and_then(|quantities| quantities.get(name))
-        .and_then(|quantity| Amount::parse(&quantity.0).ok())
 }
 
 #[cfg(test)]

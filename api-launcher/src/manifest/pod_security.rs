@@ -1,5 +1,5 @@
-//! The Pod Security Standards, as a check of a finished pod: whatever settings it came from, it keeps to the
-//! operator's level or is not created.
+//! Checks a finished pod against the Pod Security Standards. Whatever settings it came from, it is created only if it keeps
+//! to the operator's level.
 
 use std::fmt;
 

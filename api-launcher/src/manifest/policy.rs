@@ -218,42 +218,42 @@ const EVERY_TAINT: &str = ":Exists";
 
 impl Policy {
     /// What a workspace asks for and may not have.
-    pub fn refusals(&self, asked: &Overrides) -> Vec<Problem> {
+    pub fn refusals(&self, requested: &Overrides) -> Vec<Problem> {
         let mut refusals = Refusals(Problems::new(Fault::Run));
-        self.refuse_names(asked, &mut refusals);
-        self.refuse_keys(asked, &mut refusals);
-        self.refuse_paths(asked, &mut refusals);
-        self.refuse_resources(asked, &mut refusals);
-        self.refuse_security(asked, &mut refusals);
+        self.refuse_names(requested, &mut refusals);
+        self.refuse_keys(requested, &mut refusals);
+        self.refuse_paths(requested, &mut refusals);
+        self.refuse_resources(requested, &mut refusals);
+        self.refuse_security(requested, &mut refusals);
         refusals.0.into_vec()
     }
 
-    fn refuse_names(&self, asked: &Overrides, refusals: &mut Refusals) {
+    fn refuse_names(&self, requested: &Overrides, refusals: &mut Refusals) {
         refusals.names(
             env::EPHEMERAL_SERVICE_ACCOUNT,
-            &asked.service_account,
+            &requested.service_account,
             &self.service_accounts,
             "serviceAccounts",
         );
         refusals.names(
             env::EPHEMERAL_CONFIG_MAP,
-            &asked.config_map,
+            &requested.config_map,
             &self.config_maps,
             "configMaps",
         );
         refusals.names(
             env::EPHEMERAL_ENV_CONFIG_MAPS,
-            asked.env_config_maps.iter().flatten(),
+            requested.env_config_maps.iter().flatten(),
             &self.config_maps,
             "configMaps",
         );
         refusals.names(
             env::PLUGIN_CACHE_CLAIM,
-            &asked.plugin_cache_claim,
+            &requested.plugin_cache_claim,
             &self.persistent_volume_claims,
             "persistentVolumeClaims",
         );
-        if let Some(image) = &asked.image
+        if let Some(image) = &requested.image
             && let Ok(reference) = Reference::parse(image)
         {
             let (registry, repository) = reference.origin();
@@ -263,41 +263,41 @@ impl Policy {
         }
     }
 
-    fn refuse_keys(&self, asked: &Overrides, refusals: &mut Refusals) {
+    fn refuse_keys(&self, requested: &Overrides, refusals: &mut Refusals) {
         let keys = BTreeMap::keys;
         refusals.names(
             env::EPHEMERAL_NODE_SELECTOR,
-            asked.node_selector.iter().flat_map(keys),
+            requested.node_selector.iter().flat_map(keys),
             &self.node_selector_keys,
             "nodeSelectorKeys",
         );
         refusals.names(
             env::EPHEMERAL_LABELS,
-            asked.labels.keys(),
+            requested.labels.keys(),
             &self.label_keys,
             "labelKeys",
         );
         refusals.names(
             env::EPHEMERAL_ANNOTATIONS,
-            asked.annotations.keys(),
+            requested.annotations.keys(),
             &self.annotation_keys,
             "annotationKeys",
         );
         refusals.names(
             env::EPHEMERAL_POD_ANNOTATIONS,
-            asked.pod_annotations.keys(),
+            requested.pod_annotations.keys(),
             &self.annotation_keys,
             "annotationKeys",
         );
         if let Some(environment) = &self.environment {
             refusals.names(
                 env::EPHEMERAL_ENV,
-                asked.env.keys(),
+                requested.env.keys(),
                 environment,
                 "environment",
             );
         }
-        for toleration in asked.tolerations.iter().flatten() {
+        for toleration in requested.tolerations.iter().flatten() {
             let key = toleration.key.as_deref();
             if !self.toleration_keys.allow(key.unwrap_or(EVERY_TAINT)) {
                 let shown = key.unwrap_or(EVERY_TAINT);
@@ -306,10 +306,10 @@ impl Policy {
         }
     }
 
-    fn refuse_paths(&self, asked: &Overrides, refusals: &mut Refusals) {
+    fn refuse_paths(&self, requested: &Overrides, refusals: &mut Refusals) {
         for (variable, path) in [
-            (env::EPHEMERAL_CONFIG_MAP_PATH, &asked.config_map_path),
-            (env::PLUGIN_CACHE_DIR, &asked.plugin_cache_dir),
+            (env::EPHEMERAL_CONFIG_MAP_PATH, &requested.config_map_path),
+            (env::PLUGIN_CACHE_DIR, &requested.plugin_cache_dir),
         ] {
             if let Some(path) = path
                 && !self.mount_paths.allow_folder(path)
@@ -319,8 +319,8 @@ impl Policy {
         }
     }
 
-    fn refuse_resources(&self, asked: &Overrides, refusals: &mut Refusals) {
-        let resources = &asked.resources;
+    fn refuse_resources(&self, requested: &Overrides, refusals: &mut Refusals) {
+        let resources = &requested.resources;
         refusals.span(
             (env::EPHEMERAL_CPU_REQUEST, env::EPHEMERAL_CPU_LIMIT),
             &resources.cpu,
@@ -341,9 +341,9 @@ impl Policy {
         );
     }
 
-    fn refuse_security(&self, asked: &Overrides, refusals: &mut Refusals) {
-        let pod = &asked.pod_security;
-        let container = &asked.container_security;
+    fn refuse_security(&self, requested: &Overrides, refusals: &mut Refusals) {
+        let pod = &requested.pod_security;
+        let container = &requested.container_security;
         for (variable, keys) in [
             (env::EPHEMERAL_POD_SECURITY, pod.keys()),
             (env::EPHEMERAL_SECURITY, container.keys()),
@@ -406,7 +406,7 @@ impl Policy {
                 unconfined(&container.seccomp_profile),
             ),
         ];
-        for (key, value) in &asked.pod_annotations {
+        for (key, value) in &requested.pod_annotations {
             if let Some(rule) = annotation_rule(key, value, self.pod_security)
                 && self.annotation_keys.allow(key)
             {
@@ -485,10 +485,10 @@ mod tests {
     fn refusals(policy: &str, variable: &str, value: &str) -> Vec<String> {
         let policy: Policy = serde_saphyr::from_str(policy).unwrap();
         let variables = [(variable.to_owned(), value.to_owned())].into();
-        let (asked, problems) = read(&variables, Names::WORKSPACE, Fault::Run);
+        let (requested, problems) = read(&variables, Names::WORKSPACE, Fault::Run);
         assert_eq!(problems, []);
         policy
-            .refusals(&asked)
+            .refusals(&requested)
             .iter()
             .map(ToString::to_string)
             .collect()
@@ -783,12 +783,18 @@ mod tests {
 
     #[test]
     fn a_wider_standard_permits_more() {
-        let asked = (env::EPHEMERAL_SECURITY, "allowPrivilegeEscalation=true");
-        assert_eq!(refusals("podSecurity: baseline", asked.0, asked.1), [""; 0]);
-        let asked = (env::EPHEMERAL_SECURITY, "privileged=true");
-        assert_eq!(refusals("podSecurity: baseline", asked.0, asked.1).len(), 1);
+        let requested = (env::EPHEMERAL_SECURITY, "allowPrivilegeEscalation=true");
         assert_eq!(
-            refusals("podSecurity: privileged", asked.0, asked.1),
+            refusals("podSecurity: baseline", requested.0, requested.1),
+            [""; 0]
+        );
+        let requested = (env::EPHEMERAL_SECURITY, "privileged=true");
+        assert_eq!(
+            refusals("podSecurity: baseline", requested.0, requested.1).len(),
+            1
+        );
+        assert_eq!(
+            refusals("podSecurity: privileged", requested.0, requested.1),
             [""; 0]
         );
     }

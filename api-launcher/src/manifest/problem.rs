@@ -1,4 +1,4 @@
-//! What is wrong with a run's own settings or with the deployment's: always which setting, and which rule.
+//! Errors in a run's own settings or in the deployment's. Each names the setting and the rule it breaks.
 
 use std::fmt;
 

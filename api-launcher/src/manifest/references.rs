@@ -1,4 +1,4 @@
-//! What a finished pod refers to and does not bring: the cluster has to have it before a run can start. Pure.
+//! The objects that a finished pod refers to. They must exist in the cluster before a run can start. Pure.
 
 use std::collections::BTreeSet;
 

@@ -542,9 +542,9 @@ fn stock(deployment: Deployment) -> Deployment {
 #[test]
 fn a_stock_executor_gets_what_is_harmless_and_the_run_is_told_of_the_rest() {
     let deployment = stock(deployment_with(&[(env::EPHEMERAL_ENV, "TF_LOG=other;B=c")]));
-    let asked =
+    let requested =
         "TerrakubeEnableColorOutput=false;TerrakubeRedisSSL=false;LOCALDOMAIN=x;TF_LOG=debug";
-    let job = job("terraformPlan", &[(env::EPHEMERAL_ENV, asked)]);
+    let job = job("terraformPlan", &[(env::EPHEMERAL_ENV, requested)]);
     let manifest = build(&job, &deployment).unwrap();
     let pod = manifest.to_list()["items"][0]["spec"]["template"]["spec"].clone();
     assert_eq!(env_of(&pod, "TerrakubeEnableColorOutput").unwrap(), "false");
@@ -611,7 +611,7 @@ fn a_config_map_that_a_workspace_names_is_no_environment_of_our_executor() {
     let own = |name: &str| json!({"configMapRef": {"name": name}});
     let for_children =
         |name: &str| json!({"configMapRef": {"name": name}, "prefix": "MAYFLY_RUN_ENV_"});
-    let asked = [(env::EPHEMERAL_ENV_CONFIG_MAPS, "ours,theirs")];
+    let requested = [(env::EPHEMERAL_ENV_CONFIG_MAPS, "ours,theirs")];
     let operators = deployment_with(&[(env::EPHEMERAL_ENV_CONFIG_MAPS, "usual")]);
     let operators = Deployment {
         env_config_maps: vec!["ours".to_owned()],
@@ -619,14 +619,14 @@ fn a_config_map_that_a_workspace_names_is_no_environment_of_our_executor() {
     };
     assert_eq!(sources(&operators, &[]), [own("ours"), own("usual")]);
     assert_eq!(
-        sources(&operators, &asked),
+        sources(&operators, &requested),
         [own("ours"), for_children("ours"), for_children("theirs")]
     );
     let stock = Deployment {
         executor_kind: ExecutorKindSetting::Always(ExecutorKind::Stock),
         ..operators
     };
-    assert_eq!(sources(&stock, &asked), [own("ours"), own("theirs")]);
+    assert_eq!(sources(&stock, &requested), [own("ours"), own("theirs")]);
 }
 
 #[test]
@@ -643,8 +643,11 @@ fn a_workspace_moves_no_config_map_of_the_deployment_over_what_the_deployment_mo
 #[rstest]
 #[case("/data/", "/data")]
 #[case("//var/cache/./tf/", "/var/cache/tf")]
-fn a_mount_has_the_shortest_spelling_of_its_path(#[case] asked: &str, #[case] mounted: &str) {
-    let pod = pod(&Deployment::default(), &[(env::PLUGIN_CACHE_DIR, asked)]);
+fn a_mount_has_the_shortest_spelling_of_its_path(#[case] requested: &str, #[case] mounted: &str) {
+    let pod = pod(
+        &Deployment::default(),
+        &[(env::PLUGIN_CACHE_DIR, requested)],
+    );
     assert_eq!(env_of(&pod, "TF_PLUGIN_CACHE_DIR").unwrap(), mounted);
     let mounts = executor(&pod)["volumeMounts"].as_array().unwrap();
     let cache = mounts.iter().find(|m| m["name"] == "tf-plugin-volume");

@@ -1,4 +1,4 @@
-//! Reading Jobs, pods and events: single facts, no conclusions.
+//! Reads single facts from Jobs, pods and events, without conclusions.
 
 use job_contract::report::FinalReport;
 use job_contract::{Exit, StepType};
@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::Evidence;
+use super::evidence::Evidence;
 use crate::cluster::{annotations::RELEASED_AT, labels};
 
 /// The container that runs the step.

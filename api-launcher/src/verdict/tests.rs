@@ -1,3 +1,4 @@
+use job_contract::Exit;
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -108,7 +109,7 @@ fn the_announcement_of_an_end_is_not_an_end() {
             "name": "executor", "image": "", "imageID": "", "ready": true, "restartCount": 0,
             "state": {"running": {"startedAt": time(5)}}}]}}),
         );
-        assert_eq!(see(&job, &[running], &[], 60), Observation::Running);
+        assert_eq!(see(&job, &[running], &[], 60), Observation::InProgress);
     }
 }
 
@@ -609,7 +610,7 @@ fn to_start_again_is_advised_only_where_nothing_began() {
     for kind in VerdictKind::ALL {
         for begun in [Begun::Yes, Begun::Unknown] {
             for may_change in [true, false] {
-                let next = ending::next_step(kind, begun, may_change).unwrap_or_default();
+                let next = advice::next_step(kind, begun, may_change).unwrap_or_default();
                 assert!(
                     !next.contains("start the run again"),
                     "{kind} {begun:?}: {next}"
@@ -1161,7 +1162,7 @@ fn events_are_asked_for_only_when_they_can_tell_something() {
         60,
     );
     assert!(!wants_events(&spoken));
-    assert!(!wants_events(&Observation::Running));
+    assert!(!wants_events(&Observation::InProgress));
     let silent = see(
         &failed(),
         &[pod(ended_container(137, "OOMKilled", ""))],

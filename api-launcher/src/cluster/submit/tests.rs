@@ -6,7 +6,7 @@ use axum::http::{Response, StatusCode};
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::super::stand_in::{Crash, Server, inline, objects, refusal};
+use super::super::fake_server::{Crash, Server, inline, objects, refusal};
 use super::*;
 
 /// One Job, released, with a Secret that it owns.
@@ -254,8 +254,12 @@ async fn a_run_cut_between_its_secret_and_its_release_is_released() {
     assert!(server.job_data_of("job-1-a").1.is_some());
     let before = server.requests().len();
     assert_eq!(
-        server.cluster().settle("job-1-a", true).await.unwrap(),
-        Settled::Released
+        server
+            .cluster()
+            .release_held("job-1-a", true)
+            .await
+            .unwrap(),
+        ReleaseOutcome::Released
     );
     assert_eq!(
         server.requests()[before..],
@@ -271,8 +275,8 @@ async fn with_a_limit_the_release_is_left_to_the_watcher() {
     cluster.submit(&objects("1", "a")).await.unwrap();
     assert_eq!(server.requests(), ["post jobs", "post secrets"]);
     assert_eq!(
-        cluster.settle("job-1-a", false).await.unwrap(),
-        Settled::Released
+        cluster.release_held("job-1-a", false).await.unwrap(),
+        ReleaseOutcome::Released
     );
     assert_whole(&server, "job-1-a");
 }
@@ -287,12 +291,12 @@ async fn a_job_without_job_data_is_removed_only_when_nobody_is_about_to_store_it
         .unwrap_err();
     let cluster = server.cluster();
     assert_eq!(
-        cluster.settle("job-1-a", false).await.unwrap(),
-        Settled::Incomplete
+        cluster.release_held("job-1-a", false).await.unwrap(),
+        ReleaseOutcome::Incomplete
     );
     assert_eq!(
-        cluster.settle("job-1-a", true).await.unwrap(),
-        Settled::Removed
+        cluster.release_held("job-1-a", true).await.unwrap(),
+        ReleaseOutcome::Removed
     );
     assert_eq!((server.count("jobs"), server.count("secrets")), (0, 0));
     assert_eq!(
@@ -328,12 +332,12 @@ async fn a_delivery_that_comes_between_the_look_and_the_removal_keeps_its_run() 
         None
     });
     assert_eq!(
-        reconciler.settle("job-1-a", true).await.unwrap(),
-        Settled::Incomplete
+        reconciler.release_held("job-1-a", true).await.unwrap(),
+        ReleaseOutcome::Incomplete
     );
     assert_eq!(
-        reconciler.settle("job-1-a", true).await.unwrap(),
-        Settled::Released
+        reconciler.release_held("job-1-a", true).await.unwrap(),
+        ReleaseOutcome::Released
     );
     assert_whole(&server, "job-1-a");
 }
@@ -417,4 +421,35 @@ async fn refusals_are_classified_and_keep_the_words_of_the_api_server(
     let error = cluster.submit(&objects("1", "a")).await.unwrap_err();
     assert_eq!(error.is_transient(), transient);
     assert!(error.to_string().contains(message), "{error}");
+}
+
+#[rstest]
+#[case::a_full_quota(
+    403,
+    "exceeded quota: secrets, requested: secrets=1",
+    "raise the quota"
+)]
+#[case::a_webhook(
+    400,
+    "admission webhook \"w\" does not support dry run",
+    "NoneOnDryRun"
+)]
+#[case::a_policy(403, "secrets is forbidden", "api-launcher check")]
+#[tokio::test]
+async fn job_data_that_cannot_be_looked_for_leads_to_advice(
+    #[case] code: u16,
+    #[case] message: &'static str,
+    #[case] advice: &str,
+) {
+    let server = Server::start();
+    // Its launcher died before the release.
+    let crashing = server.crashing(Crash::Within(2));
+    crashing.submit(&objects("1", "a")).await.unwrap_err();
+    let cluster = server.faulty(move |line, _| {
+        let is_trial = line.starts_with("POST") && line.ends_with("/secrets");
+        is_trial.then(|| refusal(StatusCode::from_u16(code).unwrap(), "Refused", message))
+    });
+    let error = cluster.release_held("job-1-a", true).await.unwrap_err();
+    let given = trial_advice(&error).unwrap_or_default();
+    assert!(given.contains(advice), "{error}: {given}");
 }

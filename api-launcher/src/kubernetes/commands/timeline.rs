@@ -2,7 +2,7 @@
 
 use k8s_openapi::jiff::Timestamp;
 
-use crate::cluster::explain::Moment;
+use crate::cluster::explain::TimelineEntry;
 use crate::terminal::paint::Paint;
 use crate::terminal::table::{Cell, Table, Tone};
 use crate::terminal::text::duration;
@@ -17,7 +17,7 @@ struct Stretch {
 }
 
 /// Lines of the timeline, or nothing when nothing is known.
-pub(super) fn draw(timeline: &[Moment], paint: Paint) -> String {
+pub(super) fn draw(timeline: &[TimelineEntry], paint: Paint) -> String {
     let Some(first) = timeline.first() else {
         return String::new();
     };
@@ -57,12 +57,12 @@ pub(super) fn draw(timeline: &[Moment], paint: Paint) -> String {
     table.render(paint)
 }
 
-fn duration_of(moment: &Moment) -> String {
+fn duration_of(moment: &TimelineEntry) -> String {
     duration(u64::try_from(moment.milliseconds).unwrap_or_default())
 }
 
 /// A phase lasts from its beginning; a moment ends the wait before it.
-fn stretch(moment: &Moment, start: Timestamp) -> Stretch {
+fn stretch(moment: &TimelineEntry, start: Timestamp) -> Stretch {
     let at = i64::try_from(moment.at.duration_since(start).as_millis())
         .unwrap_or(i64::MAX)
         .max(0);
@@ -101,8 +101,8 @@ pub(super) mod tests {
     use super::super::list::tests::at;
     use super::*;
 
-    fn moment(what: &str, second: i64, milliseconds: i64) -> Moment {
-        Moment {
+    fn moment(what: &str, second: i64, milliseconds: i64) -> TimelineEntry {
+        TimelineEntry {
             what: what.into(),
             at: at(second),
             milliseconds,
@@ -112,8 +112,8 @@ pub(super) mod tests {
         }
     }
 
-    pub(in crate::kubernetes::commands) fn timeline() -> Vec<Moment> {
-        let phase = |what, second, milliseconds, failed| Moment {
+    pub(in crate::kubernetes::commands) fn timeline() -> Vec<TimelineEntry> {
+        let phase = |what, second, milliseconds, failed| TimelineEntry {
             is_phase: true,
             failed,
             ..moment(what, second, milliseconds)
@@ -121,7 +121,7 @@ pub(super) mod tests {
         vec![
             moment("accepted", 0, 0),
             moment("released", 0, 0),
-            Moment {
+            TimelineEntry {
                 detail: Some("on node-1".into()),
                 ..moment("scheduled", 2, 2000)
             },
@@ -130,7 +130,7 @@ pub(super) mod tests {
             phase("workspace", 11, 310, false),
             phase("init", 12, 9000, false),
             phase("plan", 21, 18_500, true),
-            Moment {
+            TimelineEntry {
                 detail: Some("exit code 1".into()),
                 ..moment("ended", 40, 29_000)
             },

@@ -19,7 +19,7 @@ use tracing::{info, warn};
 
 use self::notes::Notes;
 use self::tracked::TrackedRuns;
-use crate::cluster::watch::{Life, RunCounts, RunObserver, Told};
+use crate::cluster::watch::{Heartbeat, ReportOutcome, RunCounts, RunObserver};
 use crate::cluster::{Cluster, RunKey};
 use crate::metrics::Metrics;
 use crate::reporter::PlatformReporter;
@@ -93,23 +93,27 @@ impl Observer {
         }
     }
 
-    fn report_result(&self, run: &RunKey, result: Result<(), end::EndReportError>) -> Told {
+    fn report_result(
+        &self,
+        run: &RunKey,
+        result: Result<(), end::EndReportError>,
+    ) -> ReportOutcome {
         match result {
             Ok(()) => {
                 self.runs.tracked().remove(run);
-                Told::Yes
+                ReportOutcome::Delivered
             }
             Err(error) if error.is_final() => {
                 let why = chain(&error);
                 warn!(%run, error = why, "the platform will not be told how a run ended");
                 self.metrics.report_failed();
                 self.runs.tracked().remove(run);
-                Told::Refused(why)
+                ReportOutcome::Refused(why)
             }
             Err(error) => {
                 warn!(%run, error = chain(&error), "the verdict could not be reported, trying again");
                 self.metrics.report_failed();
-                Told::Later
+                ReportOutcome::Retry
             }
         }
     }
@@ -141,7 +145,7 @@ impl RunObserver for Observer {
                     self.note(run, &wait.sentence);
                 }
             }
-            Observation::Running => {
+            Observation::InProgress => {
                 self.runs.track(run, None);
                 // From now on only the executor writes the log. A note stored later would replace it.
                 if let Some(tracked) = self.runs.tracked().get_mut(run) {
@@ -158,22 +162,26 @@ impl RunObserver for Observer {
         self.runs.track_running(run, within);
     }
 
-    fn listen<'a>(&'a self, run: &'a RunKey) -> BoxFuture<'a, Life> {
+    fn check_heartbeat<'a>(&'a self, run: &'a RunKey) -> BoxFuture<'a, Heartbeat> {
         async move {
             let Some(reporter) = &self.reporter else {
-                return Life::Unknown;
+                return Heartbeat::Unknown;
             };
             match reporter.executor_sign(&run.job_id).await {
-                Some(Sign::Executor) => Life::Seen,
-                Some(Sign::Nobody) => Life::None,
+                Some(Sign::Executor) => Heartbeat::Present,
+                Some(Sign::Nobody) => Heartbeat::Missing,
                 // A launcher sends heartbeats only while the executor may not have begun to.
-                Some(Sign::Launcher) | None => Life::Unknown,
+                Some(Sign::Launcher) | None => Heartbeat::Unknown,
             }
         }
         .boxed()
     }
 
-    fn on_ended<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, Told> {
+    fn on_ended<'a>(
+        &'a self,
+        run: &'a RunKey,
+        verdict: &'a Verdict,
+    ) -> BoxFuture<'a, ReportOutcome> {
         async move {
             self.runs.mark_ended(run);
             let result = match verdict.kind {

@@ -77,9 +77,9 @@ impl ReadinessProbe {
 
     /// Lists runs. Until it succeeds once, it also creates a Job in a dry run, which concerns admission webhooks.
     async fn probe(&self) -> Result<(), ClusterError> {
-        self.cluster.reach().await?;
+        self.cluster.check_access().await?;
         if !self.accepts_jobs.load(Ordering::Relaxed) {
-            self.cluster.lets_create().await?;
+            self.cluster.check_creation().await?;
             self.accepts_jobs.store(true, Ordering::Relaxed);
         }
         Ok(())

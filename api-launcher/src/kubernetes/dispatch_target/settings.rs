@@ -9,9 +9,9 @@ use clap::Args;
 use job_contract::env;
 use runtime::setting::present;
 
-use crate::cluster::history::HistoryLimits;
 use crate::cluster::limit::RateLimit;
 use crate::cluster::rights::LEASE;
+use crate::cluster::watch::HistoryLimits;
 use crate::cluster::watch::WatchSettings;
 use crate::data::DataDirArgs;
 use crate::kubernetes::config::{Deployment, DeploymentArgs};
@@ -196,11 +196,11 @@ impl KubernetesArgs {
     fn resolve_watch(&self, reader: &mut SettingsReader) -> WatchSettings {
         let default = WatchSettings::default();
         let timeouts = self.resolve_timeouts(reader, &default.timeouts);
-        let hopeless_after = seconds(
+        let incomplete_after = seconds(
             reader,
             env::INCOMPLETE_SECONDS,
             self.incomplete_seconds.as_deref(),
-            default.hopeless_after,
+            default.incomplete_after,
         );
         let report_again = seconds(
             reader,
@@ -209,7 +209,7 @@ impl KubernetesArgs {
             default.report_again,
         );
         // A launcher that is alive needs a moment between the Job and its Secret.
-        if hopeless_after < MIN_INCOMPLETE {
+        if incomplete_after < MIN_INCOMPLETE {
             let text = format!("is less than {} s", MIN_INCOMPLETE.as_secs());
             reader.reject(env::INCOMPLETE_SECONDS, text);
         }
@@ -219,7 +219,7 @@ impl KubernetesArgs {
         WatchSettings {
             timeouts,
             history: self.resolve_history(reader, default.history),
-            hopeless_after,
+            incomplete_after,
             report_again,
         }
     }
@@ -392,7 +392,7 @@ mod tests {
             timeouts.start,
             timeouts.linger,
             watching.watch.report_again,
-            watching.watch.hopeless_after,
+            watching.watch.incomplete_after,
         ]
         .map(|time| time.as_secs());
         assert_eq!(seconds, [1, 2, 3, 4, 5, 7, 6, 90]);

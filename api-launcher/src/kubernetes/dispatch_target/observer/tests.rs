@@ -84,10 +84,16 @@ async fn a_run_is_counted_once_by_who_saw_it_end_and_every_failed_report() {
         &metrics,
         &[r#"mayfly_runs_ended_total{verdict="oom_killed"} 0"#],
     );
-    observer.on_observation(&run(), &Observation::Running);
+    observer.on_observation(&run(), &Observation::InProgress);
     observer.on_observation(&run(), &ended);
-    assert_eq!(observer.on_ended(&run(), &verdict).await, Told::Later);
-    assert_eq!(observer.on_ended(&run(), &verdict).await, Told::Later);
+    assert_eq!(
+        observer.on_ended(&run(), &verdict).await,
+        ReportOutcome::Retry
+    );
+    assert_eq!(
+        observer.on_ended(&run(), &verdict).await,
+        ReportOutcome::Retry
+    );
     // Its Job is gone before it could be reported.
     observer.on_observation(&run(), &ended);
     assert_says(
@@ -169,7 +175,10 @@ async fn however_many_runs_end_at_once_few_of_their_logs_are_recovered_at_a_time
         turns.add_permits(RUNS);
     };
     let (told, ()) = tokio::join!(ends, turns);
-    assert!(told.into_iter().all(|told| told == Told::Yes));
+    assert!(
+        told.into_iter()
+            .all(|told| told == ReportOutcome::Delivered)
+    );
     assert_eq!(given.most.load(Ordering::SeqCst), RECOVERIES);
     for run in &runs {
         let key = format!("local/output/org/{}/step.tfoutput", run.job_id);
@@ -244,7 +253,7 @@ async fn who_watches_no_longer_keeps_nothing_alive() {
         live + observer.runs.held().values().flatten().count()
     };
     let guard = observer.start_watch();
-    observer.on_observation(&run(), &Observation::Running);
+    observer.on_observation(&run(), &Observation::InProgress);
     observer.on_running(&run(), Some(Duration::ZERO));
     observer.on_held(&other);
     assert_eq!(beats(), 2);
@@ -270,7 +279,7 @@ async fn a_job_whose_end_is_not_taken_is_kept_alive_for_a_while_only() {
             .stop_late_heartbeats(reporter.report_patience());
         observer.runs.tracked()[&run()].beat.is_some()
     };
-    observer.on_observation(&run(), &Observation::Running);
+    observer.on_observation(&run(), &Observation::InProgress);
     observer
         .runs
         .stop_late_heartbeats(reporter.report_patience());

@@ -1,11 +1,15 @@
-//! Pods whose node says nothing any more. Kubernetes goes on showing what was seen last, for minutes or for ever: the
-//! containers at work, and a pod that is deleted and never gone.
+//! Pods whose node does not answer any more. Kubernetes shows their last state, for minutes or for ever: containers that
+//! run, or a pod that is being deleted and never goes.
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::{Begun, Evidence, Verdict, VerdictKind, aftermath, begun, facts};
+use super::evidence::Evidence;
+use super::kind::VerdictKind;
+use super::model::Verdict;
+use super::step_start::Begun;
+use super::{advice, facts, step_start};
 
 /// How long a pod may still be there after the time it is given to end. A node that answers has killed it by then.
 const OVERDUE: SignedDuration = SignedDuration::from_secs(30);
@@ -80,12 +84,12 @@ impl Suspect<'_> {
             advice: None,
             outcome: kind.outcome(),
             // Even where no container was seen to start: it may have been started since.
-            begun: begun::of_pod(self.pod, &[]).max(Begun::Unknown),
+            begun: step_start::of_pod(self.pod, &[]).max(Begun::Unknown),
             may_change: facts::may_change(job),
             job_over: false,
             report: None,
         };
-        verdict.advice = aftermath::advice(&verdict, None);
+        verdict.advice = advice::advice(&verdict, None);
         verdict
     }
 }

@@ -29,14 +29,14 @@ impl Default for HistoryLimits {
 
 /// An ended run, as far as the limits look at it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EndedRun {
-    pub name: String,
-    pub successful: bool,
-    pub finished: Timestamp,
+pub(super) struct EndedRun {
+    pub(super) name: String,
+    pub(super) successful: bool,
+    pub(super) finished: Timestamp,
 }
 
 /// Names of the runs that are too many: those that finished first.
-pub fn surplus(mut ended: Vec<EndedRun>, limits: HistoryLimits) -> Vec<String> {
+pub(super) fn surplus(mut ended: Vec<EndedRun>, limits: HistoryLimits) -> Vec<String> {
     // Newest first; the name settles what the clock does not.
     ended.sort_by(|a, b| (b.finished, &b.name).cmp(&(a.finished, &a.name)));
     let mut kept = [0_usize; 2];

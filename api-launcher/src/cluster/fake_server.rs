@@ -1,4 +1,4 @@
-//! An API server of a few lines for the tests of this room: names, UIDs, resource versions, preconditions, merge
+//! A fake API server of a few lines for the tests of this module: names, UIDs, resource versions, preconditions, merge
 //! patches, watches. It runs no controllers; tests write what those would.
 
 use std::collections::BTreeMap;
@@ -364,7 +364,7 @@ impl Store {
     }
 }
 
-fn merge(base: &mut Value, patch: Value) {
+pub(super) fn merge(base: &mut Value, patch: Value) {
     match (base, patch) {
         (Value::Object(base), Value::Object(patch)) => {
             for (key, value) in patch {

@@ -1,12 +1,12 @@
-//! Whether Kubernetes may start another pod of a step. Only an executor that finds the claim of the pod before it knows
-//! that the step was begun: so the executor must be ours, and its claims must outlive its pod.
+//! Whether Kubernetes may start a second pod of a step. Only an executor that finds the claim of the pod before it knows that
+//! the step was begun. So the executor must be Mayfly's, and its claims must outlive its pod.
 
 use job_contract::{Records, env};
 use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
 
+use super::container;
 use super::deployment::Deployment;
 use super::executor_kind::ExecutorKind;
-use super::pod::CONTAINER;
 
 /// How often a pod that failed before its step began is replaced, unless it is said.
 const USUAL_BACKOFF_LIMIT: i32 = 2;
@@ -18,7 +18,7 @@ pub(super) fn records(spec: &PodSpec, deployment: &Deployment) -> Option<Records
     if deployment.records.is_some() {
         return deployment.records;
     }
-    let executor = spec.containers.iter().find(|c| c.name == CONTAINER)?;
+    let executor = container::executor(spec)?;
     match (
         is_given(executor, env::API_URL),
         is_given(executor, env::DATA_DIR),

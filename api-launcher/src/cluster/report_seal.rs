@@ -1,7 +1,7 @@
-//! Which termination messages are believed. Whatever a run executes has the executor's user, and can write to the same file
+//! Which final reports count. The code that a run executes has the user of the executor. It can write the termination message
 //! before the executor and after it. So a report counts only if it was sealed with the key that launcher and executor share,
-//! and if it names this pod, this step and the code the container ended with. Every pod that comes from the API server passes
-//! here, so that verdicts see no other reports.
+//! and if it names this pod, this step and the code the container ended with. Every pod from the API server passes here, so
+//! verdicts see no other reports.
 
 use job_contract::report::{Author, FinalReport, ReportKey};
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
 use super::{label, labels};
 use crate::verdict::UNPROVEN;
 
-/// Marks the reports of a pod that prove nothing, so that nobody reads them as reports.
-pub(super) fn weigh(pod: &mut Pod, key: Option<&ReportKey>) {
+/// Marks the reports of a pod that do not count, so that they are not read as reports.
+pub(super) fn mark_unproven(pod: &mut Pod, key: Option<&ReportKey>) {
     let uid = pod.metadata.uid.clone().unwrap_or_default();
     let id = |name| label(&pod.metadata, name).unwrap_or_default().to_owned();
     let step = (id(labels::JOB_ID), id(labels::STEP_ID));
@@ -113,7 +113,7 @@ mod tests {
 
     fn believed(message: &str, key: Option<&ReportKey>) -> Option<FinalReport> {
         let mut pod = pod(message);
-        weigh(&mut pod, key);
+        mark_unproven(&mut pod, key);
         final_report(&pod)
     }
 
@@ -163,9 +163,9 @@ mod tests {
     #[test]
     fn words_stay_as_they_are() {
         for words in ["", "Error: no such image", "panicked at {"] {
-            let mut weighed = pod(words);
-            weigh(&mut weighed, Some(&key()));
-            assert_eq!(weighed, pod(words));
+            let mut marked = pod(words);
+            mark_unproven(&mut marked, Some(&key()));
+            assert_eq!(marked, pod(words));
         }
     }
 }

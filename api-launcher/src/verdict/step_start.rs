@@ -153,3 +153,26 @@ fn replaced_another(job: &Job, pods: &[Pod], events: &[Event]) -> bool {
         .zip(first)
         .is_some_and(|(start, first)| first.duration_since(start.0) > FIRST_POD && !refused)
 }
+
+/// The pod whose end is the run's. That is the newest, unless it did not begin the step and an earlier one did or may
+/// have.
+pub(crate) fn speaker<'a>(pods: &'a [Pod], events: &[Event]) -> Option<&'a Pod> {
+    let newest = facts::newest(pods)?;
+    match began_most(pods, events) {
+        Some((pod, begun)) if begun > of_pod(newest, events) => Some(pod),
+        _ => Some(newest),
+    }
+}
+
+/// The first of the pods that are most certain to have begun the step.
+pub(super) fn began_most<'a>(
+    pods: impl IntoIterator<Item = &'a Pod>,
+    events: &[Event],
+) -> Option<(&'a Pod, Begun)> {
+    // Of equals the last is taken.
+    facts::in_order(pods)
+        .into_iter()
+        .rev()
+        .map(|pod| (pod, of_pod(pod, events)))
+        .max_by_key(|(_, begun)| *begun)
+}

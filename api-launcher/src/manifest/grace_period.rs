@@ -1,10 +1,11 @@
-//! Whether the executor has the time to stop that it is told it has: the pod's grace period, less what a hook takes of
-//! it.
+//! The time the executor has to stop: the pod's grace period, less what a hook takes of it.
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
-use super::deployment::MIN_GRACE_SECONDS;
-use super::pod::CONTAINER;
+use super::container;
+
+/// The least time the executor needs to stop its tool, store what there is and report.
+pub const MIN_GRACE_SECONDS: i64 = 30;
 
 /// Seconds between the executor's SIGTERM and its SIGKILL. The kubelet sends the first only when a `preStop` hook has
 /// ended, and counts from before it.
@@ -15,7 +16,7 @@ pub(super) fn executor_grace(pod_grace: i64, executor: &Container) -> i64 {
 /// What in a finished pod takes the executor's time away; phrases that follow the name of the setting.
 pub(super) fn violations(spec: &PodSpec) -> Vec<String> {
     let pod_grace = spec.termination_grace_period_seconds.unwrap_or_default();
-    let Some(executor) = spec.containers.iter().find(|c| c.name == CONTAINER) else {
+    let Some(executor) = container::executor(spec) else {
         return Vec::new();
     };
     let mut violations = Vec::new();

@@ -1,0 +1,46 @@
+//! The executor's container in a pod, and the amounts a container asks for.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::overrides::{Resources, Span};
+use super::quantity::Amount;
+
+/// The container that runs the step. The pod failure policy and overlays name it.
+pub(super) const CONTAINER: &str = "executor";
+
+/// The executor's container.
+pub(super) fn executor(spec: &PodSpec) -> Option<&Container> {
+    spec.containers.iter().find(|c| c.name == CONTAINER)
+}
+
+/// The executor's container, to change it.
+pub(super) fn executor_mut(spec: &mut PodSpec) -> Option<&mut Container> {
+    spec.containers.iter_mut().find(|c| c.name == CONTAINER)
+}
+
+pub(super) const CPU: &str = "cpu";
+pub(super) const MEMORY: &str = "memory";
+pub(super) const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
+
+/// The three amounts of a container that settings can change.
+pub(super) fn amounts(requirements: &ResourceRequirements) -> Resources {
+    let span = |name: &str| Span {
+        request: amount_in(requirements.requests.as_ref(), name),
+        limit: amount_in(requirements.limits.as_ref(), name),
+    };
+    Resources {
+        cpu: span(CPU),
+        memory: span(MEMORY),
+        ephemeral_storage: span(EPHEMERAL_STORAGE),
+    }
+}
+
+fn amount_in(quantities: Option<&BTreeMap<String, Quantity>>, name: &str) -> Option<Amount> {
+    // Defaults are quantities, and those of an overlay were checked when it was read.
+    quantities
+        .and_then(|quantities| quantities.get(name))
+        .and_then(|quantity| Amount::parse(&quantity.0).ok())
+}

@@ -1,0 +1,205 @@
+//! What to do about a verdict, for a reader who knows Terraform and has a cluster's operator to ask.
+
+use job_contract::report::{ApplyProgress, FinalReport, StateLock, StateStanding};
+
+use super::kind::VerdictKind;
+use super::lock::{LockHolder, holder_in, put_holder, standing_lock};
+use super::model::Verdict;
+use super::step_start::Begun;
+
+impl Verdict {
+    /// Adds what is known of the pod the lock was taken in.
+    pub fn tell_lock_holder(&mut self, holder: &LockHolder) {
+        let Some(host) = self.lock_host().map(str::to_owned) else {
+            return;
+        };
+        put_holder(&mut self.evidence, &host, holder);
+        self.advice = advice(self, Some(holder));
+    }
+
+    /// What [`Verdict::tell_lock_holder`] added, for the run's log.
+    pub fn lock_remark(&self) -> Option<String> {
+        let told = holder_in(&self.evidence)?;
+        let lock = standing_lock(self.report.as_ref()?)?;
+        let advice = self.advice.as_deref().unwrap_or_default();
+        Some(format!(
+            "The lock {} on the state: {told}. What to do: {advice}",
+            lock.id
+        ))
+    }
+}
+
+/// What to do, from the executor's own advice, the kind of verdict, and what was left behind.
+pub(super) fn advice(verdict: &Verdict, holder: Option<&LockHolder>) -> Option<String> {
+    let Verdict { kind, begun, .. } = *verdict;
+    let remedy = remedy(kind);
+    let next = next_step(kind, begun, verdict.may_change);
+    let Some(report) = &verdict.report else {
+        let parts: Vec<&str> = remedy.into_iter().chain(next).collect();
+        return (!parts.is_empty()).then(|| parts.join("; "));
+    };
+    let mut parts = Vec::new();
+    let hint = report.hint.as_deref();
+    let lock = standing_lock(report);
+    parts.extend(hint.or(remedy).map(str::to_owned));
+    // What is said in general of changes and locks, the report knows in particular.
+    if kind != VerdictKind::Completed {
+        let left = report.progress.as_ref().map(advice_on_changes);
+        let next = next.filter(|_| hint.is_none()).map(str::to_owned);
+        parts.extend(left.or(next));
+    }
+    parts.extend(match report.state {
+        Some(StateStanding::Kept) => Some(
+            "before anything else is applied, push the kept `errored.tfstate` (`state push`)"
+                .to_owned(),
+        ),
+        Some(StateStanding::Unknown) => {
+            Some("compare the state with what is there before applying again".to_owned())
+        }
+        _ => None,
+    });
+    parts.extend(lock.and_then(|lock| unlock_advice(report, lock, holder)));
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// What to do about the lock on the state.
+fn unlock_advice(
+    report: &FinalReport,
+    lock: &StateLock,
+    holder: Option<&LockHolder>,
+) -> Option<String> {
+    let tool = report.tool.as_ref();
+    let binary = tool.map_or("terraform", |tool| tool.name.binary());
+    let unlock = format!("`{binary} force-unlock {}`", lock.id);
+    let is_told = report
+        .hint
+        .as_deref()
+        .is_some_and(|hint| hint.contains(&lock.id));
+    match holder {
+        Some(LockHolder::AtWork { .. }) => {
+            Some("wait until the pod that holds the lock has ended".to_owned())
+        }
+        Some(LockHolder::Ended) => Some(format!(
+            "nobody works under the lock any more: release it with {unlock}"
+        )),
+        Some(LockHolder::Unseen { .. }) => Some(format!(
+            "if runs of another namespace, cluster or launcher use this state, look there first; once it is \
+                 certain that nobody works under the lock, {unlock} releases it"
+        )),
+        Some(LockHolder::Elsewhere) => Some(format!(
+            "ask whoever took the lock; if nobody uses it, release it with {unlock}"
+        )),
+        None if is_told => None,
+        None => Some(format!(
+            "once nobody works under the lock any more, release it with {unlock}"
+        )),
+    }
+}
+
+fn advice_on_changes(progress: &ApplyProgress) -> String {
+    let ApplyProgress {
+        applied,
+        failed,
+        unfinished,
+        not_begun: _,
+    } = progress;
+    if *applied == 0 && failed.is_empty() && unfinished.is_empty() {
+        "nothing had been changed: the step may be run again".to_owned()
+    } else {
+        "plan again before applying: what was made stays".to_owned()
+    }
+}
+
+/// What to do about the cause of a verdict.
+const fn remedy(kind: VerdictKind) -> Option<&'static str> {
+    Some(match kind {
+        VerdictKind::StepFailed => "see the log of the step",
+        VerdictKind::NeverScheduled => {
+            "ask for less (EPHEMERAL_*_REQUEST), check node selector and tolerations, or give the cluster more nodes"
+        }
+        VerdictKind::ImageNotPulled => {
+            "check the image's name and tag, the pull secret, and that the nodes reach the registry"
+        }
+        VerdictKind::ConfigMissing => {
+            "create what is named here in the namespace of the runs, or correct its name; `api-launcher check` looks for it"
+        }
+        VerdictKind::QuotaExceeded => {
+            "wait until other runs have ended, or raise the quota of the namespace"
+        }
+        VerdictKind::AdmissionRefused => {
+            "change the setting the policy objects to, or have the policy changed"
+        }
+        VerdictKind::OomKilled => "raise the memory limit of the run or lower its parallelism",
+        VerdictKind::DeadlineExceeded => {
+            "raise the deadline, or find out from the log what the run was waiting for"
+        }
+        VerdictKind::MemoryStop => {
+            "raise the memory limit of the run or lower the tool's parallelism"
+        }
+        VerdictKind::Silence => "find out what the tool waits for, or raise the limit on silence",
+        VerdictKind::StateLocked => {
+            "start the run again once the lock is gone; nothing was changed"
+        }
+        VerdictKind::BadJobData => {
+            "launcher and executor may be of releases too far apart; report it with both versions"
+        }
+        VerdictKind::Claimed => {
+            "look at what the first pod of this step left: state, log, and a state lock; then plan again"
+        }
+        VerdictKind::Defect => "report it, with the log of the run",
+        VerdictKind::Completed
+        | VerdictKind::Evicted
+        | VerdictKind::Preempted
+        | VerdictKind::NodeLost
+        | VerdictKind::Deleted
+        | VerdictKind::Lost
+        | VerdictKind::Signalled
+        | VerdictKind::Cancelled
+        | VerdictKind::Infrastructure => return None,
+    })
+}
+
+/// What to do about what the run may have left behind, where its executor did not tell. To start the run again is
+/// advised only where it is proven that nothing began.
+pub(super) const fn next_step(
+    kind: VerdictKind,
+    begun: Begun,
+    may_change: bool,
+) -> Option<&'static str> {
+    let is_cause_outside_the_step = matches!(
+        kind,
+        VerdictKind::NeverScheduled
+            | VerdictKind::ImageNotPulled
+            | VerdictKind::ConfigMissing
+            | VerdictKind::QuotaExceeded
+            | VerdictKind::AdmissionRefused
+    );
+    let is_cut_off = matches!(
+        kind,
+        VerdictKind::OomKilled
+            | VerdictKind::Evicted
+            | VerdictKind::Preempted
+            | VerdictKind::NodeLost
+            | VerdictKind::DeadlineExceeded
+            | VerdictKind::Deleted
+            | VerdictKind::Lost
+            | VerdictKind::Signalled
+            | VerdictKind::Cancelled
+            | VerdictKind::Infrastructure
+    );
+    match begun {
+        Begun::No if is_cut_off => Some("nothing had been started: start the run again"),
+        Begun::Yes | Begun::Unknown if !(is_cut_off || is_cause_outside_the_step) => None,
+        Begun::No => None,
+        Begun::Yes | Begun::Unknown if !may_change => {
+            Some("plan again: a plan changes nothing, but a state lock may be left")
+        }
+        Begun::Yes => Some(
+            "plan again before applying: some changes may have been made, and a state lock may be left",
+        ),
+        Begun::Unknown => Some(
+            "plan again before applying: it is not known whether the step had begun, so changes may have been made, \
+             and a state lock may be left",
+        ),
+    }
+}
