@@ -31,7 +31,6 @@ mod reporter;
 #[cfg(feature = "kubernetes")]
 pub mod serve;
 #[cfg(feature = "kubernetes")]
-mod settings;
 #[cfg(feature = "kubernetes")]
 mod shutdown;
 pub mod terminal;

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use job_contract::report::ReportKey;
 use job_contract::{Exit, env};
 use platform::report_key;
+use runtime::setting::SettingProblem;
 use tokio::net::TcpListener;
 use tracing::{error, info, warn};
 
@@ -18,7 +19,6 @@ use crate::http::{self, AppState, Gate};
 use crate::kubernetes::dispatch_target::{KubernetesTarget, KubernetesTargetError};
 use crate::local::dispatch_target::{OpenError, ProcessTarget};
 use crate::metrics::Metrics;
-use crate::settings::InvalidSetting;
 use crate::shutdown::Shutdown;
 
 /// Why the service ended before it was told to.
@@ -76,7 +76,7 @@ pub fn serve(args: &ServeArgs) -> u8 {
         (telemetry, settings, key) => {
             let mut problems = settings.err().unwrap_or_default();
             problems.extend(telemetry.err().unwrap_or_default());
-            problems.extend(key.err().as_ref().map(InvalidSetting::from));
+            problems.extend(key.err());
             return refuse(&problems);
         }
     };
@@ -93,10 +93,10 @@ pub fn serve(args: &ServeArgs) -> u8 {
     }
 }
 
-fn refuse(problems: &[InvalidSetting]) -> u8 {
+fn refuse(problems: &[SettingProblem]) -> u8 {
     let mut text = String::from("error: the configuration cannot be used\n");
     for problem in problems {
-        text = format!("{text}  {problem}\n");
+        text = format!("{text}  {} {}\n", problem.variable, problem.text);
     }
     let _ = io::stderr().write_all(text.as_bytes());
     Exit::BadConfiguration.code()

@@ -4,10 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use clap::Args;
 use job_contract::env;
-use runtime::setting::present;
+use runtime::setting::{ReadSetting as _, Setting, SettingProblem, SettingValue, choice, present};
 
 use super::auth::InternalSecret;
-use crate::settings::SettingsReader;
 
 /// Port of a stock executor.
 const PORT: u16 = 8090;
@@ -18,12 +17,12 @@ pub struct HttpArgs {
     /// Address to listen on; port 0 takes a free one, which the first line of the log tells
     /// [default: 0.0.0.0:8090, without authentication 127.0.0.1:8090]
     #[arg(long, value_name = "ADDRESS:PORT", env = env::LISTEN)]
-    pub listen: Option<String>,
+    pub listen: Option<Setting<SocketAddr>>,
 
     /// Accept dispatches without a token: `true` on a loopback address only, `everywhere` on any address
     /// [default: false]
     #[arg(long, value_name = "WHERE", env = env::ALLOW_UNAUTHENTICATED, num_args = 0..=1, default_missing_value = "true")]
-    pub allow_unauthenticated: Option<String>,
+    pub allow_unauthenticated: Option<Setting<Unauthenticated>>,
 }
 
 /// The settings of the HTTP service.
@@ -34,79 +33,81 @@ pub(crate) struct HttpSettings {
     pub(crate) secret: Option<InternalSecret>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Unauthenticated {
+/// Where dispatches are accepted without a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unauthenticated {
     No,
     Loopback,
     Everywhere,
+}
+
+impl SettingValue for Unauthenticated {
+    fn parse(text: &str) -> Result<Self, String> {
+        let words = [
+            ("false", Self::No),
+            ("true", Self::Loopback),
+            ("everywhere", Self::Everywhere),
+        ];
+        choice(text, &words)
+    }
 }
 
 impl HttpArgs {
     /// Returns the settings. `secret` is the text of `InternalSecret`.
     pub(crate) fn resolve(
         &self,
-        reader: &mut SettingsReader,
+        problems: &mut Vec<SettingProblem>,
         secret: Option<&str>,
     ) -> HttpSettings {
-        let open = reader.choose(
-            env::ALLOW_UNAUTHENTICATED,
-            self.allow_unauthenticated.as_deref(),
-            &[
-                ("false", Unauthenticated::No),
-                ("true", Unauthenticated::Loopback),
-                ("everywhere", Unauthenticated::Everywhere),
-            ],
-        );
+        let open = self.allow_unauthenticated.read(problems);
+        let open = open.unwrap_or(Unauthenticated::No);
         HttpSettings {
-            secret: resolve_secret(reader, secret, open),
-            listen: self.resolve_listen(reader, open),
+            secret: resolve_secret(problems, secret, open),
+            listen: self.resolve_listen(problems, open),
         }
     }
 
-    fn resolve_listen(&self, reader: &mut SettingsReader, open: Unauthenticated) -> SocketAddr {
+    fn resolve_listen(
+        &self,
+        problems: &mut Vec<SettingProblem>,
+        open: Unauthenticated,
+    ) -> SocketAddr {
         let ip = match open {
             Unauthenticated::Loopback => Ipv4Addr::LOCALHOST,
             _ => Ipv4Addr::UNSPECIFIED,
         };
-        let listen = reader
-            .parse(
-                env::LISTEN,
-                self.listen.as_deref(),
-                "an IP address and a port such as `0.0.0.0:8090`",
-            )
-            .unwrap_or(SocketAddr::new(IpAddr::V4(ip), PORT));
+        let listen = self.listen.read(problems);
+        let listen = listen.unwrap_or(SocketAddr::new(IpAddr::V4(ip), PORT));
         if open == Unauthenticated::Loopback && !listen.ip().is_loopback() {
-            reader.reject(
+            problems.push(SettingProblem::new(
                 env::ALLOW_UNAUTHENTICATED,
                 format!(
                     "is `true`, which is for loopback addresses, but {} is `{listen}`; \
                      `everywhere` lets anybody who reaches it run commands",
                     env::LISTEN
                 ),
-            );
+            ));
         }
         listen
     }
 }
 
 fn resolve_secret(
-    reader: &mut SettingsReader,
+    problems: &mut Vec<SettingProblem>,
     secret: Option<&str>,
     open: Unauthenticated,
 ) -> Option<InternalSecret> {
     if open != Unauthenticated::No {
         return None;
     }
-    match present(secret).map(InternalSecret::parse) {
+    let text = match present(secret).map(InternalSecret::parse) {
         Some(Ok(secret)) => return Some(secret),
-        Some(Err(error)) => reader.reject(env::INTERNAL_SECRET, error.to_string()),
-        None => reader.reject(
-            env::INTERNAL_SECRET,
-            format!(
-                "is not set; it is the secret shared with the platform (without one, {}=true is for trying out)",
-                env::ALLOW_UNAUTHENTICATED
-            ),
+        Some(Err(error)) => error.to_string(),
+        None => format!(
+            "is not set; it is the secret shared with the platform (without one, {}=true is for trying out)",
+            env::ALLOW_UNAUTHENTICATED
         ),
-    }
+    };
+    problems.push(SettingProblem::new(env::INTERNAL_SECRET, text));
     None
 }

@@ -9,6 +9,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use job_contract::{Records, env};
+use runtime::setting::SettingProblem;
 
 use crate::manifest::deployment::{DEFAULT_IMAGE, PluginCache};
 use crate::manifest::executor_kind::{ExecutorKind, ExecutorKindSetting};
@@ -21,19 +22,15 @@ use crate::manifest::policy::Policy;
 use crate::manifest::problem::{Fault, Problems, quote};
 use crate::manifest::quantity::{Amount, SLIP};
 use crate::manifest::{self, check, image};
-use crate::settings::InvalidSetting;
 
 pub use self::args::{DefaultsArgs, DeploymentArgs};
 pub use crate::manifest::Deployment;
 /// A setting that cannot be used: the variable, and the rule it breaks.
 pub use crate::manifest::Problem as ConfigProblem;
 
-impl From<&ConfigProblem> for InvalidSetting {
+impl From<&ConfigProblem> for SettingProblem {
     fn from(problem: &ConfigProblem) -> Self {
-        Self {
-            variable: problem.subject.clone(),
-            reason: problem.rule.clone(),
-        }
+        Self::new(problem.subject.as_str(), problem.rule.as_str())
     }
 }
 

@@ -10,8 +10,9 @@ use platform::heartbeat::HeartbeatError;
 use platform::redis::{Redis, RedisArgs, RedisConfig};
 use platform::terrakube::{Terrakube, TerrakubeArgs, TerrakubeConfig, TerrakubeError};
 
+use runtime::setting::SettingProblem;
+
 use super::TerrakubeReporter;
-use crate::settings::{InvalidSetting, SettingsReader};
 
 #[derive(Args, Clone, Debug, Default)]
 pub struct PlatformArgs {
@@ -48,54 +49,43 @@ impl PlatformArgs {
     /// Returns `None` without an address of the platform's API. The other settings are not read then.
     pub(crate) fn resolve(
         &self,
-        reader: &mut SettingsReader,
+        problems: &mut Vec<SettingProblem>,
         data_dir: Option<&Path>,
     ) -> Option<PlatformSettings> {
         let terrakube = match self.terrakube.resolve() {
-            Ok(terrakube) => terrakube?,
-            Err(problems) => {
-                reader
-                    .invalid
-                    .extend(problems.iter().map(InvalidSetting::from));
-                // The others are told as well.
-                self.resolve_redis(reader);
-                self.resolve_outputs(reader, data_dir);
-                return None;
+            Ok(None) => return None,
+            Ok(terrakube) => terrakube,
+            Err(wrong) => {
+                problems.extend(wrong);
+                None
             }
         };
-        Some(PlatformSettings {
-            terrakube,
-            redis: self.resolve_redis(reader),
-            outputs: self.resolve_outputs(reader, data_dir),
-        })
-    }
-
-    fn resolve_redis(&self, reader: &mut SettingsReader) -> Option<RedisConfig> {
-        self.redis.resolve().unwrap_or_else(|problems| {
-            reader
-                .invalid
-                .extend(problems.iter().map(InvalidSetting::from));
+        // All settings are read before one of them ends this.
+        let redis = self.redis.resolve().unwrap_or_else(|wrong| {
+            problems.extend(wrong);
             None
+        });
+        let outputs = self.resolve_outputs(problems, data_dir);
+        Some(PlatformSettings {
+            terrakube: terrakube?,
+            redis,
+            outputs,
         })
     }
 
     /// A store on this machine is the platform's only where somebody says which folder they share.
     fn resolve_outputs(
         &self,
-        reader: &mut SettingsReader,
+        problems: &mut Vec<SettingProblem>,
         data_dir: Option<&Path>,
     ) -> Option<StoreSettings> {
         if data_dir.is_none() && self.store.is_local() {
             return None;
         }
-        match self.store.resolve(data_dir.unwrap_or(Path::new(""))) {
-            Ok(settings) => Some(settings),
-            Err(error) => {
-                let problems = error.problems.iter();
-                reader.invalid.extend(problems.map(InvalidSetting::from));
-                None
-            }
-        }
+        let settings = self.store.resolve(data_dir.unwrap_or(Path::new("")));
+        settings
+            .map_err(|error| problems.extend(error.problems))
+            .ok()
     }
 }
 
@@ -134,13 +124,13 @@ mod tests {
 
     #[test]
     fn an_address_is_all_it_needs_and_without_one_nothing_is_read() {
-        let mut reader = SettingsReader::default();
-        let settings = args(&[]).resolve(&mut reader, None).unwrap();
-        assert!(reader.invalid.is_empty(), "{:?}", reader.invalid);
+        let mut problems = Vec::new();
+        let settings = args(&[]).resolve(&mut problems, None).unwrap();
+        assert!(problems.is_empty(), "{problems:?}");
         assert!(settings.redis.is_none() && settings.outputs.is_none());
         let nowhere = args(&[(env::API_URL, ""), (env::REDIS_PORT, "no port")]);
-        assert!(nowhere.resolve(&mut reader, None).is_none());
-        assert!(reader.invalid.is_empty(), "{:?}", reader.invalid);
+        assert!(nowhere.resolve(&mut problems, None).is_none());
+        assert!(problems.is_empty(), "{problems:?}");
     }
 
     #[test]
@@ -153,10 +143,9 @@ mod tests {
             (env::AWS_REGION, "eu-central-1"),
             (env::AWS_ENABLE_ROLE_AUTH, "true"),
         ]);
-        let mut reader = SettingsReader::default();
-        assert!(wrong.resolve(&mut reader, None).is_none());
-        let names: Vec<_> = reader
-            .invalid
+        let mut problems = Vec::new();
+        assert!(wrong.resolve(&mut problems, None).is_none());
+        let names: Vec<_> = problems
             .iter()
             .map(|problem| problem.variable.as_str())
             .collect();

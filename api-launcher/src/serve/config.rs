@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use job_contract::env;
-use runtime::setting::present;
+use runtime::setting::{ReadSetting as _, Setting, SettingProblem, SettingValue, choice};
 use runtime::telemetry::LogFormat;
 use tracing_subscriber::EnvFilter;
 
@@ -16,7 +16,6 @@ use crate::http::settings::{HttpArgs, HttpSettings};
 use crate::kubernetes::dispatch_target::settings::{KubernetesArgs, KubernetesSettings};
 use crate::local::dispatch_target::settings::{ProcessArgs, ProcessSettings};
 use crate::reporter::settings::PlatformArgs;
-use crate::settings::{InvalidSetting, SettingsReader};
 
 /// Less than the 30 s Kubernetes gives a pod by default.
 const SHUTDOWN_SECONDS: u64 = 25;
@@ -40,7 +39,7 @@ pub struct ServeArgs {
     /// Where accepted steps run: `kubernetes`, as Jobs, or `process`, as executors on this machine
     /// [default: kubernetes]
     #[arg(long, value_name = "TARGET", env = env::TARGET)]
-    pub target: Option<String>,
+    pub target: Option<Setting<TargetName>>,
 
     #[command(flatten)]
     pub data: DataDirArgs,
@@ -48,11 +47,11 @@ pub struct ServeArgs {
     /// After SIGTERM, how long dispatches are still accepted while readiness says no, in seconds, for the endpoints to follow.
     /// Unset, it is at most half of --shutdown-seconds, and 0 on target `process` [default: 10]
     #[arg(long, value_name = "SECONDS", env = env::DRAIN_SECONDS)]
-    pub drain_seconds: Option<String>,
+    pub drain_seconds: Option<Setting<u64>>,
 
     /// How long stopping may take in all, in seconds [default: 25]
     #[arg(long, value_name = "SECONDS", env = env::SHUTDOWN_SECONDS)]
-    pub shutdown_seconds: Option<String>,
+    pub shutdown_seconds: Option<Setting<u64>>,
 
     #[command(flatten)]
     pub process: ProcessArgs,
@@ -76,11 +75,11 @@ pub struct ServeArgs {
 pub struct TelemetryArgs {
     /// `json` or `text` [default: text on a terminal, else json]
     #[arg(long, value_name = "FORMAT", env = env::LOG_FORMAT)]
-    pub log_format: Option<String>,
+    pub log_format: Option<Setting<LogFormat>>,
 
     /// What is logged, as `tracing` directives [default: info]
     #[arg(long, value_name = "FILTER", env = env::LOG_FILTER)]
-    pub log_filter: Option<String>,
+    pub log_filter: Option<Setting<String>>,
 }
 
 const EXAMPLES: &str = "\
@@ -103,10 +102,18 @@ pub(crate) enum TargetSettings {
     Process(ProcessSettings),
 }
 
-#[derive(Clone, Copy)]
-enum TargetName {
+/// Where accepted steps run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TargetName {
     Kubernetes,
     Process,
+}
+
+impl SettingValue for TargetName {
+    fn parse(text: &str) -> Result<Self, String> {
+        let words = [("kubernetes", Self::Kubernetes), ("process", Self::Process)];
+        choice(text, &words)
+    }
 }
 
 /// The settings of the service.
@@ -123,86 +130,70 @@ pub(crate) struct Settings {
 
 impl TelemetryArgs {
     /// Format and filter, with what is wrong about them.
-    pub(crate) fn resolve(&self) -> Result<(LogFormat, EnvFilter), Vec<InvalidSetting>> {
-        let mut reader = SettingsReader::default();
-        let format = reader.choose(
-            env::LOG_FORMAT,
-            self.log_format.as_deref(),
-            &[
-                ("auto", LogFormat::detect()),
-                ("json", LogFormat::Json),
-                ("text", LogFormat::Text),
-            ],
-        );
-        let directives = present(self.log_filter.as_deref()).unwrap_or("info");
-        let filter = EnvFilter::try_new(directives);
+    pub(crate) fn resolve(&self) -> Result<(LogFormat, EnvFilter), Vec<SettingProblem>> {
+        let mut problems = Vec::new();
+        let format = self.log_format.read(&mut problems);
+        let directives = self.log_filter.read(&mut problems);
+        let filter = EnvFilter::try_new(directives.as_deref().unwrap_or("info"));
         if filter.is_err() {
-            reader.reject(env::LOG_FILTER, "holds no `tracing` directives");
+            let text = "holds no `tracing` directives";
+            problems.push(SettingProblem::new(env::LOG_FILTER, text));
         }
         match filter {
-            Ok(filter) if reader.invalid.is_empty() => Ok((format, filter)),
-            _ => Err(reader.invalid),
+            Ok(filter) if problems.is_empty() => {
+                Ok((format.unwrap_or_else(LogFormat::detect), filter))
+            }
+            _ => Err(problems),
         }
     }
 }
 
 impl ServeArgs {
     /// Returns the settings, or everything that is invalid. `secret` is the text of `InternalSecret`.
-    pub(crate) fn resolve(&self, secret: Option<&str>) -> Result<Settings, Vec<InvalidSetting>> {
-        let mut reader = SettingsReader::default();
-        let target = reader.choose(
-            env::TARGET,
-            self.target.as_deref(),
-            &[
-                ("kubernetes", TargetName::Kubernetes),
-                ("process", TargetName::Process),
-            ],
-        );
-        let http = self.http.resolve(&mut reader, secret);
-        let (drain, shutdown) = self.resolve_stopping(&mut reader, target);
+    pub(crate) fn resolve(&self, secret: Option<&str>) -> Result<Settings, Vec<SettingProblem>> {
+        let problems = &mut Vec::new();
+        let target = self.target.read(problems);
+        let target = target.unwrap_or(TargetName::Kubernetes);
+        let http = self.http.resolve(problems, secret);
+        let (drain, shutdown) = self.resolve_stopping(problems, target);
         let target = match target {
             TargetName::Kubernetes => self
                 .kubernetes
-                .resolve(&mut reader, &self.data, &self.platform)
+                .resolve(problems, &self.data, &self.platform)
                 .map(|settings| TargetSettings::Kubernetes(Box::new(settings))),
             TargetName::Process => self
                 .process
-                .resolve(&mut reader, &self.data, &self.platform)
+                .resolve(problems, &self.data, &self.platform)
                 .map(TargetSettings::Process),
         };
-        let routing = self.routing.resolve(&mut reader);
+        let routing = self.routing.resolve(problems);
         match (target, routing) {
-            (Some(target), Some(routing)) if reader.invalid.is_empty() => Ok(Settings {
+            (Some(target), Some(routing)) if problems.is_empty() => Ok(Settings {
                 http,
                 target,
                 routing,
                 drain,
                 shutdown,
             }),
-            _ => Err(reader.invalid),
+            _ => Err(std::mem::take(problems)),
         }
     }
 
     /// How long dispatches are still accepted, and how long stopping may take in all.
     fn resolve_stopping(
         &self,
-        reader: &mut SettingsReader,
+        problems: &mut Vec<SettingProblem>,
         target: TargetName,
     ) -> (Duration, Duration) {
-        let mut seconds = |variable, text: &Option<String>| {
-            reader.parse(variable, text.as_deref(), "a number of seconds")
-        };
-        let drain: Option<u64> = seconds(env::DRAIN_SECONDS, &self.drain_seconds);
-        let all =
-            seconds(env::SHUTDOWN_SECONDS, &self.shutdown_seconds).unwrap_or(SHUTDOWN_SECONDS);
+        let drain = self.drain_seconds.read(problems);
+        let all = self.shutdown_seconds.read(problems);
+        let all = all.unwrap_or(SHUTDOWN_SECONDS);
         if let Some(drain) = drain.filter(|drain| *drain > 0 && *drain >= all) {
-            reader.reject(
-                env::DRAIN_SECONDS,
-                format!(
-                    "is `{drain}`, which leaves open requests no time: {} is {all}",
-                    env::SHUTDOWN_SECONDS
-                ),
+            let text = format!(
+                "is `{drain}`, which leaves open requests no time: {} is {all}",
+                env::SHUTDOWN_SECONDS
             );
+            problems.push(SettingProblem::new(env::DRAIN_SECONDS, text));
         }
         let drain = drain.unwrap_or(match target {
             TargetName::Kubernetes => DRAIN_SECONDS.min(all / 2),
@@ -217,6 +208,7 @@ impl ServeArgs {
 mod tests {
     use super::*;
     use rstest::rstest;
+    use runtime::setting::from_variables;
 
     const SECRET: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 
@@ -230,25 +222,17 @@ mod tests {
 
     #[test]
     fn every_problem_is_told_at_once_and_named() {
-        let args = ServeArgs {
-            http: HttpArgs {
-                listen: Some("nowhere".to_owned()),
-                allow_unauthenticated: None,
-            },
-            target: Some("process".to_owned()),
-            shutdown_seconds: Some("soon".to_owned()),
-            process: ProcessArgs {
-                concurrency: Some("0".to_owned()),
-                runs_on_stop: Some("explode".to_owned()),
-                executor: Some("/etc/passwd".into()),
-            },
-            routing: RoutingArgs {
-                route: Some("flag".to_owned()),
-                route_strict: Some("maybe".to_owned()),
-                persistent_executor_url: Some("ftp://executor".to_owned()),
-            },
-            ..ServeArgs::default()
-        };
+        let args: ServeArgs = from_variables(&[
+            (env::LISTEN, "nowhere"),
+            (env::TARGET, "process"),
+            (env::SHUTDOWN_SECONDS, "soon"),
+            (env::CONCURRENCY, "0"),
+            (env::RUNS_ON_STOP, "explode"),
+            (env::EXECUTOR, "/etc/passwd"),
+            (env::ROUTE, "flag"),
+            (env::ROUTE_STRICT, "maybe"),
+            (env::PERSISTENT_EXECUTOR_URL, "ftp://executor"),
+        ]);
         let problems = args.resolve(Some("hunter2")).unwrap_err();
         let mut names: Vec<_> = problems
             .iter()
@@ -282,13 +266,10 @@ mod tests {
         #[case] listen: Option<&str>,
         #[case] expected: &str,
     ) {
-        let args = ServeArgs {
-            http: HttpArgs {
-                allow_unauthenticated: Some(open.to_owned()),
-                listen: listen.map(str::to_owned),
-            },
-            ..ServeArgs::default()
-        };
+        let args: ServeArgs = from_variables(&[
+            (env::ALLOW_UNAUTHENTICATED, open),
+            (env::LISTEN, listen.unwrap_or_default()),
+        ]);
         let settings = args.resolve(None).unwrap();
         assert_eq!(settings.http.listen.to_string(), expected);
         assert!(settings.http.secret.is_none());
@@ -296,29 +277,23 @@ mod tests {
 
     #[test]
     fn without_a_secret_other_machines_are_kept_out_unless_forced() {
-        let args = ServeArgs {
-            http: HttpArgs {
-                allow_unauthenticated: Some("true".to_owned()),
-                listen: Some("0.0.0.0:8090".to_owned()),
-            },
-            ..ServeArgs::default()
-        };
+        let args: ServeArgs = from_variables(&[
+            (env::ALLOW_UNAUTHENTICATED, "true"),
+            (env::LISTEN, "0.0.0.0:8090"),
+        ]);
         let problems = args.resolve(None).unwrap_err();
         assert_eq!(problems[0].variable, "MAYFLY_ALLOW_UNAUTHENTICATED");
     }
 
     #[test]
     fn a_target_brings_its_own_settings_and_problems() {
-        let mut args = ServeArgs {
-            target: Some("moon".to_owned()),
-            ..ServeArgs::default()
+        let args = |target| -> ServeArgs {
+            from_variables(&[(env::TARGET, target), (env::IMAGE_PULL_POLICY, "Sometimes")])
         };
-        args.kubernetes.deployment.image_pull_policy = Some("Sometimes".to_owned());
-        let problems = args.resolve(Some(SECRET)).unwrap_err();
+        let problems = args("moon").resolve(Some(SECRET)).unwrap_err();
         let names: Vec<_> = problems.iter().map(|p| p.variable.as_str()).collect();
         assert_eq!(names, ["MAYFLY_TARGET", "MAYFLY_IMAGE_PULL_POLICY"]);
-        args.target = Some("process".to_owned());
-        let settings = args.resolve(Some(SECRET)).unwrap();
+        let settings = args("process").resolve(Some(SECRET)).unwrap();
         assert!(matches!(settings.target, TargetSettings::Process(_)));
     }
 
@@ -335,12 +310,11 @@ mod tests {
         #[case] drains: u64,
         #[case] stops: u64,
     ) {
-        let args = ServeArgs {
-            target: Some(target.to_owned()),
-            drain_seconds: drain.map(str::to_owned),
-            shutdown_seconds: shutdown.map(str::to_owned),
-            ..ServeArgs::default()
-        };
+        let args: ServeArgs = from_variables(&[
+            (env::TARGET, target),
+            (env::DRAIN_SECONDS, drain.unwrap_or_default()),
+            (env::SHUTDOWN_SECONDS, shutdown.unwrap_or_default()),
+        ]);
         let settings = args.resolve(Some(SECRET)).unwrap();
         assert_eq!(settings.drain, Duration::from_secs(drains));
         assert_eq!(settings.shutdown, Duration::from_secs(stops));
@@ -348,14 +322,11 @@ mod tests {
 
     #[test]
     fn a_drain_that_leaves_no_time_for_open_requests_is_refused() {
-        let args = ServeArgs {
-            drain_seconds: Some("25".to_owned()),
-            ..ServeArgs::default()
-        };
+        let args: ServeArgs = from_variables(&[(env::DRAIN_SECONDS, "25")]);
         let problems = args.resolve(Some(SECRET)).unwrap_err();
         assert_eq!(problems[0].variable, "MAYFLY_DRAIN_SECONDS");
         assert!(
-            problems[0].reason.contains("MAYFLY_SHUTDOWN_SECONDS is 25"),
+            problems[0].text.contains("MAYFLY_SHUTDOWN_SECONDS is 25"),
             "{}",
             problems[0]
         );
@@ -363,8 +334,7 @@ mod tests {
 
     #[test]
     fn routing_by_flag_needs_a_persistent_executor() {
-        let mut args = ServeArgs::default();
-        args.routing.route = Some("flag".to_owned());
+        let args: ServeArgs = from_variables(&[(env::ROUTE, "flag")]);
         let problems = args.resolve(Some(SECRET)).unwrap_err();
         assert_eq!(problems[0].variable, "MAYFLY_PERSISTENT_EXECUTOR_URL");
     }

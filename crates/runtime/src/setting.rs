@@ -17,7 +17,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, Args, Command, Error, Parser};
 use nix::errno::Errno;
 
-pub use value::{HttpUrl, Milliseconds, Seconds, SettingValue};
+pub use value::{HttpUrl, Milliseconds, Seconds, SettingValue, choice, unexpected};
 
 /// What is wrong with one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal as _, Write as _};
 use std::panic;
 
+use crate::setting::{SettingValue, choice};
 use clap::ValueEnum;
 use tracing::{dispatcher, error};
 use tracing_subscriber::EnvFilter;
@@ -24,6 +25,17 @@ impl LogFormat {
         } else {
             Self::Json
         }
+    }
+}
+
+impl SettingValue for LogFormat {
+    fn parse(text: &str) -> Result<Self, String> {
+        let words = [
+            ("auto", Self::detect()),
+            ("json", Self::Json),
+            ("text", Self::Text),
+        ];
+        choice(text, &words)
     }
 }
 

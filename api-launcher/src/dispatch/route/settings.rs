@@ -2,11 +2,9 @@
 
 use clap::Args;
 use job_contract::env;
-use runtime::setting::present;
-use url::Url;
+use runtime::setting::{HttpUrl, ReadSetting as _, Setting, SettingProblem, SettingValue, choice};
 
 use super::{Fallback, Flag, Routing};
-use crate::settings::SettingsReader;
 
 /// The options of routing.
 #[derive(Args, Clone, Debug, Default)]
@@ -15,64 +13,51 @@ pub struct RoutingArgs {
     /// `all` runs every dispatch, `flag` only those of workspaces with
     /// `TERRAKUBE_ENABLE_EPHEMERAL_EXECUTOR` in their environment; the others go to the persistent executor [default: all]
     #[arg(long, value_name = "WHICH", env = env::ROUTE)]
-    pub route: Option<String>,
+    pub route: Option<Setting<Route>>,
 
     /// `true` reads a flag of 0, false or off as absent [default: false]
     #[arg(long, value_name = "BOOL", env = env::ROUTE_STRICT, num_args = 0..=1, default_missing_value = "true")]
-    pub route_strict: Option<String>,
+    pub route_strict: Option<Setting<bool>>,
 
     /// The persistent executor, its path included: `http://executor:8090/api/v1/terraform-rs`
     #[arg(long, value_name = "URL", env = env::PERSISTENT_EXECUTOR_URL)]
-    pub persistent_executor_url: Option<String>,
+    pub persistent_executor_url: Option<Setting<HttpUrl>>,
+}
+
+/// Which dispatches the launcher runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    All,
+    Flag,
+}
+
+impl SettingValue for Route {
+    fn parse(text: &str) -> Result<Self, String> {
+        choice(text, &[("all", Self::All), ("flag", Self::Flag)])
+    }
 }
 
 impl RoutingArgs {
     /// Returns the routing, or `None` if one of its settings is invalid.
-    pub(crate) fn resolve(&self, reader: &mut SettingsReader) -> Option<Routing> {
-        let by_flag = reader.choose(
-            env::ROUTE,
-            self.route.as_deref(),
-            &[("all", false), ("flag", true)],
-        );
-        let flag = reader.choose(
-            env::ROUTE_STRICT,
-            self.route_strict.as_deref(),
-            &[("false", Flag::Present), ("true", Flag::Strict)],
-        );
-        let url: Option<Url> = reader.parse(
-            env::PERSISTENT_EXECUTOR_URL,
-            self.persistent_executor_url.as_deref(),
-            "a URL such as `http://executor:8090/api/v1/terraform-rs`",
-        );
-        let url = url.filter(|url| {
-            let fits = matches!(url.scheme(), "http" | "https");
-            if !fits {
-                reader.reject(
-                    env::PERSISTENT_EXECUTOR_URL,
-                    "must begin with http:// or https://",
-                );
-            }
-            fits
-        });
-        if !by_flag {
+    pub(crate) fn resolve(&self, problems: &mut Vec<SettingProblem>) -> Option<Routing> {
+        let route = self.route.read(problems).unwrap_or(Route::All);
+        let strict = self.route_strict.read(problems).unwrap_or(false);
+        let url = self.persistent_executor_url.read(problems);
+        if route == Route::All {
             return Some(Routing::All);
         }
-        let Some(url) = url else {
-            if present(self.persistent_executor_url.as_deref()).is_none() {
-                reader.reject(
-                    env::PERSISTENT_EXECUTOR_URL,
-                    format!("is not set, but {} is `flag`", env::ROUTE),
-                );
+        let mut reject = |text: String| {
+            problems.push(SettingProblem::new(env::PERSISTENT_EXECUTOR_URL, text));
+        };
+        let Some(HttpUrl { url, .. }) = url else {
+            if !self.persistent_executor_url.is_set() {
+                reject(format!("is not set, but {} is `flag`", env::ROUTE));
             }
             return None;
         };
+        let flag = if strict { Flag::Strict } else { Flag::Present };
         Fallback::new(flag, url)
-            .map_err(|error| {
-                reader.reject(
-                    env::PERSISTENT_EXECUTOR_URL,
-                    format!("cannot be used: {error}"),
-                );
-            })
+            .map_err(|error| reject(format!("cannot be used: {error}")))
             .ok()
             .map(Routing::Flag)
     }

@@ -1,13 +1,11 @@
 //! The settings of target `kubernetes`.
 
-use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
 use job_contract::env;
-use runtime::setting::present;
+use runtime::setting::{ReadSetting as _, Setting, SettingProblem, SettingValue, unexpected};
 
 use crate::cluster::limit::RateLimit;
 use crate::cluster::rights::LEASE;
@@ -17,7 +15,6 @@ use crate::data::DataDirArgs;
 use crate::kubernetes::config::{Deployment, DeploymentArgs};
 use crate::manifest::check;
 use crate::reporter::settings::{PlatformArgs, PlatformSettings};
-use crate::settings::{InvalidSetting, SettingsReader};
 use crate::verdict::Timeouts;
 
 #[derive(Args, Clone, Debug, Default)]
@@ -26,64 +23,64 @@ pub struct KubernetesArgs {
     /// How many Jobs are released and not over at a time; the rest wait suspended, oldest first; 0 means no limit
     /// [default: 0]
     #[arg(long, value_name = "N", env = env::MAX_JOBS_IN_FLIGHT)]
-    pub max_jobs_in_flight: Option<String>,
+    pub max_jobs_in_flight: Option<Setting<usize>>,
 
     /// How many Jobs that completed are kept, beside their time to live, or `all` [default: 10]
     #[arg(long, value_name = "N", env = env::HISTORY_SUCCEEDED)]
-    pub history_succeeded: Option<String>,
+    pub history_succeeded: Option<Setting<HistoryLimit>>,
 
     /// How many Jobs that failed are kept, beside their time to live, or `all` [default: 10]
     #[arg(long, value_name = "N", env = env::HISTORY_FAILED)]
-    pub history_failed: Option<String>,
+    pub history_failed: Option<Setting<HistoryLimit>>,
 
     /// A run without a pod says so after this time [default: 30]
     #[arg(long, value_name = "SECONDS", env = env::NO_POD_EXPLAIN_SECONDS)]
-    pub no_pod_explain_seconds: Option<String>,
+    pub no_pod_explain_seconds: Option<Setting<u64>>,
 
     /// A run without a pod is given up after this time, unless a quota or a queue holds it back [default: 120]
     #[arg(long, value_name = "SECONDS", env = env::NO_POD_SECONDS)]
-    pub no_pod_seconds: Option<String>,
+    pub no_pod_seconds: Option<Setting<u64>>,
 
     /// A run without a node is given up after this time [default: 900]
     #[arg(long, value_name = "SECONDS", env = env::UNSCHEDULABLE_SECONDS)]
-    pub unschedulable_seconds: Option<String>,
+    pub unschedulable_seconds: Option<Setting<u64>>,
 
     /// A run without its image or its configuration is given up after this time [default: 30]
     #[arg(long, value_name = "SECONDS", env = env::CONTAINER_ERROR_SECONDS)]
-    pub container_error_seconds: Option<String>,
+    pub container_error_seconds: Option<Setting<u64>>,
 
     /// A run with a node whose executor has not started is given up after this time [default: 300]
     #[arg(long, value_name = "SECONDS", env = env::START_SECONDS)]
-    pub start_seconds: Option<String>,
+    pub start_seconds: Option<Setting<u64>>,
 
     /// A container beside the executor that outlives it for this time is ended with its Job [default: 60]
     #[arg(long, value_name = "SECONDS", env = env::LINGER_SECONDS)]
-    pub linger_seconds: Option<String>,
+    pub linger_seconds: Option<Setting<u64>>,
 
     /// A Job whose job data never came is removed after this time [default: 60]
     #[arg(long, value_name = "SECONDS", env = env::INCOMPLETE_SECONDS)]
-    pub incomplete_seconds: Option<String>,
+    pub incomplete_seconds: Option<Setting<u64>>,
 
     /// A verdict the platform could not take is reported again after this time, then less and less often, for a day
     /// [default: 5]
     #[arg(long, value_name = "SECONDS", env = env::REPORT_RETRY_SECONDS)]
-    pub report_retry_seconds: Option<String>,
+    pub report_retry_seconds: Option<Setting<u64>>,
 
     /// Requests a second to the Kubernetes API [default: no limit, API Priority and Fairness decides]
     #[arg(long, value_name = "RATE", env = env::KUBE_REQUESTS_PER_SECOND)]
-    pub kube_requests_per_second: Option<String>,
+    pub kube_requests_per_second: Option<Setting<f64>>,
 
     /// Requests that may be made at once before the rate counts [default: twice the rate]
     #[arg(long, value_name = "N", env = env::KUBE_BURST)]
-    pub kube_burst: Option<String>,
+    pub kube_burst: Option<Setting<u32>>,
 
     /// The Lease of the replica that watches [default: mayfly-launcher]
     #[arg(long, value_name = "NAME", env = env::LEASE_NAME)]
-    pub lease_name: Option<String>,
+    pub lease_name: Option<Setting<String>>,
 
     /// Its namespace [default: that of the runs]
     #[arg(long, value_name = "NAME", env = env::LEASE_NAMESPACE)]
-    pub lease_namespace: Option<String>,
+    pub lease_namespace: Option<Setting<String>>,
 
     #[command(flatten)]
     pub deployment: DeploymentArgs,
@@ -123,19 +120,17 @@ impl Default for ClusterSettings {
     }
 }
 
-const NUMBER: &str = "a number";
-
 /// A number of Jobs, or `all`.
-struct HistoryLimit(Option<usize>);
+#[derive(Clone, Copy, Debug)]
+pub struct HistoryLimit(Option<usize>);
 
-impl FromStr for HistoryLimit {
-    type Err = ParseIntError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+impl SettingValue for HistoryLimit {
+    fn parse(text: &str) -> Result<Self, String> {
         if text.eq_ignore_ascii_case("all") {
             return Ok(Self(None));
         }
-        text.parse().map(|number| Self(Some(number)))
+        let number = text.parse().map(|number| Self(Some(number)));
+        number.map_err(|_| unexpected(text, "a number or `all`"))
     }
 }
 
@@ -143,13 +138,13 @@ impl KubernetesArgs {
     /// Returns the settings of the target, or `None` if one of them is invalid.
     pub(crate) fn resolve(
         &self,
-        reader: &mut SettingsReader,
+        problems: &mut Vec<SettingProblem>,
         data: &DataDirArgs,
         platform: &PlatformArgs,
     ) -> Option<KubernetesSettings> {
-        let cluster = self.resolve_cluster(reader);
+        let cluster = self.resolve_cluster(problems);
         let api_url = platform.terrakube.api_url();
-        let platform = platform.resolve(reader, data.given());
+        let platform = platform.resolve(problems, data.given());
         match self.deployment.resolve(api_url) {
             Ok(deployment) => Some(KubernetesSettings {
                 deployment,
@@ -157,155 +152,126 @@ impl KubernetesArgs {
                 platform,
                 data_dir: data.given().map(Path::to_owned),
             }),
-            Err(problems) => {
-                reader
-                    .invalid
-                    .extend(problems.iter().map(InvalidSetting::from));
+            Err(wrong) => {
+                problems.extend(wrong.iter().map(SettingProblem::from));
                 None
             }
         }
     }
 
-    fn resolve_cluster(&self, reader: &mut SettingsReader) -> ClusterSettings {
+    fn resolve_cluster(&self, problems: &mut Vec<SettingProblem>) -> ClusterSettings {
         let default = ClusterSettings::default();
-        let max_in_flight = reader.parse(
-            env::MAX_JOBS_IN_FLIGHT,
-            self.max_jobs_in_flight.as_deref(),
-            NUMBER,
-        );
+        let max_in_flight = self.max_jobs_in_flight.read(problems);
+        let name = self.lease_name.read(problems);
+        let namespace = self.lease_namespace.read(problems);
+        let mut check = |variable, text: Option<&str>, rule: Rule| {
+            if let Some(Err(broken)) = text.map(rule) {
+                problems.push(SettingProblem::new(variable, broken));
+            }
+        };
+        check(env::LEASE_NAME, name.as_deref(), check::object_name);
+        check(env::LEASE_NAMESPACE, namespace.as_deref(), check::dns_label);
         ClusterSettings {
             max_in_flight: max_in_flight.unwrap_or(default.max_in_flight),
-            watch: self.resolve_watch(reader),
-            rate: self.resolve_rate(reader),
-            lease_name: name(
-                reader,
-                env::LEASE_NAME,
-                self.lease_name.as_deref(),
-                check::object_name,
-            )
-            .unwrap_or(default.lease_name),
-            lease_namespace: name(
-                reader,
-                env::LEASE_NAMESPACE,
-                self.lease_namespace.as_deref(),
-                check::dns_label,
-            ),
+            watch: self.resolve_watch(problems),
+            rate: self.resolve_rate(problems),
+            lease_name: name.unwrap_or(default.lease_name),
+            lease_namespace: namespace,
         }
     }
 
-    fn resolve_watch(&self, reader: &mut SettingsReader) -> WatchSettings {
+    fn resolve_watch(&self, problems: &mut Vec<SettingProblem>) -> WatchSettings {
         let default = WatchSettings::default();
-        let timeouts = self.resolve_timeouts(reader, &default.timeouts);
-        let incomplete_after = seconds(
-            reader,
-            env::INCOMPLETE_SECONDS,
-            self.incomplete_seconds.as_deref(),
-            default.incomplete_after,
-        );
-        let report_again = seconds(
-            reader,
-            env::REPORT_RETRY_SECONDS,
-            self.report_retry_seconds.as_deref(),
-            default.report_again,
-        );
+        let timeouts = self.resolve_timeouts(problems, &default.timeouts);
+        let incomplete_after = self
+            .incomplete_seconds
+            .read(problems)
+            .map(Duration::from_secs);
+        let report_again = self
+            .report_retry_seconds
+            .read(problems)
+            .map(Duration::from_secs);
         // A launcher that is alive needs a moment between the Job and its Secret.
-        if incomplete_after < MIN_INCOMPLETE {
+        if incomplete_after.is_some_and(|after| after < MIN_INCOMPLETE) {
             let text = format!("is less than {} s", MIN_INCOMPLETE.as_secs());
-            reader.reject(env::INCOMPLETE_SECONDS, text);
+            problems.push(SettingProblem::new(env::INCOMPLETE_SECONDS, text));
         }
-        if report_again.is_zero() {
-            reader.reject(env::REPORT_RETRY_SECONDS, "is 0, expected at least 1");
+        if report_again.is_some_and(|again| again.is_zero()) {
+            let text = "is 0, expected at least 1";
+            problems.push(SettingProblem::new(env::REPORT_RETRY_SECONDS, text));
         }
         WatchSettings {
             timeouts,
-            history: self.resolve_history(reader, default.history),
-            incomplete_after,
-            report_again,
+            history: self.resolve_history(problems, default.history),
+            incomplete_after: incomplete_after.unwrap_or(default.incomplete_after),
+            report_again: report_again.unwrap_or(default.report_again),
         }
     }
 
-    fn resolve_timeouts(&self, reader: &mut SettingsReader, default: &Timeouts) -> Timeouts {
-        let mut timeout = |variable, text: &Option<String>, default| {
-            seconds(reader, variable, text.as_deref(), default)
-        };
-        let explain = &self.no_pod_explain_seconds;
+    fn resolve_timeouts(&self, problems: &mut Vec<SettingProblem>, default: &Timeouts) -> Timeouts {
+        let timeout = |seconds: Option<u64>, default| seconds.map_or(default, Duration::from_secs);
         let timeouts = Timeouts {
-            no_pod_explain: timeout(env::NO_POD_EXPLAIN_SECONDS, explain, default.no_pod_explain),
-            no_pod: timeout(env::NO_POD_SECONDS, &self.no_pod_seconds, default.no_pod),
+            no_pod_explain: timeout(
+                self.no_pod_explain_seconds.read(problems),
+                default.no_pod_explain,
+            ),
+            no_pod: timeout(self.no_pod_seconds.read(problems), default.no_pod),
             unschedulable: timeout(
-                env::UNSCHEDULABLE_SECONDS,
-                &self.unschedulable_seconds,
+                self.unschedulable_seconds.read(problems),
                 default.unschedulable,
             ),
             container_error: timeout(
-                env::CONTAINER_ERROR_SECONDS,
-                &self.container_error_seconds,
+                self.container_error_seconds.read(problems),
                 default.container_error,
             ),
-            start: timeout(env::START_SECONDS, &self.start_seconds, default.start),
-            linger: timeout(env::LINGER_SECONDS, &self.linger_seconds, default.linger),
+            start: timeout(self.start_seconds.read(problems), default.start),
+            linger: timeout(self.linger_seconds.read(problems), default.linger),
         };
-        if present(explain.as_deref()).is_some() && timeouts.no_pod_explain > timeouts.no_pod {
+        let explain = self.no_pod_explain_seconds.get();
+        if explain.is_some() && timeouts.no_pod_explain > timeouts.no_pod {
             let text = format!(
                 "is more than the {} s of {}",
                 timeouts.no_pod.as_secs(),
                 env::NO_POD_SECONDS
             );
-            reader.reject(env::NO_POD_EXPLAIN_SECONDS, text);
+            problems.push(SettingProblem::new(env::NO_POD_EXPLAIN_SECONDS, text));
         }
         timeouts
     }
 
     fn resolve_history(
         &self,
-        reader: &mut SettingsReader,
+        problems: &mut Vec<SettingProblem>,
         default: HistoryLimits,
     ) -> HistoryLimits {
-        let mut limit = |variable, text: &Option<String>, default| {
-            let limit = reader.parse(variable, text.as_deref(), "a number or `all`");
-            limit.map_or(default, |HistoryLimit(limit)| limit)
-        };
+        let successful = self.history_succeeded.read(problems);
+        let failed = self.history_failed.read(problems);
         HistoryLimits {
-            successful: limit(
-                env::HISTORY_SUCCEEDED,
-                &self.history_succeeded,
-                default.successful,
-            ),
-            failed: limit(env::HISTORY_FAILED, &self.history_failed, default.failed),
+            successful: successful.map_or(default.successful, |HistoryLimit(limit)| limit),
+            failed: failed.map_or(default.failed, |HistoryLimit(limit)| limit),
         }
     }
 
-    fn resolve_rate(&self, reader: &mut SettingsReader) -> Option<RateLimit> {
-        let expected = "a number above 0";
-        let rate: Option<f64> = reader.parse(
-            env::KUBE_REQUESTS_PER_SECOND,
-            self.kube_requests_per_second.as_deref(),
-            expected,
-        );
-        let burst: Option<u32> =
-            reader.parse(env::KUBE_BURST, self.kube_burst.as_deref(), expected);
-        match (rate, burst) {
-            (None, None) => None,
-            (None, Some(_)) => {
-                if present(self.kube_requests_per_second.as_deref()).is_none() {
-                    let text = format!("means nothing without {}", env::KUBE_REQUESTS_PER_SECOND);
-                    reader.reject(env::KUBE_BURST, text);
-                }
-                None
+    fn resolve_rate(&self, problems: &mut Vec<SettingProblem>) -> Option<RateLimit> {
+        let rate = self.kube_requests_per_second.read(problems);
+        let burst = self.kube_burst.read(problems);
+        let Some(rate) = rate else {
+            if burst.is_some() && !self.kube_requests_per_second.is_set() {
+                let text = format!("means nothing without {}", env::KUBE_REQUESTS_PER_SECOND);
+                problems.push(SettingProblem::new(env::KUBE_BURST, text));
             }
-            (Some(rate), burst) => {
-                let limit = RateLimit::new(rate, burst);
-                if limit.is_none() {
-                    let variable = if burst == Some(0) {
-                        env::KUBE_BURST
-                    } else {
-                        env::KUBE_REQUESTS_PER_SECOND
-                    };
-                    reader.reject(variable, format!("must be {expected}"));
-                }
-                limit
-            }
+            return None;
+        };
+        let limit = RateLimit::new(rate, burst);
+        if limit.is_none() {
+            let variable = if burst == Some(0) {
+                env::KUBE_BURST
+            } else {
+                env::KUBE_REQUESTS_PER_SECOND
+            };
+            problems.push(SettingProblem::new(variable, "must be a number above 0"));
         }
+        limit
     }
 }
 
@@ -313,44 +279,20 @@ impl KubernetesArgs {
 /// abandoned.
 const MIN_INCOMPLETE: Duration = Duration::from_secs(20);
 
-fn seconds(
-    reader: &mut SettingsReader,
-    variable: &str,
-    text: Option<&str>,
-    default: Duration,
-) -> Duration {
-    let seconds = reader.parse(variable, text, "a number of seconds");
-    seconds.map_or(default, Duration::from_secs)
-}
-
-fn name(
-    reader: &mut SettingsReader,
-    variable: &'static str,
-    text: Option<&str>,
-    rule: fn(&str) -> Result<(), &'static str>,
-) -> Option<String> {
-    let text = present(text)?;
-    if let Err(rule) = rule(text) {
-        reader.reject(variable, rule);
-        return None;
-    }
-    Some(text.to_owned())
-}
+/// What a name must be.
+type Rule = fn(&str) -> Result<(), &'static str>;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use runtime::setting::from_variables;
 
-    #[expect(clippy::unnecessary_wraps, reason = "as clap hands values over")]
-    fn text(text: &str) -> Option<String> {
-        Some(text.to_owned())
-    }
+    use super::*;
 
     #[test]
     fn nothing_said_leaves_the_usual() {
-        let mut reader = SettingsReader::default();
-        let watching = KubernetesArgs::default().resolve_cluster(&mut reader);
-        assert!(reader.invalid.is_empty());
+        let mut problems = Vec::new();
+        let watching = KubernetesArgs::default().resolve_cluster(&mut problems);
+        assert!(problems.is_empty());
         assert_eq!(watching.max_in_flight, 0);
         assert_eq!(watching.watch.timeouts, Timeouts::default());
         let history = watching.watch.history;
@@ -361,27 +303,26 @@ mod tests {
 
     #[test]
     fn what_is_said_counts() {
-        let mut reader = SettingsReader::default();
-        let args = KubernetesArgs {
-            max_jobs_in_flight: text("7"),
-            history_succeeded: text("0"),
-            history_failed: text("50"),
-            no_pod_explain_seconds: text("1"),
-            no_pod_seconds: text("2"),
-            unschedulable_seconds: text("3"),
-            container_error_seconds: text("4"),
-            start_seconds: text("5"),
-            linger_seconds: text("7"),
-            incomplete_seconds: text("90"),
-            report_retry_seconds: text("6"),
-            kube_requests_per_second: text("2.5"),
-            kube_burst: text(""),
-            lease_name: text("mine"),
-            lease_namespace: text("mayfly"),
-            deployment: DeploymentArgs::default(),
-        };
-        let watching = args.resolve_cluster(&mut reader);
-        assert!(reader.invalid.is_empty(), "{:?}", reader.invalid);
+        let mut problems = Vec::new();
+        let args: KubernetesArgs = from_variables(&[
+            (env::MAX_JOBS_IN_FLIGHT, "7"),
+            (env::HISTORY_SUCCEEDED, "0"),
+            (env::HISTORY_FAILED, "50"),
+            (env::NO_POD_EXPLAIN_SECONDS, "1"),
+            (env::NO_POD_SECONDS, "2"),
+            (env::UNSCHEDULABLE_SECONDS, "3"),
+            (env::CONTAINER_ERROR_SECONDS, "4"),
+            (env::START_SECONDS, "5"),
+            (env::LINGER_SECONDS, "7"),
+            (env::INCOMPLETE_SECONDS, "90"),
+            (env::REPORT_RETRY_SECONDS, "6"),
+            (env::KUBE_REQUESTS_PER_SECOND, "2.5"),
+            (env::KUBE_BURST, ""),
+            (env::LEASE_NAME, "mine"),
+            (env::LEASE_NAMESPACE, "mayfly"),
+        ]);
+        let watching = args.resolve_cluster(&mut problems);
+        assert!(problems.is_empty(), "{problems:?}");
         assert_eq!(watching.max_in_flight, 7);
         let timeouts = watching.watch.timeouts;
         let seconds = [
@@ -404,37 +345,34 @@ mod tests {
 
     #[test]
     fn every_ended_job_can_be_kept_for_its_time_to_live() {
-        let mut reader = SettingsReader::default();
-        let args = KubernetesArgs {
-            history_succeeded: text("all"),
-            history_failed: text("ALL"),
-            ..KubernetesArgs::default()
-        };
+        let mut problems = Vec::new();
+        let args: KubernetesArgs = from_variables(&[
+            (env::HISTORY_SUCCEEDED, "all"),
+            (env::HISTORY_FAILED, "ALL"),
+        ]);
         assert_eq!(
-            args.resolve_cluster(&mut reader).watch.history,
+            args.resolve_cluster(&mut problems).watch.history,
             HistoryLimits::NONE
         );
-        assert!(reader.invalid.is_empty(), "{:?}", reader.invalid);
+        assert!(problems.is_empty(), "{problems:?}");
     }
 
     #[test]
     fn every_problem_is_told_by_its_variable() {
-        let mut reader = SettingsReader::default();
-        let args = KubernetesArgs {
-            max_jobs_in_flight: text("-1"),
-            history_succeeded: text("few"),
-            no_pod_explain_seconds: text("600"),
-            start_seconds: text("5m"),
-            incomplete_seconds: text("1"),
-            report_retry_seconds: text("0"),
-            kube_requests_per_second: text("0"),
-            lease_name: text("No Name"),
-            lease_namespace: text("a.b"),
-            ..KubernetesArgs::default()
-        };
-        args.resolve_cluster(&mut reader);
-        let mut names: Vec<&str> = reader
-            .invalid
+        let mut problems = Vec::new();
+        let args: KubernetesArgs = from_variables(&[
+            (env::MAX_JOBS_IN_FLIGHT, "-1"),
+            (env::HISTORY_SUCCEEDED, "few"),
+            (env::NO_POD_EXPLAIN_SECONDS, "600"),
+            (env::START_SECONDS, "5m"),
+            (env::INCOMPLETE_SECONDS, "1"),
+            (env::REPORT_RETRY_SECONDS, "0"),
+            (env::KUBE_REQUESTS_PER_SECOND, "0"),
+            (env::LEASE_NAME, "No Name"),
+            (env::LEASE_NAMESPACE, "a.b"),
+        ]);
+        args.resolve_cluster(&mut problems);
+        let mut names: Vec<&str> = problems
             .iter()
             .map(|problem| problem.variable.as_str())
             .collect();
@@ -453,12 +391,9 @@ mod tests {
                 "MAYFLY_START_SECONDS",
             ]
         );
-        let mut reader = SettingsReader::default();
-        let args = KubernetesArgs {
-            kube_burst: text("5"),
-            ..KubernetesArgs::default()
-        };
-        assert!(args.resolve_cluster(&mut reader).rate.is_none());
-        assert_eq!(reader.invalid[0].variable, "MAYFLY_KUBE_BURST");
+        let mut problems = Vec::new();
+        let args: KubernetesArgs = from_variables(&[(env::KUBE_BURST, "5")]);
+        assert!(args.resolve_cluster(&mut problems).rate.is_none());
+        assert_eq!(problems[0].variable, "MAYFLY_KUBE_BURST");
     }
 }

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
 use job_contract::env;
+use runtime::setting::{ReadSetting as _, Setting, SettingProblem, SettingValue, choice};
 
 use crate::data::{DataDir, DataDirArgs};
 use crate::local::executor::Program;
 use crate::reporter::settings::{PlatformArgs, PlatformSettings};
-use crate::settings::SettingsReader;
 
 /// The options of target `process`.
 #[derive(Args, Clone, Debug, Default)]
@@ -17,12 +17,12 @@ use crate::settings::SettingsReader;
 pub struct ProcessArgs {
     /// How many executors run at a time; the rest wait, oldest first [default: one per processor]
     #[arg(long, value_name = "N", env = env::CONCURRENCY)]
-    pub concurrency: Option<String>,
+    pub concurrency: Option<Setting<NonZeroUsize>>,
 
     /// What happens to running executors when the launcher stops: `interrupt` asks them to finish gracefully,
     /// `leave` lets them go on and finds them again at the next start [default: interrupt]
     #[arg(long, value_name = "WHAT", env = env::RUNS_ON_STOP)]
-    pub runs_on_stop: Option<String>,
+    pub runs_on_stop: Option<Setting<RunsOnStop>>,
 
     /// Another executor binary than the built-in one
     #[arg(long, value_name = "PATH", env = env::EXECUTOR, value_hint = ValueHint::ExecutablePath)]
@@ -31,11 +31,18 @@ pub struct ProcessArgs {
 
 /// What happens to running executors when the launcher stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RunsOnStop {
+pub enum RunsOnStop {
     /// The launcher asks them to stop gracefully and waits for them.
     Interrupt,
     /// They continue, and the next launcher finds them.
     Leave,
+}
+
+impl SettingValue for RunsOnStop {
+    fn parse(text: &str) -> Result<Self, String> {
+        let words = [("interrupt", Self::Interrupt), ("leave", Self::Leave)];
+        choice(text, &words)
+    }
 }
 
 /// The settings of target `process`.
@@ -53,41 +60,33 @@ impl ProcessArgs {
     /// Returns the settings of the target, or `None` if one of them is invalid.
     pub(crate) fn resolve(
         &self,
-        reader: &mut SettingsReader,
+        problems: &mut Vec<SettingProblem>,
         data: &DataDirArgs,
         platform: &PlatformArgs,
     ) -> Option<ProcessSettings> {
-        let concurrency: Option<NonZeroUsize> = reader.parse(
-            env::CONCURRENCY,
-            self.concurrency.as_deref(),
-            "a number from 1",
-        );
-        let on_stop = reader.choose(
-            env::RUNS_ON_STOP,
-            self.runs_on_stop.as_deref(),
-            &[
-                ("interrupt", RunsOnStop::Interrupt),
-                ("leave", RunsOnStop::Leave),
-            ],
-        );
+        let concurrency = self.concurrency.read(problems);
+        let on_stop = self.runs_on_stop.read(problems);
+        let mut reject = |variable: &str, text: String| {
+            problems.push(SettingProblem::new(variable, text));
+        };
         let data = data
             .locate()
-            .map_err(|error| reader.reject(env::DATA_DIR, format!("is needed: {error}")));
+            .map_err(|error| reject(env::DATA_DIR, format!("is needed: {error}")));
         if let Some(path) = self
             .executor
             .as_deref()
             .filter(|path| which::which(path).is_err())
         {
             let path = path.display();
-            reader.reject(
+            reject(
                 env::EXECUTOR,
                 format!("is `{path}`, which is no program that can be started"),
             );
         }
         let program = Program::choose(self.executor.as_deref())
-            .map_err(|error| reader.reject(env::EXECUTOR, format!("is needed: {error}")));
+            .map_err(|error| reject(env::EXECUTOR, format!("is needed: {error}")));
         let data = data.ok().zip(program.ok());
-        let platform = platform.resolve(reader, data.as_ref().map(|(data, _)| data.path()));
+        let platform = platform.resolve(problems, data.as_ref().map(|(data, _)| data.path()));
         let (data, program) = data?;
         Some(ProcessSettings {
             data,
@@ -95,7 +94,7 @@ impl ProcessArgs {
             concurrency: concurrency
                 .or_else(|| std::thread::available_parallelism().ok())
                 .map_or(1, NonZeroUsize::get),
-            on_stop,
+            on_stop: on_stop.unwrap_or(RunsOnStop::Interrupt),
             platform: platform.map(Box::new),
         })
     }

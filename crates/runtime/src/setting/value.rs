@@ -1,5 +1,7 @@
 //! Types of settings, and how their values are spelt.
 
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -16,7 +18,7 @@ pub trait SettingValue: Clone + Send + Sync + Sized + 'static {
 }
 
 /// Says what a text is instead of what is expected.
-fn unexpected(text: &str, expected: &str) -> String {
+pub fn unexpected(text: &str, expected: &str) -> String {
     format!("is `{text}`, expected {expected}")
 }
 
@@ -38,15 +40,45 @@ impl SettingValue for SecretString {
     }
 }
 
+/// What the word stands for, upper or lower case.
+///
+/// # Errors
+/// The words there are.
+pub fn choice<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, String> {
+    let mut known = choices.iter();
+    let chosen = known.find(|(word, _)| text.eq_ignore_ascii_case(word));
+    chosen.map(|(_, value)| *value).ok_or_else(|| {
+        let words: Vec<String> = choices
+            .iter()
+            .map(|(word, _)| format!("`{word}`"))
+            .collect();
+        unexpected(text, &words.join(" or "))
+    })
+}
+
 impl SettingValue for bool {
     fn parse(text: &str) -> Result<Self, String> {
-        if text.eq_ignore_ascii_case("true") {
-            Ok(true)
-        } else if text.eq_ignore_ascii_case("false") {
-            Ok(false)
-        } else {
-            Err(unexpected(text, "`true` or `false`"))
-        }
+        choice(text, &[("true", true), ("false", false)])
+    }
+}
+
+impl SettingValue for SocketAddr {
+    fn parse(text: &str) -> Result<Self, String> {
+        let expected = "an IP address and a port such as `0.0.0.0:8090`";
+        text.parse().map_err(|_| unexpected(text, expected))
+    }
+}
+
+impl SettingValue for NonZeroUsize {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse()
+            .map_err(|_| unexpected(text, "a number from 1"))
+    }
+}
+
+impl SettingValue for f64 {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|_| unexpected(text, "a number"))
     }
 }
 
@@ -62,7 +94,7 @@ macro_rules! numbers {
     )*};
 }
 
-numbers!(u16, u32, u64);
+numbers!(u16, u32, u64, usize);
 
 /// A whole number of seconds, 1 at least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
