@@ -102,8 +102,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 
 /// The stage of CI: what does not depend on the machine's load is held against its goal, what needs no other build is shown.
 pub(crate) fn stage() -> Result<()> {
-    let judged = vec![Subject::Size, Subject::Memory];
-    let shown = vec![Subject::Pipeline, Subject::FirstRun];
+    let judged = vec![Subject::Memory];
+    let shown = vec![Subject::Size, Subject::Pipeline, Subject::FirstRun];
     for (check, only) in [(true, judged), (false, shown)] {
         let args = Args {
             runs: 5,
@@ -166,7 +166,7 @@ fn size(binary: &std::path::Path) -> Result<Measurement> {
         .arg(binary)
         .status();
     let (measured, how) = if strip.is_ok_and(|status| status.success()) {
-        (stripped.as_path(), "`dist` profile, stripped")
+        (stripped.as_path(), "`dist` profile, static, stripped")
     } else {
         (binary, "`dist` profile; strip is not installed")
     };
