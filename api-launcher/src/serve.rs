@@ -83,7 +83,7 @@ pub fn serve(args: &ServeArgs) -> u8 {
             let mut problems = settings.err().unwrap_or_default();
             problems.extend(telemetry.err().unwrap_or_default());
             problems.extend(key.err().map(|problem| Problem {
-                variable: problem.variable.to_owned(),
+                variable: problem.variable.clone(),
                 text: problem.text,
             }));
             return refuse(&problems);

@@ -13,6 +13,7 @@ use job_contract::pairs::parse_pairs;
 use job_contract::{JobData, env};
 
 use crate::config::Config;
+use crate::error::{ErrorKind, StepError};
 
 /// Names every process needs to find its way, and those by which pods learn who they are.
 const INHERITED: &[&str] = &[
@@ -106,6 +107,12 @@ pub enum ChildEnvError {
         size: usize,
         limit: usize,
     },
+}
+
+impl From<ChildEnvError> for StepError {
+    fn from(error: ChildEnvError) -> Self {
+        Self::new(ErrorKind::User.exit(), error)
+    }
 }
 
 /// The environment every child of this run starts from.

@@ -8,15 +8,14 @@ use std::time::Duration;
 use artifact_store::{Store, StoreArgs, StoreConfigError};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Args, CommandFactory as _, Parser};
-use job_contract::{Records, StepType, env};
+use job_contract::{Exit, Records, StepType, env};
 use platform::redis::{Redis, RedisArgs};
 use platform::terrakube::{TerrakubeArgs, TerrakubeConfig};
 use reqwest::Url;
 use runtime::setting::parse_over_environment;
 use runtime::telemetry::LogFormat;
 
-use crate::guard::Limits;
-use crate::run::StageError;
+use crate::error::StepError;
 use crate::stop::Budget;
 use crate::tool::{Selection, SignaturePolicy};
 use crate::workspace::ArchiveLimits;
@@ -117,10 +116,10 @@ pub struct ToolsConfig {
     pub tool_selection: Selection,
     /// Index of Terraform releases [default: HashiCorp's].
     #[arg(long, env = env::TERRAFORM_RELEASES_URL)]
-    pub terraform_releases_url: Option<String>,
+    pub terraform_releases_url: Option<Url>,
     /// Index of OpenTofu releases [default: the platform's `/tofu/index.json`, else OpenTofu's own].
     #[arg(long, env = env::TOFU_RELEASES_URL)]
-    pub tofu_releases_url: Option<String>,
+    pub tofu_releases_url: Option<Url>,
     /// Mirror whose scheme, host and path prefix replace scheme and host of every download address.
     #[arg(long, env = env::RELEASE_MIRROR_URL)]
     pub release_mirror_url: Option<Url>,
@@ -232,10 +231,10 @@ impl RunConfig {
             .map_or(Budget::default_grace(step), Duration::from_secs)
     }
 
-    /// What the run's guard watches.
-    pub(crate) fn limits(&self) -> Limits {
+    /// The limits at which the run is stopped.
+    pub(crate) fn limits(&self) -> RunLimits {
         let seconds = |seconds| (seconds > 0).then(|| Duration::from_secs(seconds));
-        Limits {
+        RunLimits {
             deadline: seconds(
                 self.deadline_seconds
                     .unwrap_or_else(|| self.max_duration_minutes.saturating_mul(60)),
@@ -275,9 +274,16 @@ pub enum ConfigError {
         missing: &'static str,
         records: Option<Records>,
     },
-    /// A URL that is none.
-    #[error("`{name}` is not a URL")]
-    BadUrl { name: &'static str },
+}
+
+impl From<ConfigError> for StepError {
+    fn from(error: ConfigError) -> Self {
+        let hint = match &error {
+            ConfigError::Store(error) => error.hint(),
+            _ => "run `executor --help` for the settings".to_owned(),
+        };
+        Self::new(Exit::BadConfiguration, error).with_hint(hint)
+    }
 }
 
 fn without_records(records: Option<Records>) -> String {
@@ -328,6 +334,17 @@ pub fn variable_behind(usage: &clap::Error) -> Option<String> {
     Some(argument.get_env()?.to_string_lossy().into_owned())
 }
 
+/// Limits of a run; `None` is no limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RunLimits {
+    /// Wall-clock time of the run.
+    pub(crate) deadline: Option<Duration>,
+    /// Time without anything written to the log.
+    pub(crate) silence: Option<Duration>,
+    /// Share of the memory limit at which the tool is interrupted, in hundredths.
+    pub(crate) memory_percent: Option<u64>,
+}
+
 /// Folders the executor works with, resolved once.
 #[derive(Clone, Debug)]
 pub struct Folders {
@@ -341,7 +358,7 @@ pub struct Folders {
 
 impl StoreConfig {
     /// The store these settings describe; all that is wrong with them is told at once.
-    pub fn open(&self, folders: &Folders) -> Result<Store, StageError> {
+    pub fn open(&self, folders: &Folders) -> Result<Store, StepError> {
         let settings = self.artifacts.resolve(&folders.data);
         Ok(Store::open(&settings.map_err(ConfigError::from)?)?)
     }
@@ -439,27 +456,18 @@ impl Config {
     }
 
     /// Where releases of Terraform and of OpenTofu are listed.
-    pub fn release_indexes(&self) -> Result<(Url, Url), ConfigError> {
-        let url = |name, text: &str| Url::parse(text).map_err(|_| ConfigError::BadUrl { name });
-        let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
-        let terraform = url(
-            env::TERRAFORM_RELEASES_URL,
-            given(&self.tools.terraform_releases_url)
-                .as_deref()
-                .unwrap_or(TERRAFORM_RELEASES),
-        )?;
-        let tofu = match (
-            given(&self.tools.tofu_releases_url),
-            self.platform.api_url(),
-        ) {
-            (Some(own), _) => url(env::TOFU_RELEASES_URL, &own)?,
-            (None, Some(api)) => url(
-                env::API_URL,
-                &format!("{}/tofu/index.json", api.trim_end_matches('/')),
-            )?,
-            (None, None) => url(env::TOFU_RELEASES_URL, TOFU_RELEASES)?,
+    pub fn release_indexes(&self) -> (Url, Url) {
+        let known = |text: &str| Url::parse(text).expect("an address");
+        let terraform = self.tools.terraform_releases_url.clone();
+        let of_platform = || {
+            let api = self.platform.api_url()?.trim_end_matches('/');
+            Url::parse(&format!("{api}/tofu/index.json")).ok()
         };
-        Ok((terraform, tofu))
+        let tofu = self.tools.tofu_releases_url.clone().or_else(of_platform);
+        (
+            terraform.unwrap_or_else(|| known(TERRAFORM_RELEASES)),
+            tofu.unwrap_or_else(|| known(TOFU_RELEASES)),
+        )
     }
 }
 
@@ -562,7 +570,7 @@ mod tests {
 
     #[test]
     fn the_platform_lists_opentofu_releases_unless_told_otherwise() {
-        let tofu = |args: &[&str]| config(args).release_indexes().unwrap().1.to_string();
+        let tofu = |args: &[&str]| config(args).release_indexes().1.to_string();
         assert_eq!(tofu(&[]), TOFU_RELEASES);
         assert_eq!(
             tofu(&["--api-url", "http://api:8080/"]),
@@ -577,17 +585,8 @@ mod tests {
             ]),
             "http://m/x"
         );
-        assert_eq!(
-            config(&["--terraform-releases-url", "nonsense"]).release_indexes(),
-            Err(ConfigError::BadUrl {
-                name: env::TERRAFORM_RELEASES_URL
-            })
-        );
         assert!(
-            config(&["--terraform-releases-url", ""])
-                .release_indexes()
-                .is_ok(),
-            "empty means the default"
+            Config::try_parse_from(["executor", "--terraform-releases-url", "nonsense"]).is_err()
         );
     }
 

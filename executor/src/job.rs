@@ -10,6 +10,7 @@ use job_contract::{JobData, env};
 use tracing::debug;
 
 use crate::config::JobConfig;
+use crate::error::{ErrorKind, StepError};
 
 /// Why there is no job.
 #[derive(Debug, thiserror::Error)]
@@ -32,8 +33,8 @@ pub enum JobError {
     #[error("{problem}")]
     Undecodable {
         problem: DecodeError,
-        /// Whose it is, as far as it says so.
-        whose: Option<Box<JobData>>,
+        /// Which step it is, as far as it says so.
+        identity: Option<Box<JobData>>,
     },
 }
 
@@ -54,6 +55,13 @@ impl JobError {
     }
 }
 
+impl From<JobError> for StepError {
+    fn from(error: JobError) -> Self {
+        let hint = error.hint().to_owned();
+        Self::new(ErrorKind::User.exit(), error).with_hint(hint)
+    }
+}
+
 /// The job of this process.
 pub fn decode(config: &JobConfig) -> Result<JobData, JobError> {
     let text = match (&config.job_data, &config.job_data_file) {
@@ -69,7 +77,7 @@ pub fn decode(config: &JobConfig) -> Result<JobData, JobError> {
         (_, None) => return Err(JobError::Absent),
     };
     encoding::decode(&text).map_err(|problem| JobError::Undecodable {
-        whose: encoding::identify(&text).map(Box::new),
+        identity: encoding::identify(&text).map(Box::new),
         problem,
     })
 }
@@ -143,7 +151,9 @@ mod tests {
     #[test]
     fn a_document_that_cannot_be_read_may_still_say_whose_it_is() {
         let whose = |data: &str| match decode(&config(Some(data), None)) {
-            Err(JobError::Undecodable { whose, .. }) => whose.map(|job| (job.job_id, job.step_id)),
+            Err(JobError::Undecodable { identity, .. }) => {
+                identity.map(|job| (job.job_id, job.step_id))
+            }
             other => panic!("{other:?}"),
         };
         let ids = r#""jobId":"7","stepId":"s","organizationId":"o","workspaceId":"w""#;

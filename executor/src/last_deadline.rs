@@ -52,12 +52,12 @@ impl LastDeadline {
     }
 
     /// The grace period, once the step is known.
-    pub fn allow(&self, grace: Duration) {
+    pub fn set_grace_period(&self, grace: Duration) {
         let _ = self.grace.set(grace);
     }
 
     /// The code to end with, once the outcome is known.
-    pub fn settle(&self, code: u8) {
+    pub fn set_exit_code(&self, code: u8) {
         let _ = self.code.set(code);
     }
 
@@ -98,9 +98,9 @@ mod tests {
         let (stop, deadline) = (Stop::default(), LastDeadline::default());
         stop::listen(&stop).unwrap();
         deadline.enforce(&stop).unwrap();
-        deadline.allow(Duration::from_millis(500));
+        deadline.set_grace_period(Duration::from_millis(500));
         if part == "settled" {
-            deadline.settle(0);
+            deadline.set_exit_code(0);
         }
         let runtime = runtime::Builder::new_multi_thread()
             .worker_threads(2)

@@ -12,41 +12,39 @@ use job_contract::report::FinalReport;
 use job_contract::{Exit, JobData};
 use tracing::{error, info};
 
-mod announcement;
 pub mod banner;
 pub mod cgroup;
 pub mod child_env;
-mod conclusion;
 pub mod config;
-pub mod fault;
-mod guard;
+mod connections;
+mod context;
+pub mod error;
+mod final_report;
 pub mod job;
 pub mod last_deadline;
-pub mod link;
-pub mod lock;
-pub mod operation;
-pub mod pipeline;
-pub mod plan;
-mod preparation;
+mod limit_watch;
+mod operation;
+mod phase_timer;
+mod phases;
+mod pipeline;
 pub mod process;
-mod publication;
 mod reaper;
-mod report;
 mod resolver;
-pub mod run;
+mod running_report;
 pub mod scripts;
-pub mod state;
+mod step_result;
 pub mod stop;
 mod store_watch;
+pub mod stored_plan;
 mod telemetry;
 pub mod terraform;
 pub mod tool;
 pub mod workspace;
 
 use config::Config;
+use final_report::{FinishedRun, ReportWriter};
 use job::JobError;
 use last_deadline::LastDeadline;
-use report::Signature;
 use runtime::hardening::{self, Hardened};
 use stop::Stop;
 
@@ -91,9 +89,10 @@ fn usage_exit(usage: &clap::Error) -> ExitCode {
     let error = usage.to_string();
     let error = error.lines().next().unwrap_or_default();
     let error = error.trim_start_matches("error: ").to_owned();
-    let signature = Signature::from_environment().unwrap_or_else(|_| Signature::nobody());
+    let report_writer =
+        ReportWriter::from_environment().unwrap_or_else(|_| ReportWriter::unsigned());
     let code = Exit::BadConfiguration.code();
-    signature.leave(&report::default_path(), unusable(error, hint), code);
+    report_writer.write(&final_report::default_path(), unusable(error, hint), code);
     ExitCode::from(code)
 }
 
@@ -112,7 +111,7 @@ fn run_process(config: &Config, hardened: Hardened) -> u8 {
     // Before anything is said: whoever should hear it may be gone.
     let (stop, deadline) = (Stop::default(), LastDeadline::default());
     if let Some(seconds) = config.run.grace_period_seconds {
-        deadline.allow(Duration::from_secs(seconds));
+        deadline.set_grace_period(Duration::from_secs(seconds));
     }
     let listening = stop::listen(&stop).and_then(|()| deadline.enforce(&stop));
     let telemetry = telemetry::install(&config.telemetry);
@@ -120,13 +119,13 @@ fn run_process(config: &Config, hardened: Hardened) -> u8 {
     let job = job::decode(&config.job);
     let termination_log = &config.run.termination_log;
     let bad_configuration = Exit::BadConfiguration.code();
-    let signature = match Signature::from_environment() {
-        Ok(signature) => signature,
+    let report_writer = match ReportWriter::from_environment() {
+        Ok(report_writer) => report_writer,
         Err(problem) => {
             let error = problem.to_string();
             let _ = writeln!(io::stderr(), "error: {error}");
             let report = unusable(error, None);
-            Signature::nobody().leave(termination_log, report, bad_configuration);
+            ReportWriter::unsigned().write(termination_log, report, bad_configuration);
             return bad_configuration;
         }
     };
@@ -136,7 +135,7 @@ fn run_process(config: &Config, hardened: Hardened) -> u8 {
         let _ = writeln!(io::stderr(), "error: {error}");
         let hint = format!("`{variable}` takes directives such as `info` or `executor=debug`");
         let report = unusable(error, Some(hint));
-        signature.leave(termination_log, report, bad_configuration);
+        report_writer.write(termination_log, report, bad_configuration);
         return bad_configuration;
     }
     hardened.report();
@@ -156,35 +155,13 @@ fn run_process(config: &Config, hardened: Hardened) -> u8 {
             return Exit::Infrastructure.code();
         }
     };
-    let ended = runtime.block_on(run_step(config, job, listening, stop, &deadline));
-    let code = ended.code(config);
-    deadline.settle(code);
+    let finished = runtime.block_on(run_step(config, job, listening, stop, &deadline));
+    let code = finished.exit_code(config);
+    deadline.set_exit_code(code);
     // What still blocks a worker thread now is of no interest any more.
     runtime.shutdown_background();
-    signature.leave(termination_log, ended.report, code);
+    report_writer.write(termination_log, finished.report, code);
     code
-}
-
-/// A report, and whether the platform knows the outcome.
-#[derive(Debug)]
-pub struct Ended {
-    pub report: FinalReport,
-    pub reported: bool,
-}
-
-impl Ended {
-    /// Under a launcher that repeats failed pods a reported outcome must not look like a failed pod
-    /// (contract 11.1). One that nobody was told of must not look like a good end: not as `Infrastructure`, which would
-    /// promise that starting again is safe.
-    fn code(&self, config: &Config) -> u8 {
-        if self.reported && !config.run.outcome_exit_code {
-            Exit::Done.code()
-        } else if !self.reported && self.report.outcome == Exit::Done.code() {
-            Exit::StepFailed.code()
-        } else {
-            self.report.outcome
-        }
-    }
 }
 
 async fn run_step(
@@ -193,7 +170,7 @@ async fn run_step(
     listening: io::Result<()>,
     stop: Stop,
     deadline: &LastDeadline,
-) -> Ended {
+) -> FinishedRun {
     if let Err(failure) = listening {
         error!(error = %failure, "cannot listen for signals: a stop order would not be heard");
         let report = FinalReport {
@@ -202,7 +179,7 @@ async fn run_step(
             error: Some(failure.to_string()),
             ..FinalReport::default()
         };
-        return Ended {
+        return FinishedRun {
             report,
             reported: false,
         };
@@ -210,10 +187,10 @@ async fn run_step(
     match job {
         Ok(job) => {
             if let Ok(step_type) = job.step_type() {
-                deadline.allow(config.run.grace_period(step_type));
+                deadline.set_grace_period(config.run.grace_period(step_type));
             }
             Box::pin(pipeline::run(config, job, stop, deadline)).await
         }
-        Err(failure) => pipeline::refuse(config, failure, &stop).await,
+        Err(failure) => pipeline::reject(config, failure, &stop).await,
     }
 }

@@ -19,12 +19,14 @@ use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
+use run_log::LogWriter;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
+use crate::error::{ErrorKind, StepError};
 use crate::reaper;
 use crate::stop::Stop;
 
@@ -140,6 +142,22 @@ pub enum ProcessError {
     },
 }
 
+impl ProcessError {
+    /// Who can do something about it.
+    pub(crate) const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::TooLarge { .. } => ErrorKind::User,
+            Self::Spawn { .. } | Self::Lost { .. } => ErrorKind::Infrastructure,
+        }
+    }
+}
+
+impl From<ProcessError> for StepError {
+    fn from(error: ProcessError) -> Self {
+        Self::new(error.kind().exit(), error)
+    }
+}
+
 /// Receives a child's output as it comes.
 pub trait Consumer: Send {
     /// Takes the next bytes. The child is not read from until this returns.
@@ -171,6 +189,16 @@ impl Consumer for Capture {
         self.truncated |= chunk.len() > room;
         self.bytes
             .extend_from_slice(&chunk[..chunk.len().min(room)]);
+    }
+}
+
+/// Writes output to the run's log as it is.
+#[derive(Debug)]
+pub struct ToLog(pub LogWriter);
+
+impl Consumer for ToLog {
+    async fn consume(&mut self, chunk: &[u8]) {
+        self.0.write(chunk).await;
     }
 }
 

@@ -7,6 +7,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use job_contract::progress::Phase;
 use job_contract::{Command, JobData, Runtime};
 use platform::terrakube::{TokenSource, token};
 use run_log::RunLog;
@@ -16,9 +17,9 @@ use tracing::warn;
 
 use crate::banner::Palette;
 use crate::child_env::ChildEnv;
-use crate::process::{self, Interrupt, Invocation, Limit, ProcessError};
+use crate::error::{ErrorKind, StepError};
+use crate::process::{self, Interrupt, Invocation, Limit, ProcessError, ToLog};
 use crate::stop::{Budget, Stop};
-use crate::terraform::ToLog;
 use crate::tool::{Origin, ResolvedTool};
 use crate::workspace::write_private_file;
 
@@ -66,32 +67,47 @@ pub enum ScriptError {
     Process(#[from] ProcessError),
 }
 
-/// Which of a step's commands run at some point.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
-    BeforeInit,
-    Before,
-    After,
-    /// All of them: script steps and failure lists know no moments.
-    Always,
-}
-
-impl Moment {
-    const fn selects(self, command: &Command) -> bool {
+impl ScriptError {
+    /// Who can do something about it.
+    const fn kind(&self) -> ErrorKind {
         match self {
-            Self::BeforeInit => command.before_init,
-            Self::Before => command.before && !command.before_init,
-            Self::After => command.after,
-            Self::Always => true,
+            Self::UnknownRuntime { .. } | Self::NoGroovy { .. } | Self::Exports { .. } => {
+                ErrorKind::User
+            }
+            Self::Prepare { .. } => ErrorKind::Infrastructure,
+            Self::Process(error) => error.kind(),
         }
+    }
+
+    fn hint(&self) -> Option<String> {
+        matches!(self, Self::NoGroovy { .. })
+            .then(|| "use an executor image with Groovy, or rewrite the script in Bash".to_owned())
     }
 }
 
-/// The commands of a moment in the order they run: by priority, and as written where priorities are equal.
-pub fn select(commands: &[Command], moment: Moment) -> Vec<&Command> {
+impl From<ScriptError> for StepError {
+    fn from(error: ScriptError) -> Self {
+        let hint = error.hint();
+        Self::new(error.kind().exit(), error).with_hint(hint)
+    }
+}
+
+/// Whether a command runs in a phase. Script steps and failure lists run all of theirs.
+const fn runs_in(command: &Command, phase: Phase) -> bool {
+    match phase {
+        Phase::BeforeInit => command.before_init,
+        Phase::Before => command.before && !command.before_init,
+        Phase::After => command.after,
+        Phase::OnFailure | Phase::Scripts => true,
+        _ => false,
+    }
+}
+
+/// The commands of a phase in the order they run: by priority, and as written where priorities are equal.
+pub fn select(commands: &[Command], phase: Phase) -> Vec<&Command> {
     let mut selected: Vec<&Command> = commands
         .iter()
-        .filter(|command| moment.selects(command))
+        .filter(|command| runs_in(command, phase))
         .collect();
     selected.sort_by_key(|command| command.priority);
     selected
@@ -420,7 +436,7 @@ mod tests {
             command("d", 20),
             command("b", 10),
         ];
-        let order: Vec<_> = select(&commands, Moment::Always)
+        let order: Vec<_> = select(&commands, Phase::Scripts)
             .iter()
             .map(|c| c.script.as_str())
             .collect();
@@ -435,8 +451,8 @@ mod tests {
             ..command("x", 1)
         };
         let commands = [both];
-        assert_eq!(select(&commands, Moment::BeforeInit).len(), 1);
-        assert!(select(&commands, Moment::Before).is_empty());
+        assert_eq!(select(&commands, Phase::BeforeInit).len(), 1);
+        assert!(select(&commands, Phase::Before).is_empty());
     }
 
     #[test]

@@ -1,8 +1,6 @@
-//! The executor's diagnostics: how they are set up, and the phases it announces among them.
+//! How the executor's diagnostics are set up.
 
-use job_contract::progress::{self, Phase, Progress};
 use runtime::telemetry::{LogFormat, subscribe};
-use tracing::info;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::TelemetryConfig;
@@ -14,27 +12,4 @@ pub(crate) fn install(
     let filter = EnvFilter::try_new(&config.log_filter)?;
     subscribe(config.log_format.unwrap_or_else(LogFormat::detect), filter);
     Ok(())
-}
-
-/// Announces that a phase begins.
-pub(crate) fn phase_started(phase: Phase) {
-    info!(
-        target: progress::TARGET,
-        event = Progress::PhaseStarted.name(),
-        phase = phase.name(),
-        "{phase} started"
-    );
-}
-
-/// Announces that a phase has ended.
-pub(crate) fn phase_finished(phase: Phase, duration_ms: u64, ok: bool) {
-    info!(
-        target: progress::TARGET,
-        event = Progress::PhaseFinished.name(),
-        phase = phase.name(),
-        duration_ms,
-        ok,
-        "{phase} {}",
-        if ok { "finished" } else { "failed" }
-    );
 }

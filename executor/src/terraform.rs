@@ -12,10 +12,11 @@ use crate::process::{
     self, Capture, Completion, Consumer, Interrupt, Invocation, Limit, ProcessError,
 };
 use crate::stop::{Budget, Stop};
-use crate::terraform::args::Operation;
+use crate::terraform::args::Options;
 use crate::terraform::event_state::EventState;
 use crate::terraform::events::EventStream;
-use crate::terraform::lock::met_in;
+use crate::terraform::lock_error::find_lock;
+use crate::terraform::raw_state::MAX_DOCUMENT_BYTES;
 use crate::terraform::structured::Structured;
 use crate::tool::ResolvedTool;
 
@@ -24,16 +25,14 @@ pub mod backend;
 pub mod credentials;
 pub mod event_state;
 pub mod events;
-pub mod lock;
+pub mod lock_error;
 pub mod progress;
-pub mod state;
+pub mod raw_state;
 pub mod structured;
 pub mod variables;
 
-/// Largest JSON document read from the tool into memory: plans of thousands of resources stay far below it.
-pub(crate) const MAX_DOCUMENT_BYTES: usize = 512 * 1024 * 1024;
 /// More than any of the small commands says.
-const MAX_WORDS_BYTES: usize = 1024 * 1024;
+const MAX_TEXT_BYTES: usize = 1024 * 1024;
 
 /// The tool in one working directory.
 #[derive(Debug)]
@@ -48,7 +47,7 @@ pub struct Terraform<'r> {
     pub variables: Option<PathBuf>,
     pub refresh: bool,
     pub refresh_only: bool,
-    /// Where the account of an operation is kept while it runs.
+    /// What the events of the operation have said so far.
     pub events: EventState,
 }
 
@@ -58,30 +57,20 @@ pub enum ErroredState {
     /// It lies here.
     File(PathBuf),
     /// No disk took it, so that the tool printed it.
-    Said(Bytes),
+    Printed(Bytes),
 }
 
-/// What one of the small commands said, and whether it did what it was asked to.
+/// How one of the small commands ended.
 #[derive(Debug)]
-pub struct Said {
+pub struct CommandOutput {
     pub ok: bool,
-    pub words: Vec<u8>,
+    pub text: Vec<u8>,
 }
 
-impl Said {
+impl CommandOutput {
     /// The lock that was in its way.
     pub fn lock(&self) -> Option<StateLock> {
-        if self.ok { None } else { met_in(&self.words) }
-    }
-}
-
-/// Lines of a child's output go to the run's log as they are.
-#[derive(Debug)]
-pub struct ToLog(pub LogWriter);
-
-impl Consumer for ToLog {
-    async fn consume(&mut self, chunk: &[u8]) {
-        self.0.write(chunk).await;
+        if self.ok { None } else { find_lock(&self.text) }
     }
 }
 
@@ -120,7 +109,7 @@ impl Terraform<'_> {
         destroy: bool,
         log: LogWriter,
     ) -> Result<(Completion, Structured), ProcessError> {
-        self.operation(
+        self.run_with_events(
             env,
             args::plan(self.options(), destroy),
             log,
@@ -136,7 +125,7 @@ impl Terraform<'_> {
         log: LogWriter,
         planned: Structured,
     ) -> Result<(Completion, Structured), ProcessError> {
-        self.operation(env, args::apply_plan(&self.tool.version), log, planned)
+        self.run_with_events(env, args::apply_plan(&self.tool.version), log, planned)
             .await
     }
 
@@ -146,7 +135,7 @@ impl Terraform<'_> {
         env: &ChildEnv,
         log: LogWriter,
     ) -> Result<(Completion, Structured), ProcessError> {
-        self.operation(
+        self.run_with_events(
             env,
             args::apply_direct(self.options(), self.color),
             log,
@@ -161,7 +150,7 @@ impl Terraform<'_> {
         env: &ChildEnv,
         log: LogWriter,
     ) -> Result<(Completion, Structured), ProcessError> {
-        self.operation(
+        self.run_with_events(
             env,
             args::destroy(self.options()),
             log,
@@ -195,39 +184,44 @@ impl Terraform<'_> {
         &self,
         env: &ChildEnv,
         state: &ErroredState,
-    ) -> Result<Said, ProcessError> {
+    ) -> Result<CommandOutput, ProcessError> {
         let (args, input) = match state {
             ErroredState::File(file) => (args::state_push(file), None),
-            ErroredState::Said(state) => (args::state_push_input(), Some(state.clone())),
+            ErroredState::Printed(state) => (args::state_push_input(), Some(state.clone())),
         };
         let invocation = Invocation {
             input,
             ..self.invocation(env, args)
         };
-        self.said(invocation).await
+        self.run_small(invocation).await
     }
 
     /// Takes the lock on the state for a moment, to change nothing: whoever holds it is in the way.
-    pub async fn touch_lock(&self, env: &ChildEnv) -> Result<Said, ProcessError> {
-        self.said(self.invocation(env, args::touch_lock())).await
-    }
-
-    /// Releases a lock, whoever holds it.
-    pub async fn force_unlock(&self, env: &ChildEnv, id: &str) -> Result<Said, ProcessError> {
-        self.said(self.invocation(env, args::force_unlock(id)))
+    pub async fn touch_lock(&self, env: &ChildEnv) -> Result<CommandOutput, ProcessError> {
+        self.run_small(self.invocation(env, args::touch_lock()))
             .await
     }
 
-    async fn said(&self, invocation: Invocation) -> Result<Said, ProcessError> {
-        let mut capture = Capture::up_to(MAX_WORDS_BYTES);
+    /// Releases a lock, whoever holds it.
+    pub async fn force_unlock(
+        &self,
+        env: &ChildEnv,
+        id: &str,
+    ) -> Result<CommandOutput, ProcessError> {
+        self.run_small(self.invocation(env, args::force_unlock(id)))
+            .await
+    }
+
+    async fn run_small(&self, invocation: Invocation) -> Result<CommandOutput, ProcessError> {
+        let mut capture = Capture::up_to(MAX_TEXT_BYTES);
         let done = process::run(&invocation, &self.saving(), &mut capture).await?;
-        Ok(Said {
+        Ok(CommandOutput {
             ok: done.ended.is_success(),
-            words: capture.bytes,
+            text: capture.bytes,
         })
     }
 
-    async fn operation(
+    async fn run_with_events(
         &self,
         env: &ChildEnv,
         args: Vec<OsString>,
@@ -261,8 +255,8 @@ impl Terraform<'_> {
         Ok((done.ended.is_success() && !capture.truncated).then_some(capture.bytes))
     }
 
-    fn options(&self) -> Operation<'_> {
-        Operation {
+    fn options(&self) -> Options<'_> {
+        Options {
             version: &self.tool.version,
             refresh: self.refresh,
             refresh_only: self.refresh_only,

@@ -16,8 +16,7 @@ mod verify;
 use std::{ffi::OsString, fmt, path::PathBuf, str::FromStr, time::Duration};
 
 pub use cache::install_archive;
-pub use error::{ArchiveError, ToolError};
-pub use fetch::FetchError;
+pub use error::{ArchiveError, FetchError, ToolError};
 pub(crate) use fetch::RETRY_FOR;
 pub use job_contract::job::Tool;
 pub use range::{Range, RangeError};

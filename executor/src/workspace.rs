@@ -75,7 +75,7 @@ pub struct Workspace {
     pub environment: BTreeMap<String, String>,
 }
 
-use crate::fault::Fault;
+use crate::error::{ErrorKind, StepError};
 
 /// Why there is no workspace.
 #[derive(Debug, thiserror::Error)]
@@ -119,18 +119,18 @@ pub enum WorkspaceError {
 
 impl WorkspaceError {
     /// Who can do something about it.
-    pub fn fault(&self) -> Fault {
+    pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Credential(error) => error.fault(),
-            Self::Git(error) => error.fault(),
-            Self::Download(error) => error.fault(),
-            Self::Archive(error) => error.fault(),
+            Self::Credential(error) => error.kind(),
+            Self::Git(error) => error.kind(),
+            Self::Download(error) => error.kind(),
+            Self::Archive(error) => error.kind(),
             Self::Source(_)
             | Self::NoFolder { .. }
             | Self::NotAFolder { .. }
-            | Self::OutsideFolder { .. } => Fault::User,
-            Self::Io { .. } => Fault::Infrastructure,
-            Self::Unpacking(_) => Fault::Defect,
+            | Self::OutsideFolder { .. } => ErrorKind::User,
+            Self::Io { .. } => ErrorKind::Infrastructure,
+            Self::Unpacking(_) => ErrorKind::Defect,
         }
     }
 
@@ -150,6 +150,13 @@ impl WorkspaceError {
             }
             Self::Io { .. } | Self::Unpacking(_) => None,
         }
+    }
+}
+
+impl From<WorkspaceError> for StepError {
+    fn from(error: WorkspaceError) -> Self {
+        let hint = error.hint();
+        Self::new(error.kind().exit(), error).with_hint(hint)
     }
 }
 

@@ -9,6 +9,7 @@ mod endings;
 mod faults;
 mod images;
 mod once;
+mod recorded;
 mod rights;
 mod runs;
 mod settings;
@@ -27,12 +28,12 @@ use integration_tests::{Running, Site};
 use job_contract::{JobData, env};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::{Value, json};
-use test_cluster::{Builder, Cluster, Recorded, Request, Rule, State, Target};
+use test_cluster::{Builder, Cluster, Recorded, Request, Rule, State};
 
 use crate::site;
 
-/// Namespace of the runs, unless others use the cluster too.
-pub(crate) const RUNS: &str = "runs";
+/// What the names of namespaces of runs begin with.
+const RUNS: &str = "runs";
 /// What operators apply.
 const ROLES: &str = include_str!("../../rbac/launcher.yaml");
 /// Who the launcher is in the cluster.
@@ -64,7 +65,7 @@ impl Place {
 
     /// A cluster where no pod of a run comes to anything.
     pub(crate) async fn without_pods() -> Self {
-        let parts = Cluster::builder().without_kubelet().or_shared();
+        let parts = Cluster::builder().without_kubelet();
         Self::of(parts, &rules(ROLES)).await
     }
 
@@ -73,12 +74,7 @@ impl Place {
         // The client of this test; an earlier one stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let cluster = parts.start().await.unwrap();
-        let runs = if *cluster.target() == Target::Shared {
-            cluster.fresh_namespace(RUNS).await.unwrap()
-        } else {
-            cluster.namespace(RUNS).await.unwrap();
-            RUNS.to_owned()
-        };
+        let runs = cluster.fresh_namespace(RUNS).await.unwrap();
         if !rules.is_empty() {
             cluster.grant(LAUNCHER, &runs, rules).await.unwrap();
         }
@@ -293,15 +289,21 @@ fn many(job: &JobData, count: usize) -> Vec<JobData> {
 
 /// A token as the platform makes it.
 fn token() -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let now = unix_time();
     let claims = json!({
         "iss": "TERRAKUBE_INTERNAL",
         "aud": ["TERRAKUBE_INTERNAL"],
-        "iat": now.as_secs(),
-        "exp": now.as_secs() + 300,
+        "iat": now,
+        "exp": now + 300,
     });
     let key = EncodingKey::from_secret(&SECRET);
     jsonwebtoken::encode(&Header::new(Algorithm::HS512), &claims, &key).unwrap()
+}
+
+/// In seconds.
+fn unix_time() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap().as_secs()
 }
 
 /// A launcher that serves; killed when dropped.

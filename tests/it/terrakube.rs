@@ -10,6 +10,7 @@ mod logs;
 mod once;
 mod open;
 mod planted;
+mod recorded;
 mod runs;
 mod stock;
 
@@ -33,7 +34,7 @@ use test_platform::{
     Actor, Builder, Flow, Job, NewJob, Outputs, Platform, Status, Variable, Workspace,
 };
 
-use crate::kubernetes::{Launcher, PATIENCE, Place, RUNS};
+use crate::kubernetes::{Launcher, PATIENCE, Place};
 use crate::site;
 
 /// Name of the Secret every pod of a stock installation gets its settings from.
@@ -164,7 +165,8 @@ impl Stage {
         secret.metadata.name = Some(SETTINGS.to_owned());
         let bytes = |(name, value): (String, String)| (name, ByteString(value.into_bytes()));
         secret.data = Some(self.settings().into_iter().map(bytes).collect());
-        let secrets = Api::<Secret>::namespaced(place.cluster.client(ADMIN).unwrap(), RUNS);
+        let client = place.cluster.client(ADMIN).unwrap();
+        let secrets = Api::<Secret>::namespaced(client, &place.runs);
         secrets
             .create(&PostParams::default(), &secret)
             .await

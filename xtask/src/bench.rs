@@ -116,12 +116,13 @@ pub(crate) fn stage() -> Result<()> {
     Ok(())
 }
 
-/// Builds as for an image and returns the folder the binaries lie in.
+/// Builds one target as for an image, statically, and returns the folder of the binaries.
 fn build(what: &[&str]) -> Result<PathBuf> {
     let mut command = cargo();
     command
-        .args(["build", "--quiet", "--profile", "dist", "--locked"])
-        .args(what);
+        .args(["rustc", "--quiet", "--profile", "dist", "--locked"])
+        .args(what)
+        .args(["--", "-C", "target-feature=+crt-static"]);
     run_stage_quietly(&mut command)?;
     Ok(target_directory()?.join("dist"))
 }

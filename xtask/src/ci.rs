@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use crate::setup::{self, Purpose};
 use crate::suite::{cargo, run_tests};
 use crate::terminal::{complain, run_stage, say};
-use crate::{bench, fuzz};
+use crate::{bench, cluster, fuzz};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -27,6 +27,8 @@ enum Stage {
     Fuzz,
     /// The chart under a real Helm, and what it installs
     Chart,
+    /// The tests that have a cluster, against the control plane of Kubernetes
+    Cluster,
     /// Both images, built and started; needs root
     Images,
     /// A short journey in which everything fails once
@@ -87,7 +89,8 @@ impl Stage {
             Self::Chart => Some("chart::"),
             Self::Images => Some("images::"),
             Self::Chaos => Some("in_chaos"),
-            Self::Lint | Self::Fuzz | Self::Bench => None,
+            // The suite runs them too, in a cluster of their own process.
+            Self::Lint | Self::Fuzz | Self::Cluster | Self::Bench => None,
         }
     }
 
@@ -100,6 +103,7 @@ impl Stage {
                 let named: Vec<_> = self.tests().into_iter().collect();
                 run_tests(&named, &[])
             }
+            Self::Cluster => cluster::run(&[]),
             Self::Bench => bench::stage(),
         }
     }
@@ -108,7 +112,7 @@ impl Stage {
         match self {
             // Clippy compiles the engine of the fuzz targets too.
             Self::Lint | Self::Fuzz => &[Purpose::Fuzz],
-            Self::Chart => &[Purpose::Tests, Purpose::Chart],
+            Self::Chart | Self::Cluster => &[Purpose::Tests, Purpose::Chart],
             Self::Images => &[Purpose::Tests, Purpose::Images],
             Self::Chaos | Self::Bench => &[Purpose::Tests],
         }

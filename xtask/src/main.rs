@@ -4,6 +4,7 @@
 mod bench;
 mod chaos;
 mod ci;
+mod cluster;
 mod fuzz;
 mod image;
 mod report;

@@ -1,5 +1,6 @@
 //! The programs the tests run against. Everything the default suite needs is either here or built by cargo.
 
+pub(crate) mod kubernetes;
 mod servers;
 
 use std::path::Path;

@@ -12,7 +12,7 @@ use anyhow::Result;
 
 use crate::setup::{self, Purpose};
 use crate::terminal::{run_stage, say};
-use crate::{ci, fuzz, workspace_root};
+use crate::{ci, cluster, fuzz, workspace_root};
 
 /// Names the file to which tests write that they are skipped (`test_peers::skips`).
 const SKIPS: &str = "MAYFLY_TEST_SKIPS";
@@ -26,21 +26,39 @@ pub(crate) struct Args {
     /// Skip making sure of the programs the tests use
     #[arg(long)]
     no_setup: bool,
+    /// Run the tests that have a cluster in a real one
+    #[arg(value_enum)]
+    part: Option<Part>,
+    /// In the one `KUBECONFIG` names, instead of a control plane of their own
+    #[arg(long, requires = "part")]
+    existing: bool,
     /// Run only tests whose names contain one of these, those of the stages of `cargo xtask ci` among them
     #[arg(last = true)]
     filters: Vec<String>,
 }
 
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Part {
+    /// Against the control plane of Kubernetes
+    Cluster,
+}
+
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let started = Instant::now();
     if !args.no_setup {
-        setup::ensure(&[Purpose::Tests])?;
+        // The chart is among what is installed in a cluster.
+        let needed: &[Purpose] = match args.part {
+            Some(Part::Cluster) => &[Purpose::Tests, Purpose::Chart],
+            None => &[Purpose::Tests],
+        };
+        setup::ensure(needed)?;
     }
-    if args.filters.is_empty() {
-        run_tests(&[], &ci::staged_tests())?;
-    } else {
-        let filters: Vec<_> = args.filters.iter().map(String::as_str).collect();
-        run_tests(&filters, &[])?;
+    let filters: Vec<_> = args.filters.iter().map(String::as_str).collect();
+    match args.part {
+        Some(Part::Cluster) if args.existing => cluster::run_in_existing(&filters)?,
+        Some(Part::Cluster) => cluster::run(&filters)?,
+        None if filters.is_empty() => run_tests(&[], &ci::staged_tests())?,
+        None => run_tests(&filters, &[])?,
     }
     say(&format!(
         "==> all of it: {:.1} s",
@@ -51,10 +69,35 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 
 /// Runs the tests whose names contain one of the words of `only`, or all of them without any, but none with a word of `but`.
 pub(crate) fn run_tests(only: &[&str], but: &[&str]) -> Result<()> {
-    let nextest = which::which("cargo-nextest").is_ok();
+    run_commands(test_commands(only, but, has_nextest(), processors()), &[])
+}
+
+/// As [`run_tests`], with more in the environment of the tests. These wait far more than they compute.
+pub(crate) fn run_waiting_tests(
+    only: &[&str],
+    but: &[&str],
+    environment: &[(&str, &str)],
+) -> Result<()> {
+    let threads = processors().max(THREADS);
+    run_commands(
+        test_commands(only, but, has_nextest(), threads),
+        environment,
+    )
+}
+
+fn has_nextest() -> bool {
+    which::which("cargo-nextest").is_ok()
+}
+
+fn processors() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn run_commands(commands: Vec<Command>, environment: &[(&str, &str)]) -> Result<()> {
     let skips = tempfile::NamedTempFile::new()?;
     let mut outcome = Ok(());
-    for mut command in test_commands(only, but, nextest) {
+    for mut command in commands {
+        command.envs(environment.iter().copied());
         // One failure tells less than all of them.
         outcome = outcome.and(run_stage("tests", command.env(SKIPS, skips.path())));
     }
@@ -74,8 +117,8 @@ fn skipped(lines: &str) -> String {
     told
 }
 
-/// Each test is run by one of the commands.
-fn test_commands(only: &[&str], but: &[&str], nextest: bool) -> Vec<Command> {
+/// Each test is run by one of the commands; those that are named in as many threads.
+fn test_commands(only: &[&str], but: &[&str], nextest: bool, named: usize) -> Vec<Command> {
     if nextest {
         return vec![with_words(
             cargo(["nextest", "run", "--workspace", "--locked", "--"]),
@@ -92,15 +135,14 @@ fn test_commands(only: &[&str], but: &[&str], nextest: bool) -> Vec<Command> {
         command.arg(format!("--test-threads={threads}"));
         command
     };
-    let processors = thread::available_parallelism().map_or(1, usize::from);
-    let threads = processors.max(THREADS);
+    let threads = processors().max(THREADS);
     if only.is_empty() {
         vec![
             with_words(test(threads), &[], &[&ALONE, but].concat()),
             with_words(test(1), &ALONE, but),
         ]
     } else {
-        vec![with_words(test(processors), only, but)]
+        vec![with_words(test(named), only, but)]
     }
 }
 
@@ -122,7 +164,7 @@ mod tests {
     use crate::terminal::command_line;
 
     fn lines(only: &[&str], but: &[&str], nextest: bool) -> Vec<String> {
-        let commands = test_commands(only, but, nextest);
+        let commands = test_commands(only, but, nextest, 2);
         commands.iter().map(command_line).collect()
     }
 

@@ -34,7 +34,7 @@ impl AccessArgs {
         let key = report_key::from_lookup(|name| std::env::var(name).ok());
         let key = key.map_err(|problem| {
             CommandError::Configuration(vec![Problem {
-                subject: problem.variable.to_owned(),
+                subject: problem.variable.clone(),
                 rule: problem.text,
                 fault: Fault::Deployment,
             }])

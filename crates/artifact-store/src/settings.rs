@@ -57,12 +57,12 @@ impl StoreKind {
 impl SettingValue for StoreKind {
     fn parse(text: &str) -> Result<Self, String> {
         let known = Self::ALL.into_iter().find(|kind| kind.name() == text);
-        known.ok_or_else(|| match Self::guess(text) {
-            Some(kind) => format!("is `{text}`, which is spelt `{}`", kind.name()),
-            None => {
-                let names = Self::ALL.map(|kind| format!("`{}`", kind.name()));
-                format!("is `{text}`, which is none of {}", names.join(", "))
+        known.ok_or_else(|| {
+            if let Some(kind) = Self::guess(text) {
+                return format!("is `{text}`, which is spelt `{}`", kind.name());
             }
+            let names = Self::ALL.map(|kind| format!("`{}`", kind.name()));
+            format!("is `{text}`, which is none of {}", names.join(", "))
         })
     }
 }

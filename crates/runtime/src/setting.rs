@@ -184,7 +184,7 @@ pub fn from_variables<A: Args>(variables: &[(&str, &str)]) -> A {
         let is_it = |arg: &&Arg| arg.get_env().is_some_and(|name| name == *variable);
         let arg = args.find(is_it);
         let id = arg.map(|arg| arg.get_id().clone());
-        let id = id.unwrap_or_else(|| panic!("{variable} is no setting"));
+        let id = id.expect("a setting has this variable");
         // clap keeps nothing that a test owns.
         let (variable, value) = [*variable, *value]
             .map(|text| &*text.to_owned().leak())
@@ -192,7 +192,7 @@ pub fn from_variables<A: Args>(variables: &[(&str, &str)]) -> A {
         command = command.mut_arg(id, |arg| arg.env(variable).default_value(value));
     }
     let matches = command.get_matches_from(["settings"]);
-    A::from_arg_matches(&matches).unwrap_or_else(|error| panic!("{error}"))
+    A::from_arg_matches(&matches).expect("any text is taken")
 }
 
 /// The text of a setting, unless it is blank: a chart writes empty values for what is not set.

@@ -9,7 +9,7 @@ use semver::Version;
 
 /// What distinguishes one plan, apply or destroy from another.
 #[derive(Clone, Copy, Debug)]
-pub struct Operation<'a> {
+pub struct Options<'a> {
     /// The tool's version as resolved, never as asked for (W-35).
     pub version: &'a Version,
     /// `false` adds `-refresh=false`.
@@ -38,19 +38,19 @@ pub fn init(tool: Tool, version: &Version, color: bool, variables: Option<&Path>
 }
 
 /// `plan`, or `plan -destroy`.
-pub fn plan(operation: Operation<'_>, destroy: bool) -> Vec<OsString> {
+pub fn plan(options: Options<'_>, destroy: bool) -> Vec<OsString> {
     let mut args = command("plan");
     args.push("-no-color".into());
-    if speaks_json(operation.version) {
+    if speaks_json(options.version) {
         args.push("-json".into());
     }
-    if !operation.refresh {
+    if !options.refresh {
         args.push("-refresh=false".into());
     }
-    if operation.refresh_only {
+    if options.refresh_only {
         args.push("-refresh-only".into());
     }
-    args.extend(operation.variables.map(var_file));
+    args.extend(options.variables.map(var_file));
     args.push(format!("-out={PLAN_FILE}").into());
     args.push("-input=false".into());
     if destroy {
@@ -77,38 +77,38 @@ pub fn apply_plan(version: &Version) -> Vec<OsString> {
 
 /// `apply` without a plan, for templates that have no plan step. Plain text: there is no reviewed plan whose
 /// entries structured output could update, and the tool's own rendering is the only one there is.
-pub fn apply_direct(operation: Operation<'_>, color: bool) -> Vec<OsString> {
+pub fn apply_direct(options: Options<'_>, color: bool) -> Vec<OsString> {
     let mut args = command("apply");
     args.extend(no_color(color));
-    if !operation.refresh {
+    if !options.refresh {
         args.push("-refresh=false".into());
     }
-    if operation.refresh_only {
+    if options.refresh_only {
         args.push("-refresh-only".into());
     }
-    args.extend(operation.variables.map(var_file));
+    args.extend(options.variables.map(var_file));
     args.extend(["-auto-approve".into(), "-input=false".into()]);
     args
 }
 
 /// `destroy`.
-pub fn destroy(operation: Operation<'_>) -> Vec<OsString> {
+pub fn destroy(options: Options<'_>) -> Vec<OsString> {
     let mut args = command("destroy");
     args.push("-no-color".into());
-    if speaks_json(operation.version) {
+    if speaks_json(options.version) {
         args.push("-json".into());
     }
     // Before 0.15 `-force` was the only spelling.
-    let approve = if *operation.version < Version::new(0, 15, 0) {
+    let approve = if *options.version < Version::new(0, 15, 0) {
         "-force"
     } else {
         "-auto-approve"
     };
     args.push(approve.into());
-    if !operation.refresh {
+    if !options.refresh {
         args.push("-refresh=false".into());
     }
-    args.extend(operation.variables.map(var_file));
+    args.extend(options.variables.map(var_file));
     args.push("-input=false".into());
     args
 }
@@ -197,8 +197,8 @@ mod tests {
     static JSON_LIMIT: Version = Version::new(0, 15, 2);
     static OLD: Version = Version::new(0, 14, 11);
 
-    fn operation(version: &Version) -> Operation<'_> {
-        Operation {
+    fn options(version: &Version) -> Options<'_> {
+        Options {
             version,
             refresh: true,
             refresh_only: false,
@@ -209,22 +209,22 @@ mod tests {
     #[test]
     fn plan_arguments() {
         assert_eq!(
-            text(plan(operation(&NEW), false)),
+            text(plan(options(&NEW), false)),
             "plan -no-color -json -out=terraformLibrary.tfPlan -input=false -detailed-exitcode"
         );
-        let options = Operation {
+        let given = Options {
             refresh: false,
             refresh_only: true,
             variables: Some(Path::new("/p/v.tfvars")),
-            ..operation(&NEW)
+            ..options(&NEW)
         };
         assert_eq!(
-            text(plan(options, true)),
+            text(plan(given, true)),
             "plan -no-color -json -refresh=false -refresh-only -var-file=/p/v.tfvars \
              -out=terraformLibrary.tfPlan -input=false -destroy -detailed-exitcode"
         );
         assert_eq!(
-            text(plan(operation(&JSON_LIMIT), false)),
+            text(plan(options(&JSON_LIMIT), false)),
             "plan -no-color -out=terraformLibrary.tfPlan -input=false -detailed-exitcode"
         );
     }
@@ -235,24 +235,24 @@ mod tests {
             text(apply_plan(&NEW)),
             "apply -no-color -json -auto-approve -input=false terraformLibrary.tfPlan"
         );
-        let options = Operation {
+        let given = Options {
             variables: Some(Path::new("/v")),
-            ..operation(&NEW)
+            ..options(&NEW)
         };
         assert_eq!(
-            text(apply_direct(options, true)),
+            text(apply_direct(given, true)),
             "apply -var-file=/v -auto-approve -input=false"
         );
         assert_eq!(
-            text(apply_direct(options, false)),
+            text(apply_direct(given, false)),
             "apply -no-color -var-file=/v -auto-approve -input=false"
         );
         assert_eq!(
-            text(destroy(options)),
+            text(destroy(given)),
             "destroy -no-color -json -auto-approve -var-file=/v -input=false"
         );
         assert_eq!(
-            text(destroy(operation(&OLD))),
+            text(destroy(options(&OLD))),
             "destroy -no-color -force -input=false"
         );
     }

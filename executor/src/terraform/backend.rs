@@ -12,6 +12,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use semver::Version;
 
 use crate::child_env::{ChildEnv, ChildEnvError};
+use crate::error::{DISK_HINT, StepError};
 use crate::workspace::write_private_file;
 
 /// Profile under which the tool finds the keys of the bucket; nothing else uses that name.
@@ -49,6 +50,12 @@ pub enum BackendError {
     /// What the tool is to find in its environment does not fit there.
     #[error(transparent)]
     Env(#[from] ChildEnvError),
+}
+
+impl From<BackendError> for StepError {
+    fn from(error: BackendError) -> Self {
+        Self::infrastructure(error).with_hint(DISK_HINT.to_owned())
+    }
 }
 
 /// What the tool has to find in its environment to use the backend.
@@ -165,55 +172,71 @@ impl Override {
                     },
                 }
             }
-            BackendSettings::Azurerm {
-                resource_group,
-                account,
-                container,
-                key,
-                access_key,
-                handover,
-            } => {
-                let outside = outside(*handover, AZURE_KEY);
-                let in_file = (!outside).then_some(access_key.expose_secret());
-                let block = Block::new("azurerm")
-                    .optional("resource_group_name", resource_group.as_deref())
-                    .text("storage_account_name", account)
-                    .text("container_name", container)
-                    .text("key", key)
-                    .optional("access_key", in_file);
-                Self {
-                    files: vec![("azure_backend_override.tf", block.finish())],
-                    credentials: if outside {
-                        Credentials::Azure(access_key.clone())
-                    } else {
-                        Credentials::Nothing
-                    },
-                }
+            BackendSettings::Azurerm { handover, .. } => {
+                azure(settings, outside(*handover, AZURE_KEY))
             }
-            BackendSettings::Gcs {
-                bucket,
-                prefix,
-                credentials,
-                handover,
-            } => {
-                let outside = outside(*handover, GCS_CREDENTIALS);
-                let block = Block::new("gcs")
-                    .text("bucket", bucket)
-                    .text("prefix", prefix)
-                    .optional("credentials", (!outside).then_some(GCS_FILE));
-                let file = ("gcp_backend_override.tf", block.finish());
-                if outside {
-                    return Self {
-                        files: vec![file],
-                        credentials: Credentials::Gcs(credentials.clone()),
-                    };
-                }
-                Self {
-                    files: vec![file, (GCS_FILE, credentials.expose_secret().to_owned())],
-                    credentials: Credentials::Nothing,
-                }
+            BackendSettings::Gcs { handover, .. } => {
+                gcs(settings, outside(*handover, GCS_CREDENTIALS))
             }
         }
+    }
+}
+
+/// With `outside`, the key is for the tool to find.
+fn azure(settings: &BackendSettings, outside: bool) -> Override {
+    let BackendSettings::Azurerm {
+        resource_group,
+        account,
+        container,
+        key,
+        access_key,
+        ..
+    } = settings
+    else {
+        unreachable!("called for Azure alone");
+    };
+    let in_file = (!outside).then_some(access_key.expose_secret());
+    let block = Block::new("azurerm")
+        .optional("resource_group_name", resource_group.as_deref())
+        .text("storage_account_name", account)
+        .text("container_name", container)
+        .text("key", key)
+        .optional("access_key", in_file);
+    Override {
+        files: vec![("azure_backend_override.tf", block.finish())],
+        credentials: if outside {
+            Credentials::Azure(access_key.clone())
+        } else {
+            Credentials::Nothing
+        },
+    }
+}
+
+/// With `outside`, the service account is for the tool to find.
+fn gcs(settings: &BackendSettings, outside: bool) -> Override {
+    let BackendSettings::Gcs {
+        bucket,
+        prefix,
+        credentials,
+        ..
+    } = settings
+    else {
+        unreachable!("called for Google Cloud Storage alone");
+    };
+    let block = Block::new("gcs")
+        .text("bucket", bucket)
+        .text("prefix", prefix)
+        .optional("credentials", (!outside).then_some(GCS_FILE));
+    let file = ("gcp_backend_override.tf", block.finish());
+    if outside {
+        return Override {
+            files: vec![file],
+            credentials: Credentials::Gcs(credentials.clone()),
+        };
+    }
+    Override {
+        files: vec![file, (GCS_FILE, credentials.expose_secret().to_owned())],
+        credentials: Credentials::Nothing,
     }
 }
 

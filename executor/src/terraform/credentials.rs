@@ -8,13 +8,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use job_contract::Tool;
-use platform::terrakube::token;
 use runtime::regular_file;
-use secrecy::ExposeSecret as _;
+use secrecy::{ExposeSecret as _, SecretString};
 use tracing::{info, warn};
 
 use crate::child_env::ChildEnv;
-use crate::run::{Run, StageError};
+use crate::error::StepError;
 use crate::workspace::write_private_file;
 
 /// By which the tool finds its configuration file.
@@ -27,43 +26,48 @@ const MAX_CONFIGURATION_BYTES: u64 = 1 << 20;
 #[must_use = "the token lies there until the file is withdrawn"]
 pub struct Offer(Option<PathBuf>);
 
+/// A token for the tool, and where it belongs.
+#[derive(Debug)]
+pub struct HostToken<'t> {
+    /// Hosts the tool may show the token to.
+    pub hosts: &'t [String],
+    pub token: &'t SecretString,
+    pub tool: Tool,
+    /// Where the tool looks for the configuration of whoever set up the run.
+    pub home: &'t Path,
+    /// A folder nobody else can look into.
+    pub private: &'t Path,
+}
+
 /// Writes the file and names it in the environment of `init`, unless somebody else's is named there.
-pub fn offer(run: &Run<'_>, env: &mut ChildEnv) -> Result<Offer, StageError> {
-    let hosts = run.link.tool_hosts();
-    let tokens = run.link.tokens();
-    let token =
-        tokens.and_then(|tokens| tokens.mint_for_workspace(token::INIT, &run.job.workspace_id));
-    let Some(token) = token.filter(|_| !hosts.is_empty()) else {
-        return Ok(Offer(None));
-    };
+pub fn offer(access: &HostToken<'_>, env: &mut ChildEnv) -> Result<Offer, StepError> {
     if env.get(CONFIG_FILE).is_some() {
         info!("`{CONFIG_FILE}` is set: the tool gets no token for the platform");
-        return Ok(Offer(None));
+        return Ok(Offer::none());
     }
-    run.log.add_secrets([token.expose_secret()]);
-    let own = own_configuration(&run.folders.home, run.job.tool());
-    let text = configuration(&own, &hosts, token.expose_secret());
-    let path = run.layout.private().join(FILE_NAME);
+    let own = own_configuration(access.home, access.tool);
+    let text = configuration(&own, access.hosts, access.token.expose_secret());
+    let path = access.private.join(FILE_NAME);
     // Also a part of the file is removed.
     let offer = Offer(Some(path.clone()));
-    write_private_file(&path, text.as_bytes()).map_err(|source| StageError::WorkDir {
-        path: path.display().to_string(),
-        source,
-    })?;
+    write_private_file(&path, text.as_bytes())
+        .map_err(|source| StepError::work_folder(&path, source))?;
     env.set(CONFIG_FILE, &path.to_string_lossy())?;
     Ok(offer)
 }
 
 impl Offer {
+    /// No file.
+    pub const fn none() -> Self {
+        Self(None)
+    }
+
     /// Removes the file. Nothing more of the step may run while it is there.
-    pub fn withdraw(mut self) -> Result<(), StageError> {
+    pub fn withdraw(mut self) -> Result<(), StepError> {
         let Some(path) = self.0.take() else {
             return Ok(());
         };
-        fs::remove_file(&path).map_err(|source| StageError::WorkDir {
-            path: path.display().to_string(),
-            source,
-        })
+        fs::remove_file(&path).map_err(|source| StepError::work_folder(&path, source))
     }
 }
 

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde_json::Value;
 use tokio::sync::Notify;
 
-use crate::terraform::lock::{LockWatch, without_colours};
+use crate::terraform::lock_error::{LockWatch, without_colours};
 use crate::terraform::progress::Progress;
 use crate::terraform::structured::Structured;
 
@@ -63,7 +63,7 @@ impl EventState {
     }
 
     /// The state the tool printed, if it did.
-    pub fn state_said(&self) -> Option<Bytes> {
+    pub fn printed_state(&self) -> Option<Bytes> {
         self.lock().state.clone()
     }
 

@@ -9,9 +9,8 @@ use serde::de::IgnoredAny;
 use serde_json::{Deserializer, Value};
 
 use crate::process::Consumer;
-use crate::terraform::MAX_DOCUMENT_BYTES;
 use crate::terraform::event_state::EventState;
-use crate::terraform::state::RawState;
+use crate::terraform::raw_state::{MAX_DOCUMENT_BYTES, RawState};
 
 /// Longest event that is parsed. Larger ones would be held in memory whole; none is known to come near.
 const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;

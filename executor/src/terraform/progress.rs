@@ -293,7 +293,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn told(events: &[Value]) -> Progress {
+    fn progress_after(events: &[Value]) -> Progress {
         let mut progress = Progress::default();
         for event in events {
             progress.event(event);
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn every_change_is_made_failed_in_progress_or_not_begun() {
-        let progress = told(&[
+        let progress = progress_after(&[
             planned("a.made", "create"),
             planned("a.failed", "update"),
             planned("a.late", "delete"),
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn a_replacement_is_made_once_both_its_halves_are() {
-        let mut progress = told(&[
+        let mut progress = progress_after(&[
             planned("a.x", "replace"),
             hook("apply_start", "a.x", "delete"),
             hook("apply_complete", "a.x", "delete"),
@@ -360,14 +360,14 @@ mod tests {
     fn nothing_begun_is_nothing_changed() {
         assert_eq!(Progress::default().sentence(), "no change was begun");
         assert!(Progress::default().locked_by().is_none());
-        let planned = told(&[planned("a.x", "create"), planned("a.y", "create")]);
+        let planned = progress_after(&[planned("a.x", "create"), planned("a.y", "create")]);
         assert_eq!(planned.sentence(), "none of 2 changes was begun");
         assert!(!planned.has_begun());
     }
 
     #[test]
     fn what_was_never_announced_has_no_number() {
-        let progress = told(&[
+        let progress = progress_after(&[
             hook("apply_start", "a.x", "create"),
             hook("apply_complete", "a.x", "create"),
             hook("apply_start", "a.y", "create"),

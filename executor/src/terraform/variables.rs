@@ -17,6 +17,10 @@ use job_contract::job::Variable;
 use runtime::regular_file;
 use serde_json::Value;
 
+use crate::error::{ErrorKind, StepError};
+use crate::workspace::write_private_file;
+
+const FILE_NAME: &str = "variables.tfvars";
 /// The largest configuration file that is read. Generated ones have some megabytes.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
@@ -62,6 +66,12 @@ pub enum VariablesError {
         "the value of variable `{name}` is not a valid expression, and its declared type is not a plain string, number or bool"
     )]
     NotAnExpression { name: String },
+}
+
+impl From<VariablesError> for StepError {
+    fn from(error: VariablesError) -> Self {
+        Self::new(ErrorKind::User.exit(), error)
+    }
 }
 
 impl Declarations {
@@ -168,6 +178,19 @@ impl Declarations {
             .expect("writing to a string cannot fail");
         }
         Ok(text)
+    }
+
+    /// Writes the definitions file for `variables` into a folder, and returns its path.
+    pub fn write(
+        &self,
+        variables: &BTreeMap<String, Variable>,
+        folder: &Path,
+    ) -> Result<PathBuf, StepError> {
+        let path = folder.join(FILE_NAME);
+        let definitions = self.definitions(variables)?;
+        write_private_file(&path, definitions.as_bytes())
+            .map_err(|source| StepError::working_dir(&path, source))?;
+        Ok(path)
     }
 
     fn kind(&self, name: &str) -> Kind {

@@ -10,8 +10,8 @@ use url::Url;
 use super::{
     Origin, ResolvedTool, Resolver, SignaturePolicy,
     cache::{Lock, Slot},
-    error::ToolError,
-    fetch::{FetchError, Fetcher, Shown},
+    error::{FetchError, ToolError},
+    fetch::{Fetcher, Shown},
     index::{self, Files, Platform, Release},
     verify::{self, Keyring, SignatureError},
 };

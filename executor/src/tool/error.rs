@@ -1,15 +1,16 @@
-//! Why no tool could be had, whose fault that is, and what to do about it.
+//! Why no tool could be had, who can do something about it, and what to do about it.
 
 use std::{io, path::PathBuf};
 
+use job_contract::Exit;
 use job_contract::job::Tool;
+use reqwest::StatusCode;
 use runtime::setting::is_wrong_place;
 use semver::Version;
 
-use crate::fault::Fault;
+use crate::error::{ErrorKind, StepError};
 
 use super::{
-    fetch::FetchError,
     range::{EXAMPLES, RangeError},
     verify::SignatureError,
 };
@@ -81,6 +82,75 @@ pub enum ToolError {
     },
 }
 
+impl From<ToolError> for StepError {
+    fn from(error: ToolError) -> Self {
+        let exit = if error.is_wrong_setting() {
+            Exit::BadConfiguration
+        } else {
+            error.kind().exit()
+        };
+        let hint = error.hint();
+        Self::new(exit, error).with_hint(hint)
+    }
+}
+
+/// Why a file could not be fetched.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    #[error("could not reach `{url}`")]
+    Unreachable { url: String, source: reqwest::Error },
+    #[error("`{url}` answered {status}")]
+    Status { url: String, status: StatusCode },
+    #[error("the download of `{url}` broke off")]
+    Interrupted { url: String, source: reqwest::Error },
+    #[error("`{url}` is larger than {limit_mib} MiB")]
+    TooLarge { url: String, limit_mib: u64 },
+    #[error("could not set up HTTP")]
+    Client(#[source] reqwest::Error),
+}
+
+impl FetchError {
+    /// Whether the release server could not be used at all, as opposed to having said no.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            Self::Unreachable { source, .. } => !source.is_redirect() && !source.is_builder(),
+            Self::Interrupted { .. } => true,
+            Self::Status { status, .. } => {
+                status.is_server_error()
+                    || matches!(
+                        *status,
+                        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS
+                    )
+            }
+            Self::TooLarge { .. } | Self::Client(_) => false,
+        }
+    }
+
+    pub(crate) fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Unreachable { .. } | Self::Interrupted { .. } => {
+                "put this version on PATH (in the executor's image) or into the tool cache, name a \
+                 release index or mirror that can be reached, or correct the proxy settings"
+                    .into()
+            }
+            Self::Status { status, .. } if *status == StatusCode::NOT_FOUND => {
+                "check the address of the index or mirror".into()
+            }
+            Self::Status { status, .. }
+                if matches!(*status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) =>
+            {
+                "the server wants credentials, or refuses those in the address".into()
+            }
+            Self::Status { status, .. } if *status == StatusCode::TOO_MANY_REQUESTS => {
+                "the server limits requests; use a mirror or an index that caches".into()
+            }
+            Self::Status { .. } => "the server is out of order; try again later".into(),
+            Self::TooLarge { .. } => "no release is that large; check the address".into(),
+            Self::Client(_) => return None,
+        })
+    }
+}
+
 /// Why an archive whose checksum is right still holds no usable binary.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
@@ -95,14 +165,14 @@ pub enum ArchiveError {
 }
 
 impl ToolError {
-    /// Whose fault this is.
-    pub fn fault(&self) -> Fault {
+    /// Who can do something about it.
+    pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Range(_) | Self::NoMatch { .. } | Self::NoBuild { .. } => Fault::User,
+            Self::Range(_) | Self::NoMatch { .. } | Self::NoBuild { .. } => ErrorKind::User,
             Self::NoTlsProvider | Self::Task { .. } | Self::Fetch(FetchError::Client(_)) => {
-                Fault::Defect
+                ErrorKind::Defect
             }
-            _ => Fault::Infrastructure,
+            _ => ErrorKind::Infrastructure,
         }
     }
 

@@ -14,7 +14,7 @@ use backon::{ExponentialBuilder, Retryable};
 use reqwest::{Client, Response, StatusCode, header, redirect};
 use url::Url;
 
-use super::error::ToolError;
+use super::error::{FetchError, ToolError};
 
 /// How long requests to a server that cannot be used are repeated. With the last attempt this is less than 30 seconds,
 /// both where connections are refused and where packets are dropped.
@@ -26,63 +26,6 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 const MAX_REDIRECTS: usize = 10;
 /// Of a download that broke off.
 const RETRIES: usize = 3;
-
-/// Why a file could not be fetched.
-#[derive(Debug, thiserror::Error)]
-pub enum FetchError {
-    #[error("could not reach `{url}`")]
-    Unreachable { url: String, source: reqwest::Error },
-    #[error("`{url}` answered {status}")]
-    Status { url: String, status: StatusCode },
-    #[error("the download of `{url}` broke off")]
-    Interrupted { url: String, source: reqwest::Error },
-    #[error("`{url}` is larger than {limit_mib} MiB")]
-    TooLarge { url: String, limit_mib: u64 },
-    #[error("could not set up HTTP")]
-    Client(#[source] reqwest::Error),
-}
-
-impl FetchError {
-    /// Whether the release server could not be used at all, as opposed to having said no.
-    pub(crate) fn is_transient(&self) -> bool {
-        match self {
-            Self::Unreachable { source, .. } => !source.is_redirect() && !source.is_builder(),
-            Self::Interrupted { .. } => true,
-            Self::Status { status, .. } => {
-                status.is_server_error()
-                    || matches!(
-                        *status,
-                        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS
-                    )
-            }
-            Self::TooLarge { .. } | Self::Client(_) => false,
-        }
-    }
-
-    pub(crate) fn hint(&self) -> Option<String> {
-        Some(match self {
-            Self::Unreachable { .. } | Self::Interrupted { .. } => {
-                "put this version on PATH (in the executor's image) or into the tool cache, name a \
-                 release index or mirror that can be reached, or correct the proxy settings"
-                    .into()
-            }
-            Self::Status { status, .. } if *status == StatusCode::NOT_FOUND => {
-                "check the address of the index or mirror".into()
-            }
-            Self::Status { status, .. }
-                if matches!(*status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) =>
-            {
-                "the server wants credentials, or refuses those in the address".into()
-            }
-            Self::Status { status, .. } if *status == StatusCode::TOO_MANY_REQUESTS => {
-                "the server limits requests; use a mirror or an index that caches".into()
-            }
-            Self::Status { .. } => "the server is out of order; try again later".into(),
-            Self::TooLarge { .. } => "no release is that large; check the address".into(),
-            Self::Client(_) => return None,
-        })
-    }
-}
 
 /// An address as messages show it: without credentials, query and fragment, all of which can hold secrets.
 pub(crate) struct Shown<'a>(pub(crate) &'a Url);

@@ -15,7 +15,7 @@ use rstest::rstest;
 use tempfile::TempDir;
 
 use super::*;
-use crate::fault::Fault;
+use crate::error::ErrorKind;
 use server::{Publication, Reply, Server, Signer, zip};
 
 const TERRAFORM_INDEX: &str = "/terraform/index.json";
@@ -473,7 +473,7 @@ async fn refusal(world: &World, spoil: impl FnOnce(&mut Publication)) -> ToolErr
     let error = world.resolve("1.9.8").await.unwrap_err();
     assert_eq!(names(&world.slot("1.9.8")), [".lock"], "{error}");
     assert!(error.hint().is_some(), "{error}");
-    assert_eq!(error.fault(), Fault::Infrastructure);
+    assert_eq!(error.kind(), ErrorKind::Infrastructure);
     error
 }
 
@@ -656,9 +656,9 @@ async fn an_index_out_of_reach_is_given_up_in_time_and_needs_a_person(#[case] si
     let took = began.elapsed();
     assert!(took >= Duration::from_secs(15), "given up after {took:?}");
     assert!(took < Duration::from_secs(30), "given up after {took:?}");
-    let failure = crate::run::StageError::from(error);
+    let failure = crate::error::StepError::from(error);
     assert_eq!(failure.exit(), job_contract::Exit::BadConfiguration);
-    let story = failure.story();
+    let story = failure.to_string();
     assert!(
         story.contains(&format!("could not reach `http://{address}/index.json`")),
         "{story}"
@@ -673,7 +673,7 @@ async fn an_index_out_of_reach_is_given_up_in_time_and_needs_a_person(#[case] si
 async fn a_download_server_out_of_reach_is_no_reason_for_another_executor() {
     let mut world = World::with(&["1.9.8"]).await;
     world.config.mirror = Some("http://127.0.0.1:1".parse().unwrap());
-    let failure = crate::run::StageError::from(world.resolve("1.9.8").await.unwrap_err());
+    let failure = crate::error::StepError::from(world.resolve("1.9.8").await.unwrap_err());
     assert_eq!(failure.exit(), job_contract::Exit::BadConfiguration);
 }
 
@@ -698,12 +698,12 @@ async fn a_download_that_always_breaks_off_is_an_error() {
 async fn each_way_to_find_nothing_says_so_and_what_to_do() {
     let mut world = World::with(&["1.9.8", "1.11.0-rc1"]).await;
     let cases = [
-        ("abc", Fault::User, "`abc` is not a version range"),
-        ("^2", Fault::User, "no Terraform release satisfies `^2`"),
+        ("abc", ErrorKind::User, "`abc` is not a version range"),
+        ("^2", ErrorKind::User, "no Terraform release satisfies `^2`"),
     ];
-    for (range, fault, message) in cases {
+    for (range, kind, message) in cases {
         let error = world.resolve(range).await.unwrap_err();
-        assert_eq!(error.fault(), fault);
+        assert_eq!(error.kind(), kind);
         assert!(error.to_string().starts_with(message), "{error}");
     }
     let hint = world.resolve("^2").await.unwrap_err().hint().unwrap();
@@ -724,7 +724,7 @@ async fn each_way_to_find_nothing_says_so_and_what_to_do() {
 
     world.config.terraform_index = "http://127.0.0.1:1/index.json".parse().unwrap();
     let error = world.resolve("3.0.0").await.unwrap_err();
-    assert_eq!(error.fault(), Fault::Infrastructure);
+    assert_eq!(error.kind(), ErrorKind::Infrastructure);
     let hint = error.hint().unwrap();
     assert!(hint.contains("executor's image"), "{hint}");
     assert!(chain(&error).contains("could not reach"), "{error:?}");

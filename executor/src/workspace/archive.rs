@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use flate2::bufread::GzDecoder;
 use tar::{Entry, EntryType};
 
-use super::Fault;
+use super::ErrorKind;
 
 /// How much content may be unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,14 +111,14 @@ pub enum Refusal {
 }
 
 impl ArchiveError {
-    pub(super) fn fault(&self) -> Fault {
+    pub(super) fn kind(&self) -> ErrorKind {
         match self {
             Self::NotGzip
             | Self::TooManyBytes { .. }
             | Self::TooManyEntries { .. }
-            | Self::Refused { .. } => Fault::User,
+            | Self::Refused { .. } => ErrorKind::User,
             Self::Truncated | Self::Damaged(_) | Self::Write { .. } | Self::Stopped => {
-                Fault::Infrastructure
+                ErrorKind::Infrastructure
             }
         }
     }
@@ -220,29 +220,29 @@ impl Unpacker<'_> {
             return Ok(());
         }
         let name = entry.path_bytes().into_owned();
-        let place = Place { name: &name, kind };
-        let path = place.path()?;
+        let entry_name = EntryName { name: &name, kind };
+        let path = entry_name.path()?;
         match kind {
-            EntryType::Directory => self.folder(&path).map_err(|e| place.at(e))?,
+            EntryType::Directory => self.folder(&path).map_err(|e| entry_name.at(e))?,
             // Archives from before there were folder entries mark folders by their name.
             EntryType::Regular if name.ends_with(b"/") => {
-                self.folder(&path).map_err(|e| place.at(e))?;
+                self.folder(&path).map_err(|e| entry_name.at(e))?;
             }
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
-                self.make_room(&path).map_err(|e| place.at(e))?;
-                self.file(&mut entry, &path, &place)?;
+                self.make_room(&path).map_err(|e| entry_name.at(e))?;
+                self.file(&mut entry, &path, &entry_name)?;
             }
             EntryType::Symlink => {
                 let text = entry.link_name_bytes().unwrap_or_default().into_owned();
-                let link = inner_link(&path, &text).map_err(|e| place.refuse(e))?;
-                self.make_room(&path).map_err(|e| place.at(e))?;
-                symlink(link, self.target.join(&path)).map_err(|e| place.at(e.into()))?;
+                let link = inner_link(&path, &text).map_err(|e| entry_name.refuse(e))?;
+                self.make_room(&path).map_err(|e| entry_name.at(e))?;
+                symlink(link, self.target.join(&path)).map_err(|e| entry_name.at(e.into()))?;
             }
             EntryType::Link => {
                 let text = entry.link_name_bytes().unwrap_or_default().into_owned();
-                self.hard_link(&path, &text).map_err(|e| place.at(e))?;
+                self.hard_link(&path, &text).map_err(|e| entry_name.at(e))?;
             }
-            _ => return Err(place.refuse(Refusal::Kind)),
+            _ => return Err(entry_name.refuse(Refusal::Kind)),
         }
         self.allowance.set(MAX_METADATA_BYTES);
         Ok(())
@@ -307,14 +307,14 @@ impl Unpacker<'_> {
         &mut self,
         entry: &mut Entry<'_, R>,
         path: &Path,
-        place: &Place<'_>,
+        entry_name: &EntryName<'_>,
     ) -> Result<(), ArchiveError> {
         if entry.size() > self.limits.max_bytes.saturating_sub(self.unpacked.bytes) {
             return Err(self.too_many_bytes());
         }
         let executable = entry.header().mode().unwrap_or(0o644) & 0o100 != 0;
-        let mut file =
-            create_file(&self.target.join(path), executable).map_err(|e| place.at(e.into()))?;
+        let mut file = create_file(&self.target.join(path), executable)
+            .map_err(|e| entry_name.at(e.into()))?;
         self.allowance.set(u64::MAX);
         let mut buffer = vec![0; COPY_BYTES];
         let mut left = entry.size();
@@ -332,7 +332,7 @@ impl Unpacker<'_> {
                 return Err(self.too_many_bytes());
             }
             file.write_all(&buffer[..read])
-                .map_err(|e| place.at(e.into()))?;
+                .map_err(|e| entry_name.at(e.into()))?;
         }
         // The reader takes the end of the archive for the end of the entry.
         if left > 0 {
@@ -405,12 +405,12 @@ impl From<io::Error> for Problem {
 }
 
 /// An entry's own words about where it belongs.
-struct Place<'a> {
+struct EntryName<'a> {
     name: &'a [u8],
     kind: EntryType,
 }
 
-impl Place<'_> {
+impl EntryName<'_> {
     fn path(&self) -> Result<PathBuf, ArchiveError> {
         let path = plain_path(self.name).map_err(|reason| self.refuse(reason))?;
         // The folder itself may be listed, as `./`.

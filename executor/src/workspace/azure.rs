@@ -11,7 +11,7 @@ use serde::Deserialize;
 use url::Url;
 use url::form_urlencoded::Serializer;
 
-use super::Fault;
+use super::ErrorKind;
 use super::http::{ProxySettings, direct_client};
 
 /// The application id of Azure DevOps, the same in every tenant.
@@ -222,13 +222,13 @@ pub enum AzureError {
 }
 
 impl AzureError {
-    pub(super) fn fault(&self) -> Fault {
+    pub(super) fn kind(&self) -> ErrorKind {
         match self {
             Self::NoIdentity { .. } | Self::TokenFile { .. } | Self::BadAddress { .. } => {
-                Fault::User
+                ErrorKind::User
             }
-            Self::Refused { .. } if !self.is_transient() => Fault::User,
-            Self::Refused { .. } | Self::Unreachable { .. } => Fault::Infrastructure,
+            Self::Refused { .. } if !self.is_transient() => ErrorKind::User,
+            Self::Refused { .. } | Self::Unreachable { .. } => ErrorKind::Infrastructure,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::Fault;
+use super::ErrorKind;
 use super::azure::{AzureEnvironment, AzureError};
 use super::http::ProxySettings;
 
@@ -46,10 +46,10 @@ pub enum CredentialError {
 }
 
 impl CredentialError {
-    pub(super) fn fault(&self) -> Fault {
+    pub(super) fn kind(&self) -> ErrorKind {
         match self {
-            Self::NoToken { .. } | Self::NoKey { .. } | Self::BadToken { .. } => Fault::User,
-            Self::Azure(error) => error.fault(),
+            Self::NoToken { .. } | Self::NoKey { .. } | Self::BadToken { .. } => ErrorKind::User,
+            Self::Azure(error) => error.kind(),
         }
     }
 
@@ -196,7 +196,7 @@ mod tests {
         for token in [None, Some(""), Some(" \n")] {
             let error = credential(vcs_type, None, token).await.unwrap_err();
             assert!(error.to_string().contains(vcs_type), "{error}");
-            assert_eq!(error.fault(), Fault::User);
+            assert_eq!(error.kind(), ErrorKind::User);
             assert!(error.hint().is_some());
         }
     }

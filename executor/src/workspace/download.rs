@@ -15,7 +15,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use tokio::io::AsyncWriteExt as _;
 use url::{Origin, Url};
 
-use super::Fault;
+use super::ErrorKind;
 use super::http::ProxySettings;
 use super::source::{SourceError, display_address, local_path};
 
@@ -81,14 +81,14 @@ pub enum DownloadError {
 }
 
 impl DownloadError {
-    pub(super) fn fault(&self) -> Fault {
+    pub(super) fn kind(&self) -> ErrorKind {
         match self {
             Self::Source(_) | Self::Open { .. } | Self::Redirect { .. } | Self::TooLarge { .. } => {
-                Fault::User
+                ErrorKind::User
             }
-            Self::Status { .. } if !self.is_transient() => Fault::User,
+            Self::Status { .. } if !self.is_transient() => ErrorKind::User,
             Self::Status { .. } | Self::Transfer { .. } | Self::Client(_) | Self::Keep(_) => {
-                Fault::Infrastructure
+                ErrorKind::Infrastructure
             }
         }
     }

@@ -25,7 +25,7 @@ use super::credentials::Credential;
 use super::layout::{remove_tree, write_private_file};
 use super::source::{Source, Transport, Userinfo};
 use super::ssh::{key_file_content, shell_quote, ssh_command};
-use super::{Fault, WorkspaceConfig};
+use super::{ErrorKind, WorkspaceConfig};
 
 /// Seconds without a single byte after which an HTTP transfer is given up. Servers that are busy packing send
 /// keep-alives more often than that.
@@ -62,11 +62,11 @@ pub enum GitError {
 }
 
 impl GitError {
-    pub(super) fn fault(&self) -> Fault {
+    pub(super) fn kind(&self) -> ErrorKind {
         match self {
-            Self::NotInstalled | Self::Start(_) | Self::Session(_) => Fault::Infrastructure,
-            Self::Failed { failure, .. } => failure.fault(),
-            Self::NoReference { .. } | Self::NoCommit { .. } => Fault::User,
+            Self::NotInstalled | Self::Start(_) | Self::Session(_) => ErrorKind::Infrastructure,
+            Self::Failed { failure, .. } => failure.kind(),
+            Self::NoReference { .. } | Self::NoCommit { .. } => ErrorKind::User,
         }
     }
 

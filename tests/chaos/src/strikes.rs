@@ -326,7 +326,7 @@ impl World {
         match strike {
             Strike::WatchesCut => {
                 self.cluster.cut_watches();
-                self.cluster.compact().await?;
+                self.cluster.compact();
             }
             Strike::ApiHangs => {
                 for (verb, resource) in [("update", "leases"), ("patch", "jobs"), ("list", "pods")]

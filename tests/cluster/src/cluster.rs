@@ -10,6 +10,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Namespace, Pod, Secret, ServiceAccount};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::runtime::watcher;
 use kube::{Api, Client, Config, ResourceExt};
 use serde_json::json;
 use tempfile::TempDir;
@@ -19,16 +20,19 @@ use tokio_util::sync::CancellationToken;
 use crate::api_server::authorizer::{ADMIN, Rule};
 use crate::api_server::{Server, crud};
 use crate::controllers::{garbage, job};
-use crate::front::faults::Faults;
+use crate::front::faults::{Fault, Faults};
 use crate::front::recorder::Recorded;
 use crate::front::upstream::Upstream;
 use crate::front::{Backend, Front, token};
 use crate::kubelet::nodes::Nodes;
+use crate::kubelet::register::{self, Registry};
 use crate::kubelet::{self, Image, Order, Runner};
-use crate::real_server::{RealServer, RealServerError};
+use crate::real;
 use crate::target::Target;
 
 const POLL: Duration = Duration::from_millis(20);
+/// What the admission plugin `PodNodeSelector` adds to the node selectors of pods.
+const NODE_SELECTOR: &str = "scheduler.alpha.kubernetes.io/node-selector";
 /// How long the end of a cluster may take to have namespaces deleted that would outlive it.
 const TIDY: Duration = Duration::from_secs(30);
 
@@ -41,11 +45,8 @@ pub enum StartError {
     /// A client for its server could not be made.
     #[error("no client for the test cluster")]
     Client(#[from] kube::Error),
-    /// Its real API server did not start.
-    #[error(transparent)]
-    RealServer(#[from] RealServerError),
-    /// What `KUBECONFIG` names is no way to a cluster.
-    #[error("`KUBECONFIG` names no cluster")]
+    /// What `MAYFLY_TEST_CLUSTER` names is no way to a cluster.
+    #[error("`MAYFLY_TEST_CLUSTER` names no cluster")]
     Kubeconfig(#[from] KubeconfigError),
 }
 
@@ -102,7 +103,6 @@ impl State {
 pub struct Builder {
     controllers: bool,
     kubelet: bool,
-    shared: bool,
     target: Option<Target>,
 }
 
@@ -111,14 +111,13 @@ impl Default for Builder {
         Self {
             controllers: true,
             kubelet: true,
-            shared: false,
             target: None,
         }
     }
 }
 
 impl Builder {
-    /// Only an API server: nothing happens to objects but what clients do.
+    /// Only an API server: nothing happens to objects but what clients do. Only the server of this process is that alone.
     #[must_use]
     pub fn api_server_only(mut self) -> Self {
         self.controllers = false;
@@ -130,14 +129,6 @@ impl Builder {
     #[must_use]
     pub fn without_kubelet(mut self) -> Self {
         self.kubelet = false;
-        self
-    }
-
-    /// Without pods of ours, and nothing of the test depends on what becomes of Jobs: it may as well be in a cluster that
-    /// runs already and whose controllers and kubelets act on them.
-    #[must_use]
-    pub fn or_shared(mut self) -> Self {
-        self.shared = true;
         self
     }
 
@@ -195,31 +186,21 @@ pub struct Cluster {
     stop: CancellationToken,
     dir: TempDir,
     target: Target,
+    /// What is this cluster's among all that are in a real one.
+    id: String,
     /// Namespaces to delete at the end, where they would stay.
     namespaces: Mutex<Vec<String>>,
-    server: Option<tokio::sync::Mutex<RealServer>>,
 }
 
-/// What is behind the front, and how long it lives.
-async fn backend(
-    target: &Target,
-    stop: CancellationToken,
-) -> Result<(Backend, Option<RealServer>), StartError> {
-    Ok(match target {
-        Target::InProcess => (Backend::InProcess(Arc::new(Server::new(stop))), None),
-        Target::Assets(folder) => {
-            let server = RealServer::start(folder).await?;
-            (
-                Backend::Real(Upstream::new(server.config()?)?),
-                Some(server),
-            )
-        }
-        Target::Shared => {
-            let all = Kubeconfig::from_env()?.ok_or(KubeconfigError::CurrentContextNotSet)?;
-            let config = Config::from_custom_kubeconfig(all, &KubeConfigOptions::default()).await?;
-            (Backend::Real(Upstream::new(config)?), None)
-        }
-    })
+/// What is behind the front.
+async fn backend(target: &Target, stop: CancellationToken) -> Result<Backend, StartError> {
+    let Target::Real(file) = target else {
+        return Ok(Backend::InProcess(Arc::new(Server::new(stop))));
+    };
+    let kubeconfig = Kubeconfig::read_from(file)?;
+    let options = KubeConfigOptions::default();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
+    Ok(Backend::Real(Upstream::new(config)?))
 }
 
 impl Cluster {
@@ -237,18 +218,21 @@ impl Cluster {
         let runtime = Background::start()?;
         let dir = tempfile::tempdir()?;
         let stop = CancellationToken::new();
-        let target = parts
-            .target
-            .clone()
-            .unwrap_or_else(|| Target::preferred(parts.shared));
+        let target = parts.target.clone().unwrap_or_else(|| {
+            if parts.controllers {
+                Target::preferred()
+            } else {
+                Target::InProcess
+            }
+        });
         let (of, until) = (target.clone(), stop.clone());
         let start = runtime.handle.spawn(async move {
-            let (backend, server) = backend(&of, until.clone()).await?;
-            let front = Front::start(backend, of == Target::Shared, until).await?;
-            Ok::<_, StartError>((front, server))
+            let backend = backend(&of, until.clone()).await?;
+            Ok::<_, StartError>(Front::start(backend, until).await?)
         });
-        let (front, server) = start.await.map_err(io::Error::other)??;
+        let front = start.await.map_err(io::Error::other)??;
         let runner = Arc::new(Runner::new(dir.path(), Some(Arc::clone(&front.logs))));
+        let id = uuid::Uuid::new_v4().simple().to_string();
         let cluster = Self {
             runtime,
             front,
@@ -256,22 +240,39 @@ impl Cluster {
             stop,
             dir,
             target,
+            id: id[..12].to_owned(),
             namespaces: Mutex::default(),
-            server: server.map(tokio::sync::Mutex::new),
         };
-        if cluster.target != Target::Shared {
-            let runtime = &cluster.runtime.handle;
-            let _inside = runtime.enter();
-            let client = cluster.client(crate::CONTROLLERS)?;
-            if parts.controllers {
-                runtime.spawn(job::run(client.clone()));
-                runtime.spawn(garbage::run(client.clone()));
-            }
-            if parts.kubelet {
-                runtime.spawn(kubelet::run(client, Arc::clone(&cluster.runner)));
-            }
-        }
+        cluster.run(&parts)?;
         Ok(cluster)
+    }
+
+    /// Starts what acts on objects besides the clients of tests.
+    fn run(&self, parts: &Builder) -> Result<(), kube::Error> {
+        let runtime = &self.runtime.handle;
+        let _inside = runtime.enter();
+        let client = self.client(crate::CONTROLLERS)?;
+        let runner = Arc::clone(&self.runner);
+        if let Backend::Real(_) = self.front.backend {
+            if parts.kubelet {
+                runtime.spawn(Registry::new(client, runner, &self.id).keep());
+            }
+            return Ok(());
+        }
+        if parts.controllers {
+            runtime.spawn(job::run(client.clone()));
+            runtime.spawn(garbage::run(client.clone()));
+        }
+        if parts.kubelet {
+            let pods = Api::<Pod>::all(client.clone());
+            runtime.spawn(kubelet::run(
+                client,
+                runner,
+                pods,
+                watcher::Config::default(),
+            ));
+        }
+        Ok(())
     }
 
     /// Where the API server listens.
@@ -349,19 +350,12 @@ impl Cluster {
         &self.runner.nodes
     }
 
-    /// Forgets the history of changes: watches from before get `410 Gone`. A real server does so by starting anew; one
-    /// that others use is left alone, and forgets when it likes.
-    pub async fn compact(&self) -> Result<(), StartError> {
-        match (&self.front.backend, &self.server) {
-            (Backend::InProcess(server), _) => server.compact(),
-            (Backend::Real(upstream), Some(server)) => {
-                let mut server = server.lock().await;
-                let _away = upstream.away().await;
-                server.restart().await?;
-            }
-            (Backend::Real(_), None) => {}
+    /// Forgets the history of changes: watches from before get `410 Gone`. A real server, which others use too, forgets when
+    /// it likes.
+    pub fn compact(&self) {
+        if let Backend::InProcess(server) = &self.front.backend {
+            server.compact();
         }
-        Ok(())
     }
 
     /// Ends every watch but the cluster's own, in the middle of its stream. Together with [`Cluster::compact`], whoever
@@ -420,22 +414,32 @@ impl Cluster {
     pub async fn namespace(&self, name: &str) -> Result<(), kube::Error> {
         let mut namespace = Namespace::default();
         namespace.metadata.name = Some(name.to_owned());
-        let api = Api::<Namespace>::all(self.client(ADMIN)?);
+        if let Target::Real(_) = self.target {
+            let only = format!("{}={}", register::LABEL, self.id);
+            namespace.metadata.annotations = Some([(NODE_SELECTOR.to_owned(), only)].into());
+            let label = (register::LABEL.to_owned(), self.id.clone());
+            namespace.metadata.labels = Some([label].into());
+        }
+        let client = self.client(ADMIN)?;
+        let api = Api::<Namespace>::all(client.clone());
         match api.create(&PostParams::default(), &namespace).await {
             Err(kube::Error::Api(status)) if status.code == 409 => return Ok(()),
             other => other?,
         };
-        match self.target {
-            Target::InProcess => {}
-            // Pods ask for it, and no controller manager is there to make it.
-            Target::Assets(_) => {
-                let mut account = ServiceAccount::default();
-                account.metadata.name = Some("default".to_owned());
-                Api::<ServiceAccount>::namespaced(self.client(ADMIN)?, name)
-                    .create(&PostParams::default(), &account)
-                    .await?;
+        if let Target::Real(_) = self.target {
+            self.to_tidy().push(name.to_owned());
+            self.runtime.handle.spawn(real::provide_volumes(
+                self.client(crate::CONTROLLERS)?,
+                Arc::clone(&self.runner),
+                name.to_owned(),
+                self.id.clone(),
+            ));
+            // Without it no pod is admitted, and a controller makes it.
+            let accounts = Api::<ServiceAccount>::namespaced(client, name);
+            while accounts.get_opt("default").await?.is_none() {
+                tokio::time::sleep(POLL).await;
             }
-            Target::Shared => self.to_tidy().push(name.to_owned()),
+            real::lead_pods(&self.client(ADMIN)?, name, &self.id).await?;
         }
         Ok(())
     }
@@ -492,6 +496,29 @@ impl Cluster {
             }
             tokio::time::sleep(POLL).await;
         }
+    }
+
+    /// Admission refuses every pod of a namespace, in these words.
+    pub async fn refuse_pods(&self, namespace: &str, words: &str) -> Result<(), kube::Error> {
+        if let Target::Real(_) = self.target {
+            let client = self.client(ADMIN)?;
+            return real::refuse_pods(&client, namespace, words, &self.id).await;
+        }
+        let refusal = Fault::AdmissionRefused(words.to_owned());
+        self.faults()
+            .next_of(crate::CONTROLLERS, usize::MAX, "create", "pods", refusal);
+        Ok(())
+    }
+
+    /// The quota of a namespace has no place for a pod.
+    pub async fn allow_no_pod(&self, namespace: &str) -> Result<(), kube::Error> {
+        if let Target::Real(_) = self.target {
+            return real::allow_no_pod(&self.client(ADMIN)?, namespace).await;
+        }
+        let refusal = Fault::QuotaExceeded;
+        self.faults()
+            .next_of(crate::CONTROLLERS, usize::MAX, "create", "pods", refusal);
+        Ok(())
     }
 
     /// The kernel kills the container for its memory. Says whether the pod was being run.
@@ -600,19 +627,16 @@ impl Cluster {
         done.map_err(|error| kube::Error::Service(Box::new(error)))?
     }
 
-    /// Has the namespaces of a cluster deleted that goes on without us.
+    /// Removes what would be left in a cluster that goes on without us.
     fn tidy(&self) {
         let names = std::mem::take(&mut *self.to_tidy());
         let Backend::Real(upstream) = &self.front.backend else {
             return;
         };
         let (client, (done, asked)) = (upstream.client(), mpsc::channel());
+        let id = self.id.clone();
         self.runtime.handle.spawn(async move {
-            let api = Api::<Namespace>::all(client);
-            for name in names {
-                // What cannot be deleted now is for whoever owns the cluster.
-                let _ = api.delete(&name, &DeleteParams::default()).await;
-            }
+            real::remove(&client, names, &id).await;
             let _ = done.send(());
         });
         let _ = asked.recv_timeout(TIDY);
@@ -621,9 +645,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        if self.target == Target::Shared {
-            self.tidy();
-        }
+        self.tidy();
         self.stop.cancel();
         self.runtime.end();
         self.runner.groups.end_all();

@@ -56,8 +56,6 @@ pub(crate) struct Front {
     pub(crate) recorder: Recorder,
     pub(crate) faults: Faults,
     pub(crate) logs: Arc<Logs>,
-    /// Whether containers are run by other kubelets, which then have the logs too.
-    foreign_kubelets: bool,
     address: SocketAddr,
     /// Changes when watches are cut.
     cuts: watch::Sender<u64>,
@@ -66,18 +64,13 @@ pub(crate) struct Front {
 
 impl Front {
     /// Listens on a free port of loopback until `stop`.
-    pub(crate) async fn start(
-        backend: Backend,
-        foreign_kubelets: bool,
-        stop: CancellationToken,
-    ) -> io::Result<Arc<Self>> {
+    pub(crate) async fn start(backend: Backend, stop: CancellationToken) -> io::Result<Arc<Self>> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let front = Arc::new(Self {
             backend,
             recorder: Recorder::default(),
             faults: Faults::default(),
             logs: Arc::default(),
-            foreign_kubelets,
             address: listener.local_addr()?,
             cuts: watch::Sender::new(0),
             stop,
@@ -205,7 +198,7 @@ impl Front {
         request: Request<Incoming>,
         target: &Target,
     ) -> Result<Response<Body>, Dropped> {
-        if is_log(target) && !self.foreign_kubelets {
+        if is_log(target) {
             return self.log(identity, request, target).await;
         }
         match &self.backend {

@@ -14,6 +14,7 @@ mod environment;
 pub(crate) mod nodes;
 mod pod;
 mod process;
+pub(crate) mod register;
 mod scheduler;
 mod volumes;
 
@@ -111,10 +112,14 @@ impl Runner {
     }
 }
 
-/// Runs until the runtime ends.
-pub(crate) async fn run(client: Client, runner: Arc<Runner>) {
-    let pods = Api::<Pod>::all(client.clone());
-    let mut stream = std::pin::pin!(watcher(pods, watcher::Config::default()).default_backoff());
+/// Runs these pods until the runtime ends.
+pub(crate) async fn run(
+    client: Client,
+    runner: Arc<Runner>,
+    pods: Api<Pod>,
+    which: watcher::Config,
+) {
+    let mut stream = std::pin::pin!(watcher(pods, which).default_backoff());
     let mut running: HashMap<String, watch::Sender<Option<Pod>>> = HashMap::new();
     let mut listed = HashSet::new();
     while let Some(event) = stream.next().await {

@@ -10,18 +10,19 @@
 
 mod api_server;
 mod cluster;
+mod control_plane;
 mod controllers;
 mod front;
 mod kubelet;
-mod real_server;
+mod real;
 mod target;
 
 pub use api_server::authorizer::{ADMIN, Rule};
 pub use cluster::{Builder, Cluster, StartError, State};
+pub use control_plane::{ControlPlane, ControlPlaneError, Programs};
 pub use front::faults::{Fault, Faults};
 pub use front::recorder::{Recorded, Request};
 pub use kubelet::nodes::{Node, Nodes, Taint};
-pub use real_server::{RealServer, RealServerError};
 pub use target::Target;
 
 /// The identity of the cluster's own controllers and pod runner.

@@ -8,43 +8,29 @@ use std::path::PathBuf;
 pub enum Target {
     /// A server in this process.
     InProcess,
-    /// `etcd` and `kube-apiserver` of this folder, started for one cluster.
-    Assets(PathBuf),
-    /// A whole cluster that runs already, which `KUBECONFIG` names. Its own controllers and kubelets act on objects.
-    Shared,
+    /// A cluster that runs already, with the controllers and the scheduler of Kubernetes, to which this file leads.
+    Real(PathBuf),
 }
 
-/// Names the folder with `etcd` and `kube-apiserver`.
-const ASSETS: &str = "KUBEBUILDER_ASSETS";
-/// Names a cluster.
-const KUBECONFIG: &str = "KUBECONFIG";
+/// Names the kubeconfig of the cluster `cargo xtask test cluster` has made sure of.
+const CLUSTER: &str = "MAYFLY_TEST_CLUSTER";
 
-fn named(variable: &str) -> Option<PathBuf> {
-    env::var_os(variable)
-        .filter(|value| !value.is_empty())
-        .map(PathBuf::from)
+fn real() -> Option<Target> {
+    let file = env::var_os(CLUSTER).filter(|value| !value.is_empty())?;
+    Some(Target::Real(PathBuf::from(file)))
 }
 
 impl Target {
-    /// The one in this process, and every real one that is named.
+    /// The one in this process, and the real one where one is named.
     pub fn all() -> Vec<Self> {
-        let assets = named(ASSETS).map(Self::Assets);
-        let shared = named(KUBECONFIG).map(|_| Self::Shared);
-        [Some(Self::InProcess), assets, shared]
+        [Some(Self::InProcess), real()]
             .into_iter()
             .flatten()
             .collect()
     }
 
-    /// The most real one that is named. One where others act on objects too only if that may be.
-    pub(crate) fn preferred(may_be_shared: bool) -> Self {
-        if let Some(folder) = named(ASSETS) {
-            return Self::Assets(folder);
-        }
-        if may_be_shared && named(KUBECONFIG).is_some() {
-            Self::Shared
-        } else {
-            Self::InProcess
-        }
+    /// The real one where one is named.
+    pub(crate) fn preferred() -> Self {
+        real().unwrap_or(Self::InProcess)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::io::{BufRead as _, BufReader};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use anyhow::{Context as _, Result};
@@ -10,7 +11,7 @@ use kube::api::PostParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde_json::{Value, json};
-use test_cluster::{ADMIN, Cluster, RealServer};
+use test_cluster::{ADMIN, Cluster, ControlPlane, Programs};
 
 /// Namespace of the runs the launcher knows.
 pub(crate) const RUNS: &str = "runs";
@@ -20,7 +21,13 @@ pub(crate) const BARE: &str = "bare";
 /// Serves until standard input ends.
 pub(crate) async fn serve() -> Result<()> {
     // Whichever it is, it lives to the end of this function.
-    let real = RealServer::from_environment().await?;
+    let real = match env::var_os("KUBEBUILDER_ASSETS") {
+        Some(folder) if !folder.is_empty() => {
+            let programs = Programs::api_server_of(Path::new(&folder));
+            Some(ControlPlane::start(&programs).await?)
+        }
+        _ => None,
+    };
     let (mut in_process, name) = (None, "kube-apiserver of KUBEBUILDER_ASSETS");
     let (kubeconfig, name) = if let Some(real) = &real {
         (real.kubeconfig_file(RUNS)?, name)

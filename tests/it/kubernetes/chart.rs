@@ -27,7 +27,7 @@ use test_cluster::{ADMIN, Cluster, Rule, State, Target};
 use test_peers::port::Port;
 
 use super::rights::everything_it_does;
-use super::{Door, LAUNCHER, PATIENCE, Place, ROLES, RUNS, SECRET, rules};
+use super::{Door, LAUNCHER, PATIENCE, Place, ROLES, SECRET, rules};
 
 const SEED: &str = include_str!("../../../rbac/seed.yaml");
 
@@ -525,8 +525,7 @@ struct Installed {
 }
 
 impl Installed {
-    /// Installs the chart with values over the defaults. Of the launcher's Deployment nothing comes: its pod is made when
-    /// it is asked for.
+    /// Installs the chart with values over the defaults.
     async fn with(over: Value) -> Self {
         let installed = Self::prepared(over).await;
         installed.install().await;
@@ -545,11 +544,12 @@ impl Installed {
         });
         merge(&mut values, over);
         let mut release = Release::new().set(values.clone());
-        RUNS.clone_into(&mut release.namespace);
-        let documents = release.documents();
-        let rights = launchers_rights(&documents);
+        let rights = launchers_rights(&release.documents());
         assert_eq!(rights.len(), 1);
         let place = Place::of(Cluster::builder(), &rights[0].1).await;
+        // The namespace is known only now, and changes no rule.
+        place.runs.clone_into(&mut release.namespace);
+        let documents = release.documents();
         let installed = Self {
             place,
             values,
@@ -611,7 +611,12 @@ impl Installed {
         for document in &self.documents {
             let all = ListParams::default().labels("app.kubernetes.io/instance=mayfly");
             let list = self.api_of(document).list(&all).await.unwrap();
-            let names = list.items.iter().map(ResourceExt::name_any);
+            // What a Deployment makes is no object of the release.
+            let own = list
+                .items
+                .iter()
+                .filter(|item| item.owner_references().is_empty());
+            let names = own.map(ResourceExt::name_any);
             found.extend(names.map(|name| format!("{} {name}", document.kind())));
         }
         found
@@ -721,12 +726,25 @@ impl Installed {
         );
     }
 
-    /// Starts the launcher's pod, as its Deployment would.
-    async fn launch(&self) -> (String, Door) {
+    /// The launcher's pod. Where nobody acts on Deployments, it is started as this one would.
+    async fn pod_of_launcher(&self) -> String {
+        if let Target::Real(_) = self.place.cluster.target() {
+            let owned = |state: &State| {
+                let mut pods = state.pods.iter();
+                let pod = pods.find(|pod| !pod.owner_references().is_empty())?;
+                Some(pod.name_any())
+            };
+            return self.place.until("the Deployment has a pod", owned).await;
+        }
         let template = &self.deployment().value["spec"]["template"];
         let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"], "spec": template["spec"]});
         pod["metadata"]["name"] = format!("{}-0", self.deployment().name()).into();
-        let name = self.start(pod).await;
+        self.start(pod).await
+    }
+
+    /// The launcher's pod once it is ready, and its door.
+    async fn launch(&self) -> (String, Door) {
+        let name = self.pod_of_launcher().await;
         let door = Door {
             address: self.port.address().to_string(),
             client: reqwest::Client::builder()
@@ -868,9 +886,12 @@ async fn helm_itself_installs_tests_changes_and_removes_a_release_and_leaves_not
  {
     let repository = Repository::fixture();
     let canary = canary(&repository);
-    let installed =
-        Installed::prepared(json!({"tests": {"canary": {"enabled": true, "jobData": canary}}}))
-            .await;
+    let installed = Installed::prepared(json!({
+        // Its pods have no part in this.
+        "launcher": {"replicaCount": 0},
+        "tests": {"canary": {"enabled": true, "jobData": canary}},
+    }))
+    .await;
     let folder = tempfile::tempdir().unwrap();
     let values = folder.path().join("values.json");
     fs::write(&values, installed.values.to_string()).unwrap();
@@ -893,7 +914,7 @@ async fn helm_itself_installs_tests_changes_and_removes_a_release_and_leaves_not
     assert!(wanted.len() > 10, "{wanted:?}");
     assert_eq!(installed.there().await, wanted);
 
-    // Its Service leads nowhere where no Deployment makes pods; that test has a journey of its own.
+    // Its Service leads nowhere without a pod; that test has a journey of its own.
     let filter = "!name=mayfly-test-http";
     let test = ["test", "mayfly", "--filter", filter, "--timeout", "2m"];
     let said = installed

@@ -301,7 +301,7 @@ async fn a_cluster_that_is_not_there_is_named_with_a_way_out() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_check_finds_everything_in_place_or_says_how_to_mend_it() {
     // It may look at everything, so that what it does not find is not there.
-    let parts = Cluster::builder().without_kubelet().or_shared();
+    let parts = Cluster::builder().without_kubelet();
     let place = Place::of(parts, &[]).await;
     let told = place.told(&["check"]);
     // No registry is asked, which is said.

@@ -22,7 +22,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use test_cluster::{Cluster, State};
 
-use super::{Door, LAUNCHER, Place, ROLES, RUNS, SECRET, job_data, name, rules};
+use super::{Door, LAUNCHER, Place, ROLES, SECRET, job_data, name, rules};
 
 /// Name of the imported base.
 const BASE: &str = "localhost/base";
@@ -170,7 +170,10 @@ fn tell_size(program: Program, image: &Image, root: &Path) {
 
 /// A launcher's container that serves, and where it takes dispatches.
 fn serve(place: &Place, (root, image): &(PathBuf, Image)) -> (RunningContainer, Door) {
-    let kubeconfig = place.cluster.kubeconfig_file(LAUNCHER, RUNS).unwrap();
+    let kubeconfig = place
+        .cluster
+        .kubeconfig_file(LAUNCHER, &place.runs)
+        .unwrap();
     let readable = place.site.scratch("kubeconfig");
     fs::copy(kubeconfig, &readable).unwrap();
     fs::set_permissions(&readable, fs::Permissions::from_mode(0o644)).unwrap();
@@ -178,7 +181,7 @@ fn serve(place: &Place, (root, image): &(PathBuf, Image)) -> (RunningContainer, 
     let container = Container::of(root, &image.config)
         .bind(&readable, "/etc/kubeconfig", &["ro"])
         .env("KUBECONFIG", "/etc/kubeconfig")
-        .env("ExecutorEphemeralNamespace", RUNS)
+        .env("ExecutorEphemeralNamespace", &place.runs)
         .env("ExecutorEphemeralSecret", "")
         .env(env::INTERNAL_SECRET, &secret)
         .env(env::LISTEN, "127.0.0.1:0")

@@ -7,7 +7,7 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use test_cluster::{ADMIN, CONTROLLERS, Fault, Node, State};
+use test_cluster::{ADMIN, Fault, Node, State};
 
 use api_launcher::verdict::WaitReason;
 use integration_tests::{Repository, job};
@@ -15,8 +15,6 @@ use integration_tests::{Repository, job};
 use super::endings::{begun, endless};
 use super::{LAUNCHER, Launcher, Place, name, post_all};
 
-/// More than a controller tries within a test.
-const ALWAYS: usize = 100_000;
 const NODE_SELECTOR: &str = "EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS";
 
 impl Place {
@@ -177,7 +175,8 @@ async fn a_run_no_node_takes_ends_in_the_words_of_the_scheduler() {
     let launcher = place.serve_reporting();
     let plan = on_ssd(job::plan(&Repository::fixture()));
     let plan = place.dispatch(&launcher, plan).await;
-    let words = "0/1 nodes are available";
+    // A real scheduler counts the nodes of others too.
+    let words = " nodes are available";
     let impatience = [(env::UNSCHEDULABLE_SECONDS, "1")];
     let _launcher = place
         .lose_patience(launcher, &plan, (WaitReason::Node, words), &impatience)
@@ -188,12 +187,11 @@ async fn a_run_no_node_takes_ends_in_the_words_of_the_scheduler() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_admission_refuses_ends_the_run_in_its_words() {
     let place = Place::new().await;
-    let refusal = Fault::AdmissionRefused("runs need an owner".to_owned());
-    let faults = place.cluster.faults();
-    faults.next_of(CONTROLLERS, ALWAYS, "create", "pods", refusal);
+    let words = "runs need an owner";
+    let refused = place.cluster.refuse_pods(&place.runs, words);
+    refused.await.unwrap();
     let launcher = place.serve_reporting();
     let plan = place.dispatched(&launcher).await;
-    let words = "runs need an owner";
     let impatience = [
         (env::NO_POD_EXPLAIN_SECONDS, "1"),
         (env::NO_POD_SECONDS, "1"),
@@ -209,8 +207,7 @@ async fn a_pod_that_admission_refuses_ends_the_run_in_its_words() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quota_is_waited_for_until_the_deadline() {
     let place = Place::new().await;
-    let faults = place.cluster.faults();
-    faults.next_of(CONTROLLERS, ALWAYS, "create", "pods", Fault::QuotaExceeded);
+    place.cluster.allow_no_pod(&place.runs).await.unwrap();
     // Longer than it takes to be told of the quota, and shorter than the run is waited for.
     let launcher = place.serve_reporting_with(&[
         (env::NO_POD_EXPLAIN_SECONDS, "1"),

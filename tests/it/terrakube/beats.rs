@@ -15,7 +15,7 @@ use test_cluster::{ADMIN, Fault as ClusterFault, State};
 use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
 
 use super::{Gate, Ground, POLL, Stage, quick};
-use crate::kubernetes::{LAUNCHER, Launcher, PATIENCE, Place, RUNS};
+use crate::kubernetes::{LAUNCHER, Launcher, PATIENCE, Place};
 use crate::site;
 
 /// What the platform gives a job that nobody beats for: less than any run here takes, and time enough for a launcher to
@@ -26,7 +26,8 @@ const LEASE: &str = "mayfly-launcher";
 
 impl Stage {
     fn leases(&self) -> Api<Lease> {
-        Api::namespaced(self.place().cluster.client(ADMIN).unwrap(), RUNS)
+        let place = self.place();
+        Api::namespaced(place.cluster.client(ADMIN).unwrap(), &place.runs)
     }
 
     /// Who watches, or did.
@@ -232,7 +233,8 @@ async fn a_run_whose_node_dies_is_lost_in_a_minute_and_no_other_pod_begins_it_ag
     let (stage, _gate, _launcher, job) = Stage::at_work(Duration::from_hours(1)).await;
     stage.until_sign(job, Sign::Executor).await;
     let cluster = &stage.place().cluster;
-    let pods = cluster.state(RUNS).await.unwrap().pods;
+    let runs = &stage.place().runs;
+    let pods = cluster.state(runs).await.unwrap().pods;
     assert_eq!(pods.len(), 1);
     cluster.silence_node(&pods[0]).await.unwrap();
     // What it beat last counts for a shorter time here.
@@ -255,7 +257,7 @@ async fn a_run_whose_node_dies_is_lost_in_a_minute_and_no_other_pod_begins_it_ag
         ended.find(|condition| condition.type_ == "Failed" && condition.status == "True")?;
         Some(state.pods.clone())
     };
-    let left = cluster.wait_for(RUNS, PATIENCE, over).await.unwrap();
+    let left = cluster.wait_for(runs, PATIENCE, over).await.unwrap();
     let another = |pod: &Pod| pod.metadata.uid != pods[0].metadata.uid;
     assert!(!left.iter().any(another), "{left:?}");
     stage.platform.assert_kept().await;

@@ -393,8 +393,9 @@ async fn under_a_stock_launcher_without_redis_neither() {
 async fn the_pod_that_follows_does_nothing(redis: bool) {
     let ground = Place::new().await;
     let client = ground.cluster.client(ADMIN).unwrap();
+    let jobs = Api::<Job>::namespaced(client, &ground.runs);
     let create = move |data: Value| {
-        let jobs = Api::<Job>::namespaced(client.clone(), crate::kubernetes::RUNS);
+        let jobs = jobs.clone();
         async move {
             let mut job: Job = serde_json::from_value(super::stock::manifest(&data, 1)).unwrap();
             job.spec.as_mut().unwrap().backoff_limit = Some(1);

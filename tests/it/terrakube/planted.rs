@@ -28,7 +28,7 @@ use test_peers::s3::{self, S3};
 use test_platform::{Flow, NewJob, Outputs, Platform, Status, Variable, Workspace};
 
 use super::{Gate, Ground, Settings, Stage, quick};
-use crate::kubernetes::{Launcher, Place, RUNS};
+use crate::kubernetes::{Launcher, Place};
 
 /// What the tool says once a run has come to the gate: not that it is about to.
 const AT_THE_GATE: &str = "(local-exec): at-the-gate";
@@ -505,7 +505,8 @@ impl Scene {
     async fn objects(&self) -> Vec<(String, Vec<u8>)> {
         let place = self.stage.place();
         let state = place.state().await;
-        let leases = Api::<Lease>::namespaced(place.cluster.client(ADMIN).unwrap(), RUNS);
+        let client = place.cluster.client(ADMIN).unwrap();
+        let leases = Api::<Lease>::namespaced(client, &place.runs);
         let leases = leases.list(&ListParams::default()).await.unwrap().items;
         let of_secrets: Vec<_> = state
             .secrets
@@ -610,7 +611,8 @@ async fn carry_out(scene: &Scene, findings: &mut Findings) -> u32 {
         .into_iter()
         .find(|pod| pod.starts_with(&name))
         .unwrap();
-    let api = Api::<Pod>::namespaced(stage.place().cluster.client(ADMIN).unwrap(), RUNS);
+    let client = stage.place().cluster.client(ADMIN).unwrap();
+    let api = Api::<Pod>::namespaced(client, &stage.place().runs);
     api.delete(&pod, &DeleteParams::default()).await.unwrap();
     platform.until_job(ended, Status::Failed).await;
     well
@@ -665,10 +667,12 @@ async fn planted_secrets_are_nowhere_they_should_not_be() {
             .and_then(|status| status.phase.as_deref());
         phase.is_some_and(|phase| ["Succeeded", "Failed"].contains(&phase))
     };
-    let cluster = &stage.place().cluster;
-    let ended = cluster.wait_for(RUNS, Duration::from_mins(1), |state| {
-        state.pods.iter().all(is_over).then_some(())
-    });
+    let place = stage.place();
+    let ended = place
+        .cluster
+        .wait_for(&place.runs, Duration::from_mins(1), |state| {
+            state.pods.iter().all(is_over).then_some(())
+        });
     assert!(ended.await.is_ok(), "a pod does not end");
     // Container logs, termination messages and volumes among them.
     let nodes = contents(stage.place().cluster.folder());

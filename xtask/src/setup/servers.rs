@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use images::base::Base;
 
 use super::Purpose;
@@ -26,6 +26,8 @@ const SCAN: &str = include_str!("../../../tests/chart/requirements/scan.txt");
 const AZURITE: &str = "azurite@3.35.0";
 /// Holds promtool, which reads the alert rules. Its server, user and service are not wanted.
 const PROMETHEUS: &str = "prometheus";
+/// Where a package's files lie.
+const UNPACKED: &str = "unpacked";
 const WITHOUT_PROMTOOL: &str =
     "the tests need promtool: put it on PATH (prometheus.io/download, or your package manager)";
 
@@ -184,44 +186,50 @@ fn promtool(folder: &Path) -> Result<()> {
     if which::which("promtool").is_ok() {
         return Ok(());
     }
+    let program = from_debian(PROMETHEUS, "usr/bin/promtool", folder).context(WITHOUT_PROMTOOL)?;
+    let programs = folder.join("bin");
+    fs::create_dir(&programs)
+        .and_then(|()| fs::rename(program, programs.join("promtool")))
+        .and_then(|()| fs::remove_dir_all(folder.join(UNPACKED)))
+        .with_context(|| format!("could not tidy `{}`", folder.display()))
+}
+
+/// A program of a Debian package that is not installed. What else the package holds lies beside it in `folder`.
+pub(super) fn from_debian(name: &str, program: &str, folder: &Path) -> Result<PathBuf> {
     if which::which("apt-get").is_err() {
-        bail!(WITHOUT_PROMTOOL);
+        bail!("there is no apt-get");
     }
     let download = || {
         let mut command = Command::new("apt-get");
-        command.args(["-q", "download", PROMETHEUS]);
+        command.args(["-q", "download", name]);
         command
             .current_dir(folder)
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         command
     };
-    if run_stage("promtool", &mut download()).is_err() {
+    if run_stage(name, &mut download()).is_err() {
         run_stage(
             "package index",
             Command::new("apt-get")
                 .args(["-q", "update"])
                 .stdout(Stdio::null()),
         )
-        .and_then(|()| run_stage("promtool", &mut download()))
-        .with_context(|| WITHOUT_PROMTOOL)?;
+        .and_then(|()| run_stage(name, &mut download()))?;
     }
-    let package = package(folder).with_context(|| "apt-get downloaded no package of promtool")?;
-    let unpacked = folder.join("unpacked");
+    let package = package(folder).context("apt-get downloaded no package")?;
+    let unpacked = folder.join(UNPACKED);
     run_stage(
-        "promtool's package",
+        "unpacking",
         Command::new("dpkg-deb")
             .arg("-x")
             .arg(&package)
             .arg(&unpacked),
     )?;
-    let programs = folder.join("bin");
-    fs::create_dir(&programs)
-        .and_then(|()| fs::rename(unpacked.join("usr/bin/promtool"), programs.join("promtool")))
-        .with_context(|| "the package holds no promtool")?;
-    fs::remove_dir_all(&unpacked)
-        .and_then(|()| fs::remove_file(&package))
-        .with_context(|| format!("could not tidy `{}`", folder.display()))
+    fs::remove_file(&package).with_context(|| format!("could not tidy `{}`", folder.display()))?;
+    let program = unpacked.join(program);
+    ensure!(program.is_file(), "{name} holds no `{}`", program.display());
+    Ok(program)
 }
 
 /// The Debian package in a folder.

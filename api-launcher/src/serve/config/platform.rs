@@ -47,7 +47,7 @@ pub(crate) enum PlatformSetupError {
 impl From<&SettingProblem> for Problem {
     fn from(problem: &SettingProblem) -> Self {
         Self {
-            variable: problem.variable.to_owned(),
+            variable: problem.variable.clone(),
             text: problem.text.clone(),
         }
     }

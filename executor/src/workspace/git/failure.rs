@@ -1,6 +1,6 @@
 //! What git's stderr means, for people. Pure; git must have run under `LC_ALL=C`.
 
-use super::super::Fault;
+use super::super::ErrorKind;
 use super::super::source::mask_userinfo;
 
 /// The kinds of failure that each need another answer.
@@ -141,16 +141,16 @@ impl GitFailure {
     }
 
     /// Who can do something about it. Only what may pass by itself is worth a second start.
-    pub(super) fn fault(self) -> Fault {
+    pub(super) fn kind(self) -> ErrorKind {
         match self {
-            Self::Unreachable | Self::DiskFull | Self::Other => Fault::Infrastructure,
+            Self::Unreachable | Self::DiskFull | Self::Other => ErrorKind::Infrastructure,
             Self::Certificate
             | Self::HostKey
             | Self::PrivateKey
             | Self::AuthRefused
             | Self::NoRepository
             | Self::NoReference
-            | Self::BadAddress => Fault::User,
+            | Self::BadAddress => ErrorKind::User,
         }
     }
 

@@ -141,7 +141,7 @@ async fn an_unreachable_commit_is_named(#[case] commit: &str) {
             "{error}"
         );
         assert!(error.to_string().contains(commit));
-        assert_eq!(error.fault(), Fault::User);
+        assert_eq!(error.kind(), ErrorKind::User);
         assert!(error.hint().is_some());
     }
 }
@@ -156,7 +156,7 @@ async fn a_missing_branch_is_named() {
         error.to_string(),
         format!("`{source}` has no branch or tag `nowhere`")
     );
-    assert_eq!(error.fault(), Fault::User);
+    assert_eq!(error.kind(), ErrorKind::User);
 }
 
 #[tokio::test]
@@ -170,13 +170,13 @@ async fn a_missing_repository_is_told_from_an_unreachable_server() {
     ] {
         let error = bench.prepare(&job(&source, "main")).await.unwrap_err();
         assert_eq!(failure(&error), Some(GitFailure::NoRepository), "{error}");
-        assert_eq!(error.fault(), Fault::User);
+        assert_eq!(error.kind(), ErrorKind::User);
     }
     let nobody = Port::take().unwrap();
     let source = format!("http://{}/repo.git", nobody.address());
     let error = bench.prepare(&job(&source, "main")).await.unwrap_err();
     assert_eq!(failure(&error), Some(GitFailure::Unreachable), "{error}");
-    assert_eq!(error.fault(), Fault::Infrastructure);
+    assert_eq!(error.kind(), ErrorKind::Infrastructure);
 }
 
 #[tokio::test]
@@ -186,7 +186,7 @@ async fn a_busy_server_is_worth_another_start() {
         .prepare(&job(&format!("{}/r", server.url()), "main"))
         .await
         .unwrap_err();
-    assert_eq!(error.fault(), Fault::Infrastructure, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Infrastructure, "{error}");
 }
 
 #[tokio::test]

@@ -138,13 +138,13 @@ fn scheme_host_and_port_decide_who_sees_the_token() {
 }
 
 #[rstest]
-#[case(401, Fault::User, 1)]
-#[case(404, Fault::User, 1)]
-#[case(503, Fault::Infrastructure, 3)]
+#[case(401, ErrorKind::User, 1)]
+#[case(404, ErrorKind::User, 1)]
+#[case(503, ErrorKind::Infrastructure, 3)]
 #[tokio::test]
 async fn answers_that_are_no_content_are_told_apart(
     #[case] status: u16,
-    #[case] fault: Fault,
+    #[case] kind: ErrorKind,
     #[case] attempts: usize,
 ) {
     let server = Server::start(move |_| Response::new(status, "")).unwrap();
@@ -153,7 +153,7 @@ async fn answers_that_are_no_content_are_told_apart(
         .prepare(&content_job(&source))
         .await
         .unwrap_err();
-    assert_eq!(error.fault(), fault);
+    assert_eq!(error.kind(), kind);
     assert!(error.to_string().contains(&status.to_string()), "{error}");
     assert!(!chain(&error).contains("s3cr3t"));
     assert_eq!(server.requests().len(), attempts);
@@ -177,7 +177,7 @@ async fn a_transfer_that_breaks_off_is_tried_again_and_then_reported() {
         ),
         "{error}"
     );
-    assert_eq!(error.fault(), Fault::Infrastructure);
+    assert_eq!(error.kind(), ErrorKind::Infrastructure);
     assert_eq!(server.requests().len(), 3);
 }
 
@@ -188,7 +188,7 @@ async fn an_unreachable_platform_is_not_the_users_fault() {
         .prepare(&content_job(&format!("http://{}", nobody.address())))
         .await
         .unwrap_err();
-    assert_eq!(error.fault(), Fault::Infrastructure);
+    assert_eq!(error.kind(), ErrorKind::Infrastructure);
     assert!(error.hint().is_some());
 }
 
@@ -226,7 +226,7 @@ async fn endless_redirects_and_other_schemes_end() {
         .prepare(&content_job(&server.url()))
         .await
         .unwrap_err();
-    assert_eq!(error.fault(), Fault::User);
+    assert_eq!(error.kind(), ErrorKind::User);
 }
 
 #[rstest]
@@ -241,7 +241,7 @@ async fn unusable_addresses_of_content_are_the_users_to_mend(#[case] source: &st
         .prepare(&content_job(source))
         .await
         .unwrap_err();
-    assert_eq!(error.fault(), Fault::User, "{error}");
+    assert_eq!(error.kind(), ErrorKind::User, "{error}");
 }
 
 fn workspace(root: &Path) -> Workspace {
@@ -298,7 +298,7 @@ fn other_folders_are_refused_by_name(#[case] folder: &str, #[case] message: &str
         .working_dir(&in_folder(Some(folder)))
         .unwrap_err();
     assert_eq!(error.to_string(), message);
-    assert_eq!(error.fault(), Fault::User);
+    assert_eq!(error.kind(), ErrorKind::User);
     assert!(error.hint().is_some());
 }
 

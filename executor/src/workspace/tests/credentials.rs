@@ -114,7 +114,7 @@ async fn refused_credentials_are_named_and_not_shown() {
     for job in [github(&source, TOKEN), job(&source, "main")] {
         let error = Bench::new().prepare(&job).await.unwrap_err();
         assert_eq!(failure(&error), Some(GitFailure::AuthRefused), "{error}");
-        assert_eq!(error.fault(), Fault::User);
+        assert_eq!(error.kind(), ErrorKind::User);
         assert!(error.to_string().starts_with(&format!(
             "could not clone `{source}`: the server refused the credentials: "
         )));
@@ -285,7 +285,7 @@ async fn host_keys_are_checked_when_a_file_says_so() {
         bench.config.known_hosts = Some(known.clone());
         let error = bench.prepare(&job).await.unwrap_err();
         assert_eq!(failure(&error), Some(GitFailure::HostKey), "{error}");
-        assert_eq!(error.fault(), Fault::User);
+        assert_eq!(error.kind(), ErrorKind::User);
     }
 }
 
@@ -451,7 +451,7 @@ mod azure {
             "could not acquire a token for Azure DevOps: the client secret was refused with status \
              401 Unauthorized: invalid_client: AADSTS7000215: wrong."
         );
-        assert_eq!(error.fault(), Fault::User);
+        assert_eq!(error.kind(), ErrorKind::User);
         assert_eq!(authority.requests().len(), 1);
     }
 
@@ -479,6 +479,6 @@ mod azure {
             "{}",
             chain(&error)
         );
-        assert_eq!(error.fault(), Fault::User);
+        assert_eq!(error.kind(), ErrorKind::User);
     }
 }

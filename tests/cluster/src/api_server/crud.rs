@@ -29,6 +29,12 @@ pub(crate) fn now() -> String {
     at(k8s_openapi::jiff::Timestamp::now())
 }
 
+/// With the fractions a `MicroTime` has.
+pub(crate) fn micro_now() -> String {
+    let now = k8s_openapi::jiff::Timestamp::now();
+    now.strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
+}
+
 fn at(time: k8s_openapi::jiff::Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

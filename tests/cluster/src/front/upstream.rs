@@ -18,9 +18,8 @@ use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client, Config};
 use serde_json::Value;
-use tokio::sync::{RwLock, RwLockWriteGuard};
 
-use crate::api_server::authorizer::{ADMIN, Action, Rule, sentence};
+use crate::api_server::authorizer::{Action, Rule, sentence};
 use crate::api_server::request::Target;
 use crate::api_server::status::ApiError;
 
@@ -52,8 +51,6 @@ pub(crate) struct Upstream {
     client: Client,
     /// What those may do who are restricted.
     grants: Mutex<HashMap<String, Vec<Granted>>>,
-    /// Held to write while the server starts anew.
-    running: RwLock<()>,
 }
 
 impl std::fmt::Debug for Upstream {
@@ -70,14 +67,7 @@ impl Upstream {
         Ok(Self {
             client: Client::try_from(config)?,
             grants: Mutex::default(),
-            running: RwLock::default(),
         })
-    }
-
-    /// To be held while the server starts anew. Who is tested gets no answer meanwhile; the test itself waits, since it did
-    /// not ask for that: it wanted a history forgotten, which takes no time in the server of this process.
-    pub(crate) async fn away(&self) -> RwLockWriteGuard<'_, ()> {
-        self.running.write().await
     }
 
     /// A client that goes past the front: unrecorded, untouched by faults.
@@ -107,10 +97,6 @@ impl Upstream {
         }
         let body = axum::body::to_bytes(Body::new(body), BODY).await?;
         let request = Request::from_parts(parts, kube::client::Body::from(body));
-        let _running = match identity {
-            ADMIN => Some(self.running.read().await),
-            _ => None,
-        };
         let (mut parts, body) = self.client.send(request).await?.into_parts();
         hop_by_hop(&mut parts.headers);
         Ok(Response::from_parts(parts, Body::new(body)))

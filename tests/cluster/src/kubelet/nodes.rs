@@ -1,9 +1,9 @@
 //! The nodes of a cluster, as far as a pod can tell them apart: labels and taints.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 use k8s_openapi::api::core::v1::{Pod, Toleration};
+use tokio::sync::watch;
 
 /// Keeps pods away that do not tolerate it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub struct Node {
 
 /// The nodes of a cluster; one without labels and taints from the start.
 #[derive(Debug)]
-pub struct Nodes(Mutex<Vec<Node>>);
+pub struct Nodes(watch::Sender<Vec<Node>>);
 
 impl Default for Nodes {
     fn default() -> Self {
@@ -38,29 +38,33 @@ impl Default for Nodes {
             labels: BTreeMap::new(),
             taints: Vec::new(),
         };
-        Self(Mutex::new(vec![node]))
+        Self(watch::Sender::new(vec![node]))
     }
 }
 
 impl Nodes {
     /// Adds a node, or replaces the one of this name.
     pub fn set(&self, node: Node) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|other| other.name != node.name);
-        all.push(node);
+        self.0.send_modify(|all| {
+            all.retain(|other| other.name != node.name);
+            all.push(node);
+        });
     }
 
     /// No pod is put on this node any more.
     pub fn remove(&self, name: &str) {
         self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|node| node.name != name);
+            .send_modify(|all| all.retain(|node| node.name != name));
+    }
+
+    /// All of them, now and after every change.
+    pub(crate) fn follow(&self) -> watch::Receiver<Vec<Node>> {
+        self.0.subscribe()
     }
 
     /// The node a pod fits, or the words of the scheduler.
     pub(crate) fn place(&self, pod: &Pod) -> Result<String, String> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.borrow();
         let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
         for node in all.iter() {
             match unfit(node, pod) {

@@ -1,0 +1,158 @@
+//! What a run connects to beside its tool: the platform, and the Redis between the two. Decides from the settings which
+//! these are. Knows nothing of what is sent.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use job_contract::{JobData, Records, chain};
+use platform::heartbeat::Heartbeat;
+use platform::live::LiveStream;
+use platform::local::LocalPlatform;
+use platform::redis::Redis;
+use platform::sinks::{ApiLog, ApiSink, Bearer, RedisLog, RedisSink};
+use platform::terrakube::{Terrakube, TokenSource, token};
+use platform::{Platform, PlatformError};
+use run_log::{LimitedSink, Sink};
+use runtime::Deadline;
+use tracing::warn;
+
+use crate::config::{Config, Folders};
+use crate::error::StepError;
+use crate::stop::Stop;
+use crate::workspace::ContentToken;
+
+/// How long the outcome is reported to a platform of files.
+const LOCAL_PATIENCE: Duration = Duration::from_mins(1);
+
+/// The platform, and the Redis that belongs to it, if there is one.
+#[derive(Clone, Debug)]
+pub(crate) struct Connections {
+    pub(crate) platform: Platform,
+    pub(crate) redis: Option<Redis>,
+    log_via_api: bool,
+    live_log_max_bytes: u64,
+}
+
+impl Connections {
+    /// The connections as they are configured. Nothing is connected yet.
+    pub(crate) fn open(config: &Config, folders: &Folders) -> Result<Self, StepError> {
+        let (terrakube, redis) = config.network()?;
+        if terrakube.is_none() && config.run.records == Some(Records::Pod) {
+            warn!("the record of this step ends with its pod: nobody may start the step again");
+        }
+        let platform = match terrakube {
+            Some(settings) => Platform::Terrakube(
+                Terrakube::new(settings, redis.clone()).map_err(PlatformError::from)?,
+            ),
+            None => Platform::Local(LocalPlatform::new(&folders.data)),
+        };
+        Ok(Self {
+            platform,
+            redis,
+            log_via_api: config.run.log_via_api,
+            live_log_max_bytes: config.run.live_log_max_bytes,
+        })
+    }
+
+    /// The connection to the API alone, for reporting that the rest cannot be opened.
+    pub(crate) fn to_api(config: &Config) -> Option<Self> {
+        let terrakube = Terrakube::new(config.api()?, None).ok()?;
+        Some(Self {
+            platform: Platform::Terrakube(terrakube),
+            redis: None,
+            log_via_api: config.run.log_via_api,
+            live_log_max_bytes: config.run.live_log_max_bytes,
+        })
+    }
+
+    /// Whether there is no platform but the records in the data folder, which another pod may not have.
+    pub(crate) const fn is_local(&self) -> bool {
+        matches!(self.platform, Platform::Local(_))
+    }
+
+    const fn terrakube(&self) -> Option<&Terrakube> {
+        match &self.platform {
+            Platform::Local(_) => None,
+            Platform::Terrakube(terrakube) => Some(terrakube),
+        }
+    }
+
+    /// Signs of life for the job, from now on. A run without them goes on: the platform may be patient.
+    pub(crate) fn heartbeat(&self, job_id: &str) -> Option<Heartbeat> {
+        let redis = self.redis.as_ref()?;
+        Heartbeat::start(redis, job_id)
+            .inspect_err(|error| warn!(error = chain(error), "the run has no heartbeat"))
+            .ok()
+    }
+
+    /// Where people follow the run's log while it runs.
+    pub(crate) fn live_log(&self, job: &JobData) -> Option<Box<dyn Sink>> {
+        let whole = self.whole_live_log(job)?;
+        Some(Box::new(LimitedSink::new(whole, self.live_log_max_bytes)))
+    }
+
+    fn whole_live_log(&self, job: &JobData) -> Option<Box<dyn Sink>> {
+        if let (true, Some(terrakube)) = (self.log_via_api, self.terrakube()) {
+            let tokens = terrakube.config().tokens.clone();
+            return Some(Box::new(ApiSink::new(ApiLog {
+                base: terrakube.config().api_url.clone(),
+                job_id: job.job_id.parse().ok()?,
+                step_id: job.step_id.clone(),
+                bearer: Bearer::new(move || tokens.mint(token::CALL)),
+            })));
+        }
+        let redis = self.redis.clone()?;
+        Some(Box::new(RedisSink::new(&RedisLog {
+            redis,
+            job_id: job.job_id.clone(),
+            step_id: job.step_id.clone(),
+        })))
+    }
+
+    /// The live picture of an operation.
+    pub(crate) fn live_picture(&self, job: &JobData) -> Option<LiveStream> {
+        let redis = self.redis.clone()?;
+        Some(LiveStream::start(redis, &job.job_id, &job.step_id))
+    }
+
+    /// What the platform's tokens are minted with.
+    pub(crate) fn tokens(&self) -> Option<&TokenSource> {
+        Some(&self.terrakube()?.config().tokens)
+    }
+
+    /// The token for the content of a CLI-driven run: for the platform's own addresses, and none but them.
+    pub(crate) fn content_token(&self) -> Option<ContentToken> {
+        let config = self.terrakube()?.config();
+        let tokens = config.tokens.clone();
+        Some(ContentToken {
+            origins: vec![config.public_url.origin(), config.api_url.origin()],
+            mint: Arc::new(move || tokens.mint(token::BRIEF)),
+        })
+    }
+
+    /// Hosts the tool may show a token to: the module registry, and the API itself (contract 8.7).
+    pub(crate) fn tool_hosts(&self) -> Vec<String> {
+        let Some(config) = self.terrakube().map(Terrakube::config) else {
+            return Vec::new();
+        };
+        let api = config
+            .public_url
+            .host_str()
+            .map(|host| match config.public_url.port() {
+                Some(port) => format!("{host}:{port}"),
+                None => host.to_owned(),
+            });
+        let mut hosts: Vec<String> = config.registry_domain.clone().into_iter().collect();
+        hosts.extend(api.filter(|api| config.registry_domain.as_ref() != Some(api)));
+        hosts
+    }
+
+    /// How long the end of a run is reported: minutes, unless the process is about to be killed. After a stop order
+    /// until this long after it.
+    pub(crate) fn deadline(&self, stop: &Stop, until: Duration) -> Deadline {
+        let deadline = self.terrakube().map_or(LOCAL_PATIENCE, |terrakube| {
+            terrakube.config().report_patience
+        });
+        stop.deadline(deadline, until)
+    }
+}

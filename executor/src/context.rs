@@ -1,0 +1,235 @@
+//! What every phase of one run works with: the job, the settings, and everything that is opened for the run.
+//!
+//! Knows neither the phases nor their order.
+
+use std::future::Future;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use artifact_store::{Store, StoreError};
+use job_contract::keys::ObjectKey;
+use job_contract::progress::Phase;
+use job_contract::{JobData, StepType, chain, env};
+use nix::unistd::{AccessFlags, eaccess};
+use platform::StepRef;
+use platform::StepView;
+use run_log::{FileSink, LogConfig, Redactor, RunLog, Sink, StdoutSink, secrets_of};
+use runtime::Deadline;
+use runtime::private_file::private_folder;
+use secrecy::ExposeSecret as _;
+use serde_json::{Map, Value};
+use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::warn;
+
+use crate::banner::Palette;
+use crate::child_env::ChildEnv;
+use crate::config::{Config, Folders};
+use crate::connections::Connections;
+use crate::error::StepError;
+use crate::phase_timer::PhaseTimer;
+use crate::running_report::RepeatedReport;
+use crate::stop::{Budget, Stop};
+use crate::store_watch;
+use crate::workspace::{self, Layout};
+
+/// How long the platform may take for the job context.
+const CONTEXT_TIME: Duration = Duration::from_secs(10);
+
+/// One run: the job, the settings, and everything opened for it.
+#[derive(Debug)]
+pub(crate) struct RunContext<'c> {
+    pub(crate) job: JobData,
+    pub(crate) step_type: StepType,
+    pub(crate) step: StepRef,
+    pub(crate) config: &'c Config,
+    pub(crate) folders: Folders,
+    pub(crate) layout: Layout,
+    pub(crate) log: RunLog,
+    pub(crate) connections: Connections,
+    pub(crate) store: Store,
+    pub(crate) env: ChildEnv,
+    pub(crate) stop: Stop,
+    pub(crate) budget: Budget,
+    pub(crate) timer: PhaseTimer,
+    /// Whether the run waits for its turn, which is no silence.
+    pub(crate) waiting: Arc<AtomicBool>,
+    /// The report that the step runs, as long as it has to be repeated.
+    pub(crate) repeated_report: OnceLock<RepeatedReport>,
+    /// What the platform said when it let the step run.
+    pub(crate) view: OnceLock<StepView>,
+    /// Writes to the log while the store fails.
+    _store_watch: Option<AbortOnDropHandle<()>>,
+}
+
+impl<'c> RunContext<'c> {
+    /// Opens everything a run needs; nothing has been fetched or asked yet.
+    pub(crate) fn open(
+        config: &'c Config,
+        folders: Folders,
+        connections: Connections,
+        job: JobData,
+        stop: Stop,
+    ) -> Result<Self, StepError> {
+        job.validate()?;
+        let step_type = job.step_type()?;
+        let store = config.store.open(&folders)?;
+        let mut env = ChildEnv::new(std::env::vars_os(), &config.run.env_forward, &job)?;
+        if env.get("HOME").is_none() {
+            env.set("HOME", &folders.home.to_string_lossy())?;
+        }
+        for folder in [&folders.work, &folders.checkouts] {
+            private_folder(folder)
+                .and_then(|folder| Ok(eaccess(folder, AccessFlags::W_OK)?))
+                .map_err(|source| StepError::work_folder(folder, source))?;
+        }
+        let layout = Layout::create(workspace::Site {
+            work_dir: &folders.work,
+            checkouts: &folders.checkouts,
+            name: &format!("{}_{}", job.organization_id, job.workspace_id),
+        })?;
+        let log = open_log(config, &job, &layout, &store)?;
+        let store_watch = store_watch::start(&store, log.writer());
+        Ok(Self {
+            step: StepRef::of(&job),
+            connections,
+            repeated_report: OnceLock::new(),
+            view: OnceLock::new(),
+            store,
+            budget: Budget::of(config.run.grace_period(step_type)),
+            timer: PhaseTimer::default(),
+            waiting: Arc::default(),
+            job,
+            step_type,
+            config,
+            folders,
+            layout,
+            log,
+            env,
+            stop,
+            _store_watch: store_watch,
+        })
+    }
+
+    /// How long the platform is asked or told something.
+    pub(crate) fn deadline(&self) -> Deadline {
+        self.connections.deadline(&self.stop, self.budget.saving)
+    }
+
+    /// How long something is tried that saves results.
+    pub(crate) fn while_saving(&self, limit: Duration) -> Deadline {
+        self.stop.deadline(limit, self.budget.saving)
+    }
+
+    /// Waits for the store, after a stop order as long as there is time.
+    pub(crate) async fn stored<T>(
+        &self,
+        storing: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StepError> {
+        // The store's client gives up by itself.
+        let deadline = self.while_saving(Duration::MAX);
+        tokio::select! {
+            biased;
+            stored = storing => Ok(stored?),
+            () = deadline.over() => Err(StepError::infrastructure(
+                "the object store did not take it in time",
+            )),
+        }
+    }
+
+    /// Gives up work that may be repeated when a stop order comes: nothing has been changed yet.
+    pub(crate) async fn unless_stopped<T>(
+        &self,
+        work: impl Future<Output = Result<T, StepError>>,
+    ) -> Result<T, StepError> {
+        tokio::select! {
+            biased;
+            _ = self.stop.ordered() => Err(StepError::stopped()),
+            result = work => result,
+        }
+    }
+
+    /// The job context, or an empty one where it is not available: no platform needs it for running a job, and not every
+    /// installation lets an executor reach it.
+    pub(crate) async fn job_context(&self) -> Map<String, Value> {
+        match timeout(CONTEXT_TIME, self.connections.platform.context(&self.step)).await {
+            Ok(Ok(context)) => return context,
+            Ok(Err(error)) => warn!(
+                error = chain(&error),
+                "the job context is not available, going on without it"
+            ),
+            Err(_) => warn!("the job context is not available in time, going on without it"),
+        }
+        Map::new()
+    }
+
+    /// Writes into the run's log why the run ends; the platform shows nothing else.
+    pub(crate) async fn log_error(&self, error: Option<&str>, hint: Option<&str>) {
+        if let Some(error) = error {
+            self.log_failure(&format!("error: {error}")).await;
+        }
+        if let Some(hint) = hint {
+            self.log.writer().line(&format!("hint: {hint}")).await;
+        }
+    }
+
+    /// Writes a line about a failure into the run's log.
+    pub(crate) async fn log_failure(&self, text: &str) {
+        let line = self.palette().failure(text);
+        self.log.writer().line(&line).await;
+    }
+
+    /// Writes what a command has printed into the run's log.
+    pub(crate) async fn log_output(&self, output: &[u8]) {
+        let mut log = self.log.writer();
+        log.write(output).await;
+        log.close().await;
+    }
+
+    /// Colours of what Mayfly itself writes.
+    pub(crate) const fn palette(&self) -> Palette {
+        Palette {
+            color: self.config.run.color_output,
+        }
+    }
+
+    /// Times a phase and announces its beginning and end.
+    pub(crate) async fn phase<T, E>(
+        &self,
+        phase: Phase,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        self.timer.time(phase, work, Result::is_ok).await
+    }
+}
+
+/// Where the run's log is stored.
+pub(crate) fn output_key(job: &JobData) -> ObjectKey {
+    ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id)
+}
+
+fn open_log(
+    config: &Config,
+    job: &JobData,
+    layout: &Layout,
+    store: &Store,
+) -> Result<RunLog, StepError> {
+    let mut secrets = secrets_of(job);
+    let own = store
+        .secrets()
+        .into_iter()
+        .chain(config.platform.secrets())
+        .chain(config.redis.secrets());
+    secrets.extend(own.map(|secret| secret.expose_secret().to_owned()));
+    secrets.extend(std::env::var(env::REPORT_KEY));
+    let mut sinks: Vec<Box<dyn Sink>> = vec![Box::new(StdoutSink::open()?)];
+    if let Some(file) = &config.run.log_file {
+        sinks.push(Box::new(FileSink::new(file.clone())));
+    }
+    Ok(RunLog::start(
+        LogConfig::new(layout.spool()),
+        Redactor::new(secrets),
+        sinks,
+    )?)
+}

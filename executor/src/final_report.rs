@@ -1,0 +1,135 @@
+//! The end of the process: the final report and the exit code. The report names its author and is sealed, because the code
+//! that a run executes can write to the same file.
+//!
+//! Knows nothing of how the step came to its outcome.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use job_contract::report::{Author, FinalReport, ReportKey};
+use job_contract::{Exit, JobData, env};
+use nix::fcntl::OFlag;
+use platform::report_key;
+use runtime::setting::SettingProblem;
+use tracing::debug;
+
+use crate::config::{Config, TERMINATION_LOG_PATH};
+
+/// A run that is over: its final report, and whether the platform knows the outcome.
+#[derive(Debug)]
+pub(crate) struct FinishedRun {
+    pub(crate) report: FinalReport,
+    pub(crate) reported: bool,
+}
+
+impl FinishedRun {
+    /// The exit code of the process. Under a launcher that repeats failed pods a reported outcome must not look like a
+    /// failed pod (contract 11.1). An unreported one must not look like a good end, nor like `Infrastructure`, which would
+    /// promise that starting again is safe.
+    pub(crate) fn exit_code(&self, config: &Config) -> u8 {
+        if self.reported && !config.run.outcome_exit_code {
+            Exit::Done.code()
+        } else if !self.reported && self.report.outcome == Exit::Done.code() {
+            Exit::StepFailed.code()
+        } else {
+            self.report.outcome
+        }
+    }
+}
+
+/// A report that so far says only which step it is about.
+pub(crate) fn identify(job: &JobData) -> FinalReport {
+    FinalReport {
+        job_id: job.job_id.clone(),
+        step_id: job.step_id.clone(),
+        step_type: job.step_type.clone(),
+        ..FinalReport::default()
+    }
+}
+
+/// The process as the author of its final report.
+#[derive(Debug)]
+pub(crate) struct ReportWriter {
+    key: Option<ReportKey>,
+    run: String,
+}
+
+impl ReportWriter {
+    /// What the environment says.
+    pub(crate) fn from_environment() -> Result<Self, SettingProblem> {
+        let key = report_key::from_lookup(|name| std::env::var(name).ok())?;
+        Ok(Self {
+            key,
+            ..Self::unsigned()
+        })
+    }
+
+    /// Where there is no key that can be used.
+    pub(crate) fn unsigned() -> Self {
+        // In a pod the one, on a machine the other.
+        let run = [env::POD_UID, env::RUN_MARK]
+            .into_iter()
+            .filter_map(|name| std::env::var(name).ok())
+            .find(|text| !text.is_empty());
+        Self {
+            key: None,
+            run: run.unwrap_or_default(),
+        }
+    }
+
+    /// Writes the report of a process that ends with `exit_code`. Kubernetes offers the default path in every container;
+    /// elsewhere it does not exist and is not missed.
+    pub(crate) fn write(&self, path: &Path, report: FinalReport, exit_code: u8) {
+        let report = FinalReport {
+            author: Some(Author {
+                run: self.run.clone(),
+                exit_code,
+            }),
+            ..report
+        };
+        let message = report.to_termination_message(self.key.as_ref());
+        if let Err(error) = write_file(path, &message) {
+            debug!(%error, path = %path.display(), "no termination message was left");
+        }
+    }
+}
+
+/// Does not wait: code of the run may have put a FIFO there that nobody reads.
+fn write_file(path: &Path, message: &str) -> io::Result<()> {
+    File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(path)?
+        .write_all(message.as_bytes())
+}
+
+/// Where the report goes when the settings could not be read.
+pub(crate) fn default_path() -> PathBuf {
+    std::env::var_os(env::TERMINATION_LOG)
+        .filter(|path| !path.is_empty())
+        .map_or_else(|| TERMINATION_LOG_PATH.into(), PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
+    use super::*;
+
+    #[test]
+    fn a_pipe_that_nobody_reads_does_not_hold_the_process_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report");
+        mkfifo(&path, Mode::S_IRWXU).unwrap();
+        assert!(write_file(&path, "{}").is_err());
+        let path = folder.path().join("file");
+        write_file(&path, "a longer report").unwrap();
+        write_file(&path, "{}").unwrap();
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "{}");
+    }
+}

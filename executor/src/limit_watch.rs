@@ -1,0 +1,214 @@
+//! Watches the limits of a run beside it: its time, its silence and its memory. The first limit that is reached gives
+//! the stop order, early enough that results can be saved.
+//!
+//! Knows nothing of what the run does.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use run_log::{LogWriter, Pulse};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tracing::warn;
+
+use crate::cgroup::MemoryGroup;
+use crate::config::RunLimits;
+use crate::context::RunContext;
+use crate::stop::{Cause, Stop};
+
+/// Neither version of control groups tells when a share of the limit is reached, so somebody has to look. A
+/// provider allocates some hundred MiB a second at most.
+const MEMORY_EVERY: Duration = Duration::from_millis(250);
+/// The warning comes at this share of the share at which the tool is interrupted, in hundredths.
+const WARN_PERCENT: u64 = 90;
+
+/// What is watched of a run.
+#[derive(Debug)]
+pub(crate) struct LimitWatch {
+    limits: RunLimits,
+    memory: Option<MemoryGroup>,
+    pulse: Pulse,
+    /// While this is set, silence is no sign of anything.
+    waiting: Arc<AtomicBool>,
+    log: LogWriter,
+    stop: Stop,
+}
+
+impl LimitWatch {
+    pub(crate) fn of(run: &RunContext<'_>) -> Self {
+        let limits = run.config.run.limits();
+        Self {
+            limits,
+            memory: limits
+                .memory_percent
+                .and_then(|_| MemoryGroup::of_this_process()),
+            pulse: run.log.pulse(),
+            waiting: Arc::clone(&run.waiting),
+            log: run.log.writer(),
+            stop: run.stop.clone(),
+        }
+    }
+}
+
+/// Watches until something runs out, then gives the stop order and says so in the run's log.
+pub(crate) async fn watch(run: LimitWatch) {
+    let cause = tokio::select! {
+        cause = deadline(run.limits.deadline) => cause,
+        cause = silence(&run) => cause,
+        cause = memory(&run) => cause,
+        _ = run.stop.ordered() => return,
+    };
+    warn!(reason = %cause, "interrupting what runs, then storing what there is");
+    run.stop.order(cause);
+    run.log.line(&format!("mayfly: {cause}")).await;
+}
+
+async fn deadline(limit: Option<Duration>) -> Cause {
+    match limit.and_then(|limit| Some((limit, Instant::now().checked_add(limit)?))) {
+        Some((limit, end)) => {
+            sleep_until(end).await;
+            Cause::Deadline(limit)
+        }
+        None => pending().await,
+    }
+}
+
+async fn silence(run: &LimitWatch) -> Cause {
+    let Some(limit) = run.limits.silence else {
+        return pending().await;
+    };
+    let mut heard = run.pulse.count();
+    let mut since = Instant::now();
+    // A tenth late at most.
+    let mut ticks = interval((limit / 10).max(Duration::from_millis(10)));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let count = run.pulse.count();
+        if count != heard || run.waiting.load(Ordering::Relaxed) {
+            (heard, since) = (count, Instant::now());
+        } else if since.elapsed() >= limit {
+            return Cause::Silence(limit);
+        }
+    }
+}
+
+async fn memory(run: &LimitWatch) -> Cause {
+    let (Some(group), Some(stop_at)) = (&run.memory, run.limits.memory_percent) else {
+        return pending().await;
+    };
+    let warn_at = stop_at * WARN_PERCENT / 100;
+    let (mut warned, mut unread) = (false, false);
+    let mut ticks = interval(MEMORY_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let usage = match group.usage() {
+            Ok(usage) => usage,
+            // It may be for want of memory, and then the next look matters most.
+            Err(error) => {
+                if !unread {
+                    warn!(%error, "memory in use cannot be read, trying again");
+                }
+                unread = true;
+                continue;
+            }
+        };
+        if usage.reaches(stop_at) {
+            return Cause::Memory {
+                used: usage.used,
+                limit: usage.limit,
+            };
+        }
+        if usage.reaches(warn_at) && !warned {
+            warned = true;
+            let text = format!(
+                "mayfly: {} of {} MiB of memory are in use; at {stop_at} % the tool is interrupted",
+                usage.used >> 20,
+                usage.limit >> 20,
+            );
+            warn!("{text}");
+            run.log.line(&text).await;
+        } else if !usage.reaches(warn_at * WARN_PERCENT / 100) {
+            // Well below again: the next rise is news.
+            warned = false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use run_log::{LogConfig, Redactor, RunLog};
+
+    use super::*;
+
+    /// The clock stands still while anybody has something to do, so that the first look has failed before there is
+    /// anything to see.
+    #[tokio::test(start_paused = true)]
+    async fn memory_is_watched_on_though_a_look_at_it_fails() {
+        let folder = tempfile::tempdir().unwrap();
+        let group = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        group("memory.max", "1000");
+        let log = RunLog::start(
+            LogConfig::new(folder.path()),
+            Redactor::new(Vec::<String>::new()),
+            Vec::new(),
+        );
+        let log = log.unwrap();
+        let stop = Stop::default();
+        let watching = tokio::spawn(watch(LimitWatch {
+            limits: RunLimits {
+                memory_percent: Some(80),
+                ..RunLimits::default()
+            },
+            memory: MemoryGroup::find(folder.path(), "0::/\n"),
+            pulse: log.pulse(),
+            waiting: Arc::default(),
+            log: log.writer(),
+            stop: stop.clone(),
+        }));
+        tokio::time::sleep(MEMORY_EVERY / 2).await;
+        group("memory.stat", "file 0\nshmem 0\n");
+        group("memory.current", "900");
+        let ordered = tokio::time::timeout(Duration::from_mins(1), stop.ordered()).await;
+        let full = Cause::Memory {
+            used: 900,
+            limit: 1000,
+        };
+        assert_eq!(ordered.unwrap().cause, full);
+        watching.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_run_that_waits_for_its_turn_is_not_silent() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = RunLog::start(
+            LogConfig::new(folder.path()),
+            Redactor::new(Vec::<String>::new()),
+            Vec::new(),
+        );
+        let log = log.unwrap();
+        let (stop, waiting) = (Stop::default(), Arc::new(AtomicBool::new(true)));
+        let limit = Duration::from_mins(1);
+        let watching = tokio::spawn(watch(LimitWatch {
+            limits: RunLimits {
+                silence: Some(limit),
+                ..RunLimits::default()
+            },
+            memory: None,
+            pulse: log.pulse(),
+            waiting: Arc::clone(&waiting),
+            log: log.writer(),
+            stop: stop.clone(),
+        }));
+        tokio::time::sleep(limit * 5).await;
+        assert!(stop.given().is_none());
+        waiting.store(false, Ordering::Relaxed);
+        let ordered = tokio::time::timeout(limit * 2, stop.ordered()).await;
+        assert_eq!(ordered.unwrap().cause, Cause::Silence(limit));
+        watching.await.unwrap();
+    }
+}

@@ -1,0 +1,77 @@
+//! Times the phases of a run, and announces among the diagnostics when one begins and ends.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use job_contract::progress::{self, Phase, Progress};
+use job_contract::report::PhaseTiming;
+use tracing::info;
+
+/// Durations of the phases so far, in the order they ended.
+#[derive(Default)]
+pub(crate) struct PhaseTimer {
+    timings: Mutex<Vec<PhaseTiming>>,
+}
+
+impl fmt::Debug for PhaseTimer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.timings()).finish()
+    }
+}
+
+impl PhaseTimer {
+    /// Times a piece of work; `ok` judges its result.
+    pub(crate) async fn time<T>(
+        &self,
+        phase: Phase,
+        work: impl Future<Output = T>,
+        ok: impl FnOnce(&T) -> bool,
+    ) -> T {
+        announce_start(phase);
+        let start = Instant::now();
+        let result = work.await;
+        let duration_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let ok = ok(&result);
+        announce_end(phase, duration_ms, ok);
+        self.lock().push(PhaseTiming {
+            phase,
+            duration_ms,
+            ok,
+        });
+        result
+    }
+
+    /// The durations so far.
+    pub(crate) fn timings(&self) -> Vec<PhaseTiming> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<PhaseTiming>> {
+        self.timings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Announces that a phase begins.
+fn announce_start(phase: Phase) {
+    info!(
+        target: progress::TARGET,
+        event = Progress::PhaseStarted.name(),
+        phase = phase.name(),
+        "{phase} started"
+    );
+}
+
+/// Announces that a phase has ended.
+fn announce_end(phase: Phase, duration_ms: u64, ok: bool) {
+    info!(
+        target: progress::TARGET,
+        event = Progress::PhaseFinished.name(),
+        phase = phase.name(),
+        duration_ms,
+        ok,
+        "{phase} {}",
+        if ok { "finished" } else { "failed" }
+    );
+}

@@ -1,0 +1,20 @@
+//! The phases of a step, one file each.
+//!
+//! A phase knows the run and the operation. It knows neither the order of the phases nor the pipeline, which is above them.
+
+pub(crate) mod apply_changes;
+pub(crate) mod ask_permission;
+pub(crate) mod check_step;
+pub(crate) mod claim_step;
+pub(crate) mod conclude;
+pub(crate) mod fetch_plan;
+pub(crate) mod init;
+pub(crate) mod live_view;
+pub(crate) mod plan_changes;
+pub(crate) mod prepare_workspace;
+pub(crate) mod release_lock;
+pub(crate) mod report_rejection;
+pub(crate) mod rescue_state;
+pub(crate) mod resolve_tool;
+pub(crate) mod run_scripts;
+pub(crate) mod save_state;

@@ -1,0 +1,224 @@
+//! Applies or destroys: runs the tool, and then saves the state, whatever happened. Both change infrastructure in the same
+//! way, and differ in the tool's command line.
+//!
+//! `save_state` knows how a state is saved.
+
+use std::time::SystemTime;
+
+use job_contract::keys::PLAN_FILE;
+use job_contract::progress::Phase;
+use job_contract::settlement::Ending;
+use platform::live::LivePhase;
+use serde_json::{Map, Value, json};
+
+use crate::child_env::ChildEnv;
+use crate::error::{StepError, catch_panic};
+use crate::operation::{Operation, OperationContext, OperationResult};
+use crate::phases::live_view::LiveView;
+use crate::phases::release_lock;
+use crate::phases::rescue_state::errored_state_time;
+use crate::phases::save_state::{ApplyEnd, PublishedState, save_state};
+use crate::process::Completion;
+use crate::terraform::raw_state::RawState;
+use crate::terraform::structured::Structured;
+
+/// What the tool did.
+struct Applied {
+    done: Completion,
+    structured: Structured,
+    /// The plan for people, where they have not just read it.
+    rendered_plan: Option<Vec<u8>>,
+}
+
+/// Applies the changes, or destroys. What went wrong is part of the result.
+pub(crate) async fn apply_changes(
+    context: &OperationContext<'_, '_>,
+    env: &ChildEnv,
+) -> OperationResult {
+    let mut result = OperationResult::new(Ending::Failure);
+    if let Err(error) = apply_and_save(context, env, &mut result).await {
+        result.error = Some(error);
+    }
+    result
+}
+
+async fn apply_and_save(
+    context: &OperationContext<'_, '_>,
+    env: &ChildEnv,
+    result: &mut OperationResult,
+) -> Result<(), StepError> {
+    let (run, prepared, started) = (context.run, context.prepared, SystemTime::now());
+    let events = &context.terraform.events;
+    let errored_before = errored_state_time(&prepared.working_dir);
+    if let Some(plan) = &prepared.plan {
+        plan.place(&prepared.working_dir.join(PLAN_FILE))?;
+    }
+    let live_view = LiveView::start(run, events.clone(), LivePhase::Apply);
+    let applied = run
+        .timer
+        .time(
+            prepared.operation.phase(),
+            catch_panic(run_tool(context, env)),
+            |applied| matches!(applied, Ok(applied) if applied.done.ended.is_success()),
+        )
+        .await;
+    // From here on something may have been changed: the state is saved before any error is looked at.
+    let done = applied.as_ref().ok().map(|applied| applied.done);
+    let end = ApplyEnd {
+        success: done.is_some_and(|done| done.ended.is_success()),
+        progress: events.progress(),
+        tool_with_lock: release_lock::find_tool_with_lock(context, started, done),
+        errored_before,
+        printed_state: events.printed_state(),
+    };
+    let (published, missing) = save(context, env, &end, result).await;
+    result.details.tool_end = done
+        .filter(|_| !end.success)
+        .map(|done| format!("the tool ended with {}", done.ended));
+    let applied = applied?;
+    // The tool has stored the state where it belongs, or it would not have succeeded. An outcome of `failed` would
+    // have people repeat what is done.
+    result.error = missing.filter(|_| end.success);
+    if end.success {
+        result.ending = Ending::Success;
+    }
+    show_results(context, applied, published.as_ref(), live_view, result).await;
+    Ok(())
+}
+
+/// Shows what was done, in the run's log and in the job context.
+async fn show_results(
+    context: &OperationContext<'_, '_>,
+    applied: Applied,
+    published: Option<&PublishedState>,
+    live_view: LiveView,
+    result: &mut OperationResult,
+) {
+    let run = context.run;
+    let success = applied.done.ended.is_success();
+    context.log_unusual_end(applied.done).await;
+    if success && let Some(plan) = applied.rendered_plan {
+        run.log_output(&plan).await;
+    }
+    if result.error.is_some() {
+        let text = "The state is stored. Only the copy of it that the platform shows could not be published.";
+        run.log.writer().line(text).await;
+    }
+    let mut additions = Map::new();
+    if let Some(raw) = published.and_then(|published| published.raw.as_ref()) {
+        result.terraform_output = raw.outputs_json().to_string();
+        if success {
+            show_outputs(context, raw).await;
+        }
+        let outputs = json!({ &run.step.step_id: raw.outputs_for_context() });
+        additions.insert("terraformOutputs".to_owned(), outputs);
+    }
+    let mut structured = applied.structured;
+    if let Some(state) = published.and_then(|published| published.json.as_ref()) {
+        structured.complete_from_state(state, success);
+    }
+    live_view.publish(run, &structured, additions).await;
+    result.changes = structured.counts();
+}
+
+/// Saves the state, and adds to the result what became of it. If the lock of another run kept the tool from doing anything,
+/// there is nothing to save: the state is that run's.
+async fn save(
+    context: &OperationContext<'_, '_>,
+    env: &ChildEnv,
+    end: &ApplyEnd,
+    result: &mut OperationResult,
+) -> (Option<PublishedState>, Option<StepError>) {
+    let run = context.run;
+    let details = &mut result.details;
+    if !end.progress.has_begun() && release_lock::note_lock_in_the_way(context, details) {
+        return (None, None);
+    }
+    let save = save_state(run, &context.terraform, env, end);
+    let saved = run
+        .timer
+        .time(Phase::State, save, |saved| saved.missing.is_none())
+        .await;
+    let (standing, sentence, hint) = match saved.outcome {
+        Some(outcome) => (Some(outcome.standing), Some(outcome.sentence), outcome.hint),
+        None => (None, None, None),
+    };
+    details.state = standing;
+    details.lock = saved.lock;
+    details.hint = hint;
+    if !end.success {
+        let progress = end.progress.sentence();
+        details.sentence = Some(match sentence {
+            Some(sentence) => format!("{progress}; {sentence}"),
+            None => progress,
+        });
+        details.progress = Some(end.progress.report());
+    }
+    release_lock::add_unlock_hint(context, details);
+    if let Some(published) = &saved.published {
+        result.history.clone_from(&published.history);
+    }
+    (saved.published, saved.missing)
+}
+
+async fn run_tool(
+    context: &OperationContext<'_, '_>,
+    env: &ChildEnv,
+) -> Result<Applied, StepError> {
+    let (run, terraform) = (context.run, &context.terraform);
+    let log = run.log.writer();
+    let is_destroy = context.prepared.operation == Operation::Destroy;
+    if is_destroy || context.prepared.plan.is_none() {
+        let (done, structured) = if is_destroy {
+            terraform.destroy(env, log).await?
+        } else {
+            terraform.apply_direct(env, log).await?
+        };
+        return Ok(Applied {
+            done,
+            structured,
+            rendered_plan: None,
+        });
+    }
+    let planned = planned_changes(context).await;
+    // The plan is rendered beside the apply: it only reads the file. Who sees plan and apply in one stream, as
+    // CLI-driven runs do, has just read it.
+    let rendered_plan = async {
+        if run.job.show_header {
+            terraform.show_plan(env).await
+        } else {
+            Ok(None)
+        }
+    };
+    let (applied, rendered_plan) =
+        tokio::join!(terraform.apply_plan(env, log, planned), rendered_plan);
+    let (done, structured) = applied?;
+    Ok(Applied {
+        done,
+        structured,
+        rendered_plan: rendered_plan.unwrap_or_default(),
+    })
+}
+
+/// The changes of the job's one plan, still to be done.
+async fn planned_changes(context: &OperationContext<'_, '_>) -> Structured {
+    let job_context = context.run.job_context().await;
+    match job_context
+        .get("planStructuredOutput")
+        .and_then(Value::as_object)
+    {
+        Some(plans) if plans.len() == 1 => plans
+            .values()
+            .next()
+            .map(Structured::seeded)
+            .unwrap_or_default(),
+        _ => Structured::default(),
+    }
+}
+
+async fn show_outputs(context: &OperationContext<'_, '_>, state: &RawState) {
+    if context.prepared.operation == Operation::Apply && !state.outputs.is_empty() {
+        let text = format!("\nOutputs:\n\n{}", state.outputs_text().join("\n"));
+        context.run.log.writer().line(&text).await;
+    }
+}

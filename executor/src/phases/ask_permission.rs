@@ -1,0 +1,67 @@
+//! Asks the platform whether the step may start, and opens the live log to those who follow it.
+//!
+//! Knows nothing of what the step does.
+
+use job_contract::Exit;
+use job_contract::status::JobStatus;
+use platform::{StartPermission, StepView};
+use tracing::warn;
+
+use crate::context::RunContext;
+use crate::error::StepError;
+use crate::step_result::StepResult;
+
+/// What follows from the platform's answer.
+pub(crate) enum StartDecision {
+    Start(StepView),
+    DoNotStart(Box<StepResult>),
+}
+
+/// Waits for the platform's answer. Nothing may be written into the live log before (contract 2.5).
+pub(crate) async fn ask_permission(run: &RunContext<'_>) -> Result<StartDecision, StepError> {
+    let permission = async { Ok(run.connections.platform.start_permission(&run.step).await?) };
+    let view = match run.unless_stopped(permission).await? {
+        StartPermission::Granted(view) => view,
+        StartPermission::Over(status) => return Ok(do_not_start(job_is_over(run, &status).await)),
+        StartPermission::Settled(_) => {
+            return Ok(do_not_start(StepResult::already_ended(&run.step)));
+        }
+        StartPermission::NotDispatched(status) => {
+            return Ok(do_not_start(not_dispatched(run, &status)));
+        }
+    };
+    if let Some(sink) = run.connections.live_log(&run.job) {
+        run.log.attach(sink)?;
+    }
+    Ok(StartDecision::Start(run.view.get_or_init(|| view).clone()))
+}
+
+fn do_not_start(result: StepResult) -> StartDecision {
+    StartDecision::DoNotStart(Box::new(result))
+}
+
+/// The platform repeats the dispatch. A launcher that knows this one already starts it again when it is told so; any
+/// other starts another executor.
+fn not_dispatched(run: &RunContext<'_>, status: &JobStatus) -> StepResult {
+    let text = format!(
+        "the platform has not recorded the dispatch, the job is {status}: nothing is run until it does"
+    );
+    warn!("{text}");
+    let exit = if run.config.run.outcome_exit_code {
+        Exit::Infrastructure
+    } else {
+        Exit::Done
+    };
+    StepResult::not_run(exit, text)
+}
+
+/// A job that ended meanwhile is not run, and neither is a step that has an outcome in a job that goes on.
+pub(crate) async fn job_is_over(run: &RunContext<'_>, status: &JobStatus) -> StepResult {
+    if status.is_over() || *status == JobStatus::Rejected {
+        let text = format!("the job is already {status}: nothing is run");
+        warn!("{text}");
+        run.log.writer().line(&text).await;
+        return StepResult::not_run(Exit::Done, text);
+    }
+    StepResult::already_ended(&run.step)
+}

@@ -1,0 +1,146 @@
+//! Claims the step, and reports that it runs. Nothing before the claim changes anything.
+//!
+//! Knows nothing of what the step does, except whether it can change something.
+
+use std::time::SystemTime;
+
+use job_contract::progress::Phase;
+use job_contract::{Exit, JobData, chain};
+use platform::{Claim, Holder, Platform, PlatformError, Start, StepRef};
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use crate::config::Config;
+use crate::context::{RunContext, output_key};
+use crate::error::StepError;
+use crate::phases::ask_permission::job_is_over;
+use crate::running_report::RunningReport;
+use crate::step_result::StepResult;
+use crate::workspace::Workspace;
+
+/// Takes the claim on the step and reports it running. `Some` if this executor must not run it.
+pub(crate) async fn claim_step(
+    run: &RunContext<'_>,
+    workspace: &Workspace,
+) -> Result<Option<StepResult>, StepError> {
+    if run.stop.given().is_some() {
+        return Err(StepError::stopped());
+    }
+    let claim = run
+        .phase(
+            Phase::Claim,
+            run.connections
+                .platform
+                .claim(&run.step, &holder(run.config)),
+        )
+        .await?;
+    match claim {
+        Claim::Held(holder) if changes_something(&run.job) => {
+            let result = held_by(&run.step, &holder);
+            if let Some(text) = &result.error {
+                run.log_failure(text).await;
+            }
+            return Ok(Some(result));
+        }
+        Claim::Held(holder) => {
+            // Its outcome may be under review already, and what it stored must stay what was reviewed.
+            let deadline = run.deadline();
+            let view = run
+                .connections
+                .platform
+                .step_view(&run.step, &deadline)
+                .await?;
+            if view.step_has_ended() && !view.status.is_over() {
+                return Ok(Some(StepResult::already_ended(&run.step)));
+            }
+            info!(%holder, "the step was started before; repeating it changes nothing");
+        }
+        Claim::Granted => {}
+    }
+    if run.config.run.disable_acknowledge {
+        return Ok(None);
+    }
+    Ok(report_running(run, workspace).await)
+}
+
+/// Reports that the step runs. `Some` if its job is over.
+async fn report_running(run: &RunContext<'_>, workspace: &Workspace) -> Option<StepResult> {
+    let stored = run.store.reference(&output_key(&run.job));
+    let output = run.connections.platform.step_output(&run.step, stored);
+    let running = RunningReport {
+        platform: run.connections.platform.clone(),
+        step: run.step.clone(),
+        commit_id: workspace.commit_id.clone(),
+        output,
+    };
+    match running.send().await {
+        Ok(Start::Told) => {}
+        Ok(Start::Over(status)) => return Some(job_is_over(run, &status).await),
+        // The step is claimed: giving up now would leave it to nobody.
+        Err(error) => {
+            warn!(
+                error = chain(&error),
+                "the step could not be reported as running, trying again beside it"
+            );
+            run.repeated_report.get_or_init(|| running.repeat());
+        }
+    }
+    None
+}
+
+/// Whether the step must not be run twice. A step of an unknown type may change something.
+fn changes_something(job: &JobData) -> bool {
+    match job.step_type() {
+        Ok(step_type) if step_type.uses_tool() => step_type.changes_infrastructure(),
+        Ok(_) => !job.command_list.is_empty(),
+        Err(_) => true,
+    }
+}
+
+/// Claims a step that fails before it is begun, so that its failure may be reported. `Some` if another executor holds the
+/// claim: it may be in the middle of the step, and reports it.
+pub(crate) async fn claim_to_report(
+    platform: &Platform,
+    config: &Config,
+    job: &JobData,
+) -> Result<Option<StepResult>, PlatformError> {
+    let step = StepRef::of(job);
+    if !changes_something(job) {
+        return Ok(None);
+    }
+    Ok(match platform.claim(&step, &holder(config)).await? {
+        Claim::Granted => None,
+        Claim::Held(holder) => Some(held_by(&step, &holder)),
+    })
+}
+
+fn held_by(step: &StepRef, holder: &Holder) -> StepResult {
+    let text = format!(
+        "step {} was already taken by pod {holder}: it is not run again",
+        step.step_id
+    );
+    warn!("{text}");
+    StepResult::not_run(Exit::Claimed, text)
+}
+
+fn holder(config: &Config) -> Holder {
+    let host = || {
+        nix::unistd::gethostname()
+            .ok()
+            .and_then(|name| name.into_string().ok())
+    };
+    Holder {
+        pod: config
+            .run
+            .pod_name
+            .clone()
+            .or_else(host)
+            .unwrap_or_else(|| "unknown".to_owned()),
+        uid: config
+            .run
+            .pod_uid
+            .clone()
+            .unwrap_or_else(|| Uuid::new_v4().to_string()),
+        since: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+    }
+}

@@ -1,0 +1,296 @@
+//! The last phase of every run: delivers and stores the log, reports the outcome, and removes the workspace.
+//!
+//! Knows how a step ended, not how it came to that.
+
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::Path;
+use std::time::Duration;
+
+use artifact_store::{Store, StoreError};
+use job_contract::progress::Phase;
+use job_contract::report::FinalReport;
+use job_contract::settlement;
+use job_contract::{Exit, JobData, chain};
+use platform::{Outcome, Platform, StepRef};
+use runtime::Deadline;
+use tracing::error;
+
+use crate::config::Config;
+use crate::connections::Connections;
+use crate::context::{RunContext, output_key};
+use crate::error::StepError;
+use crate::final_report::{FinishedRun, identify};
+use crate::running_report::LAST_ATTEMPT;
+use crate::step_result::StepResult;
+use crate::stop::{Budget, Stop};
+
+/// How long sinks may take to receive the rest of the log.
+const LOG_FLUSH: Duration = Duration::from_mins(1);
+/// How long the store may take for the log: longer than its client repeats a request, so that the client can say why it
+/// gave up.
+const LOG_STORE: Duration = Duration::from_mins(6);
+/// How long the last lines of a log can be read before the platform deletes it.
+const READING_TIME: Duration = Duration::from_secs(3);
+
+/// Ends a run: delivers and stores its log, reports the outcome, and leaves nothing behind.
+pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) -> FinishedRun {
+    let repeated_report = run.repeated_report.take();
+    let RunContext {
+        log,
+        layout,
+        timer,
+        stop,
+        budget,
+        ..
+    } = run;
+    let flush = stop.deadline(LOG_FLUSH, budget.flush);
+    let last_attempt = stop.deadline(LAST_ATTEMPT, budget.flush);
+    let end_repetition = async {
+        if let Some(repeated_report) = repeated_report {
+            repeated_report.end(&last_attempt).await;
+        }
+    };
+    let (summary, ()) = tokio::join!(log.finish_within(&flush), end_repetition);
+    let reporter = Reporter {
+        config: run.config,
+        job: &run.job,
+        step: &run.step,
+        connections: &run.connections,
+        platform: &run.connections.platform,
+        store: &run.store,
+        stop: &stop,
+        budget,
+        template_steps: run.view.get().map(|view| view.template_steps),
+        reading_time: reading_time(&run.connections, &run.job, &stop),
+    };
+    let delivered = timer
+        .time(
+            Phase::Report,
+            reporter.report(&result, &summary.spool.path),
+            Result::is_ok,
+        )
+        .await;
+    if let Err(failure) = &delivered {
+        error!(error = %failure, "the outcome could not be reported");
+        result.error.get_or_insert_with(|| failure.to_string());
+    }
+    if let Err(failure) = layout.remove() {
+        error!(
+            error = chain(&failure),
+            "the workspace could not be removed"
+        );
+    }
+    // The outcome of a claimed step is its holder's to report. That of a job that is over is known.
+    let is_reported = delivered.is_ok() && (result.must_report || result.exit == Exit::Done);
+    FinishedRun {
+        report: FinalReport {
+            phases: timer.timings(),
+            lost_log_lines: summary
+                .sinks
+                .iter()
+                .map(|sink| sink.lost)
+                .max()
+                .unwrap_or_default(),
+            ..final_report(&run.job, result, is_reported)
+        },
+        reported: is_reported,
+    }
+}
+
+fn final_report(job: &JobData, result: StepResult, reported: bool) -> FinalReport {
+    let outcome_for_others = if reported {
+        None
+    } else {
+        result.outcome_for_others(job.ignore_error)
+    };
+    FinalReport {
+        outcome: result.exit.code(),
+        unreported: !reported,
+        untold: outcome_for_others,
+        error: result.error,
+        hint: result.hint,
+        stopped: result.stopped,
+        tool: result.tool,
+        commit_id: Some(result.commit_id).filter(|commit| !commit.is_empty()),
+        changes: result.changes,
+        progress: result.details.progress,
+        state: result.details.state,
+        lock: result.details.lock,
+        ..identify(job)
+    }
+}
+
+/// The remote client of CLI-driven runs reads the live log alone, which the platform deletes soon after the final
+/// status (contract 7.5).
+fn reading_time(connections: &Connections, job: &JobData, stop: &Stop) -> Duration {
+    let is_read = job.is_remote_content() && connections.live_log(job).is_some();
+    if is_read && stop.given().is_none() {
+        READING_TIME
+    } else {
+        Duration::ZERO
+    }
+}
+
+struct Reporter<'r> {
+    config: &'r Config,
+    job: &'r JobData,
+    step: &'r StepRef,
+    connections: &'r Connections,
+    platform: &'r Platform,
+    store: &'r Store,
+    stop: &'r Stop,
+    budget: Budget,
+    /// As the platform said at the beginning, if it came to that.
+    template_steps: Option<usize>,
+    reading_time: Duration,
+}
+
+impl Reporter<'_> {
+    async fn report(&self, result: &StepResult, log: &Path) -> Result<(), StepError> {
+        // The log of a step another pod holds is that pod's to store.
+        if !result.must_report && result.exit != Exit::Infrastructure {
+            return Ok(());
+        }
+        // The outcome matters more than the log: it is reported even when the log could not be stored.
+        let (output, ()) =
+            tokio::join!(self.log_in_time(log), tokio::time::sleep(self.reading_time));
+        if !result.must_report {
+            return output.map(drop);
+        }
+        self.record_history(result).await;
+        if !self.config.run.disable_acknowledge {
+            // Only now, so that nothing before it is taken from it.
+            let deadline = self.connections.deadline(self.stop, self.budget.report);
+            let outcome = self
+                .outcome(result, output.as_ref().ok(), &deadline)
+                .await?;
+            self.platform
+                .report_outcome(self.step, &outcome, &deadline)
+                .await?;
+        }
+        output?;
+        Ok(())
+    }
+
+    async fn log_in_time(&self, log: &Path) -> Result<String, StepError> {
+        let deadline = self.stop.deadline(LOG_STORE, self.budget.log);
+        tokio::select! {
+            biased;
+            stored = self.store_log(log) => stored,
+            () = deadline.over() => Err(StepError::infrastructure("the log could not be stored in time")),
+        }
+    }
+
+    /// Stores the log behind what stands there already: why the step waited, and what an attempt before this one
+    /// said. Where that cannot be read, this log is worth more.
+    async fn store_log(&self, log: &Path) -> Result<String, StepError> {
+        let key = output_key(self.job);
+        let whole = log.with_extension("whole");
+        let before = self.store.reference(&key);
+        match self.store.fetch(&before, &whole).await {
+            Ok(_) => {}
+            Err(StoreError::Missing { .. }) => return Ok(self.store.put_file(&key, log).await?),
+            Err(error) => {
+                error!(
+                    error = chain(&error),
+                    "what the stored log began with is lost"
+                );
+                return Ok(self.store.put_file(&key, log).await?);
+            }
+        }
+        append(log, &whole).map_err(|source| StepError::work_folder(&whole, source))?;
+        Ok(self.store.put_file(&key, &whole).await?)
+    }
+
+    /// The state is where it belongs; a record that is missing takes nothing from how the step ended.
+    async fn record_history(&self, result: &StepResult) {
+        let Some(history) = &result.history else {
+            return;
+        };
+        let deadline = self.connections.deadline(self.stop, self.budget.history);
+        let recorded = self
+            .platform
+            .record_history(self.step, history, &deadline)
+            .await;
+        if let Err(error) = recorded {
+            error!(
+                error = chain(&error),
+                "the published state could not be recorded"
+            );
+        }
+    }
+
+    async fn outcome(
+        &self,
+        result: &StepResult,
+        output: Option<&String>,
+        deadline: &Deadline,
+    ) -> Result<Outcome, StepError> {
+        let step_type = self.job.step_type()?;
+        let settle = |template_steps| {
+            let (ending, after_ok) = (result.ending, result.after_ok);
+            settlement::settle(
+                step_type,
+                ending,
+                after_ok,
+                self.job.ignore_error,
+                template_steps,
+            )
+        };
+        let settlement = match self.template_steps {
+            Some(steps) => settle(steps),
+            // Most endings do not depend on the template.
+            None if settle(1) == settle(2) => settle(1),
+            None => {
+                let view = self.platform.step_view(self.step, deadline).await?;
+                settle(view.template_steps)
+            }
+        };
+        Ok(Outcome {
+            settlement,
+            output: output.map(|stored| self.platform.step_output(self.step, stored.clone())),
+            note: result.error.clone(),
+            plan: result.plan.clone(),
+            commit_id: Some(result.commit_id.clone()),
+        })
+    }
+}
+
+/// Adds `log` to what `whole` holds, which need not end with a line break.
+fn append(log: &Path, whole: &Path) -> io::Result<()> {
+    let mut file = File::options().read(true).append(true).open(whole)?;
+    if file.metadata()?.len() > 0 {
+        let mut last = [0];
+        file.seek(SeekFrom::End(-1))?;
+        file.read_exact(&mut last)?;
+        if last != *b"\n" {
+            file.write_all(b"\n")?;
+        }
+    }
+    io::copy(&mut File::open(log)?, &mut file).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn what_was_there_before_stays_and_ends_its_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        fs::write(&log, "planned\n").unwrap();
+        for (before, expected) in [
+            ("it waits", "it waits\nplanned\n"),
+            ("it waits\n", "it waits\nplanned\n"),
+            ("", "planned\n"),
+        ] {
+            let whole = folder.path().join("whole");
+            fs::write(&whole, before).unwrap();
+            append(&log, &whole).unwrap();
+            assert_eq!(fs::read_to_string(&whole).unwrap(), expected);
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Fetches the plan that an apply must use.
+//!
+//! Collects the facts about the job's plan. `stored_plan` decides which plan may be used.
+
+use job_contract::StepType;
+use platform::StepView;
+use serde_json::Map;
+
+use crate::context::RunContext;
+use crate::error::StepError;
+use crate::stored_plan::{Handover, ReviewedPlan};
+
+/// The plan of the job; `None` where the step is no apply, or the job was not planned.
+pub(crate) async fn fetch_plan(
+    run: &RunContext<'_>,
+    view: &StepView,
+) -> Result<Option<ReviewedPlan>, StepError> {
+    if run.step_type != StepType::Apply {
+        return Ok(None);
+    }
+    // Without a plan there is nothing to compare.
+    let context = if view.terraform_plan.is_some() {
+        run.job_context().await
+    } else {
+        Map::new()
+    };
+    let handover = Handover {
+        job: &run.job,
+        view,
+        context: &context,
+        store: &run.store,
+        private: run.layout.private(),
+        on_record: !run.connections.is_local(),
+        mixed_fleet: run.config.run.mixed_fleet,
+    };
+    Ok(handover.fetch().await?)
+}

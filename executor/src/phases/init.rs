@@ -1,0 +1,130 @@
+//! Initialises the working directory: the backend override, the variables file and `init` itself.
+//!
+//! Knows nothing of the operation that follows.
+
+use std::path::PathBuf;
+
+use artifact_store::BackendSettings;
+use job_contract::progress::Phase;
+use platform::terrakube::token;
+use runtime::private_file::private_folder;
+use secrecy::ExposeSecret as _;
+
+use crate::child_env::ChildEnv;
+use crate::error::StepError;
+use crate::operation::OperationContext;
+use crate::process::{Capture, ToLog};
+use crate::terraform::backend::{self, BackendAccess};
+use crate::terraform::credentials::{self, HostToken, Offer};
+use crate::terraform::variables::{self, Declarations};
+
+/// Output of a quiet init that is kept for the case that it fails.
+const QUIET_INIT_BYTES: usize = 4 * 1024 * 1024;
+
+/// Writes the backend override into the working directory.
+pub(crate) fn write_backend(
+    context: &OperationContext<'_, '_>,
+    env: &ChildEnv,
+) -> Result<BackendAccess, StepError> {
+    let (run, prepared) = (context.run, context.prepared);
+    let settings = run
+        .store
+        .backend(&run.job.organization_id, &run.job.workspace_id);
+    if let BackendSettings::Local { path } = &settings {
+        let folder = path.parent().expect("a state file has a folder");
+        private_folder(folder).map_err(|source| StepError::working_dir(folder, source))?;
+    }
+    Ok(backend::write(
+        &settings,
+        &prepared.tool.version,
+        &prepared.working_dir,
+        run.layout.private(),
+        env,
+    )?)
+}
+
+/// Writes the variables file. Scripts before init may still write configuration, so the declarations are read only now.
+pub(crate) async fn write_variables(
+    context: &OperationContext<'_, '_>,
+) -> Result<Option<PathBuf>, StepError> {
+    let (run, job) = (context.run, &context.run.job);
+    let (dir, tool) = (context.prepared.working_dir.clone(), job.tool());
+    if job.variables.is_empty() {
+        variables::check(&dir, tool)?;
+        return Ok(None);
+    }
+    // Large files take their time. A stop order does not wait for them.
+    let reading = tokio::task::spawn_blocking(move || Declarations::read(&dir, tool));
+    let declarations = tokio::select! {
+        biased;
+        _ = run.stop.ordered() => return Err(StepError::stopped()),
+        read = reading => read.map_err(|_| StepError::panicked())??,
+    };
+    let undeclared = declarations.undeclared(&job.variables);
+    if !undeclared.is_empty() {
+        let names = undeclared.join(", ");
+        let text = format!("Variables the root module does not declare, not passed on: {names}");
+        run.log.writer().line(&text).await;
+    }
+    let path = declarations.write(&job.variables, run.layout.private())?;
+    Ok(Some(path))
+}
+
+/// Runs `init`; false when it failed and has said why. It is the one command that may show the platform a token. Whatever
+/// becomes of it, the token is gone afterwards.
+pub(crate) async fn init(
+    context: &OperationContext<'_, '_>,
+    env: &ChildEnv,
+) -> Result<bool, StepError> {
+    let mut env = env.clone();
+    let token = offer_token(context, &mut env)?;
+    let init = context
+        .run
+        .timer
+        .time(Phase::Init, run_init(context, &env), |done| {
+            matches!(done, Ok(true))
+        });
+    let done = init.await;
+    token.withdraw()?;
+    done
+}
+
+fn offer_token(context: &OperationContext<'_, '_>, env: &mut ChildEnv) -> Result<Offer, StepError> {
+    let run = context.run;
+    let hosts = run.connections.tool_hosts();
+    let token = run
+        .connections
+        .tokens()
+        .and_then(|tokens| tokens.mint_for_workspace(token::INIT, &run.job.workspace_id));
+    let Some(token) = token.filter(|_| !hosts.is_empty()) else {
+        return Ok(Offer::none());
+    };
+    run.log.add_secrets([token.expose_secret()]);
+    let access = HostToken {
+        hosts: &hosts,
+        token: &token,
+        tool: run.job.tool(),
+        home: &run.folders.home,
+        private: run.layout.private(),
+    };
+    credentials::offer(&access, env)
+}
+
+async fn run_init(context: &OperationContext<'_, '_>, env: &ChildEnv) -> Result<bool, StepError> {
+    let (run, job) = (context.run, &context.run.job);
+    let ssh = context.prepared.workspace.init_ssh_command.as_deref();
+    if job.show_header {
+        let banner = run.palette().init(job);
+        run.log.writer().line(banner.trim_end_matches('\n')).await;
+        let mut consumer = ToLog(run.log.writer());
+        let done = context.terraform.init(env, ssh, &mut consumer).await;
+        consumer.0.close().await;
+        return Ok(done?.ended.is_success());
+    }
+    let mut capture = Capture::up_to(QUIET_INIT_BYTES);
+    let done = context.terraform.init(env, ssh, &mut capture).await?;
+    if !done.ended.is_success() {
+        run.log_output(&capture.bytes).await;
+    }
+    Ok(done.ended.is_success())
+}

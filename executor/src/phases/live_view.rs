@@ -1,0 +1,211 @@
+//! Shows an operation while it runs: in the job context and in the live stream, beside the operation, once a second at most
+//! (contract 6.6, W-22). What does not get through is shown with the next update. The operation itself publishes the last.
+//!
+//! Knows the tool's events, not what they lead to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use job_contract::chain;
+use platform::live::{LivePhase, LiveState, LiveStream};
+use platform::{Platform, StepRef};
+use run_log::Redactor;
+use serde_json::{Map, Value, json};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{debug, warn};
+
+use crate::context::RunContext;
+use crate::terraform::event_state::EventState;
+use crate::terraform::structured::Structured;
+
+/// How often at most.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// How long the end of an operation waits for a picture that is under way.
+const LAST_UPDATE: Duration = Duration::from_secs(5);
+
+/// The view of one operation, from its beginning to its end.
+#[derive(Debug)]
+pub(crate) struct LiveView {
+    phase: LivePhase,
+    done: CancellationToken,
+    /// Gives the live stream back when it is done.
+    task: Option<AbortOnDropHandle<Option<LiveStream>>>,
+}
+
+/// What belongs to the phases.
+const fn context_key(phase: LivePhase) -> &'static str {
+    match phase {
+        LivePhase::Plan => "planStructuredOutput",
+        LivePhase::Apply => "applyStructuredOutput",
+    }
+}
+
+fn context_patch(
+    phase: LivePhase,
+    step_id: &str,
+    changes: &Value,
+    diagnostics: &Value,
+) -> Map<String, Value> {
+    [
+        (context_key(phase), changes),
+        ("jobDiagnostics", diagnostics),
+    ]
+    .into_iter()
+    .map(|(key, value)| (key.to_owned(), json!({ step_id: value })))
+    .collect()
+}
+
+/// The patch without secrets.
+fn redacted(redactor: &Redactor, patch: Map<String, Value>) -> Map<String, Value> {
+    let mut patch = Value::Object(patch);
+    redactor.redact_json(&mut patch);
+    match patch {
+        Value::Object(patch) => patch,
+        _ => unreachable!("redaction keeps the shape"),
+    }
+}
+
+impl LiveView {
+    /// Begins to show the state of the events. Nobody looks at a platform of files before the end.
+    pub(crate) fn start(run: &RunContext<'_>, events: EventState, phase: LivePhase) -> Self {
+        let live = run.connections.live_picture(&run.job);
+        let done = CancellationToken::new();
+        let is_watched =
+            live.is_some() || matches!(run.connections.platform, Platform::Terrakube(_));
+        let task = is_watched.then(|| {
+            let show = Show {
+                live,
+                phase,
+                events,
+                platform: run.connections.platform.clone(),
+                step: run.step.clone(),
+                redactor: run.log.redactor(),
+                failing: false,
+            };
+            AbortOnDropHandle::new(tokio::spawn(show.until(done.clone())))
+        });
+        Self { phase, done, task }
+    }
+
+    /// The part of the job context that shows these changes.
+    fn patch(&self, step_id: &str, changes: &Value, diagnostics: &Value) -> Map<String, Value> {
+        context_patch(self.phase, step_id, changes, diagnostics)
+    }
+
+    /// Ends the view, and leaves the results of the step in the job context, in one update: the changes, the diagnostics,
+    /// and the `additions` of this kind of step. A convenience: without it the platform shows the log.
+    pub(crate) async fn publish(
+        self,
+        run: &RunContext<'_>,
+        structured: &Structured,
+        additions: Map<String, Value>,
+    ) {
+        let step = &run.step;
+        let redactor = run.log.redactor();
+        let (changes, diagnostics) = (structured.changes(), structured.diagnostics());
+        let mut patch = additions;
+        patch.extend(self.patch(&step.step_id, &changes, &diagnostics));
+        let patch = redacted(&redactor, patch);
+        let publish = async {
+            self.finish(&redactor, changes, diagnostics).await;
+            run.connections.platform.merge_context(step, &patch).await
+        };
+        // What is left after that belongs to the log and the report.
+        let deadline = run.while_saving(Duration::MAX);
+        let published = tokio::select! {
+            biased;
+            published = publish => published.map_err(|error| chain(&error)),
+            () = deadline.over() => Err("there was no time left for it".to_owned()),
+        };
+        if let Err(error) = published {
+            warn!(error, "the job context could not be updated");
+        }
+    }
+
+    /// Ends with this last picture. One that is under way and takes too long is dropped with its task.
+    async fn finish(self, redactor: &Redactor, changes: Value, diagnostics: Value) {
+        self.done.cancel();
+        let Some(task) = self.task else {
+            return;
+        };
+        match timeout(LAST_UPDATE, task).await {
+            Ok(Ok(Some(live))) => {
+                live.publish(state(self.phase, redactor, changes, diagnostics));
+                live.finish(LAST_UPDATE).await;
+            }
+            Ok(Ok(None)) => {}
+            Ok(Err(error)) => warn!(%error, "the picture of the run ended by a defect"),
+            Err(_) => debug!("the last picture of the run was not published in time"),
+        }
+    }
+}
+
+fn state(phase: LivePhase, redactor: &Redactor, changes: Value, diagnostics: Value) -> LiveState {
+    let list = |mut value: Value| {
+        redactor.redact_json(&mut value);
+        match value {
+            Value::Array(list) => list,
+            _ => Vec::new(),
+        }
+    };
+    LiveState {
+        phase,
+        changes: list(changes),
+        diagnostics: list(diagnostics),
+    }
+}
+
+struct Show {
+    live: Option<LiveStream>,
+    phase: LivePhase,
+    events: EventState,
+    platform: Platform,
+    step: StepRef,
+    redactor: Arc<Redactor>,
+    failing: bool,
+}
+
+impl Show {
+    async fn until(mut self, done: CancellationToken) -> Option<LiveStream> {
+        loop {
+            tokio::select! {
+                biased;
+                () = done.cancelled() => return self.live,
+                () = self.events.changed() => {}
+            }
+            self.show().await;
+            tokio::select! {
+                () = done.cancelled() => return self.live,
+                () = sleep(INTERVAL) => {}
+            }
+        }
+    }
+
+    async fn show(&mut self) {
+        let (changes, diagnostics) = self.events.picture();
+        if let Some(live) = &self.live {
+            let state = state(
+                self.phase,
+                &self.redactor,
+                changes.clone(),
+                diagnostics.clone(),
+            );
+            live.publish(state);
+        }
+        let patch = context_patch(self.phase, &self.step.step_id, &changes, &diagnostics);
+        let patch = redacted(&self.redactor, patch);
+        match self.platform.merge_context(&self.step, &patch).await {
+            Ok(()) => self.failing = false,
+            Err(error) if self.failing => debug!(%error, "the job context is not updated yet"),
+            Err(error) => {
+                self.failing = true;
+                warn!(
+                    error = chain(&error),
+                    "the job context could not be updated, the next picture is tried again"
+                );
+            }
+        }
+    }
+}

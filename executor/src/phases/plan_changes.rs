@@ -1,0 +1,217 @@
+//! Plans: runs the tool, stores the plan it made and shows it.
+//!
+//! `stored_plan` knows how a plan is stored.
+
+use std::pin::pin;
+use std::time::{Duration, SystemTime};
+
+use artifact_store::Digest;
+use futures_util::future::{Either, maybe_done, select};
+use job_contract::chain;
+use job_contract::keys::PLAN_FILE;
+use job_contract::progress::Phase;
+use job_contract::settlement::Ending;
+use platform::live::LivePhase;
+use runtime::Deadline;
+use serde_json::{Value, json};
+use tracing::warn;
+
+use crate::child_env::ChildEnv;
+use crate::context::RunContext;
+use crate::error::StepError;
+use crate::operation::{OperationContext, OperationResult};
+use crate::phases::live_view::LiveView;
+use crate::phases::release_lock;
+use crate::process::{Completion, Ended};
+use crate::stored_plan::{self, NewPlan, PlanRecord};
+use crate::terraform::structured::Structured;
+
+/// How long the platform may take for what the plan does not depend on.
+const VIEW_TIME: Duration = Duration::from_secs(10);
+
+/// A plan as the tool shows it.
+#[derive(Default)]
+struct RenderedPlan {
+    people: Option<Vec<u8>>,
+    machines: Option<Value>,
+}
+
+/// Plans the changes. What went wrong is part of the result.
+pub(crate) async fn plan_changes(
+    context: &OperationContext<'_, '_>,
+    destroy: bool,
+    env: &ChildEnv,
+) -> OperationResult {
+    let mut result = OperationResult::new(Ending::Failure);
+    if let Err(error) = plan_and_store(context, destroy, env, &mut result).await {
+        result.error = Some(error);
+    }
+    result
+}
+
+async fn plan_and_store(
+    context: &OperationContext<'_, '_>,
+    destroy: bool,
+    env: &ChildEnv,
+    result: &mut OperationResult,
+) -> Result<(), StepError> {
+    let run = context.run;
+    if run.connections.is_local() {
+        // Whatever becomes of the plan: an apply of this job is not to go ahead without one.
+        run.stored(stored_plan::note(&run.store, &run.job, None))
+            .await?;
+    }
+    let events = context.terraform.events.clone();
+    let live_view = LiveView::start(run, events, LivePhase::Plan);
+    let (ending, mut structured) = run_plan(context, destroy, env, result).await?;
+    let mut stored = None;
+    if ending != Ending::Failure {
+        if step_has_ended(run).await {
+            result.step_has_ended = true;
+            return Ok(());
+        }
+        stored = Some(store_and_show(context, env, &mut structured).await?);
+    }
+    let changes = structured.counts().unwrap_or_else(|| structured.counted());
+    let mut additions = stored
+        .as_ref()
+        .map(|record| record.patch(&run.job.step_id))
+        .unwrap_or_default();
+    let marker = json!("<div data-terrakube-structured-plan=\"true\"></div>");
+    additions.insert(
+        "terrakubeUI".to_owned(),
+        json!({ &run.step.step_id: marker }),
+    );
+    live_view.publish(run, &structured, additions).await;
+    result.ending = ending;
+    result.changes = (ending != Ending::Failure).then_some(changes);
+    result.plan = stored.map(|record| record.reference);
+    Ok(())
+}
+
+/// Runs the tool, and looks after the lock on the state if the tool did not.
+async fn run_plan(
+    context: &OperationContext<'_, '_>,
+    destroy: bool,
+    env: &ChildEnv,
+    result: &mut OperationResult,
+) -> Result<(Ending, Structured), StepError> {
+    let (run, terraform, started) = (context.run, &context.terraform, SystemTime::now());
+    let planned = terraform.plan(env, destroy, run.log.writer());
+    let planned = run
+        .timer
+        .time(
+            Phase::Plan,
+            planned,
+            |done| matches!(done, Ok((done, _)) if plan_ending(*done) != Ending::Failure),
+        )
+        .await;
+    let done = planned.as_ref().ok().map(|(done, _)| *done);
+    let details = &mut result.details;
+    if !release_lock::note_lock_in_the_way(context, details)
+        && let Some(tool) = release_lock::find_tool_with_lock(context, started, done)
+    {
+        details.lock = release_lock::release_left_lock(run, terraform, env, &tool).await;
+        release_lock::add_unlock_hint(context, details);
+    }
+    let (done, structured) = planned?;
+    context.log_unusual_end(done).await;
+    Ok((plan_ending(done), structured))
+}
+
+/// Exit codes of `plan -detailed-exitcode`; every other end is a failure (W-18).
+fn plan_ending(done: Completion) -> Ending {
+    match done.ended {
+        Ended::Code(0) => Ending::Success,
+        Ended::Code(2) => Ending::Changes,
+        Ended::Code(_) | Ended::Signal(_) => Ending::Failure,
+    }
+}
+
+/// Whether another executor has reported the step. A plan may be repeated while that one still makes it. Once that one has
+/// reported, its plan is the one that is reviewed, and must not be replaced.
+async fn step_has_ended(run: &RunContext<'_>) -> bool {
+    let deadline = Deadline::after(VIEW_TIME);
+    let view = run.connections.platform.step_view(&run.step, &deadline);
+    match view.await {
+        Ok(view) => view.step_has_ended() && !view.status.is_over(),
+        Err(error) => {
+            warn!(
+                error = chain(&error),
+                "the platform cannot be asked whether the plan is still awaited"
+            );
+            false
+        }
+    }
+}
+
+/// The tool only reads the plan, so that it can do so while the plan is on its way to the store.
+async fn store_and_show(
+    context: &OperationContext<'_, '_>,
+    env: &ChildEnv,
+    structured: &mut Structured,
+) -> Result<PlanRecord, StepError> {
+    let run = context.run;
+    let mut rendered = pin!(maybe_done(render_plan(context, env)));
+    let store = async {
+        let store = pin!(store_plan(context));
+        match select(store, &mut rendered).await {
+            Either::Left((stored, _)) => stored,
+            Either::Right(((), store)) => store.await,
+        }
+    };
+    let stored = run.phase(Phase::Store, store).await?;
+    let show = async {
+        rendered.as_mut().await;
+        let rendered = rendered.as_mut().take_output();
+        let RenderedPlan { people, machines } = rendered.transpose()?.unwrap_or_default();
+        if let Some(people) = people {
+            run.log_output(&people).await;
+        }
+        if let Some(plan) = machines {
+            structured.complete_from_plan(&plan);
+        }
+        Ok::<_, StepError>(())
+    };
+    run.phase(Phase::Show, show).await?;
+    Ok(stored)
+}
+
+/// The plan is stored before any script that follows could touch it: what was planned is what is kept.
+async fn store_plan(context: &OperationContext<'_, '_>) -> Result<PlanRecord, StepError> {
+    let (run, prepared) = (context.run, context.prepared);
+    let file = prepared.working_dir.join(PLAN_FILE);
+    let digest = Digest::of(&file).map_err(|source| StepError::working_dir(&file, source))?;
+    let plan = NewPlan {
+        file: &file,
+        digest,
+        tool: &prepared.tool,
+        commit_id: &prepared.workspace.commit_id,
+    };
+    run.stored(stored_plan::store(&run.store, &run.job, plan))
+        .await
+}
+
+/// Both renderings at once: each is a process of the tool that only reads the plan.
+async fn render_plan(
+    context: &OperationContext<'_, '_>,
+    env: &ChildEnv,
+) -> Result<RenderedPlan, StepError> {
+    let (people, machines) = tokio::join!(
+        context.terraform.show_plan(env),
+        context.terraform.show_plan_json(env)
+    );
+    let people = people?;
+    let machines = match machines?.map(|text| serde_json::from_slice(&text)) {
+        Some(Ok(plan)) => Some(plan),
+        Some(Err(error)) => {
+            warn!(%error, "the tool's JSON rendering of the plan is not usable");
+            None
+        }
+        None => {
+            warn!("the tool could not render the plan as JSON");
+            None
+        }
+    };
+    Ok(RenderedPlan { people, machines })
+}

@@ -1,0 +1,163 @@
+//! Prepares the workspace of the step: waits for its folder, and fetches the sources and the extension repository.
+//!
+//! Turns job and settings into a request. `workspace` knows how sources are fetched.
+
+use std::borrow::Cow;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use job_contract::{JobData, chain};
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+
+use crate::context::RunContext;
+use crate::error::StepError;
+use crate::scripts;
+use crate::workspace::{
+    self, ArchiveLimits, AzureEnvironment, Workspace, WorkspaceConfig, WorkspaceError,
+};
+
+/// How often a step looks whether the folder of its workspace is free, and from when on it says that it waits.
+const TURN_POLL: Duration = Duration::from_millis(200);
+const TURN_ANNOUNCED_AFTER: Duration = Duration::from_secs(1);
+
+/// The sources of the job, in the folder of its workspace.
+pub(crate) async fn prepare_workspace(run: &RunContext<'_>) -> Result<Workspace, StepError> {
+    wait_for_turn(run).await?;
+    let job = with_content(run).await?;
+    let config = WorkspaceConfig {
+        known_hosts: run.config.source.ssh_known_hosts_file.clone(),
+        archive_limits: ArchiveLimits {
+            max_bytes: run.config.source.archive_max_bytes,
+            max_entries: run.config.source.archive_max_entries,
+        },
+        path: run.env.path(),
+        home: run.folders.home.clone(),
+        environment: run
+            .env
+            .inherited()
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect(),
+        content_token: run.connections.content_token(),
+        azure: AzureEnvironment::from_lookup(|name| std::env::var(name).ok()),
+    };
+    let notify = |text: &str| info!("{text}");
+    let workspace = match workspace::prepare(&job, &run.layout, &config, &notify).await {
+        Ok(workspace) => workspace,
+        Err(error) => return Err(log_workspace_error(run, error).await),
+    };
+    clone_tools_repository(run, &workspace, &config).await?;
+    Ok(workspace)
+}
+
+/// Clones the operator's extension repository for a step with scripts. Scripts that do not need it run without it.
+async fn clone_tools_repository(
+    run: &RunContext<'_>,
+    workspace: &Workspace,
+    config: &WorkspaceConfig,
+) -> Result<(), StepError> {
+    let source = &run.config.source;
+    let has_scripts = !run.job.command_list.is_empty() || !run.job.on_failure_list.is_empty();
+    let repository = source.tools_repository.as_deref();
+    let Some(repository) = repository.filter(|url| has_scripts && !url.is_empty()) else {
+        return Ok(());
+    };
+    let dir = if run.step_type.uses_tool() {
+        working_dir(run, workspace).await?
+    } else {
+        workspace.root.clone()
+    };
+    let target = scripts::tools_repository(&dir);
+    let cloned = workspace::clone_tools_repository(
+        repository,
+        source.tools_branch.as_deref().unwrap_or("main"),
+        &target,
+        &run.job.environment_variables,
+        &run.layout,
+        config,
+    );
+    if let Err(error) = cloned.await {
+        warn!(
+            error = chain(&error),
+            "the extension repository could not be cloned"
+        );
+    }
+    Ok(())
+}
+
+/// Waits until no other step of the workspace works in the folder that both would use. That is the case on one machine
+/// only: a pod has its folder for itself.
+async fn wait_for_turn(run: &RunContext<'_>) -> Result<(), StepError> {
+    let holder = format!("job {}, step {}", run.job.job_id, run.job.step_id);
+    let (began, mut announced) = (Instant::now(), false);
+    let _waiting = Waiting::begin(&run.waiting);
+    loop {
+        match run.layout.try_take_turn(&holder) {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(error) => return Err(log_workspace_error(run, error).await),
+        }
+        // A step that has just reported its end is about to leave.
+        if !announced && began.elapsed() >= TURN_ANNOUNCED_AFTER {
+            announced = true;
+            let text = format!(
+                "Waiting for another step of this workspace ({}), which works in `{}`.",
+                run.layout.holder(),
+                run.layout.checkout().display()
+            );
+            info!("{text}");
+            run.log.writer().line(&text).await;
+        }
+        sleep(TURN_POLL).await;
+    }
+}
+
+/// The root module's folder.
+pub(crate) async fn working_dir(
+    run: &RunContext<'_>,
+    workspace: &Workspace,
+) -> Result<PathBuf, StepError> {
+    match workspace.working_dir(&run.job) {
+        Ok(folder) => Ok(folder),
+        Err(error) => Err(log_workspace_error(run, error).await),
+    }
+}
+
+/// Says in the run's log that there is no workspace (contract 4.1).
+async fn log_workspace_error(run: &RunContext<'_>, error: WorkspaceError) -> StepError {
+    run.log.writer().line("Failed to prepare work dir").await;
+    error.into()
+}
+
+/// Ends with the wait, also when a stop order ends that.
+struct Waiting<'w>(&'w AtomicBool);
+
+impl<'w> Waiting<'w> {
+    fn begin(waiting: &'w AtomicBool) -> Self {
+        waiting.store(true, Ordering::Relaxed);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+/// The job with the content it is run on: of CLI-driven runs the platform knows it, and where it does not, the document
+/// does (W-33).
+async fn with_content<'r>(run: &'r RunContext<'_>) -> Result<Cow<'r, JobData>, StepError> {
+    if !run.job.is_remote_content() {
+        return Ok(Cow::Borrowed(&run.job));
+    }
+    let source = run.connections.platform.override_source(&run.step).await?;
+    Ok(match source {
+        Some(_) => Cow::Owned(JobData {
+            source,
+            ..run.job.clone()
+        }),
+        None => Cow::Borrowed(&run.job),
+    })
+}

@@ -1,0 +1,174 @@
+//! Releases the lock on the state if the tool died with it, and names a lock of another run (decision 0011).
+//!
+//! `terraform::lock_error` decides which process held a lock.
+
+use std::time::SystemTime;
+
+use job_contract::keys::PLAN_FILE;
+use job_contract::progress::Phase;
+use job_contract::report::{LockStanding, StateLock};
+use job_contract::{Tool, chain};
+use tracing::{info, warn};
+
+use crate::child_env::ChildEnv;
+use crate::context::RunContext;
+use crate::operation::OperationContext;
+use crate::process::{Completion, Ended};
+use crate::step_result::{OperationDetails, join_present};
+use crate::terraform::Terraform;
+use crate::terraform::lock_error::EndedTool;
+
+/// The tool's process if it may have left its lock: it died, its end was not seen, or it said so. Whatever else ends has
+/// released its lock.
+pub(crate) fn find_tool_with_lock(
+    context: &OperationContext<'_, '_>,
+    started: SystemTime,
+    done: Option<Completion>,
+) -> Option<EndedTool> {
+    let (run, terraform) = (context.run, &context.terraform);
+    let phase = context.prepared.operation.phase();
+    let has_released = match done.map(|done| done.ended) {
+        // A tool that crashes ends with the same code.
+        Some(Ended::Code(2)) => {
+            phase == Phase::Plan && terraform.working_dir.join(PLAN_FILE).exists()
+        }
+        Some(Ended::Code(code)) => matches!(code, 0 | 1),
+        Some(Ended::Signal(_)) | None => false,
+    };
+    if has_released && !terraform.events.locks().is_unreleased() {
+        return None;
+    }
+    let host = nix::unistd::gethostname().ok()?.into_string().ok()?;
+    Some(EndedTool {
+        operation: match phase {
+            Phase::Plan => "OperationTypePlan",
+            _ => "OperationTypeApply",
+        },
+        // Pods on the network of their node share its name instead.
+        host_is_ours_alone: run.config.run.pod_name.as_ref() == Some(&host),
+        host,
+        started,
+        held: terraform.events.progress().locked_by(),
+    })
+}
+
+/// Looks for the lock the tool left and releases it. Whatever had to be read from the state has been read.
+pub(crate) async fn release_left_lock(
+    run: &RunContext<'_>,
+    terraform: &Terraform<'_>,
+    env: &ChildEnv,
+    tool: &EndedTool,
+) -> Option<StateLock> {
+    let probe = terraform.touch_lock(env).await;
+    let lock = match &probe {
+        Ok(output) if output.ok => return None,
+        Ok(output) => output.lock(),
+        Err(_) => None,
+    };
+    let Some(lock) = lock else {
+        let error = probe.as_ref().err().map(|error| chain(error));
+        warn!(
+            error,
+            "whether the tool left its lock on the state is not known"
+        );
+        if let Ok(output) = &probe {
+            run.log_output(&output.text).await;
+        }
+        let text = "Whether the tool left its lock on the state is not known.";
+        run.log_failure(text).await;
+        return None;
+    };
+    if tool.may_have_held(&lock) {
+        return Some(release_own_lock(run, terraform, env, tool, lock).await);
+    }
+    info!(
+        lock.id,
+        lock.who, "the state is locked, and not by this run"
+    );
+    None
+}
+
+/// Releases a lock if it certainly was the dead process's own. No other lock is ever touched.
+pub(crate) async fn release_own_lock(
+    run: &RunContext<'_>,
+    terraform: &Terraform<'_>,
+    env: &ChildEnv,
+    tool: &EndedTool,
+    lock: StateLock,
+) -> StateLock {
+    if !tool.may_have_held(&lock) {
+        return lock;
+    }
+    if tool.certainly_held(&lock) {
+        match terraform.force_unlock(env, &lock.id).await {
+            Ok(output) if output.ok => {
+                let text = format!(
+                    "The tool left its lock {} on the state. It is released.",
+                    lock.id
+                );
+                run.log.writer().line(&text).await;
+                return StateLock {
+                    standing: LockStanding::Released,
+                    ..lock
+                };
+            }
+            Ok(output) => run.log_output(&output.text).await,
+            Err(error) => warn!(error = chain(&error), "the lock could not be released"),
+        }
+    }
+    let text = format!("The state is still locked {}.", describe(&lock));
+    run.log_failure(&text).await;
+    StateLock {
+        standing: LockStanding::LeftBehind,
+        ..lock
+    }
+}
+
+/// Notes the lock of somebody else that the tool met, if it met one: nothing was changed then.
+pub(crate) fn note_lock_in_the_way(
+    context: &OperationContext<'_, '_>,
+    details: &mut OperationDetails,
+) -> bool {
+    let Some(lock) = context.terraform.events.locks().in_the_way() else {
+        return false;
+    };
+    details.sentence = Some(format!(
+        "the state is locked {}: nothing was changed",
+        describe(&lock)
+    ));
+    details.lock = Some(lock);
+    add_unlock_hint(context, details);
+    true
+}
+
+/// Adds to the hint what to do about the lock.
+pub(crate) fn add_unlock_hint(context: &OperationContext<'_, '_>, details: &mut OperationDetails) {
+    let lock = details.lock.as_ref();
+    let advice = lock.and_then(|lock| unlock_hint(lock, context.run.job.tool()));
+    details.hint = join_present([details.hint.take(), advice], "; ");
+}
+
+/// By whom and since when, for people.
+fn describe(lock: &StateLock) -> String {
+    // Fractions of seconds are of no use to them.
+    let since = lock.created.split('.').next().unwrap_or_default();
+    let since = since.trim_end_matches(" +0000 UTC").trim_end_matches('Z');
+    format!(
+        "by {} since {since} UTC ({}, lock {})",
+        lock.who, lock.operation, lock.id
+    )
+}
+
+/// What to do about a lock that stands.
+fn unlock_hint(lock: &StateLock, tool: Tool) -> Option<String> {
+    let unlock = format!("`{} force-unlock {}`", tool.binary(), lock.id);
+    match lock.standing {
+        LockStanding::InTheWay => Some(format!(
+            "wait until the run that holds the lock has ended; if there is none any more, release the lock with {unlock}"
+        )),
+        LockStanding::LeftBehind => Some(format!(
+            "once nothing else runs on this workspace, release the lock with {unlock}"
+        )),
+        LockStanding::Released => None,
+    }
+}

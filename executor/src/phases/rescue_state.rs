@@ -1,0 +1,294 @@
+//! Stores a state that the tool could not store itself: pushes it, keeps a copy in the artifact store, and saves it in the
+//! data directory if no other place takes it.
+//!
+//! Knows nothing of what else is done with a state.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use artifact_store::StoreError;
+use bytes::Bytes;
+use job_contract::chain;
+use job_contract::keys::ObjectKey;
+use job_contract::report::{LockStanding, StateLock, StateStanding};
+use runtime::private_file::private_folder;
+use runtime::regular_file;
+use tokio::time::{Instant, sleep};
+use tracing::warn;
+
+use crate::child_env::ChildEnv;
+use crate::context::RunContext;
+use crate::error::StepError;
+use crate::phases::release_lock;
+use crate::terraform::lock_error::EndedTool;
+use crate::terraform::raw_state::MAX_DOCUMENT_BYTES;
+use crate::terraform::{ErroredState, Terraform};
+use crate::workspace::write_private_file;
+
+/// The tool's last resort when it could not store the state.
+const ERRORED_STATE: &str = "errored.tfstate";
+/// How long a place for such a state is looked for: a store that is away for minutes may come back.
+const RESCUE: Duration = Duration::from_mins(10);
+/// The same once a copy of it is kept: with the old state in its place, the next run makes things a second time.
+const RESCUE_OF_KEPT: Duration = Duration::from_mins(2);
+/// The first pause between two attempts; each is twice as long as the one before.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// What became of a state, for report and reader.
+#[derive(Debug)]
+pub(crate) struct StateOutcome {
+    pub(crate) standing: StateStanding,
+    /// The standing as part of a sentence.
+    pub(crate) sentence: String,
+    pub(crate) hint: Option<String>,
+}
+
+/// When the tool's last resort was written, if it is there.
+pub(crate) fn errored_state_time(working_dir: &Path) -> Option<SystemTime> {
+    let file = fs::metadata(working_dir.join(ERRORED_STATE)).ok()?;
+    file.is_file().then(|| file.modified().ok())?
+}
+
+/// The state the tool could not store. `before` is the time of a file that was there before: it may be part of the content.
+/// What the tool printed is all of the state, which the file need not be then.
+pub(crate) fn find_errored_state(
+    working_dir: &Path,
+    before: Option<SystemTime>,
+    printed: Option<&Bytes>,
+) -> Option<ErroredState> {
+    if let Some(state) = printed {
+        return Some(ErroredState::Printed(state.clone()));
+    }
+    let written = errored_state_time(working_dir)?;
+    (before != Some(written)).then(|| ErroredState::File(working_dir.join(ERRORED_STATE)))
+}
+
+/// One attempt to push the state.
+enum Push {
+    Stored,
+    /// With the lock that was in the way.
+    Failed(Option<StateLock>),
+}
+
+/// The rescue of one state.
+#[derive(Debug)]
+pub(crate) struct Rescue<'r, 'c> {
+    pub(crate) run: &'r RunContext<'c>,
+    pub(crate) terraform: &'r Terraform<'r>,
+    pub(crate) env: &'r ChildEnv,
+    /// Of the tool, if it may have left its lock.
+    pub(crate) tool: Option<&'r EndedTool>,
+    pub(crate) errored: ErroredState,
+}
+
+/// How far a rescue has come.
+#[derive(Debug)]
+struct RescueProgress {
+    begun: Instant,
+    is_first: bool,
+    /// Where a copy is kept, or why none is.
+    kept: Option<Result<String, StoreError>>,
+    lock: Option<StateLock>,
+}
+
+impl Rescue<'_, '_> {
+    /// Pushes the state until it is stored or time is up. A copy is no state: pushing is not given up as long as there is
+    /// time. Returns the lock that was in the way, too.
+    pub(crate) async fn run(self) -> (StateOutcome, Option<StateLock>) {
+        self.log(match self.errored {
+            ErroredState::File(_) => {
+                "The tool could not store the state and left it in errored.tfstate: storing it now."
+            }
+            ErroredState::Printed(_) => {
+                "The tool could neither store the state nor write it to disk: storing it now."
+            }
+        })
+        .await;
+        let mut progress = RescueProgress {
+            begun: Instant::now(),
+            is_first: true,
+            kept: None,
+            lock: None,
+        };
+        let outcome = self.push_until_stored(&mut progress).await;
+        if outcome.standing != StateStanding::Rescued {
+            let text = format!(
+                "{}. Push it with `state push` before the next run.",
+                capitalised(&outcome.sentence)
+            );
+            self.run.log_failure(&text).await;
+        }
+        (outcome, progress.lock)
+    }
+
+    async fn push_until_stored(&self, progress: &mut RescueProgress) -> StateOutcome {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let lock = match self.push(progress.is_first).await {
+                Push::Stored => {
+                    self.log("The state is stored.").await;
+                    return StateOutcome {
+                        standing: StateStanding::Rescued,
+                        sentence: "the state was rescued and is stored".into(),
+                        hint: None,
+                    };
+                }
+                Push::Failed(lock) => lock,
+            };
+            if !matches!(progress.kept, Some(Ok(_))) {
+                self.keep_copy(progress).await;
+            }
+            progress.is_first = false;
+            // Only now that there are two of it.
+            if self.release_lock(lock, progress).await {
+                continue;
+            }
+            tokio::select! {
+                biased;
+                () = self.time_is_up(progress) => return self.give_up(progress.kept.take()),
+                () = sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
+            }
+        }
+    }
+
+    async fn push(&self, is_first: bool) -> Push {
+        match self.terraform.state_push(self.env, &self.errored).await {
+            Ok(output) if output.ok => Push::Stored,
+            Ok(output) => {
+                if is_first {
+                    self.run.log_output(&output.text).await;
+                }
+                Push::Failed(output.lock())
+            }
+            Err(error) => {
+                warn!(error = chain(&error), "the state could not be pushed");
+                Push::Failed(None)
+            }
+        }
+    }
+
+    async fn keep_copy(&self, progress: &mut RescueProgress) {
+        let run = self.run;
+        let deadline = run.while_saving(RESCUE.saturating_sub(progress.begun.elapsed()));
+        tokio::select! {
+            biased;
+            kept = self.store_copy() => progress.kept = Some(kept),
+            () = deadline.over() => {}
+        }
+        if let Some(Ok(kept)) = &progress.kept {
+            let text = format!("The state is kept in {kept}. Trying on to store it.");
+            self.log(&text).await;
+        } else if progress.is_first {
+            self.log("The state could neither be stored nor kept: trying again.")
+                .await;
+        }
+    }
+
+    async fn store_copy(&self) -> Result<String, StoreError> {
+        let (job, store) = (&self.run.job, &self.run.store);
+        let name = format!("errored-{}-{}", job.job_id, job.step_id);
+        let key = ObjectKey::state_raw(&job.organization_id, &job.workspace_id, &name);
+        match &self.errored {
+            ErroredState::File(file) => store.put_file(&key, file).await,
+            ErroredState::Printed(state) => store.put(&key, state.clone()).await,
+        }
+    }
+
+    /// Releases the first lock that is in the way if it was the tool's own; true if it did.
+    async fn release_lock(&self, lock: Option<StateLock>, progress: &mut RescueProgress) -> bool {
+        let (Some(lock), None) = (lock, &progress.lock) else {
+            return false;
+        };
+        let lock = match self.tool {
+            Some(tool) => {
+                release_lock::release_own_lock(self.run, self.terraform, self.env, tool, lock).await
+            }
+            None => lock,
+        };
+        let is_released = lock.standing == LockStanding::Released;
+        progress.lock = Some(lock);
+        is_released
+    }
+
+    /// A copy leaves time to publish what there is.
+    async fn time_is_up(&self, progress: &RescueProgress) {
+        let run = self.run;
+        let (limit, until) = match &progress.kept {
+            Some(Ok(_)) => (RESCUE_OF_KEPT, run.budget.push),
+            _ => (RESCUE, run.budget.saving),
+        };
+        let limit = limit.saturating_sub(progress.begun.elapsed());
+        run.stop.deadline(limit, until).over().await;
+    }
+
+    fn give_up(&self, kept: Option<Result<String, StoreError>>) -> StateOutcome {
+        match kept {
+            Some(Ok(kept)) => StateOutcome {
+                standing: StateStanding::Kept,
+                sentence: format!("the state could not be stored and is kept in {kept}"),
+                hint: Some(self.push_hint(&kept)),
+            },
+            Some(Err(error)) => self.save_on_disk(Some(StepError::from(error))),
+            None => self.save_on_disk(None),
+        }
+    }
+
+    /// The last resort: the data directory, because the launcher removes the work folder after the run; else the work folder.
+    /// In a pod both last as long as the pod.
+    fn save_on_disk(&self, error: Option<StepError>) -> StateOutcome {
+        let (run, job) = (self.run, &self.run.job);
+        let name = format!("errored-{}-{}.tfstate", job.job_id, job.step_id);
+        let save = |folder: &Path| {
+            private_folder(folder)?;
+            let path = folder.join(&name);
+            match &self.errored {
+                ErroredState::File(file) => {
+                    let state = regular_file::read(file, MAX_DOCUMENT_BYTES as u64)?;
+                    write_private_file(&path, &state)?;
+                }
+                ErroredState::Printed(state) => write_private_file(&path, state)?,
+            }
+            Ok::<_, io::Error>(path)
+        };
+        let lasting = run.folders.data.join("errored");
+        let (place, hint) = match save(&lasting).or_else(|_| save(&run.folders.work)) {
+            Ok(path) => {
+                let path = path.display().to_string();
+                (format!(" and lies in {path}"), Some(self.push_hint(&path)))
+            }
+            Err(error) => {
+                warn!(%error, "the state could not be laid aside");
+                (String::new(), None)
+            }
+        };
+        let reason = error
+            .as_ref()
+            .map(|error| format!(": {error}"))
+            .unwrap_or_default();
+        StateOutcome {
+            standing: StateStanding::Unknown,
+            sentence: format!("the state could neither be stored nor kept{place}{reason}"),
+            hint: hint.or_else(|| error.and_then(|error| error.hint())),
+        }
+    }
+
+    fn push_hint(&self, from: &str) -> String {
+        let tool = self.run.job.tool().binary();
+        format!("store the state that is in {from} with `{tool} state push` before the next run")
+    }
+
+    async fn log(&self, text: &str) {
+        self.run.log.writer().line(text).await;
+    }
+}
+
+fn capitalised(text: &str) -> String {
+    let mut chars = text.chars();
+    chars
+        .next()
+        .map(|first| first.to_uppercase().chain(chars).collect())
+        .unwrap_or_default()
+}

@@ -1,0 +1,108 @@
+//! Runs the scripts of a step: around an operation, or instead of one.
+//!
+//! `scripts` knows how a script runs.
+
+use std::path::Path;
+
+use job_contract::progress::Phase;
+use job_contract::settlement::Ending;
+use job_contract::{Command, Exit};
+
+use crate::child_env::ChildEnv;
+use crate::context::RunContext;
+use crate::error::{StepError, catch_panic};
+use crate::operation::OperationContext;
+use crate::scripts::{self, Scripts};
+use crate::step_result::StepResult;
+use crate::tool::ResolvedTool;
+use crate::workspace::Workspace;
+
+/// Runs the scripts of a phase around the operation; false when one failed and has said why.
+pub(crate) async fn run_scripts(
+    context: &OperationContext<'_, '_>,
+    phase: Phase,
+    env: &mut ChildEnv,
+    terraform_output: &str,
+) -> Result<bool, StepError> {
+    let (run, prepared) = (context.run, context.prepared);
+    let commands: &[Command] = if phase == Phase::OnFailure {
+        &run.job.on_failure_list
+    } else {
+        &run.job.command_list
+    };
+    let commands = scripts::select(commands, phase);
+    if commands.is_empty() {
+        // A stop order between two phases keeps the next one from starting.
+        return Ok(run.stop.given().is_none() || phase == Phase::After);
+    }
+    let scripts = scripts_in(run, &prepared.working_dir, Some(&prepared.tool));
+    let work = scripts.run(&commands, env, terraform_output);
+    let done = run
+        .timer
+        .time(phase, work, |done| matches!(done, Ok(true)))
+        .await;
+    Ok(done?)
+}
+
+/// Runs a step of scripts: every command in the clone root, by priority.
+pub(crate) async fn run_script_step(
+    run: &RunContext<'_>,
+    workspace: &Workspace,
+    tool: Option<&ResolvedTool>,
+) -> StepResult {
+    let mut env = run.env.clone();
+    let commands = scripts::select(&run.job.command_list, Phase::Scripts);
+    let scripts = scripts_in(run, &workspace.root, tool);
+    let work = async {
+        for (name, value) in &workspace.environment {
+            env.set(name, value)?;
+        }
+        Ok::<_, StepError>(scripts.run(&commands, &mut env, "").await?)
+    };
+    let done = run
+        .timer
+        .time(Phase::Scripts, catch_panic(work), |done| {
+            matches!(done, Ok(true))
+        })
+        .await;
+    let result = match done {
+        Ok(true) => StepResult::new(Exit::Done, Ending::Success),
+        Ok(false) => StepResult::new(Exit::StepFailed, Ending::Failure).or_stopped(&run.stop),
+        Err(error) => {
+            run.log_error(Some(&error.to_string()), error.hint().as_deref())
+                .await;
+            let exit = if error.exit() == Exit::Defect {
+                Exit::Defect
+            } else {
+                Exit::StepFailed
+            };
+            StepResult {
+                exit,
+                ..StepResult::failed(&error)
+            }
+        }
+    };
+    StepResult {
+        commit_id: workspace.commit_id.clone(),
+        ..result
+    }
+}
+
+fn scripts_in<'r>(
+    run: &'r RunContext<'_>,
+    dir: &'r Path,
+    tool: Option<&'r ResolvedTool>,
+) -> Scripts<'r> {
+    Scripts {
+        job: &run.job,
+        dir,
+        private: run.layout.private(),
+        tool,
+        public_api_url: run.config.platform.public_url(),
+        tokens: run.connections.tokens(),
+        log: &run.log,
+        palette: run.palette(),
+        stop: &run.stop,
+        budget: run.budget,
+    }
+}

@@ -1,0 +1,269 @@
+//! Saves the state after an apply or a destroy, whatever became of it (contract 6.4): what the tool could not store is
+//! rescued, a copy, its rendering and a history record are published, and a lock the tool died with is released.
+//! State never goes to the log.
+//!
+//! Knows nothing of how the operation ran, except how it ended.
+
+use std::collections::HashSet;
+use std::io;
+use std::time::SystemTime;
+
+use artifact_store::{BackendSettings, hex};
+use bytes::Bytes;
+use job_contract::keys::ObjectKey;
+use job_contract::report::{ApplyProgress, StateLock, StateStanding};
+use md5::{Digest as _, Md5};
+use platform::History;
+use runtime::regular_file;
+use serde_json::Value;
+use tracing::warn;
+use uuid::Uuid;
+
+use crate::child_env::ChildEnv;
+use crate::context::RunContext;
+use crate::error::StepError;
+use crate::phases::release_lock::release_left_lock;
+use crate::phases::rescue_state::{Rescue, StateOutcome, find_errored_state};
+use crate::terraform::Terraform;
+use crate::terraform::lock_error::EndedTool;
+use crate::terraform::progress::Progress;
+use crate::terraform::raw_state::{MAX_DOCUMENT_BYTES, RawState};
+use crate::terraform::structured::addresses;
+
+/// How an apply or a destroy ended, as far as the state depends on it.
+#[derive(Debug)]
+pub(crate) struct ApplyEnd {
+    pub(crate) success: bool,
+    pub(crate) progress: Progress,
+    /// The tool, if it may have left its lock.
+    pub(crate) tool_with_lock: Option<EndedTool>,
+    /// When `errored.tfstate` was written, if there was one before.
+    pub(crate) errored_before: Option<SystemTime>,
+    /// The state the tool printed because it could not write that file.
+    pub(crate) printed_state: Option<Bytes>,
+}
+
+/// What became of the state.
+#[derive(Debug)]
+pub(crate) struct SavedState {
+    pub(crate) published: Option<PublishedState>,
+    /// Why the copy of a state that is stored is missing.
+    pub(crate) missing: Option<StepError>,
+    pub(crate) outcome: Option<StateOutcome>,
+    pub(crate) lock: Option<StateLock>,
+}
+
+/// A published state.
+#[derive(Debug)]
+pub(crate) struct PublishedState {
+    /// The raw state, as far as it is understood.
+    pub(crate) raw: Option<RawState>,
+    /// The state for machines.
+    pub(crate) json: Option<Value>,
+    /// What the platform is to record of it.
+    pub(crate) history: Option<History>,
+}
+
+/// Why no copy of the state is published.
+#[derive(Debug)]
+enum PublishError {
+    /// The state could not be read back, so that nothing is known of it.
+    Unread(StepError),
+    /// The state is there, and the artifact store did not take the copy.
+    NotCopied(StepError),
+}
+
+/// Saves what state there is. The lock is released last: until then nobody else writes what is being read.
+pub(crate) async fn save_state(
+    run: &RunContext<'_>,
+    terraform: &Terraform<'_>,
+    env: &ChildEnv,
+    end: &ApplyEnd,
+) -> SavedState {
+    let (before, printed) = (end.errored_before, end.printed_state.as_ref());
+    let (rescued, lock) = match find_errored_state(terraform.working_dir, before, printed) {
+        Some(errored) => {
+            let rescue = Rescue {
+                run,
+                terraform,
+                env,
+                tool: end.tool_with_lock.as_ref(),
+                errored,
+            };
+            let (outcome, lock) = rescue.run().await;
+            (Some(outcome), lock)
+        }
+        None => (None, None),
+    };
+    let published = publish(run, terraform, env).await;
+    let lock = match (lock, &end.tool_with_lock) {
+        (None, Some(tool)) => release_left_lock(run, terraform, env, tool).await,
+        (lock, _) => lock,
+    };
+    let outcome = rescued.or_else(|| judge_stored_state(end, &published));
+    let (published, missing) = match published {
+        Ok(published) => (published, None),
+        Err(PublishError::Unread(error) | PublishError::NotCopied(error)) => (None, Some(error)),
+    };
+    SavedState {
+        published,
+        missing,
+        outcome,
+        lock,
+    }
+}
+
+/// What became of a state the tool stored itself. `None` where there was nothing to store.
+fn judge_stored_state(
+    end: &ApplyEnd,
+    published: &Result<Option<PublishedState>, PublishError>,
+) -> Option<StateOutcome> {
+    let of = |standing, sentence: String, hint| {
+        Some(StateOutcome {
+            standing,
+            sentence,
+            hint,
+        })
+    };
+    let lost = find_lost_changes(end, published);
+    if !lost.is_empty() {
+        let mut named = lost[..lost.len().min(ApplyProgress::MAX_ADDRESSES)].join(", ");
+        if lost.len() > ApplyProgress::MAX_ADDRESSES {
+            named.push_str(", \u{2026}");
+        }
+        return of(
+            StateStanding::Unknown,
+            format!("the state does not hold what was made last: {named}"),
+            Some("import what the state does not hold, or it is made a second time".into()),
+        );
+    }
+    match published {
+        Ok(Some(_)) => of(StateStanding::Stored, "the state is stored".into(), None),
+        // It would not have succeeded otherwise.
+        _ if end.success => of(StateStanding::Stored, "the state is stored".into(), None),
+        Err(PublishError::NotCopied(error)) => of(
+            StateStanding::Stored,
+            format!("the state is stored, but no copy of it is published: {error}"),
+            error.hint(),
+        ),
+        _ if !end.progress.has_begun() => None,
+        Ok(None) => of(
+            StateStanding::Unknown,
+            "there is no state of it".into(),
+            None,
+        ),
+        Err(PublishError::Unread(error)) => of(
+            StateStanding::Unknown,
+            format!("whether the state is stored is not known: {error}"),
+            error.hint(),
+        ),
+    }
+}
+
+/// Addresses of objects that were made, and that the state does not hold.
+fn find_lost_changes(
+    end: &ApplyEnd,
+    published: &Result<Option<PublishedState>, PublishError>,
+) -> Vec<String> {
+    // A tool that is killed may not have stored its last changes yet.
+    match published {
+        Ok(Some(PublishedState {
+            json: Some(json), ..
+        })) if end.tool_with_lock.is_some() && !end.success => {
+            let in_state: HashSet<&str> = addresses(json);
+            end.progress
+                .missing_from(|address| in_state.contains(address))
+        }
+        Ok(None) if !end.success => end.progress.missing_from(|_| false),
+        _ => Vec::new(),
+    }
+}
+
+/// Publishes copies; `None` when there is no state.
+async fn publish(
+    run: &RunContext<'_>,
+    terraform: &Terraform<'_>,
+    env: &ChildEnv,
+) -> Result<Option<PublishedState>, PublishError> {
+    let (json, raw) = tokio::join!(
+        terraform.show_state_json(env),
+        raw_state(run, terraform, env)
+    );
+    let Some(raw) = raw.map_err(PublishError::Unread)? else {
+        return Ok(None);
+    };
+    let (job, name) = (&run.job, Uuid::new_v4().to_string());
+    let key = ObjectKey::state_raw(&job.organization_id, &job.workspace_id, &name);
+    run.stored(run.store.put(&key, raw.clone()))
+        .await
+        .map_err(PublishError::NotCopied)?;
+    let parsed = RawState::parse(&raw);
+    let Some(text) = json.map_err(|error| PublishError::Unread(error.into()))? else {
+        warn!("the tool could not render the state as JSON; only the raw state is stored");
+        return Ok(Some(PublishedState {
+            raw: parsed,
+            json: None,
+            history: None,
+        }));
+    };
+    let key = ObjectKey::state_json(&job.organization_id, &job.workspace_id, &name);
+    let text = Bytes::from(text);
+    let stored = run
+        .stored(run.store.put(&key, text.clone()))
+        .await
+        .map_err(PublishError::NotCopied)?;
+    let history = History {
+        output: run
+            .connections
+            .platform
+            .state_output(&run.step, &name, stored),
+        job_reference: job.job_id.clone(),
+        serial: parsed.as_ref().map_or(0, |state| state.serial),
+        md5: hex(&Md5::digest(&raw)),
+        lineage: parsed
+            .as_ref()
+            .map(|state| state.lineage.clone())
+            .unwrap_or_default(),
+    };
+    Ok(Some(PublishedState {
+        raw: parsed,
+        json: serde_json::from_slice(&text).ok(),
+        history: Some(history),
+    }))
+}
+
+/// The local backend's file is read as it is, which works even when the tool does not. Any other backend is asked
+/// through the tool, and so is the local one for a CLI workspace other than the default, whose state is elsewhere.
+async fn raw_state(
+    run: &RunContext<'_>,
+    terraform: &Terraform<'_>,
+    env: &ChildEnv,
+) -> Result<Option<Bytes>, StepError> {
+    let is_default = env
+        .get("TF_WORKSPACE")
+        .is_none_or(|workspace| workspace == "default");
+    let backend = run
+        .store
+        .backend(&run.job.organization_id, &run.job.workspace_id);
+    let state = match backend {
+        BackendSettings::Local { path } if is_default => {
+            match regular_file::read(&path, MAX_DOCUMENT_BYTES as u64) {
+                Ok(state) => Some(state),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(source) => {
+                    return Err(StepError::working_dir(&path, source));
+                }
+            }
+        }
+        // What a failed `state pull` prints is no state (W-40).
+        _ => {
+            let state = terraform.state_pull(env).await?;
+            Some(state.ok_or_else(|| {
+                StepError::infrastructure(
+                    "the state could not be read back from where the tool keeps it",
+                )
+            })?)
+        }
+    };
+    Ok(state.filter(|state| !state.is_empty()).map(Bytes::from))
+}

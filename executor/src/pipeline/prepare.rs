@@ -1,0 +1,81 @@
+//! The order of the phases that may be repeated freely, and the claim that ends them.
+//!
+//! Knows the phases by name alone.
+
+use job_contract::progress::Phase;
+use platform::StepView;
+
+use crate::context::RunContext;
+use crate::error::StepError;
+use crate::operation::{Operation, PreparedOperation};
+use crate::phases::check_step::check_step;
+use crate::phases::claim_step::claim_step;
+use crate::phases::fetch_plan::fetch_plan;
+use crate::phases::prepare_workspace::{prepare_workspace, working_dir};
+use crate::phases::resolve_tool::{resolve_optional_tool, resolve_tool};
+use crate::step_result::StepResult;
+use crate::tool::ResolvedTool;
+use crate::workspace::Workspace;
+
+/// What a step is prepared for.
+pub(crate) enum PreparedStep {
+    Operation(Box<PreparedOperation>),
+    Scripts(Box<Workspace>, Option<ResolvedTool>),
+    /// This executor must not run it.
+    NotRun(Box<StepResult>),
+}
+
+/// Prepares the step, and claims it.
+pub(crate) async fn prepare(
+    run: &RunContext<'_>,
+    view: &StepView,
+) -> Result<PreparedStep, StepError> {
+    check_step(run).await?;
+    let preparing = run.unless_stopped(Box::pin(prepare_workspace(run)));
+    let workspace = run.phase(Phase::Workspace, preparing).await?;
+    let step = if let Some(operation) = Operation::of(run.step_type) {
+        let prepared = prepare_operation(run, view, operation, workspace).await?;
+        PreparedStep::Operation(Box::new(prepared))
+    } else {
+        let tool = if run.job.command_list.is_empty() {
+            None
+        } else {
+            resolve_optional_tool(run).await
+        };
+        PreparedStep::Scripts(Box::new(workspace), tool)
+    };
+    let workspace = match &step {
+        PreparedStep::Operation(prepared) => &prepared.workspace,
+        PreparedStep::Scripts(workspace, _) => workspace,
+        PreparedStep::NotRun(_) => return Ok(step),
+    };
+    Ok(match claim_step(run, workspace).await? {
+        Some(result) => PreparedStep::NotRun(Box::new(result)),
+        None => step,
+    })
+}
+
+async fn prepare_operation(
+    run: &RunContext<'_>,
+    view: &StepView,
+    operation: Operation,
+    workspace: Workspace,
+) -> Result<PreparedOperation, StepError> {
+    let working_dir = working_dir(run, &workspace).await?;
+    let plan = fetch_plan(run, view).await?;
+    // A plan is applied by the version that made it.
+    let pinned = plan
+        .as_ref()
+        .and_then(|plan| plan.record.as_ref())
+        .map(|record| record.version.as_str());
+    let range = pinned.unwrap_or(&run.job.terraform_version);
+    let resolving = run.unless_stopped(Box::pin(resolve_tool(run, range)));
+    let tool = run.phase(Phase::Tool, resolving).await?;
+    Ok(PreparedOperation {
+        operation,
+        workspace,
+        working_dir,
+        tool,
+        plan,
+    })
+}

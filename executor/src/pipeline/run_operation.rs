@@ -1,0 +1,169 @@
+//! The order of the phases of plan, apply and destroy (contract 4.3), between a prepared workspace and a step result.
+//!
+//! Knows the phases by name alone.
+
+use job_contract::Exit;
+use job_contract::progress::Phase;
+use job_contract::report::ToolRecord;
+use job_contract::settlement::{self, Ending};
+use job_contract::status::StepStatus;
+use platform::PlanReference;
+use tracing::warn;
+
+use crate::child_env::ChildEnv;
+use crate::context::RunContext;
+use crate::error::{StepError, catch_panic};
+use crate::operation::{Operation, OperationContext, OperationResult, PreparedOperation};
+use crate::phases::apply_changes::apply_changes;
+use crate::phases::init::{init, write_backend, write_variables};
+use crate::phases::plan_changes::plan_changes;
+use crate::phases::run_scripts::run_scripts;
+use crate::step_result::StepResult;
+
+/// Runs the operation of the step. Whatever fails in it, a panic too, ends in a result.
+pub(crate) async fn run_operation(
+    run: &RunContext<'_>,
+    prepared: &PreparedOperation,
+) -> StepResult {
+    let phases = async { Ok(Box::pin(run_phases(run, prepared)).await) };
+    let done = catch_panic(phases)
+        .await
+        .unwrap_or_else(|panicked| OperationResult::failed(Ending::Failure, panicked));
+    if done.step_has_ended {
+        return StepResult::already_ended(&run.step);
+    }
+    let cause = done
+        .error
+        .as_ref()
+        .map(|error| (error.to_string(), error.hint()));
+    let result = step_result(run, prepared, done)
+        .or_stopped(&run.stop)
+        .with_details(&run.log.redactor());
+    if let (Some(_), Some((error, hint))) = (result.stopped, cause) {
+        // It may have failed for a reason of its own before it was stopped.
+        run.log_error(Some(&error), hint.as_deref()).await;
+    }
+    run.log_error(result.error.as_deref(), result.hint.as_deref())
+        .await;
+    result
+}
+
+/// Runs the phases. The scripts that follow a failure still run, and what was changed is still published.
+async fn run_phases(run: &RunContext<'_>, prepared: &PreparedOperation) -> OperationResult {
+    let mut env = run.env.clone();
+    for (name, value) in &prepared.workspace.environment {
+        if let Err(error) = env.set(name, value) {
+            return OperationResult::failed(Ending::NotReached, error.into());
+        }
+    }
+    let mut context = OperationContext::new(run, prepared);
+    let mut result = match run_phases_before(&mut context, &mut env).await {
+        Ok(true) => {
+            log_banner(&context).await;
+            match prepared.operation {
+                Operation::Plan { destroy } => plan_changes(&context, destroy, &env).await,
+                Operation::Apply | Operation::Destroy => apply_changes(&context, &env).await,
+            }
+        }
+        Ok(false) => OperationResult::new(Ending::NotReached),
+        Err(error) => OperationResult::failed(Ending::NotReached, error),
+    };
+    run_phases_after(&context, &mut result, &mut env).await;
+    result
+}
+
+/// Everything before the operation; false when something failed and has said why.
+async fn run_phases_before(
+    context: &mut OperationContext<'_, '_>,
+    env: &mut ChildEnv,
+) -> Result<bool, StepError> {
+    if !run_scripts(context, Phase::BeforeInit, env, "").await? {
+        return Ok(false);
+    }
+    let access = write_backend(context, env)?;
+    access.offer(env)?;
+    context.terraform.variables = write_variables(context).await?;
+    if !init(context, env).await? {
+        return Ok(false);
+    }
+    let before = run_scripts(context, Phase::Before, env, "").await;
+    access.offer(env)?;
+    before
+}
+
+/// Scripts after the operation, as its end asks for.
+async fn run_phases_after(
+    context: &OperationContext<'_, '_>,
+    result: &mut OperationResult,
+    env: &mut ChildEnv,
+) {
+    let run = context.run;
+    let aftermath = settlement::aftermath(run.step_type, result.ending, run.job.ignore_error);
+    let outputs = &result.terraform_output;
+    if aftermath.on_failure {
+        match run_scripts(context, Phase::OnFailure, env, outputs).await {
+            Ok(_) => {}
+            Err(error) => warn!(%error, "the scripts on failure could not be run"),
+        }
+    }
+    if aftermath.after {
+        match run_scripts(context, Phase::After, env, outputs).await {
+            Ok(ok) => result.after_ok = ok,
+            Err(error) => {
+                result.after_ok = false;
+                result.error.get_or_insert(error);
+            }
+        }
+    }
+}
+
+async fn log_banner(context: &OperationContext<'_, '_>) {
+    let (run, name) = (context.run, context.prepared.operation.banner_name());
+    let banner = run.palette().operation(run.job.tool(), name);
+    run.log.writer().line(banner.trim_end_matches('\n')).await;
+}
+
+fn step_result(
+    run: &RunContext<'_>,
+    prepared: &PreparedOperation,
+    done: OperationResult,
+) -> StepResult {
+    // Whether the step failed does not depend on the template, only what becomes of the job does.
+    let settlement = settlement::settle(
+        run.step_type,
+        done.ending,
+        done.after_ok,
+        run.job.ignore_error,
+        2,
+    );
+    let failed = settlement.step == StepStatus::Failed;
+    let is_plan = matches!(prepared.operation, Operation::Plan { .. });
+    StepResult {
+        // What fails after the claim is the step's own failure, unless the executor is wrong.
+        exit: match &done.error {
+            Some(error) if error.exit() == Exit::Defect => Exit::Defect,
+            _ if failed => Exit::StepFailed,
+            _ => Exit::Done,
+        },
+        ending: done.ending,
+        after_ok: done.after_ok,
+        changes: done.changes,
+        history: done.history,
+        plan: match done.plan {
+            // A plan whose after-scripts failed is recorded for people. Its job has failed, so no step can apply it.
+            Some(reference) if !failed || !done.after_ok => PlanReference::Set(reference),
+            _ if is_plan => PlanReference::Clear,
+            _ => PlanReference::Keep,
+        },
+        commit_id: prepared.workspace.commit_id.clone(),
+        tool: Some(ToolRecord {
+            name: prepared.tool.tool,
+            version: prepared.tool.version.to_string(),
+        }),
+        hint: done.error.as_ref().and_then(StepError::hint),
+        error: done.error.as_ref().map(ToString::to_string),
+        stopped: None,
+        details: done.details,
+        must_report: true,
+    }
+}

@@ -1,0 +1,171 @@
+//! The report that a step runs. Until the platform has it, a platform that lost its other records of the claim could start the
+//! step a second time (docs/decisions/0002-at-most-once.md). So a report that failed is repeated beside the step, until it
+//! succeeds or the step is over.
+
+use std::time::Duration;
+
+use job_contract::chain;
+use platform::Start;
+use platform::{Platform, PlatformError, StepRef};
+use runtime::Deadline;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{info, warn};
+
+/// Between two attempts, each of which is patient itself.
+const PAUSE: Duration = Duration::from_secs(5);
+/// How long the end of a step waits at most for an attempt that is under way, whose late arrival would set the step back: as
+/// long as an attempt may last.
+pub(crate) const LAST_ATTEMPT: Duration = Duration::from_secs(30);
+
+/// What is said of a step that runs.
+#[derive(Clone, Debug)]
+pub(crate) struct RunningReport {
+    pub(crate) platform: Platform,
+    pub(crate) step: StepRef,
+    pub(crate) commit_id: String,
+    pub(crate) output: String,
+}
+
+/// A report that is being repeated.
+#[derive(Debug)]
+pub(crate) struct RepeatedReport {
+    over: CancellationToken,
+    task: AbortOnDropHandle<()>,
+}
+
+impl RunningReport {
+    pub(crate) async fn send(&self) -> Result<Start, PlatformError> {
+        self.platform
+            .report_running(&self.step, &self.commit_id, &self.output)
+            .await
+    }
+
+    /// Repeats the report from beside.
+    pub(crate) fn repeat(self) -> RepeatedReport {
+        let over = CancellationToken::new();
+        let until = over.clone();
+        let task = tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    biased;
+                    () = until.cancelled() => return,
+                    () = sleep(PAUSE) => {}
+                }
+                match self.send().await {
+                    Ok(_) => {
+                        info!("the step is reported as running after all");
+                        return;
+                    }
+                    Err(error) => warn!(
+                        error = chain(&error),
+                        "the step could still not be reported as running"
+                    ),
+                }
+            }
+        });
+        RepeatedReport {
+            over,
+            task: AbortOnDropHandle::new(task),
+        }
+    }
+}
+
+impl RepeatedReport {
+    /// Ends the repetition, before the outcome is reported. Nothing more is sent once this has returned.
+    pub(crate) async fn end(mut self, deadline: &Deadline) {
+        self.over.cancel();
+        tokio::select! {
+            biased;
+            _ = &mut self.task => {}
+            () = deadline.over() => {
+                warn!("the last attempt to report that the step runs is given up");
+                self.task.abort();
+                // Until then it may be about to send.
+                let _ = self.task.await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use job_contract::status::StepStatus;
+    use platform::local::LocalPlatform;
+    use tempfile::TempDir;
+    use tokio::sync::oneshot::{self, error::TryRecvError};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// A platform whose records cannot be written, until the file is gone that stands in their way.
+    fn away() -> (TempDir, RunningReport) {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("platform"), "").unwrap();
+        let step = StepRef {
+            organization_id: "org".into(),
+            workspace_id: "ws".into(),
+            job_id: "1".into(),
+            step_id: "step".into(),
+            step_type: "terraformApply".into(),
+        };
+        let running = RunningReport {
+            platform: Platform::Local(LocalPlatform::new(folder.path())),
+            step,
+            commit_id: "c".into(),
+            output: "o".into(),
+        };
+        (folder, running)
+    }
+
+    fn status(folder: &TempDir) -> Option<StepStatus> {
+        let job = LocalPlatform::new(folder.path()).job("1").ok()??;
+        Some(job.step("step")?.status)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_report_that_failed_is_repeated_until_it_lands() {
+        let (folder, running) = away();
+        running.send().await.unwrap_err();
+        let repeated = running.repeat();
+        sleep(PAUSE * 3).await;
+        assert_eq!(status(&folder), None);
+        fs::remove_file(folder.path().join("platform")).unwrap();
+        sleep(PAUSE * 2).await;
+        assert_eq!(status(&folder), Some(StepStatus::Running));
+        repeated.end(&Deadline::after(LAST_ATTEMPT)).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_said_once_the_step_is_over() {
+        let (folder, running) = away();
+        let repeated = running.repeat();
+        repeated.end(&Deadline::after(LAST_ATTEMPT)).await;
+        fs::remove_file(folder.path().join("platform")).unwrap();
+        sleep(PAUSE * 5).await;
+        assert_eq!(status(&folder), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_that_hangs_is_over_when_there_is_no_time_left() {
+        let (attempt, mut watch) = oneshot::channel::<()>();
+        let (start, started) = oneshot::channel();
+        let task = tokio::spawn(async move {
+            let _under_way = attempt;
+            start.send(()).unwrap();
+            std::future::pending::<()>().await;
+        });
+        started.await.unwrap();
+        let repeated = RepeatedReport {
+            over: CancellationToken::new(),
+            task: AbortOnDropHandle::new(task),
+        };
+        let began = Instant::now();
+        repeated.end(&Deadline::after(Duration::from_secs(1))).await;
+        assert_eq!(began.elapsed().as_secs(), 1);
+        assert_eq!(watch.try_recv(), Err(TryRecvError::Closed));
+    }
+}

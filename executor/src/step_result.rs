@@ -1,0 +1,208 @@
+//! How a step ended, before anything of it is reported.
+//!
+//! Knows neither the phases that led to it nor the platform that is told.
+
+use job_contract::Exit;
+use job_contract::report::{
+    ApplyProgress, ChangeCounts, LockStanding, StateLock, StateStanding, StopReason, ToolRecord,
+    Untold,
+};
+use job_contract::settlement::Ending;
+use platform::{History, PlanReference, StepRef};
+use run_log::Redactor;
+use tracing::warn;
+
+use crate::error::StepError;
+use crate::stop::Stop;
+
+/// How a step ended: everything its report says.
+#[derive(Debug)]
+pub(crate) struct StepResult {
+    pub(crate) exit: Exit,
+    pub(crate) ending: Ending,
+    pub(crate) after_ok: bool,
+    pub(crate) changes: Option<ChangeCounts>,
+    pub(crate) plan: PlanReference,
+    /// The record of the state that was published.
+    pub(crate) history: Option<History>,
+    pub(crate) commit_id: String,
+    pub(crate) tool: Option<ToolRecord>,
+    pub(crate) error: Option<String>,
+    pub(crate) hint: Option<String>,
+    /// Why it was stopped before it was done.
+    pub(crate) stopped: Option<StopReason>,
+    pub(crate) details: OperationDetails,
+    /// Whether this executor reports the step. It does not if another one holds the step, if the step is over, or if the
+    /// step is to be tried again.
+    pub(crate) must_report: bool,
+}
+
+/// What the report says of an operation beside its outcome: how far it came, and what became of the state.
+#[derive(Debug, Default)]
+pub(crate) struct OperationDetails {
+    pub(crate) progress: Option<ApplyProgress>,
+    pub(crate) state: Option<StateStanding>,
+    pub(crate) lock: Option<StateLock>,
+    /// How the tool ended, as a sentence.
+    pub(crate) tool_end: Option<String>,
+    /// Progress, state and lock as a sentence, for an operation that failed.
+    pub(crate) sentence: Option<String>,
+    pub(crate) hint: Option<String>,
+}
+
+impl StepResult {
+    /// A step that ended so, and of which there is nothing else to say.
+    pub(crate) fn new(exit: Exit, ending: Ending) -> Self {
+        Self {
+            exit,
+            ending,
+            after_ok: true,
+            changes: None,
+            plan: PlanReference::Keep,
+            history: None,
+            commit_id: String::new(),
+            tool: None,
+            error: None,
+            hint: None,
+            stopped: None,
+            details: OperationDetails::default(),
+            must_report: true,
+        }
+    }
+
+    /// A step that failed before its operation or its scripts.
+    pub(crate) fn failed(error: &StepError) -> Self {
+        Self {
+            error: Some(error.to_string()),
+            hint: error.hint(),
+            ..Self::new(error.exit(), Ending::NotReached)
+        }
+    }
+
+    /// A step that this executor neither runs nor reports.
+    pub(crate) fn not_run(exit: Exit, reason: String) -> Self {
+        Self {
+            error: Some(reason),
+            must_report: false,
+            ..Self::new(exit, Ending::NotReached)
+        }
+    }
+
+    /// A step whose outcome is known already. The log is that of the executor that ran it, so nothing is written there.
+    pub(crate) fn already_ended(step: &StepRef) -> Self {
+        let text = format!(
+            "step {} has already ended: it is not run again",
+            step.step_id
+        );
+        warn!("{text}");
+        Self::not_run(Exit::Done, text)
+    }
+
+    /// A step that failed under a stop order failed because of it. One that was done anyway is done.
+    pub(crate) fn or_stopped(self, stop: &Stop) -> Self {
+        match stop.given() {
+            Some(order) if self.exit == Exit::StepFailed => Self {
+                exit: order.cause.exit(),
+                error: Some(order.cause.to_string()),
+                hint: order.cause.hint().map(str::to_owned),
+                stopped: Some(order.cause.reason()),
+                ..self
+            },
+            _ => self,
+        }
+    }
+
+    /// Adds to the error of an operation that failed how the tool ended, how far it came, and what became of the state.
+    pub(crate) fn with_details(mut self, redactor: &Redactor) -> Self {
+        if self.exit == Exit::Done {
+            return self;
+        }
+        let details = &self.details;
+        let is_locked =
+            matches!(&details.lock, Some(lock) if lock.standing == LockStanding::InTheWay);
+        // How a tool ended that met a lock says nothing that the lock does not.
+        let tool_end = details
+            .tool_end
+            .clone()
+            .filter(|_| !is_locked || details.progress.is_some());
+        let error = join_present(
+            [self.error.clone().or(tool_end), details.sentence.clone()],
+            ": ",
+        );
+        let hint = join_present([details.hint.clone(), self.hint.clone()], "; ");
+        // An address may hold a key that is a secret somewhere else.
+        if let Some(progress) = &mut self.details.progress {
+            for address in progress.failed.iter_mut().chain(&mut progress.unfinished) {
+                *address = redactor.redact(address).into_owned();
+            }
+        }
+        Self {
+            error: error.map(|error| redactor.redact(&error).into_owned()),
+            hint,
+            ..self
+        }
+    }
+
+    /// What others have to know to report the outcome in this executor's place. `None` for a step that was not done: the
+    /// exit code says all of it.
+    pub(crate) fn outcome_for_others(&self, ignore_error: bool) -> Option<Untold> {
+        (self.exit == Exit::Done).then(|| Untold {
+            ending: self.ending,
+            after_ok: self.after_ok,
+            ignore_error,
+            plan: match &self.plan {
+                PlanReference::Set(reference) => Some(reference.clone()),
+                PlanReference::Keep | PlanReference::Clear => None,
+            },
+        })
+    }
+}
+
+/// The texts that are present, one behind the other.
+pub(crate) fn join_present(texts: [Option<String>; 2], by: &str) -> Option<String> {
+    texts
+        .into_iter()
+        .flatten()
+        .reduce(|one, other| format!("{one}{by}{other}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_outcome_is_left_for_others_to_report_if_the_step_was_done() {
+        let place = "https://store/plan".to_owned();
+        let failed = StepResult::new(Exit::StepFailed, Ending::Failure);
+        assert_eq!(failed.outcome_for_others(true), None);
+        let done = |ending, plan| StepResult {
+            plan,
+            ..StepResult::new(Exit::Done, ending)
+        };
+        for (result, ending, plan) in [
+            (
+                done(Ending::Changes, PlanReference::Set(place.clone())),
+                Ending::Changes,
+                Some(place),
+            ),
+            (
+                done(Ending::Failure, PlanReference::Clear),
+                Ending::Failure,
+                None,
+            ),
+            (
+                done(Ending::Success, PlanReference::Keep),
+                Ending::Success,
+                None,
+            ),
+        ] {
+            let expected = Untold {
+                ending,
+                after_ok: true,
+                ignore_error: true,
+                plan,
+            };
+            assert_eq!(result.outcome_for_others(true), Some(expected));
+        }
+    }
+}

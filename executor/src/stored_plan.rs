@@ -1,0 +1,568 @@
+//! The plan in the artifact store, between plan step and apply step (contract 6.2): stores it, notes it, and decides which
+//! plan an apply may use.
+//!
+//! What was reviewed is what is applied: the plan step leaves the plan's digest and the tool's version apart from the plan
+//! itself, in the job context and in the store, and the apply step refuses a plan that is missing, empty, altered or of unknown
+//! origin. Where no platform remembers what a job has done, the note in the store also tells that the job was planned.
+
+use std::fs;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use artifact_store::{Digest, Store, StoreError};
+use job_contract::keys::ObjectKey;
+use job_contract::{Exit, JobData, Tool, env};
+use platform::StepView;
+use runtime::regular_file;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::error::StepError;
+use crate::tool::ResolvedTool;
+
+/// Key of the job context under which plan steps leave their [`PlanRecord`].
+pub const CONTEXT_KEY: &str = "mayflyPlan";
+
+/// Every plan file is a zip archive.
+const ZIP_MAGIC: &[u8] = b"PK\x03\x04";
+
+/// What is known of a stored plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlanRecord {
+    /// Where it is stored.
+    pub reference: String,
+    pub sha256: String,
+    pub size_bytes: u64,
+    /// The tool that made it, and the only one that can apply it.
+    pub tool: Tool,
+    pub version: String,
+    pub commit_id: String,
+}
+
+impl PlanRecord {
+    /// The context patch that leaves this record for a step.
+    pub fn patch(&self, step_id: &str) -> Map<String, Value> {
+        let mut patch = Map::new();
+        patch.insert(CONTEXT_KEY.to_owned(), json!({ step_id: self }));
+        patch
+    }
+
+    fn find(context: &Map<String, Value>, reference: &str) -> Option<Self> {
+        let records = context.get(CONTEXT_KEY)?.as_object()?.values();
+        records
+            .filter_map(|record| serde_json::from_value::<Self>(record.clone()).ok())
+            .find(|record| record.reference == reference)
+    }
+}
+
+/// What a plan step notes in the store, for an apply step whose pod shares nothing else with its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlanNote {
+    /// The step that planned last.
+    pub step_id: String,
+    /// Its plan; none while it is made, and when making it failed.
+    pub plan: Option<PlanRecord>,
+}
+
+fn note_key(job: &JobData) -> ObjectKey {
+    ObjectKey::plan_record(&job.organization_id, &job.workspace_id, &job.job_id)
+}
+
+impl PlanNote {
+    /// Leaves the note for the steps that follow.
+    pub async fn leave(&self, store: &Store, job: &JobData) -> Result<(), StoreError> {
+        let text = serde_json::to_vec(self).expect("a note has no failing serialiser");
+        store.put(&note_key(job), text).await.map(drop)
+    }
+
+    /// The note of the job; none where no plan step has left one.
+    pub async fn read(store: &Store, job: &JobData) -> Result<Option<Self>, PlanError> {
+        let key = note_key(job);
+        let text = store.read(&key).await.map_err(PlanError::Unavailable)?;
+        text.map(|text| serde_json::from_slice(&text))
+            .transpose()
+            .map_err(|source| PlanError::BadNote {
+                reference: store.reference(&key),
+                source,
+            })
+    }
+}
+
+/// A plan that the tool has made.
+#[derive(Debug)]
+pub struct NewPlan<'p> {
+    pub file: &'p Path,
+    pub digest: Digest,
+    pub tool: &'p ResolvedTool,
+    pub commit_id: &'p str,
+}
+
+/// Stores a plan, and notes it for the steps that follow.
+pub async fn store(
+    store: &Store,
+    job: &JobData,
+    plan: NewPlan<'_>,
+) -> Result<PlanRecord, StoreError> {
+    let key = ObjectKey::plan(
+        &job.organization_id,
+        &job.workspace_id,
+        &job.job_id,
+        &job.step_id,
+    );
+    let record = PlanRecord {
+        reference: store.put_file(&key, plan.file).await?,
+        sha256: plan.digest.sha256,
+        size_bytes: plan.digest.size_bytes,
+        tool: plan.tool.tool,
+        version: plan.tool.version.to_string(),
+        commit_id: plan.commit_id.to_owned(),
+    };
+    note(store, job, Some(record.clone())).await?;
+    Ok(record)
+}
+
+/// Notes for the steps that follow that the job was planned, and which plan it has.
+pub async fn note(
+    store: &Store,
+    job: &JobData,
+    plan: Option<PlanRecord>,
+) -> Result<(), StoreError> {
+    let step_id = job.step_id.clone();
+    PlanNote { step_id, plan }.leave(store, job).await
+}
+
+/// A plan an apply must not use.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The job was planned, but the platform knows no plan.
+    #[error("the job has a reviewed plan, but the platform no longer knows where it is stored")]
+    Unknown,
+    /// What the plan step noted cannot be read.
+    #[error("`{reference}` is not what a plan step notes of its plan")]
+    BadNote {
+        reference: String,
+        #[source]
+        source: serde_json::Error,
+    },
+    /// Nothing tells who made it, and what it was then.
+    #[error("the plan in `{reference}` has no record of the executor that made it")]
+    Unrecorded { reference: String },
+    /// It cannot be fetched.
+    #[error("the reviewed plan cannot be fetched")]
+    Unavailable(#[source] StoreError),
+    /// It is empty.
+    #[error("the reviewed plan in `{reference}` is empty")]
+    Empty { reference: String },
+    /// It is not what the plan step stored.
+    #[error("the reviewed plan in `{reference}` was altered after it was made")]
+    Altered { reference: String },
+    /// It is no plan at all.
+    #[error("what is stored in `{reference}` is not a plan")]
+    NotAPlan { reference: String },
+    /// The other tool made it.
+    #[error("the reviewed plan was made by {made_by}, this step uses {required}")]
+    OtherTool { made_by: Tool, required: Tool },
+    /// It could not be put into the working directory.
+    #[error("could not put the reviewed plan into `{}`", path.display())]
+    NotWritten {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl PlanError {
+    /// What to do about it.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Unavailable(error) if error.hint().is_some() => error.hint().unwrap_or_default(),
+            Self::Unrecorded { .. } => format!(
+                "plan again; where executors of another kind make plans as well, set {}=true to apply theirs",
+                env::MIXED_FLEET
+            ),
+            _ => "plan again, review the new plan and apply that".to_owned(),
+        }
+    }
+}
+
+impl From<PlanError> for StepError {
+    fn from(error: PlanError) -> Self {
+        let exit = match error {
+            // Not the plan's fault, nor that of whoever reviewed it.
+            PlanError::Unavailable(StoreError::Unavailable { .. }) => Exit::Infrastructure,
+            // The document is sound; the plan it refers to is not.
+            _ => Exit::StepFailed,
+        };
+        let hint = error.hint();
+        Self::new(exit, error).with_hint(hint)
+    }
+}
+
+/// A fetched plan that may be applied.
+#[derive(Debug)]
+pub struct ReviewedPlan {
+    file: PathBuf,
+    digest: Digest,
+    reference: String,
+    /// What the plan step left; an executor of another kind leaves nothing.
+    pub record: Option<PlanRecord>,
+}
+
+/// What is known of the job's plan, and where its content is to go.
+#[derive(Debug)]
+pub struct Handover<'h> {
+    pub job: &'h JobData,
+    pub view: &'h StepView,
+    pub context: &'h Map<String, Value>,
+    pub store: &'h Store,
+    /// A folder nobody else can look into.
+    pub private: &'h Path,
+    /// Whether a platform keeps the job's steps and its plan on record. Where none does, the note in the store counts.
+    pub on_record: bool,
+    /// Whether a plan without a record is applied.
+    pub mixed_fleet: bool,
+}
+
+impl Handover<'_> {
+    /// Fetches the job's plan; `None` when the job has no plan step whose plan it must use.
+    pub async fn fetch(&self) -> Result<Option<ReviewedPlan>, PlanError> {
+        let mut note = None;
+        let mut reference = self.view.terraform_plan.clone();
+        let mut planned = self.view.planned;
+        if reference.is_none() && !planned && !self.on_record {
+            note = PlanNote::read(self.store, self.job).await?;
+            planned = note.is_some();
+            let plan = note.as_ref().and_then(|note| note.plan.as_ref());
+            reference = plan.map(|plan| plan.reference.clone());
+        }
+        let Some(reference) = reference else {
+            return if planned {
+                Err(PlanError::Unknown)
+            } else {
+                Ok(None)
+            };
+        };
+        let mut record = PlanRecord::find(self.context, &reference);
+        // The context is not to be had everywhere.
+        if record.is_none() {
+            if note.is_none() {
+                note = PlanNote::read(self.store, self.job).await?;
+            }
+            record = note
+                .and_then(|note| note.plan)
+                .filter(|record| record.reference == reference);
+        }
+        if record.is_none() && !self.mixed_fleet {
+            return Err(PlanError::Unrecorded { reference });
+        }
+        checked(self.store, self.private, self.job.tool(), reference, record)
+            .await
+            .map(Some)
+    }
+}
+
+async fn checked(
+    store: &Store,
+    private: &Path,
+    tool: Tool,
+    reference: String,
+    record: Option<PlanRecord>,
+) -> Result<ReviewedPlan, PlanError> {
+    let file = private.join("reviewed.tfPlan");
+    let digest = store
+        .fetch(&reference, &file)
+        .await
+        .map_err(PlanError::Unavailable)?;
+    if digest.size_bytes == 0 {
+        return Err(PlanError::Empty { reference });
+    }
+    match &record {
+        Some(record)
+            if record.sha256 != digest.sha256 || record.size_bytes != digest.size_bytes =>
+        {
+            return Err(PlanError::Altered { reference });
+        }
+        Some(record) if record.tool != tool => {
+            return Err(PlanError::OtherTool {
+                made_by: record.tool,
+                required: tool,
+            });
+        }
+        Some(_) => {}
+        None if is_zip(&file) => {}
+        None => return Err(PlanError::NotAPlan { reference }),
+    }
+    Ok(ReviewedPlan {
+        file,
+        digest,
+        reference,
+        record,
+    })
+}
+
+impl ReviewedPlan {
+    /// Lays the plan at `target`, replacing whatever scripts put there, and checks it once more: what is applied
+    /// is what was fetched.
+    pub fn place(&self, target: &Path) -> Result<(), PlanError> {
+        let place = || {
+            match fs::remove_file(target) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            fs::copy(&self.file, target)?;
+            Digest::of(target)
+        };
+        let placed = place().map_err(|source| PlanError::NotWritten {
+            path: target.to_owned(),
+            source,
+        })?;
+        if placed == self.digest {
+            Ok(())
+        } else {
+            Err(PlanError::Altered {
+                reference: self.reference.clone(),
+            })
+        }
+    }
+}
+
+fn is_zip(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    regular_file::open(path)
+        .and_then(|mut file| file.read_exact(&mut magic))
+        .is_ok()
+        && magic == ZIP_MAGIC
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use job_contract::status::JobStatus;
+    use tempfile::TempDir;
+
+    struct Fixture {
+        folder: TempDir,
+        store: Store,
+        reference: String,
+    }
+
+    impl Fixture {
+        async fn new(plan: &'static [u8]) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let store = Store::local(folder.path());
+            let reference = store
+                .put(&ObjectKey::plan("o", "w", "1", "s"), plan)
+                .await
+                .unwrap();
+            Self {
+                folder,
+                store,
+                reference,
+            }
+        }
+
+        fn record(&self) -> PlanRecord {
+            let digest = Digest::of(Path::new(&self.reference)).unwrap();
+            PlanRecord {
+                reference: self.reference.clone(),
+                sha256: digest.sha256,
+                size_bytes: digest.size_bytes,
+                tool: Tool::Terraform,
+                version: "1.9.8".into(),
+                commit_id: "c".into(),
+            }
+        }
+
+        async fn fetch(
+            &self,
+            context: &Map<String, Value>,
+        ) -> Result<Option<ReviewedPlan>, PlanError> {
+            let view = step_view(Some(self.reference.clone()), true);
+            self.fetch_as(&view, context, |_| {}).await
+        }
+
+        async fn fetch_as(
+            &self,
+            view: &StepView,
+            context: &Map<String, Value>,
+            change: impl FnOnce(&mut Handover<'_>),
+        ) -> Result<Option<ReviewedPlan>, PlanError> {
+            let private = tempfile::tempdir_in(self.folder.path()).unwrap().keep();
+            let mut handover = Handover {
+                job: &job(),
+                view,
+                context,
+                store: &self.store,
+                private: &private,
+                on_record: true,
+                mixed_fleet: false,
+            };
+            change(&mut handover);
+            handover.fetch().await
+        }
+
+        async fn note(&self, plan: Option<PlanRecord>) {
+            let note = PlanNote {
+                step_id: "s".into(),
+                plan,
+            };
+            note.leave(&self.store, &job()).await.unwrap();
+        }
+    }
+
+    fn job() -> JobData {
+        JobData {
+            organization_id: "o".into(),
+            workspace_id: "w".into(),
+            job_id: "1".into(),
+            step_id: "apply".into(),
+            ..JobData::default()
+        }
+    }
+
+    fn step_view(terraform_plan: Option<String>, planned: bool) -> StepView {
+        StepView {
+            status: JobStatus::Queue,
+            step: None,
+            template_steps: 2,
+            terraform_plan,
+            planned,
+            half_reported: false,
+        }
+    }
+
+    #[tokio::test]
+    async fn an_unaltered_plan_is_placed_over_whatever_is_there() {
+        let fixture = Fixture::new(b"PK\x03\x04plan").await;
+        let plan = fixture
+            .fetch(&fixture.record().patch("s"))
+            .await
+            .unwrap()
+            .unwrap();
+        assert_eq!(plan.record, Some(fixture.record()));
+        let target = fixture.folder.path().join("terraformLibrary.tfPlan");
+        fs::write(&target, "forged").unwrap();
+        plan.place(&target).unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"PK\x03\x04plan");
+    }
+
+    #[tokio::test]
+    async fn an_altered_empty_or_missing_plan_is_refused() {
+        let fixture = Fixture::new(b"PK\x03\x04plan").await;
+        let context = fixture.record().patch("s");
+        fs::write(&fixture.reference, b"PK\x03\x04PLAN").unwrap();
+        assert!(matches!(
+            fixture.fetch(&context).await,
+            Err(PlanError::Altered { .. })
+        ));
+        fs::write(&fixture.reference, b"").unwrap();
+        assert!(matches!(
+            fixture.fetch(&context).await,
+            Err(PlanError::Empty { .. })
+        ));
+        fs::remove_file(&fixture.reference).unwrap();
+        assert!(matches!(
+            fixture.fetch(&context).await,
+            Err(PlanError::Unavailable(_))
+        ));
+    }
+
+    #[tokio::test]
+    async fn a_planned_job_without_a_plan_is_refused_and_an_unplanned_one_applies_directly() {
+        let fixture = Fixture::new(b"").await;
+        let fetch = async |planned| {
+            let view = step_view(None, planned);
+            fixture.fetch_as(&view, &Map::new(), |_| {}).await
+        };
+        assert!(matches!(fetch(true).await, Err(PlanError::Unknown)));
+        assert!(fetch(false).await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_plan_without_a_record_is_refused_unless_fleets_are_mixed() {
+        let fixture = Fixture::new(b"PK\x03\x04plan").await;
+        let refused = fixture.fetch(&Map::new()).await.unwrap_err();
+        assert!(matches!(refused, PlanError::Unrecorded { .. }));
+        assert!(refused.hint().contains("MAYFLY_MIXED_FLEET=true"));
+        // A record of another plan is none of this one.
+        let other = PlanRecord {
+            reference: "elsewhere".into(),
+            ..fixture.record()
+        };
+        fixture.note(Some(other.clone())).await;
+        assert!(matches!(
+            fixture.fetch(&other.patch("s")).await,
+            Err(PlanError::Unrecorded { .. })
+        ));
+        let mixed = |handover: &mut Handover<'_>| handover.mixed_fleet = true;
+        let known = step_view(Some(fixture.reference.clone()), true);
+        let fetched = fixture.fetch_as(&known, &Map::new(), mixed).await;
+        assert_eq!(fetched.unwrap().unwrap().record, None);
+    }
+
+    #[tokio::test]
+    async fn a_plan_without_a_record_must_at_least_be_one() {
+        let fixture = Fixture::new(b"hello").await;
+        let mixed = |handover: &mut Handover<'_>| handover.mixed_fleet = true;
+        let known = step_view(Some(fixture.reference.clone()), true);
+        assert!(matches!(
+            fixture.fetch_as(&known, &Map::new(), mixed).await,
+            Err(PlanError::NotAPlan { .. })
+        ));
+    }
+
+    #[tokio::test]
+    async fn a_record_in_the_store_does_where_the_context_is_not_to_be_had() {
+        let fixture = Fixture::new(b"PK\x03\x04plan").await;
+        fixture.note(Some(fixture.record())).await;
+        let plan = fixture.fetch(&Map::new()).await.unwrap().unwrap();
+        assert_eq!(plan.record, Some(fixture.record()));
+        fs::write(&fixture.reference, b"PK\x03\x04PLAN").unwrap();
+        assert!(matches!(
+            fixture.fetch(&Map::new()).await,
+            Err(PlanError::Altered { .. })
+        ));
+    }
+
+    #[tokio::test]
+    async fn where_nobody_else_remembers_the_plan_the_note_in_the_store_does() {
+        let fixture = Fixture::new(b"PK\x03\x04plan").await;
+        let fetch = async |on_record| {
+            let change = |handover: &mut Handover<'_>| handover.on_record = on_record;
+            let unknown = step_view(None, false);
+            fixture.fetch_as(&unknown, &Map::new(), change).await
+        };
+        assert!(
+            fetch(false).await.unwrap().is_none(),
+            "it was never planned"
+        );
+        fixture.note(None).await;
+        assert!(
+            matches!(fetch(false).await, Err(PlanError::Unknown)),
+            "it was planned, and there is no plan"
+        );
+        fixture.note(Some(fixture.record())).await;
+        let plan = fetch(false).await.unwrap().unwrap();
+        assert_eq!(plan.record, Some(fixture.record()));
+        // What a platform has on record counts for more.
+        assert!(fetch(true).await.unwrap().is_none());
+        let note = note_key(&job());
+        fixture.store.put(&note, "{").await.unwrap();
+        assert!(matches!(fetch(false).await, Err(PlanError::BadNote { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_plan_of_the_other_tool_is_refused() {
+        let fixture = Fixture::new(b"PK\x03\x04plan").await;
+        let record = PlanRecord {
+            tool: Tool::OpenTofu,
+            ..fixture.record()
+        };
+        assert!(matches!(
+            fixture.fetch(&record.patch("s")).await,
+            Err(PlanError::OtherTool { .. })
+        ));
+    }
+}

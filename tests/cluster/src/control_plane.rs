@@ -1,0 +1,310 @@
+//! A real control plane on free ports of loopback: etcd, the API server and, where they are wanted, the controller manager
+//! and the scheduler. It has no nodes: those are the tests' own.
+//!
+//! All processes end with the value; they stay in the process group of whoever starts it, so that whoever ends that by force
+//! ends them too.
+
+use std::fs;
+use std::io;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use kube::{Client, Config};
+use rcgen::KeyPair;
+use serde_json::json;
+use tempfile::TempDir;
+
+/// How long both may take to be ready, on a busy machine.
+const START: Duration = Duration::from_mins(2);
+const POLL: Duration = Duration::from_millis(100);
+/// How often a port may be taken by somebody else before the server has it.
+const TRIES: usize = 3;
+/// Requests per second of the controllers, which wait for their turn otherwise when many tests begin at once.
+const RATE: &str = "1000";
+
+/// Why a control plane did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlPlaneError {
+    /// A program, folder or port is not to be had.
+    #[error("a folder, port or file of the control plane is not to be had")]
+    System(#[from] io::Error),
+    /// A program could not be started.
+    #[error("could not start `{}`", program.display())]
+    Program {
+        /// Which one.
+        program: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Its certificate, or the key of service accounts, could not be made.
+    #[error("no certificate or key for the API server")]
+    Key(#[from] rcgen::Error),
+    /// A client could not be made.
+    #[error("no client for the API server")]
+    Client(#[from] kube::Error),
+    /// It ended, or never said that it is ready.
+    #[error("the API server was not ready in time, its log ends: {log}")]
+    NotReady {
+        /// The last of what it wrote.
+        log: String,
+    },
+}
+
+/// The programs of a control plane.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// `etcd`.
+    pub etcd: PathBuf,
+    /// `kube-apiserver`.
+    pub api_server: PathBuf,
+    /// `kube-controller-manager` and `kube-scheduler`. Without them nothing happens to objects but what clients do.
+    pub controllers: Option<[PathBuf; 2]>,
+}
+
+impl Programs {
+    /// Those of a folder that make an API server.
+    pub fn api_server_of(folder: &Path) -> Self {
+        Self {
+            etcd: folder.join("etcd"),
+            api_server: folder.join("kube-apiserver"),
+            controllers: None,
+        }
+    }
+}
+
+/// A running control plane.
+#[derive(Debug)]
+pub struct ControlPlane {
+    /// In the order in which they were started.
+    processes: Vec<Child>,
+    url: String,
+    token: String,
+    /// Signed by itself, for this run.
+    certificate: rcgen::Certificate,
+    dir: TempDir,
+}
+
+impl ControlPlane {
+    /// Starts it, and returns when it takes requests.
+    pub async fn start(programs: &Programs) -> Result<Self, ControlPlaneError> {
+        let mut tries = 1;
+        loop {
+            match Self::start_once(programs).await {
+                Err(ControlPlaneError::NotReady { log })
+                    if log.contains("address already in use") && tries < TRIES =>
+                {
+                    tries += 1;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    async fn start_once(programs: &Programs) -> Result<Self, ControlPlaneError> {
+        let names = ["127.0.0.1".to_owned(), "localhost".to_owned()];
+        let signed = rcgen::generate_simple_self_signed(names)?;
+        let [etcd, peer, port] = free_ports()?;
+        let mut plane = Self {
+            processes: Vec::new(),
+            url: format!("https://127.0.0.1:{port}"),
+            token: uuid::Uuid::new_v4().simple().to_string(),
+            certificate: signed.cert,
+            dir: tempfile::tempdir()?,
+        };
+        let (client_url, peer_url) = (
+            format!("http://127.0.0.1:{etcd}"),
+            format!("http://127.0.0.1:{peer}"),
+        );
+        let data = plane.file("etcd");
+        plane.spawn(
+            &programs.etcd,
+            &[
+                ("data-dir", data.display().to_string()),
+                ("listen-client-urls", client_url.clone()),
+                ("advertise-client-urls", client_url.clone()),
+                ("listen-peer-urls", peer_url.clone()),
+                ("initial-advertise-peer-urls", peer_url.clone()),
+                ("initial-cluster", format!("default={peer_url}")),
+                // It does not outlive a crash of the machine either.
+                ("unsafe-no-fsync", "true".to_owned()),
+            ],
+        )?;
+        let flags = plane.api_server_flags(&client_url, port, &signed.signing_key)?;
+        plane.spawn(&programs.api_server, &flags)?;
+        plane.ready().await?;
+        if let Some([manager, scheduler]) = &programs.controllers {
+            let flags = plane.controller_flags()?;
+            plane.spawn(scheduler, &flags)?;
+            let account = |name: &str| plane.file(name).display().to_string();
+            let (key, authority) = (account("account.key"), account("tls.crt"));
+            let own = [
+                ("service-account-private-key-file", key),
+                ("root-ca-file", authority),
+            ];
+            plane.spawn(manager, &[&flags[..], &own].concat())?;
+        }
+        Ok(plane)
+    }
+
+    /// What controller manager and scheduler have in common.
+    fn controller_flags(&self) -> io::Result<Vec<(&'static str, String)>> {
+        let kubeconfig = self.kubeconfig_file("default")?;
+        Ok(vec![
+            ("kubeconfig", kubeconfig.display().to_string()),
+            ("leader-elect", "false".to_owned()),
+            ("kube-api-qps", RATE.to_owned()),
+            ("kube-api-burst", RATE.to_owned()),
+            // Nobody asks them anything.
+            ("secure-port", "0".to_owned()),
+        ])
+    }
+
+    fn api_server_flags(
+        &self,
+        etcd: &str,
+        port: u16,
+        key: &KeyPair,
+    ) -> Result<Vec<(&'static str, String)>, ControlPlaneError> {
+        let write = |name: &str, text: &str| -> io::Result<String> {
+            let path = self.file(name);
+            fs::write(&path, text)?;
+            Ok(path.display().to_string())
+        };
+        let account = KeyPair::generate()?;
+        let account_public = write("account.pub", &account.public_key_pem())?;
+        let account = write("account.key", &account.serialize_pem())?;
+        let user = format!("{},admin,admin,system:masters\n", self.token);
+        Ok(vec![
+            ("etcd-servers", etcd.to_owned()),
+            ("bind-address", "127.0.0.1".to_owned()),
+            ("secure-port", port.to_string()),
+            ("cert-dir", self.file("certificates").display().to_string()),
+            ("tls-cert-file", write("tls.crt", &self.certificate.pem())?),
+            (
+                "tls-private-key-file",
+                write("tls.key", &key.serialize_pem())?,
+            ),
+            ("token-auth-file", write("tokens.csv", &user)?),
+            ("authorization-mode", "RBAC".to_owned()),
+            ("service-account-issuer", "https://127.0.0.1/".to_owned()),
+            ("service-account-key-file", account_public),
+            ("service-account-signing-key-file", account),
+            ("service-cluster-ip-range", "10.0.0.0/24".to_owned()),
+            // Each test has nodes of its own, and only its namespaces are led there.
+            ("enable-admission-plugins", "PodNodeSelector".to_owned()),
+        ])
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn spawn(&mut self, program: &Path, flags: &[(&str, String)]) -> Result<(), ControlPlaneError> {
+        let name = program.file_name().unwrap_or_default().to_string_lossy();
+        let log = fs::File::create(self.file(&format!("{name}.log")))?;
+        let process = Command::new(program)
+            .args(
+                flags
+                    .iter()
+                    .map(|(flag, value)| format!("--{flag}={value}")),
+            )
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .map_err(|source| ControlPlaneError::Program {
+                program: program.to_owned(),
+                source,
+            })?;
+        self.processes.push(process);
+        Ok(())
+    }
+
+    /// How the one who may do everything gets in.
+    fn config(&self) -> Result<Config, kube::Error> {
+        let url = self.url.parse();
+        let mut config =
+            Config::new(url.map_err(|error| kube::Error::Service(Box::new(error) as _))?);
+        config.root_cert = Some(vec![self.certificate.der().to_vec()]);
+        config.auth_info.token = Some(self.token.clone().into());
+        Ok(config)
+    }
+
+    /// A client that may do everything.
+    fn client(&self) -> Result<Client, kube::Error> {
+        Client::try_from(self.config()?)
+    }
+
+    /// A kubeconfig of the one who may do everything, for programs; `namespace` is the one of its context.
+    pub fn kubeconfig_file(&self, namespace: &str) -> io::Result<PathBuf> {
+        let path = self.file(&format!("kubeconfig-{namespace}"));
+        let authority = BASE64_STANDARD.encode(self.certificate.pem());
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "clusters": [{"name": "test", "cluster": {"server": self.url, "certificate-authority-data": authority}}],
+            "users": [{"name": "admin", "user": {"token": self.token}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin", "namespace": namespace}}],
+        });
+        fs::write(&path, config.to_string())?;
+        Ok(path)
+    }
+
+    async fn ready(&mut self) -> Result<(), ControlPlaneError> {
+        let client = self.client()?;
+        let until = Instant::now() + START;
+        loop {
+            let asked = axum::http::Request::get("/readyz").body(Vec::new());
+            if let Ok(request) = asked
+                && client.request_text(request).await.is_ok()
+            {
+                return Ok(());
+            }
+            let mut ended = false;
+            for process in &mut self.processes {
+                ended |= process.try_wait()?.is_some();
+            }
+            if ended || Instant::now() > until {
+                return Err(ControlPlaneError::NotReady { log: self.log() });
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// The last that each program wrote.
+    fn log(&self) -> String {
+        let ends = ["etcd.log", "kube-apiserver.log"].map(|name| {
+            let log = fs::read_to_string(self.file(name)).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            lines[lines.len().saturating_sub(8)..].join("\n")
+        });
+        ends.join("\n")
+    }
+}
+
+impl Drop for ControlPlane {
+    fn drop(&mut self) {
+        while let Some(mut process) = self.processes.pop() {
+            // One that has ended already needs no end.
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+/// Three at once, so that they differ.
+fn free_ports() -> io::Result<[u16; 3]> {
+    let listeners = [
+        TcpListener::bind("127.0.0.1:0")?,
+        TcpListener::bind("127.0.0.1:0")?,
+        TcpListener::bind("127.0.0.1:0")?,
+    ];
+    let mut ports = [0; 3];
+    for (port, listener) in ports.iter_mut().zip(&listeners) {
+        *port = listener.local_addr()?.port();
+    }
+    Ok(ports)
+}
