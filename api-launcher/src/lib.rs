@@ -11,8 +11,6 @@
 )]
 
 pub mod cli;
-#[cfg(feature = "kubernetes")]
-pub mod cluster;
 mod data;
 #[cfg(feature = "kubernetes")]
 mod dispatch;
@@ -23,19 +21,14 @@ mod http;
 pub mod kubernetes;
 pub mod local;
 #[cfg(feature = "kubernetes")]
-pub mod manifest;
-#[cfg(feature = "kubernetes")]
 pub mod metrics;
 #[cfg(feature = "kubernetes")]
 mod reporter;
 #[cfg(feature = "kubernetes")]
 pub mod serve;
 #[cfg(feature = "kubernetes")]
-#[cfg(feature = "kubernetes")]
 mod shutdown;
 pub mod terminal;
-#[cfg(feature = "kubernetes")]
-pub mod verdict;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

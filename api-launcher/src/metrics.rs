@@ -12,8 +12,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
-use crate::cluster::watch::RunCounts;
-use crate::verdict::VerdictKind;
+use crate::kubernetes::cluster::watch::RunCounts;
+use crate::kubernetes::verdict::VerdictKind;
 
 /// Media type of [`Metrics::render`].
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use api_launcher::manifest::image::{Reference, check, check_registry};
+use api_launcher::kubernetes::manifest::image::{Reference, check, check_registry};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use api_launcher::manifest::{Deployment, build};
+use api_launcher::kubernetes::manifest::{Deployment, build};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use job_contract::Document;

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use api_launcher::manifest::quantity::Amount;
+use api_launcher::kubernetes::manifest::quantity::Amount;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

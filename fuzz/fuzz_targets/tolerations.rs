@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use api_launcher::manifest::tolerations::parse_tolerations;
+use api_launcher::kubernetes::manifest::tolerations::parse_tolerations;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

@@ -122,7 +122,7 @@ mod tests {
 
     use super::output::captured::output;
     use super::*;
-    use crate::cluster::{Cluster, RunKey};
+    use crate::kubernetes::cluster::{Cluster, RunKey};
 
     fn job(name: &str, step: &str) -> Value {
         json!({

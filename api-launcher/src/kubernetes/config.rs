@@ -11,22 +11,22 @@ use std::path::PathBuf;
 use job_contract::{Records, env};
 use runtime::setting::SettingProblem;
 
-use crate::manifest::deployment::{DEFAULT_IMAGE, PluginCache};
-use crate::manifest::executor_kind::{ExecutorKind, ExecutorKindSetting};
-use crate::manifest::grace_period::MIN_GRACE_SECONDS;
-use crate::manifest::job_data::{Compression, Mode};
-use crate::manifest::overlay::Overlay;
-use crate::manifest::overrides::{self, Names, Overrides};
-use crate::manifest::pairs::{parse_list, parse_pairs};
-use crate::manifest::policy::Policy;
-use crate::manifest::problem::{Fault, Problems, quote};
-use crate::manifest::quantity::{Amount, SLIP};
-use crate::manifest::{self, check, image};
+use crate::kubernetes::manifest::deployment::{DEFAULT_IMAGE, PluginCache};
+use crate::kubernetes::manifest::executor_kind::{ExecutorKind, ExecutorKindSetting};
+use crate::kubernetes::manifest::grace_period::MIN_GRACE_SECONDS;
+use crate::kubernetes::manifest::job_data::{Compression, Mode};
+use crate::kubernetes::manifest::overlay::Overlay;
+use crate::kubernetes::manifest::overrides::{self, Names, Overrides};
+use crate::kubernetes::manifest::pairs::{parse_list, parse_pairs};
+use crate::kubernetes::manifest::policy::Policy;
+use crate::kubernetes::manifest::problem::{Fault, Problems, quote};
+use crate::kubernetes::manifest::quantity::{Amount, SLIP};
+use crate::kubernetes::manifest::{self, check, image};
 
 pub use self::args::{DefaultsArgs, DeploymentArgs};
-pub use crate::manifest::Deployment;
+pub use crate::kubernetes::manifest::Deployment;
 /// A setting that cannot be used: the variable, and the rule it breaks.
-pub use crate::manifest::Problem as ConfigProblem;
+pub use crate::kubernetes::manifest::Problem as ConfigProblem;
 
 impl From<&ConfigProblem> for SettingProblem {
     fn from(problem: &ConfigProblem) -> Self {

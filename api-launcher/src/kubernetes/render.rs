@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::document;
 use crate::kubernetes::config::DeploymentArgs;
-use crate::manifest;
+use crate::kubernetes::manifest;
 use crate::terminal::stdout;
 
 /// Stands for what tells one attempt to create a Job from another, so that the same document renders the same.

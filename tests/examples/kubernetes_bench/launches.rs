@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use api_launcher::manifest::Manifest;
+use api_launcher::kubernetes::manifest::Manifest;
 use integration_tests::{Site, job};
 use job_contract::JobData;
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! Runs as the launcher would make them, and what a bare client does to make the same.
 
 use anyhow::{Context as _, Result};
-use api_launcher::manifest::{self, Deployment, Manifest, names};
+use api_launcher::kubernetes::manifest::{self, Deployment, Manifest, names};
 use integration_tests::{Repository, job};
 use job_contract::{Document, JobData};
 use k8s_openapi::api::batch::v1::Job;

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use api_launcher::manifest::pod_security::{Level, violations};
+use api_launcher::kubernetes::manifest::pod_security::{Level, violations};
 use base64::Engine as _;
 use integration_tests::{Repository, Running, job};
 use job_contract::JobData;

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use api_launcher::cluster::rights::{LEASE, RIGHTS, Right};
+use api_launcher::kubernetes::cluster::rights::{LEASE, RIGHTS, Right};
 use integration_tests::process::Stream;
 use integration_tests::{Finished, Repository, Running, job};
 use job_contract::JobData;

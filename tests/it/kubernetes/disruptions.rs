@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-use api_launcher::verdict::VerdictKind;
+use api_launcher::kubernetes::verdict::VerdictKind;
 use integration_tests::{Repository, job};
 use job_contract::{Exit, StepType, env};
 use k8s_openapi::api::core::v1::Pod;

@@ -3,8 +3,8 @@
 use std::fs;
 use std::time::Duration;
 
-use api_launcher::cluster::{Cluster, annotations};
-use api_launcher::verdict::{VerdictKind, WaitReason};
+use api_launcher::kubernetes::cluster::{Cluster, annotations};
+use api_launcher::kubernetes::verdict::{VerdictKind, WaitReason};
 use integration_tests::{Repository, job};
 use job_contract::job::StepType;
 use job_contract::{JobData, env};

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use api_launcher::verdict::VerdictKind;
+use api_launcher::kubernetes::verdict::VerdictKind;
 use integration_tests::{Repository, fifo, job};
 use job_contract::env;
 use k8s_openapi::api::coordination::v1::Lease;

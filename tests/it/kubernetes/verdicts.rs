@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use test_cluster::{ADMIN, Fault, Node, State};
 
-use api_launcher::verdict::WaitReason;
+use api_launcher::kubernetes::verdict::WaitReason;
 use integration_tests::{Repository, job};
 
 use super::endings::{begun, endless};

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::error::CommandError;
 use super::output::Output;
 use super::{ClusterArgs, ShowArgs, select};
-use crate::cluster::{Cancelled, Cluster};
+use crate::kubernetes::cluster::{Cancelled, Cluster};
 
 /// Which run, and how gently.
 #[derive(Args, Debug)]

@@ -10,11 +10,11 @@ pub use self::peers::PeerArgs;
 use super::error::CommandError;
 use super::output::Output;
 use super::{AccessArgs, ShowArgs};
-use crate::cluster::RetryPolicy;
-use crate::cluster::check::{CheckOutcome, CheckResult, Expectations};
+use crate::kubernetes::cluster::RetryPolicy;
+use crate::kubernetes::cluster::check::{CheckOutcome, CheckResult, Expectations};
 use crate::kubernetes::config::{Deployment, DeploymentArgs};
-use crate::manifest::job_data::Mode;
-use crate::manifest::{self, ManifestErrors};
+use crate::kubernetes::manifest::job_data::Mode;
+use crate::kubernetes::manifest::{self, ManifestErrors};
 use crate::terminal::paint::Paint;
 use crate::terminal::table::{Cell, Table, Tone};
 
@@ -130,7 +130,7 @@ fn render(results: &[CheckResult], paint: Paint) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::overlay::Overlay;
+    use crate::kubernetes::manifest::overlay::Overlay;
 
     fn result(subject: &str, outcome: CheckOutcome, fix: Option<&str>) -> CheckResult {
         CheckResult {

@@ -8,9 +8,9 @@ use platform::report_key;
 use runtime::setting::present;
 
 use super::error::CommandError;
-use crate::cluster::{Access, Cluster};
-use crate::manifest::deployment::DEFAULT_NAMESPACE;
-use crate::manifest::{Fault, Problem, check};
+use crate::kubernetes::cluster::{Access, Cluster};
+use crate::kubernetes::manifest::deployment::DEFAULT_NAMESPACE;
+use crate::kubernetes::manifest::{Fault, Problem, check};
 
 /// How the cluster is reached.
 #[derive(Args, Clone, Debug, Default)]

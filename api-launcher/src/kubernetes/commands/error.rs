@@ -4,10 +4,10 @@ use std::io;
 
 use job_contract::{Exit, chain};
 
-use crate::cluster::{ClusterError, ConnectError};
 use crate::document::DocumentError;
+use crate::kubernetes::cluster::{ClusterError, ConnectError};
 use crate::kubernetes::config::ConfigProblem;
-use crate::manifest::ManifestErrors;
+use crate::kubernetes::manifest::ManifestErrors;
 
 const REACH: &str = "is the API server reachable? Set KUBECONFIG or pass --kubeconfig and --context; in a pod, the service \
     account must have its token mounted";

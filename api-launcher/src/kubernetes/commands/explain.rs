@@ -9,11 +9,11 @@ use serde::Serialize;
 use super::error::CommandError;
 use super::output::Output;
 use super::{ClusterArgs, ShowArgs, select, timeline};
-use crate::cluster::Cluster;
-use crate::cluster::explain::{Explanation, RunPod};
+use crate::kubernetes::cluster::Cluster;
+use crate::kubernetes::cluster::explain::{Explanation, RunPod};
+use crate::kubernetes::verdict::{Begun, VerdictKind};
 use crate::terminal::paint::Paint;
 use crate::terminal::table::{Cell, Table, Tone};
-use crate::verdict::{Begun, VerdictKind};
 
 /// Which run, and how.
 #[derive(Args, Debug)]
@@ -163,7 +163,7 @@ mod tests {
     use super::super::list::tests::{at, run};
     use super::super::timeline::tests::timeline;
     use super::*;
-    use crate::verdict::{Evidence, Verdict, Wait, WaitReason};
+    use crate::kubernetes::verdict::{Evidence, Verdict, Wait, WaitReason};
 
     fn explanation(verdict: Option<Verdict>, wait: Option<Wait>) -> Explanation {
         Explanation {

@@ -11,11 +11,11 @@ use serde_json::json;
 use super::error::CommandError;
 use super::output::Output;
 use super::{AccessArgs, ShowArgs, logs};
-use crate::cluster::{Cluster, ClusterError, LogLine, RunKey, Submitted};
 use crate::document;
+use crate::kubernetes::cluster::{Cluster, ClusterError, LogLine, RunKey, Submitted};
 use crate::kubernetes::config::DeploymentArgs;
-use crate::manifest;
-use crate::verdict::{Verdict, VerdictKind, Wait};
+use crate::kubernetes::manifest;
+use crate::kubernetes::verdict::{Verdict, VerdictKind, Wait};
 
 /// How often a run is looked at.
 const LOOK: Duration = Duration::from_secs(1);

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::error::CommandError;
 use super::output::Output;
 use super::{ClusterArgs, ShowArgs};
-use crate::cluster::{Cluster, RunState, RunView};
+use crate::kubernetes::cluster::{Cluster, RunState, RunView};
 use crate::terminal::paint::Paint;
 use crate::terminal::table::{Cell, Table, Tone};
 
@@ -120,8 +120,8 @@ pub(super) fn between(from: Timestamp, to: Timestamp) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::cluster::RunKey;
-    use crate::verdict::VerdictKind;
+    use crate::kubernetes::cluster::RunKey;
+    use crate::kubernetes::verdict::VerdictKind;
 
     pub(in crate::kubernetes::commands) fn at(second: i64) -> Timestamp {
         Timestamp::from_second(1_767_225_600 + second).unwrap()

@@ -9,7 +9,7 @@ use job_contract::progress::Diagnostic;
 use super::error::CommandError;
 use super::output::Output;
 use super::{ClusterArgs, ShowArgs, select};
-use crate::cluster::{Cluster, LogLine};
+use crate::kubernetes::cluster::{Cluster, LogLine};
 use crate::terminal::paint::Paint;
 use crate::terminal::text::plain;
 

@@ -1,7 +1,7 @@
 //! Which run a word means. Pure but for the list it asks for.
 
 use super::error::CommandError;
-use crate::cluster::{Cluster, RunView};
+use crate::kubernetes::cluster::{Cluster, RunView};
 
 /// The run the user means.
 pub(super) async fn find(cluster: &Cluster, word: &str) -> Result<RunView, CommandError> {

@@ -2,7 +2,7 @@
 
 use k8s_openapi::jiff::Timestamp;
 
-use crate::cluster::explain::TimelineEntry;
+use crate::kubernetes::cluster::explain::TimelineEntry;
 use crate::terminal::paint::Paint;
 use crate::terminal::table::{Cell, Table, Tone};
 use crate::terminal::text::duration;

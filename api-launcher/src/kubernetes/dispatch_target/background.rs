@@ -9,8 +9,8 @@ use platform::heartbeat::{self, Beat};
 use tokio_util::task::TaskTracker;
 use tracing::{debug, info, warn};
 
-use crate::cluster::Cluster;
 use crate::dispatch::response::ResponseSent;
+use crate::kubernetes::cluster::Cluster;
 use crate::reporter::PlatformReporter;
 use crate::shutdown::Shutdown;
 

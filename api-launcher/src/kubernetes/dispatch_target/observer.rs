@@ -19,11 +19,11 @@ use tracing::{info, warn};
 
 use self::notes::Notes;
 use self::tracked::TrackedRuns;
-use crate::cluster::watch::{Heartbeat, ReportOutcome, RunCounts, RunObserver};
-use crate::cluster::{Cluster, RunKey};
+use crate::kubernetes::cluster::watch::{Heartbeat, ReportOutcome, RunCounts, RunObserver};
+use crate::kubernetes::cluster::{Cluster, RunKey};
+use crate::kubernetes::verdict::{Observation, Verdict, VerdictKind};
 use crate::metrics::Metrics;
 use crate::reporter::PlatformReporter;
-use crate::verdict::{Observation, Verdict, VerdictKind};
 
 /// How many logs are recovered at a time.
 const RECOVERIES: usize = 2;

@@ -8,9 +8,9 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::barrier::{Barrier, BarrierState, CheckedBy};
-use crate::cluster::lease::LeaseState;
-use crate::cluster::{Cluster, ClusterError};
 use crate::dispatch::Readiness;
+use crate::kubernetes::cluster::lease::LeaseState;
+use crate::kubernetes::cluster::{Cluster, ClusterError};
 
 /// How long an answer is valid. Anyone may ask, so that answers must be cheap.
 const VALIDITY: Duration = Duration::from_secs(5);

@@ -7,15 +7,15 @@ use clap::Args;
 use job_contract::env;
 use runtime::setting::{ReadSetting as _, Setting, SettingProblem, SettingValue, unexpected};
 
-use crate::cluster::limit::RateLimit;
-use crate::cluster::rights::LEASE;
-use crate::cluster::watch::HistoryLimits;
-use crate::cluster::watch::WatchSettings;
 use crate::data::DataDirArgs;
+use crate::kubernetes::cluster::limit::RateLimit;
+use crate::kubernetes::cluster::rights::LEASE;
+use crate::kubernetes::cluster::watch::HistoryLimits;
+use crate::kubernetes::cluster::watch::WatchSettings;
 use crate::kubernetes::config::{Deployment, DeploymentArgs};
-use crate::manifest::check;
+use crate::kubernetes::manifest::check;
+use crate::kubernetes::verdict::Timeouts;
 use crate::reporter::settings::{PlatformArgs, PlatformSettings};
-use crate::verdict::Timeouts;
 
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Target `kubernetes`")]

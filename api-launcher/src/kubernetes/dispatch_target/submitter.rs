@@ -10,10 +10,10 @@ use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
 use super::barrier::{Barrier, BarrierState, CheckedBy};
-use crate::cluster::{Cluster, ClusterError, Submitted, labels};
 use crate::dispatch::{Acceptance, DispatchError};
+use crate::kubernetes::cluster::{Cluster, ClusterError, Submitted, labels};
 use crate::kubernetes::config::Deployment;
-use crate::manifest::{self, Manifest};
+use crate::kubernetes::manifest::{self, Manifest};
 
 /// How long a submission may take. Terrakube closes the connection after a minute, and then does not know that it may
 /// dispatch again.

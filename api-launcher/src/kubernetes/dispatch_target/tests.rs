@@ -15,10 +15,10 @@ use tower::service_fn;
 
 use super::barrier::CheckedBy;
 use super::*;
-use crate::cluster::lease::LeaseState;
-use crate::cluster::{RetryPolicy, labels};
 use crate::dispatch::response::response_signal;
-use crate::manifest::executor_kind::{ExecutorKind, ExecutorKindSetting};
+use crate::kubernetes::cluster::lease::LeaseState;
+use crate::kubernetes::cluster::{RetryPolicy, labels};
+use crate::kubernetes::manifest::executor_kind::{ExecutorKind, ExecutorKindSetting};
 use crate::reporter::StepState;
 
 type Requests = Arc<Record<Vec<String>>>;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use api_launcher::cli::Args;
-use api_launcher::verdict::VerdictKind;
+use api_launcher::kubernetes::verdict::VerdictKind;
 use clap::CommandFactory as _;
 use serde_json::Value;
 use test_chart::programs::{helm_with, told};

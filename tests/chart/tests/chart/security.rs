@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use api_launcher::manifest::pod_security::{Level, violations};
+use api_launcher::kubernetes::manifest::pod_security::{Level, violations};
 use k8s_openapi::api::core::v1::PodSpec;
 use serde_json::Value;
 use test_chart::programs::{output, python};

@@ -8,7 +8,7 @@ use job_contract::{chain, env};
 use platform::redis::{Redis, RedisArgs};
 use runtime::setting::SettingProblem;
 
-use crate::cluster::check::CheckResult;
+use crate::kubernetes::cluster::check::CheckResult;
 
 /// A peer that has not answered by then does not.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -110,7 +110,7 @@ mod tests {
     use test_peers::redis::{Options, RedisServer};
 
     use super::*;
-    use crate::cluster::check::CheckOutcome;
+    use crate::kubernetes::cluster::check::CheckOutcome;
 
     async fn answering(status: StatusCode) -> String {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

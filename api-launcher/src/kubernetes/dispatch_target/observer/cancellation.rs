@@ -10,7 +10,7 @@ use tokio::time::MissedTickBehavior;
 use tracing::{debug, info, warn};
 
 use super::{Observer, step_of};
-use crate::cluster::{Cluster, RunKey};
+use crate::kubernetes::cluster::{Cluster, RunKey};
 use crate::reporter::PlatformReporter;
 
 /// How often the platform is asked whether a run is cancelled (contract 11.4). A run is not asked about before it has been

@@ -7,9 +7,9 @@ use tempfile::TempDir;
 use tracing::{debug, warn};
 
 use super::{Observer, step_of};
-use crate::cluster::{Cluster, RunKey, SaveError};
+use crate::kubernetes::cluster::{Cluster, RunKey, SaveError};
+use crate::kubernetes::verdict::{Verdict, VerdictKind};
 use crate::reporter::ReportError;
-use crate::verdict::{Verdict, VerdictKind};
 
 /// Why the end of a run could not be reported.
 #[derive(Debug, thiserror::Error)]

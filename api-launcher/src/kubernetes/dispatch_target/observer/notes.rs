@@ -9,7 +9,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
 use super::step_of;
-use crate::cluster::RunKey;
+use crate::kubernetes::cluster::RunKey;
 use crate::reporter::PlatformReporter;
 
 /// How long the response to a dispatch takes at most once its Job exists.

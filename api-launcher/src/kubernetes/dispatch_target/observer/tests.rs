@@ -20,8 +20,8 @@ use serde_json::json;
 use tower::service_fn;
 
 use super::*;
+use crate::kubernetes::verdict::{Begun, Wait, WaitReason};
 use crate::reporter::{LocalReporter, TerrakubeReporter};
-use crate::verdict::{Begun, Wait, WaitReason};
 
 fn run() -> RunKey {
     RunKey {

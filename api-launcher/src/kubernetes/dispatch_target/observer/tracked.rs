@@ -10,7 +10,7 @@ use platform::heartbeat::Beat;
 use tracing::warn;
 
 use super::notes::Notes;
-use crate::cluster::RunKey;
+use crate::kubernetes::cluster::RunKey;
 use crate::reporter::PlatformReporter;
 
 /// A run that is not over, or whose end the platform does not know.

@@ -1,0 +1,307 @@
+//! The cluster: the only module that speaks to the Kubernetes API.
+//!
+//! Kubernetes is the only database. Each Job says what its run is, and whether it was released, cancelled or reported. So a
+//! launcher that starts again, or another replica, knows as much as the one before. This module knows nothing of HTTP towards
+//! the platform, nor of how a manifest is made.
+
+mod cache;
+mod cancel;
+pub mod check;
+mod clock;
+mod connect;
+mod credential;
+mod error;
+pub mod explain;
+pub mod lease;
+pub mod limit;
+mod logs;
+mod readiness;
+mod report_seal;
+pub mod rights;
+mod submit;
+mod view;
+pub mod watch;
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use job_contract::report::ReportKey;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Event, Pod, Secret};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::Timestamp;
+use kube::{Api, Client};
+use serde::Serialize;
+
+use self::clock::ServerClock;
+use self::limit::RateLimit;
+
+pub use cancel::Cancelled;
+pub use connect::{Access, ConnectError};
+pub use credential::CredentialError;
+pub use error::ClusterError;
+pub use logs::{LogLine, SaveError};
+pub use submit::Submitted;
+pub use view::{RunState, RunView};
+
+/// Names on the Jobs and pods of runs, as the watcher reads them.
+pub mod labels {
+    pub use crate::kubernetes::manifest::labels::{
+        JOB_ID, ORGANIZATION, STEP_ID, STEP_TYPE, WORKSPACE, step_type,
+    };
+
+    /// Selects every object of every run.
+    pub const SELECTOR: &str = "app.kubernetes.io/managed-by=mayfly";
+    /// Set by the Job controller on its pods.
+    pub const JOB_NAME: &str = "batch.kubernetes.io/job-name";
+    /// With this label the queue of the cluster releases the Job, not the launcher.
+    pub const KUEUE_QUEUE: &str = "kueue.x-k8s.io/queue-name";
+}
+
+/// What the launcher writes onto a Job in the course of a run.
+pub mod annotations {
+    /// The Secret of this Job is stored: it can be released by anyone.
+    pub const STORED_AT: &str = "mayfly.dev/stored-at";
+    /// The Job was allowed to run.
+    pub const RELEASED_AT: &str = "mayfly.dev/released-at";
+    /// Somebody asked for the run to end.
+    pub const CANCELLED_AT: &str = "mayfly.dev/cancelled-at";
+    /// The verdict on a run whose executor did not speak, as JSON.
+    pub const VERDICT: &str = "mayfly.dev/verdict";
+    /// The step has nothing to run: whoever accepted it reports it done, and its Job is there in case that fails.
+    pub const NOTHING_TO_RUN: &str = "mayfly.dev/nothing-to-run";
+    /// The platform knows how the run ended.
+    pub const REPORTED_AT: &str = "mayfly.dev/reported-at";
+    /// The platform will not be told how the run ended, in its words: it is not asked again.
+    pub const REPORT_REFUSED: &str = "mayfly.dev/report-refused";
+    /// How many seconds the Job is kept once the platform knows how the run ended, or will not.
+    pub const KEEP_SECONDS: &str = "mayfly.dev/keep-seconds";
+}
+
+/// A run: one step of one job.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RunKey {
+    pub job_id: String,
+    pub step_id: String,
+    /// Name of its Job.
+    pub name: String,
+    /// Whose it is; empty where the Job does not say.
+    #[serde(skip)]
+    pub organization_id: String,
+    /// See [`RunKey::organization_id`].
+    #[serde(skip)]
+    pub workspace_id: String,
+    /// What its step does, as the platform writes it; empty where the Job does not say.
+    #[serde(skip)]
+    pub step_type: String,
+}
+
+impl RunKey {
+    /// The run of a Job of ours.
+    pub fn of(meta: &ObjectMeta) -> Option<Self> {
+        let labels = meta.labels.as_ref()?;
+        let optional = |name| labels.get(name).cloned().unwrap_or_default();
+        Some(Self {
+            job_id: labels.get(labels::JOB_ID)?.clone(),
+            step_id: labels.get(labels::STEP_ID)?.clone(),
+            name: meta.name.clone()?,
+            organization_id: optional(labels::ORGANIZATION),
+            workspace_id: optional(labels::WORKSPACE),
+            step_type: labels
+                .get(labels::STEP_TYPE)
+                .and_then(|value| labels::step_type(value))
+                .map(|step_type| step_type.name().to_owned())
+                .unwrap_or_default(),
+        })
+    }
+
+    /// Whether a user means this run: by its Job's name, its job's id, or `job/step`.
+    pub fn is_meant_by(&self, word: &str) -> bool {
+        word == self.name
+            || word == self.job_id
+            || word
+                .split_once('/')
+                .is_some_and(|(job, step)| job == self.job_id && step == self.step_id)
+    }
+}
+
+impl fmt::Display for RunKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.job_id, self.step_id)
+    }
+}
+
+/// How patient the launcher is with the API server within one call.
+#[derive(Clone, Debug)]
+pub struct RetryPolicy {
+    /// Attempts for one request.
+    pub attempts: u32,
+    /// Pause before the second attempt; doubles from then on.
+    pub first_pause: Duration,
+    /// A `Retry-After` beyond this is the caller's to wait for.
+    pub longest_pause: Duration,
+    /// A request that is not answered for so long counts as lost. Watches and logs last as long as they like.
+    pub answer: Duration,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            attempts: 4,
+            first_pause: Duration::from_millis(100),
+            longest_pause: Duration::from_secs(5),
+            answer: Duration::from_secs(10),
+        }
+    }
+}
+
+/// So many Jobs are remembered to have their Secret.
+const REMEMBERED: usize = 20_000;
+
+/// One namespace of a cluster, in which runs are Jobs.
+#[derive(Clone)]
+pub struct Cluster {
+    /// As it was given.
+    connection: Client,
+    client: Client,
+    /// For what must not wait behind the rest.
+    urgent: Client,
+    namespace: String,
+    max_in_flight: usize,
+    retry_policy: RetryPolicy,
+    rate: Option<RateLimit>,
+    clock: Arc<ServerClock>,
+    /// What final reports are sealed with. Without it no report is believed.
+    report_key: Option<ReportKey>,
+    /// UIDs of Jobs whose Secret this process knows to be stored.
+    stored: Arc<Mutex<HashSet<String>>>,
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster")
+            .field("namespace", &self.namespace)
+            .field("max_in_flight", &self.max_in_flight)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Cluster {
+    /// A cluster behind a client that exists already.
+    pub fn from_client(client: Client, namespace: impl Into<String>) -> Self {
+        let cluster = Self {
+            urgent: client.clone(),
+            client: client.clone(),
+            connection: client,
+            namespace: namespace.into(),
+            max_in_flight: 0,
+            retry_policy: RetryPolicy::default(),
+            rate: None,
+            clock: Arc::default(),
+            report_key: None,
+            stored: Arc::default(),
+        };
+        cluster.connected()
+    }
+
+    /// With clients as the settings want them. What waits for its turn is not yet unanswered, so the deadline is the
+    /// innermost.
+    fn connected(mut self) -> Self {
+        let connection = self.connection.clone();
+        let (clock, retry_policy) = (Arc::clone(&self.clock), self.retry_policy.answer);
+        self.urgent = connect::answering(connection, &self.namespace, clock, retry_policy);
+        self.client = match self.rate {
+            Some(rate) => connect::limited(self.urgent.clone(), &self.namespace, rate),
+            None => self.urgent.clone(),
+        };
+        self
+    }
+
+    /// At most so many runs are released at once; 0 means no limit. With a limit only the watcher releases.
+    #[must_use]
+    pub fn with_max_in_flight(mut self, limit: usize) -> Self {
+        self.max_in_flight = limit;
+        self
+    }
+
+    /// Believes the reports that are sealed with this key.
+    #[must_use]
+    pub fn with_report_key(mut self, key: Option<ReportKey>) -> Self {
+        self.report_key = key;
+        self
+    }
+
+    /// At most so many requests, Leases excepted: a Lease that is renewed too late is lost.
+    #[must_use]
+    pub fn with_rate_limit(mut self, limit: RateLimit) -> Self {
+        self.rate = Some(limit);
+        self.connected()
+    }
+
+    /// Other limits for the wait for an answer, and for retries within one call.
+    #[must_use]
+    pub fn with_retry_policy(mut self, retry_policy: RetryPolicy) -> Self {
+        self.retry_policy = retry_policy;
+        self.connected()
+    }
+
+    /// What time it is for the API server, which wrote the times of all objects.
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// Namespace of the runs.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    fn jobs(&self) -> Api<Job> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn secrets(&self) -> Api<Secret> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn events(&self) -> Api<Event> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn note_stored(&self, uid: &str) {
+        let mut stored = self.stored.lock().expect("no holder of this lock panics");
+        // Only saves a look. A replica that never releases must not remember for ever.
+        if stored.len() >= REMEMBERED {
+            stored.clear();
+        }
+        stored.insert(uid.to_owned());
+    }
+
+    fn forget_stored(&self, uid: &str) {
+        let mut stored = self.stored.lock().expect("no holder of this lock panics");
+        stored.remove(uid);
+    }
+
+    fn knows_stored(&self, uid: &str) -> bool {
+        let stored = self.stored.lock().expect("no holder of this lock panics");
+        stored.contains(uid)
+    }
+}
+
+/// An annotation of ours.
+fn annotation<'a>(meta: &'a ObjectMeta, name: &str) -> Option<&'a str> {
+    meta.annotations.as_ref()?.get(name).map(String::as_str)
+}
+
+fn label<'a>(meta: &'a ObjectMeta, name: &str) -> Option<&'a str> {
+    meta.labels.as_ref()?.get(name).map(String::as_str)
+}
+
+#[cfg(test)]
+mod fake_server;

@@ -1,0 +1,28 @@
+//! The settings of the watcher.
+
+use std::time::Duration;
+
+use super::history::HistoryLimits;
+use crate::kubernetes::verdict::Timeouts;
+
+/// How the watcher behaves.
+#[derive(Clone, Debug)]
+pub struct WatchSettings {
+    pub timeouts: Timeouts,
+    pub history: HistoryLimits,
+    /// A suspended Job whose job data is still missing after this time is removed: its submitter is dead.
+    pub incomplete_after: Duration,
+    /// The pause before the second attempt to report a run. Later pauses grow.
+    pub report_again: Duration,
+}
+
+impl Default for WatchSettings {
+    fn default() -> Self {
+        Self {
+            timeouts: Timeouts::default(),
+            history: HistoryLimits::default(),
+            incomplete_after: Duration::from_mins(1),
+            report_again: Duration::from_secs(5),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Which executor an image holds. Mayfly's executor claims its step and reads more forms of job data than a stock
+//! executor does.
+
+use super::image::Reference;
+
+/// How the names of our own images begin, in the last part of their repository.
+const OUR_IMAGES: &str = "mayfly-executor";
+
+/// The program in an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExecutorKind {
+    /// Mayfly's executor.
+    Mayfly,
+    /// Terrakube's own executor, or one that nothing is known about.
+    Stock,
+}
+
+/// What the operator says about the images of executors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExecutorKindSetting {
+    /// The name of the image tells.
+    #[default]
+    Auto,
+    /// Every image holds this executor.
+    Always(ExecutorKind),
+}
+
+impl ExecutorKindSetting {
+    /// The executor in `image`.
+    pub fn of(self, image: &str) -> ExecutorKind {
+        match self {
+            Self::Always(kind) => kind,
+            Self::Auto if is_ours(image) => ExecutorKind::Mayfly,
+            Self::Auto => ExecutorKind::Stock,
+        }
+    }
+}
+
+fn is_ours(image: &str) -> bool {
+    Reference::parse(image).is_ok_and(|image| image.name().starts_with(OUR_IMAGES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubernetes::manifest::deployment::{DEFAULT_IMAGE, Deployment};
+    use crate::kubernetes::manifest::overlay::Overlay;
+    use crate::kubernetes::manifest::overrides::Overrides;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case(DEFAULT_IMAGE, ExecutorKind::Mayfly)]
+    #[case(
+        "registry.example.test:5000/tools/mayfly-executor:1@sha256:0000000000000000000000000000000000000000000000000000000000000000",
+        ExecutorKind::Mayfly
+    )]
+    #[case("ghcr.io/acme/mayfly-executor-groovy", ExecutorKind::Mayfly)]
+    #[case(
+        "ghcr.io/mayfly-executor/terrakube-executor:2.33.0",
+        ExecutorKind::Stock
+    )]
+    #[case("azbuilder/executor:2.22.0", ExecutorKind::Stock)]
+    #[case("acme/my-mayfly-executor", ExecutorKind::Stock)]
+    #[case("Not An Image", ExecutorKind::Stock)]
+    fn the_last_part_of_the_repository_tells(#[case] image: &str, #[case] kind: ExecutorKind) {
+        assert_eq!(ExecutorKindSetting::Auto.of(image), kind);
+    }
+
+    #[test]
+    fn the_image_that_the_run_really_uses_counts() {
+        let kind = |deployment: &Deployment, requested: Option<&str>| {
+            deployment.executor_kind_of(&Overrides {
+                image: requested.map(str::to_owned),
+                ..Overrides::default()
+            })
+        };
+        let stock = "registry.example.test/terrakube/executor:1";
+        let usual = Deployment::default();
+        assert_eq!(kind(&usual, None), ExecutorKind::Mayfly);
+        assert_eq!(kind(&usual, Some(stock)), ExecutorKind::Stock);
+        let template = format!("spec: {{containers: [{{name: executor, image: '{stock}'}}]}}");
+        let templated = Deployment {
+            overlay: Some(Overlay::parse(&template).unwrap()),
+            ..Deployment::default()
+        };
+        assert_eq!(kind(&templated, None), ExecutorKind::Stock);
+    }
+
+    #[test]
+    fn what_the_operator_says_counts_for_every_image() {
+        for kind in [ExecutorKind::Mayfly, ExecutorKind::Stock] {
+            assert_eq!(ExecutorKindSetting::Always(kind).of(DEFAULT_IMAGE), kind);
+            assert_eq!(ExecutorKindSetting::Always(kind).of("acme/other"), kind);
+        }
+    }
+}

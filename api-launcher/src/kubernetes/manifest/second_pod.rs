@@ -1,0 +1,301 @@
+//! Whether Kubernetes may start a second pod of a step. Only an executor that finds the claim of the pod before it knows that
+//! the step was begun. So the executor must be Mayfly's, and its claims must outlive its pod.
+
+use job_contract::{Records, env};
+use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
+
+use super::container;
+use super::deployment::Deployment;
+use super::executor_kind::ExecutorKind;
+
+/// How often a pod that failed before its step began is replaced, unless it is said.
+const USUAL_BACKOFF_LIMIT: i32 = 2;
+
+/// Where the executor of a finished pod keeps its records, as far as the launcher can tell. What stands in the Secrets
+/// and config maps of the environment it does not read: there the platform that the launcher itself reports to counts,
+/// and the executor is told that it must have one.
+pub(super) fn records(spec: &PodSpec, deployment: &Deployment) -> Option<Records> {
+    if deployment.records.is_some() {
+        return deployment.records;
+    }
+    let executor = container::executor(spec)?;
+    match (
+        is_given(executor, env::API_URL),
+        is_given(executor, env::DATA_DIR),
+    ) {
+        (Some(true), _) => Some(Records::Platform),
+        (_, Some(true)) => is_data_dir_shared(spec, executor).then_some(Records::Shared),
+        (None, _) if deployment.reports_to_platform && has_unread_environment(executor) => {
+            Some(Records::Platform)
+        }
+        _ => None,
+    }
+}
+
+/// The `backoffLimit` of the run.
+pub(super) fn backoff_limit(
+    kind: ExecutorKind,
+    records: Option<Records>,
+    deployment: &Deployment,
+) -> i32 {
+    let finds_claims = records.is_some_and(Records::outlive_the_pod);
+    if kind == ExecutorKind::Mayfly && finds_claims {
+        deployment.backoff_limit.unwrap_or(USUAL_BACKOFF_LIMIT)
+    } else {
+        0
+    }
+}
+
+/// Why the operator's own `backoffLimit` cannot be honoured; a phrase that follows its name.
+pub(super) fn refusal(limit: i32, kind: ExecutorKind) -> String {
+    let reason = match kind {
+        ExecutorKind::Stock => format!(
+            "the image does not hold Mayfly's executor, and no other one claims its step ({}=mayfly says that it does)",
+            env::EXECUTOR_KIND
+        ),
+        ExecutorKind::Mayfly => format!(
+            "the claims of executors end with their pods: give them the platform's {}, or a {} on a volume that all pods \
+             share, or say with {} where they keep their records",
+            env::API_URL,
+            env::DATA_DIR,
+            env::RECORDS
+        ),
+    };
+    format!(
+        "is {limit}, and must be 0: a second pod could apply what the first has applied, since {reason}"
+    )
+}
+
+/// Whether the container is given a value of that name; `None` when its own environment does not have the name.
+fn is_given(executor: &Container, name: &str) -> Option<bool> {
+    let mut variables = executor.env.iter().flatten();
+    let variable = variables.find(|variable| variable.name == name)?;
+    let value = variable.value.as_deref().unwrap_or_default();
+    Some(variable.value_from.is_some() || !value.trim().is_empty())
+}
+
+fn has_unread_environment(executor: &Container) -> bool {
+    let mut sources = executor.env_from.iter().flatten();
+    sources.any(|source| source.prefix.as_deref() != Some(env::FOR_CHILDREN_PREFIX))
+}
+
+/// Whether the data folder lies on a volume that every pod of the step mounts, on whichever node.
+fn is_data_dir_shared(spec: &PodSpec, executor: &Container) -> bool {
+    let variables = executor.env.iter().flatten();
+    let folder = variables
+        .filter(|variable| variable.name == env::DATA_DIR)
+        .find_map(|variable| variable.value.as_deref())
+        .unwrap_or_default();
+    let mounts = executor.volume_mounts.iter().flatten();
+    // Kubernetes puts a variable such as the pod's name in its place.
+    if folder.contains("$(") {
+        return false;
+    }
+    let mount = mounts
+        .filter(|mount| std::path::Path::new(folder).starts_with(&mount.mount_path))
+        .max_by_key(|mount| mount.mount_path.len());
+    let mut volumes = spec.volumes.iter().flatten();
+    mount
+        .filter(|mount| mount.sub_path_expr.is_none() && mount.read_only != Some(true))
+        .and_then(|mount| volumes.find(|volume| volume.name == mount.name))
+        .is_some_and(is_shared)
+}
+
+/// A folder of the node is not: the next pod may run on another.
+fn is_shared(volume: &Volume) -> bool {
+    volume.persistent_volume_claim.is_some() || volume.nfs.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubernetes::manifest::overlay::Overlay;
+    use crate::kubernetes::manifest::{build, trial};
+    use job_contract::{Document, JobData, StepType};
+    use k8s_openapi::api::batch::v1::JobSpec;
+    use rstest::rstest;
+
+    fn run(deployment: &Deployment) -> JobSpec {
+        let job = JobData {
+            step_type: Some(StepType::Apply.name().to_owned()),
+            organization_id: "o".to_owned(),
+            workspace_id: "w".to_owned(),
+            job_id: "1".to_owned(),
+            step_id: "s".to_owned(),
+            ..JobData::default()
+        };
+        build(&Document::written(&job), deployment)
+            .unwrap()
+            .job
+            .spec
+            .unwrap()
+    }
+
+    /// What the executor is told of its records, and how often its pod is replaced.
+    fn told(deployment: &Deployment) -> (Option<String>, Option<i32>) {
+        let spec = run(deployment);
+        let pod = spec.template.spec.unwrap();
+        let variables = pod.containers[0].env.iter().flatten();
+        let records = variables
+            .filter(|variable| variable.name == env::RECORDS)
+            .find_map(|variable| variable.value.clone());
+        let rules = spec.pod_failure_policy.map(|policy| policy.rules);
+        let ignores = rules
+            .into_iter()
+            .flatten()
+            .any(|rule| rule.action == "Ignore");
+        assert_eq!(ignores, spec.backoff_limit > Some(0));
+        assert_eq!(spec.pod_replacement_policy.as_deref(), Some("Failed"));
+        (records, spec.backoff_limit)
+    }
+
+    fn with_template(template: &str) -> Deployment {
+        Deployment {
+            overlay: Some(Overlay::parse(template).unwrap()),
+            // For volumes that no restricted pod has.
+            policy: serde_saphyr::from_str("podSecurity: privileged").unwrap(),
+            ..Deployment::default()
+        }
+    }
+
+    fn of(records: Records) -> (Option<String>, Option<i32>) {
+        (Some(records.name().to_owned()), Some(2))
+    }
+
+    const NONE: (Option<String>, Option<i32>) = (None, Some(0));
+
+    #[test]
+    fn a_pod_whose_claims_nobody_vouches_for_is_not_replaced() {
+        assert_eq!(told(&Deployment::default()), NONE);
+    }
+
+    #[rstest]
+    #[case(
+        "{name: AzBuilderApiUrl, value: 'http://api'}",
+        "emptyDir: {}",
+        Some(Records::Platform)
+    )]
+    #[case(
+        "{name: AzBuilderApiUrl, valueFrom: {configMapKeyRef: {name: c, key: k}}}",
+        "emptyDir: {}",
+        Some(Records::Platform)
+    )]
+    #[case("{name: AzBuilderApiUrl, value: ' '}", "emptyDir: {}", None)]
+    #[case(
+        "{name: MAYFLY_DATA_DIR, value: /state/x}",
+        "persistentVolumeClaim: {claimName: c}",
+        Some(Records::Shared)
+    )]
+    #[case(
+        "{name: MAYFLY_DATA_DIR, value: /state}",
+        "nfs: {server: s, path: /p}",
+        Some(Records::Shared)
+    )]
+    #[case("{name: MAYFLY_DATA_DIR, value: /state}", "emptyDir: {}", None)]
+    #[case(
+        "{name: MAYFLY_DATA_DIR, value: /state/$(MAYFLY_POD_NAME)}",
+        "persistentVolumeClaim: {claimName: c}",
+        None
+    )]
+    #[case(
+        "{name: MAYFLY_DATA_DIR, value: /state}",
+        "hostPath: {path: /state}",
+        None
+    )]
+    #[case(
+        "{name: MAYFLY_DATA_DIR, value: /statement}",
+        "persistentVolumeClaim: {claimName: c}",
+        None
+    )]
+    #[case("{name: TerrakubeRedisHostname, value: redis}", "emptyDir: {}", None)]
+    fn what_the_pod_template_gives_the_executor_tells(
+        #[case] variable: &str,
+        #[case] volume: &str,
+        #[case] records: Option<Records>,
+    ) {
+        let deployment = with_template(&format!(
+            "spec: {{volumes: [{{name: state, {volume}}}], containers: [{{name: executor, env: [{variable}], \
+             volumeMounts: [{{name: state, mountPath: /state}}]}}]}}"
+        ));
+        assert_eq!(told(&deployment), records.map_or(NONE, of));
+    }
+
+    #[test]
+    fn settings_in_a_secret_are_taken_to_name_the_launchers_platform_and_the_executor_checks_it() {
+        let reporting = Deployment {
+            reports_to_platform: true,
+            ..Deployment::default()
+        };
+        assert_eq!(told(&reporting), of(Records::Platform));
+        let without_secrets = Deployment {
+            env_secrets: Vec::new(),
+            ..reporting.clone()
+        };
+        assert_eq!(told(&without_secrets), NONE);
+        let without_platform =
+            "spec: {containers: [{name: executor, env: [{name: AzBuilderApiUrl, value: ''}]}]}";
+        let switched_off = Deployment {
+            overlay: Some(Overlay::parse(without_platform).unwrap()),
+            ..reporting
+        };
+        assert_eq!(told(&switched_off), NONE);
+    }
+
+    #[test]
+    fn what_the_operator_says_of_records_is_handed_on_and_counts() {
+        for records in [Records::Platform, Records::Shared] {
+            let deployment = Deployment {
+                records: Some(records),
+                ..Deployment::default()
+            };
+            assert_eq!(told(&deployment), of(records));
+        }
+        let of_the_pod = Deployment {
+            records: Some(Records::Pod),
+            reports_to_platform: true,
+            ..Deployment::default()
+        };
+        assert_eq!(told(&of_the_pod), (Some("pod".to_owned()), Some(0)));
+    }
+
+    #[test]
+    fn a_stock_executor_is_never_started_twice_and_is_told_nothing_of_records() {
+        let stock = Deployment {
+            image: "azbuilder/executor:2.22.0".to_owned(),
+            records: Some(Records::Platform),
+            ..Deployment::default()
+        };
+        assert_eq!(told(&stock), NONE);
+    }
+
+    #[test]
+    fn a_backoff_limit_of_the_operator_needs_claims_that_outlive_the_pod() {
+        let limited = |image: &str, records| Deployment {
+            image: image.to_owned(),
+            records,
+            backoff_limit: Some(3),
+            ..Deployment::default()
+        };
+        let ours = Deployment::default().image;
+        let durable = limited(&ours, Some(Records::Shared));
+        assert_eq!(trial(&durable), []);
+        assert_eq!(run(&durable).backoff_limit, Some(3));
+        for (deployment, reason) in [
+            (limited(&ours, None), env::RECORDS),
+            (limited("acme/executor:1", None), env::EXECUTOR_KIND),
+        ] {
+            let problems: Vec<String> =
+                trial(&deployment).iter().map(ToString::to_string).collect();
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            assert!(
+                problems[0].contains(env::BACKOFF_LIMIT) && problems[0].contains(reason),
+                "{problems:?}"
+            );
+        }
+        let never = Deployment {
+            backoff_limit: Some(0),
+            ..limited(&ours, None)
+        };
+        assert_eq!(trial(&never), []);
+    }
+}

@@ -1,0 +1,302 @@
+//! Verdicts on runs that are over, whose Job is gone, or that were given up.
+
+use job_contract::Exit;
+use k8s_openapi::api::core::v1::{Event, Pod};
+
+use super::evidence::Evidence;
+use super::kind::VerdictKind;
+use super::model::{RunObjects, Verdict};
+use super::pod_end::{PodEnd, by_exit_code, no_pod_complete, of_pod};
+use super::pod_rejection::{PodRejection, pod_rejection};
+use super::step_start::{Begun, began_most, speaker};
+use super::{advice, facts, report_evidence, step_start};
+use crate::kubernetes::cluster::annotations::CANCELLED_AT;
+
+/// The verdict on a Job whose condition says that it is over.
+pub(super) fn ended(run: &RunObjects<'_>) -> Verdict {
+    let condition = facts::terminal(run.job);
+    let complete = condition.is_some_and(|condition| condition.type_ == "Complete");
+    let reason = condition.and_then(|condition| condition.reason.as_deref());
+    let mut end = match speaker(run.pods, run.events) {
+        Some(pod) => of_pod(pod, run.events),
+        None if complete => no_pod_complete(),
+        None => no_pod_failed(run),
+    };
+    let silent = end.report.is_none() || end.is_stopped();
+    // A pod that was never let in is the cause; the deadline only ended the wait for it.
+    let refused = matches!(
+        end.kind,
+        VerdictKind::QuotaExceeded | VerdictKind::AdmissionRefused | VerdictKind::ConfigMissing
+    );
+    if reason == Some("DeadlineExceeded") && silent && !refused {
+        end = deadline(run, end);
+    }
+    if let Some(condition) = condition.filter(|_| !complete) {
+        let words = [condition.reason.as_deref(), condition.message.as_deref()];
+        let words: Vec<&str> = words.into_iter().flatten().collect();
+        end.evidence
+            .push(Evidence::new("Job condition Failed", words.join(": ")));
+    }
+    verdict(end, run)
+}
+
+/// The verdict on a Job that is no longer there.
+pub(super) fn gone(run: &RunObjects<'_>) -> Verdict {
+    if facts::terminal(run.job).is_some() {
+        return ended(run);
+    }
+    let speaker = speaker(run.pods, run.events);
+    let ended_before = speaker.is_some_and(|pod| {
+        facts::executor_end(pod).is_some() && !facts::was_deleted_before_its_end(pod)
+    });
+    let end = match speaker.map(|pod| of_pod(pod, run.events)) {
+        Some(end) if (end.report.is_some() || ended_before) && !end.is_stopped() => end,
+        other => deleted(run, other),
+    };
+    verdict(end, run)
+}
+
+/// The verdict on a run whose executor has ended. Its pod needs nobody any more to end.
+pub(super) fn executor_ended(run: &RunObjects<'_>) -> Verdict {
+    let end =
+        speaker(run.pods, run.events).map_or_else(no_pod_complete, |pod| of_pod(pod, run.events));
+    verdict(end, run)
+}
+
+/// The verdict on a run of which only events are left. They tell nothing of what they do not name.
+pub(super) fn traced(run: &RunObjects<'_>) -> Verdict {
+    let mut end = if facts::terminal(run.job).is_some() {
+        ended(run)
+    } else {
+        let sentence = "the run's Job is gone, and nothing tells how the run ended".to_owned();
+        verdict(
+            PodEnd::silent(VerdictKind::Lost, sentence, Begun::Unknown),
+            run,
+        )
+    };
+    // That no pod is named says nothing: its events may be too old to be kept.
+    end.begun = end.begun.max(Begun::Unknown);
+    end.advice = advice::advice(&end, None);
+    end
+}
+
+/// The verdict of an executor that has ended in a pod that goes on, and has to be stopped.
+pub(super) fn cut_short(run: &RunObjects<'_>, why: Evidence) -> Verdict {
+    let mut verdict = executor_ended(run);
+    verdict.evidence.push(why);
+    verdict.job_over = false;
+    verdict
+}
+
+/// The verdict on a run whose newest pod, if it has any, waits in vain. If an earlier pod began, the end of that pod is
+/// the run's.
+pub(super) fn given_up(
+    kind: VerdictKind,
+    sentence: String,
+    evidence: Vec<Evidence>,
+    run: &RunObjects<'_>,
+) -> Verdict {
+    let waits = facts::newest(run.pods);
+    let earlier = run.pods.iter().filter(|pod| !is_same(pod, waits));
+    let end = match began_most(earlier, run.events) {
+        Some((pod, begun)) if begun != Begun::No => {
+            let mut end = of_pod(pod, run.events);
+            let later = waits.map(|pod| Evidence::new(later(pod), sentence));
+            end.evidence.extend(later);
+            end.evidence.extend(evidence);
+            end
+        }
+        _ => PodEnd {
+            evidence,
+            ..PodEnd::silent(kind, sentence, Begun::No)
+        },
+    };
+    Verdict {
+        job_over: false,
+        ..verdict(end, run)
+    }
+}
+
+fn verdict(mut end: PodEnd, run: &RunObjects<'_>) -> Verdict {
+    let RunObjects { job, pods, events } = *run;
+    end.begun = end.begun.max(step_start::of_run(job, pods, events));
+    // This code says that the step is safe to run again.
+    if end.begun != Begun::No && end.outcome == Exit::Infrastructure {
+        end.outcome = VerdictKind::Lost.outcome();
+    }
+    match &end.report {
+        Some(report) => drop(end.evidence.splice(0..0, report_evidence::evidence(report))),
+        None => {
+            for warning in facts::warnings(events) {
+                if !end.evidence.iter().any(|fact| fact.text == warning.text) {
+                    end.evidence.push(warning);
+                }
+            }
+        }
+    }
+    end.evidence.extend(others(pods, events));
+    let mut verdict = Verdict {
+        kind: end.kind,
+        sentence: end.sentence,
+        evidence: end.evidence,
+        advice: None,
+        outcome: end.outcome,
+        begun: end.begun,
+        may_change: facts::may_change(job),
+        job_over: true,
+        report: end.report,
+    };
+    verdict.advice = advice::advice(&verdict, None);
+    verdict
+}
+
+fn is_same(pod: &Pod, other: Option<&Pod>) -> bool {
+    other.is_some_and(|other| other.metadata.uid == pod.metadata.uid)
+}
+
+fn later(pod: &Pod) -> String {
+    format!("later pod {}", facts::name(pod))
+}
+
+/// What became of the other pods that have ended.
+fn others(pods: &[Pod], events: &[Event]) -> Vec<Evidence> {
+    let (Some(speaker), newest) = (speaker(pods, events), facts::newest(pods)) else {
+        return Vec::new();
+    };
+    pods.iter()
+        .filter(|pod| !is_same(pod, Some(speaker)) && facts::has_ended(pod))
+        .map(|pod| {
+            let source = if is_same(pod, newest) {
+                later(pod)
+            } else {
+                format!("earlier pod {}", facts::name(pod))
+            };
+            Evidence::new(source, of_pod(pod, events).sentence)
+        })
+        .collect()
+}
+
+fn no_pod_failed(run: &RunObjects<'_>) -> PodEnd {
+    let refusal = facts::last_event(run.events, &["FailedCreate"])
+        .and_then(|event| event.message.as_deref())
+        .map(pod_rejection);
+    match refusal {
+        Some(PodRejection::Quota(text)) => PodEnd::silent(
+            VerdictKind::QuotaExceeded,
+            format!("there was no room in the namespace's quota: {text}"),
+            Begun::No,
+        ),
+        Some(PodRejection::MissingObject(text)) => PodEnd::silent(
+            VerdictKind::ConfigMissing,
+            format!("the pod of this run could not be created: {text}"),
+            Begun::No,
+        ),
+        Some(PodRejection::Admission(text)) => PodEnd::silent(
+            VerdictKind::AdmissionRefused,
+            format!("the API server refused the pod of this run: {text}"),
+            Begun::No,
+        ),
+        None => last_words(run),
+    }
+}
+
+/// What the cluster still tells of a pod that is gone: events about it, and the Job's reason to fail.
+fn last_words(run: &RunObjects<'_>) -> PodEnd {
+    let words = |reasons| facts::last_event(run.events, reasons)?.message.as_deref();
+    let silent = |kind, sentence| PodEnd::silent(kind, sentence, Begun::Unknown);
+    if let Some(words) = words(&["Preempted"]) {
+        let sentence = "the pod had to make room for one of higher priority".to_owned();
+        let mut end = silent(VerdictKind::Preempted, sentence);
+        end.evidence
+            .push(Evidence::new("event Preempted", words.trim()));
+        return end;
+    }
+    if let Some(words) = words(&["Evicted"]) {
+        let sentence = format!("the pod was evicted: {}", words.trim());
+        return silent(VerdictKind::Evicted, sentence);
+    }
+    if let Some(words) = words(&["TaintManagerEviction", "NodeNotReady"]) {
+        let sentence = format!("the pod was removed from its node: {}", words.trim());
+        return silent(VerdictKind::NodeLost, sentence);
+    }
+    match facts::failure_of_pod(run.job) {
+        Some((_, Some(code))) => by_exit_code(
+            code,
+            Exit::from_code(code).map_or(Begun::Yes, step_start::by_exit),
+        ),
+        Some((_, None)) => silent(
+            VerdictKind::Evicted,
+            "the cluster removed the pod for reasons of its own".to_owned(),
+        ),
+        None => silent(
+            VerdictKind::Lost,
+            "the Job failed and its pod is gone: nothing tells how the run ended".to_owned(),
+        ),
+    }
+}
+
+fn deadline(run: &RunObjects<'_>, end: PodEnd) -> PodEnd {
+    let seconds = run
+        .job
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.active_deadline_seconds);
+    let limit = seconds.map_or(String::new(), |seconds| format!(" of {seconds} s"));
+    // Where no pod is left, the Job and its events tell.
+    let begun = match speaker(run.pods, run.events) {
+        Some(_) => end.begun,
+        None => step_start::of_run(run.job, run.pods, run.events),
+    };
+    let unscheduled = if begun == Begun::No {
+        ", before it had started"
+    } else {
+        ""
+    };
+    let mut evidence = end.evidence;
+    if end.kind != VerdictKind::Lost {
+        evidence.push(Evidence::new("pod", end.sentence));
+    }
+    PodEnd {
+        kind: VerdictKind::DeadlineExceeded,
+        sentence: format!("the run exceeded its deadline{limit}{unscheduled}"),
+        begun,
+        evidence,
+        outcome: end
+            .report
+            .as_ref()
+            .map_or(VerdictKind::DeadlineExceeded.outcome(), |_| end.outcome),
+        report: end.report,
+    }
+}
+
+fn deleted(run: &RunObjects<'_>, end: Option<PodEnd>) -> PodEnd {
+    let job = run.job;
+    let begun = step_start::of_run(job, run.pods, run.events);
+    let when = match begun {
+        Begun::Yes => "while it was running",
+        Begun::Unknown => "when it may have been running",
+        Begun::No => "before it had started",
+    };
+    let cancelled = job
+        .metadata
+        .annotations
+        .as_ref()
+        .is_some_and(|annotations| annotations.contains_key(CANCELLED_AT));
+    let (kind, sentence) = if cancelled {
+        (
+            VerdictKind::Cancelled,
+            format!("the run was cancelled {when}"),
+        )
+    } else {
+        (
+            VerdictKind::Deleted,
+            format!("the run's Job was deleted {when}"),
+        )
+    };
+    let (evidence, report) = end.map_or((Vec::new(), None), |end| (end.evidence, end.report));
+    PodEnd {
+        evidence,
+        report,
+        ..PodEnd::silent(kind, sentence, begun)
+    }
+}

@@ -1,0 +1,189 @@
+//! What is observed of runs whose Job is not over.
+
+use job_contract::Exit;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+
+use super::evidence::Evidence;
+use super::kind::VerdictKind;
+use super::model::{Observation, RunObjects, Timeouts, WaitReason};
+use super::pending_pod::pending;
+use super::pod_rejection::{PodRejection, pod_rejection};
+use super::step_start::Begun;
+use super::wait::{WaitLimits, after, given_up, lacking, waiting};
+use super::{facts, pod_end, run_end, step_start};
+use crate::kubernetes::cluster::labels;
+
+pub(super) fn unfinished(run: &RunObjects<'_>, now: Timestamp, timeouts: &Timeouts) -> Observation {
+    let limits = WaitLimits { now, timeouts };
+    let job = run.job;
+    let Some(pod) = facts::newest(run.pods) else {
+        return without_pod(run, &limits);
+    };
+    if facts::executor_state(pod).is_some_and(|state| state.running.is_some()) {
+        return Observation::InProgress;
+    }
+    let disrupted = facts::is_disrupted(pod);
+    if job.metadata.deletion_timestamp.is_some()
+        || (pod.metadata.deletion_timestamp.is_some() && !disrupted)
+    {
+        return stopping(job, &limits);
+    }
+    match facts::phase(pod) {
+        "Pending" | "Running" if disrupted && pod.metadata.deletion_timestamp.is_some() => {
+            failed_pod(run, pod, &limits)
+        }
+        "Pending" => pending(run, pod, &limits),
+        // The executor has ended; the Job's own word on it is still to come.
+        "Running" => lingering(run, pod, &limits),
+        "Succeeded" => Observation::InProgress,
+        "Failed" => failed_pod(run, pod, &limits),
+        _ => Observation::InProgress,
+    }
+}
+
+fn stopping(job: &Job, limits: &WaitLimits<'_>) -> Observation {
+    let since = job.metadata.deletion_timestamp.as_ref();
+    waiting(
+        WaitReason::Stopping,
+        "being stopped",
+        since.map_or(limits.now, |time| time.0),
+        None,
+    )
+}
+
+fn without_pod(run: &RunObjects<'_>, limits: &WaitLimits<'_>) -> Observation {
+    let RunObjects { job, events, .. } = *run;
+    if job.metadata.deletion_timestamp.is_some() {
+        return stopping(job, limits);
+    }
+    if facts::is_suspended(job) {
+        return queued(job, limits);
+    }
+    // Without a note of the release, the Job was released a moment ago as far as is known.
+    let since = facts::released(job).unwrap_or(limits.now);
+    let rejection = facts::last_event(events, &["FailedCreate"])
+        .and_then(|event| event.message.as_deref())
+        .map(pod_rejection);
+    match rejection {
+        Some(PodRejection::Quota(text)) => {
+            let sentence = format!("waiting for room in the namespace's quota: {text}");
+            waiting(WaitReason::Quota, sentence, since, None)
+        }
+        // Its pod is gone, which is no reason to wait less than for the first.
+        None if facts::had_pod(job, events) => pod_gone(job, since),
+        Some(PodRejection::MissingObject(text)) => {
+            let sentence = format!("the pod cannot be created: {text}");
+            lacking(sentence, since, vec![], run, limits)
+        }
+        Some(PodRejection::Admission(text)) => rejected(text, since, run, limits),
+        None => no_pod(since, run, limits),
+    }
+}
+
+fn queued(job: &Job, limits: &WaitLimits<'_>) -> Observation {
+    let labels = job.metadata.labels.as_ref();
+    let sentence = match labels.and_then(|labels| labels.get(labels::KUEUE_QUEUE)) {
+        Some(queue) => format!("waiting to be admitted by the queue `{queue}`"),
+        None => "waiting for its turn: as many runs as are allowed at once are at work".to_owned(),
+    };
+    let created = facts::created(job).unwrap_or(limits.now);
+    waiting(WaitReason::Queued, sentence, created, None)
+}
+
+fn pod_gone(job: &Job, since: Timestamp) -> Observation {
+    if facts::pods_active(job) > 0 {
+        // Job and pods are watched apart: the pod is yet to be seen, or its end was seen before the Job's count of it.
+        return waiting(WaitReason::Pod, "waiting for the pod", since, None);
+    }
+    let sentence = "the pod of this run is gone; Kubernetes makes another, or ends the Job";
+    waiting(WaitReason::AnotherPod, sentence, since, None)
+}
+
+fn rejected(
+    text: &str,
+    since: Timestamp,
+    run: &RunObjects<'_>,
+    limits: &WaitLimits<'_>,
+) -> Observation {
+    let limit = limits.timeouts.no_pod;
+    if limits.expired(since, limit) {
+        let sentence = format!("the API server refuses the pod of this run: {text}");
+        return given_up(VerdictKind::AdmissionRefused, sentence, vec![], run);
+    }
+    let sentence = format!("the API server refuses the pod: {text}");
+    let until = Some(after(since, limit));
+    waiting(WaitReason::Admission, sentence, since, until)
+}
+
+fn no_pod(since: Timestamp, run: &RunObjects<'_>, limits: &WaitLimits<'_>) -> Observation {
+    let Timeouts {
+        no_pod_explain,
+        no_pod,
+        ..
+    } = *limits.timeouts;
+    if limits.expired(since, no_pod) {
+        let seconds = no_pod.as_secs();
+        let sentence = format!("Kubernetes created no pod for this run within {seconds} s");
+        return given_up(VerdictKind::Infrastructure, sentence, vec![], run);
+    }
+    if limits.expired(since, no_pod_explain) {
+        let sentence = "Kubernetes has not created a pod for this run yet";
+        let until = Some(after(since, no_pod));
+        return waiting(WaitReason::NoPod, sentence, since, until);
+    }
+    let until = Some(after(since, no_pod_explain));
+    waiting(WaitReason::Pod, "waiting for the pod", since, until)
+}
+
+/// The executor has ended, and its pod has not. With that the run is over, whatever goes on beside it. Only where another pod
+/// would follow, it is stopped with what keeps that from coming.
+fn lingering(run: &RunObjects<'_>, pod: &Pod, limits: &WaitLimits<'_>) -> Observation {
+    if facts::executor_ended(pod).is_none() {
+        return Observation::InProgress;
+    }
+    if !may_be_replaced(run, pod) {
+        return Observation::Ended(Box::new(run_end::executor_ended(run)));
+    }
+    match lingers(pod, limits.timeouts) {
+        None => failed_pod(run, pod, limits),
+        Some((until, fact)) if limits.now < until => {
+            let since = facts::executor_ended(pod).unwrap_or(limits.now);
+            waiting(WaitReason::Stopping, fact.text, since, Some(until))
+        }
+        Some((_, fact)) => Observation::Ended(Box::new(run_end::cut_short(run, fact))),
+    }
+}
+
+pub(super) fn lingers(pod: &Pod, timeouts: &Timeouts) -> Option<(Timestamp, Evidence)> {
+    let ended = facts::executor_ended(pod)?;
+    let others = facts::others_running(pod);
+    let text = format!("the executor has ended, but {others} has not");
+    (!others.is_empty()).then(|| (after(ended, timeouts.linger), Evidence::new("pod", text)))
+}
+
+/// Whether the Job controller may make another pod in the place of this one, which has ended or is about to: where the
+/// executor ended before the claim, or where it was killed by a disruption.
+fn may_be_replaced(run: &RunObjects<'_>, pod: &Pod) -> bool {
+    let code = facts::executor_end(pod).map(|end| end.exit_code);
+    let again = match code {
+        None => facts::is_disrupted(pod) || step_start::of_pod(pod, run.events) == Begun::No,
+        Some(pod_end::KILLED) => facts::is_disrupted(pod),
+        Some(code) => code == i32::from(Exit::Infrastructure.code()),
+    };
+    again && facts::may_try_again(run.job)
+}
+
+/// The pod failed, the Job has not: either its condition is about to follow, or another pod is.
+fn failed_pod(run: &RunObjects<'_>, pod: &Pod, limits: &WaitLimits<'_>) -> Observation {
+    if !may_be_replaced(run, pod) {
+        return Observation::InProgress;
+    }
+    let since = facts::executor_end(pod)
+        .and_then(|end| end.finished_at.as_ref())
+        .map_or(limits.now, |time| time.0);
+    let end = pod_end::of_pod(pod, run.events).sentence;
+    let sentence = format!("{end}; Kubernetes makes another attempt");
+    waiting(WaitReason::AnotherPod, sentence, since, None)
+}
