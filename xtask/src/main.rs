@@ -11,6 +11,7 @@ mod report;
 mod setup;
 mod suite;
 mod terminal;
+mod test;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -30,7 +31,7 @@ enum Command {
     /// Make sure of the programs the tests use: installs Debian packages when root, else names what is missing
     Setup(setup::Args),
     /// Build everything, and run unit tests and journeys
-    Test(suite::Args),
+    Test(test::Args),
     /// Run what else CI checks, in named stages
     Ci(ci::Args),
     /// Measure Mayfly against its floors: the bare tool, plain copying, the size and memory goals
@@ -48,7 +49,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Args::parse().command {
         Command::Setup(args) => setup::run(&args),
-        Command::Test(args) => suite::run(&args),
+        Command::Test(args) => test::run(&args),
         Command::Ci(args) => Ok(ci::run(&args)),
         Command::Bench(args) => bench::run(&args),
         Command::Chaos(args) => chaos::run(&args),

@@ -1,18 +1,15 @@
-//! `cargo xtask test`: unit tests and journeys. Knows how tests are run and which are left to the stages of
-//! `cargo xtask ci`; knows nothing of what a stage does besides.
+//! How unit tests and journeys are run. Knows nothing of the stages that do.
 //!
 //! Tests use the default profile and features of the whole workspace, so dependencies are compiled once.
 
 use std::ffi::OsStr;
-use std::process::{Command, ExitCode};
+use std::process::Command;
 use std::thread;
-use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::setup::{self, Purpose};
 use crate::terminal::{run_stage, say};
-use crate::{ci, cluster, fuzz, workspace_root};
+use crate::{fuzz, workspace_root};
 
 /// Names the file to which tests write that they are skipped (`test_peers::skips`).
 const SKIPS: &str = "MAYFLY_TEST_SKIPS";
@@ -20,52 +17,6 @@ const SKIPS: &str = "MAYFLY_TEST_SKIPS";
 const ALONE: [&str; 2] = ["failure::", "wrong_inputs"];
 /// Journeys wait for processes far more than they compute.
 const THREADS: usize = 4;
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// Skip making sure of the programs the tests use
-    #[arg(long)]
-    no_setup: bool,
-    /// Run the tests that have a cluster in a real one
-    #[arg(value_enum)]
-    part: Option<Part>,
-    /// In the one `KUBECONFIG` names, instead of a control plane of their own
-    #[arg(long, requires = "part")]
-    existing: bool,
-    /// Run only tests whose names contain one of these, those of the stages of `cargo xtask ci` among them
-    #[arg(last = true)]
-    filters: Vec<String>,
-}
-
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Part {
-    /// Against the control plane of Kubernetes
-    Cluster,
-}
-
-pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let started = Instant::now();
-    if !args.no_setup {
-        // The chart is among what is installed in a cluster.
-        let needed: &[Purpose] = match args.part {
-            Some(Part::Cluster) => &[Purpose::Tests, Purpose::Chart],
-            None => &[Purpose::Tests],
-        };
-        setup::ensure(needed)?;
-    }
-    let filters: Vec<_> = args.filters.iter().map(String::as_str).collect();
-    match args.part {
-        Some(Part::Cluster) if args.existing => cluster::run_in_existing(&filters)?,
-        Some(Part::Cluster) => cluster::run(&filters)?,
-        None if filters.is_empty() => run_tests(&[], &ci::staged_tests())?,
-        None => run_tests(&filters, &[])?,
-    }
-    say(&format!(
-        "==> all of it: {:.1} s",
-        started.elapsed().as_secs_f64()
-    ));
-    Ok(ExitCode::SUCCESS)
-}
 
 /// Runs the tests whose names contain one of the words of `only`, or all of them without any, but none with a word of `but`.
 pub(crate) fn run_tests(only: &[&str], but: &[&str]) -> Result<()> {

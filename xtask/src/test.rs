@@ -1,0 +1,57 @@
+//! `cargo xtask test`: unit tests and journeys, but those that are left to the stages of `cargo xtask ci`.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+
+use crate::setup::{self, Purpose};
+use crate::suite::run_tests;
+use crate::terminal::say;
+use crate::{ci, cluster};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Skip making sure of the programs the tests use
+    #[arg(long)]
+    no_setup: bool,
+    /// Run the tests that have a cluster in a real one
+    #[arg(value_enum)]
+    part: Option<Part>,
+    /// In the one `KUBECONFIG` names, instead of a control plane of their own
+    #[arg(long, requires = "part")]
+    existing: bool,
+    /// Run only tests whose names contain one of these, those of the stages of `cargo xtask ci` among them
+    #[arg(last = true)]
+    filters: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Part {
+    /// Against the control plane of Kubernetes
+    Cluster,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let started = Instant::now();
+    if !args.no_setup {
+        // The chart is among what is installed in a cluster.
+        let needed: &[Purpose] = match args.part {
+            Some(Part::Cluster) => &[Purpose::Tests, Purpose::Chart],
+            None => &[Purpose::Tests],
+        };
+        setup::ensure(needed)?;
+    }
+    let filters: Vec<_> = args.filters.iter().map(String::as_str).collect();
+    match args.part {
+        Some(Part::Cluster) if args.existing => cluster::run_in_existing(&filters)?,
+        Some(Part::Cluster) => cluster::run(&filters)?,
+        None if filters.is_empty() => run_tests(&[], &ci::staged_tests())?,
+        None => run_tests(&filters, &[])?,
+    }
+    say(&format!(
+        "==> all of it: {:.1} s",
+        started.elapsed().as_secs_f64()
+    ));
+    Ok(ExitCode::SUCCESS)
+}
