@@ -35,7 +35,7 @@ const TOKEN: &str = "TERRAKUBE_TOKEN";
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask conformance", bin_name = "cargo xtask conformance")]
 struct Args {
-    /// Address of Terrakube's API, such as <https://terrakube-api.example.com>
+    /// Address of Terrakube's API, such as `https://terrakube-api.example.com`
     #[arg(long, value_name = "URL")]
     api: String,
     /// File with a personal or team token; without it, the variable `TERRAKUBE_TOKEN` holds the token
