@@ -38,3 +38,7 @@ bench *options:
 # Many runs while everything around them fails in turn
 chaos *options:
     cargo xtask chaos {{ options }}
+
+# Journeys against a live Terrakube
+conformance *options:
+    cargo xtask conformance {{ options }}

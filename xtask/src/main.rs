@@ -5,6 +5,7 @@ mod bench;
 mod chaos;
 mod ci;
 mod cluster;
+mod conformance;
 mod fuzz;
 mod image;
 mod report;
@@ -38,6 +39,8 @@ enum Command {
     Bench(bench::Args),
     /// Many runs while everything around them fails in turn, and the balance of what became of them
     Chaos(chaos::Args),
+    /// Journeys against any live Terrakube, through its public API, and what holds of them
+    Conformance(conformance::Args),
     /// Give hostile input to every reader of foreign data, for as long as you like; finds go to `fuzz/artifacts`
     Fuzz(fuzz::Args),
     /// Build the container images without a daemon
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Ci(args) => Ok(ci::run(&args)),
         Command::Bench(args) => bench::run(&args),
         Command::Chaos(args) => chaos::run(&args),
+        Command::Conformance(args) => conformance::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Image(args) => image::run(&args),
         Command::Bill(args) => image::bill(&args),
