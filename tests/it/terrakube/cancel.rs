@@ -1,8 +1,9 @@
 //! A person cancels, at every stage of a run.
 
+use integration_tests::process::Stream;
 use integration_tests::{FakeTool, Repository};
 use job_contract::env;
-use test_platform::{Actor, Flow, Platform, Status};
+use test_platform::{Actor, Effect, Fault, Flow, Platform, Status};
 
 use super::{Gate, Ground, Stage};
 use crate::kubernetes::Place;
@@ -156,4 +157,26 @@ async fn a_run_that_waits_for_its_turn_on_one_machine_is_not_started() {
         [Status::Cancelled]
     );
     stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_whose_job_was_removed_is_stopped_and_dropped() {
+    let stage = Stage::on(Ground::Machine(site()), Platform::builder()).await;
+    let gate = Gate::new(stage.site());
+    let launcher = stage.serve_with(&[(env::STATUS_POLL_SECONDS, "1")]);
+    let job = stage.start(gate.module(), Flow::only("terraformApply"));
+    stage.platform.until_streamed(job, "at-the-gate").await;
+    let path = format!("/job/{job}");
+    for method in ["GET", "PATCH"] {
+        let fault = Fault::always(method, &path, Effect::Status(404));
+        stage.platform.fault(fault);
+    }
+    launcher.running.line_with(
+        Stream::Stderr,
+        "the platform takes nothing about a run any more",
+    );
+    stage
+        .platform
+        .until_streamed(job, "Interrupt received")
+        .await;
 }

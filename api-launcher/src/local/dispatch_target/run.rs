@@ -66,6 +66,10 @@ pub(super) async fn run_to_end(slot: RunSlot, key: RunKey) {
             info!(run = %key, job_status = %state.job, step_status = ?state.step, "a run has ended");
         }
         Ok(None) => info!(run = %key, "a run goes on without this launcher"),
+        Err(failure) if failure.is_final() => {
+            error!(run = %key, error = chain(&failure), "the platform takes nothing about a run any more: it is dropped");
+            finish(&inner, &key).await;
+        }
         Err(failure) => {
             drop(slot);
             inner.stop_late_heartbeat(&key);
@@ -98,6 +102,13 @@ enum RunError {
     Report(#[from] ReportError),
     #[error("could not wait for the executor")]
     Wait(#[source] std::io::Error),
+}
+
+impl RunError {
+    /// Whether every further attempt would fail too, for example because the platform has removed the job.
+    fn is_final(&self) -> bool {
+        matches!(self, Self::Report(error) if error.is_final())
+    }
 }
 
 async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<StepState>, RunError> {

@@ -4,13 +4,16 @@ use backon::{BackoffBuilder as _, ConstantBuilder};
 use job_contract::StepType;
 use job_contract::status::{JobStatus, StepStatus};
 use tokio::time::{Instant, sleep};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::document::JobDocument;
 use super::{ORDINARY, Terrakube, TerrakubeError, template};
 use crate::{StartPermission, StepRef, StepView};
 use runtime::Deadline;
 
+/// So often in a row the platform does not know a job before it counts as removed: about a minute and a half. One such answer
+/// may come from whatever stands in front of it.
+const GONE_READS: u32 = 12;
 /// How often a job that has no steps is read again.
 const STEP_READS: u32 = 5;
 
@@ -94,8 +97,10 @@ impl Terrakube {
     }
 
     /// Returns once the job was cancelled, or failed by somebody else: nothing else tells an executor
-    /// (contract 11.4). A platform that does not answer has cancelled nothing.
+    /// (contract 11.4). A platform that does not answer has cancelled nothing. One that has not known the job for
+    /// [`GONE_READS`] times has removed it, which ends it as well.
     pub async fn cancelled(&self, step: &StepRef) -> JobStatus {
+        let mut gone = 0;
         // Pauses of once to twice the time, so that many executors do not ask at the same moment.
         let pauses = ConstantBuilder::default()
             .with_delay(self.config().status_poll)
@@ -109,6 +114,14 @@ impl Terrakube {
                     let status = document.into_job().status;
                     if matches!(status, JobStatus::Cancelled | JobStatus::Failed) {
                         return status;
+                    }
+                    gone = 0;
+                }
+                Err(TerrakubeError::Gone { .. }) => {
+                    gone += 1;
+                    if gone >= GONE_READS {
+                        warn!("the platform does not know the job any more");
+                        return JobStatus::Cancelled;
                     }
                 }
                 Err(error) => debug!(%error, "the job's status is not known at the moment"),

@@ -809,6 +809,31 @@ async fn a_cancellation_is_heard(#[case] status: &'static str) {
     assert!(api.job().asked >= 3);
 }
 
+#[tokio::test]
+async fn a_job_that_was_removed_is_over() {
+    let api = StandIn::with_status("running").await;
+    let gone = |times| {
+        for _ in 0..times {
+            api.fault(Method::GET, "/412", Fault::Status(StatusCode::NOT_FOUND));
+        }
+    };
+    // It is there in between.
+    gone(8);
+    let client = api.client();
+    let step = step("plan-id", PLAN);
+    let mut heard = std::pin::pin!(client.cancelled(&step));
+    tokio::select! {
+        status = &mut heard => panic!("{status}"),
+        () = async {
+            while api.job().asked == 0 {
+                tokio::task::yield_now().await;
+            }
+        } => {}
+    }
+    gone(20);
+    assert_eq!(heard.await, JobStatus::Cancelled);
+}
+
 #[rstest]
 #[case("running", "pending", true)]
 #[case("running", "running", false)]
