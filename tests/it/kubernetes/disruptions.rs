@@ -209,6 +209,7 @@ async fn an_apply_whose_claim_ends_with_its_pod_is_never_begun_again() {
     assert_eq!(evicted["status"], "Success");
     place.until_over(&apply, "Failed").await;
     assert_eq!(super::endings::begun(&place), 1);
+    place.until_recorded(&apply).await;
     let verdict = place
         .library()
         .explain(&run)

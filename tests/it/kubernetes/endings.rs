@@ -49,6 +49,15 @@ impl Place {
             .await;
     }
 
+    /// Returns when the verdict is on the Job. A pod that was deleted goes with its last finalizer, maybe before that.
+    pub(super) async fn until_recorded(&self, job: &JobData) {
+        let recorded = |state: &State| {
+            let annotations = state.job(&name(job))?.metadata.annotations.as_ref()?;
+            annotations.contains_key(annotations::VERDICT).then_some(())
+        };
+        self.until("the verdict is recorded", recorded).await;
+    }
+
     pub(super) async fn verdict(&self, job: &JobData) -> VerdictKind {
         let explanation = self.library().explain(&name(job)).await.unwrap();
         let verdict = explanation.verdict.expect("the run is over");
@@ -194,12 +203,7 @@ async fn an_apply_whose_pod_somebody_deletes_says_so() {
     let pod = pod.metadata.name.unwrap();
     pods.delete(&pod, &DeleteParams::default()).await.unwrap();
     place.until_over(&apply, "Failed").await;
-    // The pod goes with its last finalizer, maybe before the verdict is on the Job.
-    let recorded = |state: &State| {
-        let annotations = state.job(&name(&apply))?.metadata.annotations.as_ref()?;
-        annotations.contains_key(annotations::VERDICT).then_some(())
-    };
-    place.until("the verdict is recorded", recorded).await;
+    place.until_recorded(&apply).await;
     assert_eq!(place.verdict(&apply).await, VerdictKind::Deleted);
     assert_eq!(begun(&place), 1);
     let explained = place.json(&["explain", &name(&apply)]);

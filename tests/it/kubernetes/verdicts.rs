@@ -62,6 +62,7 @@ impl Place {
     /// the run explained.
     async fn until_told(&self, job: &JobData, kind: &str, words: &str) -> Value {
         self.until_reported(job, words).await;
+        self.until_recorded(job).await;
         let verdict = self.json(&["explain", &name(job)])["verdict"].clone();
         assert_eq!(verdict["kind"], kind, "{verdict:#}");
         let sentence = verdict["sentence"].as_str().unwrap();
