@@ -1,0 +1,44 @@
+//! Lines of the run log. Each has a number, so that a repetition adds nothing.
+
+use serde::{Deserialize, Serialize};
+
+/// The body of `logs`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct LogBatch {
+    pub stream_id: String,
+    /// The number of the first entry.
+    pub first_sequence: u64,
+    pub entries: Vec<LogEntry>,
+}
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct LogEntry {
+    pub sequence: u64,
+    /// RFC 3339.
+    pub timestamp: String,
+    pub text: String,
+}
+
+/// The response to `logs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct LogReceipt {
+    /// The number of the next entry the hub wants.
+    pub next_sequence: u64,
+}
+
+impl LogBatch {
+    /// Returns whether the entries are numbered without a gap from the first on.
+    #[must_use]
+    pub fn is_contiguous(&self) -> bool {
+        let numbers = self.first_sequence..;
+        let mut pairs = self.entries.iter().zip(numbers);
+        pairs.all(|(entry, number)| entry.sequence == number)
+    }
+}

@@ -1,0 +1,259 @@
+//! Tokens: of a pool, which agents have, and of a lease, which executors have.
+//!
+//! A pool token is 256 random bits, so its SHA-256 is all the hub keeps. A job token carries what it is good for and a code
+//! under the hub's key, so the hub keeps nothing.
+
+use std::fmt;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
+use uuid::Uuid;
+
+use crate::id::{LeaseId, PoolName, TaskId};
+
+const POOL_PREFIX: &str = "mfp";
+const JOB_PREFIX: &str = "mfr";
+/// Characters of a pool token's checksum.
+const CHECKSUM: usize = 6;
+
+/// Why a text is no token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TokenError {
+    #[error("this is no token of a pool: it must look like `mfp_<pool>_<secret>_<checksum>`")]
+    Form,
+    #[error("the checksum of the pool token is wrong: it was not copied as a whole")]
+    Checksum,
+}
+
+/// A token of a pool. Shown once, when it is made.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PoolToken {
+    pool: PoolName,
+    text: String,
+}
+
+impl PoolToken {
+    /// A new token for a pool.
+    #[must_use]
+    pub fn new(pool: PoolName) -> Self {
+        let mut secret = Sha256::new();
+        // Four version 4 UUIDs have 488 random bits.
+        for _ in 0..4 {
+            secret.update(Uuid::new_v4());
+        }
+        let body = format!("{POOL_PREFIX}_{pool}_{}", hex(&secret.finalize()));
+        let text = format!("{body}_{}", checksum(&body));
+        Self { pool, text }
+    }
+
+    /// Reads a token.
+    ///
+    /// # Errors
+    /// If it has another form, or was not copied as a whole.
+    pub fn parse(text: &str) -> Result<Self, TokenError> {
+        let (body, sum) = text.rsplit_once('_').ok_or(TokenError::Form)?;
+        let mut parts = body.split('_');
+        let (prefix, pool, secret) = (parts.next(), parts.next(), parts.next());
+        let pool = pool
+            .and_then(|pool| pool.parse().ok())
+            .ok_or(TokenError::Form)?;
+        if prefix != Some(POOL_PREFIX) || secret.is_none_or(str::is_empty) || parts.next().is_some()
+        {
+            return Err(TokenError::Form);
+        }
+        if checksum(body) != sum {
+            return Err(TokenError::Checksum);
+        }
+        Ok(Self {
+            pool,
+            text: text.to_owned(),
+        })
+    }
+
+    /// The pool it is for.
+    pub const fn pool(&self) -> &PoolName {
+        &self.pool
+    }
+
+    /// The token itself.
+    pub fn reveal(&self) -> &str {
+        &self.text
+    }
+
+    /// What the hub keeps of it: the SHA-256 in hexadecimal digits.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        hex(&Sha256::digest(&self.text))
+    }
+
+    /// Compares with a kept digest, in constant time.
+    #[must_use]
+    pub fn has_digest(&self, digest: &str) -> bool {
+        self.digest().as_bytes().ct_eq(digest.as_bytes()).into()
+    }
+}
+
+impl fmt::Debug for PoolToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolToken")
+            .field("pool", &self.pool)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a job token is good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobGrant {
+    pub task: TaskId,
+    pub lease: LeaseId,
+    pub fencing_token: u64,
+}
+
+/// The key of the hub's job tokens.
+#[derive(Clone)]
+pub struct JobTokenKey(Vec<u8>);
+
+impl JobTokenKey {
+    /// A key of these bytes.
+    pub const fn new(bytes: Vec<u8>) -> Self {
+        Self(bytes)
+    }
+
+    /// Makes the token. The same grant gives the same token.
+    #[must_use]
+    pub fn sign(&self, grant: JobGrant) -> String {
+        let body = format!(
+            "{JOB_PREFIX}_{}.{}.{}",
+            grant.task, grant.lease, grant.fencing_token
+        );
+        let code = BASE64_URL_SAFE_NO_PAD.encode(self.code(&body).finalize().into_bytes());
+        format!("{body}.{code}")
+    }
+
+    /// Returns what a token is good for, if this key made it.
+    #[must_use]
+    pub fn verify(&self, token: &str) -> Option<JobGrant> {
+        let (body, code) = token.rsplit_once('.')?;
+        let code = BASE64_URL_SAFE_NO_PAD.decode(code).ok()?;
+        self.code(body).verify_slice(&code).ok()?;
+        let (prefix, rest) = body.split_once('_')?;
+        let mut parts = rest.split('.');
+        let grant = JobGrant {
+            task: parts.next()?.parse().ok()?,
+            lease: parts.next()?.parse().ok()?,
+            fencing_token: parts.next()?.parse().ok()?,
+        };
+        (prefix == JOB_PREFIX && parts.next().is_none()).then_some(grant)
+    }
+
+    fn code(&self, body: &str) -> Hmac<Sha256> {
+        let mut code = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
+        code.update(body.as_bytes());
+        code
+    }
+}
+
+impl fmt::Debug for JobTokenKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JobTokenKey").finish_non_exhaustive()
+    }
+}
+
+fn checksum(body: &str) -> String {
+    let mut sum = hex(&Sha256::digest(body));
+    sum.truncate(CHECKSUM);
+    sum
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        text.push(char::from_digit(u32::from(byte >> 4), 16).unwrap_or_default());
+        text.push(char::from_digit(u32::from(byte & 15), 16).unwrap_or_default());
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn pool() -> PoolName {
+        "eu-west".parse().unwrap()
+    }
+
+    fn grant() -> JobGrant {
+        JobGrant {
+            task: TaskId::new(),
+            lease: LeaseId::new(),
+            fencing_token: 3,
+        }
+    }
+
+    #[test]
+    fn a_pool_token_is_read_back_and_recognised_by_its_digest() {
+        let token = PoolToken::new(pool());
+        let read = PoolToken::parse(token.reveal()).unwrap();
+        assert_eq!(read, token);
+        assert_eq!(read.pool(), &pool());
+        assert!(read.has_digest(&token.digest()));
+        assert!(!PoolToken::new(pool()).has_digest(&token.digest()));
+        assert!(!read.has_digest(""));
+    }
+
+    #[rstest]
+    #[case::empty("")]
+    #[case::a_job_token("mfr_x.y.z")]
+    #[case::no_secret("mfp_eu__1234ab")]
+    #[case::no_pool("mfp__secret_1234ab")]
+    #[case::more("mfp_eu_a_b_1234ab")]
+    fn other_texts_are_no_pool_tokens(#[case] text: &str) {
+        assert_eq!(PoolToken::parse(text), Err(TokenError::Form));
+    }
+
+    #[test]
+    fn a_token_that_was_cut_says_so() {
+        let token = PoolToken::new(pool());
+        let text = token.reveal();
+        let cut = &text[..text.len() - 1];
+        assert_eq!(PoolToken::parse(cut), Err(TokenError::Checksum));
+    }
+
+    #[test]
+    fn no_token_shows_in_debug_output() {
+        let token = PoolToken::new(pool());
+        let secret = token.reveal().split('_').nth(2).unwrap();
+        assert!(!format!("{token:?}").contains(secret));
+        assert!(!format!("{:?}", JobTokenKey::new(b"planted".to_vec())).contains("planted"));
+    }
+
+    #[test]
+    fn a_job_token_is_good_for_what_it_was_made_for() {
+        let key = JobTokenKey::new(b"key".to_vec());
+        let grant = grant();
+        let token = key.sign(grant);
+        assert_eq!(key.verify(&token), Some(grant));
+        assert_eq!(key.sign(grant), token);
+    }
+
+    #[test]
+    fn a_job_token_cannot_be_changed_or_made_without_the_key() {
+        let key = JobTokenKey::new(b"key".to_vec());
+        let token = key.sign(grant());
+        let (body, code) = token.rsplit_once('.').unwrap();
+        let later = body.rsplit_once('.').unwrap().0;
+        for forged in [
+            JobTokenKey::new(b"other".to_vec()).sign(grant()),
+            format!("{later}.4.{code}"),
+            format!("{body}."),
+            body.to_owned(),
+            String::new(),
+        ] {
+            assert_eq!(key.verify(&forged), None, "{forged}");
+        }
+    }
+}
