@@ -42,9 +42,7 @@ fn schemas() -> Map<String, Value> {
 }
 
 fn components() -> Value {
-    let parameter = |name: &str, place: &str, schema: Value| {
-        json!({"name": name, "in": place, "required": true, "schema": schema})
-    };
+    let parameter = |name: &str, place: &str, schema: Value| json!({"name": name, "in": place, "required": true, "schema": schema});
     let id = json!({"type": "string", "format": "uuid"});
     let scheme = |text: &str| json!({"type": "http", "scheme": "bearer", "description": text});
     json!({"components": {
@@ -106,7 +104,12 @@ fn the_document_has_every_path() {
     ]);
     assert_eq!(described, known);
     let calls = &document["paths"][path::LEASE]["post"]["parameters"][4]["schema"]["enum"];
-    let calls: Vec<&str> = calls.as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    let calls: Vec<&str> = calls
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
     assert_eq!(calls, path::LeaseCall::ALL.map(path::LeaseCall::name));
 }
 

@@ -150,7 +150,8 @@ impl JobTokenKey {
     }
 
     fn code(&self, body: &str) -> Hmac<Sha256> {
-        let mut code = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
+        let mut code =
+            Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
         code.update(body.as_bytes());
         code
     }

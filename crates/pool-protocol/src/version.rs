@@ -58,10 +58,8 @@ impl Versions {
             "version {version} is not spoken here, but {} to {}",
             self.min_version, self.max_version
         );
-        Err(
-            Problem::new(Code::ExecutorProtocolVersionUnsupported, text)
-                .with_versions(self, Some(version)),
-        )
+        Err(Problem::new(Code::ExecutorProtocolVersionUnsupported, text)
+            .with_versions(self, Some(version)))
     }
 }
 
