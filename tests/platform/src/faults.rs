@@ -3,13 +3,23 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::records::Status;
+
 /// How a request goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// This status, and nothing is done.
     Status(u16),
+    /// This status and a number of seconds to wait, and nothing is done.
+    RetryAfter(u16, u64),
+    /// A redirect to that address, and nothing is done.
+    Redirect(&'static str),
+    /// This status, after the work is done.
+    StatusAfter(u16),
     /// What it does is done after this time.
     Slow(Duration),
+    /// The request is answered. After that its job has this status.
+    Then(Status),
     /// The connection ends before anything is done.
     DropBefore,
     /// The connection ends after the work is done, before the answer.
@@ -20,7 +30,7 @@ pub enum Effect {
 #[derive(Debug, Clone)]
 pub struct Fault {
     pub method: &'static str,
-    /// What the path contains, or what it ends with where this ends with `$`; empty is any.
+    /// What the path contains. With `$` at its end: what the path without its query ends with. Empty is any.
     pub path: String,
     pub effect: Effect,
     /// How many requests are hit.
@@ -50,7 +60,7 @@ impl Fault {
 impl Fault {
     fn is_about(&self, path: &str) -> bool {
         match self.path.strip_suffix('$') {
-            Some(end) => path.ends_with(end),
+            Some(end) => path.split('?').next().unwrap_or(path).ends_with(end),
             None => path.contains(&self.path),
         }
     }

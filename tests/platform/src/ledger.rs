@@ -38,6 +38,8 @@ pub struct Request {
     pub path: String,
     /// Zero when there was no answer.
     pub status: u16,
+    /// Whether the platform did what was asked, whatever the answer was.
+    pub done: bool,
     /// The body, if it was JSON.
     pub body: Value,
     /// Issuer of a valid token.
@@ -131,6 +133,17 @@ impl Ledger {
         rules.sort_unstable();
         rules.dedup();
         rules
+    }
+
+    /// The accepted changes of jobs and steps: last part of the path, and the attributes.
+    pub fn changes(&self) -> Vec<(String, Value)> {
+        let changes = self.of("PATCH", "/job/").into_iter();
+        let done = changes.filter(|request| request.done);
+        done.map(|request| {
+            let place = request.path.rsplit('/').next().unwrap_or_default();
+            (place.to_owned(), request.body["data"]["attributes"].clone())
+        })
+        .collect()
     }
 
     /// The requests of a method whose path contains this, in order.

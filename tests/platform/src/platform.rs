@@ -91,13 +91,9 @@ pub struct Builder {
     secret: Vec<u8>,
     pub(crate) retry: Duration,
     pub(crate) answer_within: Duration,
-    pub(crate) sweep: Duration,
     pub(crate) grace: Duration,
-    pub(crate) token_lifetime: Duration,
     /// How soon after its job a heartbeat is to be gone.
     silent_within: Duration,
-    pub(crate) tofu_index: Value,
-    first_job: u32,
 }
 
 impl Default for Builder {
@@ -109,12 +105,8 @@ impl Default for Builder {
             secret: b"0123456789abcdef0123456789abcdef".to_vec(),
             retry: Duration::from_millis(100),
             answer_within: Duration::from_mins(1),
-            sweep: Duration::from_millis(200),
             grace: Duration::from_mins(1),
-            token_lifetime: Duration::from_mins(15),
             silent_within: Duration::from_secs(30),
-            tofu_index: Value::Array(Vec::new()),
-            first_job: 412,
         }
     }
 }
@@ -168,12 +160,6 @@ impl Builder {
         self
     }
 
-    /// What `/tofu/index.json` answers.
-    pub fn tofu_index(mut self, index: Value) -> Self {
-        self.tofu_index = index;
-        self
-    }
-
     /// Starts the platform.
     pub async fn start(self) -> Result<Platform, StartError> {
         // The client of this process; an earlier one stays.
@@ -203,11 +189,6 @@ impl Builder {
         *lock(&shared.url) = server.url();
         runtime.spawn(scheduler::run(Arc::clone(&shared), received));
         runtime.spawn(sweep::run(Arc::clone(&shared)));
-        let waking = Arc::clone(&shared);
-        runtime.spawn(async move {
-            let wake = || scheduler::fire_waiting(&waking);
-            waking.streams.on_wake_up(wake).await;
-        });
         Ok(Platform {
             runtime: Some(runtime),
             server,
@@ -336,7 +317,7 @@ impl Platform {
         self.shared.read(|records| records.organization.clone())
     }
 
-    /// The executor of all who name none, complete with its path.
+    /// Where dispatches go, complete with the path.
     pub fn dispatch_to(&self, url: &str) {
         url.clone_into(&mut lock(&self.shared.executor_url));
     }
@@ -360,10 +341,20 @@ impl Platform {
 
     /// Makes a job, which is looked at at once.
     pub fn start_job(&self, new: NewJob) -> u32 {
-        let first = self.shared.settings.first_job;
-        let job = self.edit(|records| records.create(new, first));
+        let job = self.edit(|records| records.create(new));
         self.shared.fire(job);
         job
+    }
+
+    /// Stores a job as `change` leaves it. The scheduler leaves it alone, so that a test sets every status.
+    pub fn store_job(&self, new: NewJob, change: impl FnOnce(&mut Job)) -> u32 {
+        self.edit(|records| {
+            let id = records.create(new);
+            let job = records.job_mut(id);
+            job.wedged = true;
+            change(job);
+            id
+        })
     }
 
     /// Stores an archive as a command line uploads it; returns the source of a job that is to use it.

@@ -12,6 +12,9 @@ use uuid::Uuid;
 use crate::ledger::{Actor, Transition};
 use crate::template::Flow;
 
+/// Id of the first job of a platform.
+const FIRST_JOB: u32 = 412;
+
 /// Status of a job or a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -106,10 +109,6 @@ pub struct Workspace {
     pub access_token: Option<String>,
     pub module_ssh_key: Option<String>,
     pub variables: Vec<Variable>,
-    /// Where its own agent listens, without the path.
-    pub agent_url: Option<String>,
-    /// A locked workspace dispatches nothing.
-    pub locked: bool,
 }
 
 impl Workspace {
@@ -128,8 +127,6 @@ impl Workspace {
             access_token: None,
             module_ssh_key: None,
             variables: Vec::new(),
-            agent_url: None,
-            locked: false,
         }
     }
 
@@ -146,7 +143,6 @@ impl Workspace {
 pub struct NewJob {
     pub workspace: String,
     pub template: Vec<Flow>,
-    pub auto_apply: bool,
     pub override_source: Option<String>,
     pub override_branch: Option<String>,
     pub refresh: bool,
@@ -159,7 +155,6 @@ impl NewJob {
         Self {
             workspace: workspace.to_owned(),
             template,
-            auto_apply: false,
             override_source: None,
             override_branch: None,
             refresh: true,
@@ -200,7 +195,6 @@ pub struct Job {
     pub override_branch: Option<String>,
     pub refresh: bool,
     pub refresh_only: bool,
-    pub auto_apply: bool,
     pub steps: Vec<Step>,
     /// The scheduler met what it asserts never to meet, and does nothing with this job any more.
     pub wedged: bool,
@@ -310,8 +304,8 @@ impl Records {
         found.unwrap_or_else(|| panic!("there is no job {id}"))
     }
 
-    pub(crate) fn create(&mut self, new: NewJob, first_id: u32) -> u32 {
-        let id = self.jobs.keys().max().map_or(first_id, |last| last + 1);
+    pub(crate) fn create(&mut self, new: NewJob) -> u32 {
+        let id = self.jobs.keys().max().map_or(FIRST_JOB, |last| last + 1);
         let mut template = new.template;
         template.sort_by_key(|flow| flow.number);
         let steps = template.into_iter().map(|flow| Step {
@@ -333,7 +327,6 @@ impl Records {
             override_branch: new.override_branch,
             refresh: new.refresh,
             refresh_only: new.refresh_only,
-            auto_apply: new.auto_apply,
             steps: steps.collect(),
             wedged: false,
             dispatched: None,
@@ -419,13 +412,8 @@ impl Records {
     /// Whether the job's turn has come: nothing older that could be dispatched is left, of any workspace.
     pub(crate) fn may_dispatch(&self, id: u32) -> bool {
         let job = self.job(id);
-        let locked = self
-            .workspaces
-            .get(&job.workspace)
-            .is_some_and(|w| w.locked);
         let mut older = self.jobs.range(..id).map(|(_, other)| other);
-        !locked
-            && !self.waits_for_its_workspace(job)
+        !self.waits_for_its_workspace(job)
             && !older.any(|other| {
                 other.status.waits_for_dispatch() && !self.waits_for_its_workspace(other)
             })
@@ -440,7 +428,7 @@ mod tests {
         let mut records = Records::new();
         let jobs = workspaces
             .iter()
-            .map(|workspace| records.create(NewJob::new(workspace, Flow::plan_apply()), 1))
+            .map(|workspace| records.create(NewJob::new(workspace, Flow::plan_apply())))
             .collect();
         (records, jobs)
     }
@@ -465,8 +453,8 @@ mod tests {
     #[test]
     fn a_plan_alone_runs_beside_another_run_of_its_workspace_unless_that_is_changing_something() {
         let mut records = Records::new();
-        let first = records.create(NewJob::new("a", Flow::plan_apply()), 1);
-        let plan = records.create(NewJob::new("a", Flow::only("terraformPlan")), 1);
+        let first = records.create(NewJob::new("a", Flow::plan_apply()));
+        let plan = records.create(NewJob::new("a", Flow::only("terraformPlan")));
         records.set_job(first, Status::Running, Actor::Scheduler);
         let steps: Vec<_> = records
             .job(first)

@@ -1,11 +1,10 @@
-//! Live logs, heartbeats and the wake-up channel: in a real Redis as Java keeps them (contract 2.6, 7.2 to 7.5), or,
+//! Live logs and heartbeats: in a real Redis as Java keeps them (contract 2.6, 7.2 to 7.5), or,
 //! without one, the logs in memory.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, RedisResult, cmd};
 use serde_json::Value;
@@ -16,7 +15,6 @@ use crate::ledger::Rule;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Entries asked for at once: what a stream of any length takes as a whole is no measure of whether Redis is there.
 const PAGE: usize = 100;
-const WAKE_UP: &str = "terrakube:executor-available";
 const FIELDS: [&str; 4] = ["jobId", "stepId", "lineNumber", "output"];
 
 /// One entry of a log stream.
@@ -273,24 +271,6 @@ impl Streams {
             }
         }
         Ok(findings)
-    }
-
-    /// Calls `wake` for each message on the wake-up channel, for ever.
-    pub(crate) async fn on_wake_up(&self, wake: impl Fn()) {
-        let Some(client) = &self.redis else {
-            return;
-        };
-        loop {
-            if let Ok(mut channel) = client.get_async_pubsub().await
-                && channel.subscribe(WAKE_UP).await.is_ok()
-            {
-                let mut messages = channel.on_message();
-                while messages.next().await.is_some() {
-                    wake();
-                }
-            }
-            tokio::time::sleep(PATIENCE / 20).await;
-        }
     }
 }
 

@@ -2,17 +2,20 @@
 //! last change is over.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::ledger::Actor;
 use crate::platform::Shared;
 use crate::records::Status;
+
+const EVERY: Duration = Duration::from_millis(200);
 
 /// Looks again and again, for ever. Without Redis there is nothing to judge by.
 pub(crate) async fn run(shared: Arc<Shared>) {
     if !shared.streams.has_redis() {
         return;
     }
-    let mut ticks = tokio::time::interval(shared.settings.sweep);
+    let mut ticks = tokio::time::interval(EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;

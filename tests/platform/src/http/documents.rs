@@ -3,6 +3,8 @@
 //! Who may see a workspace may see its histories: upstream's have no rule of their own for reading, and their collection
 //! takes filters in RSQL, as all collections of Elide do.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use super::{Answer, Call, JSON_API, Refusal, json_response, not_found, refuse};
@@ -43,9 +45,9 @@ fn resource(job: &Job, organization: &str) -> Value {
             "overrideBranch": job.override_branch,
             "refresh": job.refresh,
             "refreshOnly": job.refresh_only,
-            "autoApply": job.auto_apply,
+            "autoApply": false,
             "approvalTeam": null,
-            "tcl": null,
+            "tcl": template(job),
             "templateReference": null,
         },
         "relationships": {
@@ -54,6 +56,13 @@ fn resource(job: &Job, organization: &str) -> Value {
             "step": {"data": steps},
         },
     })
+}
+
+/// The template as the API stores it.
+fn template(job: &Job) -> String {
+    let entry = |step: &Step| format!("- type: {}\n  step: {}\n", step.flow.kind, step.flow.number);
+    let entries: String = job.steps.iter().map(entry).collect();
+    STANDARD.encode(format!("flow:\n{entries}"))
 }
 
 fn included(job: &Job, step: &Step) -> Value {
@@ -68,27 +77,6 @@ fn included(job: &Job, step: &Step) -> Value {
         },
         "relationships": {"job": {"data": {"type": "job", "id": job.id.to_string()}}},
     })
-}
-
-pub(super) fn workspace(shared: &Shared, id: &str) -> Answer {
-    let found = shared.read(|records| records.workspaces.get(id).cloned());
-    let Some(workspace) = found else {
-        return not_found("such workspace");
-    };
-    let document = json!({"data": {
-        "type": "workspace",
-        "id": workspace.id,
-        "attributes": {
-            "name": workspace.name,
-            "source": workspace.source,
-            "branch": workspace.branch,
-            "folder": workspace.folder,
-            "terraformVersion": workspace.terraform_version,
-            "iacType": workspace.iac_type,
-            "locked": workspace.locked,
-        },
-    }});
-    Ok(json_response(200, JSON_API, &document))
 }
 
 /// At most so many are shown where nobody asks for pages.
