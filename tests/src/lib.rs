@@ -13,14 +13,14 @@ pub mod container;
 pub mod fake_tool;
 pub mod job;
 pub mod laptop;
-pub mod planted;
 pub mod process;
 pub mod repository;
 pub mod site;
+pub mod test_secrets;
 
 pub use fake_tool::FakeTool;
 pub use laptop::Laptop;
-pub use planted::{Planted, Search};
 pub use process::{Finished, Running};
 pub use repository::Repository;
 pub use site::{ExecutorRun, Outcome, Site, fifo};
+pub use test_secrets::{Search, TestSecret};
