@@ -1,4 +1,4 @@
-//! One dispatch: the job data of a step, where it goes, and what the answer means (contract 1.2, 1.4, 2.1 to 2.4).
+//! One dispatch: the job data of a step, the request, and the meaning of the answer (contract 1.2, 1.4, 2.1 to 2.4).
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::records::{Job, Records, Step, Variable};
 
-/// What the API's client decodes at most.
+/// The largest answer that the API's client decodes.
 const DECODED: usize = 256 * 1024;
 /// Chooses the platform's own Kubernetes Jobs, whatever its value.
 const EPHEMERAL: &str = "TERRAKUBE_ENABLE_EPHEMERAL_EXECUTOR";
@@ -21,7 +21,7 @@ type Create = dyn Fn(Value) -> BoxFuture<'static, Result<(), String>> + Send + S
 pub struct Native(pub(crate) Arc<Create>);
 
 impl Native {
-    /// What is called with the job data; an error fails the job.
+    /// `create` gets the job data. Its error fails the job.
     pub fn new<F>(create: impl Fn(Value) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Result<(), String>> + Send + 'static,
@@ -36,11 +36,11 @@ impl fmt::Debug for Native {
     }
 }
 
-/// What a dispatch came to.
+/// The result of a dispatch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
     Accepted,
-    /// To be tried again. The executor may have accepted it all the same.
+    /// The scheduler tries again. The executor may have accepted the dispatch.
     Unavailable,
     /// The job fails with this reason.
     Refused(String),

@@ -1,11 +1,11 @@
-//! Faults that tests order: requests of a kind go wrong in a given way.
+//! Faults that tests order: matching requests fail in a given way.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::records::Status;
 
-/// How a request goes wrong.
+/// How a request fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// This status, and nothing is done.
@@ -16,7 +16,7 @@ pub enum Effect {
     Redirect(&'static str),
     /// This status, after the work is done.
     StatusAfter(u16),
-    /// What it does is done after this time.
+    /// The request is handled after this time.
     Slow(Duration),
     /// The request is answered. After that its job has this status.
     Then(Status),
@@ -26,19 +26,19 @@ pub enum Effect {
     DropAfter,
 }
 
-/// Which requests go wrong, and how often.
+/// Which requests fail, how, and how often.
 #[derive(Debug, Clone)]
 pub struct Fault {
     pub method: &'static str,
     /// What the path contains. With `$` at its end: what the path without its query ends with. Empty is any.
     pub path: String,
     pub effect: Effect,
-    /// How many requests are hit.
+    /// How many requests fail.
     pub times: usize,
 }
 
 impl Fault {
-    /// The next request of this kind goes wrong.
+    /// The next matching request fails.
     pub fn once(method: &'static str, path: &str, effect: Effect) -> Self {
         Self {
             method,
@@ -48,7 +48,7 @@ impl Fault {
         }
     }
 
-    /// All requests of this kind go wrong, until faults are cleared.
+    /// All matching requests fail until the faults are cleared.
     pub fn always(method: &'static str, path: &str, effect: Effect) -> Self {
         Self {
             times: usize::MAX,
@@ -66,7 +66,7 @@ impl Fault {
     }
 }
 
-/// The faults ordered and not used up.
+/// The ordered faults that have not happened.
 #[derive(Debug, Default)]
 pub(crate) struct Faults(Mutex<Vec<Fault>>);
 
@@ -79,7 +79,7 @@ impl Faults {
         self.lock().clear();
     }
 
-    /// How many requests of this method are still to go wrong.
+    /// How many requests of this method will fail.
     pub(crate) fn left(&self, method: &str) -> usize {
         let faults = self.lock();
         let of_method = faults.iter().filter(|fault| fault.method == method);

@@ -1,5 +1,5 @@
-//! The HTTP interface: every request goes into the ledger, meets the faults ordered for it, shows its token and finds
-//! its handler. A refusal names the rule it stands for.
+//! The HTTP interface. It records every request, applies ordered faults, checks the token, and calls the handler. A refusal
+//! names the broken rule.
 
 mod documents;
 mod plain;
@@ -24,7 +24,7 @@ const BODY: usize = 64 * 1024 * 1024;
 const JSON_API: &str = "application/vnd.api+json";
 const JSON: &str = "application/json";
 
-/// A request that gets no answer: its connection ends.
+/// The connection of a request ends without an answer.
 #[derive(Debug, thiserror::Error)]
 #[error("connection dropped")]
 pub(crate) struct Dropped;
@@ -37,11 +37,11 @@ struct Call {
     body: Bytes,
 }
 
-/// What is answered when it is not what was asked for.
+/// An answer that refuses a request.
 #[derive(Debug)]
 struct Refusal {
     status: u16,
-    /// None where asking was no mistake.
+    /// None if the request was no mistake.
     rule: Option<Rule>,
     why: String,
 }
@@ -72,7 +72,7 @@ impl Call {
             .unwrap_or_default()
     }
 
-    /// Fails unless the body says that it is of this type, without parameters.
+    /// Fails unless the content type is this one, without parameters.
     fn must_be(&self, media_type: &str) -> Result<(), Refusal> {
         let given = self.header(&header::CONTENT_TYPE);
         let plain = media_type == JSON && given.split(';').next().map(str::trim) == Some(JSON);
@@ -104,7 +104,7 @@ impl Call {
         })
     }
 
-    /// Names and values after the path.
+    /// Names and values of the query.
     fn query(&self) -> Vec<(String, String)> {
         let url = reqwest::Url::parse(&format!("http://platform{}", self.path));
         url.map(|url| url.query_pairs().into_owned().collect())

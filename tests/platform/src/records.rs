@@ -34,7 +34,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// Whether nothing comes after it.
+    /// Whether it is final.
     pub fn is_terminal(self) -> bool {
         matches!(
             self,
@@ -47,12 +47,12 @@ impl Status {
         )
     }
 
-    /// Whether a job with it waits to be given to an executor.
+    /// Whether a job with this status waits for dispatch.
     pub fn waits_for_dispatch(self) -> bool {
         matches!(self, Self::Pending | Self::Approved)
     }
 
-    /// Whether an executor is at work, or is meant to be.
+    /// Whether a job with this status was dispatched and has not ended.
     pub fn is_with_an_executor(self) -> bool {
         matches!(self, Self::Queue | Self::Running)
     }
@@ -92,7 +92,7 @@ impl Variable {
     }
 }
 
-/// A workspace. One organization is enough, so that its id is the platform's.
+/// A workspace. The platform has one organization.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Workspace {
     pub id: String,
@@ -138,7 +138,7 @@ impl Workspace {
     }
 }
 
-/// A job to be made.
+/// A new job.
 #[derive(Debug, Clone)]
 pub struct NewJob {
     pub workspace: String,
@@ -196,15 +196,15 @@ pub struct Job {
     pub refresh: bool,
     pub refresh_only: bool,
     pub steps: Vec<Step>,
-    /// The scheduler met what it asserts never to meet, and does nothing with this job any more.
+    /// The scheduler ignores this job: it was `pending` without changes, or a test owns its statuses.
     pub wedged: bool,
-    /// The step last given to an executor.
+    /// The step that was dispatched last.
     pub dispatched: Option<String>,
     /// How often a step of this job was posted, answered or not.
     pub posts: u32,
-    /// How often the sweep would have failed it, had it had no heartbeat.
+    /// How often the sweep found a heartbeat and kept the job.
     pub spared: u32,
-    /// The rejection was handed over.
+    /// The rejection was dispatched.
     pub(crate) rejection_sent: bool,
     /// When the record last changed.
     pub(crate) updated: Instant,
@@ -216,7 +216,7 @@ impl Job {
         self.steps.iter().find(|step| step.id == id)
     }
 
-    /// The step of this type; fails when there is none.
+    /// The step of this type. Fails without one.
     #[track_caller]
     pub fn step_of(&self, kind: &str) -> &Step {
         let found = self.steps.iter().find(|step| step.flow.kind == kind);
@@ -228,14 +228,14 @@ impl Job {
         self.steps.iter().map(|step| step.status).collect()
     }
 
-    /// The step a dispatch would be about.
+    /// The next step to dispatch.
     pub fn next_step(&self) -> Option<&Step> {
         self.steps
             .iter()
             .find(|step| step.status == Status::Pending)
     }
 
-    /// The step an executor has, or had last.
+    /// The step that was dispatched last.
     pub fn dispatched_step(&self) -> Option<&Step> {
         self.step(self.dispatched.as_deref()?)
     }
@@ -267,7 +267,7 @@ pub struct History {
     pub lineage: String,
 }
 
-/// Everything there is.
+/// All records.
 #[derive(Debug, Clone, Default)]
 pub struct Records {
     pub organization: String,
@@ -292,7 +292,7 @@ impl Records {
         }
     }
 
-    /// The job of this id; fails when there is none.
+    /// The job of this id. Fails without one.
     #[track_caller]
     pub fn job(&self, id: u32) -> &Job {
         let found = self.jobs.get(&id);
@@ -371,7 +371,7 @@ impl Records {
         }
     }
 
-    /// Gives the steps that wait or run the status they are left with.
+    /// Sets the status of all waiting and running steps.
     pub(crate) fn close_steps(&mut self, id: u32, status: Status, by: Actor) {
         let open: Vec<_> = self
             .job(id)
@@ -385,7 +385,7 @@ impl Records {
         }
     }
 
-    /// What the API does when a dispatch cannot be: the step's name becomes the reason (contract 2.4).
+    /// Fails a job that cannot be dispatched. The reason becomes the step's name (contract 2.4).
     pub(crate) fn error_at_step(&mut self, id: u32, step: &str, reason: &str) {
         let reason: String = reason.chars().take(127).collect();
         let job = self.job_mut(id);
@@ -409,7 +409,7 @@ impl Records {
         }
     }
 
-    /// Whether the job's turn has come: nothing older that could be dispatched is left, of any workspace.
+    /// Whether the job is next: no older job of any workspace can be dispatched.
     pub(crate) fn may_dispatch(&self, id: u32) -> bool {
         let job = self.job(id);
         let mut older = self.jobs.range(..id).map(|(_, other)| other);
@@ -444,7 +444,7 @@ mod tests {
         };
         assert_eq!(may(&records), [jobs[0]]);
         records.set_job(jobs[0], Status::Running, Actor::Scheduler);
-        // The second waits for its own workspace, so that it holds up nobody.
+        // The second job waits for its own workspace, and delays no other one.
         assert_eq!(may(&records), [jobs[2]]);
         records.set_job(jobs[0], Status::Completed, Actor::Scheduler);
         assert_eq!(may(&records), [jobs[1]]);

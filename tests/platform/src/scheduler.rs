@@ -1,5 +1,5 @@
-//! Firings of jobs (contract 2.5, 2.8): one looks at a job with its row locked, does what its status calls for, and
-//! keeps the lock while a dispatch is open.
+//! The scheduler (contract 2.5, 2.8). A firing locks the row of one job, and acts on its status. It keeps the lock while a
+//! dispatch is open.
 
 use std::sync::Arc;
 
@@ -11,24 +11,24 @@ use crate::ledger::{Actor, Rule};
 use crate::platform::Shared;
 use crate::records::{Records, Status};
 
-/// What a firing has to do outside the records.
+/// The action of a firing outside the records.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Todo {
     Nothing,
-    /// Nobody reads the log stream any more.
+    /// The log stream has no readers any more.
     DeleteStream,
     Dispatch {
         step: String,
         data: Value,
     },
-    /// Best effort: whatever is answered, the job stays rejected.
+    /// The job stays rejected, whatever the answer is.
     Rejection {
         step: String,
         data: Value,
     },
 }
 
-/// Fires for updates as they come, and for waiting jobs at each tick.
+/// Fires for each update, and for waiting jobs at each tick.
 pub(crate) async fn run(shared: Arc<Shared>, mut updates: UnboundedReceiver<u32>) {
     let mut ticks = tokio::time::interval(shared.settings.retry);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -43,7 +43,7 @@ pub(crate) async fn run(shared: Arc<Shared>, mut updates: UnboundedReceiver<u32>
     }
 }
 
-/// Fires for every job that waits for dispatch and is not being looked at.
+/// Fires for every job that waits for dispatch and has no open firing.
 pub(crate) fn fire_waiting(shared: &Arc<Shared>) {
     let waiting: Vec<u32> = shared.read(|records| {
         let waiting = records
@@ -83,7 +83,7 @@ async fn fire(shared: Arc<Shared>, id: u32) {
         Todo::Dispatch { step, data } => {
             let answer = send(&shared, &data).await;
             if answer == Answer::Accepted {
-                // Before the new status can be seen, so that whoever waits for it loses nothing.
+                // This happens before the new status is visible: a test that waits for the status loses no lines.
                 shared.delete_stream(id, Some(&step)).await;
             }
             shared.write(|records| {
@@ -117,7 +117,7 @@ async fn send(shared: &Shared, data: &Value) -> Answer {
     }
 }
 
-/// What the status of a job calls for; changes of status that need nothing else are made at once.
+/// The action for the status of a job. Changes of status without an action are made at once.
 pub(crate) fn decide(records: &mut Records, id: u32) -> Todo {
     let Some(job) = records.jobs.get(&id) else {
         return Todo::Nothing;
@@ -218,9 +218,9 @@ fn rejected(records: &mut Records, id: u32) -> Todo {
 }
 
 impl Shared {
-    /// Deletes the log stream of a job. Lines of a step that was only now accepted came too early.
+    /// Deletes the log stream of a job. Lines of a step that was accepted only now are too early.
     pub(crate) async fn delete_stream(&self, job: u32, accepted: Option<&str>) {
-        // With Redis away there is nothing to delete, and the next firing will.
+        // While Redis is away, the next firing deletes the stream.
         let Ok((entries, findings)) = self.streams.delete(job).await else {
             return;
         };

@@ -1,5 +1,4 @@
-//! The sweep (contract 2.6): a job that is with an executor and has no heartbeat fails, once a grace period since its
-//! last change is over.
+//! The sweep (contract 2.6). It fails a dispatched job without a heartbeat after the grace period since its last change.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use crate::records::Status;
 
 const EVERY: Duration = Duration::from_millis(200);
 
-/// Looks again and again, for ever. Without Redis there is nothing to judge by.
+/// Checks all jobs again and again. Without Redis there are no heartbeats to check.
 pub(crate) async fn run(shared: Arc<Shared>) {
     if !shared.streams.has_redis() {
         return;
@@ -23,7 +22,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             match shared.streams.heartbeat(job).await {
                 Ok(None) => fail(&shared, job).await,
                 Ok(Some(_)) => shared.write(|records| records.job_mut(job).spared += 1),
-                // A Redis that does not answer says nothing about anybody.
+                // Without an answer of Redis no job fails.
                 Err(_) => {}
             }
         }

@@ -1,7 +1,7 @@
 //! Records as JSON:API documents.
 //!
-//! Who may see a workspace may see its histories: upstream's have no rule of their own for reading, and their collection
-//! takes filters in RSQL, as all collections of Elide do.
+//! A token that may read a workspace may read its histories: upstream has no separate rule for them. Their collection takes
+//! filters in RSQL, as all collections of Elide do.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -79,7 +79,7 @@ fn included(job: &Job, step: &Step) -> Value {
     })
 }
 
-/// At most so many are shown where nobody asks for pages.
+/// The largest number of records in an answer without paging.
 const PAGE: usize = 500;
 
 /// Histories of a workspace, all or those of a filter.
@@ -119,7 +119,7 @@ fn attributes(history: &History) -> (&str, Value) {
     (&history.id, attributes)
 }
 
-/// One comparison of a text; nothing else of the language is needed.
+/// One comparison with a text. No client needs more of RSQL.
 fn filter_of(call: &Call, filter: &str) -> Result<(String, String), Refusal> {
     let texts = ["output", "jobReference", "md5", "lineage"];
     let parts = filter
@@ -127,7 +127,7 @@ fn filter_of(call: &Call, filter: &str) -> Result<(String, String), Refusal> {
         .filter(|(name, _)| texts.contains(name));
     let value = parts.and_then(|(_, value)| value.strip_prefix('\'')?.strip_suffix('\''));
     match (parts, value) {
-        // A star stands for anything, and a backslash for itself only when doubled.
+        // `*` is a wildcard, and `\\` is an escape.
         (Some((name, _)), Some(value)) if !value.contains(['\'', '*', '\\']) => {
             Ok((name.to_owned(), value.to_owned()))
         }

@@ -1,4 +1,4 @@
-//! What is not JSON:API: job context, log lines, uploaded content (contract 6.6, 7.5, 8.6).
+//! Requests outside JSON:API: job context, log lines, uploaded content (contract 6.6, 7.5, 8.6).
 
 use axum::body::Body;
 use axum::http::Response;
@@ -11,7 +11,7 @@ use crate::platform::Shared;
 use crate::records::{Job, Status};
 use crate::streams::{Findings, LogEntry};
 
-/// What Redis keeps the API from doing.
+/// The answer when Redis is away.
 fn unavailable(error: &redis::RedisError) -> Refusal {
     Refusal {
         status: 500,
@@ -31,7 +31,7 @@ pub(super) fn context(shared: &Shared, id: &str) -> Response<Body> {
     json_response(200, JSON, &document)
 }
 
-/// Replaces the context of a job that is not over, or over well.
+/// Replaces the context of a job that has not failed or been cancelled.
 pub(super) fn replace_context(shared: &Shared, call: &Call, id: &str) -> Answer {
     call.must_be(JSON)?;
     let about = format!("POST {}", call.path);
