@@ -21,6 +21,7 @@ use test_peers::redis::RedisServer;
 use test_platform::{Builder, Flow, Job, NewJob, Outputs, Platform, Rule, Status, Workspace, java};
 
 const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
+const JSON: &str = "application/json";
 const JSON_API: &str = "application/vnd.api+json";
 const PATIENCE: Duration = Duration::from_secs(30);
 

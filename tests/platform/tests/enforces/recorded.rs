@@ -117,10 +117,8 @@ async fn requests_of_a_stock_executor_are_accepted() {
             if body["data"]["type"] == "job" {
                 body["data"]["id"] = json!(id.to_string());
             }
-            let media_type = match path.starts_with("/api/") {
-                true => JSON_API,
-                false => "application/json",
-            };
+            let is_resource = path.starts_with("/api/");
+            let media_type = if is_resource { JSON_API } else { JSON };
             let method = call["method"].as_str().unwrap();
             let status = scene.send(method, &path, media_type, &body).await;
             assert!(
