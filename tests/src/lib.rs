@@ -1,5 +1,5 @@
-//! What the journeys stand on: fixture repositories, job data, a data directory with its records, and the two
-//! programs as processes under a deadline. Knows the contract and how to start things; asserts nothing.
+//! The base of the journeys: fixture repositories, job data, a data directory with its records, and the two programs as
+//! processes with a deadline. It knows the contract and starts programs. It asserts nothing.
 
 #![allow(
     clippy::panic,

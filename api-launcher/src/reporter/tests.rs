@@ -126,7 +126,7 @@ async fn an_approval_whose_launcher_died_between_step_and_job_is_told_of_the_job
 #[rstest]
 #[case::an_apply_goes_on("apply", "terraformApply", "completed", "pending")]
 #[case::a_failure_fails_its_job("apply", "terraformApply", "failed", "failed")]
-// Where the plan is went with the other half: what follows would apply nothing, or something nobody has seen.
+// The path of the plan is lost. The next step would apply nothing, or a plan that was not reviewed.
 #[case::a_plan_is_lost("plan", "terraformPlan", "completed", "failed")]
 #[tokio::test]
 async fn the_job_of_a_step_that_was_told_alone_is_told_too(

@@ -183,7 +183,7 @@ pub enum Kind {
     NotPublished,
     /// A state is on record more than once.
     RecordedTwice,
-    /// The lock of a state was left without a reason, or without a word.
+    /// A state lock was left without a reason, or no output names it.
     Locked,
     /// A line is not in the stored output.
     LineMissing,

@@ -15,7 +15,7 @@ use crate::journey::Driven;
 use crate::peers::{LAUNCHER, LINES, Peers};
 use crate::schedule::Kind;
 
-/// Writes what steps stored and containers wrote into a folder, for people who look for the reason.
+/// Writes step outputs and container logs into a folder, for analysis.
 pub(crate) fn dump(peers: &Peers, folder: &Path) -> Result<()> {
     let records = peers.platform.records();
     for job in records.jobs.values() {

@@ -187,7 +187,7 @@ async fn without_redis_too_one_of_two_pods_does_it_and_the_other_names_it() {
     one_of_two_pods_does_it(false).await;
 }
 
-/// Nobody watches meanwhile, so that what is reported is reported by executors.
+/// No launcher runs meanwhile, so all reports come from executors.
 async fn one_of_two_pods_does_it(redis: bool) {
     let twins = Twins::of(stage_with(redis, Platform::builder()).await);
     let (stage, place) = (&twins.stage, twins.stage.place());

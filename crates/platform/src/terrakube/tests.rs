@@ -87,7 +87,7 @@ async fn only_a_dispatched_job_runs_and_nobody_elses_is_touched(
     assert!(api.changes().is_empty());
 }
 
-/// A dispatch that comes again when nobody remembers the first.
+/// A dispatch that is repeated after its end.
 #[rstest]
 #[case(
     "running",
@@ -944,7 +944,7 @@ async fn a_step_that_was_claimed_without_redis_is_not_granted_by_the_redis_that_
     server.restart().unwrap();
     let second = client.claim(&apply, &claimant(2)).await;
     assert_eq!(second.unwrap(), Claim::Held(claimant(1)));
-    // What may be repeated is, and a context that is out of order keeps nobody from anything.
+    // A plan may be repeated. A context that cannot be read prevents no claim.
     let plan = step("apply-id", PLAN);
     let again = client.claim(&plan, &claimant(2)).await;
     assert_eq!(again.unwrap(), Claim::Granted);
