@@ -23,7 +23,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use secrecy::SecretString;
 use serde_json::Value;
-use test_peers::door::Door;
+use test_peers::http_proxy::HttpProxy;
 use test_peers::s3::{self, S3};
 use url::Url;
 
@@ -32,7 +32,7 @@ use crate::site;
 /// A bucket in which the tool locks its state, behind a door.
 struct Bucket {
     _server: S3,
-    door: Door,
+    door: HttpProxy,
     store: Store,
 }
 
@@ -57,7 +57,7 @@ impl Bucket {
             use_lockfile: true,
         }));
         Self {
-            door: Door::to(server.address(), &host).unwrap(),
+            door: HttpProxy::to(server.address(), &host).unwrap(),
             store: store.unwrap(),
             _server: server,
         }

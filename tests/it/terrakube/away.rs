@@ -37,7 +37,7 @@ async fn an_apply_that_ends_while_the_platform_is_away_is_delivered_once_it_is_b
     platform.until_streamed(job, "at-the-gate").await;
     platform.go_down().await;
     gate.open().await;
-    // It is done, and nobody is there to be told.
+    // The apply is done while the platform is away.
     stage.until_applied(job).await;
     assert_eq!(platform.job(job).step_statuses(), [Status::Running]);
 

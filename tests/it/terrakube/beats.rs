@@ -1,4 +1,4 @@
-//! The heartbeat: the launcher's until its executor beats itself, then the executor's alone to the end.
+//! The heartbeat of a run: first the launcher writes it, then only the executor, to the end.
 
 use std::time::{Duration, Instant};
 
@@ -18,8 +18,8 @@ use super::{Gate, Ground, POLL, Stage, quick};
 use crate::kubernetes::{LAUNCHER, Launcher, PATIENCE, Place};
 use crate::site;
 
-/// What the platform gives a job that nobody beats for: less than any run here takes, and time enough for a launcher to
-/// write one key on a slow machine.
+/// How long a job may stay without a heartbeat: less than any run here takes, and long enough for a launcher to write a key
+/// on a slow machine.
 const GRACE: Duration = Duration::from_secs(5);
 /// Held by the launcher that watches.
 const LEASE: &str = "mayfly-launcher";
@@ -30,13 +30,13 @@ impl Stage {
         Api::namespaced(place.cluster.client(ADMIN).unwrap(), &place.runs)
     }
 
-    /// Who watches, or did.
+    /// The holder of the Lease.
     async fn watcher(&self) -> String {
         let lease = self.leases().get(LEASE).await.unwrap();
         lease.spec.unwrap().holder_identity.unwrap()
     }
 
-    /// Its holder, who has died, is waited for longer than any test takes.
+    /// Makes the Lease of a dead holder last longer than any test.
     async fn hold_the_lease(&self) {
         let long = Patch::Merge(json!({"spec": {"leaseDurationSeconds": 3600}}));
         let leases = self.leases();
@@ -44,7 +44,7 @@ impl Stage {
         held.unwrap();
     }
 
-    /// Whose the last beat was.
+    /// The author of the last heartbeat.
     async fn sign(&self, job: u32) -> Sign {
         let args = RedisArgs {
             redis_hostname: Some("127.0.0.1".into()),
@@ -64,7 +64,7 @@ impl Stage {
         }
     }
 
-    /// Its executor has taken over, and beats again and again. Others would as often.
+    /// Waits until the executor has written several heartbeats.
     async fn until_beaten_by_its_executor(&self, job: u32) {
         self.until_sign(job, Sign::Executor).await;
         let (began, mut beats) = (Instant::now(), 0);
@@ -87,7 +87,7 @@ impl Stage {
         (stage, gate, launcher, job)
     }
 
-    /// What was beaten so far counts no more.
+    /// Deletes the heartbeat.
     fn stop_heart(&self, job: u32) {
         let redis = self.redis.as_ref().unwrap();
         let key = platform::heartbeat::key(&job.to_string());
@@ -95,7 +95,7 @@ impl Stage {
         redis::cmd("DEL").arg(key).exec(&mut connection).unwrap();
     }
 
-    /// Somebody takes the Lease for good, and does nothing with it.
+    /// Gives the Lease to a holder that does nothing.
     async fn usurp_lease(&self) {
         let leases = self.leases();
         loop {
@@ -105,7 +105,7 @@ impl Stage {
             spec.lease_duration_seconds = Some(3600);
             match leases.replace(LEASE, &PostParams::default(), &lease).await {
                 Ok(_) => return,
-                // Its holder has renewed it in between.
+                // The holder has renewed it meanwhile.
                 Err(kube::Error::Api(status)) if status.code == 409 => {}
                 Err(error) => panic!("{error}"),
             }
@@ -167,7 +167,7 @@ async fn a_run_has_a_heartbeat_from_its_acceptance_to_its_end_however_late_its_p
     assert_eq!(stage.platform.job(job).status, Status::Queue);
     gate.open().await;
     stage.platform.until_job(job, Status::Completed).await;
-    // Nobody beats for a run that is over, which is looked at too.
+    // A run that has ended gets no heartbeat. This is checked too.
     stage.platform.assert_kept().await;
 }
 
@@ -175,7 +175,7 @@ async fn a_run_has_a_heartbeat_from_its_acceptance_to_its_end_however_late_its_p
 async fn a_launcher_that_has_lost_the_lease_keeps_no_run_alive() {
     let (stage, gate, _launcher, job) = Stage::waiting().await;
     stage.usurp_lease().await;
-    // Who watches now is asleep, so that the platform has to find the run lost, although its former watcher lives.
+    // The new watcher does nothing. So the platform must find the run lost, although the former watcher runs.
     let began = Instant::now();
     while stage.platform.job(job).status == Status::Queue {
         assert!(began.elapsed() < PATIENCE, "{}", stage.platform.report());

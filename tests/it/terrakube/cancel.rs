@@ -1,4 +1,4 @@
-//! A person cancels, at every stage of a run.
+//! Cancellation at every stage of a run.
 
 use integration_tests::process::Stream;
 use integration_tests::{FakeTool, Repository};
@@ -10,7 +10,7 @@ use crate::kubernetes::Place;
 use crate::site;
 
 impl Stage {
-    /// Cancels, and returns when the run is gone without having touched what is the platform's.
+    /// Cancels, waits until the run has ended, and checks that it changed no status.
     async fn cancel(&self, job: u32, steps: &[Status]) {
         self.platform.cancel(job).await;
         self.until_nothing_runs().await;
@@ -27,7 +27,7 @@ impl Stage {
         self.platform.assert_kept().await;
     }
 
-    /// Waits until no Job is at work any more.
+    /// Waits until every Job has ended.
     async fn until_nothing_runs(&self) {
         let over = |state: &test_cluster::State| {
             let is_over = |job: &k8s_openapi::api::batch::v1::Job| {
@@ -60,7 +60,7 @@ async fn a_run_whose_pod_never_started_is_taken_away() {
     stage.place().until("the Job is deleted", none).await;
     let job = stage.platform.job(job);
     assert_eq!(job.step_statuses(), [Status::Cancelled; 2]);
-    // The launcher is alone here: it left the job in peace until its dispatch was answered, and after its end.
+    // Only the launcher sends requests here. It sends none while the dispatch is open, and no change after the end.
     let ledger = stage.platform.ledger();
     let of_job = ledger
         .requests

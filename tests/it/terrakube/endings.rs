@@ -1,4 +1,4 @@
-//! Runs that cannot speak for themselves: the launcher tells the platform what became of them.
+//! Runs that cannot report: the launcher reports their end to the platform.
 
 use std::time::Duration;
 
@@ -146,7 +146,7 @@ impl Stage {
     }
 }
 
-/// As under the platform's own Jobs, where nobody reads the executor's own words.
+/// As in the platform's own Jobs, whose container logs are not shown.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_setting_of_redis_that_cannot_be_used_is_told_through_the_api() {
     let native = Native::new(|_| async { Ok(()) });

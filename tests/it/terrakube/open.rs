@@ -1,4 +1,4 @@
-//! While a dispatch is open the platform holds its job's row, and hears nothing of that job.
+//! The platform locks a job's row while its dispatch is open. Mayfly sends no request about the job meanwhile.
 
 use std::time::{Duration, Instant};
 

@@ -1,11 +1,12 @@
-//! Each half with the other half as the platform ships it: our executor in the Jobs the platform makes itself, and
-//! an executor with the manners of the stock one in the Jobs our launcher makes.
+//! One program of ours beside the other one of a stock installation: our executor in the Jobs that the platform makes
+//! itself, and containers of other programs in the Jobs that our launcher makes.
 
 use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use integration_tests::Repository;
+use integration_tests::process::Stream;
 use job_contract::env;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
@@ -13,7 +14,7 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use test_cluster::ADMIN;
-use test_platform::{Flow, Ledger, Native, NewJob, Outputs, Platform, Status, Variable, Workspace};
+use test_platform::{Flow, Ledger, Native, Platform, Status, Variable};
 
 use super::{Gate, Ground, SETTINGS, Stage, default_template};
 use crate::kubernetes::{IMAGE, Place};
@@ -206,42 +207,32 @@ async fn an_executor_that_is_there_before_its_dispatch_is_on_record_waits_for_it
     stage.platform.assert_kept().await;
 }
 
+/// A stock executor ends with 0 whatever its step came to, and leaves no final report.
 #[tokio::test(flavor = "multi_thread")]
-async fn our_jobs_run_an_executor_with_the_manners_of_the_stock_one() {
-    let place = Place::new().await;
-    // Both programs store below one home, as where they share a volume; the stock one takes it from the user's entry.
-    let home = place.site.scratch("home");
-    let data = home.join(".terraform-spring-boot");
-    let outputs = Outputs::folder(&data.join("local/output"));
-    let stage = Stage::on(Ground::Cluster(Box::new(place)), Platform::builder()).await;
-    stage.platform.read_outputs(outputs);
-    let instead = env!("CARGO_BIN_EXE_stock_executor");
-    let words = format!("export USER_HOME='{}'\nexec '{instead}'", home.display());
-    stage.place().image_that_first(&words);
-    let _launcher = stage.serve_with(&[(env::DATA_DIR, data.to_str().unwrap())]);
-    let workspace = stage
-        .platform
-        .workspace(Workspace::new("https://git.example.test/a.git"));
-    let job = stage
-        .platform
-        .start_job(NewJob::new(&workspace, Flow::plan_approve_apply()));
-    stage.platform.until_job(job, Status::WaitingApproval).await;
-    stage.platform.approve(job).await;
-    let job = stage.platform.until_job(job, Status::Completed).await;
-    assert_eq!(job.step_statuses(), [Status::Completed; 3]);
-
-    // It ends with 0 whatever became of the step, which is no reason to say anything else.
-    let failing =
-        Workspace::new("https://git.example.test/a.git").with(Variable::terraform("fail", "true"));
-    let failing = stage.platform.workspace(failing);
-    let failed = stage
-        .platform
-        .start_job(NewJob::new(&failing, Flow::plan_apply()));
-    let failed = stage.platform.until_job(failed, Status::Failed).await;
-    stage.until_pods_ended(3).await;
-    assert_eq!(failed.steps[0].status, Status::Failed);
-    assert_eq!(stage.output(failed.id, "terraformPlan"), "it failed\n");
-    stage.platform.assert_kept().await;
+async fn the_report_of_an_executor_without_a_final_report_stays_as_it_is() {
+    for status in [Status::Completed, Status::Failed] {
+        let stage = Stage::in_cluster().await;
+        let gate = Gate::new(stage.site());
+        let at_work = stage.site().scratch("at-work");
+        let words = format!(": > '{}'\n{}\nexit 0", at_work.display(), gate.words());
+        stage.place().image_that_first(&words);
+        let launcher = stage.serve();
+        let job = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
+        let started = || at_work.exists().then_some(());
+        stage.until("the container is at work", started).await;
+        stage.platform.until_job(job, Status::Queue).await;
+        stage.platform.edit(|records| {
+            let job = records.jobs.get_mut(&job).unwrap();
+            (job.status, job.steps[0].status) = (status, status);
+        });
+        gate.open().await;
+        launcher.running.wait_for(Stream::Stderr, "a run has ended");
+        stage.until_pods_ended(1).await;
+        let job = stage.platform.job(job);
+        assert_eq!((job.status, job.steps[0].status), (status, status));
+        assert!(stage.platform.ledger().changes().is_empty());
+        stage.platform.assert_kept().await;
+    }
 }
 
 /// It prints what it pleases, and no secret is taken out.

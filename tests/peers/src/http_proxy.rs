@@ -1,4 +1,4 @@
-//! A way to a server of HTTP on which requests can be refused, fail for a while, or held and never let on. Knows nothing of what is served.
+//! A reverse proxy for HTTP that refuses chosen requests, answers them with errors for a while, or holds them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use crate::http::{Request, Response, Server, pass_on};
 
-/// No test waits longer for a request.
+/// How long a test waits for a request.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// An address at which a server is reached as long as nothing is said against it.
+/// The proxy. It forwards every request without a rule.
 #[derive(Debug)]
-pub struct Door {
+pub struct HttpProxy {
     server: Server,
     rules: Arc<Mutex<Vec<Rule>>>,
 }
@@ -27,15 +27,15 @@ struct Rule {
 
 #[derive(Debug)]
 enum What {
-    /// So many times.
+    /// Refuse so many requests.
     Refuse(usize),
-    /// For so long after the first request.
+    /// Answer with an error for this time after the first request.
     Fail(Duration, Option<Instant>),
-    /// Once: told when it came, answered when its sender is gone.
+    /// Hold one request until the sender is gone.
     Hold(Sender<()>, Receiver<()>),
 }
 
-/// A request that is held. It is answered with an error, and never let on, when this is dropped.
+/// A request that the proxy holds. On drop the proxy answers it with an error and does not forward it.
 #[derive(Debug)]
 pub struct Held {
     came: Receiver<()>,
@@ -43,26 +43,26 @@ pub struct Held {
 }
 
 impl Held {
-    /// Waits until the request has come.
+    /// Waits until the request has arrived.
     ///
     /// # Panics
-    /// When it does not come.
+    /// When it does not arrive in time.
     pub fn wait(&self) {
         self.came
             .recv_timeout(PATIENCE)
-            .expect("the request that is to be held never came");
+            .expect("the request to hold did not arrive");
     }
 }
 
-impl Door {
-    /// A door to the server at this address, which is told `host`.
+impl HttpProxy {
+    /// A proxy to the server at this address. The forwarded `Host` header is `host`.
     ///
     /// # Errors
     /// Fails when it cannot listen.
     pub fn to(server: SocketAddr, host: &str) -> io::Result<Self> {
         let rules = Arc::<Mutex<Vec<Rule>>>::default();
         let (known, host) = (Arc::clone(&rules), host.to_owned());
-        let server = Server::start(move |request| match against(&known, request) {
+        let server = Server::start(move |request| match refusal(&known, request) {
             Some(answer) => answer,
             None => pass_on(request, server, &host)
                 .unwrap_or_else(|error| Response::new(502, error.to_string())),
@@ -70,12 +70,12 @@ impl Door {
         Ok(Self { server, rules })
     }
 
-    /// Address of the door.
+    /// Address of the proxy.
     pub fn url(&self) -> String {
         format!("http://{}", self.server.address())
     }
 
-    /// Denies the next so many requests of this method to such paths.
+    /// Refuses the next requests of this method to matching paths.
     pub fn refuse(&self, method: &'static str, path: fn(&str) -> bool, times: usize) {
         lock(&self.rules).push(Rule {
             method,
@@ -84,7 +84,7 @@ impl Door {
         });
     }
 
-    /// Answers 503 to requests of this method to such paths, until so long after the first of them.
+    /// Answers 503 to requests of this method to matching paths, for this time after the first one.
     pub fn fail_for(&self, method: &'static str, path: fn(&str) -> bool, time: Duration) {
         lock(&self.rules).push(Rule {
             method,
@@ -93,7 +93,7 @@ impl Door {
         });
     }
 
-    /// Holds the next request of this method to such a path.
+    /// Holds the next request of this method to a matching path.
     pub fn hold(&self, method: &'static str, path: fn(&str) -> bool) -> Held {
         let ((tell, came), (open, opened)) = (channel(), channel());
         lock(&self.rules).push(Rule {
@@ -104,14 +104,14 @@ impl Door {
         Held { came, _open: open }
     }
 
-    /// Paths of the requests of this method so far, let on or not.
+    /// Paths of all requests of this method so far, also of those that were not forwarded.
     pub fn asked(&self, method: &str) -> Vec<String> {
         let requests = self.server.requests().into_iter();
         let asked = requests.filter(|request| request.method == method);
         asked.map(|request| request.path).collect()
     }
 
-    /// Lets everything on again that is not held.
+    /// Removes all rules. Held requests stay held.
     pub fn open(&self) {
         lock(&self.rules).clear();
     }
@@ -121,8 +121,8 @@ fn lock(rules: &Mutex<Vec<Rule>>) -> MutexGuard<'_, Vec<Rule>> {
     rules.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The answer to a request that is not let on.
-fn against(rules: &Mutex<Vec<Rule>>, request: &Request) -> Option<Response> {
+/// The answer to a request that is not forwarded.
+fn refusal(rules: &Mutex<Vec<Rule>>, request: &Request) -> Option<Response> {
     let denied = Response::new(403, "<Error><Code>AccessDenied</Code></Error>")
         .with_header("Content-Type", "application/xml");
     let mut rules = lock(rules);
@@ -148,7 +148,7 @@ fn against(rules: &Mutex<Vec<Rule>>, request: &Request) -> Option<Response> {
         return None;
     }
     if let What::Hold(tell, opened) = rule.what {
-        // Whoever waits for it may have given up.
+        // The test may wait for it no more.
         let _ = tell.send(());
         let _ = opened.recv();
     }

@@ -1,5 +1,5 @@
-//! Secrets that are planted in order to be looked for: values that occur nowhere else, and a search that knows the
-//! shapes in which they can get out. Written without the code that is to hide them.
+//! Secrets for tests: random values, and a search that finds them in every encoding. It shares no code with the redaction
+//! under test.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,14 +8,14 @@ use std::hash::{BuildHasher as _, RandomState};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 
-/// So many consecutive bytes of a secret, in any shape, are a leak. Long enough to occur nowhere by chance.
+/// This number of consecutive bytes of a secret, in any encoding, is a leak. It is too long to occur by chance.
 const WINDOW: usize = 16;
-/// Of the table that tells quickly that no window begins with some bytes.
+/// Size of the table that rejects most windows by their first bytes.
 const FILTER_BITS: u32 = 20;
 
-/// A value nobody has seen before, and what it is for.
+/// A secret with a random value.
 #[derive(Debug, Clone)]
-pub struct Planted {
+pub struct TestSecret {
     pub name: &'static str,
     pub value: String,
 }
@@ -29,7 +29,7 @@ fn letters(count: usize) -> String {
         .collect()
 }
 
-impl Planted {
+impl TestSecret {
     /// A word of letters and digits.
     pub fn word(name: &'static str) -> Self {
         Self::after(name, "")
@@ -40,7 +40,7 @@ impl Planted {
         Self::new(name, format!("{prefix}{}", letters(40)))
     }
 
-    /// Holds what encodings treat on its own.
+    /// A value with the characters that encodings escape.
     pub fn awkward(name: &'static str) -> Self {
         let part = || letters(9);
         let value = format!(
@@ -74,40 +74,40 @@ impl Planted {
         Self { name, value }
     }
 
-    /// As it stands in an address.
+    /// The value as a part of a URL.
     pub fn in_address(&self) -> String {
         String::from_utf8(percent(&self.value, true, false)).unwrap()
     }
 
-    /// The lines that are worth anything.
+    /// The lines that are secret.
     fn lines(&self) -> impl Iterator<Item = &str> {
         let lines = self.value.lines();
         lines.filter(|line| !line.starts_with("-----") && line.len() >= WINDOW)
     }
 
-    /// The shapes in which a line gets out.
-    fn shapes(&self) -> Vec<Vec<u8>> {
-        let mut shapes = Vec::new();
+    /// The encodings of each line.
+    fn encodings(&self) -> Vec<Vec<u8>> {
+        let mut encodings = Vec::new();
         for line in self.lines() {
-            shapes.push(line.as_bytes().to_vec());
-            shapes.push(serde_json::to_string(line).unwrap().into_bytes());
+            encodings.push(line.as_bytes().to_vec());
+            encodings.push(serde_json::to_string(line).unwrap().into_bytes());
             for (upper, plus) in [(true, false), (false, false), (true, true)] {
-                shapes.push(percent(line, upper, plus));
+                encodings.push(percent(line, upper, plus));
             }
             let hex = line.bytes().map(|byte| format!("{byte:02x}"));
-            shapes.push(hex.collect::<String>().into_bytes());
+            encodings.push(hex.collect::<String>().into_bytes());
             for engine in [&STANDARD_NO_PAD, &URL_SAFE_NO_PAD] {
                 for lead in 0..3 {
                     let long = [&b"\0\0\0"[..lead], line.as_bytes()].concat();
                     let encoded = engine.encode(long).into_bytes();
-                    // Without what its neighbours have a part in.
+                    // Without the characters that depend on the neighbouring bytes.
                     let from = (lead * 8).div_ceil(6);
                     let to = (lead + line.len()) * 8 / 6;
-                    shapes.push(encoded[from..to].to_vec());
+                    encodings.push(encoded[from..to].to_vec());
                 }
             }
         }
-        shapes
+        encodings
     }
 }
 
@@ -123,11 +123,11 @@ fn percent(text: &str, upper: bool, plus: bool) -> Vec<u8> {
     text.bytes().map(encode).collect::<String>().into_bytes()
 }
 
-/// A place where part of a secret was found.
+/// A found part of a secret.
 #[derive(Debug)]
 pub struct Found {
     pub name: &'static str,
-    /// What stands around it.
+    /// The text around it.
     pub around: String,
 }
 
@@ -137,7 +137,7 @@ impl fmt::Display for Found {
     }
 }
 
-/// Looks for parts of planted secrets.
+/// A search for parts of secrets.
 pub struct Search {
     windows: HashMap<[u8; WINDOW], &'static str>,
     filter: Vec<bool>,
@@ -156,15 +156,15 @@ fn slot(window: &[u8]) -> usize {
 }
 
 impl Search {
-    /// Knows these secrets in all shapes.
-    pub fn of<'p>(secrets: impl IntoIterator<Item = &'p Planted>) -> Self {
+    /// A search for these secrets in all encodings.
+    pub fn of<'p>(secrets: impl IntoIterator<Item = &'p TestSecret>) -> Self {
         let mut search = Self {
             windows: HashMap::new(),
             filter: vec![false; 1 << FILTER_BITS],
         };
         for secret in secrets {
-            for shape in secret.shapes() {
-                for window in shape.windows(WINDOW) {
+            for encoding in secret.encodings() {
+                for window in encoding.windows(WINDOW) {
                     search.filter[slot(window)] = true;
                     let window = window.try_into().unwrap();
                     search.windows.insert(window, secret.name);
@@ -174,7 +174,7 @@ impl Search {
         search
     }
 
-    /// For each secret of which there is a part in these bytes, the first one.
+    /// The first part of each secret in these bytes.
     pub fn find(&self, bytes: &[u8]) -> Vec<Found> {
         let mut all = Vec::<Found>::new();
         for (at, window) in bytes.windows(WINDOW).enumerate() {
@@ -202,9 +202,9 @@ mod tests {
     #[test]
     fn parts_of_a_secret_are_found_in_every_shape() {
         let (word, awkward, key) = (
-            Planted::word("word"),
-            Planted::awkward("awkward"),
-            Planted::key("key"),
+            TestSecret::word("word"),
+            TestSecret::awkward("awkward"),
+            TestSecret::key("key"),
         );
         let search = Search::of([&word, &awkward, &key]);
         let found = |text: &str| search.find(text.as_bytes()).first().map(|found| found.name);
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(found(&STANDARD.encode(&awkward.value)), Some("awkward"));
         for user in ["u", "us", "use"] {
             let login = STANDARD.encode(format!("{user}:{}", awkward.value));
-            // As a wrapped line holds it, without beginning or end.
+            // A part of a wrapped line, without its begin and end.
             assert_eq!(found(&login[20..44]), Some("awkward"), "{user}");
         }
         let encoded = String::from_utf8(percent(&awkward.value, false, false)).unwrap();
@@ -222,6 +222,6 @@ mod tests {
         let line = key.value.lines().nth(2).unwrap();
         assert_eq!(found(&format!("│ {line}")), Some("key"));
         assert_eq!(found("-----BEGIN OPENSSH PRIVATE KEY-----"), None);
-        assert_eq!(found(&Planted::word("another").value), None);
+        assert_eq!(found(&TestSecret::word("another").value), None);
     }
 }

@@ -1,6 +1,6 @@
-//! Every secret there is, planted, and looked for everywhere it must not be, in any shape: after a run of scripts, a
-//! plan and an apply that show all they know, a run that fails, one whose content cannot be fetched and one that is
-//! ended from outside, at the most talkative diagnostics.
+//! Secrets must not appear outside the places that need them. The test gives every kind of secret to runs of scripts, a
+//! plan, an apply, a failed run, a run without content, and a run whose pod is deleted. Diagnostics are at level `trace`.
+//! Then it searches all outputs for the secrets in every encoding.
 
 use std::fs;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use integration_tests::site::files_below;
-use integration_tests::{Planted, Repository, Search};
+use integration_tests::{Repository, Search, TestSecret};
 use job_contract::env;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
@@ -30,50 +30,50 @@ use test_platform::{Flow, NewJob, Outputs, Platform, Status, Variable, Workspace
 use super::{Gate, Ground, Settings, Stage, quick};
 use crate::kubernetes::{Launcher, Place};
 
-/// What the tool says once a run has come to the gate: not that it is about to.
+/// The line of the tool when a run is at the gate.
 const AT_THE_GATE: &str = "(local-exec): at-the-gate";
 
 /// The programs an executor starts by their names.
 const PROGRAMS: [&str; 3] = ["git", "terraform", "bash"];
 
-/// What is entrusted to the programs, and something anybody may see.
-struct Trust {
-    internal: Planted,
-    redis: Planted,
-    store: Planted,
-    token: Planted,
-    module_key: Planted,
-    password: Planted,
-    registry: Planted,
-    identity: Planted,
-    deploy_key: Planted,
-    api_token: Planted,
-    login: Planted,
-    elsewhere: Planted,
-    /// Goes wherever the secrets go, so that the search is known to look there.
-    open: Planted,
+/// The secrets of a run, and a value that is not secret.
+struct Secrets {
+    internal: TestSecret,
+    redis: TestSecret,
+    store: TestSecret,
+    token: TestSecret,
+    module_key: TestSecret,
+    password: TestSecret,
+    registry: TestSecret,
+    identity: TestSecret,
+    deploy_key: TestSecret,
+    api_token: TestSecret,
+    login: TestSecret,
+    elsewhere: TestSecret,
+    /// Not secret. It goes where the secrets go, and proves that the search looks there.
+    open: TestSecret,
 }
 
-impl Trust {
+impl Secrets {
     fn new(store: &S3) -> Self {
         Self {
-            internal: Planted::word("the platform's secret"),
-            redis: Planted::awkward("the password of Redis"),
-            store: Planted::new("the store's secret key", store.secret_key().to_owned()),
-            token: Planted::after("the token of the repository", "ghs_"),
-            module_key: Planted::key("the key of modules"),
-            password: Planted::awkward("a password in the environment"),
-            registry: Planted::word("the token of a registry"),
-            identity: Planted::after("a dynamic credential", "eyJhbGciOiJSUzI1NiJ9.e30."),
-            deploy_key: Planted::key("a key in the environment"),
-            api_token: Planted::word("a token among the inputs"),
-            login: Planted::awkward("a password among the inputs"),
-            elsewhere: Planted::word("a password in the address of a repository"),
-            open: Planted::word("what anybody may see"),
+            internal: TestSecret::word("the platform's secret"),
+            redis: TestSecret::awkward("the password of Redis"),
+            store: TestSecret::new("the store's secret key", store.secret_key().to_owned()),
+            token: TestSecret::after("the token of the repository", "ghs_"),
+            module_key: TestSecret::key("the key of modules"),
+            password: TestSecret::awkward("a password in the environment"),
+            registry: TestSecret::word("the token of a registry"),
+            identity: TestSecret::after("a dynamic credential", "eyJhbGciOiJSUzI1NiJ9.e30."),
+            deploy_key: TestSecret::key("a key in the environment"),
+            api_token: TestSecret::word("a token among the inputs"),
+            login: TestSecret::awkward("a password among the inputs"),
+            elsewhere: TestSecret::word("a password in the address of a repository"),
+            open: TestSecret::word("what anybody may see"),
         }
     }
 
-    fn all(&self) -> Vec<&Planted> {
+    fn all(&self) -> Vec<&TestSecret> {
         let mut all = self.withheld();
         all.extend([
             &self.store,
@@ -89,13 +89,13 @@ impl Trust {
         all
     }
 
-    /// What no process but the executor may have in its memory.
-    fn withheld(&self) -> Vec<&Planted> {
+    /// Secrets that only the executor may have in its memory.
+    fn withheld(&self) -> Vec<&TestSecret> {
         vec![&self.internal, &self.redis, &self.module_key]
     }
 
-    /// What the environment of a program may not hold.
-    fn kept_from(&self, program: &str) -> Vec<&Planted> {
+    /// Secrets that the environment of a program must not contain.
+    fn kept_from(&self, program: &str) -> Vec<&TestSecret> {
         let mut kept = self.withheld();
         kept.push(&self.store);
         kept.push(&self.elsewhere);
@@ -135,7 +135,7 @@ impl Trust {
     }
 }
 
-/// Shows everything a script can lay its hands on, in the shapes people print it in.
+/// A script that prints every secret it can read, in the usual encodings.
 const SHOW: &str = r#"
 urlencode() {
   local LC_ALL=C text="$1" at c
@@ -229,13 +229,13 @@ fn scripts(script: &str, after: bool) -> Value {
     }])
 }
 
-/// Everything a Redis is told, whoever tells it.
-struct Overheard {
+/// All commands that a Redis gets.
+struct RedisMonitor {
     stream: TcpStream,
     listening: JoinHandle<Vec<u8>>,
 }
 
-impl Overheard {
+impl RedisMonitor {
     fn of(redis: &RedisServer, password: &str) -> Self {
         let mut stream = TcpStream::connect(redis.address()).unwrap();
         let length = password.len();
@@ -248,7 +248,7 @@ impl Overheard {
         let mut reader = stream.try_clone().unwrap();
         let listening = std::thread::spawn(move || {
             let mut all = Vec::new();
-            // Ends with the connection, however that ends.
+            // Reading ends with the connection.
             let _ = reader.read_to_end(&mut all);
             all
         });
@@ -261,10 +261,10 @@ impl Overheard {
     }
 }
 
-/// Programs of the same names, which note how they were called and then are the real ones.
-struct Noted(TempDir);
+/// Wrappers of the programs. They note arguments and environment, and start the real program.
+struct ProgramWrappers(TempDir);
 
-impl Noted {
+impl ProgramWrappers {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         for program in PROGRAMS {
@@ -292,8 +292,8 @@ impl Noted {
     }
 }
 
-/// A process that is not the executor's own and has the variables of a run: tool, provider, script.
-fn of_the_user(open: &Planted) -> Vec<PathBuf> {
+/// Processes with the variables of a run: tool, provider and scripts.
+fn of_the_user(open: &TestSecret) -> Vec<PathBuf> {
     let variable = format!("OPEN={}", open.value);
     let has_it = |folder: &PathBuf| {
         let environment = fs::read(folder.join("environ")).unwrap_or_default();
@@ -310,7 +310,7 @@ fn processes() -> impl Iterator<Item = PathBuf> {
         .map(|entry| entry.path())
 }
 
-/// What a process has written to its memory, as far as it can be read; nothing of one that has ended.
+/// The readable memory of a process. None if it has ended.
 fn memory(process: &Path) -> Option<Vec<u8>> {
     let maps = unless_it_has_ended(fs::read_to_string(process.join("maps")))?;
     let mut memory = unless_it_has_ended(fs::File::open(process.join("mem")))?;
@@ -343,7 +343,7 @@ fn memory(process: &Path) -> Option<Vec<u8>> {
     Some(all)
 }
 
-/// What was found of a process. What may not be looked at is a fault of the test.
+/// The result of a read from a process. None if it has ended. Any other error fails the test.
 fn unless_it_has_ended<T>(found: io::Result<T>) -> Option<T> {
     match found {
         Ok(found) => Some(found),
@@ -353,12 +353,12 @@ fn unless_it_has_ended<T>(found: io::Result<T>) -> Option<T> {
     }
 }
 
-/// Places that were searched, and what was found there that should not be.
+/// Secrets that were found.
 #[derive(Default)]
 struct Findings(Vec<String>);
 
 impl Findings {
-    /// Looks through places of one kind. `known` stands in one of them, or they are not what they seem.
+    /// Searches places of one kind. One of them must contain `known`, which proves that the search looks there.
     fn look(&mut self, kind: &str, known: &str, search: &Search, places: &[(String, Vec<u8>)]) {
         let holds = |bytes: &[u8]| {
             bytes
@@ -389,7 +389,7 @@ fn one(name: &str, bytes: impl Into<Vec<u8>>) -> Vec<(String, Vec<u8>)> {
     vec![(name.to_owned(), bytes.into())]
 }
 
-/// Every regular file below a folder that stays there.
+/// Every regular file below a folder.
 fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let files = files_below(folder).into_iter();
     let regular = files.filter(|path| path.symlink_metadata().is_ok_and(|file| file.is_file()));
@@ -400,27 +400,31 @@ fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
     regular.filter_map(read).collect()
 }
 
-/// The stage with its secrets, and everything that listens.
+/// The stage, the secrets, and the recorders.
 struct Scene {
     stage: Stage,
     store: S3,
-    trust: Trust,
-    noted: Noted,
+    secrets: Secrets,
+    wrappers: ProgramWrappers,
     gate: Gate,
-    overheard: Overheard,
+    monitor: RedisMonitor,
 }
 
 impl Scene {
     async fn new() -> Self {
         let store = S3::start().unwrap();
-        let trust = Trust::new(&store);
-        let password = &trust.redis.value;
+        let secrets = Secrets::new(&store);
+        let password = &secrets.redis.value;
         let redis = RedisServer::with(Options::default().password(password)).unwrap();
-        let overheard = Overheard::of(&redis, password);
-        let url = format!("redis://:{}@{}", trust.redis.in_address(), redis.address());
+        let monitor = RedisMonitor::of(&redis, password);
+        let url = format!(
+            "redis://:{}@{}",
+            secrets.redis.in_address(),
+            redis.address()
+        );
         let platform = Platform::builder()
             .redis(&url)
-            .secret(trust.internal.value.as_bytes());
+            .secret(secrets.internal.value.as_bytes());
         let settings = [
             (env::REDIS_PASSWORD, password.as_str()),
             (env::LOG_FILTER, "trace"),
@@ -437,18 +441,18 @@ impl Scene {
             .collect();
         let ground = Ground::Cluster(Box::new(Place::new().await));
         let stage = Stage::with(ground, platform, Some(redis), settings).await;
-        // They lie in the store, where they are looked at in the end.
+        // The outputs are in the store. The test searches them there.
         stage
             .platform
             .read_outputs(Outputs::from_fn(|_, _, _| Some(Vec::new())));
-        let noted = Noted::new();
+        let wrappers = ProgramWrappers::new();
         let site = stage.site();
         let temporary = site.scratch("tmp");
         fs::create_dir(&temporary).unwrap();
         stage.place().image_that_first(&format!(
             "{}export PATH='{}':\"$PATH\" HOME='{}' TMPDIR='{}'\n",
             quick(),
-            noted.bin().display(),
+            wrappers.bin().display(),
             site.scratch("home").display(),
             temporary.display(),
         ));
@@ -456,24 +460,24 @@ impl Scene {
         Self {
             stage,
             store,
-            trust,
-            noted,
+            secrets,
+            wrappers,
             gate,
-            overheard,
+            monitor,
         }
     }
 
     fn start(&self, source: &str, template: Vec<Flow>) -> u32 {
         let platform = &self.stage.platform;
-        let workspace = platform.workspace(self.trust.workspace(source));
+        let workspace = platform.workspace(self.secrets.workspace(source));
         platform.start_job(NewJob::new(&workspace, template))
     }
 
-    /// Waits for a run to say that it is at the gate, and looks at what is alive.
+    /// Waits until a run is at the gate, and searches all running processes.
     async fn look_at_the_living(&self, job: u32, findings: &mut Findings) {
         self.stage.platform.until_streamed(job, AT_THE_GATE).await;
-        let (open, all) = (&self.trust.open, Search::of(self.trust.all()));
-        // Servers of this test have their passwords as arguments.
+        let (open, all) = (&self.secrets.open, Search::of(self.secrets.all()));
+        // Peers of this test have their passwords as arguments.
         let ours = |process: &PathBuf| {
             let program = fs::read_link(process.join("exe")).unwrap_or_default();
             !program.ends_with("redis-server") && !program.ends_with("valkey-server")
@@ -484,7 +488,7 @@ impl Scene {
         };
         let commands: Vec<_> = processes().filter(ours).map(command).collect();
         findings.look("command lines", &open.value, &all, &commands);
-        let withheld = Search::of(self.trust.withheld());
+        let withheld = Search::of(self.secrets.withheld());
         let users = of_the_user(open);
         let memories: Vec<_> = users
             .iter()
@@ -501,7 +505,7 @@ impl Scene {
         findings.look("memory", &open.value, &withheld, &memories);
     }
 
-    /// What the cluster shows to whoever may look at runs.
+    /// The objects of the cluster that a viewer of runs can read.
     async fn objects(&self) -> Vec<(String, Vec<u8>)> {
         let place = self.stage.place();
         let state = place.state().await;
@@ -527,7 +531,7 @@ impl Scene {
         objects
     }
 
-    /// What the platform was told.
+    /// Requests to the platform, and its records.
     fn told(&self) -> Vec<(String, Vec<u8>)> {
         let requests = self.stage.platform.ledger().requests;
         let told = requests.iter().map(|request| {
@@ -544,7 +548,7 @@ impl Scene {
     }
 }
 
-/// A plan with everything in it; anything else as it is.
+/// A plan with its unpacked files. Any other object as it is.
 fn unpacked(key: String, bytes: Vec<u8>) -> (String, Vec<u8>) {
     let mut all = bytes.clone();
     if let Ok(mut archive) = zip::ZipArchive::new(std::io::Cursor::new(bytes)) {
@@ -555,23 +559,23 @@ fn unpacked(key: String, bytes: Vec<u8>) -> (String, Vec<u8>) {
     (key, all)
 }
 
-/// Plans hold the inputs of a run, and states what was made of them: that is what they are for.
+/// Whether an object may contain inputs: plans and states must.
 fn holds_inputs(key: &str) -> bool {
     let name = key.rsplit('/').next().unwrap_or_default();
     name.ends_with(".tfPlan") || name.contains(".tfstate") || key.contains("/state/")
 }
 
-/// Runs of all kinds, the first of which goes well.
+/// Makes runs of all kinds. Returns the one that succeeds.
 async fn carry_out(scene: &Scene, findings: &mut Findings) -> u32 {
-    let (stage, trust) = (&scene.stage, &scene.trust);
+    let (stage, secrets) = (&scene.stage, &scene.secrets);
     let platform = &stage.platform;
-    let gate = format!("sh -c '{}' {}", scene.gate.words(), trust.open.value);
+    let gate = format!("sh -c '{}' {}", scene.gate.words(), secrets.open.value);
     let repositories = [
         Repository::module(&module(&gate)),
         Repository::module(REFUSED),
     ];
     let options = GitHttpOptions {
-        credentials: Some(format!("x-access-token:{}", trust.token.value)),
+        credentials: Some(format!("x-access-token:{}", secrets.token.value)),
         ..GitHttpOptions::default()
     };
     let git = serve_git(repositories[0].path().parent().unwrap(), options).unwrap();
@@ -580,7 +584,7 @@ async fn carry_out(scene: &Scene, findings: &mut Findings) -> u32 {
         format!("{}/{name}/.git", git.url())
     });
 
-    // All goes well, and everything is shown.
+    // The run succeeds, and prints everything.
     let mut template = Flow::plan_apply();
     template.push(Flow::new("customScripts", 50));
     template[2].commands = scripts(SHOW, false);
@@ -590,18 +594,18 @@ async fn carry_out(scene: &Scene, findings: &mut Findings) -> u32 {
     scene.gate.open().await;
     platform.until_job(well, Status::Completed).await;
 
-    // The tool refuses, and a script shows everything.
+    // The tool fails, and a script prints everything.
     let mut template = Flow::plan_apply();
     template[0].on_failure = scripts(SHOW, false);
     let failed = scene.start(&refused, template);
     platform.until_job(failed, Status::Failed).await;
 
-    // There is nothing to fetch.
-    let nobody = format!("http://ci:{}@127.0.0.1:1/none.git", trust.elsewhere.value);
+    // The source cannot be fetched.
+    let nobody = format!("http://ci:{}@127.0.0.1:1/none.git", secrets.elsewhere.value);
     let lost = scene.start(&nobody, Flow::plan_apply());
     platform.until_job(lost, Status::Failed).await;
 
-    // Ended from outside in the middle of an apply.
+    // The pod is deleted during an apply.
     let ended = scene.start(&shown, Flow::only("terraformApply"));
     platform.until_streamed(ended, AT_THE_GATE).await;
     let there = stage.place().state().await;
@@ -618,7 +622,7 @@ async fn carry_out(scene: &Scene, findings: &mut Findings) -> u32 {
     well
 }
 
-/// What a launcher says, until it is stopped.
+/// Searches metrics and diagnostics of a launcher, and stops it.
 async fn look_at(launcher: Launcher, well: u32, all: &Search, findings: &mut Findings) {
     let address = launcher.door().address;
     let metrics = reqwest::get(format!("http://{address}/metrics"))
@@ -635,31 +639,31 @@ async fn look_at(launcher: Launcher, well: u32, all: &Search, findings: &mut Fin
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn planted_secrets_are_nowhere_they_should_not_be() {
+async fn secrets_appear_only_where_they_are_needed() {
     let scene = Scene::new().await;
-    let (stage, trust) = (&scene.stage, &scene.trust);
+    let (stage, secrets) = (&scene.stage, &scene.secrets);
     let launcher = stage.serve_with(&[(env::LOG_FILTER, "trace")]);
     let mut findings = Findings::default();
     let well = carry_out(&scene, &mut findings).await;
 
-    let (all, open) = (Search::of(trust.all()), trust.open.value.as_str());
+    let (all, open) = (Search::of(secrets.all()), secrets.open.value.as_str());
     findings.look("Kubernetes", open, &all, &scene.objects().await);
     findings.look("the platform", open, &all, &scene.told());
     look_at(launcher, well, &all, &mut findings).await;
     for program in PROGRAMS {
-        let arguments = one(program, scene.noted.read(program, "arguments"));
+        let arguments = one(program, scene.wrappers.read(program, "arguments"));
         let known = match program {
             "git" => "clone",
             "terraform" => "apply",
             _ => "userScript.sh",
         };
         findings.look("arguments", known, &all, &arguments);
-        let kept = Search::of(trust.kept_from(program));
-        let environment = one(program, scene.noted.read(program, "environment"));
+        let kept = Search::of(secrets.kept_from(program));
+        let environment = one(program, scene.wrappers.read(program, "environment"));
         findings.look("environments", "PATH=", &kept, &environment);
     }
 
-    // A run is told as ended before its executor has put everything away.
+    // The end of a run is reported before its executor has removed its files.
     let is_over = |pod: &Pod| {
         let phase = pod
             .status
@@ -680,9 +684,9 @@ async fn planted_secrets_are_nowhere_they_should_not_be() {
     findings.look("nodes", open, &all, &nodes);
     let left = contents(stage.site().folder());
     findings.look("files left behind", open, &all, &left);
-    let others = trust.all().into_iter();
-    let others =
-        others.filter(|secret| ![trust.api_token.name, trust.login.name].contains(&secret.name));
+    let others = secrets.all().into_iter();
+    let others = others
+        .filter(|secret| ![secrets.api_token.name, secrets.login.name].contains(&secret.name));
     let (artifacts, outputs): (Vec<_>, Vec<_>) = scene
         .store
         .objects()
@@ -692,8 +696,8 @@ async fn planted_secrets_are_nowhere_they_should_not_be() {
         .partition(|(key, _)| holds_inputs(key));
     findings.look("outputs of steps", open, &all, &outputs);
     findings.look("plans and states", open, &Search::of(others), &artifacts);
-    // As it shows what it was told.
-    let redis = String::from_utf8_lossy(&scene.overheard.end())
+    // As `MONITOR` escapes commands.
+    let redis = String::from_utf8_lossy(&scene.monitor.end())
         .replace("\\\"", "\"")
         .replace("\\\\", "\\");
     findings.look("Redis", open, &all, &one("everything it was told", redis));

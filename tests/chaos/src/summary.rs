@@ -1,4 +1,4 @@
-//! The tally of a journey, for people and as JSON.
+//! The summary of a journey, as text and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::books::{Discrepancy, Ending, Facts};
+use crate::check::{Discrepancy, Ending, Facts};
 use crate::journey::{Driven, Options};
 
-/// What was run, what happened, and what does not add up.
+/// Runs, faults and violations of a journey.
 #[derive(Clone, Debug)]
-pub struct Tally {
-    /// What decided it.
+pub struct Summary {
+    /// Seed of the schedule.
     pub seed: u64,
     /// The runs of the schedule.
     pub runs: u32,
     /// Jobs of the platform, by how they ended.
     pub outcomes: BTreeMap<&'static str, u32>,
-    /// What happened to runs, and how often.
-    pub strikes: BTreeMap<&'static str, u32>,
-    /// Kinds of runs, and how many.
+    /// Number of runs with each fault.
+    pub faults: BTreeMap<&'static str, u32>,
+    /// Number of runs of each kind.
     pub kinds: BTreeMap<&'static str, u32>,
     /// Processes of the tool that began an apply or a destroy.
     pub changes_begun: u32,
@@ -30,15 +30,15 @@ pub struct Tally {
     pub states: usize,
     /// Launchers started, the first two included.
     pub launchers: u32,
-    /// What does not add up.
+    /// The violations.
     pub found: Vec<Discrepancy>,
-    /// What explains each run that does not add up.
+    /// Evidence of each run with a violation.
     pub evidence: Vec<String>,
-    /// How long it took.
+    /// Duration of the journey.
     pub took: Duration,
 }
 
-impl Tally {
+impl Summary {
     pub(crate) fn new(
         options: &Options,
         facts: &Facts,
@@ -47,11 +47,11 @@ impl Tally {
         launchers: u32,
         took: Duration,
     ) -> Self {
-        let mut tally = Self {
+        let mut summary = Self {
             seed: options.seed,
             runs: u32::try_from(driven.len()).unwrap_or(u32::MAX),
             outcomes: BTreeMap::new(),
-            strikes: BTreeMap::new(),
+            faults: BTreeMap::new(),
             kinds: BTreeMap::new(),
             changes_begun: 0,
             lines: 0,
@@ -62,42 +62,42 @@ impl Tally {
             took,
         };
         for driven in driven {
-            *tally.kinds.entry(driven.run.kind.name()).or_default() += 1;
-            let strike = driven.run.strike.map_or("in peace", |strike| strike.name());
-            *tally.strikes.entry(strike).or_default() += 1;
+            *summary.kinds.entry(driven.run.kind.name()).or_default() += 1;
+            let fault = driven.run.fault.map_or("no fault", |fault| fault.name());
+            *summary.faults.entry(fault).or_default() += 1;
         }
         for run in &facts.runs {
-            tally.states += run.versions.len();
+            summary.states += run.versions.len();
             let tools = run
                 .begun
                 .iter()
                 .filter(|(what, _)| what.starts_with("tool "));
-            tally.changes_begun += tools.map(|(_, times)| times).sum::<u32>();
+            summary.changes_begun += tools.map(|(_, times)| times).sum::<u32>();
             for job in &run.jobs {
                 let ending = job
                     .endings
                     .last()
                     .map_or("none", |ending: &Ending| ending.name());
-                *tally.outcomes.entry(ending).or_default() += 1;
+                *summary.outcomes.entry(ending).or_default() += 1;
                 let stored = job.steps.iter().filter_map(|step| step.stored.as_ref());
-                tally.lines += stored.map(Vec::len).sum::<usize>();
+                summary.lines += stored.map(Vec::len).sum::<usize>();
             }
         }
-        tally
+        summary
     }
 
-    /// Whether everything adds up.
-    pub fn balances(&self) -> bool {
+    /// Whether there is no violation.
+    pub fn passed(&self) -> bool {
         self.found.is_empty()
     }
 
-    /// Whether something about this run does not add up.
+    /// Whether this run has a violation.
     pub(crate) fn concerns(&self, driven: &Driven) -> bool {
         let name = driven.run.to_string();
         self.found.iter().any(|found| found.of.starts_with(&name))
     }
 
-    /// For programs.
+    /// The summary as JSON.
     pub fn as_json(&self) -> Value {
         let found = self.found.iter().map(|found| {
             json!({"kind": format!("{:?}", found.kind), "of": found.of, "detail": found.detail})
@@ -105,9 +105,9 @@ impl Tally {
         json!({
             "seed": self.seed,
             "runs": self.runs,
-            "balances": self.balances(),
+            "passed": self.passed(),
             "outcomes": self.outcomes,
-            "strikes": self.strikes,
+            "faults": self.faults,
             "kinds": self.kinds,
             "changes_begun": self.changes_begun,
             "lines": self.lines,
@@ -120,7 +120,7 @@ impl Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |counts: &BTreeMap<&str, u32>| {
             let each = counts.iter().map(|(name, count)| format!("{count} {name}"));
@@ -134,7 +134,7 @@ impl fmt::Display for Tally {
             self.took.as_secs()
         )?;
         writeln!(f, "runs      {}", list(&self.kinds))?;
-        writeln!(f, "strikes   {}", list(&self.strikes))?;
+        writeln!(f, "faults    {}", list(&self.faults))?;
         writeln!(f, "jobs      {}", list(&self.outcomes))?;
         writeln!(
             f,
@@ -147,10 +147,10 @@ impl fmt::Display for Tally {
         for evidence in &self.evidence {
             writeln!(f, "\n{evidence}")?;
         }
-        if self.balances() {
-            write!(f, "the books balance")
+        if self.passed() {
+            write!(f, "all rules hold")
         } else {
-            write!(f, "{} entries do not add up", self.found.len())
+            write!(f, "{} violations", self.found.len())
         }
     }
 }

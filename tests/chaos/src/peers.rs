@@ -1,5 +1,5 @@
-//! The peers of a journey: a cluster, the platform, Redis, an object store, and two launchers as processes, with ways
-//! in between that can be troubled.
+//! The peers of a journey: a cluster, the platform, Redis, an object store, and two launchers as processes. Proxies
+//! between them inject faults.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -27,26 +27,26 @@ use test_platform::{Outputs, Platform};
 
 /// Namespace of the runs.
 pub(crate) const RUNS: &str = "runs";
-/// Who the launchers are in the cluster.
+/// Name of the launchers in the cluster.
 pub(crate) const LAUNCHER: &str = "launcher";
 /// The only Secret that is there before any run.
 pub(crate) const SETTINGS: &str = "terrakube-executor-secrets";
 const IMAGE: &str = "registry.example.test/mayfly-executor:1";
 const ROLES: &str = include_str!("../../../rbac/launcher.yaml");
 const POLL: Duration = Duration::from_millis(25);
-/// A launcher that does not listen by then never will.
+/// How long a launcher may take until it listens.
 const LISTENING: Duration = Duration::from_mins(1);
-/// How long a dispatch may take to be answered, so that one that hangs does not hold up all others for long.
+/// How long the answer to a dispatch may take. A hanging dispatch delays all others.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Jobs whose end is known are removed at once; others when their launcher is long back.
+/// Jobs with a reported end are removed at once, other Jobs after this time.
 const TTL_SECONDS: &str = "90";
 
-/// Lines that a phase prints before the place where a run can be held, and after it.
+/// Number of lines that a phase prints before the gate, and after it.
 pub(crate) const LINES: u32 = 12;
 
-/// Everything a run may meet.
+/// All peers of the runs.
 #[derive(Debug)]
-pub(crate) struct World {
+pub(crate) struct Peers {
     folder: TempDir,
     began: Instant,
     pub(crate) cluster: Cluster,
@@ -54,35 +54,35 @@ pub(crate) struct World {
     pub(crate) redis: tokio::sync::Mutex<RedisServer>,
     pub(crate) store: std::sync::Arc<S3>,
     /// Between executors and the store.
-    pub(crate) way_to_store: Proxy,
+    pub(crate) store_proxy: Proxy,
     /// The address both launchers share.
-    pub(crate) door: Proxy,
+    pub(crate) launcher_proxy: Proxy,
     pub(crate) launchers: tokio::sync::Mutex<Launchers>,
     pub(crate) client: reqwest::Client,
-    /// One strike at a time against each of these.
-    pub(crate) turns: Turns,
-    /// Runs under way, and what they had to live with.
-    under_way: Mutex<BTreeMap<u32, Weather>>,
+    /// Held while a peer has a fault.
+    pub(crate) locks: Locks,
+    /// Unfinished runs, and the outages since they began.
+    under_way: Mutex<BTreeMap<u32, Outages>>,
     store_away: AtomicUsize,
 }
 
-/// Whoever troubles one of these has it alone.
+/// Each peer has one fault at a time.
 #[derive(Debug, Default)]
-pub(crate) struct Turns {
+pub(crate) struct Locks {
     pub(crate) platform: tokio::sync::Mutex<()>,
     pub(crate) store: tokio::sync::Mutex<()>,
     pub(crate) api: tokio::sync::Mutex<()>,
     pub(crate) launchers: tokio::sync::Mutex<()>,
 }
 
-/// What a run had to live with while it was under way, whoever was struck.
+/// Outages during a run, whichever run had the fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Weather {
+pub(crate) struct Outages {
     pub(crate) store_was_away: bool,
-    pub(crate) redis_forgot: bool,
+    pub(crate) redis_lost_data: bool,
 }
 
-/// Where a run can be held.
+/// A point at which a run can be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gate {
     Fetch,
@@ -98,7 +98,7 @@ impl Gate {
     }
 }
 
-impl World {
+impl Peers {
     /// Starts everything. `program` is launcher and executor, by the name it is started with.
     pub(crate) async fn start(program: &Path) -> Result<Self> {
         // The client of this process; an earlier one stays.
@@ -112,7 +112,7 @@ impl World {
         let redis = RedisServer::start()?;
         let store = std::sync::Arc::new(S3::start_open()?);
         store.keep_versions()?;
-        let way_to_store = Proxy::start(&[store.address()])?;
+        let store_proxy = Proxy::start(&[store.address()])?;
         let outputs = std::sync::Arc::clone(&store);
         let outputs = Outputs::from_fn(move |organization, job, step| {
             let key = format!("tfoutput/{organization}/{job}/{step}.tfoutput");
@@ -124,7 +124,7 @@ impl World {
             .answer_within(ANSWER)
             .start()
             .await?;
-        let settings = settings(&platform, &redis, &store, way_to_store.address());
+        let settings = settings(&platform, &redis, &store, store_proxy.address());
         make_settings_secret(&cluster, &settings).await?;
         let launchers = Launchers {
             folder: folder.path().to_owned(),
@@ -133,42 +133,45 @@ impl World {
             running: BTreeMap::new(),
             started: 0,
         };
-        let door = Proxy::start(&[])?;
-        platform.dispatch_to(&format!("http://{}/api/v1/terraform-rs", door.address()));
-        let world = Self {
+        let launcher_proxy = Proxy::start(&[])?;
+        platform.dispatch_to(&format!(
+            "http://{}/api/v1/terraform-rs",
+            launcher_proxy.address()
+        ));
+        let peers = Self {
             folder,
             began: Instant::now(),
             cluster,
             platform,
             redis: tokio::sync::Mutex::new(redis),
             store,
-            way_to_store,
-            door,
+            store_proxy,
+            launcher_proxy,
             launchers: tokio::sync::Mutex::new(launchers),
             client: reqwest::Client::builder()
                 .no_proxy()
                 .pool_max_idle_per_host(0)
                 .timeout(Duration::from_mins(1))
                 .build()?,
-            turns: Turns::default(),
+            locks: Locks::default(),
             under_way: Mutex::default(),
             store_away: AtomicUsize::new(0),
         };
-        world.start_launchers().await?;
-        Ok(world)
+        peers.start_launchers().await?;
+        Ok(peers)
     }
 
-    /// How long it has been there.
+    /// Time since the start.
     pub(crate) fn age(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// Where everything of the journey lies.
+    /// Folder of the journey.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Leaves the folder of the journey where it is, and says where.
+    /// Keeps the folder of the journey, and returns its path.
     pub(crate) fn keep(self) -> PathBuf {
         self.folder.keep()
     }
@@ -180,7 +183,7 @@ impl World {
         Ok(format!("file://{}", path.display()))
     }
 
-    /// A word of shell that does a phase's work.
+    /// The shell command that does the work of a phase.
     pub(crate) fn work(&self, phase: &str) -> String {
         format!("sh {} {phase}", self.path("work.sh").display())
     }
@@ -189,7 +192,7 @@ impl World {
         self.folder.path().join(name)
     }
 
-    /// What the tool and scripts of a run noted.
+    /// The journal of a run: lines of the tool and of scripts.
     pub(crate) fn journal(&self, run: u32) -> Vec<String> {
         let text = fs::read_to_string(self.path("journal").join(run.to_string()));
         text.unwrap_or_default()
@@ -198,20 +201,20 @@ impl World {
             .collect()
     }
 
-    /// From now on the run stops there.
+    /// Makes the run stop at this gate.
     pub(crate) fn hold(&self, run: u32, gate: Gate) -> Result<()> {
         let name = format!("{run}-{}", gate.name());
         Ok(fs::write(self.path("hold").join(name), "")?)
     }
 
-    /// Lets the run go on.
+    /// Lets the run continue.
     pub(crate) fn release(&self, run: u32, gate: Gate) {
         let name = format!("{run}-{}", gate.name());
-        // Nobody was held where there is nothing to remove.
+        // Without the file no run was held.
         let _ = fs::remove_file(self.path("hold").join(name));
     }
 
-    /// Whether the run has come to the place where it is held.
+    /// Whether the run has stopped at this gate.
     pub(crate) fn is_held(&self, run: u32, gate: Gate) -> bool {
         let name = format!("{run}-{}", gate.name());
         self.path("held").join(name).exists()
@@ -231,44 +234,44 @@ impl World {
     /// A run begins.
     pub(crate) fn begin(&self, run: u32) {
         let mut under_way = lock(&self.under_way);
-        let weather = Weather {
+        let outages = Outages {
             store_was_away: self.store_away.load(Ordering::SeqCst) > 0,
-            ..Weather::default()
+            ..Outages::default()
         };
-        under_way.insert(run, weather);
+        under_way.insert(run, outages);
     }
 
-    /// A run is over; says what it had to live with.
-    pub(crate) fn end(&self, run: u32) -> Weather {
+    /// Ends a run, and returns the outages during it.
+    pub(crate) fn end(&self, run: u32) -> Outages {
         lock(&self.under_way).remove(&run).unwrap_or_default()
     }
 
-    /// Redis is empty, with what it had of all who are under way.
-    pub(crate) fn redis_forgets(&self) {
-        for weather in lock(&self.under_way).values_mut() {
-            weather.redis_forgot = true;
+    /// Notes for all unfinished runs that Redis has lost its data.
+    pub(crate) fn redis_has_lost_data(&self) {
+        for outages in lock(&self.under_way).values_mut() {
+            outages.redis_lost_data = true;
         }
     }
 
-    /// The store is away, for all who are under way or will be until it is back.
+    /// Notes for unfinished and new runs that the store is away.
     pub(crate) fn store_goes(&self) {
         self.store_away.fetch_add(1, Ordering::SeqCst);
-        for weather in lock(&self.under_way).values_mut() {
-            weather.store_was_away = true;
+        for outages in lock(&self.under_way).values_mut() {
+            outages.store_was_away = true;
         }
     }
 
-    /// The store is back.
+    /// Notes that the store is back.
     pub(crate) fn store_returns(&self) {
-        self.way_to_store.clear();
+        self.store_proxy.clear();
         self.store_away.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Starts what launchers are missing, and leads the door to them.
+    /// Starts missing launchers, and points the proxy to them.
     pub(crate) async fn start_launchers(&self) -> Result<()> {
         let mut launchers = self.launchers.lock().await;
         launchers.start_missing().await?;
-        self.door.pass_on_to(&launchers.addresses());
+        self.launcher_proxy.pass_on_to(&launchers.addresses());
         Ok(())
     }
 }
@@ -277,7 +280,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until something is so; says whether it came to be within `limit`.
+/// Waits until a condition holds. Returns whether it does within `limit`.
 pub(crate) async fn until(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + limit;
     while !is_so() {
@@ -363,7 +366,7 @@ impl Launchers {
             .stdout(Stdio::null())
             .stderr(File::create(&log)?)
             .spawn()?;
-        // From here on it dies with its value.
+        // The process now ends when this value is dropped.
         let mut launcher = Launcher {
             process,
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -405,12 +408,12 @@ fn rules() -> Result<Vec<Rule>> {
     Ok(rules)
 }
 
-/// What an operator sets, for launchers and executors alike.
+/// The settings of launchers and executors.
 fn settings(
     platform: &Platform,
     redis: &RedisServer,
     store: &S3,
-    way_to_store: SocketAddr,
+    store_proxy: SocketAddr,
 ) -> BTreeMap<String, String> {
     [
         (env::API_URL, platform.url()),
@@ -425,7 +428,7 @@ fn settings(
         (env::STATE_TYPE, "AwsTerraformStateImpl".to_owned()),
         (env::AWS_BUCKET, s3::BUCKET.to_owned()),
         (env::AWS_REGION, s3::REGION.to_owned()),
-        (env::AWS_ENDPOINT, format!("http://{way_to_store}")),
+        (env::AWS_ENDPOINT, format!("http://{store_proxy}")),
         (env::AWS_ACCESS_KEY, store.access_key().to_owned()),
         (env::AWS_SECRET_KEY, store.secret_key().to_owned()),
         (env::AWS_USE_LOCKFILE, "true".to_owned()),
@@ -477,7 +480,7 @@ fn lay_out(base: &Path, program: &Path) -> Result<()> {
             env::STATUS_POLL_SECONDS,
         ),
     )?;
-    // The tool's own processes say when one begins that changes something; they are not asked by anything of ours.
+    // A wrapper of the tool notes every apply and destroy that begins.
     let tool = which::which("terraform").context("`terraform` is missing: cargo xtask setup")?;
     write_script(
         &base.join("bin/terraform"),
@@ -503,7 +506,7 @@ fn lay_out(base: &Path, program: &Path) -> Result<()> {
     repository(base, &git)
 }
 
-/// Prints lines, stops where it is held, prints more, and notes when it began and ended.
+/// A script that prints lines, stops at the gate, prints more lines, and notes its begin and end.
 fn work_script(base: &Path) -> String {
     let here = base.display();
     format!(

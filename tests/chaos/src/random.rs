@@ -1,10 +1,10 @@
-//! Chance that comes again: the same seed throws the same dice on every machine.
+//! Random choices that a seed repeats on every machine.
 
-/// `SplitMix64`, whose whole state is a number that people can type.
+/// `SplitMix64`. Its whole state is a number that people can type.
 #[derive(Clone, Debug)]
-pub(crate) struct Dice(u64);
+pub(crate) struct Random(u64);
 
-impl Dice {
+impl Random {
     pub(crate) const fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -23,12 +23,12 @@ impl Dice {
         usize::try_from(self.next() % bound).unwrap_or_default()
     }
 
-    /// One of these.
+    /// One of the items.
     pub(crate) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
 
-    /// In an order of chance.
+    /// Puts the items into random order.
     pub(crate) fn shuffle<T>(&mut self, all: &mut [T]) {
         for at in (1..all.len()).rev() {
             all.swap(at, self.below(at + 1));
@@ -41,15 +41,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_says_it_all() {
-        let throws = |seed| {
-            let mut dice = Dice::new(seed);
-            (0..8).map(|_| dice.below(100)).collect::<Vec<_>>()
+    fn a_seed_repeats_all_choices() {
+        let numbers = |seed| {
+            let mut random = Random::new(seed);
+            (0..8).map(|_| random.below(100)).collect::<Vec<_>>()
         };
-        assert_eq!(throws(7), throws(7));
-        assert_ne!(throws(7), throws(8));
+        assert_eq!(numbers(7), numbers(7));
+        assert_ne!(numbers(7), numbers(8));
         let mut all: Vec<usize> = (0..20).collect();
-        Dice::new(1).shuffle(&mut all);
+        Random::new(1).shuffle(&mut all);
         assert!(!all.is_sorted());
         all.sort_unstable();
         assert!(all.into_iter().eq(0..20));

@@ -1,5 +1,5 @@
-//! What happens to runs, and around them: each strike waits until its run is where it is to be struck, strikes, and
-//! lets it go on.
+//! Injects the faults of a schedule. Each fault waits until its run has reached the right point. Afterwards the run
+//! continues.
 
 use std::time::{Duration, Instant};
 
@@ -11,81 +11,81 @@ use kube::{Api, ResourceExt as _};
 use serde_json::Value;
 use test_cluster::{ADMIN, Fault as ApiFault};
 use test_peers::proxy::Trouble;
-use test_platform::{Effect, Fault};
+use test_platform::{Effect, Fault as PlatformFault};
 
-use crate::books::Line;
+use crate::check::Line;
 use crate::facts::marks;
-use crate::schedule::{Moment, Run, Strike};
-use crate::world::{Gate, LAUNCHER, LINES, RUNS, World, until};
+use crate::peers::{Gate, LAUNCHER, LINES, Peers, RUNS, until};
+use crate::schedule::{Fault, Moment, Run};
 
-/// A run that has not come to the place of its strike by then never will.
+/// How long a run may take to reach the point of its fault.
 const ARRIVAL: Duration = Duration::from_mins(2);
-/// How long what was struck may take to end.
+/// How long a pod may take to end after its fault.
 const END: Duration = Duration::from_mins(1);
-/// How long what follows a gate may take, with everything around it in trouble.
+/// How long the work after a gate may take while peers fail.
 const WORK: Duration = Duration::from_mins(1);
-/// How long the Job of a run may stay that is over: its time to live, and some.
+/// How long the Job of a finished run may stay: longer than its time to live.
 const REMOVAL: Duration = Duration::from_mins(2);
-/// How executors tell the platform what became of a run; they ask it all the time.
+/// The method of reports. Executors send requests of other methods all the time.
 const REPORT: &str = "PATCH";
-/// What slow peers take.
+/// How long a slow peer takes.
 const SLOW: Duration = Duration::from_secs(3);
 
-/// A job that is to be struck.
+/// The job that gets a fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub(crate) run: Run,
     pub(crate) job: u32,
-    /// What its work is called where it can be held.
+    /// Name of the phase in which the run can be held.
     pub(crate) phase: &'static str,
 }
 
-impl World {
-    /// What has to be ordered before the job is there. Whoever holds the guard has the API server for itself.
+impl Peers {
+    /// Orders the faults that must be ready before the job exists. The guard excludes other faults of the API server.
     pub(crate) async fn before_dispatch(
         &self,
-        strike: Strike,
+        fault: Fault,
     ) -> Option<tokio::sync::MutexGuard<'_, ()>> {
         let faults = self.cluster.faults();
         let order = |count, verb, resource, fault| {
             faults.next_of(LAUNCHER, count, verb, resource, fault);
         };
-        match strike {
-            Strike::ApiAtDispatch => {
-                let turn = self.turns.api.lock().await;
+        match fault {
+            Fault::ApiAtDispatch => {
+                let guard = self.locks.api.lock().await;
                 order(1, "create", "jobs", ApiFault::TooManyRequests(1));
                 order(1, "create", "jobs", ApiFault::InternalError);
                 order(1, "create", "jobs", ApiFault::DropAfter);
                 order(1, "create", "secrets", ApiFault::Unavailable);
                 order(1, "create", "secrets", ApiFault::DropAfter);
                 order(2, "patch", "jobs", ApiFault::DropBefore);
-                Some(turn)
+                Some(guard)
             }
-            Strike::LaunchersAtDispatch => {
-                let turn = self.turns.api.lock().await;
+            Fault::LaunchersAtDispatch => {
+                let guard = self.locks.api.lock().await;
                 order(1, "create", "secrets", ApiFault::Hang);
-                Some(turn)
+                Some(guard)
             }
             _ => None,
         }
     }
 
-    /// Strikes a job that was started. Says whether it was struck as scheduled.
-    pub(crate) async fn strike(&self, strike: Strike, target: Target) -> Result<bool> {
-        let struck = match strike.moment() {
-            Moment::Dispatch => self.strike_dispatch(strike, target).await?,
+    /// Injects a fault into a started job. Returns whether the fault happened as scheduled.
+    pub(crate) async fn inject(&self, fault: Fault, target: Target) -> Result<bool> {
+        let fault_happened = match fault.moment() {
+            Moment::Dispatch => self.inject_at_dispatch(fault, target).await?,
             Moment::Fetch => {
                 let arrived = self.until_held(target, Gate::Fetch).await;
-                let struck = arrived && self.strike_early(strike, target).await?;
+                let fault_happened = arrived && self.inject_before_claim(fault, target).await?;
                 self.release(target.run.number, Gate::Fetch);
-                struck
+                fault_happened
             }
             Moment::Work | Moment::Report => {
                 let arrived = self.until_held(target, Gate::Work).await;
                 let arrived = arrived && self.until_printed(target).await;
-                let struck = arrived && self.strike_work(strike, target).await?;
+                let fault_happened = arrived && self.inject_at_work(fault, target).await?;
                 self.release(target.run.number, Gate::Work);
-                struck
+                fault_happened
             }
             Moment::After => {
                 self.until_over(target.job).await
@@ -93,17 +93,17 @@ impl World {
                     && self.deliver_again(target.job, 2).await?
             }
         };
-        Ok(struck)
+        Ok(fault_happened)
     }
 
-    async fn strike_dispatch(&self, strike: Strike, target: Target) -> Result<bool> {
+    async fn inject_at_dispatch(&self, fault: Fault, target: Target) -> Result<bool> {
         let dispatched = || self.platform.job(target.job).posts > 0;
         if !until(ARRIVAL, dispatched).await {
             return Ok(false);
         }
-        match strike {
-            Strike::DuplicatesAtDispatch => self.deliver_again(target.job, 4).await,
-            Strike::LaunchersAtDispatch => {
+        match fault {
+            Fault::DuplicatesAtDispatch => self.deliver_again(target.job, 4).await,
+            Fault::LaunchersAtDispatch => {
                 let jobs = Api::<Job>::namespaced(self.cluster.client(ADMIN)?, RUNS);
                 let name = self.job_name(target.job);
                 let limit = tokio::time::Instant::now() + ARRIVAL;
@@ -113,20 +113,20 @@ impl World {
                     }
                     tokio::time::sleep(Duration::from_millis(25)).await;
                 }
-                let _turn = self.turns.launchers.lock().await;
+                let _lock = self.locks.launchers.lock().await;
                 self.launchers.lock().await.kill_all();
                 self.start_launchers().await?;
                 Ok(true)
             }
-            // A dispatch is over only when it has met them all.
+            // The dispatch ends only after all faults have happened.
             _ => Ok(until(ARRIVAL, || self.cluster.faults().left() == 0).await),
         }
     }
 
-    async fn strike_early(&self, strike: Strike, target: Target) -> Result<bool> {
-        if strike == Strike::LauncherEarly {
+    async fn inject_before_claim(&self, fault: Fault, target: Target) -> Result<bool> {
+        if fault == Fault::LauncherEarly {
             let replica = usize::try_from(target.run.number).unwrap_or_default();
-            let _turn = self.turns.launchers.lock().await;
+            let _lock = self.locks.launchers.lock().await;
             self.launchers.lock().await.kill(replica);
             self.release(target.run.number, Gate::Fetch);
             self.start_launchers().await?;
@@ -135,11 +135,11 @@ impl World {
         let Some(pod) = self.pod_at_work(target.job).await else {
             return Ok(false);
         };
-        match strike {
-            Strike::EvictedEarly => {
+        match fault {
+            Fault::EvictedEarly => {
                 self.cluster.evict(&pod);
             }
-            Strike::NodeLostEarly => {
+            Fault::NodeLostEarly => {
                 self.cluster.lose_node(&pod).await?;
                 self.cluster.remove_node_of(&pod).await?;
             }
@@ -148,14 +148,14 @@ impl World {
         Ok(self.until_pod_is_over(target.job, &pod).await)
     }
 
-    async fn strike_work(&self, strike: Strike, target: Target) -> Result<bool> {
-        match strike {
-            Strike::OomKilled
-            | Strike::Evicted
-            | Strike::NodeLost
-            | Strike::Deleted
-            | Strike::Drained => self.strike_pod(strike, target).await,
-            Strike::Cancel => {
+    async fn inject_at_work(&self, fault: Fault, target: Target) -> Result<bool> {
+        match fault {
+            Fault::OomKilled
+            | Fault::Evicted
+            | Fault::NodeLost
+            | Fault::Deleted
+            | Fault::Drained => self.inject_into_pod(fault, target).await,
+            Fault::Cancel => {
                 let pod = self.pod_at_work(target.job).await;
                 self.platform.cancel(target.job).await;
                 match pod {
@@ -163,62 +163,62 @@ impl World {
                     None => Ok(false),
                 }
             }
-            Strike::Launcher | Strike::Launchers => {
+            Fault::Launcher | Fault::Launchers => {
                 let replica = usize::try_from(target.run.number).unwrap_or_default();
-                let _turn = self.turns.launchers.lock().await;
+                let _lock = self.locks.launchers.lock().await;
                 {
                     let mut launchers = self.launchers.lock().await;
-                    match strike {
-                        Strike::Launcher => launchers.kill(replica),
+                    match fault {
+                        Fault::Launcher => launchers.kill(replica),
                         _ => launchers.kill_all(),
                     }
                 }
-                let worked = self.let_it_work(target).await;
+                let worked = self.finish_work(target).await;
                 self.start_launchers().await?;
                 Ok(worked)
             }
-            Strike::Duplicates => self.deliver_again(target.job, 3).await,
-            Strike::RedisRestarted => {
+            Fault::Duplicates => self.deliver_again(target.job, 3).await,
+            Fault::RedisRestarted => {
                 let mut redis = self.redis.lock().await;
                 redis.kill();
-                let worked = self.let_it_work(target).await;
+                let worked = self.finish_work(target).await;
                 redis.restart()?;
-                self.redis_forgets();
+                self.redis_has_lost_data();
                 Ok(worked)
             }
-            Strike::RedisFrozen => {
+            Fault::RedisFrozen => {
                 let redis = self.redis.lock().await;
                 redis.freeze()?;
-                let worked = self.let_it_work(target).await;
+                let worked = self.finish_work(target).await;
                 redis.thaw()?;
                 Ok(worked)
             }
-            Strike::KilledAtReport => self.strike_at_report(target).await,
-            _ if strike.takes_the_store() => self.strike_store(strike, target).await,
-            Strike::ApiErrors | Strike::ApiHangs | Strike::WatchesCut => {
-                self.strike_api(strike, target).await
+            Fault::KilledAtReport => self.kill_at_report(target).await,
+            _ if fault.takes_the_store() => self.inject_into_store(fault, target).await,
+            Fault::ApiErrors | Fault::ApiHangs | Fault::WatchesCut => {
+                self.inject_into_api_server(fault, target).await
             }
-            _ => self.strike_platform(strike, target).await,
+            _ => self.inject_into_platform(fault, target).await,
         }
     }
 
-    async fn strike_pod(&self, strike: Strike, target: Target) -> Result<bool> {
+    async fn inject_into_pod(&self, fault: Fault, target: Target) -> Result<bool> {
         let Some(pod) = self.pod_at_work(target.job).await else {
             return Ok(false);
         };
         let pods = Api::<Pod>::namespaced(self.cluster.client(ADMIN)?, RUNS);
-        match strike {
-            Strike::OomKilled => {
+        match fault {
+            Fault::OomKilled => {
                 self.cluster.oom_kill(&pod);
             }
-            Strike::Evicted => {
+            Fault::Evicted => {
                 self.cluster.evict(&pod);
             }
-            Strike::NodeLost => {
+            Fault::NodeLost => {
                 self.cluster.lose_node(&pod).await?;
                 self.cluster.remove_node_of(&pod).await?;
             }
-            Strike::Deleted => {
+            Fault::Deleted => {
                 let options = DeleteParams {
                     grace_period_seconds: Some(0),
                     ..DeleteParams::default()
@@ -233,25 +233,25 @@ impl World {
         Ok(self.until_pod_is_over(target.job, &pod).await)
     }
 
-    async fn strike_platform(&self, strike: Strike, target: Target) -> Result<bool> {
-        let _turn = self.turns.platform.lock().await;
+    async fn inject_into_platform(&self, fault: Fault, target: Target) -> Result<bool> {
+        let _lock = self.locks.platform.lock().await;
         let order = |method, effect, times| {
-            self.platform.fault(Fault {
+            self.platform.fault(PlatformFault {
                 times,
-                ..Fault::once(method, "", effect)
+                ..PlatformFault::once(method, "", effect)
             });
         };
-        if strike == Strike::PlatformAway {
+        if fault == Fault::PlatformAway {
             self.platform.go_down().await;
-            // It reports when its work is done, and nobody is there.
-            let worked = self.let_it_work(target).await;
+            // The executor reports when its work is done, while the platform is away.
+            let worked = self.finish_work(target).await;
             self.platform.come_up().await;
             return Ok(worked);
         }
         for method in ["GET", "PATCH", "POST"] {
-            match strike {
-                Strike::PlatformErrors => order(method, Effect::Status(503), 8),
-                Strike::PlatformSlow => order(method, Effect::Slow(SLOW), 3),
+            match fault {
+                Fault::PlatformErrors => order(method, Effect::Status(503), 8),
+                Fault::PlatformSlow => order(method, Effect::Slow(SLOW), 3),
                 _ => {
                     order(method, Effect::DropBefore, 2);
                     order(method, Effect::DropAfter, 3);
@@ -261,30 +261,30 @@ impl World {
         let ordered = self.platform.faults_left(REPORT);
         self.release(target.run.number, Gate::Work);
         let over = self.until_over(target.job).await;
-        let met = self.platform.faults_left(REPORT) < ordered;
+        let happened = self.platform.faults_left(REPORT) < ordered;
         self.platform.clear_faults();
-        Ok(over && met)
+        Ok(over && happened)
     }
 
     /// The container is killed once the platform has refused its report.
-    async fn strike_at_report(&self, target: Target) -> Result<bool> {
+    async fn kill_at_report(&self, target: Target) -> Result<bool> {
         let Some(pod) = self.pod_at_work(target.job).await else {
             return Ok(false);
         };
-        let _turn = self.turns.platform.lock().await;
+        let _lock = self.locks.platform.lock().await;
         let since = Instant::now();
         // The job itself, and its steps.
         for end in ["$", "/"] {
             let path = format!("/job/{}{end}", target.job);
             self.platform
-                .fault(Fault::always(REPORT, &path, Effect::Status(503)));
+                .fault(PlatformFault::always(REPORT, &path, Effect::Status(503)));
         }
         self.release(target.run.number, Gate::Work);
         let refused = || {
             let ledger = self.platform.ledger();
             let reports = ledger.of(REPORT, "");
             let mut reports = reports.iter().filter(|one| one.job == Some(target.job));
-            // Others may have been refused before, of a tool that was still at work.
+            // Reports of the running tool may have been refused earlier.
             reports.any(|report| report.status == 503 && report.at >= since)
         };
         let refused = until(WORK, refused).await;
@@ -294,28 +294,28 @@ impl World {
         Ok(refused && over)
     }
 
-    async fn strike_store(&self, strike: Strike, target: Target) -> Result<bool> {
-        let _turn = self.turns.store.lock().await;
-        let before = self.way_to_store.troubled();
+    async fn inject_into_store(&self, fault: Fault, target: Target) -> Result<bool> {
+        let _lock = self.locks.store.lock().await;
+        let before = self.store_proxy.troubled();
         self.store_goes();
-        match strike {
-            Strike::StoreRefuses => self.way_to_store.next(5, Trouble::Refuse),
-            Strike::StoreSlow => self.way_to_store.next(4, Trouble::Stall(SLOW)),
+        match fault {
+            Fault::StoreRefuses => self.store_proxy.next(5, Trouble::Refuse),
+            Fault::StoreSlow => self.store_proxy.next(4, Trouble::Stall(SLOW)),
             _ => {
-                self.way_to_store.next(2, Trouble::CutAnswer(20));
-                self.way_to_store.next(2, Trouble::CutRequest(200));
+                self.store_proxy.next(2, Trouble::CutAnswer(20));
+                self.store_proxy.next(2, Trouble::CutRequest(200));
             }
         }
-        self.way_to_store.cut();
+        self.store_proxy.cut();
         self.release(target.run.number, Gate::Work);
         let over = self.until_over(target.job).await;
-        let struck = over && self.way_to_store.troubled() > before;
+        let fault_happened = over && self.store_proxy.troubled() > before;
         self.store_returns();
-        Ok(struck)
+        Ok(fault_happened)
     }
 
-    async fn strike_api(&self, strike: Strike, target: Target) -> Result<bool> {
-        let _turn = self.turns.api.lock().await;
+    async fn inject_into_api_server(&self, fault: Fault, target: Target) -> Result<bool> {
+        let _lock = self.locks.api.lock().await;
         let faults = self.cluster.faults();
         let watches = || {
             let requests = self.cluster.recorded().of(LAUNCHER);
@@ -323,12 +323,12 @@ impl World {
             requests.filter(|request| request.verb == "watch").count()
         };
         let before = watches();
-        match strike {
-            Strike::WatchesCut => {
+        match fault {
+            Fault::WatchesCut => {
                 self.cluster.cut_watches();
                 self.cluster.compact();
             }
-            Strike::ApiHangs => {
+            Fault::ApiHangs => {
                 for (verb, resource) in [("update", "leases"), ("patch", "jobs"), ("list", "pods")]
                 {
                     faults.next_of(LAUNCHER, 2, verb, resource, ApiFault::Hang);
@@ -346,19 +346,19 @@ impl World {
                 self.cluster.cut_watches();
             }
         }
-        // The run waits until a launcher has met the first of it.
+        // The run waits until the first fault has happened to a launcher.
         let ordered = faults.left();
-        let met = match strike {
-            Strike::WatchesCut => until(END, || watches() > before).await,
+        let happened = match fault {
+            Fault::WatchesCut => until(END, || watches() > before).await,
             _ => until(END, || faults.left() < ordered).await,
         };
         self.release(target.run.number, Gate::Work);
         let over = self.until_over(target.job).await;
         faults.clear();
-        Ok(met && over)
+        Ok(happened && over)
     }
 
-    /// Delivers the last dispatch of a job again, to every launcher; says whether any took it.
+    /// Delivers the last dispatch of a job again, to every launcher. Returns whether one accepted it.
     async fn deliver_again(&self, job: u32, times: usize) -> Result<bool> {
         let launchers = self.launchers.lock().await.addresses();
         let (document, token) = (
@@ -380,26 +380,29 @@ impl World {
         Ok(!answers.is_empty() && answers.into_iter().any(|answer| matches!(answer, Ok(202))))
     }
 
-    /// Posts what is no job data; returns the answer where it was let in.
-    pub(crate) async fn post_nonsense(&self, run: u32) -> Result<Vec<String>> {
-        let mut let_in = Vec::new();
+    /// Posts requests without valid job data. Returns the answers that accept one.
+    pub(crate) async fn post_bad_data(&self, run: u32) -> Result<Vec<String>> {
+        let mut accepted_bad = Vec::new();
         let short = Value::from(run).to_string();
         for body in ["", "{", "[]", "{\"jobId\": {}}", short.as_str()] {
-            let url = format!("http://{}/api/v1/terraform-rs", self.door.address());
+            let url = format!(
+                "http://{}/api/v1/terraform-rs",
+                self.launcher_proxy.address()
+            );
             let post = self
                 .client
                 .post(url)
                 .bearer_auth(self.platform.dispatch_token())
                 .header("content-type", "application/json")
                 .body(body.to_owned());
-            // With nobody at the door it was not let in either.
+            // Without a launcher the request is not accepted either.
             if let Ok(answer) = post.send().await
                 && answer.status().is_success()
             {
-                let_in.push(format!("{body:?} was answered {}", answer.status()));
+                accepted_bad.push(format!("{body:?} was answered {}", answer.status()));
             }
         }
-        Ok(let_in)
+        Ok(accepted_bad)
     }
 
     async fn until_held(&self, target: Target, gate: Gate) -> bool {
@@ -408,7 +411,7 @@ impl World {
         self.is_held(target.run.number, gate)
     }
 
-    /// Waits until what was printed before the gate has left the container.
+    /// Waits until the lines before the gate are in the container log.
     async fn until_printed(&self, target: Target) -> bool {
         let mark = (target.run.number, Line::new(target.phase, LINES));
         let limit = tokio::time::Instant::now() + END;
@@ -425,8 +428,8 @@ impl World {
         false
     }
 
-    /// Lets the run go on, and waits until its work is done; says whether it is.
-    async fn let_it_work(&self, target: Target) -> bool {
+    /// Releases the run, and waits until its work is done. Returns whether it is.
+    async fn finish_work(&self, target: Target) -> bool {
         self.release(target.run.number, Gate::Work);
         let done = format!("end {}", target.phase);
         until(WORK, || {
@@ -436,7 +439,7 @@ impl World {
         .await
     }
 
-    /// Waits until the platform's job is over.
+    /// Waits until the platform's job has ended.
     pub(crate) async fn until_over(&self, job: u32) -> bool {
         until(WORK * 3, || self.platform.job(job).status.is_terminal()).await
     }

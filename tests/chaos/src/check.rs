@@ -1,4 +1,4 @@
-//! The balance: what must be true of many runs once the dust has settled. Pure; it knows facts and no peers.
+//! The rules that must hold after the last run. This module is pure: it knows facts and no peers.
 //!
 //! Facts come from outside the programs under test: the platform's records, a journal that the tool's own processes
 //! keep, the versions of the state in the object store, what containers wrote, and what is left in the cluster.
@@ -15,7 +15,7 @@ pub enum Ending {
     Failed,
     /// A person ended it.
     Cancelled,
-    /// It never came to it.
+    /// It did not start.
     NotExecuted,
 }
 
@@ -95,7 +95,7 @@ pub struct Published {
     pub stored: bool,
 }
 
-/// A lock of a state that nobody holds any more.
+/// A state lock that no process holds any more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lock {
     /// As the store has it.
@@ -128,8 +128,8 @@ pub struct Job {
 pub struct Run {
     /// As the schedule has it.
     pub name: String,
-    /// Whether what was to happen to it did.
-    pub struck: bool,
+    /// Whether the scheduled fault happened.
+    pub fault_happened: bool,
     /// Its jobs, in order.
     pub jobs: Vec<Job>,
     /// How often a process of the tool began each operation that changes something, and scripts their work.
@@ -143,8 +143,8 @@ pub struct Run {
     pub removed: BTreeSet<String>,
     /// The lock of the state that was left although no tool was killed.
     pub left_lock: Option<Lock>,
-    /// Requests at the launcher's door that must be refused and were not, as what it answered.
-    pub let_in: Vec<String>,
+    /// Answers to requests that the launcher had to refuse and accepted.
+    pub accepted_bad: Vec<String>,
 }
 
 /// Everything there is to know.
@@ -160,11 +160,11 @@ pub struct Facts {
     pub broken: Vec<String>,
 }
 
-/// What does not add up.
+/// A kind of violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// What was scheduled did not happen, so that nothing is proven.
-    NotStruck,
+    /// The scheduled fault did not happen, so the run proves nothing.
+    FaultMissed,
     /// An accepted run has no outcome.
     NoOutcome,
     /// An accepted run has more than one outcome.
@@ -183,7 +183,7 @@ pub enum Kind {
     NotPublished,
     /// A state is on record more than once.
     RecordedTwice,
-    /// The lock of a state was left without a reason, or without a word.
+    /// A state lock was left without a reason, or no output names it.
     Locked,
     /// A line is not in the stored output.
     LineMissing,
@@ -192,14 +192,14 @@ pub enum Kind {
     /// Something is left in the cluster.
     Leftover,
     /// A request that must be refused was accepted.
-    LetIn,
+    BadAccepted,
     /// A right was missing.
     Denied,
     /// The platform's contract was broken.
     RuleBroken,
 }
 
-/// One entry that does not add up.
+/// One violation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Discrepancy {
     /// What it is.
@@ -216,8 +216,8 @@ impl fmt::Display for Discrepancy {
     }
 }
 
-/// Balances the books: nothing is returned when everything adds up.
-pub fn balance(facts: &Facts) -> Vec<Discrepancy> {
+/// Checks all rules, and returns every violation.
+pub fn check(facts: &Facts) -> Vec<Discrepancy> {
     let mut found = Findings::default();
     for run in &facts.runs {
         found.run(run);
@@ -247,9 +247,9 @@ impl Findings {
     }
 
     fn run(&mut self, run: &Run) {
-        if !run.struck {
+        if !run.fault_happened {
             self.add(
-                Kind::NotStruck,
+                Kind::FaultMissed,
                 &run.name,
                 "what was scheduled did not happen",
             );
@@ -288,8 +288,8 @@ impl Findings {
         {
             self.add(Kind::Locked, &run.name, lock.info.clone());
         }
-        for answer in &run.let_in {
-            self.add(Kind::LetIn, &run.name, answer.clone());
+        for answer in &run.accepted_bad {
+            self.add(Kind::BadAccepted, &run.name, answer.clone());
         }
     }
 
@@ -379,7 +379,11 @@ impl Findings {
         let mut before: Option<&State> = None;
         for version in &run.versions {
             match (before, version) {
-                (_, None) => self.add(Kind::StateLost, &run.name, "it was deleted or spoilt"),
+                (_, None) => self.add(
+                    Kind::StateLost,
+                    &run.name,
+                    "it was deleted or cannot be read",
+                ),
                 (Some(old), Some(new)) if new.lineage != old.lineage => {
                     self.add(Kind::StateLost, &run.name, "another one took its place");
                 }
@@ -450,7 +454,7 @@ mod tests {
         };
         let run = Run {
             name: "run 1".to_owned(),
-            struck: true,
+            fault_happened: true,
             jobs: vec![job],
             begun: [("tool apply", 1), ("begin first", 1)]
                 .map(|(what, times)| (what.to_owned(), times))
@@ -465,45 +469,45 @@ mod tests {
         }
     }
 
-    /// What is found once this is wrong with good books.
-    fn found(spoil: impl FnOnce(&mut Facts)) -> Vec<Kind> {
+    /// The violations in correct facts with one mistake.
+    fn found(change: impl FnOnce(&mut Facts)) -> Vec<Kind> {
         let mut facts = good();
-        spoil(&mut facts);
-        balance(&facts)
-            .into_iter()
-            .map(|found| found.kind)
-            .collect()
+        change(&mut facts);
+        check(&facts).into_iter().map(|found| found.kind).collect()
     }
 
-    fn spoil_run(spoil: impl FnOnce(&mut Run)) -> Vec<Kind> {
-        found(|facts| spoil(&mut facts.runs[0]))
+    fn with_run(change: impl FnOnce(&mut Run)) -> Vec<Kind> {
+        found(|facts| change(&mut facts.runs[0]))
     }
 
-    fn spoil_job(spoil: impl FnOnce(&mut Job)) -> Vec<Kind> {
-        spoil_run(|run| spoil(&mut run.jobs[0]))
+    fn with_job(change: impl FnOnce(&mut Job)) -> Vec<Kind> {
+        with_run(|run| change(&mut run.jobs[0]))
     }
 
-    fn spoil_step(spoil: impl FnOnce(&mut Step)) -> Vec<Kind> {
-        spoil_job(|job| spoil(&mut job.steps[0]))
+    fn with_step(change: impl FnOnce(&mut Step)) -> Vec<Kind> {
+        with_job(|job| change(&mut job.steps[0]))
     }
 
     #[test]
-    fn good_books_balance() {
+    fn correct_facts_have_no_violation() {
         assert_eq!(found(|_| {}), []);
     }
 
     #[test]
     fn a_strike_that_did_not_happen_proves_nothing() {
-        assert_eq!(spoil_run(|run| run.struck = false), [Kind::NotStruck]);
+        assert_eq!(
+            with_run(|run| run.fault_happened = false),
+            [Kind::FaultMissed]
+        );
     }
 
     #[test]
     fn an_accepted_run_without_an_outcome_is_found() {
-        assert_eq!(spoil_step(|step| step.endings.clear()), [Kind::NoOutcome]);
-        let none = spoil_job(|job| job.endings.clear());
+        assert_eq!(with_step(|step| step.endings.clear()), [Kind::NoOutcome]);
+        let none = with_job(|job| job.endings.clear());
         assert!(none.contains(&Kind::NoOutcome), "{none:?}");
         // One that was never dispatched need not have ended.
-        let not_sent = spoil_step(|step| {
+        let not_sent = with_step(|step| {
             step.endings.clear();
             step.accepted = false;
         });
@@ -512,17 +516,17 @@ mod tests {
 
     #[test]
     fn a_second_outcome_is_found() {
-        let second = spoil_step(|step| step.endings.push(Ending::Failed));
+        let second = with_step(|step| step.endings.push(Ending::Failed));
         assert_eq!(second, [Kind::SecondOutcome]);
-        let second = spoil_job(|job| job.endings.insert(0, Ending::Failed));
+        let second = with_job(|job| job.endings.insert(0, Ending::Failed));
         assert_eq!(second, [Kind::SecondOutcome]);
     }
 
     #[test]
     fn an_outcome_that_nothing_explains_is_found() {
-        let wrong = spoil_job(|job| job.endings = vec![Ending::Failed]);
+        let wrong = with_job(|job| job.endings = vec![Ending::Failed]);
         assert_eq!(wrong, [Kind::WrongOutcome]);
-        let may = spoil_job(|job| {
+        let may = with_job(|job| {
             job.endings = vec![Ending::Failed];
             job.permitted.insert(Ending::Failed);
         });
@@ -531,12 +535,12 @@ mod tests {
 
     #[test]
     fn a_second_apply_is_found_and_a_completed_one_that_never_was() {
-        let twice = spoil_run(|run| {
+        let twice = with_run(|run| {
             run.begun.insert("tool apply".to_owned(), 2);
         });
         assert_eq!(twice, [Kind::RanTwice]);
         // What it is to run did, by whatever it was started.
-        let never = spoil_run(|run| {
+        let never = with_run(|run| {
             run.begun.remove("tool apply");
         });
         assert_eq!(never, [Kind::NeverRan]);
@@ -544,20 +548,20 @@ mod tests {
 
     #[test]
     fn a_state_that_lacks_what_was_made_is_found() {
-        let lacks = spoil_run(|run| run.versions = vec![None]);
+        let lacks = with_run(|run| run.versions = vec![None]);
         let expected = [Kind::StateLost, Kind::StateMissing, Kind::StateMissing];
         assert_eq!(lacks, expected);
-        let lacks = spoil_run(|run| run.versions.clear());
+        let lacks = with_run(|run| run.versions.clear());
         assert_eq!(lacks, [Kind::StateMissing, Kind::StateMissing]);
-        let stays = spoil_run(|run| run.removed = names(&["first"]));
+        let stays = with_run(|run| run.removed = names(&["first"]));
         assert_eq!(stays, [Kind::StateMissing]);
     }
 
     #[test]
     fn a_state_replaced_by_an_older_or_another_one_is_found() {
-        let older = spoil_run(|run| run.versions.push(Some(state(1))));
+        let older = with_run(|run| run.versions.push(Some(state(1))));
         assert_eq!(older, [Kind::StateLost]);
-        let another = spoil_run(|run| {
+        let another = with_run(|run| {
             let other = State {
                 lineage: "other".to_owned(),
                 ..state(3)
@@ -565,13 +569,13 @@ mod tests {
             run.versions.push(Some(other));
         });
         assert_eq!(another, [Kind::StateLost]);
-        let deleted = spoil_run(|run| run.versions.push(None));
+        let deleted = with_run(|run| run.versions.push(None));
         assert_eq!(deleted, [Kind::StateLost]);
     }
 
     #[test]
     fn a_state_that_is_not_on_record_or_not_in_the_store_is_found() {
-        let none = spoil_job(|job| job.published.clear());
+        let none = with_job(|job| job.published.clear());
         assert_eq!(none, [Kind::NotPublished]);
         let again = |serial| {
             move |job: &mut Job| {
@@ -579,9 +583,9 @@ mod tests {
                 job.published.push(Published { serial, stored });
             }
         };
-        assert_eq!(spoil_job(again(3)), [Kind::NotPublished]);
-        assert_eq!(spoil_job(again(2)), [Kind::RecordedTwice]);
-        let gone = spoil_job(|job| job.published[0].stored = false);
+        assert_eq!(with_job(again(3)), [Kind::NotPublished]);
+        assert_eq!(with_job(again(2)), [Kind::RecordedTwice]);
+        let gone = with_job(|job| job.published[0].stored = false);
         assert_eq!(gone, [Kind::NotPublished]);
     }
 
@@ -589,7 +593,7 @@ mod tests {
     fn a_lock_that_was_left_without_a_reason_or_without_a_word_is_found() {
         let left = |told, store_was_away| {
             let info = "07ce11eb".to_owned();
-            spoil_run(move |run| {
+            with_run(move |run| {
                 run.left_lock = Some(Lock {
                     info,
                     told,
@@ -606,14 +610,14 @@ mod tests {
     #[test]
     fn a_line_that_is_missing_at_any_place_is_found() {
         for at in 0..3 {
-            let missing = spoil_step(|step| {
+            let missing = with_step(|step| {
                 step.stored.as_mut().unwrap().remove(at);
             });
             assert_eq!(missing, [Kind::LineMissing], "{at}");
         }
-        assert_eq!(spoil_step(|step| step.stored = None), [Kind::LineMissing]);
-        // Nobody printed it, and it is due all the same.
-        let never = spoil_step(|step| {
+        assert_eq!(with_step(|step| step.stored = None), [Kind::LineMissing]);
+        // No container printed it. A completed step still owes it.
+        let never = with_step(|step| {
             step.printed.clear();
             step.stored.as_mut().unwrap().pop();
         });
@@ -623,7 +627,7 @@ mod tests {
     #[test]
     fn a_killed_run_owes_the_lines_it_printed_and_no_others() {
         let killed = |stored: u32| {
-            spoil_job(|job| {
+            with_job(|job| {
                 job.endings = vec![Ending::Failed];
                 job.permitted = [Ending::Failed].into();
                 job.steps[0].endings = vec![Ending::Failed];
@@ -643,11 +647,11 @@ mod tests {
 
     #[test]
     fn a_line_that_is_there_twice_or_too_early_or_unheard_of_is_found() {
-        let twice = spoil_step(|step| step.stored.as_mut().unwrap().push(Line::new("first", 3)));
+        let twice = with_step(|step| step.stored.as_mut().unwrap().push(Line::new("first", 3)));
         assert_eq!(twice, [Kind::LineMisplaced]);
-        let swapped = spoil_step(|step| step.stored.as_mut().unwrap().swap(0, 1));
+        let swapped = with_step(|step| step.stored.as_mut().unwrap().swap(0, 1));
         assert_eq!(swapped, [Kind::LineMisplaced]);
-        let foreign = spoil_step(|step| step.stored.as_mut().unwrap().push(Line::new("x", 1)));
+        let foreign = with_step(|step| step.stored.as_mut().unwrap().push(Line::new("x", 1)));
         assert_eq!(foreign, [Kind::LineMisplaced]);
     }
 
@@ -657,6 +661,9 @@ mod tests {
         assert_eq!(found(|facts| facts.left = one()), [Kind::Leftover]);
         assert_eq!(found(|facts| facts.denied = one()), [Kind::Denied]);
         assert_eq!(found(|facts| facts.broken = one()), [Kind::RuleBroken]);
-        assert_eq!(spoil_run(|run| run.let_in = one()), [Kind::LetIn]);
+        assert_eq!(
+            with_run(|run| run.accepted_bad = one()),
+            [Kind::BadAccepted]
+        );
     }
 }
