@@ -1,16 +1,17 @@
 //! `cargo xtask ci`: what must hold besides unit tests and journeys, in named stages. `.ci/run` is `cargo xtask test`,
 //! then all of them.
 
-use std::process::ExitCode;
+use std::env;
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::setup::{self, Purpose};
+use crate::setup::{self, Purpose, unittest};
 use crate::suite::{cargo, run_tests};
 use crate::terminal::{complain, run_stage, say};
-use crate::{bench, cluster, fuzz};
+use crate::{bench, cluster, fuzz, workspace_root};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -99,7 +100,8 @@ impl Stage {
         match self {
             Self::Lint => lint(),
             Self::Fuzz => fuzz::short(),
-            Self::Chart | Self::Images | Self::Chaos => {
+            Self::Chart => chart(),
+            Self::Images | Self::Chaos => {
                 let named: Vec<_> = self.tests().into_iter().collect();
                 run_tests(&named, &[])
             }
@@ -117,6 +119,25 @@ impl Stage {
             Self::Chaos | Self::Bench => &[Purpose::Tests],
         }
     }
+}
+
+/// The chart's own suites, and the tests of it that need no cluster.
+fn chart() -> Result<()> {
+    let suites = match unittest::program() {
+        Ok(program) => run_stage(
+            "suites of the chart",
+            Command::new(program)
+                .args(["--strict", "helm/mayfly"])
+                .current_dir(workspace_root()),
+        ),
+        Err(error) if env::var_os("CI").is_none() => {
+            say(&format!("\n==> suites of the chart: SKIPPED, {error:#}"));
+            Ok(())
+        }
+        Err(error) => Err(error.context("in CI no test is skipped")),
+    };
+    // One failure tells less than all of them.
+    run_tests(&["chart::"], &["kubernetes::"]).and(suites)
 }
 
 /// Warnings are refused through clippy's arguments: `RUSTFLAGS` would compile the dependencies again.

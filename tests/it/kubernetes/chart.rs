@@ -1,6 +1,10 @@
 //! What the chart installs, at work: its launcher runs in a pod as the chart makes it, with its configuration and under
 //! its Roles, and so do the pods of `helm test`.
 
+mod admitted;
+mod dry_run;
+mod policy;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
@@ -13,16 +17,15 @@ use api_launcher::kubernetes::manifest::pod_security::{Level, violations};
 use base64::Engine as _;
 use integration_tests::{Repository, Running, job};
 use job_contract::JobData;
-use k8s_openapi::api::core::v1::{Pod, PodSpec, Secret};
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::{
     DeleteParams, DynamicObject, ListParams, LogParams, Patch, PatchParams, PostParams,
 };
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
-use test_chart::admission::Policy;
 use test_chart::programs::{helm_with, output, told};
-use test_chart::{Document, Release, api, values_files};
+use test_chart::{Document, Release, values_files};
 use test_cluster::{ADMIN, Cluster, Rule, State, Target};
 use test_peers::port::Port;
 
@@ -266,252 +269,6 @@ fn rendered(documents: &[Document], deployment: &Document, job: &JobData) -> Vec
     assert_eq!(finished.code(), 0, "{deployment}: {finished}");
     let list: Value = serde_json::from_str(&finished.stdout).unwrap();
     list["items"].as_array().unwrap().clone()
-}
-
-/// Names of objects of a kind that a pod's spec refers to.
-fn referred(spec: &PodSpec) -> Vec<(&'static str, String)> {
-    let mut names = Vec::new();
-    let mut add = |kind, name: Option<String>| names.extend(name.map(|name| (kind, name)));
-    add("ServiceAccount", spec.service_account_name.clone());
-    for volume in spec.volumes.iter().flatten() {
-        let map = volume.config_map.as_ref().map(|source| source.name.clone());
-        add("ConfigMap", map);
-        let claim = volume.persistent_volume_claim.as_ref();
-        add(
-            "PersistentVolumeClaim",
-            claim.map(|source| source.claim_name.clone()),
-        );
-    }
-    names
-}
-
-#[test]
-fn jobs_made_with_the_charts_configuration_are_restricted_known_to_the_api_and_find_what_they_name()
-{
-    let repository = Repository::fixture();
-    let plan = job::plan(&repository);
-    let steps = [
-        plan.clone(),
-        job::apply_after(&plan),
-        job::scripts(&repository, vec![job::bash(1, "true")]),
-    ];
-    let mut seen = 0;
-    for (name, file) in values_files() {
-        let documents = Release::new().with(&file).documents();
-        for deployment in deployments(&documents) {
-            let runs = variable(deployment, "ExecutorEphemeralNamespace");
-            for step in &steps {
-                let objects = rendered(&documents, deployment, step);
-                for object in &objects {
-                    assert_eq!(api::check(object), Ok(()), "{name}: {object:#}");
-                    assert_eq!(object["metadata"]["namespace"], runs, "{name}");
-                    let text = object.to_string();
-                    // Argo CD would take the Job for one of its own, and remove it.
-                    assert!(
-                        !text.contains("app.kubernetes.io/instance"),
-                        "{name}: {text}"
-                    );
-                }
-                let job = objects
-                    .iter()
-                    .find(|object| object["kind"] == "Job")
-                    .unwrap();
-                let spec = &job["spec"]["template"]["spec"];
-                let spec: PodSpec = serde_json::from_value(spec.clone()).unwrap();
-                assert_eq!(
-                    violations(&spec, Level::Restricted),
-                    Vec::<String>::new(),
-                    "{name}"
-                );
-                for (kind, referred) in referred(&spec) {
-                    let of_chart = referred.starts_with("mayfly");
-                    let is_there = documents.iter().any(|document| {
-                        document.kind() == kind
-                            && document.name() == referred
-                            && document.namespace() == runs
-                    });
-                    assert!(
-                        is_there || !of_chart,
-                        "{name}: no {kind} {referred} in {runs}"
-                    );
-                }
-                seen += 1;
-            }
-        }
-    }
-    assert!(seen >= 15, "{seen}");
-}
-
-/// The policy of a release whose launchers get no Job past it that runs do not need, and the documents around it.
-fn policed(file: &Path) -> Vec<Document> {
-    let release = Release::new().with(file);
-    release
-        .set(json!({"admissionPolicy": {"enabled": true}}))
-        .documents()
-}
-
-fn policy(documents: &[Document]) -> Policy<'_> {
-    let is_policy = |document: &&Document| document.kind() == "ValidatingAdmissionPolicy";
-    Policy::of(documents.iter().find(is_policy).unwrap())
-}
-
-/// Whom the API server takes the launcher of a Deployment for.
-fn user(deployment: &Document) -> String {
-    let account = deployment.text_at("/spec/template/spec/serviceAccountName");
-    format!("system:serviceaccount:{}:{account}", deployment.namespace())
-}
-
-fn job_among(objects: Vec<Value>) -> Value {
-    let mut objects = objects.into_iter();
-    objects.find(|object| object["kind"] == "Job").unwrap()
-}
-
-#[test]
-fn the_admission_policy_lets_the_launchers_own_jobs_pass() {
-    let repository = Repository::fixture();
-    let plan = job::plan(&repository);
-    let mut unusual = plan.clone();
-    // A name of the Job that had to be hashed.
-    unusual.step_id = format!("{}End", "Step.".repeat(12));
-    let steps = [
-        plan.clone(),
-        job::apply_after(&plan),
-        job::scripts(&repository, vec![job::bash(1, "true")]),
-        unusual,
-    ];
-    let mut with_secret = 0;
-    for (name, file) in values_files() {
-        let documents = policed(&file);
-        for deployment in deployments(&documents) {
-            let user = user(deployment);
-            for step in &steps {
-                let objects = rendered(&documents, deployment, step);
-                with_secret += objects.len() - 1;
-                let job = job_among(objects);
-                let refusals = policy(&documents).refusals(&user, &job);
-                assert_eq!(refusals, Some(Vec::new()), "{name}: {job:#}");
-                let somebody = policy(&documents).refusals("system:admin", &job);
-                assert_eq!(somebody, None, "{name}");
-            }
-        }
-    }
-    assert!(with_secret >= 15, "{with_secret}");
-}
-
-#[test]
-#[allow(clippy::too_many_lines, reason = "each case is a line of one table")]
-fn the_admission_policy_refuses_what_no_run_needs() {
-    let (_, file) = values_files()
-        .into_iter()
-        .find(|(name, _)| name == "default")
-        .unwrap();
-    let release = Release::new().with(&file);
-    let documents = release
-        .set(json!({"admissionPolicy": {"enabled": true, "secretNames": ["known"]}}))
-        .documents();
-    let deployment = deployments(&documents).next().unwrap();
-    let step = job::plan(&Repository::fixture());
-    let job = job_among(rendered(&documents, deployment, &step));
-    let refusals = |job: &Value| policy(&documents).refusals(&user(deployment), job).unwrap();
-    assert_eq!(refusals(&job), Vec::<String>::new());
-
-    let own = job["metadata"]["name"].as_str().unwrap();
-    let spec = "/spec/template/spec";
-    let executor = format!("{spec}/containers/0");
-    let (environment, volume) = (
-        "the environment takes a Secret that is not among admissionPolicy.secretNames",
-        "a volume takes a Secret that is not among admissionPolicy.secretNames",
-    );
-    let pull = "images are pulled with a Secret that is not among admissionPolicy.secretNames";
-    let of_environment = |name: &str| json!([{"secretRef": {"name": name}}]);
-    let variable = |name: &str| json!([{"name": "A", "valueFrom": {"secretKeyRef": {"name": name, "key": "a"}}}]);
-    let mounted = |name: &str| json!([{"name": "v", "secret": {"secretName": name}}]);
-    let projected =
-        |name: &str| json!([{"name": "v", "projected": {"sources": [{"secret": {"name": name}}]}}]);
-    let csi = |name: &str| json!([{"name": "v", "csi": {"driver": "d", "nodePublishSecretRef": {"name": name}}}]);
-    let pulled = |name: &str| json!([{"name": name}]);
-    let mut bad = vec![
-        (
-            "/metadata/labels".to_owned(),
-            json!({}),
-            "the launcher makes runs, and nothing else",
-        ),
-        (
-            format!("{spec}/serviceAccountName"),
-            json!("default"),
-            "the account is not among admissionPolicy.serviceAccounts",
-        ),
-        (
-            format!("{spec}/hostNetwork"),
-            json!(true),
-            "a run shares nothing with its node",
-        ),
-        (
-            format!("{spec}/volumes"),
-            json!([{"name": "v", "hostPath": {"path": "/"}}]),
-            "a volume is of a kind that no run needs",
-        ),
-        (
-            format!("{spec}/volumes"),
-            json!([{"name": "v", "rbd": {"monitors": [], "image": "i", "secretRef": {"name": "s"}}}]),
-            "a volume is of a kind that no run needs",
-        ),
-        (format!("{spec}/imagePullSecrets"), json!([{}]), pull),
-        (
-            format!("{executor}/image"),
-            json!("registry.example.com/mayfly-executor:1"),
-            "an image is not among admissionPolicy.imagePrefixes",
-        ),
-    ];
-    let others = [
-        "terrakube-api-secrets".to_owned(),
-        // As the Job, and as another Job's; with too little of an attempt, with too much, with what is none.
-        own.to_owned(),
-        "job-412-another-0123456789abcdef".to_owned(),
-        format!("{own}-0123456789abcde"),
-        format!("{own}-0123456789abcdef0"),
-        format!("{own}-0123456789abcdeX"),
-        format!("{own}-more-0123456789abcdef"),
-    ];
-    for name in &others {
-        bad.push((
-            format!("{executor}/envFrom"),
-            of_environment(name),
-            environment,
-        ));
-        bad.push((format!("{executor}/env"), variable(name), environment));
-        bad.push((format!("{spec}/volumes"), mounted(name), volume));
-        bad.push((format!("{spec}/volumes"), projected(name), volume));
-        bad.push((format!("{spec}/volumes"), csi(name), volume));
-        bad.push((format!("{spec}/imagePullSecrets"), pulled(name), pull));
-    }
-    let put = |at: &str, value: &Value| {
-        let (parent, key) = at.rsplit_once('/').unwrap();
-        let mut job = job.clone();
-        job.pointer_mut(parent).unwrap()[key] = value.clone();
-        job
-    };
-    for (at, value, why) in &bad {
-        assert_eq!(refusals(&put(at, value)), [*why], "{at}: {value}");
-    }
-    let mine = format!("{own}-0123456789abcdef");
-    // It holds job data, with which nobody pulls an image or mounts a volume.
-    for (at, value, why) in [
-        (format!("{spec}/volumes"), csi(&mine), volume),
-        (format!("{spec}/imagePullSecrets"), pulled(&mine), pull),
-    ] {
-        assert_eq!(refusals(&put(&at, &value)), [why], "{at}");
-    }
-    for (at, value) in [
-        (format!("{spec}/volumes"), csi("known")),
-        (format!("{spec}/imagePullSecrets"), pulled("known")),
-        (format!("{executor}/envFrom"), of_environment(&mine)),
-        (format!("{executor}/env"), variable(&mine)),
-        (format!("{spec}/volumes"), mounted(&mine)),
-        (format!("{spec}/volumes"), projected(&mine)),
-    ] {
-        assert_eq!(refusals(&put(&at, &value)), Vec::<String>::new(), "{at}");
-    }
 }
 
 /// A release in a cluster.
