@@ -83,15 +83,11 @@ pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) ->
     }
     // The outcome of a claimed step is its holder's to report. That of a job that is over is known.
     let is_reported = delivered.is_ok() && (result.must_report || result.exit == Exit::Done);
+    let lost = summary.sinks.iter().map(|sink| sink.lost).max();
     FinishedRun {
         report: FinalReport {
             phases: timer.timings(),
-            lost_log_lines: summary
-                .sinks
-                .iter()
-                .map(|sink| sink.lost)
-                .max()
-                .unwrap_or_default(),
+            lost_log_lines: lost.unwrap_or_default(),
             ..final_report(&run.job, result, is_reported)
         },
         reported: is_reported,
