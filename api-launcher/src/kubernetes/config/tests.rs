@@ -292,17 +292,3 @@ fn the_examples_of_the_manual_are_read() {
     let ((_a, template), (_b, policy)) = (file(template), file(policy));
     resolve(&["--pod-template-file", &template, "--policy-file", &policy]);
 }
-
-#[test]
-fn the_manual_names_every_variable() {
-    let manual = include_str!("../../../../docs/kubernetes-manifest.md");
-    let grouped = ["EPHEMERAL_CPU", "EPHEMERAL_MEMORY", "EPHEMERAL_STORAGE"];
-    for argument in Cli::command().get_arguments() {
-        let Some(name) = argument.get_env().and_then(|name| name.to_str()) else {
-            continue;
-        };
-        if !grouped.iter().any(|prefix| name.starts_with(prefix)) {
-            assert!(manual.contains(&format!("`{name}`")), "{name}");
-        }
-    }
-}
