@@ -1,6 +1,6 @@
 //! The last phase of every run: delivers and stores the log, reports the outcome, and removes the workspace.
 //!
-//! Knows how a step ended, not how it came to that.
+//! Knows how a step ended, and not why.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -137,7 +137,7 @@ struct Reporter<'r> {
     store: &'r Store,
     stop: &'r Stop,
     budget: Budget,
-    /// As the platform said at the beginning, if it came to that.
+    /// As the platform said at the beginning, if it was asked.
     template_steps: Option<usize>,
     reading_time: Duration,
 }
@@ -190,12 +190,13 @@ impl Reporter<'_> {
             Err(error) => {
                 error!(
                     error = chain(&error),
-                    "what the stored log began with is lost"
+                    "the beginning of the stored log is lost"
                 );
                 return Ok(self.store.put_file(&key, log).await?);
             }
         }
-        append(log, &whole).map_err(|source| StepError::work_folder(&whole, source))?;
+        append(log, &whole)
+            .map_err(|source| StepError::work_folder("could not add the log to", &whole, source))?;
         Ok(self.store.put_file(&key, &whole).await?)
     }
 
