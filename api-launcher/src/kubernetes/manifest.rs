@@ -71,7 +71,7 @@ impl std::fmt::Debug for Manifest {
 
 impl Manifest {
     /// The objects of one attempt to create the Job: while the Job's name is always the same, the Secret's is of this
-    /// attempt alone. A Secret that is met under it is therefore this very Job's, and nobody has to read it to know.
+    /// attempt alone. So a Secret with this name belongs to this Job, and the launcher need not read it.
     #[must_use]
     pub fn of_attempt(&self, attempt: &str) -> Self {
         let job = self.job_of_attempt(attempt);
@@ -87,7 +87,7 @@ impl Manifest {
         }
     }
 
-    /// The Job of [`Manifest::of_attempt`], from which the Secret's name is told.
+    /// The Job of [`Manifest::of_attempt`], which holds the Secret's name.
     #[must_use]
     pub fn job_of_attempt(&self, attempt: &str) -> Job {
         let mut job = self.job.clone();

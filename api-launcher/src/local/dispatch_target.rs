@@ -332,7 +332,7 @@ impl Inner {
         let ended = beats.get(key).and_then(|kept| kept.ended);
         if ended.is_some_and(|ended| ended.elapsed() >= patience) {
             beats.remove(key);
-            warn!(run = %key, "the platform does not take its end: its job is not kept alive any longer");
+            warn!(run = %key, "the platform does not accept the report of its end: its heartbeat is stopped");
         }
     }
 

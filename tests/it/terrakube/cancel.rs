@@ -173,7 +173,7 @@ async fn a_run_whose_job_was_removed_is_stopped_and_dropped() {
     }
     launcher.running.line_with(
         Stream::Stderr,
-        "the platform takes nothing about a run any more",
+        "the platform refuses every request about a run",
     );
     stage
         .platform
@@ -197,7 +197,7 @@ async fn a_run_survives_a_single_refusal_of_the_platform() {
     gate.open().await;
     launcher.running.line_with(
         Stream::Stderr,
-        "a run could not be carried on; it is tried again",
+        "a run could not be continued; it is tried again",
     );
     stage.platform.until_job(second, Status::Completed).await;
     stage.platform.assert_kept().await;

@@ -48,7 +48,7 @@ pub struct DeploymentArgs {
     /// Whether a document that is too large is compressed: `auto` (in secret mode), `on` or `off`.
     #[arg(long, env = env::JOB_DATA_COMPRESSION)]
     pub job_data_compression: Option<String>,
-    /// Seconds a Job may take, waiting for a node included [default: 21600].
+    /// Seconds a Job may take, including the wait for a node [default: 21600].
     #[arg(long, env = env::ACTIVE_DEADLINE_SECONDS)]
     pub active_deadline_seconds: Option<String>,
     /// How often a pod that failed before its step began is replaced [default: 2 where the next pod finds its claim,
@@ -56,13 +56,13 @@ pub struct DeploymentArgs {
     #[arg(long, env = env::BACKOFF_LIMIT)]
     pub backoff_limit: Option<String>,
     /// Where executors keep their records, claims above all: `platform`, `shared`, a data folder of all pods, `pod`, or
-    /// `auto`, as follows from what they are given [default: auto].
+    /// `auto`, which follows from their settings [default: auto].
     #[arg(long, env = env::RECORDS)]
     pub records: Option<String>,
     /// Seconds between SIGTERM and SIGKILL [default: 300 for apply and destroy, 60 otherwise].
     #[arg(long, env = env::TERMINATION_GRACE_PERIOD_SECONDS)]
     pub termination_grace_period_seconds: Option<String>,
-    /// The same for steps that change infrastructure.
+    /// The same, for apply and destroy.
     #[arg(long, env = env::APPLY_GRACE_PERIOD_SECONDS)]
     pub apply_grace_period_seconds: Option<String>,
     /// Seconds a finished Job is kept [default: 600].
@@ -80,7 +80,7 @@ pub struct DeploymentArgs {
     /// Size of the volume of temporary files [default: 1Gi].
     #[arg(long, env = env::TMP_SIZE_LIMIT)]
     pub tmp_size_limit: Option<String>,
-    /// YAML or JSON file: a pod template laid over the one that is built.
+    /// YAML or JSON file: a pod template that is merged over the built one.
     #[arg(long, env = env::POD_TEMPLATE_FILE)]
     pub pod_template_file: Option<PathBuf>,
     /// YAML or JSON file: what workspaces may override.
@@ -117,7 +117,7 @@ pub struct DefaultsArgs {
     /// Config map to mount.
     #[arg(long, env = env::EPHEMERAL_CONFIG_MAP)]
     pub config_map: Option<String>,
-    /// Where to mount it [default: /data].
+    /// Where to mount the config map [default: /data].
     #[arg(long, env = env::EPHEMERAL_CONFIG_MAP_PATH)]
     pub config_map_path: Option<String>,
     /// Comma list.
@@ -150,10 +150,10 @@ pub struct DefaultsArgs {
     /// Pairs: environment of the executor.
     #[arg(long, env = env::EPHEMERAL_ENV, hide_env_values = true, hide = true)]
     pub executor_env: Option<String>,
-    /// Mounts the plugin cache there, for every workspace.
+    /// Path at which the plugin cache is mounted, for every workspace.
     #[arg(long, env = env::DEPLOYMENT_PLUGIN_CACHE_DIR)]
     pub plugin_cache_dir: Option<String>,
-    /// Its claim [default: terrakube-plugin-pvc].
+    /// Claim of the plugin cache [default: terrakube-plugin-pvc].
     #[arg(long, env = env::DEPLOYMENT_PLUGIN_CACHE_CLAIM)]
     pub plugin_cache_claim: Option<String>,
 }

@@ -44,7 +44,7 @@ pub struct Policy {
     pub image_registries: Patterns,
     /// Keys of both security contexts.
     pub security_context_keys: Patterns,
-    /// The Pod Security Standard every pod keeps to, whoever set what.
+    /// The Pod Security Standard of every pod, whatever its settings come from.
     pub pod_security: Level,
     /// Largest requests and limits.
     pub resources: Ceilings,

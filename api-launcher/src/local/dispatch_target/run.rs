@@ -42,7 +42,7 @@ const KILL_AFTER: Duration = Duration::from_mins(6);
 
 /// The line in the log of a step whose success the launcher reports.
 const DONE: &str =
-    "The step was done. Its executor could not tell the platform, and the launcher has told it.";
+    "The step was done. Its executor could not report it to the platform, so the launcher did.";
 
 /// How following an executor ended.
 enum FollowEnd {
@@ -81,14 +81,14 @@ pub(super) async fn run_to_end(slot: RunSlot, key: RunKey) {
         Err(failure) => failure,
     };
     let Some(pause) = retry_pause(&inner, &key, &failure) else {
-        error!(run = %key, error = chain(&failure), "the platform takes nothing about a run any more: it is dropped");
+        error!(run = %key, error = chain(&failure), "the platform refuses every request about a run: the run is dropped");
         inner.metrics.finished(false);
         finish(&inner, &key).await;
         return;
     };
     drop(slot);
     inner.stop_late_heartbeat(&key);
-    error!(run = %key, error = chain(&failure), "a run could not be carried on; it is tried again");
+    error!(run = %key, error = chain(&failure), "a run could not be continued; it is tried again");
     tokio::select! {
         () = inner.shutdown.graceful.cancelled() => {}
         () = tokio::time::sleep(pause) => {
@@ -116,7 +116,7 @@ async fn finish(inner: &Inner, key: &RunKey) {
     inner.refusals().remove(key);
     let (queue, name) = (inner.queue.clone(), key.clone());
     if let Err(failure) = blocking(move || queue.finish(&name, now())).await {
-        error!(run = %key, error = chain(&failure), "a finished run could not be put away");
+        error!(run = %key, error = chain(&failure), "a finished run could not be removed from the queue");
     }
 }
 
@@ -412,7 +412,7 @@ fn failure_reason(report: Option<&FinalReport>, end: Option<End>) -> String {
     let said = report.and_then(|report| report.error.clone());
     let (exit, complaint) = end.unwrap_or((Exit::Defect, None));
     let cause = said.or(complaint).unwrap_or_else(|| match exit {
-        Exit::Done => "the executor ended without reporting what came of the step".to_owned(),
+        Exit::Done => "the executor ended without a report of the step's outcome".to_owned(),
         Exit::Defect => "the executor was lost".to_owned(),
         exit => exit.to_string(),
     });

@@ -141,7 +141,7 @@ impl Observer {
             Ok(saved) => Ok(saved),
             // The pod is gone, or the launcher has no right to read its log.
             Err(error) if error.is_final() => {
-                debug!(%run, error = chain(&error), "the log of the container is not to be had");
+                debug!(%run, error = chain(&error), "the log of the container is not available");
                 Ok(None)
             }
             Err(error) if self.may_retry_log(run, verdict) => Err(EndReportError::Container(error)),
