@@ -129,7 +129,8 @@ fn build(what: &[&str]) -> Result<PathBuf> {
     command
         .args(["rustc", "--quiet", "--profile", "dist", "--locked"])
         .args(what)
-        .args(["--", "-C", "target-feature=+crt-static"]);
+        .args(["--", "-C", "target-feature=+crt-static"])
+        .args(["-C", "link-arg=-Wl,-z,pack-relative-relocs"]);
     run_stage_quietly(&mut command)?;
     Ok(target_directory()?.join("dist"))
 }
