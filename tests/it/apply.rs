@@ -294,7 +294,7 @@ fn a_state_the_tool_could_not_store_is_pushed_or_kept() {
             // It would be pushed for minutes.
             let run = executor.env(env::GRACE_PERIOD_SECONDS, "10").start();
             run.running
-                .wait_for(Stream::Stdout, "Trying on to store it.");
+                .wait_for(Stream::Stdout, "The executor tries again to store it.");
             run.running.signal(Signal::SIGTERM);
             run.wait().expect_code(143)
         };

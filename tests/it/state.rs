@@ -381,7 +381,7 @@ fn a_tool_that_dies_loses_its_lock_and_the_report_names_what_the_state_lacks() {
         let progress = report.progress.as_ref().unwrap();
         assert_eq!(progress.applied, 1, "{outcome}");
         assert_eq!(progress.unfinished, ["terraform_data.second"], "{outcome}");
-        let words = "the state does not hold what was made last: terraform_data.first";
+        let words = "the state does not contain the last changes: terraform_data.first";
         assert!(outcome.error().contains(words), "{outcome}");
         assert!(
             report.hint.as_ref().unwrap().contains("import"),
@@ -699,7 +699,7 @@ fn a_state_the_backend_goes_on_refusing_is_kept_and_named() {
         } else {
             journey.gate.open();
             run.running
-                .wait_for(Stream::Stdout, "Trying on to store it.");
+                .wait_for(Stream::Stdout, "The executor tries again to store it.");
             run.running.signal(Signal::SIGTERM);
         }
         let outcome = run.wait().expect_code(143);

@@ -133,8 +133,8 @@ fn judge_stored_state(
         }
         return of(
             StateStanding::Unknown,
-            format!("the state does not hold what was made last: {named}"),
-            Some("import what the state does not hold, or it is made a second time".into()),
+            format!("the state does not contain the last changes: {named}"),
+            Some("import these resources, or the next apply creates them a second time".into()),
         );
     }
     match published {
@@ -260,7 +260,7 @@ async fn raw_state(
             let state = terraform.state_pull(env).await?;
             Some(state.ok_or_else(|| {
                 StepError::infrastructure(
-                    "the state could not be read back from where the tool keeps it",
+                    "the state could not be read back from the tool's backend",
                 )
             })?)
         }

@@ -126,75 +126,20 @@ impl Structured {
         let Some(address) = hook["resource"]["addr"].as_str() else {
             return;
         };
-        let status = match kind {
+        let update: fn(&mut Map<String, Value>, &str, &Value) = match kind {
             "refresh_start" | "refresh_complete" | "apply_start" | "apply_progress"
             | "apply_complete" | "apply_errored" | "provision_start" | "provision_progress"
-            | "provision_complete" | "provision_errored" => None,
-            "ephemeral_op_start" | "ephemeral_action_started" => {
-                Some(if ephemeral_phase(hook) == "close" {
-                    "ephemeral-closing"
-                } else {
-                    "ephemeral-opening"
-                })
-            }
-            "ephemeral_op_progress" => None,
-            "ephemeral_op_complete" | "ephemeral_action_complete" => {
-                Some(if ephemeral_phase(hook) == "renew" {
-                    "ephemeral-renewed"
-                } else {
-                    "applied"
-                })
-            }
-            "ephemeral_op_errored" => Some("ephemeral-errored"),
+            | "provision_complete" | "provision_errored" => operation_hook,
+            "ephemeral_op_start"
+            | "ephemeral_action_started"
+            | "ephemeral_op_progress"
+            | "ephemeral_op_complete"
+            | "ephemeral_action_complete"
+            | "ephemeral_op_errored" => ephemeral_hook,
             _ => return,
         };
         let entry = self.entry(address);
-        if let Some(status) = status {
-            if kind.ends_with("_start") || kind.ends_with("_started") {
-                entry.entry("action").or_insert_with(|| json!("ephemeral"));
-            }
-            entry.insert("status".into(), json!(status));
-        }
-        match kind {
-            "refresh_start" => {
-                entry.entry("action").or_insert_with(|| json!("no-op"));
-                let before = entry
-                    .get("status")
-                    .cloned()
-                    .unwrap_or_else(|| json!("pending"));
-                entry.insert("previousStatus".into(), before);
-                entry.insert("status".into(), json!("refreshing"));
-            }
-            "refresh_complete" => {
-                let before = entry
-                    .remove("previousStatus")
-                    .unwrap_or_else(|| json!("pending"));
-                entry.insert("status".into(), before);
-            }
-            "apply_start" => {
-                entry.insert("status".into(), json!("applying"));
-            }
-            "apply_complete" => {
-                entry.insert("status".into(), json!("applied"));
-            }
-            "apply_errored" => {
-                entry.insert("status".into(), json!("errored"));
-            }
-            "provision_start" => set(entry, "currentProvisioner", &hook["provisioner"]),
-            "provision_progress" => {
-                if let Some(lines) = entry
-                    .entry("provisionerOutput")
-                    .or_insert_with(|| json!([]))
-                    .as_array_mut()
-                {
-                    lines.push(hook["output"].clone());
-                }
-            }
-            "provision_complete" | "provision_errored" => {
-                entry.remove("currentProvisioner");
-            }
-            _ => {}
-        }
+        update(entry, kind, hook);
         set(entry, "elapsedSeconds", &hook["elapsed_seconds"]);
     }
 
@@ -287,6 +232,68 @@ impl Structured {
             });
         &mut self.changes[index]
     }
+}
+
+/// Updates a change by a hook of a refresh, an apply or a provisioner.
+fn operation_hook(entry: &mut Map<String, Value>, kind: &str, hook: &Value) {
+    match kind {
+        "refresh_start" => {
+            entry.entry("action").or_insert_with(|| json!("no-op"));
+            let before = entry
+                .get("status")
+                .cloned()
+                .unwrap_or_else(|| json!("pending"));
+            entry.insert("previousStatus".into(), before);
+            entry.insert("status".into(), json!("refreshing"));
+        }
+        "refresh_complete" => {
+            let before = entry
+                .remove("previousStatus")
+                .unwrap_or_else(|| json!("pending"));
+            entry.insert("status".into(), before);
+        }
+        "apply_start" => {
+            entry.insert("status".into(), json!("applying"));
+        }
+        "apply_complete" => {
+            entry.insert("status".into(), json!("applied"));
+        }
+        "apply_errored" => {
+            entry.insert("status".into(), json!("errored"));
+        }
+        "provision_start" => set(entry, "currentProvisioner", &hook["provisioner"]),
+        "provision_progress" => {
+            if let Some(lines) = entry
+                .entry("provisionerOutput")
+                .or_insert_with(|| json!([]))
+                .as_array_mut()
+            {
+                lines.push(hook["output"].clone());
+            }
+        }
+        "provision_complete" | "provision_errored" => {
+            entry.remove("currentProvisioner");
+        }
+        _ => {}
+    }
+}
+
+/// Updates a change by a hook of an ephemeral resource.
+fn ephemeral_hook(entry: &mut Map<String, Value>, kind: &str, hook: &Value) {
+    let (status, begins) = match (kind, ephemeral_phase(hook)) {
+        ("ephemeral_op_start" | "ephemeral_action_started", "close") => ("ephemeral-closing", true),
+        ("ephemeral_op_start" | "ephemeral_action_started", _) => ("ephemeral-opening", true),
+        ("ephemeral_op_complete" | "ephemeral_action_complete", "renew") => {
+            ("ephemeral-renewed", false)
+        }
+        ("ephemeral_op_complete" | "ephemeral_action_complete", _) => ("applied", false),
+        ("ephemeral_op_errored", _) => ("ephemeral-errored", false),
+        _ => return,
+    };
+    if begins {
+        entry.entry("action").or_insert_with(|| json!("ephemeral"));
+    }
+    entry.insert("status".into(), json!(status));
 }
 
 /// Sets a key unless the value is null: an absent property stays absent.

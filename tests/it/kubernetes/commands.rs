@@ -306,7 +306,7 @@ async fn a_check_finds_everything_in_place_or_says_how_to_mend_it() {
     let told = place.told(&["check"]);
     // No registry is asked, which is said.
     assert!(
-        told.contains("Nothing is missing; 1 could not be told."),
+        told.contains("Nothing is missing; 1 could not be checked."),
         "{told}"
     );
     assert_eq!(told.matches("fix:").count(), 1, "{told}");
@@ -375,7 +375,7 @@ async fn a_check_finds_everything_in_place_or_says_how_to_mend_it() {
 
     // What the Role does not let it read is no fault, and can be looked at otherwise.
     let told = place.told(&["check", "--env-config-maps", "settings"]);
-    assert!(told.contains("2 could not be told"), "{told}");
+    assert!(told.contains("2 could not be checked"), "{told}");
     // No registry was asked.
     assert!(told.contains(&format!("?  image {IMAGE}")), "{told}");
     assert!(

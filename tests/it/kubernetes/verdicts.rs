@@ -378,7 +378,7 @@ async fn a_run_of_which_only_events_are_left_is_still_explained() {
             "{told:#}"
         );
         let evidence = verdict["evidence"].to_string();
-        assert!(evidence.contains("told from the events"), "{told:#}");
+        assert!(evidence.contains("known from its events"), "{told:#}");
         assert!(evidence.contains("137"), "{told:#}");
     }
 }

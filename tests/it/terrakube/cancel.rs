@@ -173,10 +173,32 @@ async fn a_run_whose_job_was_removed_is_stopped_and_dropped() {
     }
     launcher.running.line_with(
         Stream::Stderr,
-        "the platform takes nothing about a run any more",
+        "the platform refuses every request about a run",
     );
     stage
         .platform
         .until_streamed(job, "Interrupt received")
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_survives_a_single_refusal_of_the_platform() {
+    let stage = Stage::on(Ground::Machine(site()), Platform::builder()).await;
+    let gate = Gate::new(stage.site());
+    let launcher = stage.serve_with(&[(env::CONCURRENCY, "1")]);
+    let first = stage.start(gate.module(), Flow::only("terraformApply"));
+    stage.platform.until_streamed(first, "at-the-gate").await;
+    let second = stage.start(Repository::fixture(), Flow::only("terraformApply"));
+    stage.platform.until_job(second, Status::Queue).await;
+    let path = format!("/job/{second}");
+    stage
+        .platform
+        .fault(Fault::once("GET", &path, Effect::Status(404)));
+    gate.open().await;
+    launcher.running.line_with(
+        Stream::Stderr,
+        "a run could not be continued; it is tried again",
+    );
+    stage.platform.until_job(second, Status::Completed).await;
+    stage.platform.assert_kept().await;
 }

@@ -298,7 +298,7 @@ const WITHOUT_AN_ALERT: &[(VerdictKind, &str)] = &[
     (VerdictKind::Completed, "the step did what it was asked to"),
     (
         VerdictKind::StepFailed,
-        "the tool or a script said no, to whoever wrote it",
+        "the tool or a script failed, to whoever wrote it",
     ),
     (VerdictKind::Cancelled, "somebody wanted it so"),
 ];
