@@ -2,17 +2,13 @@
 //! here, and ends as they see it.
 
 mod away;
-mod beats;
-mod cancel;
 mod content;
 mod endings;
+mod in_cluster;
 mod logs;
-mod once;
-mod open;
-mod planted;
 mod recorded;
 mod runs;
-mod stock;
+mod turns;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,7 +30,7 @@ use test_platform::{
     Actor, Builder, Flow, Job, NewJob, Outputs, Platform, Status, Variable, Workspace,
 };
 
-use crate::kubernetes::{Launcher, PATIENCE, Place};
+use crate::in_cluster::{Launcher, PATIENCE, Place};
 use crate::site;
 
 /// Name of the Secret every pod of a stock installation gets its settings from.
@@ -72,9 +68,9 @@ impl Ground {
 
 impl Stage {
     /// Runs are Jobs in a cluster.
-    async fn in_cluster() -> Self {
-        let ground = Ground::Cluster(Box::new(Place::new().await));
-        Self::on(ground, Platform::builder()).await
+    async fn in_cluster() -> Option<Self> {
+        let ground = Ground::Cluster(Box::new(Place::new().await?));
+        Some(Self::on(ground, Platform::builder()).await)
     }
 
     /// Runs are processes of this machine.

@@ -19,21 +19,20 @@ const ALONE: [&str; 2] = ["failure::", "wrong_inputs"];
 const THREADS: usize = 4;
 
 /// Runs the tests whose names contain one of the words of `only`, or all of them without any, but none with a word of `but`.
-pub(crate) fn run_tests(only: &[&str], but: &[&str]) -> Result<()> {
-    run_commands(test_commands(only, but, has_nextest(), processors()), &[])
-}
-
-/// As [`run_tests`], with more in the environment of the tests. These wait far more than they compute.
-pub(crate) fn run_waiting_tests(
+/// `environment` is added to theirs. `waits` is said of those in `only` that wait far more than they compute.
+pub(crate) fn run_tests(
     only: &[&str],
     but: &[&str],
     environment: &[(&str, &str)],
+    waits: bool,
 ) -> Result<()> {
-    let threads = processors().max(THREADS);
-    run_commands(
-        test_commands(only, but, has_nextest(), threads),
-        environment,
-    )
+    let threads = if waits {
+        processors().max(THREADS)
+    } else {
+        processors()
+    };
+    let commands = test_commands(only, but, has_nextest(), threads);
+    run_commands(commands, environment)
 }
 
 fn has_nextest() -> bool {

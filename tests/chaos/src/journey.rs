@@ -18,7 +18,7 @@ use crate::facts;
 use crate::schedule::{Kind, Moment, Run, Strike, schedule};
 use crate::strikes::Target;
 use crate::tally::Tally;
-use crate::world::{Gate, RUNS, SETTINGS, Weather, World};
+use crate::world::{Gate, SETTINGS, Weather, World};
 
 /// How long the dust may take to settle: leases pass on, verdicts are told, histories are cut.
 const SETTLE: Duration = Duration::from_secs(150);
@@ -121,14 +121,14 @@ impl Driven {
     }
 }
 
-/// Makes a journey; `tell` hears of every run that is over.
+/// Makes a journey in the cluster of a kubeconfig; `tell` hears of every run that is over.
 ///
 /// # Errors
 /// Fails when the journey cannot be made; what does not add up is in the tally.
-pub async fn travel(options: &Options, tell: impl Fn(&str)) -> Result<Tally> {
+pub async fn travel(options: &Options, kubeconfig: &Path, tell: impl Fn(&str)) -> Result<Tally> {
     let began = Instant::now();
     let runs = options.schedule();
-    let world = Arc::new(World::start(&options.program).await?);
+    let world = Arc::new(World::start(&options.program, kubeconfig).await?);
     let places = Arc::new(Semaphore::new(options.at_once));
     let mut tasks = JoinSet::new();
     let mut driven = Vec::new();
@@ -193,7 +193,7 @@ async fn settle(world: &World) -> Result<Vec<String>> {
     world.way_to_store.clear();
     world.start_launchers().await?;
     let nothing = |state: &State| left(state).is_empty().then_some(());
-    let settled = world.cluster.wait_for(RUNS, SETTLE, nothing).await;
+    let settled = world.cluster.wait_for(&world.runs, SETTLE, nothing).await;
     Ok(settled.err().map(|state| left(&state)).unwrap_or_default())
 }
 

@@ -76,11 +76,12 @@ fn chaos(args: &Args) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
+    let kubeconfig = test_cluster::kubeconfig()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(4)
         .enable_all()
         .build()?;
-    let tally = runtime.block_on(travel(&options, |line| eprintln!("{line}")))?;
+    let tally = runtime.block_on(travel(&options, &kubeconfig, |line| eprintln!("{line}")))?;
     match args.output {
         Output::Text => println!("{tally}"),
         Output::Json => println!("{:#}", tally.as_json()),

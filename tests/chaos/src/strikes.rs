@@ -16,10 +16,11 @@ use test_platform::{Effect, Fault};
 use crate::books::Line;
 use crate::facts::marks;
 use crate::schedule::{Moment, Run, Strike};
-use crate::world::{Gate, LAUNCHER, LINES, RUNS, World, until};
+use crate::world::{Gate, LAUNCHER, LINES, World, until};
 
-/// A run that has not come to the place of its strike by then never will.
-const ARRIVAL: Duration = Duration::from_mins(2);
+/// A run that has not come to the place of its strike by then never will. One that the strike of another keeps from being
+/// released waits for a launcher to watch for half a minute, and again for each that is killed meanwhile.
+const ARRIVAL: Duration = Duration::from_mins(4);
 /// How long what was struck may take to end.
 const END: Duration = Duration::from_mins(1);
 /// How long what follows a gate may take, with everything around it in trouble.
@@ -104,7 +105,7 @@ impl World {
         match strike {
             Strike::DuplicatesAtDispatch => self.deliver_again(target.job, 4).await,
             Strike::LaunchersAtDispatch => {
-                let jobs = Api::<Job>::namespaced(self.cluster.client(ADMIN)?, RUNS);
+                let jobs = Api::<Job>::namespaced(self.cluster.client(ADMIN)?, &self.runs);
                 let name = self.job_name(target.job);
                 let limit = tokio::time::Instant::now() + ARRIVAL;
                 while jobs.get_opt(&name).await?.is_none() || self.cluster.faults().left() > 0 {
@@ -206,7 +207,7 @@ impl World {
         let Some(pod) = self.pod_at_work(target.job).await else {
             return Ok(false);
         };
-        let pods = Api::<Pod>::namespaced(self.cluster.client(ADMIN)?, RUNS);
+        let pods = Api::<Pod>::namespaced(self.cluster.client(ADMIN)?, &self.runs);
         match strike {
             Strike::OomKilled => {
                 self.cluster.oom_kill(&pod);
@@ -317,16 +318,10 @@ impl World {
     async fn strike_api(&self, strike: Strike, target: Target) -> Result<bool> {
         let _turn = self.turns.api.lock().await;
         let faults = self.cluster.faults();
-        let watches = || {
-            let requests = self.cluster.recorded().of(LAUNCHER);
-            let requests = requests.requests().iter();
-            requests.filter(|request| request.verb == "watch").count()
-        };
-        let before = watches();
         match strike {
+            // Whoever watches again is refused for the age of what it has seen, and has to list anew.
             Strike::WatchesCut => {
-                self.cluster.cut_watches();
-                self.cluster.compact();
+                faults.next_of(LAUNCHER, 4, "watch", "*", ApiFault::Expired);
             }
             Strike::ApiHangs => {
                 for (verb, resource) in [("update", "leases"), ("patch", "jobs"), ("list", "pods")]
@@ -343,15 +338,14 @@ impl World {
                 ] {
                     faults.next_of(LAUNCHER, 4, "*", "*", fault);
                 }
-                self.cluster.cut_watches();
             }
         }
-        // The run waits until a launcher has met the first of it.
         let ordered = faults.left();
-        let met = match strike {
-            Strike::WatchesCut => until(END, || watches() > before).await,
-            _ => until(END, || faults.left() < ordered).await,
-        };
+        if strike != Strike::ApiHangs {
+            self.cluster.cut_watches();
+        }
+        // The run waits until a launcher has met the first of it.
+        let met = until(END, || faults.left() < ordered).await;
         self.release(target.run.number, Gate::Work);
         let over = self.until_over(target.job).await;
         faults.clear();
@@ -442,7 +436,7 @@ impl World {
     }
 
     async fn until_job_is_gone(&self, target: Target) -> Result<bool> {
-        let jobs = Api::<Job>::namespaced(self.cluster.client(ADMIN)?, RUNS);
+        let jobs = Api::<Job>::namespaced(self.cluster.client(ADMIN)?, &self.runs);
         let name = self.job_name(target.job);
         let limit = tokio::time::Instant::now() + REMOVAL;
         while jobs.get_opt(&name).await?.is_some() {
