@@ -7,10 +7,21 @@
     reason = "these are tests"
 )]
 
+/// What a test needs, or the end of a test that was skipped for want of it.
+macro_rules! or_skip {
+    ($found:expr) => {
+        match $found {
+            Some(found) => found,
+            None => return,
+        }
+    };
+}
+
 mod apply;
+mod chart;
 mod docs;
 mod failure;
-mod kubernetes;
+mod in_cluster;
 mod launcher;
 mod limits;
 mod log;

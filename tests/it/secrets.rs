@@ -230,7 +230,7 @@ fn a_launcher_that_serves_keeps_its_memory_and_its_environment_to_itself() {
         .env(env::LISTEN, "127.0.0.1:0")
         .env(env::LOG_FORMAT, "json")
         .env(env::INTERNAL_SECRET, INTERNAL);
-    let launcher = crate::kubernetes::Launcher::start(&mut command);
+    let launcher = crate::in_cluster::Launcher::start(&mut command);
     let pid = launcher.running.pid();
     assert_eq!(most_of_a_dump(pid), "0 0");
     // The kernel gives what others may not look into to root.

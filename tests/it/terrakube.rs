@@ -1,17 +1,13 @@
 //! Both programs with the test platform, which dispatches jobs, sweeps them and enforces the contract.
 
 mod away;
-mod beats;
-mod cancel;
 mod content;
 mod endings;
-mod leaks;
+mod in_cluster;
 mod logs;
-mod once;
-mod open;
 mod recorded;
 mod runs;
-mod stock;
+mod turns;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -33,7 +29,7 @@ use test_platform::{
     Actor, Builder, Flow, Job, NewJob, Outputs, Platform, Status, Variable, Workspace,
 };
 
-use crate::kubernetes::{Launcher, PATIENCE, Place};
+use crate::in_cluster::{Launcher, PATIENCE, Place};
 use crate::site;
 
 /// Name of the Secret every pod of a stock installation gets its settings from.
@@ -71,9 +67,9 @@ impl Ground {
 
 impl Stage {
     /// Runs are Jobs in a cluster.
-    async fn in_cluster() -> Self {
-        let ground = Ground::Cluster(Box::new(Place::new().await));
-        Self::on(ground, Platform::builder()).await
+    async fn in_cluster() -> Option<Self> {
+        let ground = Ground::Cluster(Box::new(Place::new().await?));
+        Some(Self::on(ground, Platform::builder()).await)
     }
 
     /// Runs are processes of this machine.

@@ -9,9 +9,10 @@ use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::setup::{self, Purpose, unittest};
-use crate::suite::{cargo, run_tests};
+use crate::staged::Staged;
+use crate::suite::cargo;
 use crate::terminal::{complain, run_stage, say};
-use crate::{bench, cluster, fuzz, workspace_root};
+use crate::{bench, fuzz, workspace_root};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -28,7 +29,7 @@ enum Stage {
     Fuzz,
     /// The chart under a real Helm, and what it installs
     Chart,
-    /// The tests that have a cluster, against the control plane of Kubernetes
+    /// The tests that need a cluster, with the control plane of Kubernetes
     Cluster,
     /// Both images, built and started; needs root
     Images,
@@ -72,27 +73,10 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
 }
 
-/// What the names of the tests contain that are left to a stage.
-pub(crate) fn staged_tests() -> Vec<&'static str> {
-    let stages = Stage::value_variants().iter();
-    stages.filter_map(|stage| stage.tests()).collect()
-}
-
 impl Stage {
     fn name(self) -> String {
         let value = self.to_possible_value().expect("no stage is hidden");
         value.get_name().to_owned()
-    }
-
-    /// What the names of its tests contain.
-    fn tests(self) -> Option<&'static str> {
-        match self {
-            Self::Chart => Some("chart::"),
-            Self::Images => Some("images::"),
-            Self::Chaos => Some("in_chaos"),
-            // The suite runs them too, in a cluster of their own process.
-            Self::Lint | Self::Fuzz | Self::Cluster | Self::Bench => None,
-        }
     }
 
     fn run(self) -> Result<()> {
@@ -101,11 +85,9 @@ impl Stage {
             Self::Lint => lint(),
             Self::Fuzz => fuzz::short(),
             Self::Chart => chart(),
-            Self::Images | Self::Chaos => {
-                let named: Vec<_> = self.tests().into_iter().collect();
-                run_tests(&named, &[])
-            }
-            Self::Cluster => cluster::run(&[]),
+            Self::Cluster => Staged::Cluster.run(&[]),
+            Self::Images => Staged::Images.run(&[]),
+            Self::Chaos => Staged::Chaos.run(&[]),
             Self::Bench => bench::stage(),
         }
     }
@@ -137,7 +119,7 @@ fn chart() -> Result<()> {
         Err(error) => Err(error.context("in CI no test is skipped")),
     };
     // One failure tells less than all of them.
-    run_tests(&["chart::"], &["kubernetes::"]).and(suites)
+    Staged::Chart.run(&[]).and(suites)
 }
 
 /// Warnings are refused through clippy's arguments: `RUSTFLAGS` would compile the dependencies again.
@@ -171,8 +153,6 @@ fn lint() -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[test]
     fn ci_runs_the_tests_and_then_all_stages() {
         let script = std::fs::read_to_string(crate::workspace_root().join(".ci/run")).unwrap();
@@ -181,10 +161,5 @@ mod tests {
             .filter(|line| line.starts_with("cargo "))
             .collect();
         assert_eq!(commands, ["cargo xtask test", "cargo xtask ci"]);
-    }
-
-    #[test]
-    fn the_tests_of_a_stage_are_those_the_suite_leaves_out() {
-        assert_eq!(staged_tests(), ["chart::", "images::", "in_chaos"]);
     }
 }

@@ -10,6 +10,7 @@ mod fuzz;
 mod image;
 mod report;
 mod setup;
+mod staged;
 mod suite;
 mod terminal;
 mod test;

@@ -15,11 +15,12 @@ use test_platform::{Effect, Fault as PlatformFault};
 
 use crate::check::Line;
 use crate::facts::marks;
-use crate::peers::{Gate, LAUNCHER, LINES, Peers, RUNS, until};
+use crate::peers::{Gate, LAUNCHER, LINES, Peers, until};
 use crate::schedule::{Fault, Moment, Run};
 
-/// How long a run may take to reach the point of its fault.
-const ARRIVAL: Duration = Duration::from_mins(2);
+/// How long a run may take to reach the point of its fault. If another run's fault prevents its release, it waits half a
+/// minute for a watching launcher, and again for each launcher that is killed in that time.
+const ARRIVAL: Duration = Duration::from_mins(4);
 /// How long a pod may take to end after its fault.
 const END: Duration = Duration::from_mins(1);
 /// How long the work after a gate may take while peers fail.
@@ -104,7 +105,7 @@ impl Peers {
         match fault {
             Fault::DuplicatesAtDispatch => self.deliver_again(target.job, 4).await,
             Fault::LaunchersAtDispatch => {
-                let jobs = Api::<Job>::namespaced(self.cluster.client(ADMIN)?, RUNS);
+                let jobs = Api::<Job>::namespaced(self.cluster.client(ADMIN)?, &self.runs);
                 let name = self.job_name(target.job);
                 let limit = tokio::time::Instant::now() + ARRIVAL;
                 while jobs.get_opt(&name).await?.is_none() || self.cluster.faults().left() > 0 {
@@ -206,7 +207,7 @@ impl Peers {
         let Some(pod) = self.pod_at_work(target.job).await else {
             return Ok(false);
         };
-        let pods = Api::<Pod>::namespaced(self.cluster.client(ADMIN)?, RUNS);
+        let pods = Api::<Pod>::namespaced(self.cluster.client(ADMIN)?, &self.runs);
         match fault {
             Fault::OomKilled => {
                 self.cluster.oom_kill(&pod);
@@ -317,16 +318,10 @@ impl Peers {
     async fn inject_into_api_server(&self, fault: Fault, target: Target) -> Result<bool> {
         let _lock = self.locks.api.lock().await;
         let faults = self.cluster.faults();
-        let watches = || {
-            let requests = self.cluster.recorded().of(LAUNCHER);
-            let requests = requests.requests().iter();
-            requests.filter(|request| request.verb == "watch").count()
-        };
-        let before = watches();
         match fault {
+            // The API server answers 410: what the launchers have seen is too old, and they list again.
             Fault::WatchesCut => {
-                self.cluster.cut_watches();
-                self.cluster.compact();
+                faults.next_of(LAUNCHER, 4, "watch", "*", ApiFault::Expired);
             }
             Fault::ApiHangs => {
                 for (verb, resource) in [("update", "leases"), ("patch", "jobs"), ("list", "pods")]
@@ -343,15 +338,14 @@ impl Peers {
                 ] {
                     faults.next_of(LAUNCHER, 4, "*", "*", fault);
                 }
-                self.cluster.cut_watches();
             }
         }
-        // The run waits until the first fault has happened to a launcher.
         let ordered = faults.left();
-        let happened = match fault {
-            Fault::WatchesCut => until(END, || watches() > before).await,
-            _ => until(END, || faults.left() < ordered).await,
-        };
+        if fault != Fault::ApiHangs {
+            self.cluster.cut_watches();
+        }
+        // The run waits until the first fault has happened to a launcher.
+        let happened = until(END, || faults.left() < ordered).await;
         self.release(target.run.number, Gate::Work);
         let over = self.until_over(target.job).await;
         faults.clear();
@@ -445,7 +439,7 @@ impl Peers {
     }
 
     async fn until_job_is_gone(&self, target: Target) -> Result<bool> {
-        let jobs = Api::<Job>::namespaced(self.cluster.client(ADMIN)?, RUNS);
+        let jobs = Api::<Job>::namespaced(self.cluster.client(ADMIN)?, &self.runs);
         let name = self.job_name(target.job);
         let limit = tokio::time::Instant::now() + REMOVAL;
         while jobs.get_opt(&name).await?.is_some() {

@@ -16,7 +16,7 @@ use test_platform::{Flow, NewJob, Records, Status, Variable, Workspace};
 use crate::check::{Ending, check};
 use crate::facts;
 use crate::faults::Target;
-use crate::peers::{Gate, Outages, Peers, RUNS, SETTINGS};
+use crate::peers::{Gate, Outages, Peers, SETTINGS};
 use crate::schedule::{Fault, Kind, Moment, Run, schedule};
 use crate::summary::Summary;
 
@@ -121,14 +121,18 @@ impl Driven {
     }
 }
 
-/// Makes a journey. `tell` gets a line for every finished run.
+/// Makes a journey in the cluster of a kubeconfig. `tell` gets a line for every finished run.
 ///
 /// # Errors
 /// Fails when the journey cannot be made. Violations are in the summary.
-pub async fn run_journey(options: &Options, tell: impl Fn(&str)) -> Result<Summary> {
+pub async fn run_journey(
+    options: &Options,
+    kubeconfig: &Path,
+    tell: impl Fn(&str),
+) -> Result<Summary> {
     let began = Instant::now();
     let runs = options.schedule();
-    let peers = Arc::new(Peers::start(&options.program).await?);
+    let peers = Arc::new(Peers::start(&options.program, kubeconfig).await?);
     let places = Arc::new(Semaphore::new(options.at_once));
     let mut tasks = JoinSet::new();
     let mut driven = Vec::new();
@@ -197,7 +201,7 @@ async fn settle(peers: &Peers) -> Result<Vec<String>> {
     peers.store_proxy.clear();
     peers.start_launchers().await?;
     let nothing = |state: &State| left(state).is_empty().then_some(());
-    let settled = peers.cluster.wait_for(RUNS, SETTLE, nothing).await;
+    let settled = peers.cluster.wait_for(&peers.runs, SETTLE, nothing).await;
     Ok(settled.err().map(|state| left(&state)).unwrap_or_default())
 }
 

@@ -76,11 +76,14 @@ fn chaos(args: &Args) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
+    let kubeconfig = test_cluster::kubeconfig()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(4)
         .enable_all()
         .build()?;
-    let summary = runtime.block_on(run_journey(&options, |line| eprintln!("{line}")))?;
+    let summary = runtime.block_on(run_journey(&options, &kubeconfig, |line| {
+        eprintln!("{line}")
+    }))?;
     match args.output {
         Output::Text => println!("{summary}"),
         Output::Json => println!("{:#}", summary.as_json()),

@@ -25,8 +25,6 @@ use test_peers::redis::RedisServer;
 use test_peers::s3::{self, S3};
 use test_platform::{Outputs, Platform};
 
-/// Namespace of the runs.
-pub(crate) const RUNS: &str = "runs";
 /// Name of the launchers in the cluster.
 pub(crate) const LAUNCHER: &str = "launcher";
 /// The only Secret that is there before any run.
@@ -50,6 +48,8 @@ pub(crate) struct Peers {
     folder: TempDir,
     began: Instant,
     pub(crate) cluster: Cluster,
+    /// Namespace of the runs.
+    pub(crate) runs: String,
     pub(crate) platform: Platform,
     pub(crate) redis: tokio::sync::Mutex<RedisServer>,
     pub(crate) store: std::sync::Arc<S3>,
@@ -99,15 +99,15 @@ impl Gate {
 }
 
 impl Peers {
-    /// Starts everything. `program` is launcher and executor, by the name it is started with.
-    pub(crate) async fn start(program: &Path) -> Result<Self> {
+    /// Starts everything beside a control plane. `program` is launcher and executor, by the name it is started with.
+    pub(crate) async fn start(program: &Path, kubeconfig: &Path) -> Result<Self> {
         // The client of this process; an earlier one stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let folder = tempfile::tempdir()?;
         lay_out(folder.path(), program)?;
-        let cluster = Cluster::builder().start().await?;
-        cluster.namespace(RUNS).await?;
-        cluster.grant(LAUNCHER, RUNS, &rules()?).await?;
+        let cluster = Cluster::builder().start(kubeconfig).await?;
+        let runs = cluster.fresh_namespace("runs").await?;
+        cluster.grant(LAUNCHER, &runs, &rules()?).await?;
         cluster.image(IMAGE, &folder.path().join("image"));
         let redis = RedisServer::start()?;
         let store = std::sync::Arc::new(S3::start_open()?);
@@ -125,10 +125,11 @@ impl Peers {
             .start()
             .await?;
         let settings = settings(&platform, &redis, &store, store_proxy.address());
-        make_settings_secret(&cluster, &settings).await?;
+        make_settings_secret(&cluster, &runs, &settings).await?;
         let launchers = Launchers {
             folder: folder.path().to_owned(),
-            kubeconfig: cluster.kubeconfig_file(LAUNCHER, RUNS)?,
+            kubeconfig: cluster.kubeconfig_file(LAUNCHER, &runs)?,
+            runs: runs.clone(),
             settings,
             running: BTreeMap::new(),
             started: 0,
@@ -142,6 +143,7 @@ impl Peers {
             folder,
             began: Instant::now(),
             cluster,
+            runs,
             platform,
             redis: tokio::sync::Mutex::new(redis),
             store,
@@ -226,7 +228,7 @@ impl Peers {
             return Vec::new();
         };
         let label = format!("batch.kubernetes.io/job-name=job-{job}-{step}");
-        let pods = Api::<Pod>::namespaced(client, RUNS);
+        let pods = Api::<Pod>::namespaced(client, &self.runs);
         let list = pods.list(&ListParams::default().labels(&label)).await;
         list.map(|list| list.items).unwrap_or_default()
     }
@@ -297,6 +299,7 @@ pub(crate) async fn until(limit: Duration, mut is_so: impl FnMut() -> bool) -> b
 pub(crate) struct Launchers {
     folder: PathBuf,
     kubeconfig: PathBuf,
+    runs: String,
     settings: BTreeMap<String, String>,
     running: BTreeMap<usize, Launcher>,
     started: u32,
@@ -353,7 +356,7 @@ impl Launchers {
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("HOME", self.folder.join("home"))
             .env("KUBECONFIG", &self.kubeconfig)
-            .env(env::NAMESPACE, RUNS)
+            .env(env::NAMESPACE, &self.runs)
             .env(env::IMAGE, IMAGE)
             .env(env::ENV_SECRETS, SETTINGS)
             .env(env::LISTEN, "127.0.0.1:0")
@@ -439,6 +442,7 @@ fn settings(
 
 async fn make_settings_secret(
     cluster: &Cluster,
+    runs: &str,
     settings: &BTreeMap<String, String>,
 ) -> Result<()> {
     let mut secret = Secret::default();
@@ -446,7 +450,7 @@ async fn make_settings_secret(
     let bytes =
         |(name, value): (&String, &String)| (name.clone(), ByteString(value.clone().into_bytes()));
     secret.data = Some(settings.iter().map(bytes).collect());
-    let secrets = Api::<Secret>::namespaced(cluster.client(ADMIN)?, RUNS);
+    let secrets = Api::<Secret>::namespaced(cluster.client(ADMIN)?, runs);
     secrets.create(&PostParams::default(), &secret).await?;
     Ok(())
 }

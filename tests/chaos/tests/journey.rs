@@ -6,6 +6,7 @@ use std::path::Path;
 
 use test_chaos::journey::{Options, run_journey};
 use test_chaos::schedule::{Fault, Kind};
+use test_peers::skips::needed;
 
 const SEED: u64 = 1;
 const RUNS: u32 = 40;
@@ -13,6 +14,9 @@ const RUNS: u32 = 40;
 // `in_chaos` in its name puts a test into the stage `cargo xtask ci chaos`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn in_chaos_every_run_ends_once_nothing_is_lost_and_nothing_is_left() {
+    let Some(kubeconfig) = needed(test_cluster::kubeconfig()) else {
+        return;
+    };
     let options = Options::new(SEED, RUNS, Path::new(env!("CARGO_BIN_EXE_chaos")));
     let runs = options.schedule();
     for fault in Fault::ALL {
@@ -21,7 +25,7 @@ async fn in_chaos_every_run_ends_once_nothing_is_lost_and_nothing_is_left() {
     for kind in Kind::ALL {
         assert!(runs.iter().any(|run| run.kind == kind), "{kind:?}");
     }
-    let summary = run_journey(&options, |line| println!("{line}"))
+    let summary = run_journey(&options, &kubeconfig, |line| println!("{line}"))
         .await
         .unwrap();
     assert!(

@@ -46,9 +46,18 @@ const CURL: [&str; 11] = [
 
 /// Makes sure of all programs. In the order of `control-plane`'s arguments: etcd, API server, controller manager, scheduler.
 pub(crate) fn programs() -> Result<Vec<PathBuf>> {
+    etcd_and(&KUBERNETES)
+}
+
+/// Makes sure of etcd and the API server.
+pub(crate) fn api_server() -> Result<Vec<PathBuf>> {
+    etcd_and(&KUBERNETES[..1])
+}
+
+fn etcd_and(names: &[&str]) -> Result<Vec<PathBuf>> {
     let cache = cache()?;
     let mut programs = vec![etcd(&cache)?];
-    for name in KUBERNETES {
+    for name in names {
         let program = match present(name, &cache) {
             Some(program) => program,
             None => make(name, &cache)?,
