@@ -1,6 +1,7 @@
 //! `cargo xtask ci`: what must hold besides unit tests and journeys, in named stages. `.ci/run` is `cargo xtask test`,
 //! then all of them.
 
+use std::env;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -8,7 +9,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::setup::{self, Purpose};
-use crate::suite::{cargo, run_tests};
+use crate::suite::{cargo, run_tests, run_waiting_tests};
 use crate::terminal::{complain, run_stage, say};
 use crate::{bench, cluster, fuzz};
 
@@ -29,6 +30,8 @@ enum Stage {
     Chart,
     /// The tests that have a cluster, against the control plane of Kubernetes
     Cluster,
+    /// The journeys of the tool, with OpenTofu, Terraform and providers
+    Tools,
     /// Both images, built and started; needs root
     Images,
     /// A short journey in which everything fails once
@@ -87,6 +90,7 @@ impl Stage {
     fn tests(self) -> Option<&'static str> {
         match self {
             Self::Chart => Some("chart::"),
+            Self::Tools => Some("tools::"),
             Self::Images => Some("images::"),
             Self::Chaos => Some("in_chaos"),
             // The suite runs them too, in a cluster of their own process.
@@ -104,6 +108,7 @@ impl Stage {
                 run_tests(&named, &[])
             }
             Self::Cluster => cluster::run(&[]),
+            Self::Tools => tools(),
             Self::Bench => bench::stage(),
         }
     }
@@ -114,9 +119,21 @@ impl Stage {
             Self::Lint | Self::Fuzz => &[Purpose::Fuzz],
             Self::Chart | Self::Cluster => &[Purpose::Tests, Purpose::Chart],
             Self::Images => &[Purpose::Tests, Purpose::Images],
-            Self::Chaos | Self::Bench => &[Purpose::Tests],
+            Self::Tools | Self::Chaos | Self::Bench => &[Purpose::Tests],
         }
     }
+}
+
+/// Outside CI, tests for which a program cannot be had are skipped one by one, and say so.
+fn tools() -> Result<()> {
+    if let Err(error) = setup::opentofu::ensure() {
+        if env::var_os("CI").is_some() {
+            return Err(error.context("in CI no test is skipped"));
+        }
+        complain(&format!("tests are skipped: {error:#}"));
+    }
+    let named: Vec<_> = Stage::Tools.tests().into_iter().collect();
+    run_waiting_tests(&named, &[], &[])
 }
 
 /// Warnings are refused through clippy's arguments: `RUSTFLAGS` would compile the dependencies again.
@@ -164,6 +181,9 @@ mod tests {
 
     #[test]
     fn the_tests_of_a_stage_are_those_the_suite_leaves_out() {
-        assert_eq!(staged_tests(), ["chart::", "images::", "in_chaos"]);
+        assert_eq!(
+            staged_tests(),
+            ["chart::", "tools::", "images::", "in_chaos"]
+        );
     }
 }
