@@ -113,10 +113,9 @@ pub(super) fn keep(kept: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Resul
 
 impl GoBuild<'_> {
     pub(super) fn command(&self, program: &Path) -> Command {
-        let mut flags = "-s -w".to_owned();
-        for (name, value) in &self.stamps {
-            flags.push_str(&format!(" -X {name}={value}"));
-        }
+        let stamps = self.stamps.iter();
+        let stamps = stamps.map(|(name, value)| format!("-X {name}={value}"));
+        let flags: Vec<_> = ["-s -w".to_owned()].into_iter().chain(stamps).collect();
         let mut command = Command::new("go");
         command
             .args([
@@ -124,7 +123,7 @@ impl GoBuild<'_> {
                 "-mod=readonly",
                 "-trimpath",
                 "-ldflags",
-                &flags,
+                &flags.join(" "),
                 "-o",
             ])
             .arg(program)
