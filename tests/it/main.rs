@@ -7,6 +7,30 @@
     reason = "these are tests"
 )]
 
+/// A test of each case with Terraform, and one with OpenTofu, which is left to the stage `tools`.
+macro_rules! with_both_tools {
+    ($($case:ident),* $(,)?) => {
+        mod terraform {
+            $(#[test]
+            fn $case() {
+                super::$case(job_contract::Tool::Terraform);
+            })*
+        }
+        mod tools {
+            mod opentofu {
+                $(#[test]
+                fn $case() {
+                    let tool = job_contract::Tool::OpenTofu;
+                    let program = integration_tests::tool::program(tool);
+                    if test_peers::skips::needed(program).is_some() {
+                        super::super::$case(tool);
+                    }
+                })*
+            }
+        }
+    };
+}
+
 mod apply;
 mod docs;
 mod failure;
@@ -23,6 +47,7 @@ mod sources;
 mod state;
 mod stores;
 mod terrakube;
+mod tools;
 mod variables;
 mod workflows;
 

@@ -8,6 +8,7 @@ pub mod gcs;
 pub mod git_http;
 pub mod http;
 pub mod port;
+pub mod providers;
 pub mod proxy;
 pub mod redis;
 pub mod s3;
