@@ -29,11 +29,14 @@ const CURL: [&str; 11] = [
     "--output",
 ];
 
+/// Writes a program to a path.
+type Make<'s> = dyn Fn(&Path) -> Result<()> + 's;
+
 /// Where a program comes from that the cache lacks.
 pub(super) struct Source<'s> {
     pub(super) name: &'s str,
-    /// Writes the program to a path and checks it, where its project publishes it.
-    pub(super) download: Option<&'s dyn Fn(&Path) -> Result<()>>,
+    /// Checks what it writes. `None` if the project publishes no program.
+    pub(super) download: Option<&'s Make<'s>>,
     pub(super) build: GoBuild<'s>,
     /// What else a person can do to have it.
     pub(super) elsewhere: &'s str,
