@@ -85,7 +85,7 @@ fn provider(module: &str) -> Result<PathBuf> {
         elsewhere: "",
     }
     .ensure(&cache(&format!(
-        "provider-{}",
+        "{name}-{}",
         version_in(PROVIDERS, module)
     ))?)
 }
