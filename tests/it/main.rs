@@ -17,6 +17,30 @@ macro_rules! or_skip {
     };
 }
 
+/// A test of each case with Terraform, and one with OpenTofu, which is left to the stage `tools`.
+macro_rules! with_both_tools {
+    ($($case:ident),* $(,)?) => {
+        mod terraform {
+            $(#[test]
+            fn $case() {
+                super::$case(job_contract::Tool::Terraform);
+            })*
+        }
+        mod tools {
+            mod opentofu {
+                $(#[test]
+                fn $case() {
+                    let tool = job_contract::Tool::OpenTofu;
+                    let program = integration_tests::tool::program(tool);
+                    if test_peers::skips::needed(program).is_some() {
+                        super::super::$case(tool);
+                    }
+                })*
+            }
+        }
+    };
+}
+
 mod apply;
 mod chart;
 mod docs;
@@ -34,6 +58,7 @@ mod sources;
 mod state;
 mod stores;
 mod terrakube;
+mod tools;
 mod variables;
 mod workflows;
 

@@ -17,6 +17,7 @@ pub mod process;
 pub mod repository;
 pub mod site;
 pub mod test_secrets;
+pub mod tool;
 
 pub use fake_tool::FakeTool;
 pub use laptop::Laptop;

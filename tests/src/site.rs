@@ -18,6 +18,7 @@ use serde_json::{Map, Value};
 use tempfile::TempDir;
 
 use crate::process::{Finished, Running};
+use crate::tool;
 
 /// A temporary data directory.
 #[derive(Debug)]
@@ -164,6 +165,7 @@ impl Site {
     /// An executor for this step, about to be started.
     pub fn executor(&self, job: &JobData) -> ExecutorRun<'_> {
         self.executor_with_data(Some(&encoding::encode(job)))
+            .env("PATH", tool::search_path(job.tool()))
     }
 
     /// An executor with this text as job data.

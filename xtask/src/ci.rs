@@ -31,6 +31,8 @@ enum Stage {
     Chart,
     /// The tests that need a cluster, with the control plane of Kubernetes
     Cluster,
+    /// The journeys of the tool, with OpenTofu, Terraform and providers
+    Tools,
     /// Both images, built and started; needs root
     Images,
     /// A short journey in which everything fails once
@@ -86,6 +88,7 @@ impl Stage {
             Self::Fuzz => fuzz::short(),
             Self::Chart => chart(),
             Self::Cluster => Staged::Cluster.run(&[]),
+            Self::Tools => tools(),
             Self::Images => Staged::Images.run(&[]),
             Self::Chaos => Staged::Chaos.run(&[]),
             Self::Bench => bench::stage(),
@@ -98,7 +101,7 @@ impl Stage {
             Self::Lint | Self::Fuzz => &[Purpose::Fuzz],
             Self::Chart | Self::Cluster => &[Purpose::Tests, Purpose::Chart],
             Self::Images => &[Purpose::Tests, Purpose::Images],
-            Self::Chaos | Self::Bench => &[Purpose::Tests],
+            Self::Tools | Self::Chaos | Self::Bench => &[Purpose::Tests],
         }
     }
 }
@@ -120,6 +123,17 @@ fn chart() -> Result<()> {
     };
     // One failure tells less than all of them.
     Staged::Chart.run(&[]).and(suites)
+}
+
+/// Outside CI, tests for which a program cannot be had are skipped one by one, and say so.
+fn tools() -> Result<()> {
+    if let Err(error) = setup::opentofu::ensure() {
+        if env::var_os("CI").is_some() {
+            return Err(error.context("in CI no test is skipped"));
+        }
+        complain(&format!("tests are skipped: {error:#}"));
+    }
+    Staged::Tools.run(&[])
 }
 
 /// Warnings are refused through clippy's arguments: `RUSTFLAGS` would compile the dependencies again.

@@ -1,6 +1,7 @@
 //! The programs the tests run against. Everything the default suite needs is either here or built by cargo.
 
 pub(crate) mod kubernetes;
+pub(crate) mod opentofu;
 mod program;
 mod servers;
 pub(crate) mod unittest;

@@ -14,18 +14,26 @@ pub(crate) enum Staged {
     Images,
     Cluster,
     Chart,
+    Tools,
     Chaos,
 }
 
 impl Staged {
     /// In the order in which they claim tests.
-    const ALL: [Self; 4] = [Self::Images, Self::Cluster, Self::Chart, Self::Chaos];
+    const ALL: [Self; 5] = [
+        Self::Images,
+        Self::Cluster,
+        Self::Chart,
+        Self::Tools,
+        Self::Chaos,
+    ];
 
     const fn word(self) -> &'static str {
         match self {
             Self::Images => "images::",
             Self::Cluster => "in_cluster::",
             Self::Chart => "chart::",
+            Self::Tools => "tools::",
             Self::Chaos => "in_chaos",
         }
     }
@@ -56,8 +64,8 @@ impl Staged {
         let own = [self.word()];
         let only = if named.is_empty() { &own } else { named };
         let environment = kubeconfig.map(cluster::environment);
-        // Those in a cluster wait far more than they compute.
-        let waits = self == Self::Cluster;
+        // Those in a cluster and those of the tools wait far more than they compute.
+        let waits = matches!(self, Self::Cluster | Self::Tools);
         run_tests(
             only,
             &self.before(),
@@ -68,7 +76,7 @@ impl Staged {
 }
 
 /// The words of all tests that are left to a stage.
-pub(crate) fn words() -> [&'static str; 4] {
+pub(crate) fn words() -> [&'static str; 5] {
     Staged::ALL.map(Staged::word)
 }
 

@@ -110,7 +110,12 @@ impl Structured {
             if let Some(actions) = change["action"].as_str().and_then(actions) {
                 entry.insert("actions".into(), json!(actions));
             }
-            set(entry, "action", &change["action"]);
+            // The word for what is forgotten is not one that user interfaces know.
+            if change["action"] == "remove" {
+                entry.insert("action".into(), json!("unknown"));
+            } else {
+                set(entry, "action", &change["action"]);
+            }
             entry.insert("status".into(), json!("planned"));
         });
     }
@@ -201,11 +206,18 @@ impl Structured {
     }
 
     /// Completes an apply from the new state: values unknown to the plan are filled in unless plan or state calls them
-    /// sensitive, and after one that did `all` of it what was still pending and is there has been applied.
+    /// sensitive. After one that did `all` of it, what is there has been applied, and so has what was forgotten. The tool
+    /// reports neither of these, nor what was only moved or imported.
     pub fn complete_from_state(&mut self, state: &Value, all: bool) {
         let mut resources = HashMap::new();
         collect_resources(&state["values"]["root_module"], &mut resources);
         for change in &mut self.changes {
+            let is_open = ["pending", "planned"]
+                .iter()
+                .any(|status| change.get("status").is_some_and(|known| known == status));
+            if all && is_open && change.get("actions") == Some(&json!(["forget"])) {
+                change.insert("status".into(), json!("applied"));
+            }
             let Some(resource) = change
                 .get("address")
                 .and_then(Value::as_str)
@@ -213,7 +225,7 @@ impl Structured {
             else {
                 continue;
             };
-            if all && change.get("status").and_then(Value::as_str) == Some("pending") {
+            if all && is_open {
                 change.insert("status".into(), json!("applied"));
             }
             fill_unknown(change, resource);
@@ -376,6 +388,7 @@ fn planned_entry(resource: &Value) -> Map<String, Value> {
 fn actions(word: &str) -> Option<Vec<&str>> {
     match word {
         "create" | "read" | "update" | "delete" => Some(vec![word]),
+        "remove" => Some(vec!["forget"]),
         _ => None,
     }
 }
@@ -507,6 +520,33 @@ fn all_false(marks: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The tool announces these again before an apply, and then says nothing more of them.
+    #[test]
+    fn what_is_moved_imported_or_forgotten_is_applied_with_the_rest() {
+        let announced = |address: &str, action: &str| json!({"type": "planned_change", "change": {"resource": {"addr": address}, "action": action}});
+        let events = [
+            announced("a.moved", "move"),
+            announced("a.imported", "import"),
+            announced("a.forgotten", "remove"),
+            announced("a.gone", "create"),
+        ];
+        let state = json!({"values": {"root_module": {"resources": [
+            {"address": "a.moved"}, {"address": "a.imported"},
+        ]}}});
+        for (all, expected) in [
+            (true, ["applied", "applied", "applied", "planned"]),
+            (false, ["planned"; 4]),
+        ] {
+            let mut structured = after(&events);
+            structured.complete_from_state(&state, all);
+            let changes = structured.changes();
+            let statuses: Vec<_> = (0..4).map(|at| changes[at]["status"].clone()).collect();
+            assert_eq!(statuses, expected, "{changes}");
+            assert_eq!(changes[2]["action"], "unknown", "{changes}");
+            assert_eq!(changes[2]["actions"], json!(["forget"]), "{changes}");
+        }
+    }
 
     fn after(events: &[Value]) -> Structured {
         let mut structured = Structured::default();

@@ -29,11 +29,14 @@ const CURL: [&str; 11] = [
     "--output",
 ];
 
+/// Writes a program to a path.
+type Make<'s> = dyn Fn(&Path) -> Result<()> + 's;
+
 /// Where a program comes from that the cache lacks.
 pub(super) struct Source<'s> {
     pub(super) name: &'s str,
-    /// Writes the program to a path and checks it, where its project publishes it.
-    pub(super) download: Option<&'s dyn Fn(&Path) -> Result<()>>,
+    /// Checks what it writes. `None` if the project publishes no program.
+    pub(super) download: Option<&'s Make<'s>>,
     pub(super) build: GoBuild<'s>,
     /// What else a person can do to have it.
     pub(super) elsewhere: &'s str,
@@ -113,10 +116,9 @@ pub(super) fn keep(kept: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Resul
 
 impl GoBuild<'_> {
     pub(super) fn command(&self, program: &Path) -> Command {
-        let mut flags = "-s -w".to_owned();
-        for (name, value) in &self.stamps {
-            flags.push_str(&format!(" -X {name}={value}"));
-        }
+        let stamps = self.stamps.iter();
+        let stamps = stamps.map(|(name, value)| format!("-X {name}={value}"));
+        let flags: Vec<_> = ["-s -w".to_owned()].into_iter().chain(stamps).collect();
         let mut command = Command::new("go");
         command
             .args([
@@ -124,7 +126,7 @@ impl GoBuild<'_> {
                 "-mod=readonly",
                 "-trimpath",
                 "-ldflags",
-                &flags,
+                &flags.join(" "),
                 "-o",
             ])
             .arg(program)

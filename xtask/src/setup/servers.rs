@@ -38,10 +38,15 @@ struct Part {
     install: fn(&Path) -> Result<()>,
 }
 
-fn parts() -> [Part; 6] {
+/// The folder in which `test-peers` looks for programs.
+pub(super) fn peers() -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| workspace_root().join("target"), PathBuf::from);
-    let peers = target.join("peers");
+    target.join("peers")
+}
+
+fn parts() -> [Part; 6] {
+    let peers = peers();
     [
         Part {
             folder: peers.join("python"),
