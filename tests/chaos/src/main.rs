@@ -82,7 +82,7 @@ fn chaos(args: &Args) -> Result<ExitCode> {
         .enable_all()
         .build()?;
     let summary = runtime.block_on(run_journey(&options, &kubeconfig, |line| {
-        eprintln!("{line}")
+        eprintln!("{line}");
     }))?;
     match args.output {
         Output::Text => println!("{summary}"),
