@@ -117,7 +117,7 @@ fn a_destroy_is_a_plan_and_its_apply() {
 #[case("exit 75", 75, "infrastructure")]
 #[case("exit 76", 76, "holds this step")]
 #[case("exit 101", 2, "exit code 101")]
-#[case("exit 0", 2, "without reporting")]
+#[case("exit 0", 2, "without a report")]
 #[case("kill -KILL $$", 137, "ended by SIGKILL")]
 fn the_executors_end_is_the_runs(#[case] scenario: &str, #[case] code: i32, #[case] words: &str) {
     let bench = Bench::new(scenario);
