@@ -6,8 +6,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -15,6 +16,10 @@ use crate::{Folder, runtime};
 
 /// Where control groups are.
 const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
+
+/// How long containerd may take to listen, on a busy machine.
+const START: Duration = Duration::from_mins(1);
+const POLL: Duration = Duration::from_millis(20);
 
 /// containerd and kubelet of a node.
 #[derive(Debug)]
@@ -34,7 +39,7 @@ impl Power {
         }
     }
 
-    /// Starts containerd, without the kubelet.
+    /// Starts containerd, without the kubelet. Returns when it listens: no kubelet waits for it.
     ///
     /// # Errors
     /// Fails when it does not start.
@@ -42,6 +47,14 @@ impl Power {
         let command = runtime::containerd(&self.folder)?;
         let child = runtime::start("containerd", command, &self.folder)?;
         self.running.push(child);
+        let until = Instant::now() + START;
+        while let Err(error) = UnixStream::connect(self.folder.path("containerd.sock")) {
+            if Instant::now() > until {
+                return Err(error)
+                    .context("containerd does not listen; its log is beside its socket");
+            }
+            thread::sleep(POLL);
+        }
         Ok(())
     }
 

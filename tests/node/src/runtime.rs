@@ -69,6 +69,8 @@ pub fn kubelet(program: &Path, folder: &Folder) -> Result<Command> {
         "podLogsDir": folder.path("logs-of-pods"),
         "resolvConf": "",
         "serializeImagePulls": false,
+        // As it is where control groups are of version 1: not all of a container is killed for the memory of one process.
+        "singleProcessOOMKill": true,
         "volumePluginDir": folder.path("volume-plugins"),
     });
     let file = folder.path("kubelet.json");
