@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use crate::setup::{self, Purpose};
 use crate::suite::{cargo, run_tests};
 use crate::terminal::{complain, run_stage, say};
-use crate::{bench, cluster, fuzz};
+use crate::{bench, cluster, fuzz, node};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -31,6 +31,8 @@ enum Stage {
     Cluster,
     /// Both images, built and started; needs root
     Images,
+    /// Both images on a node with a real kubelet; needs root
+    Node,
     /// A short journey in which everything fails once
     Chaos,
     /// Measurements against their floors and goals
@@ -88,6 +90,7 @@ impl Stage {
         match self {
             Self::Chart => Some("chart::"),
             Self::Images => Some("images::"),
+            Self::Node => Some(node::TESTS),
             Self::Chaos => Some("in_chaos"),
             // The suite runs them too, in a cluster of their own process.
             Self::Lint | Self::Fuzz | Self::Cluster | Self::Bench => None,
@@ -104,6 +107,7 @@ impl Stage {
                 run_tests(&named, &[])
             }
             Self::Cluster => cluster::run(&[]),
+            Self::Node => node::run(&[]),
             Self::Bench => bench::stage(),
         }
     }
@@ -112,7 +116,7 @@ impl Stage {
         match self {
             // Clippy compiles the engine of the fuzz targets too.
             Self::Lint | Self::Fuzz => &[Purpose::Fuzz],
-            Self::Chart | Self::Cluster => &[Purpose::Tests, Purpose::Chart],
+            Self::Chart | Self::Cluster | Self::Node => &[Purpose::Tests, Purpose::Chart],
             Self::Images => &[Purpose::Tests, Purpose::Images],
             Self::Chaos | Self::Bench => &[Purpose::Tests],
         }
@@ -164,6 +168,9 @@ mod tests {
 
     #[test]
     fn the_tests_of_a_stage_are_those_the_suite_leaves_out() {
-        assert_eq!(staged_tests(), ["chart::", "images::", "in_chaos"]);
+        assert_eq!(
+            staged_tests(),
+            ["chart::", "images::", "real_node::", "in_chaos"]
+        );
     }
 }

@@ -8,10 +8,9 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::fuzz;
 use crate::setup::kubernetes;
-use crate::suite::{self, cargo};
-use crate::terminal::{run_stage, say};
+use crate::suite;
+use crate::terminal::say;
 use crate::workspace_root;
 
 /// Names the kubeconfig of the cluster in which tests run (`test_cluster::Target`).
@@ -66,19 +65,7 @@ struct ControlPlane {
 
 impl ControlPlane {
     fn start(programs: &[PathBuf]) -> Result<Self> {
-        run_stage(
-            "control plane",
-            // All that the tests are, as they are built: any other choice is compiled for it alone.
-            &mut cargo([
-                "test",
-                "--workspace",
-                "--exclude",
-                fuzz::PACKAGE,
-                "--locked",
-                "--all-targets",
-                "--no-run",
-            ]),
-        )?;
+        suite::build("control plane")?;
         let target = env::var_os("CARGO_TARGET_DIR")
             .map_or_else(|| workspace_root().join("target"), PathBuf::from);
         let mut process = Command::new(target.join("debug/control-plane"))

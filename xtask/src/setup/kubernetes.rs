@@ -1,4 +1,4 @@
-//! The programs of a control plane: from `KUBEBUILDER_ASSETS`, else from the user's cache, else downloaded into it, else built
+//! The programs of Kubernetes: from `KUBEBUILDER_ASSETS`, else from the user's cache, else downloaded into it, else built
 //! there from Go modules. Knows how to get them; knows nothing of how they are started.
 
 use std::env;
@@ -29,6 +29,8 @@ const KUBERNETES: [&str; 3] = [
     "kube-controller-manager",
     "kube-scheduler",
 ];
+/// Of the same release, for a node.
+const NODE: [&str; 2] = ["kubelet", "kube-proxy"];
 /// What a connection may take, and the slowest that is worth waiting for.
 const CURL: [&str; 11] = [
     "--fail",
@@ -44,18 +46,24 @@ const CURL: [&str; 11] = [
     "--output",
 ];
 
-/// Makes sure of all programs. In the order of `control-plane`'s arguments: etcd, API server, controller manager, scheduler.
+/// Makes sure of the programs of a control plane. In the order of `control-plane`'s arguments: etcd, API server, controller manager, scheduler.
 pub(crate) fn programs() -> Result<Vec<PathBuf>> {
     let cache = cache()?;
     let mut programs = vec![etcd(&cache)?];
     for name in KUBERNETES {
-        let program = match present(name, &cache) {
-            Some(program) => program,
-            None => make(name, &cache)?,
-        };
-        programs.push(program);
+        programs.push(of_release(name, &cache)?);
     }
     Ok(programs)
+}
+
+/// Makes sure of the programs of a node: kubelet and kube-proxy.
+pub(crate) fn programs_of_nodes() -> Result<Vec<PathBuf>> {
+    let cache = cache()?;
+    NODE.iter().map(|name| of_release(name, &cache)).collect()
+}
+
+fn of_release(name: &str, cache: &Path) -> Result<PathBuf> {
+    present(name, cache).map_or_else(|| make(name, cache), Ok)
 }
 
 /// The release that is built and downloaded.
