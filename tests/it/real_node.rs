@@ -347,8 +347,8 @@ impl Stage {
     /// How often the tool made the resource of [`endless`].
     fn times_begun(&self, job: u32, kind: &str) -> usize {
         let output = terraform::whole(&self.output(job, kind), |line| line == BEGUN);
-        let said = format!("(local-exec): {BEGUN}");
-        output.lines().filter(|line| line.ends_with(&said)).count()
+        let is_said = |line: &&str| line.contains("(local-exec):") && line.ends_with(BEGUN);
+        output.lines().filter(is_said).count()
     }
 }
 

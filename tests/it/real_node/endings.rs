@@ -104,23 +104,14 @@ async fn the_charts_budget_keeps_an_apply_from_being_evicted() {
     };
     let job = stage.start(endless(), Flow::only(APPLY));
     let pod = stage.at_work(job, APPLY).await;
-    let evicted = stage
-        .place
-        .all::<Pod>()
-        .evict(&pod, &EvictParams::default())
-        .await;
-    match evicted {
-        Err(kube::Error::Api(status)) => assert_eq!(status.code, 429, "{status:?}"),
-        other => panic!("{other:?}"),
-    }
-    assert_eq!(stage.pods_of(&stage.name(job, APPLY)).await.len(), 1);
-    stage.platform.cancel(job).await;
-    let (verdict, output) = stage.verdict(job, APPLY).await;
-    assert_eq!(
-        verdict.kind,
-        VerdictKind::Cancelled,
-        "{verdict:#?}\n{output}"
-    );
+    let pods = stage.place.all::<Pod>();
+    let params = EvictParams::default();
+    let asked = pods.evict(&pod, &params);
+    // The client asks again and again while the answer is "not now".
+    let evicted = tokio::time::timeout(Duration::from_secs(5), asked).await;
+    assert!(!matches!(evicted, Ok(Ok(_))), "{evicted:?}");
+    let pod = pods.get(&pod).await.unwrap();
+    assert_eq!(pod.metadata.deletion_timestamp, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -155,7 +146,7 @@ async fn a_native_sidecar_that_ignores_its_end_does_not_keep_a_finished_run_runn
     // The kubelet gives it all of the grace period to end.
     let with_sidecar = json!({"executor": {
         "sidecars": [stubborn],
-        "applyTerminationGracePeriodSeconds": 15,
+        "applyTerminationGracePeriodSeconds": 30,
     }});
     let Some(stage) = Stage::with(with_sidecar).await else {
         return;
