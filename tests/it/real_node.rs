@@ -146,13 +146,11 @@ impl Place {
                 tokio::time::sleep(POLL).await;
             }
         };
-        match tokio::time::timeout(PATIENCE, wait).await {
-            Ok(found) => found,
-            Err(_) => panic!(
-                "{what}: not in time, but {:#}",
-                json!([self.list::<Job>().await, self.list::<Pod>().await])
-            ),
+        if let Ok(found) = tokio::time::timeout(PATIENCE, wait).await {
+            return found;
         }
+        let there = json!([self.list::<Job>().await, self.list::<Pod>().await]);
+        panic!("{what}: not in time, but {there:#}")
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Secret};
-use kube::ResourceExt as _;
+use kube::ResourceExt;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 use test_platform::{Flow, Status, Variable};
@@ -46,7 +46,7 @@ async fn a_plan_and_an_apply_run_through_and_leave_nothing() {
         output.contains("Apply complete! Resources: 1 added"),
         "{output}"
     );
-    let state: Vec<Value> = stage
+    let stored: Vec<Value> = stage
         .store
         .objects()
         .unwrap()
@@ -54,7 +54,7 @@ async fn a_plan_and_an_apply_run_through_and_leave_nothing() {
         .filter_map(|(_, content)| serde_json::from_slice(content).ok())
         .collect();
     let made = |state: &Value| state["outputs"]["greeting"]["value"] == "good day";
-    assert!(state.iter().any(made), "{state:?}");
+    assert!(stored.iter().any(made), "{stored:?}");
 
     // By its time to live, with everything it owns.
     let of_run = |name: String| name.starts_with("job-").then_some(name);
@@ -105,7 +105,7 @@ async fn a_launcher_that_is_replaced_under_load_loses_no_run_and_doubles_none() 
         expected.insert(stage.name(job, "terraformApply"));
     }
     let made = stage.place.list::<Job>().await;
-    let made: BTreeSet<_> = made.iter().map(|job| job.name_any()).collect();
+    let made: BTreeSet<_> = made.iter().map(ResourceExt::name_any).collect();
     assert_eq!(made, expected);
     for name in &expected {
         assert_eq!(stage.pods_of(name).await.len(), 1, "{name}");

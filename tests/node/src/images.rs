@@ -1,6 +1,7 @@
 //! The images of the node: both of Mayfly, built of the programs of the tests, the executor's with a tool in it, and one
 //! for the containers that hold a pod together.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -49,7 +50,7 @@ pub fn archives(programs: &Path, kept: &Path) -> Result<Vec<PathBuf>> {
             .metadata()
             .with_context(|| format!("there is no `{}`", file.display()))?;
         let changed = found.modified()?.duration_since(UNIX_EPOCH)?.as_nanos();
-        of.push_str(&format!("{} {} {changed}\n", file.display(), found.len()));
+        writeln!(of, "{} {} {changed}", file.display(), found.len())?;
     }
     let layouts: Vec<_> = ["mayfly-launcher", "mayfly-executor", "pause"]
         .map(|name| kept.join(name))

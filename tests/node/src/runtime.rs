@@ -22,20 +22,20 @@ pub const NODE_NAME: &str = "node-1";
 pub fn containerd(folder: &Folder) -> Result<Command> {
     let config = format!(
         "version = 2\n\
-         root = {:?}\n\
-         state = {:?}\n\
+         root = '{}'\n\
+         state = '{}'\n\
          [grpc]\n\
-         address = {:?}\n\
+         address = '{}'\n\
          [plugins.\"io.containerd.grpc.v1.cri\"]\n\
          sandbox_image = {PAUSE:?}\n\
          restrict_oom_score_adj = true\n\
          [plugins.\"io.containerd.grpc.v1.cri\".cni]\n\
          bin_dir = {PLUGINS:?}\n\
-         conf_dir = {:?}\n",
-        folder.path("containerd"),
-        folder.path("containerd-state"),
-        folder.path("containerd.sock"),
-        folder.path("network"),
+         conf_dir = '{}'\n",
+        folder.path("containerd").display(),
+        folder.path("containerd-state").display(),
+        folder.path("containerd.sock").display(),
+        folder.path("network").display(),
     );
     let file = folder.path("containerd.toml");
     fs::write(&file, config).with_context(|| format!("could not write `{}`", file.display()))?;
