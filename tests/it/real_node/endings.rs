@@ -42,7 +42,9 @@ async fn a_tool_that_is_killed_for_its_memory_is_told_with_what_to_do() {
     let advice = verdict.advice.unwrap();
     assert!(advice.contains("raise the memory limit"), "{advice}");
     let output = stage.output(job, "terraformPlan");
-    assert!(output.contains("The tool was killed"), "{output}");
+    // Which process it kills is the kernel's choice: where it is the executor too, the launcher tells of it.
+    let by_executor = output.contains("The tool was killed");
+    assert!(by_executor || output.contains(&advice), "{output}");
 }
 
 /// The kernel kills only the largest process, where control groups are of version 1 or the kubelet is set so.
