@@ -1,5 +1,5 @@
-//! The order to stop, from SIGTERM, SIGINT or SIGHUP to everything that waits. What stopping means is decided
-//! by whoever hears it.
+//! The order to stop, from SIGTERM, SIGINT or SIGHUP to everything that waits. Each receiver decides
+//! what stopping means.
 
 use std::io;
 use std::time::Duration;

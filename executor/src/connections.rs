@@ -38,7 +38,7 @@ impl Connections {
     pub(crate) fn open(config: &Config, folders: &Folders) -> Result<Self, StepError> {
         let (terrakube, redis) = config.network()?;
         if terrakube.is_none() && config.run.records == Some(Records::Pod) {
-            warn!("the record of this step ends with its pod: nobody may start the step again");
+            warn!("the record of this step ends with its pod: the step must not be started again");
         }
         let platform = match terrakube {
             Some(settings) => Platform::Terrakube(

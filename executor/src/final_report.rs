@@ -1,7 +1,7 @@
 //! The end of the process: the final report and the exit code. The report names its author and is sealed, because the code
 //! that a run executes can write to the same file.
 //!
-//! Knows nothing of how the step came to its outcome.
+//! Does not know the phases that led to the outcome.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -91,7 +91,7 @@ impl ReportWriter {
         };
         let message = report.to_termination_message(self.key.as_ref());
         if let Err(error) = write_file(path, &message) {
-            debug!(%error, path = %path.display(), "no termination message was left");
+            debug!(%error, path = %path.display(), "the termination message could not be written");
         }
     }
 }

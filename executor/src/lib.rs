@@ -172,7 +172,7 @@ async fn run_step(
     deadline: &LastDeadline,
 ) -> FinishedRun {
     if let Err(failure) = listening {
-        error!(error = %failure, "cannot listen for signals: a stop order would not be heard");
+        error!(error = %failure, "cannot listen for signals: a request to stop would be lost");
         let report = FinalReport {
             outcome: Exit::Infrastructure.code(),
             unreported: true,

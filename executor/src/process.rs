@@ -164,7 +164,7 @@ pub trait Consumer: Send {
     fn consume(&mut self, chunk: &[u8]) -> impl Future<Output = ()> + Send;
 }
 
-/// Collects output in memory, up to a limit; what lies beyond it is dropped and noted.
+/// Collects output in memory, up to a limit; the rest is dropped, and that is noted.
 #[derive(Debug, Default)]
 pub struct Capture {
     pub bytes: Vec<u8>,

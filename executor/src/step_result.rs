@@ -1,6 +1,6 @@
 //! How a step ended, before anything of it is reported.
 //!
-//! Knows neither the phases that led to it nor the platform that is told.
+//! Knows neither the phases that led to it nor the platform.
 
 use job_contract::Exit;
 use job_contract::report::{

@@ -140,7 +140,7 @@ pub enum PlanError {
     #[error("the job has a reviewed plan, but the platform no longer knows where it is stored")]
     Unknown,
     /// What the plan step noted cannot be read.
-    #[error("`{reference}` is not what a plan step notes of its plan")]
+    #[error("`{reference}` is no reference to a stored plan")]
     BadNote {
         reference: String,
         #[source]
@@ -217,7 +217,7 @@ pub struct Handover<'h> {
     pub view: &'h StepView,
     pub context: &'h Map<String, Value>,
     pub store: &'h Store,
-    /// A folder nobody else can look into.
+    /// A folder that no other user can read.
     pub private: &'h Path,
     /// Whether a platform keeps the job's steps and its plan on record. Where none does, the note in the store counts.
     pub on_record: bool,

@@ -1,7 +1,10 @@
 //! The programs the tests run against. Everything the default suite needs is either here or built by cargo.
 
 pub(crate) mod kubernetes;
+pub(crate) mod opentofu;
+mod program;
 mod servers;
+pub(crate) mod unittest;
 
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -127,7 +130,7 @@ const NEEDS: &[Need] = &[
         present: || works("groovy", &["--version"]),
     },
     Need {
-        // Runs an S3 service, and brings one of Google Cloud Storage, Helm and checks of manifests.
+        // Runs an S3 service, and brings one of Google Cloud Storage, Helm and a scan of manifests.
         program: "python3 with venv",
         purpose: Purpose::Tests,
         packages: &["python3", "python3-venv"],

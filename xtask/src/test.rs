@@ -6,16 +6,17 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::setup::{self, Purpose};
+use crate::staged::Staged;
 use crate::suite::run_tests;
 use crate::terminal::say;
-use crate::{ci, cluster, node};
+use crate::{cluster, staged};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Skip making sure of the programs the tests use
     #[arg(long)]
     no_setup: bool,
-    /// Run the tests that have a cluster in a real one, or those on a real node
+    /// Run the tests that need a cluster, or those on a real node
     #[arg(value_enum)]
     part: Option<Part>,
     /// In the one `KUBECONFIG` names, instead of a control plane of their own
@@ -28,7 +29,7 @@ pub(crate) struct Args {
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Part {
-    /// Against the control plane of Kubernetes
+    /// With the control plane of Kubernetes
     Cluster,
     /// On a node with a real kubelet; needs root
     Node,
@@ -46,14 +47,16 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     let filters: Vec<_> = args.filters.iter().map(String::as_str).collect();
     match args.part {
-        Some(Part::Cluster) if args.existing => cluster::run_in_existing(&filters)?,
-        Some(Part::Cluster) => cluster::run(&filters)?,
+        Some(Part::Cluster) if args.existing => {
+            Staged::Cluster.run_in(Some(&cluster::existing()?), &filters)?;
+        }
+        Some(Part::Cluster) => Staged::Cluster.run(&filters)?,
         Some(Part::Node) if args.existing => {
             bail!("the node is always its own: leave out `--existing`")
         }
-        Some(Part::Node) => node::run(&filters)?,
-        None if filters.is_empty() => run_tests(&[], &ci::staged_tests())?,
-        None => run_tests(&filters, &[])?,
+        Some(Part::Node) => Staged::Node.run(&filters)?,
+        None if filters.is_empty() => run_tests(&[], &staged::words(), &[], false)?,
+        None => run_tests(&filters, &[], &[], false)?,
     }
     say(&format!(
         "==> all of it: {:.1} s",

@@ -31,7 +31,7 @@ pub(crate) struct Streams {
 /// Why an executor could not be started or watched.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExecutorError {
-    #[error("this program cannot find itself to start the built-in executor")]
+    #[error("could not find the path of this program, which contains the executor")]
     NoSelf(#[source] io::Error),
     #[error("could not start the executor `{}`", path.display())]
     Start {
@@ -136,7 +136,7 @@ pub(crate) fn judge(ended: Ended) -> (Exit, Option<String>) {
         (None, None) => (
             Exit::Defect,
             Some(format!(
-                "the executor ended with exit code {code}, which means nothing"
+                "the executor ended with exit code {code}, which has no meaning"
             )),
         ),
     }

@@ -38,7 +38,7 @@ pub enum StoreError {
         source: io::Error,
     },
     /// A reference that points outside the store.
-    #[error("`{reference}` does not lie in this store")]
+    #[error("`{reference}` is not in this store")]
     Foreign { reference: String },
     /// There is no such object.
     #[error("`{object}` does not exist")]
@@ -51,7 +51,7 @@ pub enum StoreError {
         limit: u64,
     },
     /// There is no such bucket.
-    #[error("{service} has no bucket `{bucket}`, which is the one `{setting}` names")]
+    #[error("{service} has no bucket `{bucket}`, which `{setting}` names")]
     NoBucket {
         service: &'static str,
         bucket: String,

@@ -303,8 +303,8 @@ impl Redis {
             .await
     }
 
-    /// Sets a key that is not there, for all callers at once: one of them takes it. Whoever asks again with the
-    /// value it took the key with has it still.
+    /// Sets a key that is not there, for all callers at once: one of them takes it. A caller that asks again
+    /// with the value it took the key with still has the key.
     pub async fn take(
         &self,
         key: &[u8],

@@ -90,7 +90,7 @@ impl Delivery<'_> {
                 }
                 Err(SinkError::Gone(error)) => {
                     warn!(sink = %self.name, line = self.next_line, %error,
-                        "nobody reads this sink of the run's log any more");
+                        "this sink of the run's log has no reader any more");
                     self.feed.note_error(&error);
                     self.feed.close();
                     return false;

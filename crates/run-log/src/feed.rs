@@ -37,7 +37,7 @@ struct State {
     too_slow: bool,
     /// Nothing will be added.
     ended: bool,
-    /// The sink has nobody to deliver to.
+    /// The sink has no receiver.
     closed: bool,
     deadline: Option<Instant>,
     /// Ends the wait for a sink that has failed from the beginning.

@@ -4,7 +4,7 @@
 //!
 //! Writers assemble and redact whole chunks where they are called, and hand them to one thread that appends to the
 //! spool. Each sink has a thread of its own that reads the spool from its own position, so that memory stays small
-//! however far a sink is behind, and a sink that is away delays nobody. Writers wait for the disk, never for a
+//! however far a sink is behind, and a sink that is away delays no writer. Writers wait for the disk, never for a
 //! sink. Threads rather than tasks: all of them block (on disks, pipes, terminals), some for as long as they
 //! please, and a blocked thread of the runtime's pool would keep the runtime from shutting down.
 //!

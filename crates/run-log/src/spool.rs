@@ -87,7 +87,7 @@ impl Spool {
         let mut spool = Self::over(path, file, max_bytes);
         // Room is a comfort: a disk that is full already shall not keep the log from the sinks.
         if let Err(error) = spool.hold(0) {
-            warn!(%error, "could not hold room on the disk of the run's log");
+            warn!(%error, "could not reserve disk space for the run's log");
         }
         Ok(spool)
     }
@@ -317,7 +317,7 @@ impl Spool {
         if let Some(gap) = self.gap.take()
             && !self.write_notice(&gap)
         {
-            warn!(path = %self.path.display(), "could not say in the run's log on disk what it lacks");
+            warn!(path = %self.path.display(), "could not note the missing lines in the run's log on disk");
         }
         for feed in &self.feeds {
             feed.end();
@@ -333,7 +333,7 @@ impl Spool {
 impl Drop for Spool {
     fn drop(&mut self) {
         if let Err(error) = self.file.set_len(self.length) {
-            warn!(path = %self.path.display(), %error, "could not cut the room that was held off the run's log");
+            warn!(path = %self.path.display(), %error, "could not remove the reserved space from the run's log");
         }
     }
 }

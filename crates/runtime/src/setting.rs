@@ -53,7 +53,10 @@ pub struct Setting<T>(Result<Option<T>, SettingProblem>);
 impl<T: SettingValue> Setting<T> {
     fn parse(name: String, variable: &OsStr, text: &OsStr) -> Self {
         let Some(text) = text.to_str() else {
-            return Self(Err(SettingProblem::new(name, "is not UTF-8")));
+            return Self(Err(SettingProblem::new(
+                name,
+                "is not UTF-8 text, as every setting must be",
+            )));
         };
         let text = text.trim();
         let placeholder = text
@@ -298,7 +301,10 @@ mod tests {
         assert_eq!(parsed.settings.port.read(&mut problems), None);
         assert_eq!(parsed.settings.name.read(&mut problems), None);
         assert_eq!(problems[0].variable, "--port");
-        assert_eq!(problems[1].to_string(), "`--name` is not UTF-8");
+        assert_eq!(
+            problems[1].to_string(),
+            "`--name` is not UTF-8 text, as every setting must be"
+        );
     }
 
     #[test]

@@ -80,7 +80,7 @@ async fn report_running(run: &RunContext<'_>, workspace: &Workspace) -> Option<S
         Err(error) => {
             warn!(
                 error = chain(&error),
-                "the step could not be reported as running, trying again beside it"
+                "the step could not be reported as running, trying again in parallel"
             );
             run.repeated_report.get_or_init(|| running.repeat());
         }

@@ -136,8 +136,8 @@ impl LiveView {
                 live.finish(LAST_UPDATE).await;
             }
             Ok(Ok(None)) => {}
-            Ok(Err(error)) => warn!(%error, "the picture of the run ended by a defect"),
-            Err(_) => debug!("the last picture of the run was not published in time"),
+            Ok(Err(error)) => warn!(%error, "the view of the run ended because of a defect"),
+            Err(_) => debug!("the last view of the run was not published in time"),
         }
     }
 }
@@ -203,7 +203,7 @@ impl Show {
                 self.failing = true;
                 warn!(
                     error = chain(&error),
-                    "the job context could not be updated, the next picture is tried again"
+                    "the job context could not be updated, the next view is tried again"
                 );
             }
         }

@@ -179,7 +179,8 @@ impl Rescue<'_, '_> {
             () = deadline.over() => {}
         }
         if let Some(Ok(kept)) = &progress.kept {
-            let text = format!("The state is kept in {kept}. Trying on to store it.");
+            let text =
+                format!("The state is kept in {kept}. The executor tries again to store it.");
             self.log(&text).await;
         } else if progress.is_first {
             self.log("The state could neither be stored nor kept: trying again.")
@@ -257,10 +258,10 @@ impl Rescue<'_, '_> {
         let (place, hint) = match save(&lasting).or_else(|_| save(&run.folders.work)) {
             Ok(path) => {
                 let path = path.display().to_string();
-                (format!(" and lies in {path}"), Some(self.push_hint(&path)))
+                (format!(" and is in {path}"), Some(self.push_hint(&path)))
             }
             Err(error) => {
-                warn!(%error, "the state could not be laid aside");
+                warn!(%error, "no copy of the state could be kept");
                 (String::new(), None)
             }
         };

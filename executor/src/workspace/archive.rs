@@ -1,8 +1,8 @@
-//! Unpacks a gzip-compressed tar archive that nobody vouches for. Knows nothing of where it came from.
+//! Unpacks a gzip-compressed tar archive from an untrusted source. Does not know the source.
 //!
 //! Nothing is ever written outside the target: names are taken apart into plain components, a folder on the way is
 //! used only if it is a real folder, files are always created anew, and links are kept only if they lead back
-//! into the target. The target must be an empty folder nobody else writes to meanwhile.
+//! into the target. The target must be an empty folder that no other process writes to meanwhile.
 
 use std::cell::Cell;
 use std::collections::HashSet;

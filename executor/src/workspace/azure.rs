@@ -205,7 +205,7 @@ pub enum AzureError {
     /// A configured address is no URL.
     #[error("`{address}` is not the address of an Azure token service")]
     BadAddress { address: String },
-    /// The service said no.
+    /// The service refused.
     #[error("the {identity} was refused with status {status}: {detail}")]
     Refused {
         identity: Identity,

@@ -1,5 +1,5 @@
-//! A real control plane on free ports of loopback: etcd, the API server and, where they are wanted, the controller manager
-//! and the scheduler. It has no nodes: those are the tests' own. For real nodes the API server has another address.
+//! The control plane of Kubernetes on free ports of loopback: etcd, the API server and, where they are wanted, the controller
+//! manager and the scheduler. It has no nodes: those are the tests' own. For real nodes the API server has another address.
 //!
 //! All processes end with the value; they stay in the process group of whoever starts it, so that whoever ends that by force
 //! ends them too.
@@ -66,17 +66,6 @@ pub struct Programs {
     pub api_server: PathBuf,
     /// `kube-controller-manager` and `kube-scheduler`. Without them nothing happens to objects but what clients do.
     pub controllers: Option<[PathBuf; 2]>,
-}
-
-impl Programs {
-    /// Those of a folder that make an API server.
-    pub fn api_server_of(folder: &Path) -> Self {
-        Self {
-            etcd: folder.join("etcd"),
-            api_server: folder.join("kube-apiserver"),
-            controllers: None,
-        }
-    }
 }
 
 /// A running control plane.

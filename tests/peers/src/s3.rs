@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::daemon::{Daemon, address_in, installed};
 use crate::http::{Request, Response, Server, ask, pass_on};
 
-/// A service with one bucket and one user, who may do everything with it.
+/// A service with one bucket, and one user with all rights.
 #[derive(Debug)]
 pub struct S3 {
     address: SocketAddr,

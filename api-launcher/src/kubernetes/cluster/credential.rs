@@ -58,7 +58,7 @@ impl CredentialError {
     pub const fn hint(&self) -> &'static str {
         match self {
             Self::Plugin { .. } | Self::PluginAnswer => {
-                "run the command of the kubeconfig's `exec` by itself to see what it says"
+                "run the command of the kubeconfig's `exec` by itself to see its output"
             }
             Self::PluginStart(_) => {
                 "install the command that the kubeconfig's `exec` names, or name it by its whole path"

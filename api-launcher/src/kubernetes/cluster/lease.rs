@@ -45,7 +45,7 @@ impl LeaseSettings {
     }
 }
 
-/// How it stands with the Lease, for whoever asks a replica about its health.
+/// The state of the Lease, for the health checks of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseState {
     /// This replica holds it and works, or is about to.
@@ -54,7 +54,7 @@ pub enum LeaseState {
     StandsBy,
     /// There is no right to hold it: this replica works on its own.
     NotAllowed,
-    /// It could not be had for as long as it lasts, for this reason: nobody may be at work.
+    /// It could not be acquired for as long as it lasts, for this reason. Perhaps no replica works.
     OutOfReach(String),
 }
 
@@ -70,7 +70,7 @@ enum Acquired {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Look {
     Held,
-    /// It was to be had, and another was faster, as the next look will tell.
+    /// It was free, and another replica acquired it first. The next look shows that replica.
     Missed,
     /// Another holds it.
     Another,
@@ -112,7 +112,7 @@ impl Cluster {
                 on_state(LeaseState::NotAllowed);
                 warn!(
                     lease = settings.name,
-                    "no right to hold a Lease: watching without one, which only a single replica may do"
+                    "no right to hold a Lease: this replica watches without one, so run a single replica"
                 );
                 tokio::select! {
                     () = &mut stop => return,
@@ -188,7 +188,7 @@ impl Cluster {
                     if cause != said {
                         warn!(
                             lease = settings.name,
-                            cause, "the Lease cannot be had; trying again"
+                            cause, "the Lease could not be acquired; trying again"
                         );
                         said = cause;
                     }

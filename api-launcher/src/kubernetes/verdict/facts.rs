@@ -181,7 +181,7 @@ pub(super) fn init_statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus>
         .filter(move |status| !sidecars.contains(&status.name.as_str()))
 }
 
-/// Every container's status, init containers and side-cars included: each of them can keep the pod from starting.
+/// Every container's status, init containers and sidecars included: each of them can keep the pod from starting.
 pub(super) fn all_statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     pod.status.iter().flat_map(|status| {
         status
@@ -262,7 +262,7 @@ pub(super) fn failed_init(pod: &Pod) -> Option<(&str, &ContainerStateTerminated)
     })
 }
 
-/// The containers beside the executor that still run, by name; native side-cars, which the kubelet ends, are not
+/// The containers beside the executor that still run, by name; native sidecars, which the kubelet ends, are not
 /// among them.
 pub(super) fn others_running(pod: &Pod) -> String {
     let statuses = pod.status.iter();

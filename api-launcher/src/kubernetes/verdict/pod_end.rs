@@ -254,7 +254,7 @@ fn by_executor(pod: &Pod, begun: Begun) -> Option<PodEnd> {
         let node = facts::node(pod).unwrap_or("?");
         return Some(PodEnd::silent(
             VerdictKind::NodeLost,
-            format!("the node `{node}` no longer knows what became of the executor"),
+            format!("the node `{node}` no longer knows how the executor ended"),
             begun,
         ));
     }
@@ -345,7 +345,7 @@ fn vanished(pod: &Pod, begun: Begun) -> PodEnd {
     if facts::phase(pod) == "Succeeded" {
         return no_pod_complete();
     }
-    let sentence = "the pod ended and left nothing that tells how".to_owned();
+    let sentence = "the pod ended and nothing shows how it ended".to_owned();
     PodEnd::silent(VerdictKind::Lost, sentence, begun)
 }
 

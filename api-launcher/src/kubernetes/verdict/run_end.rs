@@ -68,7 +68,7 @@ pub(super) fn traced(run: &RunObjects<'_>) -> Verdict {
     let mut end = if facts::terminal(run.job).is_some() {
         ended(run)
     } else {
-        let sentence = "the run's Job is gone, and nothing tells how the run ended".to_owned();
+        let sentence = "the run's Job is gone, and nothing shows how the run ended".to_owned();
         verdict(
             PodEnd::silent(VerdictKind::Lost, sentence, Begun::Unknown),
             run,
@@ -230,7 +230,7 @@ fn last_words(run: &RunObjects<'_>) -> PodEnd {
         ),
         None => silent(
             VerdictKind::Lost,
-            "the Job failed and its pod is gone: nothing tells how the run ended".to_owned(),
+            "the Job failed and its pod is gone: nothing shows how the run ended".to_owned(),
         ),
     }
 }

@@ -61,7 +61,7 @@ pub(crate) async fn kill_leftovers(work_dir: &Path) {
         warn!(
             processes = killed,
             work_dir = %work_dir.display(),
-            "killed what an executor had left at work that is gone"
+            "killed processes that an executor left behind"
         );
     }
 }

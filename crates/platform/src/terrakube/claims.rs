@@ -2,9 +2,9 @@
 //!
 //! In Redis the claim is atomic. The step's status is asked in any case: it outlives a Redis that was emptied. Without a
 //! Redis, or while it does not answer, the job context holds the claim, and is asked by those Redis grants it. The
-//! platform has no "if it is not there yet", so nobody's note counts that was not written promptly after the look that
-//! found no other, and whoever has written one waits for longer than that, and looks whose name stands there then, and
-//! whether the step is still nobody's. What cannot be seen is no claim.
+//! platform cannot write a note only if there is none. So a note counts only if it was written promptly after a look that
+//! found no other. The writer waits for longer than that. Then it looks whose name the note has, and whether the step is
+//! still unclaimed. What cannot be read is no claim.
 
 use std::time::Duration;
 

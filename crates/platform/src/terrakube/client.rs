@@ -1,5 +1,5 @@
 //! HTTP calls to the platform: signed, bounded in time and size, and tried again as long as that may help and
-//! somebody is willing to wait. Knows nothing of what the calls are about.
+//! a caller waits. Knows nothing of the content of the calls.
 
 use std::time::Duration;
 

@@ -35,7 +35,7 @@ impl Terrakube {
     }
 
     /// Merges a patch into the document as it is now. The platform refuses documents of jobs that are over or gone
-    /// (404, 409); nobody looks at those.
+    /// (404, 409), whose documents are no longer shown.
     pub async fn merge_context(
         &self,
         step: &StepRef,

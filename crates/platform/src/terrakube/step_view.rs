@@ -96,7 +96,7 @@ impl Terrakube {
         Ok(true)
     }
 
-    /// Returns once the job was cancelled, or failed by somebody else: nothing else tells an executor
+    /// Returns once the job was cancelled, or failed by another client: nothing else tells an executor
     /// (contract 11.4). A platform that does not answer has cancelled nothing. One that has not known the job for
     /// [`GONE_READS`] times has removed it, which ends it as well.
     pub async fn cancelled(&self, step: &StepRef) -> JobStatus {

@@ -1,4 +1,4 @@
-//! Makes the nodes of a test known to a real scheduler and the controllers: an object with room for everything, a Lease that
+//! Makes the nodes of a test known to the scheduler and the controllers: an object with room for everything, a Lease that
 //! is renewed, and for each node somebody who runs the pods that are bound to it.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 use super::nodes::Node;
 use super::{Runner, run};
-use crate::api_server::crud::{micro_now, now};
+use crate::clock::{micro_now, now};
 
 /// The label all nodes of a test have, and only pods of its namespaces ask for.
 pub(crate) const LABEL: &str = "mayfly.dev/test-nodes";
@@ -34,7 +34,7 @@ struct Known {
     kubelet: JoinHandle<()>,
 }
 
-/// The nodes of one test in a real cluster.
+/// The nodes of one test in a cluster that others use too.
 pub(crate) struct Registry {
     client: Client,
     runner: Arc<Runner>,
