@@ -35,6 +35,8 @@ enum Stage {
     Tools,
     /// Both images, built and started; needs root
     Images,
+    /// Both images on a node with a real kubelet; needs root
+    Node,
     /// A short journey in which everything fails once
     Chaos,
     /// Measurements against their floors and goals
@@ -90,6 +92,7 @@ impl Stage {
             Self::Cluster => Staged::Cluster.run(&[]),
             Self::Tools => tools(),
             Self::Images => Staged::Images.run(&[]),
+            Self::Node => Staged::Node.run(&[]),
             Self::Chaos => Staged::Chaos.run(&[]),
             Self::Bench => bench::stage(),
         }
@@ -99,7 +102,7 @@ impl Stage {
         match self {
             // Clippy compiles the engine of the fuzz targets too.
             Self::Lint | Self::Fuzz => &[Purpose::Fuzz],
-            Self::Chart | Self::Cluster => &[Purpose::Tests, Purpose::Chart],
+            Self::Chart | Self::Cluster | Self::Node => &[Purpose::Tests, Purpose::Chart],
             Self::Images => &[Purpose::Tests, Purpose::Images],
             Self::Tools | Self::Chaos | Self::Bench => &[Purpose::Tests],
         }

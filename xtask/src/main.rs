@@ -8,6 +8,7 @@ mod cluster;
 mod conformance;
 mod fuzz;
 mod image;
+mod node;
 mod report;
 mod setup;
 mod staged;

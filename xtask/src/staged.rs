@@ -4,14 +4,14 @@
 use anyhow::Result;
 
 use crate::cluster::{self, ControlPlane};
-use crate::fuzz;
-use crate::suite::{cargo, run_tests};
-use crate::terminal::run_stage;
+use crate::node;
+use crate::suite::{self, run_tests};
 
 /// What the names of a stage's tests contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Staged {
     Images,
+    Node,
     Cluster,
     Chart,
     Tools,
@@ -20,8 +20,9 @@ pub(crate) enum Staged {
 
 impl Staged {
     /// In the order in which they claim tests.
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Images,
+        Self::Node,
         Self::Cluster,
         Self::Chart,
         Self::Tools,
@@ -31,6 +32,7 @@ impl Staged {
     const fn word(self) -> &'static str {
         match self {
             Self::Images => "images::",
+            Self::Node => node::TESTS,
             Self::Cluster => "in_cluster::",
             Self::Chart => "chart::",
             Self::Tools => "tools::",
@@ -51,8 +53,11 @@ impl Staged {
 
     /// Runs its tests, or those of them that are named. Without programs for a control plane those that need it are skipped.
     pub(crate) fn run(self, named: &[&str]) -> Result<()> {
+        if self == Self::Node {
+            return node::run(named);
+        }
         let plane = if self.has_cluster() {
-            ControlPlane::start(self.word(), build)?
+            ControlPlane::start(self.word(), || suite::build("control plane"))?
         } else {
             None
         };
@@ -76,15 +81,8 @@ impl Staged {
 }
 
 /// The words of all tests that are left to a stage.
-pub(crate) fn words() -> [&'static str; 5] {
+pub(crate) fn words() -> [&'static str; 6] {
     Staged::ALL.map(Staged::word)
-}
-
-/// All that the tests are, as they are built: any other choice is compiled for it alone.
-fn build() -> Result<()> {
-    let mut build = cargo(["test", "--workspace", "--exclude", fuzz::PACKAGE]);
-    build.args(["--locked", "--all-targets", "--no-run"]);
-    run_stage("control plane", &mut build)
 }
 
 #[cfg(test)]

@@ -35,6 +35,36 @@ pub(crate) fn run_tests(
     run_commands(commands, environment)
 }
 
+/// Runs the tests whose names contain one of the words, each command of them beside what is started for it.
+pub(crate) fn run_tests_under(beside: impl Fn() -> Command, only: &[&str]) -> Result<()> {
+    let threads = processors().max(THREADS);
+    let commands = test_commands(only, &[], has_nextest(), threads).into_iter();
+    let commands = commands.map(|tests| {
+        let mut command = beside();
+        command
+            .arg(tests.get_program())
+            .args(tests.get_args())
+            .current_dir(workspace_root());
+        for (name, value) in tests.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command
+    });
+    run_commands(commands.collect(), &[])
+}
+
+/// Builds all that the tests are, as they are built: any other choice is compiled for it alone.
+pub(crate) fn build(stage: &str) -> Result<()> {
+    let mut command = cargo(["test", "--workspace", "--exclude", fuzz::PACKAGE]);
+    run_stage(
+        stage,
+        command.args(["--locked", "--all-targets", "--no-run"]),
+    )
+}
+
 fn has_nextest() -> bool {
     which::which("cargo-nextest").is_ok()
 }

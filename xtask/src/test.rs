@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use crate::setup::{self, Purpose};
 use crate::staged::Staged;
@@ -16,7 +16,7 @@ pub(crate) struct Args {
     /// Skip making sure of the programs the tests use
     #[arg(long)]
     no_setup: bool,
-    /// Run the tests that need a cluster
+    /// Run the tests that need a cluster, or those on a real node
     #[arg(value_enum)]
     part: Option<Part>,
     /// In the one `KUBECONFIG` names, instead of a control plane of their own
@@ -31,6 +31,8 @@ pub(crate) struct Args {
 enum Part {
     /// With the control plane of Kubernetes
     Cluster,
+    /// On a node with a real kubelet; needs root
+    Node,
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
@@ -38,7 +40,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if !args.no_setup {
         // The chart is among what is installed in a cluster.
         let needed: &[Purpose] = match args.part {
-            Some(Part::Cluster) => &[Purpose::Tests, Purpose::Chart],
+            Some(_) => &[Purpose::Tests, Purpose::Chart],
             None => &[Purpose::Tests],
         };
         setup::ensure(needed)?;
@@ -49,6 +51,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             Staged::Cluster.run_in(Some(&cluster::existing()?), &filters)?;
         }
         Some(Part::Cluster) => Staged::Cluster.run(&filters)?,
+        Some(Part::Node) if args.existing => {
+            bail!("the node is always its own: leave out `--existing`")
+        }
+        Some(Part::Node) => Staged::Node.run(&filters)?,
         None if filters.is_empty() => run_tests(&[], &staged::words(), &[], false)?,
         None => run_tests(&filters, &[], &[], false)?,
     }

@@ -87,6 +87,7 @@ impl fmt::Debug for Outputs {
 pub struct Builder {
     redis: Option<String>,
     outputs: Option<Outputs>,
+    host: Option<String>,
     pub(crate) native: Option<Native>,
     secret: Vec<u8>,
     pub(crate) retry: Duration,
@@ -101,6 +102,7 @@ impl Default for Builder {
         Self {
             redis: None,
             outputs: None,
+            host: None,
             native: None,
             secret: b"0123456789abcdef0123456789abcdef".to_vec(),
             retry: Duration::from_millis(100),
@@ -121,6 +123,12 @@ impl Builder {
     /// The place of step outputs. The platform checks that they are stored.
     pub fn outputs(mut self, outputs: Outputs) -> Self {
         self.outputs = Some(outputs);
+        self
+    }
+
+    /// What leads executors to loopback, where the platform listens.
+    pub fn reached_at(mut self, host: &str) -> Self {
+        self.host = Some(host.to_owned());
         self
     }
 
@@ -186,7 +194,7 @@ impl Builder {
         });
         let start = runtime.spawn(Server::start(Arc::clone(&shared)));
         let server = start.await.map_err(io::Error::other)??;
-        *lock(&shared.url) = server.url();
+        *lock(&shared.url) = server.url(shared.settings.host.as_deref());
         runtime.spawn(scheduler::run(Arc::clone(&shared), received));
         runtime.spawn(sweep::run(Arc::clone(&shared)));
         Ok(Platform {

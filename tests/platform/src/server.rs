@@ -37,8 +37,9 @@ impl Server {
         })
     }
 
-    pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.address)
+    pub(crate) fn url(&self, host: Option<&str>) -> String {
+        let own = self.address.ip().to_string();
+        format!("http://{}:{}", host.unwrap_or(&own), self.address.port())
     }
 
     pub(crate) async fn go_down(&self) {

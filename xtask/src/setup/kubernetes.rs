@@ -1,4 +1,4 @@
-//! The programs of a control plane: from `KUBEBUILDER_ASSETS`, else from the user's cache, else downloaded into it, else built
+//! The programs of Kubernetes: from `KUBEBUILDER_ASSETS`, else from the user's cache, else downloaded into it, else built
 //! there from Go modules. Knows how to get them; knows nothing of how they are started.
 
 use std::env;
@@ -25,8 +25,10 @@ const KUBERNETES: [&str; 3] = [
     "kube-controller-manager",
     "kube-scheduler",
 ];
+/// Of the same release, for a node.
+const NODE: [&str; 2] = ["kubelet", "kube-proxy"];
 
-/// Makes sure of all programs. In the order of `control-plane`'s arguments: etcd, API server, controller manager, scheduler.
+/// Makes sure of the programs of a control plane. In the order of `control-plane`'s arguments: etcd, API server, controller manager, scheduler.
 pub(crate) fn programs() -> Result<Vec<PathBuf>> {
     etcd_and(&KUBERNETES)
 }
@@ -40,13 +42,19 @@ fn etcd_and(names: &[&str]) -> Result<Vec<PathBuf>> {
     let cache = cache(&format!("k8s-{}", version()))?;
     let mut programs = vec![etcd(&cache)?];
     for name in names {
-        let program = match present(name, &cache) {
-            Some(program) => program,
-            None => part(name, &cache)?,
-        };
-        programs.push(program);
+        programs.push(of_release(name, &cache)?);
     }
     Ok(programs)
+}
+
+/// Makes sure of the programs of a node: kubelet and kube-proxy.
+pub(crate) fn programs_of_nodes() -> Result<Vec<PathBuf>> {
+    let cache = cache(&format!("k8s-{}", version()))?;
+    NODE.iter().map(|name| of_release(name, &cache)).collect()
+}
+
+fn of_release(name: &str, cache: &Path) -> Result<PathBuf> {
+    present(name, cache).map_or_else(|| part(name, cache), Ok)
 }
 
 /// The release that is built and downloaded.

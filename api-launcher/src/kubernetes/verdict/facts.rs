@@ -227,6 +227,12 @@ pub(super) fn was_deleted_before_its_end(pod: &Pod) -> bool {
     let Some(deletion) = &meta.deletion_timestamp else {
         return false;
     };
+    // When the kubelet confirms the end of a pod, the API server writes the time of that over the one that was asked for.
+    // What stops an executor by a signal then was the deletion.
+    let is_confirmed = meta.deletion_grace_period_seconds == Some(0);
+    if is_confirmed && matches!(exit_of(pod), Some(Exit::Signal(_))) {
+        return true;
+    }
     let grace = SignedDuration::from_secs(meta.deletion_grace_period_seconds.unwrap_or(0));
     let asked = deletion.0.checked_sub(grace).unwrap_or(deletion.0);
     let end = executor_end(pod).and_then(|end| end.finished_at.as_ref());
