@@ -77,7 +77,7 @@ impl Connections {
         }
     }
 
-    /// Signs of life for the job, from now on. A run without them goes on: the platform may be patient.
+    /// Heartbeats of the job, from now on. A run without them continues: the platform may wait long enough.
     pub(crate) fn heartbeat(&self, job_id: &str) -> Option<Heartbeat> {
         let redis = self.redis.as_ref()?;
         Heartbeat::start(redis, job_id)

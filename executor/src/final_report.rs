@@ -96,7 +96,7 @@ impl ReportWriter {
     }
 }
 
-/// Does not wait: code of the run may have put a FIFO there that nobody reads.
+/// Does not block: code of the run may have put a FIFO there that no process reads.
 fn write_file(path: &Path, message: &str) -> io::Result<()> {
     File::options()
         .write(true)

@@ -201,7 +201,7 @@ pub fn listen(stop: &Stop) -> io::Result<()> {
         for number in arrivals.forever() {
             let signal = u8::try_from(number).expect("signal numbers are small");
             let is_first = stop.given().is_none();
-            // Before it is told: who reads diagnostics may be what everybody waits for.
+            // Before it is logged: the reader of diagnostics may be what blocks this process.
             stop.order(Cause::Signal(signal));
             if is_first {
                 warn!(

@@ -190,7 +190,7 @@ impl PlanError {
 impl From<PlanError> for StepError {
     fn from(error: PlanError) -> Self {
         let exit = match error {
-            // Not the plan's fault, nor that of whoever reviewed it.
+            // Neither plan nor review is the cause.
             PlanError::Unavailable(StoreError::Unavailable { .. }) => Exit::Infrastructure,
             // The document is sound; the plan it refers to is not.
             _ => Exit::StepFailed,
@@ -245,7 +245,7 @@ impl Handover<'_> {
             };
         };
         let mut record = PlanRecord::find(self.context, &reference);
-        // The context is not to be had everywhere.
+        // Not every platform has a job context.
         if record.is_none() {
             if note.is_none() {
                 note = PlanNote::read(self.store, self.job).await?;

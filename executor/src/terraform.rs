@@ -284,7 +284,7 @@ impl Terraform<'_> {
         }
     }
 
-    /// What saves results goes on after a stop order, as long as there is time.
+    /// After a stop order, results are still saved as long as there is time.
     fn saving(&self) -> Limit {
         Limit {
             stop: self.stop.clone(),

@@ -214,7 +214,7 @@ impl Builder {
     }
 }
 
-/// Names the image of a layout for whoever imports it: containerd goes by the first annotation and leaves out what has no
+/// Names the image of a layout for its import: containerd reads the first annotation and ignores what has no
 /// name, other programs go by the second, which is a tag. The digest of the image does not depend on it.
 fn name_in(index: &mut Value, name: &str) {
     let tag = name

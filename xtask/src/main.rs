@@ -39,7 +39,7 @@ enum Command {
     Ci(ci::Args),
     /// Measure Mayfly against its floors: the bare tool, plain copying, the size and memory goals
     Bench(bench::Args),
-    /// Many runs while everything around them fails in turn, and the balance of what became of them
+    /// Many runs while their peers fail, and the check of their outcomes
     Chaos(chaos::Args),
     /// Journeys against any live Terrakube, through its public API, and what holds of them
     Conformance(conformance::Args),

@@ -321,7 +321,7 @@ fn implied(requested: &Overrides, merged: &Overrides, deployment: &Deployment) -
     problems.into_vec()
 }
 
-/// Ours last: nobody else's count for these keys.
+/// Ours last, so that they replace other values of these keys.
 fn all_labels(job: &JobData, step_type: StepType, merged: &Overrides) -> BTreeMap<String, String> {
     let mut all = merged.labels.clone();
     for (key, value) in [

@@ -163,7 +163,7 @@ mod tests {
     #[case(exited(75), None, 75)]
     #[case(exited(76), None, 76)]
     #[case(exited(143), None, 143)]
-    // A panic of the executor, and a code nobody defined.
+    // A panic of the executor, and an undefined code.
     #[case(exited(101), None, 2)]
     #[case(exited(3), None, 2)]
     // Killed from outside, as by the kernel when memory is short.

@@ -43,7 +43,7 @@ pub enum StoreError {
     /// There is no such object.
     #[error("`{object}` does not exist")]
     Missing { object: String },
-    /// More than anybody should hold in memory.
+    /// Larger than what may be held in memory.
     #[error("`{object}` has {bytes} bytes, and at most {limit} are read into memory")]
     TooLarge {
         object: String,

@@ -48,7 +48,7 @@ pub struct FinalReport {
     /// How far an apply or a destroy came that did not end well.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<ApplyProgress>,
-    /// What became of the state of an apply or a destroy.
+    /// Where the state of an apply or a destroy is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<StateStanding>,
     /// The lock on the state that stood in the way, or that was left behind.
@@ -171,7 +171,7 @@ impl ApplyProgress {
     pub const MAX_ADDRESSES: usize = 10;
 }
 
-/// What became of the state.
+/// Where the state is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StateStanding {
@@ -209,7 +209,7 @@ impl StateLock {
     }
 }
 
-/// Whose a lock is and what became of it.
+/// Whose a lock is, and whether it was released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LockStanding {

@@ -75,7 +75,7 @@ impl HeartbeatError {
     }
 }
 
-/// The key a job's sign of life stands in.
+/// The key of a job's heartbeat.
 pub fn key(job_id: &str) -> Vec<u8> {
     java::encode(&format!("executor-job-heartbeat:{job_id}"))
 }

@@ -37,7 +37,7 @@ pub enum LivePhase {
 #[derive(Clone, Debug, PartialEq)]
 pub struct LiveState {
     pub phase: LivePhase,
-    /// Changes as they stand in the job context.
+    /// Changes as in the job context.
     pub changes: Vec<Value>,
     /// Diagnostics that belong to no change.
     pub diagnostics: Vec<Value>,

@@ -172,7 +172,7 @@ impl LocalPlatform {
         })
     }
 
-    /// Who holds the claim on a step, if anybody does.
+    /// The holder of the claim on a step, if there is one.
     pub fn claimed_by(&self, step: &StepRef) -> Result<Option<Holder>, PlatformError> {
         read_json(&self.claim_path(step))
     }

@@ -38,7 +38,7 @@ pub enum StartPermission {
     Granted(StepView),
     /// Its job is over, with that status.
     Over(JobStatus),
-    /// The step has an outcome, though its job goes on: a dispatch that came late.
+    /// The step has an outcome, though its job continues: a dispatch that came late.
     Settled(StepStatus),
     /// The platform never recorded the dispatch, and will probably repeat it: this one is not to touch the job.
     NotDispatched(JobStatus),

@@ -62,7 +62,7 @@ struct Delivery<'a> {
 }
 
 impl Delivery<'_> {
-    /// Returns whether to go on.
+    /// Returns whether to continue.
     fn hand_over(&mut self, mut text: &[u8], counted: Counted) -> bool {
         while !text.is_empty() {
             if self.feed.is_over() {

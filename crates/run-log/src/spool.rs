@@ -22,7 +22,7 @@ const FILE_NAME: &str = "run.log";
 const NOTICE_BYTES: u64 = 4096;
 /// How much more is held at a time, so that small writes ask the disk for nothing.
 const HOLD_BYTES: usize = 64 * 1024;
-/// Empty lines: harmless to whoever reads the file before it is cut off, and no hole to any file system.
+/// Empty lines: harmless to readers of the file before it is truncated, and not a hole for a file system.
 static BLANK: [u8; HOLD_BYTES] = [b'\n'; HOLD_BYTES];
 /// Small chunks that wait together are written together.
 const WRITE_BYTES: usize = 64 * 1024;

@@ -91,7 +91,7 @@ pub trait ReadSetting<T> {
     /// The value of a setting that must be set. `variable` names it if it is not.
     fn require(&self, variable: &'static str, problems: &mut Vec<SettingProblem>) -> Option<T>;
 
-    /// The value, where somebody else reports what is wrong.
+    /// The value, where another place reports the problem.
     fn get(&self) -> Option<&T>;
 
     /// Whether there is something in it, right or wrong.

@@ -76,7 +76,7 @@ async fn report_running(run: &RunContext<'_>, workspace: &Workspace) -> Option<S
     match running.send().await {
         Ok(Start::Told) => {}
         Ok(Start::Over(status)) => return Some(job_is_over(run, &status).await),
-        // The step is claimed: giving up now would leave it to nobody.
+        // The step is claimed: if this process gave up now, no other could run it.
         Err(error) => {
             warn!(
                 error = chain(&error),

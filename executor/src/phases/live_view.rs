@@ -68,7 +68,7 @@ fn redacted(redactor: &Redactor, patch: Map<String, Value>) -> Map<String, Value
 }
 
 impl LiveView {
-    /// Begins to show the state of the events. Nobody looks at a platform of files before the end.
+    /// Begins to show the state of the events. A platform of files is not read before the end.
     pub(crate) fn start(run: &RunContext<'_>, events: EventState, phase: LivePhase) -> Self {
         let live = run.connections.live_picture(&run.job);
         let done = CancellationToken::new();

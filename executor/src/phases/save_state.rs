@@ -43,7 +43,7 @@ pub(crate) struct ApplyEnd {
     pub(crate) printed_state: Option<Bytes>,
 }
 
-/// What became of the state.
+/// Where the state is.
 #[derive(Debug)]
 pub(crate) struct SavedState {
     pub(crate) published: Option<PublishedState>,
@@ -73,7 +73,7 @@ enum PublishError {
     NotCopied(StepError),
 }
 
-/// Saves what state there is. The lock is released last: until then nobody else writes what is being read.
+/// Saves the state, if there is one. The lock is released last: until then no other run writes what is read here.
 pub(crate) async fn save_state(
     run: &RunContext<'_>,
     terraform: &Terraform<'_>,
@@ -113,7 +113,7 @@ pub(crate) async fn save_state(
     }
 }
 
-/// What became of a state the tool stored itself. `None` where there was nothing to store.
+/// Where a state is that the tool stored itself. `None` if there was nothing to store.
 fn judge_stored_state(
     end: &ApplyEnd,
     published: &Result<Option<PublishedState>, PublishError>,

@@ -148,7 +148,7 @@ mod tests {
         fs::write(&path, "token").unwrap();
         drop(Offer(Some(path.clone())));
         assert!(!path.exists());
-        // What cannot be removed is no reason to go on.
+        // If it cannot be removed, the step must not continue.
         fs::create_dir(&path).unwrap();
         assert!(Offer(Some(path)).withdraw().is_err());
     }

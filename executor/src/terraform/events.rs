@@ -54,7 +54,7 @@ impl EventStream {
             self.line(&line, &mut text);
             self.log.write(&text).await;
         }
-        // Half a state is of no use to anybody, and does not belong into a log.
+        // Half a state has no use, and does not belong into a log.
         if !self.state.starts_with(STATE_BEGINS) {
             self.log.write(&self.state).await;
         }

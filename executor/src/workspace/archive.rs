@@ -183,7 +183,7 @@ pub fn unpack(
 }
 
 /// Reads on after the end of the tar archive, so that a cut or damaged gzip trailer is noticed. Padding is short;
-/// what goes on for longer is no business of ours.
+/// longer ones are not handled here.
 fn drain(rest: &mut impl Read) -> Result<(), ArchiveError> {
     let mut buffer = [0; 8192];
     loop {

@@ -1,5 +1,5 @@
 //! The launcher beside an API server: what a launch costs over bare creates of the same objects, what watching takes,
-//! and how soon a verdict is told.
+//! and how soon a verdict is recorded.
 
 use std::process::{Command, Stdio};
 

@@ -100,7 +100,7 @@ fn download(name: &str, program: &Path) -> Result<()> {
     let version = version();
     let address = format!("{RELEASES}/v{version}/bin/linux/{}/{name}", architecture()?);
     let published = program.with_extension("sha512");
-    // The digest first: where it is not to be had, nothing large is fetched for nothing.
+    // The digest first: without it, the large download would be useless.
     fetch(&format!("{address}.sha512"), &published)?;
     fetch(&address, program)?;
     check::<Sha512>(program, &fs::read_to_string(published)?)

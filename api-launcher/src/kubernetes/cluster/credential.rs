@@ -107,7 +107,7 @@ pub(super) fn again(error: &io::Error) -> io::Error {
     code.unwrap_or_else(|| error.kind().into())
 }
 
-/// A client none of whose errors holds a credential, whoever shows them.
+/// A client whose errors contain no credential, wherever they are shown.
 pub(super) fn discreet(client: Client, namespace: &str) -> Client {
     let service = service_fn(move |request: Request<Body>| {
         let client = client.clone();

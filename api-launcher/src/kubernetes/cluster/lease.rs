@@ -58,7 +58,7 @@ pub enum LeaseState {
     OutOfReach(String),
 }
 
-/// What became of the wish for the Lease.
+/// The result of an attempt to get the Lease.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Acquired {
     Held,
@@ -66,7 +66,7 @@ enum Acquired {
     NotAllowed,
 }
 
-/// What came of one look at the Lease.
+/// The result of reading the Lease once.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Look {
     Held,
@@ -372,7 +372,7 @@ mod tests {
     use super::super::fake_server::{Crash, Server, refusal};
     use super::*;
 
-    /// A cluster that refuses every look at a Lease while it is told to.
+    /// A cluster that refuses every read of a Lease while a flag is set.
     fn refusing(server: &Arc<Server>) -> (Cluster, Arc<AtomicBool>) {
         let refuses = Arc::new(AtomicBool::new(true));
         let told = Arc::clone(&refuses);
@@ -425,7 +425,7 @@ mod tests {
     /// Silent for so long, a holder is succeeded.
     const SOON: Duration = Duration::from_secs(1);
 
-    /// A replica that leads until it is told to stop.
+    /// A replica that leads until a flag stops it.
     fn replica(
         cluster: Cluster,
         identity: &'static str,
@@ -477,7 +477,7 @@ mod tests {
     async fn one_replica_leads_and_another_takes_over_at_once_when_it_stops() {
         let server = Server::start();
         let (at_work, successions) = <_>::default();
-        // However long this process is not run at all, nobody takes it for silence.
+        // If the scheduler pauses this process, that time does not count as silence.
         let never = Duration::from_hours(1);
         let (stop_a, a) = replica(server.cluster(), "a", never, &at_work, &successions);
         until("a leads", || *at_work.lock().unwrap() == ["a"]).await;

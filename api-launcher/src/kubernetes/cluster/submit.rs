@@ -80,7 +80,7 @@ impl Cluster {
                 return Ok(accepted.submitted);
             }
             match self.release_uid(name, &accepted.uid).await {
-                // Somebody removed the Job in between: from the start.
+                // The Job was deleted in between: start again.
                 Err(error) if error.is_not_found() || error.is_conflict() => {}
                 Err(error) => return Err(error),
                 Ok(()) => return Ok(accepted.submitted),
@@ -146,7 +146,7 @@ impl Cluster {
                 })
                 .await;
             match removed {
-                // Somebody has written to it since, as the Job controller does its conditions: look again.
+                // The Job has changed since, for example its conditions by the Job controller: read it again.
                 Err(error) if error.is_conflict() => {}
                 Err(error) if !error.is_not_found() => return Err(error),
                 _ => return Ok(()),
@@ -436,7 +436,7 @@ impl Cluster {
         match removed {
             Ok(_) => Ok(ReleaseOutcome::Removed),
             Err(error) if error.is_not_found() => Ok(ReleaseOutcome::NotHeld),
-            // Somebody has written to it since: look again.
+            // The Job has changed since: read it again.
             Err(error) if error.is_conflict() => Ok(ReleaseOutcome::Incomplete),
             Err(error) => Err(error),
         }

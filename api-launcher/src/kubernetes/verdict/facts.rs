@@ -205,7 +205,7 @@ pub(crate) fn executor_state(pod: &Pod) -> Option<&ContainerState> {
     executor_status(pod)?.state.as_ref()
 }
 
-/// How the executor's container ended. After a node came back it may stand in the last state.
+/// How the executor's container ended. After the restart of a node this may be in the last state.
 pub(super) fn executor_end(pod: &Pod) -> Option<&ContainerStateTerminated> {
     let status = executor_status(pod)?;
     [&status.state, &status.last_state]
@@ -301,7 +301,7 @@ pub(super) fn unproven(pod: &Pod) -> Option<Evidence> {
     let message = executor_end(pod)?.message.as_deref()?;
     let report: FinalReport =
         serde_json::from_str(message.strip_prefix(UNPROVEN)?).unwrap_or_default();
-    // Anybody may have written it: a line of its own could pass for one of ours.
+    // Code of the run may have written it: a line of its own could look like one of ours.
     let said = report.error.map_or_else(String::new, |error| {
         let plain = error.chars().filter(|c| !c.is_control());
         format!(": {}", plain.take(MAX_UNPROVEN_CHARS).collect::<String>())

@@ -268,7 +268,7 @@ fn by_executor(pod: &Pod, begun: Begun) -> Option<PodEnd> {
         ));
     }
     let mut end = by_exit_code(code, begun);
-    // Anybody may send SIGKILL. That it was the kernel, for want of memory, the kubelet says if it knows.
+    // Any process may send SIGKILL. If the kernel did, for lack of memory, the kubelet reports it.
     if let Some(limit) = facts::memory_limit(pod).filter(|_| code == KILLED) {
         let _ = write!(
             end.sentence,

@@ -691,7 +691,7 @@ fn a_pod_that_somebody_deleted_says_so(
     };
     let verdict = end(see(&failed(), &[deleted(75)], &[], 60));
     assert_eq!((verdict.kind, verdict.begun), (VerdictKind::Deleted, begun));
-    // It had ended at 50, before somebody tidied up.
+    // It had ended at 50, before it was deleted.
     let verdict = end(see(&failed(), &[deleted(1000)], &[], 1000));
     assert_ne!(verdict.kind, VerdictKind::Deleted);
     // The Job controller deletes pods too, and the Job says why.
@@ -795,7 +795,7 @@ fn where_another_pod_would_follow_what_outlives_the_executor_is_given_its_time_f
     assert!(evidence.any(|fact| fact.text.contains("`mesh`")));
 }
 
-/// A native sidecar goes on in each of these pods.
+/// A native sidecar still runs in each of these pods.
 #[rstest]
 #[case::failed(1, "Error", false, Some(VerdictKind::StepFailed))]
 #[case::out_of_memory(137, "OOMKilled", false, Some(VerdictKind::OomKilled))]

@@ -12,7 +12,7 @@ use crate::data::DataError;
 use crate::document::DocumentError;
 use crate::local::executor::{self, ExecutorError};
 
-/// Why a run could not go on.
+/// Why a run could not continue.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
     #[error(transparent)]

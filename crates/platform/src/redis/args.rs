@@ -456,7 +456,7 @@ mod tests {
             assert!(text.contains("MAYFLY_REDIS_CA_FILE"), "{text}");
             assert!(!text.contains("changeit"));
         }
-        // Without TLS nobody looks at it.
+        // Without TLS it is not used.
         assert!(tls("false", "", &keystore).unwrap().is_none());
         // A bundle of ours wins over it, and so does a bundle in its place.
         for (ours, javas) in [(&*bundle, &*keystore), ("", &*bundle)] {

@@ -131,7 +131,7 @@ fn takes_note(step: &StepRef, view: &StepView) -> bool {
     !is_repeatable && view.status != JobStatus::Rejected
 }
 
-/// A note that nobody here can read is somebody's all the same.
+/// A note that cannot be read still counts as a claim.
 fn holder_of(note: Value) -> Holder {
     serde_json::from_value(note).unwrap_or_else(|_| Holder::unknown())
 }
@@ -146,7 +146,7 @@ fn lost(step: &StepRef) -> TerrakubeError {
     }
 }
 
-/// Whether the step is, or was, somebody's by its status. The report that follows a claim makes it so.
+/// Whether the status of the step shows a claim. The report after a claim sets it.
 const fn is_taken(view: &StepView) -> bool {
     match view.step {
         Some(StepStatus::Running | StepStatus::Completed) => true,

@@ -19,7 +19,7 @@ const LIMIT: usize = 64 * 1024 * 1024;
 /// What is merged is shown, not relied on; the next merge brings it again.
 const MERGE_PATIENCE: Duration = Duration::from_secs(15);
 
-/// What became of a note.
+/// The result of writing a note.
 #[derive(Debug)]
 pub(super) enum Note {
     /// It was written where there was none.

@@ -143,7 +143,7 @@ impl TerrakubeError {
     pub const fn exit(&self) -> Exit {
         match self {
             Self::Refused { .. } => Exit::BadConfiguration,
-            // Nobody waits for a step whose job was deleted, and starting again would not bring it back.
+            // The job of the step was deleted, and another attempt does not bring it back.
             Self::Gone { .. } => Exit::StepFailed,
             Self::Client(_)
             | Self::Transfer { .. }

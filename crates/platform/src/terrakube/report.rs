@@ -202,7 +202,7 @@ fn job_change<'o>(now: &JobDocument, step: &StepRef, outcome: &'o Outcome) -> Jo
     }
 }
 
-/// The outcome, unless its plan's address fits no record: then nobody could apply the plan, and the step has failed.
+/// The outcome, unless the plan's address is too long for the record: then the plan could not be applied, and the step has failed.
 fn recordable(outcome: &Outcome) -> Cow<'_, Outcome> {
     match &outcome.plan {
         PlanReference::Set(reference) if !fits(reference, JOB_PLAN_WIDTH) => {

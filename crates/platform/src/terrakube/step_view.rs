@@ -12,7 +12,7 @@ use crate::{StartPermission, StepRef, StepView};
 use runtime::Deadline;
 
 /// So often in a row the platform does not know a job before it counts as removed: about a minute and a half. One such answer
-/// may come from whatever stands in front of it.
+/// may come from a proxy in front of it.
 const GONE_READS: u32 = 12;
 /// How often a job that has no steps is read again.
 const STEP_READS: u32 = 5;
@@ -139,7 +139,7 @@ const fn is_awaited(status: &JobStatus) -> bool {
     )
 }
 
-/// Whether the step has an outcome, whoever reported it.
+/// Whether the step has an outcome, from any reporter.
 pub(super) fn has_ended(document: &JobDocument, step: &StepRef) -> bool {
     step_view(document, step).step_has_ended()
 }

@@ -878,7 +878,7 @@ async fn of_many_claimants_redis_grants_the_step_to_one_whatever_its_status_says
         "{answers:?}"
     );
 
-    // An answer that was lost is asked for again; a step that runs is somebody's, and Redis knows whose.
+    // After a lost response the request is repeated. A running step has a claim, and Redis has its holder.
     let apply = step("apply-id", "terraformApply");
     assert_eq!(client.claim(&apply, &winner).await.unwrap(), Claim::Granted);
     api.set_step(1, "running");
@@ -914,7 +914,7 @@ async fn of_many_claimants_without_redis_the_job_context_grants_the_step_to_one_
     let held = Claim::Held(winner.clone());
     assert_eq!(answers.iter().filter(|claim| **claim == held).count(), 7);
 
-    // A step that runs is somebody's, and the context knows whose.
+    // A running step has a claim, and the context has its holder.
     api.set_step(1, "running");
     assert_eq!(api.client().claim(&apply, &holder(9)).await.unwrap(), held);
 }

@@ -254,7 +254,7 @@ fn the_default_keeps_the_platform_apart(
     assert!(refusals[0].contains(rule), "{refusals:?}");
 }
 
-/// Whoever looks up why something is refused finds the pattern.
+/// The error of a refusal contains the pattern.
 #[test]
 fn the_document_names_every_pattern_of_the_default() {
     let document = include_str!("../../../../../docs/kubernetes-manifest.md");

@@ -55,7 +55,7 @@ impl Api {
         Self { platform, job }
     }
 
-    /// Changes the job as somebody else may.
+    /// Changes the job as another client may.
     pub(super) fn edit<T>(&self, change: impl FnOnce(&mut Job) -> T) -> T {
         let found =
             |records: &mut test_platform::Records| change(records.jobs.get_mut(&self.job).unwrap());
