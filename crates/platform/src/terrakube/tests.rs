@@ -911,10 +911,14 @@ async fn of_many_claimants_without_redis_the_job_context_grants_the_step_to_one_
     let granted: Vec<usize> = (0..8).filter(|n| answers[*n] == Claim::Granted).collect();
     assert_eq!(granted.len(), 1, "{answers:?}");
     let winner = holder(u32::try_from(granted[0]).unwrap());
-    let held = Claim::Held(winner.clone());
-    assert_eq!(answers.iter().filter(|claim| **claim == held).count(), 7);
+    // Some may have read a note that the winner's replaced.
+    let claimants: Vec<Holder> = (0..8).map(holder).collect();
+    let is_held =
+        |claim: &&Claim| matches!(claim, Claim::Held(holder) if claimants.contains(holder));
+    assert_eq!(answers.iter().filter(is_held).count(), 7, "{answers:?}");
 
     // A running step has a claim, and the context has its holder.
+    let held = Claim::Held(winner);
     api.set_step(1, "running");
     assert_eq!(api.client().claim(&apply, &holder(9)).await.unwrap(), held);
 }
