@@ -2,6 +2,7 @@
 //! middle in every way there is. What is asserted is what is in the bucket afterwards, whether the state can be used by
 //! the next run, and that the report tells what was done and what was not.
 
+mod encryption;
 mod interrupts;
 mod locks;
 mod publishing;

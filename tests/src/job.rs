@@ -114,3 +114,14 @@ pub fn after(command: Command) -> Command {
         ..command
     }
 }
+
+/// The step with OpenTofu's encryption of state and plan.
+pub fn encrypted(step: &JobData) -> JobData {
+    let encryption = "key_provider \"pbkdf2\" \"key\" {\n  passphrase = \"a-long-passphrase-of-a-test\"\n}\nmethod \"aes_gcm\" \
+         \"method\" {\n  keys = key_provider.pbkdf2.key\n}\nstate {\n  method   = method.aes_gcm.method\n  enforced = \
+         true\n}\nplan {\n  method   = method.aes_gcm.method\n  enforced = true\n}\n";
+    let mut step = step.clone();
+    let variable = ("TF_ENCRYPTION".to_owned(), encryption.to_owned());
+    step.environment_variables.extend([variable]);
+    step
+}

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use integration_tests::job;
 use integration_tests::site::files_below;
 use integration_tests::tool::program;
+use job_contract::Tool;
 use job_contract::keys::ObjectKey;
-use job_contract::{JobData, Tool};
 use serde_json::json;
 use test_peers::skips::needed;
 
@@ -63,21 +63,12 @@ fn an_encrypted_state_and_plan_are_used_and_stay_encrypted() {
     let repository = module(
         "resource \"random_pet\" \"name\" {}\noutput \"name\" {\n  value = random_pet.name.id\n}\n",
     );
-    let encryption = "key_provider \"pbkdf2\" \"key\" {\n  passphrase = \"a-long-passphrase-of-a-test\"\n}\nmethod \"aes_gcm\" \
-         \"method\" {\n  keys = key_provider.pbkdf2.key\n}\nstate {\n  method   = method.aes_gcm.method\n  enforced = \
-         true\n}\nplan {\n  method   = method.aes_gcm.method\n  enforced = true\n}\n";
-    let encrypted = |step: &JobData| {
-        let mut step = step.clone();
-        let variable = ("TF_ENCRYPTION".to_owned(), encryption.to_owned());
-        step.environment_variables.extend([variable]);
-        step
-    };
     let (plan, apply) = it.steps(&repository, "21");
-    it.run(&encrypted(&plan));
+    it.run(&job::encrypted(&plan));
     let stored = fs::read(it.site.plan_file(&plan)).unwrap();
     // A plan that is not encrypted is a ZIP archive.
     assert!(!stored.starts_with(b"PK"));
-    let outcome = it.run(&encrypted(&apply));
+    let outcome = it.run(&job::encrypted(&apply));
     let state = it.site.state(&apply).unwrap();
     assert!(state["encrypted_data"].is_string(), "{outcome}");
     assert!(state.get("outputs").is_none(), "{outcome}");
@@ -94,6 +85,6 @@ fn an_encrypted_state_and_plan_are_used_and_stay_encrypted() {
     assert_eq!(copies.iter().filter(|path| shows(path)).count(), 2);
 
     let (plan, _) = it.steps(&repository, "22");
-    let outcome = it.run(&encrypted(&plan));
+    let outcome = it.run(&job::encrypted(&plan));
     assert!(!it.site.record(&plan).plan_changes, "{outcome}");
 }
