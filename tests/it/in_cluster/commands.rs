@@ -340,7 +340,7 @@ async fn a_check_finds_everything_in_place_or_says_how_to_mend_it() {
         assert_eq!(subjects(&failed), [subject]);
     }
     let refused = place.run(&["check", "--image", "Registry/UPPER"]);
-    assert_refused(&refused, 64, &["ExecutorEphemeralImage"]);
+    assert_refused(&refused, 64, &["--image"]);
     place.config_map("settings").await;
     place.told(&["check", "--env-config-maps", "settings"]);
 

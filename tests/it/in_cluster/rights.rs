@@ -130,7 +130,7 @@ async fn with_job_data_in_the_environment_the_rights_of_the_documentation_carry_
     let launcher = place.serve_with(&[(env::JOB_DATA_MODE, "env")]);
     launcher
         .running
-        .wait_for(Stream::Stderr, "watching without one");
+        .wait_for(Stream::Stderr, "watches without one");
     assert_eq!(launcher.door().get("/actuator/health/readiness").await, 200);
     launcher.accept(&plan).await;
     launcher.accept(&plan).await;

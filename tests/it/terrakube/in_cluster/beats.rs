@@ -193,7 +193,7 @@ async fn a_run_that_waits_is_kept_alive_while_the_api_server_is_away_from_everyb
     // It has let go of the Lease, as far as it knows.
     launcher
         .running
-        .wait_for(Stream::Stderr, "the Lease cannot be had");
+        .wait_for(Stream::Stderr, "the Lease could not be acquired");
     let (began, mut beats) = (Instant::now(), 0);
     while beats < 3 {
         assert!(began.elapsed() < PATIENCE, "{}", stage.platform.report());
