@@ -151,7 +151,7 @@ impl Place {
             .env(env::INTERNAL_SECRET, secret)
             .env(env::LISTEN, "127.0.0.1:0")
             .env(env::LOG_FORMAT, "json")
-            // Nobody has to follow; a journey about that says so.
+            // Runs need not be followed; a journey about that says so.
             .env(env::DRAIN_SECONDS, "0")
             .envs(settings.iter().copied());
         Launcher::start(&mut command)

@@ -18,7 +18,7 @@ fn expect(finished: Finished, code: i32) -> Finished {
     finished
 }
 
-/// A module whose second resource waits at a gate nobody opens.
+/// A module whose second resource waits at a gate that stays closed.
 fn gated() -> Laptop {
     let laptop = laptop("");
     let gate = fifo(laptop.home().join("gate"));

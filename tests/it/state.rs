@@ -246,7 +246,7 @@ impl Journey {
         self.assert_published(outcome);
     }
 
-    /// The copies are those of the state, and nobody holds it any more.
+    /// The copies are those of the state, and it is not locked any more.
     #[track_caller]
     fn assert_published(&self, outcome: &Outcome) {
         assert!(self.bucket.lock().is_none(), "still locked: {outcome}");

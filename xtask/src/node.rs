@@ -29,7 +29,7 @@ const NAMESPACES: [&str; 7] = [
     "--mount-proc",
     "--propagation=private",
 ];
-/// The first process of its namespace has to take leave of all that lose their own parents, as shells do.
+/// The first process of a namespace must wait for all processes that lose their parents, as shells do.
 const FIRST: &str = "\"$@\"; exit $?";
 
 /// Runs the tests with a node of their own, which ends with them.

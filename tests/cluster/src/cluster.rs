@@ -290,7 +290,7 @@ impl Cluster {
         self.runner.claim_dir(namespace, claim)
     }
 
-    /// Makes a namespace that nobody else has. It is gone with the cluster.
+    /// Makes a namespace for this test alone. It is deleted with the cluster.
     pub async fn fresh_namespace(&self, prefix: &str) -> Result<String, kube::Error> {
         let name = format!("{prefix}-{}", uuid::Uuid::new_v4().simple());
         let mut namespace = Namespace::default();
@@ -416,7 +416,7 @@ impl Cluster {
             .await
     }
 
-    /// The node of a pod is lost: it does not answer, the pod is deleted by taint after a while, and nobody confirms it.
+    /// The node of a pod is lost: it does not answer, the pod is deleted by taint after a while, and no kubelet confirms it.
     pub async fn lose_node(&self, pod: &Pod) -> Result<(), kube::Error> {
         self.silence_node(pod).await?;
         self.disrupt(

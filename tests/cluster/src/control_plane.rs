@@ -1,8 +1,8 @@
 //! The control plane of Kubernetes on free ports of loopback: etcd, the API server and, where they are wanted, the controller
 //! manager and the scheduler. It has no nodes: those are the tests' own. For real nodes the API server has another address.
 //!
-//! All processes end with the value; they stay in the process group of whoever starts it, so that whoever ends that by force
-//! ends them too.
+//! All processes end with the value. They stay in the process group of their parent, so that a signal to the group ends them
+//! too.
 
 use std::fs;
 use std::io;
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 /// How long both may take to be ready, on a busy machine.
 const START: Duration = Duration::from_mins(2);
 const POLL: Duration = Duration::from_millis(100);
-/// How often a port may be taken by somebody else before the server has it.
+/// How often another process may take a port before the server has it.
 const TRIES: usize = 3;
 /// Requests per second of the controllers, which wait for their turn otherwise when many tests begin at once.
 const RATE: &str = "1000";
@@ -32,7 +32,7 @@ const KUBERNETES: &str = "10.0.0.1";
 /// Why a control plane did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlPlaneError {
-    /// A program, folder or port is not to be had.
+    /// A program, folder or port is not available.
     #[error("a folder, port or file of the control plane is not to be had")]
     System(#[from] io::Error),
     /// A program could not be started.
@@ -157,7 +157,7 @@ impl ControlPlane {
             ("leader-elect", "false".to_owned()),
             ("kube-api-qps", RATE.to_owned()),
             ("kube-api-burst", RATE.to_owned()),
-            // Nobody asks them anything.
+            // No test sends them a request.
             ("secure-port", "0".to_owned()),
         ])
     }

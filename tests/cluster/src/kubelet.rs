@@ -38,7 +38,7 @@ pub(crate) enum Order {
     Evict,
     /// The node is started anew: its containers ended with it, and what they ended with is not known.
     Reboot,
-    /// The node is gone: the processes end and nobody reports it.
+    /// The node is gone: the processes end and no kubelet reports it.
     NodeLost,
 }
 

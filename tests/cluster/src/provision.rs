@@ -228,7 +228,7 @@ async fn until_refused(client: &Client, namespace: &str, words: &str) -> Result<
 
 /// Removes all that a test has made besides what is in its namespaces, and these.
 pub(crate) async fn remove(client: &Client, namespaces: Vec<String>, id: &str) {
-    // What cannot be deleted now is for whoever owns the cluster.
+    // What cannot be deleted now is left to the owner of the cluster.
     let all = Api::<Namespace>::all(client.clone());
     for name in namespaces {
         let _ = all.delete(&name, &DeleteParams::default()).await;

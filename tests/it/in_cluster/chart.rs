@@ -75,7 +75,7 @@ fn environment(
             .into_iter()
             .flatten()
         {
-            // Others are somebody else's.
+            // The release does not make the others.
             let Some(map) = map else { continue };
             let text = map.value["data"][item["key"].as_str().unwrap()].as_str();
             let text = text.unwrap_or_else(|| panic!("{map} has no {}", item["key"]));

@@ -194,7 +194,7 @@ async fn a_run_is_cancelled_at_each_stage() {
     let result = &place.json(&["cancel", &apply.job_id])["result"];
     assert_eq!(result, "stopping");
     place.until_gone(&apply).await;
-    // Whoever followed hears of it and ends as an interrupted run does.
+    // A command that followed the run shows it and ends as an interrupted run does.
     let followed = following.wait();
     assert_eq!(followed.code(), 143, "{followed}");
     assert_eq!(begun(&place), 1);
@@ -274,7 +274,7 @@ async fn a_cluster_that_is_not_there_is_named_with_a_way_out() {
         .kubeconfig_file(LAUNCHER, &place.runs)
         .unwrap();
     let text = fs::read_to_string(&kubeconfig).unwrap();
-    // Nobody serves TCP port multiplexing any more.
+    // Nothing serves TCP port multiplexing any more.
     let text = text.replace(&place.cluster.url(), "http://127.0.0.1:1");
     fs::write(&away, text).unwrap();
     let away = away.to_str().unwrap();

@@ -364,7 +364,7 @@ async fn a_log_that_no_store_took_is_stored_by_the_launcher_once_one_does() {
             (numbers(&output).len() == 50).then_some(())
         })
         .await;
-    // The executor had told how the step ended, and nobody contradicts it.
+    // The executor had reported the end of the step, and the launcher does not contradict it.
     assert_eq!(
         place.site.statuses(&apply),
         ("completed".into(), "completed".into())

@@ -1,4 +1,4 @@
-//! Exactly one Job for each run, whoever delivers how often, and whatever dies.
+//! Exactly one Job for each run, after any number of deliveries from any client, and whatever dies.
 
 use std::fs;
 

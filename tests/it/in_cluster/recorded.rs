@@ -93,7 +93,7 @@ async fn every_dispatch_of_a_stock_api_is_answered_as_it_needs_and_reaches_the_e
     }
 }
 
-/// What a stock executor finds in its pod is there, whoever made the Job.
+/// What a stock executor finds in its pod is there in our Jobs too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stock_executor_gets_the_pod_that_the_stock_api_gives_it() {
     let stock = stock_job();

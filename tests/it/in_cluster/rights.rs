@@ -62,7 +62,7 @@ pub(super) async fn everything_it_does(place: Place) {
     place.told(&["logs", "-f", "12"]);
     place.told(&["explain", "11"]);
 
-    // Job data that an earlier Job left is in nobody's way, and the next run is cancelled before it starts.
+    // Job data that an earlier Job left does no harm, and the next run is cancelled before it starts.
     let mut stuck = stuck;
     let nowhere = ("EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS", "disk=none");
     let variables = &mut stuck.environment_variables;
@@ -80,7 +80,7 @@ pub(super) async fn everything_it_does(place: Place) {
     let cancelled = |state: &State| state.job(&name(&stuck)).is_none().then_some(());
     place.until("the run is cancelled", cancelled).await;
 
-    // Whoever stops gives the Lease back.
+    // A launcher that stops releases the Lease.
     launcher.running.signal(Signal::SIGTERM);
     launcher.running.wait();
 
@@ -114,7 +114,7 @@ async fn a_launcher_without_rights_puts_runs_off_and_then_fails_them() {
     assert_eq!(place.site.record(&plan).status, JobStatus::Failed);
     let output = place.site.step_output(&plan);
     assert!(output.contains("cannot create resource"), "{output}");
-    // Whoever is not ready gets no dispatch, and could fail none.
+    // A launcher that is not ready gets no dispatch, and could fail none.
     assert_eq!(door.get("/actuator/health/readiness").await, 200);
     assert!(place.state().await.jobs.is_empty());
 }

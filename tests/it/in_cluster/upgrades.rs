@@ -25,7 +25,7 @@ const PROBE: Duration = Duration::from_millis(100);
 /// What launchers are told to give the balancer; the rest of it is for a busy machine.
 const DRAIN_SECONDS: &str = "5";
 
-/// An address that leads to whoever was ready a moment ago.
+/// An address that leads to the replica that was ready last.
 #[derive(Clone, Default)]
 struct Balancer {
     /// Who gets connections.

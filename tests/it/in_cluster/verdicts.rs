@@ -1,4 +1,4 @@
-//! Runs that nobody can save: what is said of them once their time is up, at the platform and to whoever asks.
+//! Runs that cannot continue: what the platform and the launcher's commands show once their time is up.
 
 use job_contract::{JobData, env};
 use k8s_openapi::api::batch::v1::Job;
@@ -33,7 +33,7 @@ impl Place {
         self.serve_reporting_with(impatience)
     }
 
-    /// A plan the platform has queued and the launcher was given, of a repository nobody will look into.
+    /// A plan the platform has queued and dispatched, of a repository that is never fetched.
     async fn dispatched(&self, launcher: &Launcher) -> JobData {
         let plan = job::plan(&Repository::fixture());
         self.dispatch(launcher, plan).await
@@ -330,7 +330,7 @@ async fn a_job_whose_job_data_never_came_is_removed_after_its_time() {
     let other = place.serve_reporting_with(&[(env::INCOMPLETE_SECONDS, "20")]);
     let gone = |state: &State| state.job(&name(&plan)).is_none().then_some(());
     place.until("the Job is removed", gone).await;
-    // Nobody was promised that run: the next delivery is the first.
+    // That run was not accepted: the next delivery is the first.
     place.dispatch(&other, plan.clone()).await;
     place.assert_exactly_one_each(&[plan]).await;
     assert_eq!(place.jobs_created(), 2);

@@ -33,7 +33,7 @@ fn an_apply_that_is_told_to_end_saves_its_state_and_says_how_far_it_came(tool: T
     assert!(outcome.error().starts_with(beginning), "{outcome}");
 }
 
-/// As where the whole container is signalled, and where somebody is impatient.
+/// As where the whole container gets the signal, and where a person sends it again.
 fn however_many_signals_come_the_tool_is_interrupted_once(tool: Tool) {
     let journey = Journey::planned(tool);
     // A group of its own, as a container has, which the test is no part of.

@@ -199,7 +199,7 @@ fn a_lock_of_another_run_is_named_with_its_holder_and_left_alone(tool: Tool) {
     assert!(holder.bucket.lock().is_none());
 }
 
-/// The tool dies before it has a lock, and somebody else on the same machine takes one meanwhile: all that can be seen
+/// The tool dies before it has a lock, and another run on the same machine takes one meanwhile: all that can be seen
 /// of that lock would fit the tool as well.
 fn a_lock_that_may_be_another_ones_is_left_alone_and_named(tool: Tool) {
     let (bucket, site, repository) = (Bucket::new(), site(), Repository::fixture());

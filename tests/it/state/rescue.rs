@@ -117,7 +117,7 @@ fn a_state_that_can_be_put_nowhere_to_the_end_is_laid_aside_and_named(tool: Tool
         Some(StateStanding::Unknown),
         "{outcome}"
     );
-    // Whoever started the executor removes what it leaves in its work folder.
+    // The launcher removes what the executor leaves in its work folder.
     assert!(outcome.left_behind.is_empty(), "{outcome}");
     let Journey { site, apply, .. } = &journey;
     let name = format!("errored-{}-{}.tfstate", apply.job_id, apply.step_id);

@@ -40,7 +40,7 @@ impl Folder {
         self.0.join(name)
     }
 
-    /// Leads whoever may do everything to the cluster.
+    /// The kubeconfig of a user who may do everything.
     pub fn kubeconfig(&self) -> PathBuf {
         self.path("kubeconfig")
     }

@@ -106,7 +106,7 @@ pub fn proxy(program: &Path, folder: &Folder) -> Command {
 /// Writes all that a program says into a file of the folder.
 ///
 /// # Errors
-/// Fails when the program or the file is not to be had.
+/// Fails if the program or the file is missing.
 pub fn start(name: &str, mut command: Command, folder: &Folder) -> Result<std::process::Child> {
     let log = fs::OpenOptions::new()
         .append(true)

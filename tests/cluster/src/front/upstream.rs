@@ -1,4 +1,4 @@
-//! The API server behind the front: requests go on as they came, as somebody else where they ask as such.
+//! The API server behind the front: requests are passed on as they came, as another user where they impersonate one.
 //!
 //! Whom a test restricts is impersonated, so that the server's own RBAC decides; everybody else asks as the
 //! administrator whose credentials the front has.
@@ -102,7 +102,7 @@ impl Upstream {
         Ok(Response::from_parts(parts, Body::new(body)))
     }
 
-    /// The pod whose log is asked for, by somebody who may read it.
+    /// The pod whose log is requested by a user who may read it.
     pub(crate) async fn pod_of_log(
         &self,
         identity: &str,

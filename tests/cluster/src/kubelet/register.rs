@@ -1,5 +1,5 @@
 //! Makes the nodes of a test known to the scheduler and the controllers: an object with room for everything, a Lease that
-//! is renewed, and for each node somebody who runs the pods that are bound to it.
+//! is renewed, and for each node a task that runs the pods bound to it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ struct Known {
 pub(crate) struct Registry {
     client: Client,
     runner: Arc<Runner>,
-    /// Nobody else's nodes have it in their names and labels.
+    /// The nodes of other tests do not have it in their names and labels.
     id: String,
 }
 

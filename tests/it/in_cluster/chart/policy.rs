@@ -220,7 +220,7 @@ async fn the_admission_policy_refuses_what_no_run_needs() {
         assert!(error.contains(why), "{at}: {value}: {error}");
     }
     let mine = format!("{own}-0123456789abcdef");
-    // It holds job data, with which nobody pulls an image or mounts a volume.
+    // It holds job data, which is no use for pulling an image or mounting a volume.
     for (at, value, why) in [
         (format!("{spec}/volumes"), csi(&mine), volume),
         (format!("{spec}/imagePullSecrets"), pulled(&mine), pull),

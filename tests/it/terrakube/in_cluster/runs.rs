@@ -18,7 +18,7 @@ async fn the_default_template_runs_as_jobs_of_a_cluster() {
     });
     assert_eq!(pods.await, 2);
 
-    // Whoever watched the console saw both steps, each with its lines in order.
+    // The console shows both steps, each with its lines in order.
     let lines = stage.platform.streamed(job.id).await;
     for (kind, words) in [
         ("terraformPlan", "Running Terraform PLAN"),
