@@ -24,11 +24,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use integration_tests::process::Stream;
-use integration_tests::{Running, Site};
+use integration_tests::{Repository, Running, Site, job};
 use job_contract::{JobData, env};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::{Value, json};
-use test_cluster::{Builder, Cluster, Recorded, Request, Rule, State};
+use test_cluster::{Builder, Cluster, Fault, Recorded, Request, Rule, State};
 use test_peers::skips::needed;
 
 use crate::site;
@@ -187,6 +187,20 @@ impl Place {
             let all = json!([state.jobs, state.pods, state.events]);
             panic!("{what}: not in time, but {all:#}")
         })
+    }
+
+    /// Dispatches a plan to a launcher that dies after it has created the Job, and before it has created the Secret.
+    async fn cut_between_job_and_secret(&self) -> JobData {
+        let plan = job::plan(&Repository::fixture());
+        let doomed = self.serve();
+        let faults = self.cluster.faults();
+        faults.next_of(LAUNCHER, 1, "create", "secrets", Fault::Hang);
+        let delivery = tokio::spawn(post_all(vec![(doomed.door(), plan.clone())]));
+        let there = |state: &State| state.job(&name(&plan)).map(drop);
+        self.until("the Job is there", there).await;
+        doomed.crash();
+        assert_eq!(delivery.await.unwrap(), [None]);
+        plan
     }
 
     async fn until_over(&self, job: &JobData, condition: &str) {

@@ -80,18 +80,7 @@ async fn what_a_killed_replica_had_accepted_is_released_without_another_delivery
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delivery_cut_between_job_and_secret_is_completed_by_the_next() {
     let place = or_skip!(Place::without_pods().await);
-    let plan = job::plan(&Repository::fixture());
-    let doomed = place.serve();
-    let faults = place.cluster.faults();
-    faults.next_of(LAUNCHER, 1, "create", "secrets", Fault::Hang);
-    let delivery = tokio::spawn(post_all(vec![(doomed.door(), plan.clone())]));
-    place
-        .until("the Job is there", |state| {
-            state.job(&name(&plan)).is_some().then_some(())
-        })
-        .await;
-    doomed.crash();
-    assert_eq!(delivery.await.unwrap(), [None]);
+    let plan = place.cut_between_job_and_secret().await;
     assert!(place.state().await.secrets.is_empty());
     let other = place.serve();
     other.accept(&plan).await;

@@ -7,13 +7,13 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use test_cluster::{ADMIN, Fault, Node, State};
+use test_cluster::{ADMIN, Node, State};
 
 use api_launcher::kubernetes::verdict::WaitReason;
 use integration_tests::{Repository, job};
 
 use super::endings::{begun, endless};
-use super::{LAUNCHER, Launcher, Place, name, post_all};
+use super::{Launcher, Place, name};
 
 const NODE_SELECTOR: &str = "EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS";
 
@@ -317,16 +317,7 @@ async fn a_job_that_somebody_deletes_ends_its_run_at_the_platform() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_whose_job_data_never_came_is_removed_after_its_time() {
     let place = or_skip!(Place::without_pods().await);
-    let plan = job::plan(&Repository::fixture());
-    let doomed = place.serve();
-    let faults = place.cluster.faults();
-    faults.next_of(LAUNCHER, 1, "create", "secrets", Fault::Hang);
-    let delivery = tokio::spawn(post_all(vec![(doomed.door(), plan.clone())]));
-    let there = |state: &State| state.job(&name(&plan)).map(drop);
-    place.until("the Job is there", there).await;
-    doomed.crash();
-    assert_eq!(delivery.await.unwrap(), [None]);
-
+    let plan = place.cut_between_job_and_secret().await;
     let other = place.serve_reporting_with(&[(env::INCOMPLETE_SECONDS, "20")]);
     let gone = |state: &State| state.job(&name(&plan)).is_none().then_some(());
     place.until("the Job is removed", gone).await;

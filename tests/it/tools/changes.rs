@@ -1,7 +1,9 @@
 //! What a plan may do besides creating: import, move, forget, replace, leave out, refresh. And an apply of which a part fails.
 
 use std::fs;
+use std::path::PathBuf;
 
+use integration_tests::Repository;
 use job_contract::{JobData, Tool};
 use serde_json::json;
 
@@ -24,6 +26,17 @@ fn with_options(step: &JobData, options: &str) -> JobData {
     let name = "TF_CLI_ARGS_plan".to_owned();
     step.environment_variables.insert(name, options.to_owned());
     step
+}
+
+/// A file outside the work tree that job 21 has made, and its module.
+fn with_note(it: &Mirrored) -> (PathBuf, Repository) {
+    let note = it.file("note");
+    let repository = module(&format!(
+        "resource \"local_file\" \"note\" {{\n  filename = \"{}\"\n  content  = \"kept\"\n}}\n",
+        note.display()
+    ));
+    it.apply(&repository, "21");
+    (note, repository)
 }
 
 fn an_imported_resource_is_counted_and_kept(tool: Tool) {
@@ -83,12 +96,7 @@ fn a_removed_resource_is_forgotten_and_not_destroyed(tool: Tool) {
     let Some(it) = Mirrored::new(tool) else {
         return;
     };
-    let note = it.file("note");
-    let repository = module(&format!(
-        "resource \"local_file\" \"note\" {{\n  filename = \"{}\"\n  content  = \"kept\"\n}}\n",
-        note.display()
-    ));
-    it.apply(&repository, "21");
+    let (note, repository) = with_note(&it);
     let removed =
         "removed {\n  from = local_file.note\n  lifecycle {\n    destroy = false\n  }\n}\n";
     repository.commit(&[("main.tf", removed)]);
@@ -115,12 +123,7 @@ fn what_changed_outside_is_planned_unless_refreshing_is_off(tool: Tool) {
     let Some(it) = Mirrored::new(tool) else {
         return;
     };
-    let note = it.file("note");
-    let repository = module(&format!(
-        "resource \"local_file\" \"note\" {{\n  filename = \"{}\"\n  content  = \"kept\"\n}}\n",
-        note.display()
-    ));
-    it.apply(&repository, "21");
+    let (note, repository) = with_note(&it);
     fs::remove_file(&note).unwrap();
     for (job_id, refresh, planned) in [("22", false, 0), ("23", true, 1)] {
         let (plan, _) = it.steps(&repository, job_id);
