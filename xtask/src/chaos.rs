@@ -66,7 +66,7 @@ fn build() -> Result<()> {
     Ok(())
 }
 
-/// The tally alone goes to stdout, so that `--output json` can be piped.
+/// The summary alone goes to stdout, so that `--output json` can be piped.
 fn command(options: &[OsString]) -> Command {
     let mut command = cargo(["run", "--quiet", "--locked", "--package", "test-chaos"]);
     command.args(["--bin", "chaos", "--"]).args(options);

@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strike_that_did_not_happen_proves_nothing() {
+    fn a_fault_that_did_not_happen_proves_nothing() {
         assert_eq!(
             with_run(|run| run.fault_happened = false),
             [Kind::FaultMissed]

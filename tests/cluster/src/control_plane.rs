@@ -18,7 +18,7 @@ use rcgen::KeyPair;
 use serde_json::json;
 use tempfile::TempDir;
 
-/// How long both may take to be ready, on a busy machine.
+/// How long etcd and the API server may take to be ready, on a busy machine.
 const START: Duration = Duration::from_mins(2);
 const POLL: Duration = Duration::from_millis(100);
 /// How often another process may take a port before the server has it.
