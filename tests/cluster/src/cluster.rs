@@ -257,27 +257,14 @@ impl Cluster {
             .text(&pod.uid().unwrap_or_default(), container)
     }
 
-    /// Runs `program` for containers of this image.
+    /// Runs `program` for containers of this image, with the `PATH` of this process.
     pub fn image(&self, name: &str, program: &Path) {
-        self.image_with(name, program, &[], &[]);
-    }
-
-    /// As [`Cluster::image`], with the arguments and the environment the image sets (`PATH` is this process's own unless set).
-    pub fn image_with(&self, name: &str, program: &Path, args: &[&str], env: &[(&str, &str)]) {
-        let mut all = vec![("PATH".to_owned(), std::env::var("PATH").unwrap_or_default())];
-        for (name, value) in env {
-            all.retain(|(known, _)| known != name);
-            all.push(((*name).to_owned(), (*value).to_owned()));
-        }
-        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-        self.runner.set_image(
-            name,
-            Image {
-                program: program.to_owned(),
-                args,
-                env: all,
-            },
-        );
+        let path = std::env::var("PATH").unwrap_or_default();
+        let image = Image {
+            program: program.to_owned(),
+            env: vec![("PATH".to_owned(), path)],
+        };
+        self.runner.set_image(name, image);
     }
 
     /// Where everything lies that its nodes keep: logs, volumes, termination messages.

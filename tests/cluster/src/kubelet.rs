@@ -46,7 +46,6 @@ pub(crate) enum Order {
 #[derive(Debug, Clone)]
 pub(crate) struct Image {
     pub(crate) program: PathBuf,
-    pub(crate) args: Vec<String>,
     pub(crate) env: Vec<(String, String)>,
 }
 

@@ -20,7 +20,7 @@ pub use cluster::{Builder, Cluster, StartError};
 pub use control_plane::{ControlPlane, ControlPlaneError, Programs};
 pub use front::faults::{Fault, Faults};
 pub use front::recorder::{Recorded, Request};
-pub use kubelet::nodes::{Node, Nodes, Taint};
+pub use kubelet::nodes::{Node, Nodes};
 pub use rights::{ADMIN, Rule};
 pub use state::State;
 pub use target::{NoCluster, kubeconfig};

@@ -160,7 +160,6 @@ async fn what_a_run_waits_for_is_said_and_it_goes_on_once_that_is_there() {
     place.cluster.nodes().set(test_cluster::Node {
         name: "node-2".to_owned(),
         labels: [("disk".to_owned(), "ssd".to_owned())].into(),
-        taints: Vec::new(),
     });
     place
         .until_waiting(&plan, WaitReason::Image, "missing:1")

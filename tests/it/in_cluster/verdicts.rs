@@ -163,7 +163,6 @@ async fn a_run_whose_job_data_was_deleted_ends_with_its_name() {
     place.cluster.nodes().set(Node {
         name: "node-2".to_owned(),
         labels: [("disk".to_owned(), "ssd".to_owned())].into(),
-        taints: Vec::new(),
     });
     place
         .until_given_up(&plan, "config_missing", &name(&plan))

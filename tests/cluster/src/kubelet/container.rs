@@ -198,14 +198,7 @@ impl Running<'_> {
         let mut command = given(&self.container.command);
         let args = given(&self.container.args);
         let (program, args) = if command.is_empty() {
-            (
-                image.program.clone(),
-                if args.is_empty() {
-                    image.args.clone()
-                } else {
-                    args
-                },
-            )
+            (image.program.clone(), args)
         } else {
             let program = PathBuf::from(command.remove(0));
             command.extend(args);

@@ -1,19 +1,8 @@
-//! The nodes of a cluster, as far as a pod can tell them apart: labels and taints.
+//! The nodes of a cluster, as far as a pod can tell them apart: labels.
 
 use std::collections::BTreeMap;
 
 use tokio::sync::watch;
-
-/// Keeps pods away that do not tolerate it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Taint {
-    /// Name of the taint.
-    pub key: String,
-    /// Its value.
-    pub value: String,
-    /// `NoSchedule` or `NoExecute`.
-    pub effect: String,
-}
 
 /// A place for pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,11 +11,9 @@ pub struct Node {
     pub name: String,
     /// What a node selector looks at.
     pub labels: BTreeMap<String, String>,
-    /// What tolerations look at.
-    pub taints: Vec<Taint>,
 }
 
-/// The nodes of a cluster; one without labels and taints from the start.
+/// The nodes of a cluster; one without labels from the start.
 #[derive(Debug)]
 pub struct Nodes(watch::Sender<Vec<Node>>);
 
@@ -35,7 +22,6 @@ impl Default for Nodes {
         let node = Node {
             name: "node-1".to_owned(),
             labels: BTreeMap::new(),
-            taints: Vec::new(),
         };
         Self(watch::Sender::new(vec![node]))
     }
@@ -48,12 +34,6 @@ impl Nodes {
             all.retain(|other| other.name != node.name);
             all.push(node);
         });
-    }
-
-    /// No pod is put on this node any more.
-    pub fn remove(&self, name: &str) {
-        self.0
-            .send_modify(|all| all.retain(|node| node.name != name));
     }
 
     /// All of them, now and after every change.

@@ -8,10 +8,10 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node as Object, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{Patch, PatchParams};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource as _};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::task::JoinHandle;
 
 use super::nodes::Node;
@@ -65,14 +65,6 @@ impl Registry {
             for node in &wanted {
                 complete &= self.keep_one(node, &mut known).await.is_ok();
             }
-            let gone = |name: &String| wanted.iter().all(|node| node.name != *name);
-            for (_, Known { node, kubelet, .. }) in known.extract_if(.., |name, _| gone(name)) {
-                kubelet.abort();
-                let objects = Api::<Object>::all(self.client.clone());
-                let params = DeleteParams::default();
-                // What stays has no kubelet, and goes with the test.
-                let _ = objects.delete(&self.name(&node), &params).await;
-            }
             let pause = if complete { RENEWAL } else { RETRY };
             let _ = tokio::time::timeout(pause, nodes.changed()).await;
         }
@@ -122,17 +114,9 @@ impl Registry {
         let mut labels = node.labels.clone();
         labels.insert(LABEL.to_owned(), self.id.clone());
         labels.insert("kubernetes.io/hostname".to_owned(), name.clone());
-        let mut object = json!({
+        let object = json!({
             "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels},
         });
-        let taints = node
-            .taints
-            .iter()
-            .map(|taint| json!({"key": taint.key, "value": taint.value, "effect": taint.effect}));
-        let taints: Vec<Value> = taints.collect();
-        if !taints.is_empty() {
-            object["spec"] = json!({"taints": taints});
-        }
         objects
             .patch(&name, &params, &Patch::Apply(&object))
             .await?;
