@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
@@ -18,8 +18,23 @@ use crate::{Folder, NODE, images, network, runtime};
 
 const START: Duration = Duration::from_mins(2);
 const POLL: Duration = Duration::from_millis(100);
-/// What is the machine's otherwise, and is written to by programs that cannot be told another place.
-const PRIVATE: [&str; 3] = ["/run", "/var/log", "/var/lib/cni"];
+/// Folders of the machine to which programs write that have no option for another one. An empty one may remain.
+const PRIVATE: [&str; 5] = [
+    "/run",
+    "/var/log",
+    "/var/lib/cni",
+    "/var/lib/kubelet",
+    "/opt/containerd",
+];
+/// Settings of the kernel that a kubelet changes, and that no namespace has for itself.
+const KERNEL_SETTINGS: [&str; 6] = [
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+];
 
 /// What the program is called with.
 const USAGE: &str = "usage: real_node FOLDER IMAGES ETCD API_SERVER CONTROLLER_MANAGER SCHEDULER KUBELET PROXY COMMAND...";
@@ -49,6 +64,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<ExitCo
         fs::create_dir_all(private)?;
         network::run(Command::new("mount").args(["-t", "tmpfs", "tmpfs", private]))?;
     }
+    keep_kernel_settings(&folder)?;
     network::set_up(&folder)?;
 
     let mut power = Power::new(&folder, &kubelet);
@@ -77,6 +93,17 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<ExitCo
         .env(NODE, folder.path(""))
         .status()?;
     Ok(ExitCode::from(u8::from(!status.success())))
+}
+
+/// Puts files over the settings, so that the kubelet changes these.
+fn keep_kernel_settings(folder: &Folder) -> Result<()> {
+    for name in KERNEL_SETTINGS {
+        let setting = Path::new("/proc/sys").join(name);
+        let copy = folder.path(&name.replace('/', "-"));
+        fs::write(&copy, fs::read_to_string(&setting)?)?;
+        network::run(Command::new("mount").arg("--bind").args([&copy, &setting]))?;
+    }
+    Ok(())
 }
 
 async fn until_ready(folder: &Folder) -> Result<()> {

@@ -39,12 +39,17 @@ pub fn archives(programs: &Path, kept: &Path) -> Result<Vec<PathBuf>> {
             Program::Executor => "executor_under_test",
         })
     };
+    let recipes = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../images");
     let mut of = String::new();
     for file in [
         &binary(Program::Launcher),
         &binary(Program::Executor),
         &tool,
         &Base::installed().archive(),
+        &recipes.join("Dockerfile"),
+        &recipes.join("packages.sh"),
+        // Adds the tool, and makes the image of the pause.
+        &std::env::current_exe()?,
     ] {
         let found = file
             .metadata()

@@ -1,7 +1,7 @@
 //! A cluster of one node with the real kubelet, containerd, runc and kube-proxy, and what tests know of it.
 //!
 //! The node has the namespaces of its process for itself: processes, mounts and network. All of that ends with the
-//! process, whatever way that ends. What remains are control groups below one name, and one folder.
+//! process, whatever way that ends. What remains are control groups below one name, one folder, and empty mount points.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
