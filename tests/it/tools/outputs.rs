@@ -22,7 +22,7 @@ fn sensitive_values_are_in_no_log_and_marked_in_stored_outputs(tool: Tool) {
         return;
     };
     let repository = module(
-        "resource \"random_password\" \"closed\" {\n  length = 24\n}\noutput \"closed\" {\n  value     = \
+        "resource \"random_password\" \"closed\" {\n  length  = 24\n  special = false\n}\noutput \"closed\" {\n  value     = \
          random_password.closed.result\n  sensitive = true\n}\noutput \"open\" {\n  value = \
          nonsensitive(length(random_password.closed.result))\n}\n",
     );

@@ -96,6 +96,7 @@ async fn the_admission_policy_lets_the_launchers_own_jobs_pass() {
         job::scripts(&repository, vec![job::bash(1, "true")]),
         unusual,
     ];
+    let mut seen = 0;
     for (name, file) in values_files() {
         let release = Release::new().with(&file);
         let release = release.set(json!({"admissionPolicy": {"enabled": true}}));
@@ -110,9 +111,11 @@ async fn the_admission_policy_lets_the_launchers_own_jobs_pass() {
                 let job = policed.job(deployment, step);
                 let taken = policed.server.takes_from(&client, &job).await;
                 assert_eq!(taken, Ok(()), "{name}: {job:#}");
+                seen += 1;
             }
         }
     }
+    assert!(seen >= 3 * steps.len(), "{seen}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
