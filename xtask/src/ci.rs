@@ -1,13 +1,13 @@
 //! `cargo xtask ci`: what must hold besides unit tests and journeys, in named stages. `.ci/run` is `cargo xtask test`,
 //! then all of them.
 
-use std::env;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::Result;
 use clap::ValueEnum;
 
+use crate::cluster::unless_skipped;
 use crate::setup::{self, Purpose, unittest};
 use crate::staged::Staged;
 use crate::suite::cargo;
@@ -111,31 +111,23 @@ impl Stage {
 
 /// The chart's own suites, and the tests of it that need no cluster.
 fn chart() -> Result<()> {
-    let suites = match unittest::program() {
-        Ok(program) => run_stage(
+    let program = unless_skipped("suites of the chart", unittest::program());
+    let suites = program.and_then(|program| match program {
+        Some(program) => run_stage(
             "suites of the chart",
             Command::new(program)
                 .args(["--strict", "helm/mayfly"])
                 .current_dir(workspace_root()),
         ),
-        Err(error) if env::var_os("CI").is_none() => {
-            say(&format!("\n==> suites of the chart: SKIPPED, {error:#}"));
-            Ok(())
-        }
-        Err(error) => Err(error.context("in CI no test is skipped")),
-    };
+        None => Ok(()),
+    });
     // One failure tells less than all of them.
     Staged::Chart.run(&[]).and(suites)
 }
 
 /// Outside CI, tests for which a program cannot be had are skipped one by one, and say so.
 fn tools() -> Result<()> {
-    if let Err(error) = setup::opentofu::ensure() {
-        if env::var_os("CI").is_some() {
-            return Err(error.context("in CI no test is skipped"));
-        }
-        complain(&format!("tests are skipped: {error:#}"));
-    }
+    unless_skipped("some tests of the tools", setup::opentofu::ensure())?;
     Staged::Tools.run(&[])
 }
 

@@ -9,8 +9,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::setup::kubernetes;
+use crate::target_folder;
 use crate::terminal::complain;
-use crate::workspace_root;
 
 /// Names the kubeconfig of the cluster in which tests run (`test_cluster::kubeconfig`).
 const CLUSTER: &str = "MAYFLY_TEST_CLUSTER";
@@ -39,7 +39,7 @@ pub(crate) fn existing() -> Result<String> {
     Ok(kubeconfig.canonicalize()?.display().to_string())
 }
 
-/// What is needed to do something in a cluster, or nothing where that is skipped for want of it. In CI nothing is skipped.
+/// What tests need, or nothing if they are skipped without it. In CI nothing is skipped.
 pub(crate) fn unless_skipped<T>(what: &str, needed: Result<T>) -> Result<Option<T>> {
     match needed {
         Ok(needed) => Ok(Some(needed)),
@@ -66,9 +66,7 @@ impl ControlPlane {
             return Ok(None);
         };
         build()?;
-        let target = env::var_os("CARGO_TARGET_DIR")
-            .map_or_else(|| workspace_root().join("target"), PathBuf::from);
-        let mut process = Command::new(target.join("debug/control-plane"))
+        let mut process = Command::new(target_folder().join("debug/control-plane"))
             .args(programs)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -1,7 +1,6 @@
 //! `cargo xtask test node`: the journeys on a node with a real kubelet. Knows what that needs, and what it leaves on this
 //! machine; knows nothing of how the node is started (`tests/node`) and of what the journeys do there.
 
-use std::env;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,10 +8,10 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::cluster::unless_skipped;
 use crate::setup::{self, Purpose, kubernetes};
 use crate::suite;
-use crate::terminal::say;
-use crate::workspace_root;
+use crate::target_folder;
 
 /// What the names of its tests contain.
 pub(crate) const TESTS: &str = "real_node::";
@@ -34,17 +33,11 @@ const FIRST: &str = "\"$@\"; exit $?";
 
 /// Runs the tests with a node of their own, which ends with them.
 pub(crate) fn run(only: &[&str]) -> Result<()> {
-    let programs = match programs() {
-        Ok(programs) => programs,
-        Err(error) if env::var_os("CI").is_none() => {
-            say(&format!("\n==> node: SKIPPED, {error:#}"));
-            return Ok(());
-        }
-        Err(error) => return Err(error.context("in CI no test is skipped")),
+    let Some(programs) = unless_skipped("node", programs())? else {
+        return Ok(());
     };
     suite::build("node")?;
-    let target = env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| workspace_root().join("target"), PathBuf::from);
+    let target = target_folder();
     let nodes = target.join("node");
     remove_remains(&nodes, |process| !Path::new("/proc").join(process).exists())?;
     let own = std::process::id().to_string();

@@ -12,7 +12,7 @@ use images::base::Base;
 
 use super::Purpose;
 use crate::terminal::{PAUSES, insist, run_stage, say};
-use crate::workspace_root;
+use crate::{target_folder, workspace_root};
 
 /// Every Python package of the servers, with its version.
 const PYTHON: &str = include_str!("../../../tests/peers/requirements.txt");
@@ -40,9 +40,7 @@ struct Part {
 
 /// The folder in which `test-peers` looks for programs.
 pub(super) fn peers() -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| workspace_root().join("target"), PathBuf::from);
-    target.join("peers")
+    target_folder().join("peers")
 }
 
 fn parts() -> [Part; 6] {
