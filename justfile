@@ -7,7 +7,7 @@ _default:
 fmt:
     cargo fmt --all
 
-# What CI checks besides the tests: lint, fuzz, chart, images, chaos, bench
+# What CI checks besides the tests: lint, fuzz, chart, cluster, tools, images, node, chaos, bench
 ci *stages:
     cargo xtask ci {{ stages }}
 

@@ -45,11 +45,11 @@ pub enum Command {
 const EXIT_CODES: &str = "\
 Exit codes:
     0  done
-    1  the tool or a script said no
+    1  the tool or a script failed
     2  a defect of Mayfly
    64  the command line or the configuration cannot be used
    65  the job document or the folder cannot be used
-   75  something this machine should have provided failed, before anything was changed: try again
+   75  infrastructure failed before anything was changed: try again
    76  another executor holds the step
 128+n  ended by signal n (130: Ctrl-C)";
 

@@ -80,7 +80,7 @@ impl DataError {
     pub(crate) fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Io { source, .. } if is_wrong_place(source) => Some(
-                "name a folder you can write in with --data-dir or MAYFLY_DATA_DIR; it is made when it is not there",
+                "name a folder you can write in with --data-dir or MAYFLY_DATA_DIR; it is created if it does not exist",
             ),
             Self::NoHome | Self::NoJobIdLeft { .. } => Some("name another folder with --data-dir"),
             Self::WorkspaceBusy { .. } => Some("wait for it to end, or stop it with Ctrl-C there"),

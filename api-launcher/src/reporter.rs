@@ -45,7 +45,7 @@ pub(crate) enum ReportError {
     Platform(#[from] PlatformError),
     #[error("could not store the step's output")]
     Output(#[from] StoreError),
-    #[error("could not put the step's output together")]
+    #[error("could not assemble the step's output")]
     Draft(#[source] io::Error),
     #[error("could not write into the run's live log")]
     Log(#[from] RedisError),

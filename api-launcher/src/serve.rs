@@ -155,7 +155,7 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
     tokio::select! {
         () = work => info!("stopped"),
         () = bound(&shutdown, settings.shutdown) => {
-            warn!("stopped before everything had ended: what is accepted is kept for the next start");
+            warn!("stopped before all runs had ended: accepted runs are kept for the next start");
         }
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! The order to stop, from SIGTERM, SIGINT or SIGHUP to everything that waits. What stopping means is decided
-//! by whoever hears it.
+//! The order to stop, from SIGTERM, SIGINT or SIGHUP to everything that waits. Each receiver decides
+//! what stopping means.
 
 use std::io;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(crate) struct Shutdown {
 
 impl Shutdown {
     /// Obeys signals from now on. SIGTERM leaves `drain` between the first step and the second, for endpoints to follow.
-    /// SIGINT and SIGHUP come from a terminal, where nobody follows. The second signal gives the last order.
+    /// SIGINT and SIGHUP come from a terminal, where no supervisor follows. The second signal ends the process.
     pub(crate) fn on_signals(&self, drain: Duration) -> io::Result<()> {
         for (kind, drain) in [
             (SignalKind::terminate(), drain),

@@ -11,7 +11,7 @@ use std::io::{self, IsTerminal as _};
 
 use self::options::{Format, When};
 
-/// Whether somebody can be asked, and how things are shown.
+/// Whether a person can be asked, and how output is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Terminal {
     /// Standard input is a terminal.

@@ -70,7 +70,7 @@ const INHERITED: &[&str] = &[
 
 const INHERITED_PREFIXES: &[&str] = &["LC_"];
 
-/// Names that are never handed on, whoever asks, beside those of the job data: they hold secrets of the platform and of
+/// Names that are never passed on, even if a workspace lists them, beside those of the job data: they hold secrets of the platform and of
 /// its storage (contract 10.1).
 const NEVER: &[&str] = &[
     env::REPORT_KEY,

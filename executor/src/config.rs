@@ -28,12 +28,12 @@ use crate::workspace::ArchiveLimits;
 #[command(
     name = "executor",
     version,
-    after_help = "Exit codes: 0 done, 1 the tool or a script said no, 2 a defect of the executor, 64 bad \
+    after_help = "Exit codes: 0 done, 1 the tool or a script failed, 2 a defect of the executor, 64 bad \
                   configuration, 65 bad job data, 75 infrastructure failed before anything was started, 76 \
                   another executor holds the step, 128+n ended by signal n. Unless MAYFLY_OUTCOME_EXIT_CODE is \
                   true, every outcome that was reported ends with 0.\n\n\
-                  Secrets are given by the environment and are no options, because command lines are open to \
-                  everybody: EphemeralJobData (or a file, --job-data-file), InternalSecret, MAYFLY_REPORT_KEY, TerrakubeRedisPassword, \
+                  Secrets are given by the environment and are no options, because every user of a machine can \
+                  read command lines: EphemeralJobData (or a file, --job-data-file), InternalSecret, MAYFLY_REPORT_KEY, TerrakubeRedisPassword, \
                   TerrakubeRedisSentinelPassword and the keys of the artifact store."
 )]
 pub struct Config {
@@ -173,8 +173,8 @@ pub struct RunConfig {
     /// Limit of what the step adds to the live log, in bytes; a line counts 128 bytes more than its text.
     #[arg(long, env = env::LIVE_LOG_MAX_BYTES, default_value_t = 32 * 1024 * 1024)]
     pub live_log_max_bytes: u64,
-    /// `true` runs plans that come with policies, and steps that evaluate them, without evaluating any: mandatory ones are
-    /// passed over.
+    /// `true` runs plans that come with policies, and steps that evaluate them, without evaluating any: mandatory
+    /// policies are skipped too.
     #[arg(long, env = env::IGNORE_POLICIES, value_parser = clap::builder::BoolishValueParser::new(),
           default_value = "false", action = clap::ArgAction::Set)]
     pub ignore_policies: bool,
@@ -182,10 +182,10 @@ pub struct RunConfig {
     /// [default: 300 for apply and destroy, 60 otherwise].
     #[arg(long, env = env::GRACE_PERIOD_SECONDS)]
     pub grace_period_seconds: Option<u64>,
-    /// Minutes the run may take before it is stopped and what there is is stored.
+    /// Minutes the run may take. Then it is stopped, and its state is stored.
     #[arg(long, env = env::MAX_DURATION_MINUTES, default_value_t = 360)]
     pub max_duration_minutes: u64,
-    /// The same in seconds; wins, and 0 means no limit.
+    /// The same limit in seconds; overrides the minutes; 0 means no limit.
     #[arg(long, env = env::DEADLINE_SECONDS)]
     pub deadline_seconds: Option<u64>,
     /// Seconds without a line in the log before the run is stopped; 0 means no limit.
@@ -208,7 +208,7 @@ pub struct RunConfig {
     /// `pod`, whose step must never be started twice [default: the platform; outside of pods the data directory].
     #[arg(long, env = env::RECORDS, value_parser = records)]
     pub records: Option<Records>,
-    /// `true` lets an apply use a plan that another kind of executor has made and left no record of.
+    /// `true` lets an apply use a plan without a record, as other kinds of executors make it.
     #[arg(long, env = env::MIXED_FLEET, value_parser = clap::builder::BoolishValueParser::new(),
           default_value = "false", action = clap::ArgAction::Set)]
     pub mixed_fleet: bool,
@@ -268,7 +268,7 @@ pub enum ConfigError {
     /// The settings of the platform, or of its Redis, cannot be used: everything that is wrong with them.
     #[error("{}", .0.join("; "))]
     Platform(Vec<String>),
-    /// Nobody outside of this pod would know that the step was begun.
+    /// The record that the step was begun would end with this pod.
     #[error("`{missing}` is not set, and {}", without_records(*records))]
     NoRecords {
         missing: &'static str,
@@ -307,7 +307,7 @@ const KUBERNETES_SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";
 const TERRAFORM_RELEASES: &str = "https://releases.hashicorp.com/terraform/index.json";
 const TOFU_RELEASES: &str = "https://api.github.com/repos/opentofu/opentofu/releases";
 
-/// Where Kubernetes looks for a container's termination message unless it is told otherwise.
+/// Where Kubernetes looks for a container's termination message by default.
 pub const TERMINATION_LOG_PATH: &str = "/dev/termination-log";
 
 /// The environment variable of the option a usage error speaks of: in a pod there is no command line to look at.
@@ -357,7 +357,7 @@ pub struct Folders {
 }
 
 impl StoreConfig {
-    /// The store these settings describe; all that is wrong with them is told at once.
+    /// The store these settings describe. All problems are reported at once.
     pub fn open(&self, folders: &Folders) -> Result<Store, StepError> {
         let settings = self.artifacts.resolve(&folders.data);
         Ok(Store::open(&settings.map_err(ConfigError::from)?)?)
@@ -366,7 +366,7 @@ impl StoreConfig {
 
 impl Config {
     /// Parses a command line, the program's name included, over the environment, where blank means not set: charts write
-    /// empty values for what nobody gave.
+    /// empty values for what is not set.
     pub fn parse_over_environment(
         args: impl IntoIterator<Item = OsString>,
     ) -> Result<Self, clap::Error> {
@@ -411,7 +411,7 @@ impl Config {
         self.run.pod_name.is_some() || std::env::var_os(KUBERNETES_SERVICE_HOST).is_some()
     }
 
-    /// Whether the step's record is kept where whoever started this program expects it. A pod has no place of its own that
+    /// Whether the step's record is kept where the launcher expects it. A pod has no place of its own that
     /// outlives it: a step would run there unreported, and a second pod would not know of it.
     pub fn check_records(&self) -> Result<(), ConfigError> {
         self.check_records_in(self.is_in_pod())
@@ -432,7 +432,7 @@ impl Config {
         })
     }
 
-    /// The platform's API and its Redis, as far as they are named. Everything that is wrong is told at once.
+    /// The platform's API and its Redis, as far as they are named. All problems are reported at once.
     pub fn network(&self) -> Result<(Option<TerrakubeConfig>, Option<Redis>), ConfigError> {
         let mut problems = Vec::new();
         let platform = self.platform.resolve().unwrap_or_else(|wrong| {

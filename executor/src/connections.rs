@@ -38,7 +38,7 @@ impl Connections {
     pub(crate) fn open(config: &Config, folders: &Folders) -> Result<Self, StepError> {
         let (terrakube, redis) = config.network()?;
         if terrakube.is_none() && config.run.records == Some(Records::Pod) {
-            warn!("the record of this step ends with its pod: nobody may start the step again");
+            warn!("the record of this step ends with its pod: the step must not be started again");
         }
         let platform = match terrakube {
             Some(settings) => Platform::Terrakube(
@@ -77,7 +77,7 @@ impl Connections {
         }
     }
 
-    /// Signs of life for the job, from now on. A run without them goes on: the platform may be patient.
+    /// Heartbeats of the job, from now on. A run without them continues: the platform may wait long enough.
     pub(crate) fn heartbeat(&self, job_id: &str) -> Option<Heartbeat> {
         let redis = self.redis.as_ref()?;
         Heartbeat::start(redis, job_id)

@@ -82,7 +82,9 @@ impl<'c> RunContext<'c> {
         for folder in [&folders.work, &folders.checkouts] {
             private_folder(folder)
                 .and_then(|folder| Ok(eaccess(folder, AccessFlags::W_OK)?))
-                .map_err(|source| StepError::work_folder(folder, source))?;
+                .map_err(|source| {
+                    StepError::work_folder("could not create the folder", folder, source)
+                })?;
         }
         let layout = Layout::create(workspace::Site {
             work_dir: &folders.work,

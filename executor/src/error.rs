@@ -77,17 +77,17 @@ impl StepError {
         Self::new(Exit::Defect, "a phase of the run panicked")
     }
 
-    /// A folder or file of the executor's own could not be made.
-    pub fn work_folder(path: &Path, source: io::Error) -> Self {
+    /// A folder or file of the executor's own could not be created, written or removed: `problem` says which.
+    pub fn work_folder(problem: &'static str, path: &Path, source: io::Error) -> Self {
         let is_wrong_place = is_wrong_place(&source);
         let error = FileError {
-            problem: "could not make the work folder",
+            problem,
             path: path.display().to_string(),
             source,
         };
         if is_wrong_place {
             let hint = format!(
-                "`{}`, or else `{}`, names a folder the executor's user can write in, and so does `{}` where it is set",
+                "set `{}` or `{}` to a folder that the executor's user can write in, and `{}` too if it is set",
                 env::WORK_DIR,
                 env::DATA_DIR,
                 env::CHECKOUT_DIR
@@ -204,7 +204,13 @@ mod tests {
     #[test]
     fn a_place_that_cannot_serve_is_a_setting() {
         let denied = io::Error::from(io::ErrorKind::PermissionDenied);
-        let error = StepError::work_folder(Path::new("/w"), denied);
+        let problem = "could not create the folder";
+        let error = StepError::work_folder(problem, Path::new("/w"), denied);
+        let text = error.to_string();
+        assert!(
+            text.starts_with("could not create the folder `/w`: "),
+            "{text}"
+        );
         assert_eq!(error.exit(), Exit::BadConfiguration);
         assert!(error.hint().unwrap().contains(env::WORK_DIR));
     }

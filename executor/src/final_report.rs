@@ -1,7 +1,7 @@
 //! The end of the process: the final report and the exit code. The report names its author and is sealed, because the code
 //! that a run executes can write to the same file.
 //!
-//! Knows nothing of how the step came to its outcome.
+//! Does not know the phases that led to the outcome.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -91,12 +91,12 @@ impl ReportWriter {
         };
         let message = report.to_termination_message(self.key.as_ref());
         if let Err(error) = write_file(path, &message) {
-            debug!(%error, path = %path.display(), "no termination message was left");
+            debug!(%error, path = %path.display(), "the termination message could not be written");
         }
     }
 }
 
-/// Does not wait: code of the run may have put a FIFO there that nobody reads.
+/// Does not block: code of the run may have put a FIFO there that no process reads.
 fn write_file(path: &Path, message: &str) -> io::Result<()> {
     File::options()
         .write(true)

@@ -1,4 +1,4 @@
-//! The end of the grace period. A run that was told to stop has a time for each part of its end, and gives up a part that
+//! The end of the grace period. A run that was asked to stop has a time for each part of its end, and gives up a part that
 //! takes longer. This is for the run that does not: a task that never yields, a write that never returns.
 //!
 //! It waits on a thread of its own, takes no lock and writes nothing, so that nothing the rest of the process does holds

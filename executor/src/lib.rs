@@ -108,7 +108,7 @@ fn unusable(error: String, hint: Option<String>) -> FinalReport {
 }
 
 fn run_process(config: &Config, hardened: Hardened) -> u8 {
-    // Before anything is said: whoever should hear it may be gone.
+    // Before any output: its reader may be gone.
     let (stop, deadline) = (Stop::default(), LastDeadline::default());
     if let Some(seconds) = config.run.grace_period_seconds {
         deadline.set_grace_period(Duration::from_secs(seconds));
@@ -172,7 +172,7 @@ async fn run_step(
     deadline: &LastDeadline,
 ) -> FinishedRun {
     if let Err(failure) = listening {
-        error!(error = %failure, "cannot listen for signals: a stop order would not be heard");
+        error!(error = %failure, "cannot listen for signals: a request to stop would be lost");
         let report = FinalReport {
             outcome: Exit::Infrastructure.code(),
             unreported: true,

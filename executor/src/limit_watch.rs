@@ -17,7 +17,7 @@ use crate::config::RunLimits;
 use crate::context::RunContext;
 use crate::stop::{Cause, Stop};
 
-/// Neither version of control groups tells when a share of the limit is reached, so somebody has to look. A
+/// Neither version of control groups notifies when a share of the limit is reached, so it must be polled. A
 /// provider allocates some hundred MiB a second at most.
 const MEMORY_EVERY: Duration = Duration::from_millis(250);
 /// The warning comes at this share of the share at which the tool is interrupted, in hundredths.

@@ -49,7 +49,7 @@ pub(crate) async fn run(
     deadline.set_exit_code(finished.exit_code(config));
     match heartbeat {
         Some(heartbeat) if finished.reported => heartbeat.stop().await,
-        // Whoever runs the step now, or next, beats for the same job.
+        // The executor that runs the step now or next sends heartbeats for the same job.
         Some(heartbeat) => heartbeat.leave(),
         None => {}
     }

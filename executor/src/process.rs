@@ -164,7 +164,7 @@ pub trait Consumer: Send {
     fn consume(&mut self, chunk: &[u8]) -> impl Future<Output = ()> + Send;
 }
 
-/// Collects output in memory, up to a limit; what lies beyond it is dropped and noted.
+/// Collects output in memory, up to a limit; the rest is dropped, and that is noted.
 #[derive(Debug, Default)]
 pub struct Capture {
     pub bytes: Vec<u8>,
@@ -386,6 +386,9 @@ mod tests {
     use super::*;
     use crate::stop::Cause;
     use nix::unistd::Pid;
+    use signal_hook::consts::SIGINT;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
     use tokio::time::timeout;
 
     const PATIENCE: Duration = Duration::from_secs(20);
@@ -427,6 +430,10 @@ mod tests {
         interrupt: Interrupt,
         grace: Duration,
     ) -> (Completion, String) {
+        // A process that handles the signal passes the default on to its children, also if it was started with the signal
+        // ignored, as in the background of a script.
+        let end = Arc::new(AtomicBool::new(true));
+        signal_hook::flag::register_conditional_default(SIGINT, end).unwrap();
         let stop = Stop::default();
         let mut consumer = StopOn(&stop, word, Capture::up_to(1 << 20));
         let limit = Limit {

@@ -78,7 +78,7 @@ fn reap() {
         .filter_map(|entry| Stat::of(entry.ok()?.file_name().to_str()?.parse().ok()?))
         .filter(|stat| stat.is_over && Some(stat.parent) == own && !ours.contains(&stat.name));
     for stat in ended {
-        // Nobody else asks, and what cannot be had is not missed.
+        // Nothing else reads it, and a missing value does no harm.
         let _ = waitpid(Pid::from_raw(stat.name.pid), Some(WaitPidFlag::WNOHANG));
     }
 }

@@ -101,7 +101,7 @@ mod tests {
 
     use super::*;
 
-    /// A platform whose records cannot be written, until the file is gone that stands in their way.
+    /// A platform whose records cannot be written until a file in their place is removed.
     fn away() -> (TempDir, RunningReport) {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("platform"), "").unwrap();

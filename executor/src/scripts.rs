@@ -138,7 +138,7 @@ pub struct Scripts<'r> {
     pub job: &'r JobData,
     /// Where they run: the working directory, or the clone root for script steps.
     pub dir: &'r Path,
-    /// Generated files that must not lie in the work tree.
+    /// Generated files that must not be in the work tree.
     pub private: &'r Path,
     pub tool: Option<&'r ResolvedTool>,
     pub public_api_url: Option<&'r str>,
@@ -313,7 +313,7 @@ impl Scripts<'_> {
             if !fits {
                 warn!(
                     name,
-                    "a variable no environment can hold is not handed to the script"
+                    "a variable that cannot be part of an environment is not passed to the script"
                 );
             }
             fits

@@ -1,6 +1,6 @@
 //! How a step ended, before anything of it is reported.
 //!
-//! Knows neither the phases that led to it nor the platform that is told.
+//! Knows neither the phases that led to it nor the platform.
 
 use job_contract::Exit;
 use job_contract::report::{
@@ -37,7 +37,7 @@ pub(crate) struct StepResult {
     pub(crate) must_report: bool,
 }
 
-/// What the report says of an operation beside its outcome: how far it came, and what became of the state.
+/// What the report says of an operation beside its outcome: what was changed, and where the state is.
 #[derive(Debug, Default)]
 pub(crate) struct OperationDetails {
     pub(crate) progress: Option<ApplyProgress>,
@@ -112,7 +112,7 @@ impl StepResult {
         }
     }
 
-    /// Adds to the error of an operation that failed how the tool ended, how far it came, and what became of the state.
+    /// Adds to the error of a failed operation how the tool ended, what was changed, and where the state is.
     pub(crate) fn with_details(mut self, redactor: &Redactor) -> Self {
         if self.exit == Exit::Done {
             return self;

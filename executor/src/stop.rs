@@ -64,7 +64,7 @@ impl Cause {
         }
     }
 
-    /// What whoever owns the run can do about it.
+    /// What the owner of the run can do about it.
     pub const fn hint(self) -> Option<&'static str> {
         match self {
             Self::Signal(_) | Self::Cancelled => None,
@@ -115,7 +115,7 @@ impl Stop {
         self.token.cancel();
     }
 
-    /// For whoever only needs to know that it was given.
+    /// A token that is cancelled when the order is given.
     pub fn token(&self) -> CancellationToken {
         self.token.clone()
     }
@@ -182,7 +182,7 @@ impl Budget {
         }
     }
 
-    /// The grace period a step of this type has unless it is told otherwise.
+    /// The default grace period of a step of this type.
     pub const fn default_grace(step: StepType) -> Duration {
         Duration::from_secs(if step.changes_infrastructure() {
             300
@@ -201,7 +201,7 @@ pub fn listen(stop: &Stop) -> io::Result<()> {
         for number in arrivals.forever() {
             let signal = u8::try_from(number).expect("signal numbers are small");
             let is_first = stop.given().is_none();
-            // Before it is told: who reads diagnostics may be what everybody waits for.
+            // Before it is logged: the reader of diagnostics may be what blocks this process.
             stop.order(Cause::Signal(signal));
             if is_first {
                 warn!(

@@ -140,7 +140,7 @@ pub enum PlanError {
     #[error("the job has a reviewed plan, but the platform no longer knows where it is stored")]
     Unknown,
     /// What the plan step noted cannot be read.
-    #[error("`{reference}` is not what a plan step notes of its plan")]
+    #[error("`{reference}` is no reference to a stored plan")]
     BadNote {
         reference: String,
         #[source]
@@ -190,7 +190,7 @@ impl PlanError {
 impl From<PlanError> for StepError {
     fn from(error: PlanError) -> Self {
         let exit = match error {
-            // Not the plan's fault, nor that of whoever reviewed it.
+            // Neither plan nor review is the cause.
             PlanError::Unavailable(StoreError::Unavailable { .. }) => Exit::Infrastructure,
             // The document is sound; the plan it refers to is not.
             _ => Exit::StepFailed,
@@ -217,7 +217,7 @@ pub struct Handover<'h> {
     pub view: &'h StepView,
     pub context: &'h Map<String, Value>,
     pub store: &'h Store,
-    /// A folder nobody else can look into.
+    /// A folder that no other user can read.
     pub private: &'h Path,
     /// Whether a platform keeps the job's steps and its plan on record. Where none does, the note in the store counts.
     pub on_record: bool,
@@ -245,7 +245,7 @@ impl Handover<'_> {
             };
         };
         let mut record = PlanRecord::find(self.context, &reference);
-        // The context is not to be had everywhere.
+        // Not every platform has a job context.
         if record.is_none() {
             if note.is_none() {
                 note = PlanNote::read(self.store, self.job).await?;

@@ -54,7 +54,7 @@ pub struct Terraform<'r> {
 /// A state the tool could not store itself.
 #[derive(Clone, Debug)]
 pub enum ErroredState {
-    /// It lies here.
+    /// It is in this file.
     File(PathBuf),
     /// No disk took it, so that the tool printed it.
     Printed(Bytes),
@@ -196,13 +196,13 @@ impl Terraform<'_> {
         self.run_small(invocation).await
     }
 
-    /// Takes the lock on the state for a moment, to change nothing: whoever holds it is in the way.
+    /// Takes the lock on the state for a moment and changes nothing. It fails while another process holds the lock.
     pub async fn touch_lock(&self, env: &ChildEnv) -> Result<CommandOutput, ProcessError> {
         self.run_small(self.invocation(env, args::touch_lock()))
             .await
     }
 
-    /// Releases a lock, whoever holds it.
+    /// Releases a lock of any holder.
     pub async fn force_unlock(
         &self,
         env: &ChildEnv,
@@ -284,7 +284,7 @@ impl Terraform<'_> {
         }
     }
 
-    /// What saves results goes on after a stop order, as long as there is time.
+    /// After a stop order, results are still saved as long as there is time.
     fn saving(&self) -> Limit {
         Limit {
             stop: self.stop.clone(),

@@ -277,7 +277,7 @@ impl Resolver<'_> {
             Ok(version) => Some(self.found(version, path, Origin::Path)),
             Err(error) => {
                 (self.notify)(&format!(
-                    "warning: ignoring `{}`, which does not tell its version: {}",
+                    "warning: ignoring `{}`, which does not report its version: {}",
                     path.display(),
                     chain(&error)
                 ));

@@ -170,7 +170,7 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Work
     }
 }
 
-/// Where the commit id stands in the tree, for scripts that look for it (contract 8.1).
+/// Where the commit id is in the tree, for scripts (contract 8.1).
 const COMMIT_FILE: &str = "commitHash.info";
 const INIT_KEY_FILE: &str = "ssh/id";
 
@@ -320,7 +320,7 @@ async fn unpack_content(
     Ok(())
 }
 
-/// Tells the blocking task to stop when nobody waits for it any more.
+/// Stops the blocking task when its caller is gone.
 #[derive(Default)]
 struct StopOnDrop(Arc<AtomicBool>);
 

@@ -1,6 +1,7 @@
 //! Building by buildah, which needs no daemon, into a storage folder of its own.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -94,17 +95,25 @@ impl Builder {
                 archive.display()
             );
         }
-        let recipe = self.storage.join("import.Dockerfile");
+        self.follow("FROM scratch\nADD base.tar /\n", base.folder(), name)
+    }
+
+    /// Makes an image by the text of a `Dockerfile`, from a folder and the images that are here.
+    ///
+    /// # Errors
+    /// Fails with what the builder said.
+    pub fn follow(&self, text: &str, folder: &Path, name: &str) -> Result<()> {
         fs::create_dir_all(&self.storage)
             .with_context(|| format!("could not make `{}`", self.storage.display()))?;
-        fs::write(&recipe, "FROM scratch\nADD base.tar /\n")
-            .with_context(|| format!("could not write `{}`", recipe.display()))?;
+        let mut recipe = tempfile::NamedTempFile::new_in(&self.storage)?;
+        recipe.write_all(text.as_bytes())?;
         let mut build = self.buildah("build");
         build
-            .args(["--quiet", "--timestamp", "0", "--tag", name, "--file"])
-            .arg(&recipe)
+            .args(["--quiet", "--timestamp", "0", "--pull-never"])
+            .args(["--tag", name, "--file"])
+            .arg(recipe.path())
             .args(["--ignorefile", "/dev/null"])
-            .arg(base.folder());
+            .arg(folder);
         output_of(&mut build).map(drop)
     }
 
@@ -205,7 +214,7 @@ impl Builder {
     }
 }
 
-/// Names the image of a layout for whoever imports it: containerd goes by the first annotation and leaves out what has no
+/// Names the image of a layout for its import: containerd reads the first annotation and ignores what has no
 /// name, other programs go by the second, which is a tag. The digest of the image does not depend on it.
 fn name_in(index: &mut Value, name: &str) {
     let tag = name

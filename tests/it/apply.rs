@@ -5,13 +5,24 @@ use std::path::{Path, PathBuf};
 
 use integration_tests::process::Stream;
 use integration_tests::site::files_below;
-use integration_tests::{FakeTool, Repository, Site, fifo, job};
+use integration_tests::{Repository, Site, fifo, job};
 use job_contract::status::JobStatus;
-use job_contract::{JobData, StepType, env};
+use job_contract::{JobData, StepType, Tool, env};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
 use crate::site;
+
+with_both_tools! {
+    what_was_planned_is_applied_and_published,
+    an_apply_leaves_changes_and_outputs_in_the_job_context,
+    a_second_plan_has_no_changes_and_a_destroy_removes_everything,
+    a_planned_destroy_is_applied,
+    a_template_without_a_plan_is_applied_directly,
+    an_apply_without_its_reviewed_plan_never_runs,
+    the_plan_of_another_run_is_not_applied_in_its_place,
+    a_failed_apply_still_publishes_the_state_it_left,
+}
 
 /// A module that leaves a marker when it is really applied.
 fn marked(site: &Site) -> (Repository, std::path::PathBuf) {
@@ -23,18 +34,17 @@ fn marked(site: &Site) -> (Repository, std::path::PathBuf) {
     (Repository::module(&module), marker)
 }
 
-fn planned(site: &Site, repository: &Repository) -> (JobData, JobData) {
-    let plan = job::plan(repository);
+fn planned(tool: Tool, site: &Site, repository: &Repository) -> (JobData, JobData) {
+    let plan = job::plan_by(tool, repository);
     let apply = job::apply_after(&plan);
     site.queue(&[&plan, &apply]);
     site.run(&plan).expect_code(0);
     (plan, apply)
 }
 
-#[test]
-fn what_was_planned_is_applied_and_published() {
+fn what_was_planned_is_applied_and_published(tool: Tool) {
     let (site, repository) = (site(), Repository::fixture());
-    let (_, apply) = planned(&site, &repository);
+    let (_, apply) = planned(tool, &site, &repository);
 
     let outcome = site.run(&apply).expect_code(0);
 
@@ -69,15 +79,14 @@ fn what_was_planned_is_applied_and_published() {
     assert_eq!(raw, state);
 }
 
-#[test]
-fn an_apply_leaves_changes_and_outputs_in_the_job_context() {
+fn an_apply_leaves_changes_and_outputs_in_the_job_context(tool: Tool) {
     let (site, repository) = (
         site(),
         Repository::module(
             "resource \"terraform_data\" \"a\" {\n  input = 1\n}\noutput \"open\" {\n  value = [1]\n}\noutput \"closed\" {\n  value = \"hidden-value\"\n  sensitive = true\n}\n",
         ),
     );
-    let (_, apply) = planned(&site, &repository);
+    let (_, apply) = planned(tool, &site, &repository);
     site.run(&apply).expect_code(0);
 
     let context = site.context(&apply);
@@ -97,10 +106,9 @@ fn an_apply_leaves_changes_and_outputs_in_the_job_context() {
     assert!(site.step_output(&apply).contains("closed = <sensitive>"));
 }
 
-#[test]
-fn a_second_plan_has_no_changes_and_a_destroy_removes_everything() {
+fn a_second_plan_has_no_changes_and_a_destroy_removes_everything(tool: Tool) {
     let (site, repository) = (site(), Repository::fixture());
-    let (plan, apply) = planned(&site, &repository);
+    let (plan, apply) = planned(tool, &site, &repository);
     site.run(&apply).expect_code(0);
 
     let again = job::in_job(&plan, "413");
@@ -108,7 +116,7 @@ fn a_second_plan_has_no_changes_and_a_destroy_removes_everything() {
     site.run(&again).expect_code(0);
     assert!(!site.record(&again).plan_changes);
 
-    let destroy = job::in_job(&job::step(StepType::Destroy, &repository), "414");
+    let destroy = job::in_job(&job::step_by(tool, StepType::Destroy, &repository), "414");
     site.queue(&[&destroy]);
     let outcome = site.run(&destroy).expect_code(0);
     assert!(
@@ -118,19 +126,23 @@ fn a_second_plan_has_no_changes_and_a_destroy_removes_everything() {
         "{outcome}"
     );
     assert!(
-        outcome.log().contains("Running Terraform DESTROY"),
+        outcome
+            .log()
+            .contains(&format!("Running {} DESTROY", tool.banner())),
         "{outcome}"
     );
     assert_eq!(site.resources(&destroy), <[String; 0]>::default());
 }
 
-#[test]
-fn a_planned_destroy_is_applied() {
+fn a_planned_destroy_is_applied(tool: Tool) {
     let (site, repository) = (site(), Repository::fixture());
-    let (_, apply) = planned(&site, &repository);
+    let (_, apply) = planned(tool, &site, &repository);
     site.run(&apply).expect_code(0);
 
-    let plan = job::in_job(&job::step(StepType::PlanDestroy, &repository), "413");
+    let plan = job::in_job(
+        &job::step_by(tool, StepType::PlanDestroy, &repository),
+        "413",
+    );
     let apply = job::apply_after(&plan);
     site.queue(&[&plan, &apply]);
     let outcome = site.run(&plan).expect_code(0);
@@ -144,20 +156,18 @@ fn a_planned_destroy_is_applied() {
     assert_eq!(site.resources(&apply), <[String; 0]>::default());
 }
 
-#[test]
-fn a_template_without_a_plan_is_applied_directly() {
+fn a_template_without_a_plan_is_applied_directly(tool: Tool) {
     let (site, repository) = (site(), Repository::fixture());
     let apply = JobData {
         variables: [("greeting".to_owned(), "direct".into())].into(),
-        ..job::step(StepType::Apply, &repository)
+        ..job::step_by(tool, StepType::Apply, &repository)
     };
     site.queue(&[&apply]);
     site.run(&apply).expect_code(0);
     assert_eq!(site.output(&apply, "greeting"), "direct");
 }
 
-#[test]
-fn an_apply_without_its_reviewed_plan_never_runs() {
+fn an_apply_without_its_reviewed_plan_never_runs(tool: Tool) {
     type Spoil = fn(&Site, &JobData);
     let spoilers: [(&str, Spoil); 4] = [
         ("missing", |site, plan| {
@@ -176,7 +186,7 @@ fn an_apply_without_its_reviewed_plan_never_runs() {
     for (name, spoil) in spoilers {
         let site = site();
         let (repository, marker) = marked(&site);
-        let (plan, apply) = planned(&site, &repository);
+        let (plan, apply) = planned(tool, &site, &repository);
         spoil(&site, &plan);
 
         let outcome = site.run(&apply);
@@ -192,11 +202,10 @@ fn an_apply_without_its_reviewed_plan_never_runs() {
     }
 }
 
-#[test]
-fn the_plan_of_another_run_is_not_applied_in_its_place() {
+fn the_plan_of_another_run_is_not_applied_in_its_place(tool: Tool) {
     let site = site();
     let (repository, marker) = marked(&site);
-    let (plan, apply) = planned(&site, &repository);
+    let (plan, apply) = planned(tool, &site, &repository);
     repository.commit(&[("more.tf", "resource \"terraform_data\" \"more\" {}\n")]);
     let other = job::in_job(&plan, "499");
     site.queue(&[&other, &job::apply_after(&other)]);
@@ -217,7 +226,7 @@ fn a_second_executor_leaves_a_claimed_apply_alone() {
         "resource \"terraform_data\" \"gated\" {{\n  provisioner \"local-exec\" {{\n    command = \"echo at-the-gate; cat {}\"\n  }}\n}}\n",
         fifo.display()
     ));
-    let (_, apply) = planned(&site, &repository);
+    let (_, apply) = planned(Tool::Terraform, &site, &repository);
     let first = site.executor(&apply).start();
     first.running.wait_for(Stream::Stdout, "at-the-gate");
 
@@ -277,49 +286,14 @@ fn an_executor_that_fails_before_its_claim_does_not_end_the_apply_of_another() {
     );
 }
 
-#[test]
-fn a_state_the_tool_could_not_store_is_pushed_or_kept() {
-    let repository = Repository::fixture();
-    for (push, pushed) in [("exit 0", true), ("exit 1", false)] {
-        let site = site();
-        let tool = FakeTool::new()
-            .on("apply", "echo '{\"version\":4,\"serial\":7,\"lineage\":\"rescued\"}' > errored.tfstate; exit 1")
-            .on("state", &format!("[ \"$2\" = push ] && {{ cat \"${{@: -1}}\" > \"$tool/pushed\"; {push}; }}"));
-        let apply = job::step(StepType::Apply, &repository);
-        site.queue(&[&apply]);
-        let executor = site.executor(&apply).env("PATH", tool.path());
-        let outcome = if pushed {
-            executor.run().expect_code(1)
-        } else {
-            // It would be pushed for minutes.
-            let run = executor.env(env::GRACE_PERIOD_SECONDS, "10").start();
-            run.running
-                .wait_for(Stream::Stdout, "Trying on to store it.");
-            run.running.signal(Signal::SIGTERM);
-            run.wait().expect_code(143)
-        };
-        assert!(
-            tool.calls()
-                .iter()
-                .any(|call| call.starts_with("state push")),
-            "{outcome}"
-        );
-        let kept = files_below(&site.data_dir().join("local/state"))
-            .iter()
-            .any(|path| fs::read_to_string(path).is_ok_and(|text| text.contains("rescued")));
-        assert_eq!(kept, !pushed, "{outcome}");
-    }
-}
-
-#[test]
-fn a_failed_apply_still_publishes_the_state_it_left() {
+fn a_failed_apply_still_publishes_the_state_it_left(tool: Tool) {
     let (site, repository) = (
         site(),
         Repository::module(
             "resource \"terraform_data\" \"made\" {}\nresource \"terraform_data\" \"broken\" {\n  depends_on = [terraform_data.made]\n  provisioner \"local-exec\" {\n    command = \"exit 9\"\n  }\n}\n",
         ),
     );
-    let (_, apply) = planned(&site, &repository);
+    let (_, apply) = planned(tool, &site, &repository);
     let outcome = site.run(&apply).expect_code(1);
     assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
     assert!(

@@ -309,10 +309,14 @@ fn every_line_of_the_conformance_list_names_tests_that_exist() {
                 let (before, _) = text
                     .split_once(&format!("fn {name}("))
                     .unwrap_or_else(|| panic!("{file} has no {name}"));
-                // A function alone is no proof: one of its attributes makes it a test.
+                // A function alone is no proof: one of its attributes makes it a test, or the macro of both tools.
                 let attributes = before.rsplit("\n\n").next().unwrap_or_default();
                 let marks = ["#[test]", "#[tokio::test", "#[rstest]"];
-                let is_test = marks.iter().any(|mark| attributes.contains(mark));
+                let by_both = text
+                    .split_once("with_both_tools! {")
+                    .and_then(|(_, rest)| rest.split_once('}'))
+                    .is_some_and(|(cases, _)| cases.contains(&format!(" {name},")));
+                let is_test = by_both || marks.iter().any(|mark| attributes.contains(mark));
                 assert!(is_test, "{file}: {name} is no test");
             }
         }

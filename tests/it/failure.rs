@@ -82,7 +82,7 @@ fn job_data_may_come_from_a_file() {
     assert_named(&missing, 65, &["not-there"]);
 }
 
-/// Tools and scripts never ran, and nobody is to find it later.
+/// Tools and scripts never ran, and nothing is left behind.
 #[test]
 fn the_file_of_the_job_data_is_gone_also_where_a_setting_is_unusable() {
     let (site, repository) = (site(), Repository::fixture());
@@ -247,7 +247,7 @@ fn a_folder_that_leaves_the_tree_through_a_link_is_refused() {
 #[test]
 fn a_source_that_cannot_be_fetched_fails_before_the_claim() {
     let repository = Repository::fixture();
-    // Nobody listens on the discard port of this machine.
+    // Nothing listens on the discard port of this machine.
     // What may pass is not reported: a report would end the job, and another executor is to try again.
     for (source, code, statuses) in [
         ("file:///not/there.git", 65, ("failed", "failed")),
@@ -349,7 +349,7 @@ fn a_setting_that_is_no_text_is_named() {
     }
 }
 
-/// A chart writes empty values for what nobody gave.
+/// A chart writes empty values for what is not set.
 #[test]
 fn a_setting_that_is_blank_is_one_that_is_not_set() {
     let (site, repository) = (site(), Repository::fixture());

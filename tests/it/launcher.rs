@@ -18,7 +18,7 @@ fn expect(finished: Finished, code: i32) -> Finished {
     finished
 }
 
-/// A module whose second resource waits at a gate nobody opens.
+/// A module whose second resource waits at a gate that stays closed.
 fn gated() -> Laptop {
     let laptop = laptop("");
     let gate = fifo(laptop.home().join("gate"));
@@ -72,19 +72,6 @@ fn nothing_is_written_into_the_folder() {
     expect(laptop.run(&["run", "stack", "--auto-approve"]), 0);
     let files = integration_tests::site::files_below(&laptop.home().join("stack"));
     assert_eq!(files, [laptop.home().join("stack/main.tf")]);
-}
-
-#[test]
-fn without_a_terminal_it_plans_and_says_how_to_apply() {
-    let laptop = laptop(ROOT_MODULE);
-    let finished = expect(laptop.run(&["run", "stack"]), 0);
-    assert!(finished.stdout.contains("Plan: 1 to add"), "{finished}");
-    assert!(finished.stdout.contains("--auto-approve"), "{finished}");
-    assert!(
-        !finished.stdout.contains('\u{1b}'),
-        "plain lines when piped\n{finished}"
-    );
-    assert_eq!(laptop.resources(), <[String; 0]>::default());
 }
 
 #[test]
@@ -166,18 +153,6 @@ fn a_plan_document_and_an_apply_document_are_two_steps_of_one_job() {
 }
 
 #[test]
-fn a_document_may_come_from_standard_input() {
-    let laptop = laptop("");
-    let repository = Repository::fixture();
-    let mut running =
-        integration_tests::Running::start_interactive(&mut laptop.command(&["run", "-f", "-"]));
-    running.write(&serde_json::to_string(&job::plan(&repository)).unwrap());
-    running.close_input();
-    let finished = expect(running.wait(), 0);
-    assert!(finished.stdout.contains("Plan: 1 to add"), "{finished}");
-}
-
-#[test]
 fn ctrl_c_in_an_apply_saves_the_state_and_exits_130() {
     let laptop = gated();
     let running =
@@ -228,24 +203,6 @@ fn a_terminal_is_asked_before_anything_is_applied() {
         );
         assert_eq!(laptop.resources(), resources, "{answer:?}: {finished}");
     }
-}
-
-#[test]
-fn no_color_is_honoured_on_a_terminal() {
-    let laptop = laptop(ROOT_MODULE);
-    let finished = expect(
-        laptop
-            .on_terminal(&["run", "stack", "--plan-only"], &[("NO_COLOR", "1")])
-            .wait(),
-        0,
-    );
-    let coloured = finished.stdout.split('\u{1b}').skip(1).any(|part| {
-        part.strip_prefix('[').is_some_and(|rest| {
-            let end = rest.find(|c: char| !c.is_ascii_digit() && c != ';');
-            end.is_some_and(|end| rest[end..].starts_with('m'))
-        })
-    });
-    assert!(!coloured, "{:?}", finished.stdout);
 }
 
 #[test]
@@ -324,43 +281,6 @@ fn a_failing_plan_says_so_in_the_exit_code() {
     let laptop = laptop("resource {\n");
     let finished = expect(laptop.run(&["run", "stack", "--auto-approve"]), 1);
     assert!(finished.stdout.contains("main.tf"), "{finished}");
-}
-
-#[test]
-fn wrong_inputs_are_named_at_once() {
-    let laptop = laptop(ROOT_MODULE);
-    laptop.write("broken.json", "{\"type\": ");
-    laptop.write("empty/readme.txt", "nothing here");
-    let cases: [(&[&str], i32, &str); 9] = [
-        (&["run", "not-there"], 64, "not-there"),
-        (&["run", "-f", "broken.json"], 65, "job data"),
-        (&["run", "-f", "not-there.json"], 64, "not-there.json"),
-        (&["run", "stack", "--var", "novalue"], 64, "NAME=VALUE"),
-        (
-            &["run", "stack", "--var", "1st=x"],
-            64,
-            "begins with a letter",
-        ),
-        (&["run", "stack", "--tool", "pulumi"], 64, "pulumi"),
-        (
-            &["run", "stack", "--var-file", "gone.tfvars"],
-            64,
-            "gone.tfvars",
-        ),
-        (
-            &["run", "stack", "--tool-version", "one.two"],
-            65,
-            "one.two",
-        ),
-        (&["run", "empty"], 65, "empty"),
-    ];
-    for (args, code, word) in cases {
-        let finished = laptop.run(args);
-        let said = format!("{}{}", finished.stdout, finished.stderr);
-        assert_eq!(finished.code(), code, "{args:?}: {finished}");
-        assert!(said.contains(word), "{args:?}: {finished}");
-        assert!(finished.elapsed.as_secs() < 2, "{args:?}: {finished}");
-    }
 }
 
 #[test]

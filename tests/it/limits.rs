@@ -138,7 +138,7 @@ impl MemoryGroup {
         } else {
             (root.join("memory"), &V1)
         };
-        // A name that nobody has, and that no process which was killed has left behind.
+        // A name that no process has, and that no killed process has left behind.
         let folder = tempfile::Builder::new()
             .prefix("mayfly-test-")
             .tempdir_in(&parent)

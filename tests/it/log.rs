@@ -8,29 +8,6 @@ use job_contract::keys::ObjectKey;
 use crate::site;
 
 #[test]
-fn a_hundred_thousand_lines_arrive_complete_and_in_order() {
-    let (site, repository) = (site(), Repository::fixture());
-    let job = job::scripts(
-        &repository,
-        vec![job::bash(1, "seq -f 'line %.0f of many' 1 100000")],
-    );
-    site.queue(&[&job]);
-    let outcome = site.run(&job).expect_code(0);
-    let stored = site.step_output(&job);
-    for text in [outcome.log(), &stored] {
-        let lines: Vec<_> = text
-            .lines()
-            .filter(|line| line.starts_with("line "))
-            .collect();
-        assert_eq!(lines.len(), 100_000);
-        for (n, line) in lines.iter().enumerate() {
-            assert_eq!(*line, format!("line {} of many", n + 1));
-        }
-    }
-    assert_eq!(outcome.report().lost_log_lines, 0);
-}
-
-#[test]
 fn what_was_written_before_the_executor_came_stays_at_the_head() {
     let (site, repository) = (site(), Repository::fixture());
     let job = job::scripts(&repository, vec![job::bash(1, "echo from the script")]);

@@ -7,15 +7,51 @@
     reason = "these are tests"
 )]
 
+/// What a test needs, or the end of a test that was skipped for want of it.
+macro_rules! or_skip {
+    ($found:expr) => {
+        match $found {
+            Some(found) => found,
+            None => return,
+        }
+    };
+}
+
+/// A test of each case with Terraform, and one with OpenTofu, which is left to the stage `tools`.
+macro_rules! with_both_tools {
+    ($($case:ident),* $(,)?) => {
+        mod terraform {
+            $(#[test]
+            fn $case() {
+                super::$case(job_contract::Tool::Terraform);
+            })*
+        }
+        mod tools {
+            mod opentofu {
+                $(#[test]
+                fn $case() {
+                    let tool = job_contract::Tool::OpenTofu;
+                    let program = integration_tests::tool::program(tool);
+                    if test_peers::skips::needed(program).is_some() {
+                        super::super::$case(tool);
+                    }
+                })*
+            }
+        }
+    };
+}
+
 mod apply;
+mod chart;
 mod docs;
 mod failure;
-mod kubernetes;
+mod in_cluster;
 mod launcher;
 mod limits;
 mod log;
 mod outcome;
 mod plan;
+mod real_node;
 mod scripts;
 mod secrets;
 mod signals;
@@ -23,6 +59,7 @@ mod sources;
 mod state;
 mod stores;
 mod terrakube;
+mod tools;
 mod variables;
 mod workflows;
 

@@ -3,17 +3,25 @@
 use std::fs;
 
 use integration_tests::process::Stream;
-use integration_tests::{FakeTool, Repository, fifo, job};
+use integration_tests::{Repository, fifo, job};
 use job_contract::status::JobStatus;
-use job_contract::{JobData, StepType, env};
+use job_contract::{JobData, StepType, Tool, env};
 use serde_json::json;
 
 use crate::site;
 
-#[test]
-fn a_plan_without_changes_completes_the_job() {
+with_both_tools! {
+    a_plan_without_changes_completes_the_job,
+    a_plan_with_changes_waits_for_its_apply,
+    the_log_at_rest_is_the_log_as_it_ran,
+    a_plan_leaves_its_changes_in_the_job_context,
+    init_stays_quiet_for_command_line_runs_unless_it_fails,
+    a_user_backend_is_replaced_by_the_stores,
+}
+
+fn a_plan_without_changes_completes_the_job(tool: Tool) {
     let (site, repository) = (site(), Repository::module("locals { nothing = true }\n"));
-    let plan = job::plan(&repository);
+    let plan = job::plan_by(tool, &repository);
     let apply = job::apply_after(&plan);
     site.queue(&[&plan, &apply]);
 
@@ -38,10 +46,9 @@ fn a_plan_without_changes_completes_the_job() {
     );
 }
 
-#[test]
-fn a_plan_with_changes_waits_for_its_apply() {
+fn a_plan_with_changes_waits_for_its_apply(tool: Tool) {
     let (site, repository) = (site(), Repository::fixture());
-    let plan = job::plan(&repository);
+    let plan = job::plan_by(tool, &repository);
     site.queue(&[&plan, &job::apply_after(&plan)]);
 
     let outcome = site.run(&plan).expect_code(0);
@@ -72,10 +79,9 @@ fn the_only_step_of_a_template_completes_the_job_with_changes() {
     assert!(site.record(&plan).plan_changes);
 }
 
-#[test]
-fn the_log_at_rest_is_the_log_as_it_ran() {
+fn the_log_at_rest_is_the_log_as_it_ran(tool: Tool) {
     let (site, repository) = (site(), Repository::fixture());
-    let plan = job::plan(&repository);
+    let plan = job::plan_by(tool, &repository);
     site.queue(&[&plan]);
 
     let outcome = site.run(&plan).expect_code(0);
@@ -83,11 +89,13 @@ fn the_log_at_rest_is_the_log_as_it_ran() {
     let stored = site.step_output(&plan);
     assert_eq!(stored, outcome.log());
     let step = format!("Initializing Terrakube Job 412 Step {}", plan.step_id);
+    let init = format!("Running {} Init: ", tool.banner());
+    let planning = format!("Running {} PLAN", tool.banner());
     let mut rest = stored.as_str();
     for line in [
         step.as_str(),
-        "Running Terraform Init: ",
-        "Running Terraform PLAN",
+        init.as_str(),
+        planning.as_str(),
         "terraform_data.greeting[0]: Plan to create",
         "Plan: 1 to add, 0 to change, 0 to destroy.",
     ] {
@@ -103,10 +111,9 @@ fn the_log_at_rest_is_the_log_as_it_ran() {
     );
 }
 
-#[test]
-fn a_plan_leaves_its_changes_in_the_job_context() {
+fn a_plan_leaves_its_changes_in_the_job_context(tool: Tool) {
     let (site, repository) = (site(), Repository::fixture());
-    let plan = job::plan(&repository);
+    let plan = job::plan_by(tool, &repository);
     site.queue(&[&plan]);
     site.run(&plan).expect_code(0);
 
@@ -150,70 +157,21 @@ fn a_folder_a_tag_and_a_pinned_commit_are_honoured() {
     }
 }
 
-#[test]
-fn refresh_options_reach_the_tool() {
-    let repository = Repository::fixture();
-    for (refresh, refresh_only, option) in [
-        (false, false, "-refresh=false"),
-        (true, true, "-refresh-only"),
-    ] {
-        let (site, tool) = (site(), FakeTool::new());
-        let plan = JobData {
-            refresh,
-            refresh_only,
-            ..job::plan(&repository)
-        };
-        site.queue(&[&plan]);
-        site.executor(&plan)
-            .env("PATH", tool.path())
-            .run()
-            .expect_code(0);
-        let calls = tool.calls();
-        let call = calls.iter().find(|call| call.starts_with("plan")).unwrap();
-        for expected in [option, "-input=false", "-detailed-exitcode", "-no-color"] {
-            assert!(call.split(' ').any(|word| word == expected), "{call}");
-        }
-        assert_eq!(call.contains("-refresh=false"), !refresh, "{call}");
-    }
-}
-
-#[test]
-fn a_refresh_only_run_plans_no_change() {
-    let (site, repository) = (
-        site(),
-        Repository::module("resource \"terraform_data\" \"a\" {}\n"),
-    );
-    let plan = JobData {
-        refresh_only: true,
-        ..job::plan(&repository)
-    };
-    site.queue(&[&plan]);
-    site.run(&plan).expect_code(0);
-    assert!(!site.record(&plan).plan_changes);
-}
-
-#[test]
-fn init_stays_quiet_for_command_line_runs_unless_it_fails() {
+fn init_stays_quiet_for_command_line_runs_unless_it_fails(tool: Tool) {
     let quiet = |repository: &Repository| JobData {
         show_header: false,
-        ..job::plan(repository)
+        ..job::plan_by(tool, repository)
     };
     let fine = Repository::fixture();
     let ran = site();
     ran.queue(&[&quiet(&fine)]);
     let outcome = ran.run(&quiet(&fine)).expect_code(0);
-    assert!(
-        !outcome.log().contains("Running Terraform Init"),
-        "{outcome}"
-    );
+    assert!(!outcome.log().contains(" Init: "), "{outcome}");
     assert!(
         !outcome.log().contains("Initializing the backend"),
         "{outcome}"
     );
-    assert!(
-        outcome.log().contains("Running Terraform PLAN"),
-        "{outcome}"
-    );
+    assert!(outcome.log().contains(" PLAN"), "{outcome}");
 
     let broken = Repository::module("module \"m\" {\n  source = \"./missing\"\n}\n");
     let failed = site();
@@ -225,15 +183,14 @@ fn init_stays_quiet_for_command_line_runs_unless_it_fails() {
     );
 }
 
-#[test]
-fn a_user_backend_is_replaced_by_the_stores() {
+fn a_user_backend_is_replaced_by_the_stores(tool: Tool) {
     let (site, repository) = (
         site(),
         Repository::module(
             "terraform {\n  backend \"local\" {\n    path = \"elsewhere.tfstate\"\n  }\n}\nresource \"terraform_data\" \"a\" {}\n",
         ),
     );
-    let apply = job::step(StepType::Apply, &repository);
+    let apply = job::step_by(tool, StepType::Apply, &repository);
     site.queue(&[&apply]);
     site.run(&apply).expect_code(0);
     assert_eq!(site.resources(&apply), ["terraform_data.a"]);

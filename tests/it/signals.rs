@@ -5,63 +5,12 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use integration_tests::process::{Stream, comes_to_an_end};
-use integration_tests::{FakeTool, Repository, Site, fifo, job};
+use integration_tests::{FakeTool, Repository, fifo, job};
 use job_contract::keys::local_backend_state;
 use job_contract::{JobData, StepType, env};
 use nix::sys::signal::Signal;
 
 use crate::site;
-
-/// A module whose second resource waits at a gate nobody opens.
-fn gated(site: &Site) -> Repository {
-    let fifo = fifo(site.scratch("gate"));
-    Repository::module(&format!(
-        "resource \"terraform_data\" \"first\" {{\n  input = \"made\"\n}}\nresource \"terraform_data\" \"second\" {{\n  depends_on = [terraform_data.first]\n  provisioner \"local-exec\" {{\n    command = \"echo at-the-gate; exec cat {}\"\n  }}\n}}\nresource \"terraform_data\" \"third\" {{\n  depends_on = [terraform_data.second]\n}}\n",
-        fifo.display()
-    ))
-}
-
-#[test]
-fn an_interrupted_apply_keeps_what_was_made() {
-    for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGINT, 130)] {
-        let site = site();
-        let repository = gated(&site);
-        let apply = job::step(StepType::Apply, &repository);
-        site.queue(&[&apply]);
-        let run = site.executor(&apply).start();
-        run.running.wait_for(Stream::Stdout, "at-the-gate");
-
-        run.running.signal(signal);
-        let outcome = run.wait().expect_code(code);
-
-        assert!(outcome.log().contains("Interrupt received"), "{outcome}");
-        assert!(
-            !outcome.log().contains("Two interrupts received"),
-            "{outcome}"
-        );
-        let resources = site.resources(&apply);
-        assert!(
-            resources.contains(&"terraform_data.first".to_owned()),
-            "{resources:?}\n{outcome}"
-        );
-        assert!(
-            !resources.contains(&"terraform_data.third".to_owned()),
-            "{resources:?}"
-        );
-        assert_eq!(
-            site.record(&apply).history.len(),
-            1,
-            "state was not published\n{outcome}"
-        );
-        assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
-        assert!(
-            site.step_output(&apply).contains("at-the-gate"),
-            "{outcome}"
-        );
-        assert_eq!(i32::from(outcome.report().outcome), code);
-        assert!(outcome.left_behind.is_empty(), "{outcome}");
-    }
-}
 
 #[test]
 fn a_deaf_tool_and_its_children_are_killed_at_the_end_of_the_grace_period() {

@@ -1,18 +1,13 @@
-//! Both programs under a platform that dispatches, sweeps and enforces its contract: what a person starts there, runs
-//! here, and ends as they see it.
+//! Both programs with the test platform, which dispatches jobs, sweeps them and enforces the contract.
 
 mod away;
-mod beats;
-mod cancel;
 mod content;
 mod endings;
+mod in_cluster;
 mod logs;
-mod once;
-mod open;
-mod planted;
 mod recorded;
 mod runs;
-mod stock;
+mod turns;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,7 +29,7 @@ use test_platform::{
     Actor, Builder, Flow, Job, NewJob, Outputs, Platform, Status, Variable, Workspace,
 };
 
-use crate::kubernetes::{Launcher, PATIENCE, Place};
+use crate::in_cluster::{Launcher, PATIENCE, Place};
 use crate::site;
 
 /// Name of the Secret every pod of a stock installation gets its settings from.
@@ -44,14 +39,14 @@ const POLL: Duration = Duration::from_millis(20);
 
 type Settings = BTreeMap<String, String>;
 
-/// A platform with its Redis, and a place where runs happen.
+/// A platform with its Redis, and a target for runs.
 struct Stage {
     platform: Platform,
     redis: Option<RedisServer>,
     ground: Ground,
-    /// Beside the usual ones, or in their place.
+    /// Settings that extend or replace the usual ones.
     more: Settings,
-    /// They stay for as long as a run may fetch them.
+    /// Repositories must exist while runs may fetch them.
     repositories: Mutex<Vec<Repository>>,
 }
 
@@ -72,9 +67,9 @@ impl Ground {
 
 impl Stage {
     /// Runs are Jobs in a cluster.
-    async fn in_cluster() -> Self {
-        let ground = Ground::Cluster(Box::new(Place::new().await));
-        Self::on(ground, Platform::builder()).await
+    async fn in_cluster() -> Option<Self> {
+        let ground = Ground::Cluster(Box::new(Place::new().await?));
+        Some(Self::on(ground, Platform::builder()).await)
     }
 
     /// Runs are processes of this machine.
@@ -127,7 +122,7 @@ impl Stage {
         self.ground.site()
     }
 
-    /// The cluster; fails where there is none.
+    /// The cluster. Fails without one.
     fn place(&self) -> &Place {
         match &self.ground {
             Ground::Cluster(place) => place,
@@ -135,7 +130,7 @@ impl Stage {
         }
     }
 
-    /// What an operator sets for the executors of a stock installation.
+    /// The settings of executors in a stock installation.
     fn settings(&self) -> Settings {
         let mut settings = vec![
             (env::API_URL, self.platform.url()),
@@ -173,7 +168,7 @@ impl Stage {
             .unwrap();
     }
 
-    /// A launcher to which the platform dispatches.
+    /// Starts a launcher. The platform dispatches to it.
     fn serve(&self) -> Launcher {
         self.serve_with(&[])
     }
@@ -216,7 +211,7 @@ impl Stage {
         launcher
     }
 
-    /// What `look` finds, at the latest when patience ends.
+    /// Waits until `look` finds something.
     async fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let wait = async {
             loop {
@@ -266,7 +261,7 @@ impl Stage {
             .collect()
     }
 
-    /// Every change of the job, as `step: from -> to by whom`, where step 0 is the job itself.
+    /// Every change of the job: step, status and author. Step 0 is the job itself.
     fn history(&self, job: u32) -> Vec<(u32, Status, Actor)> {
         let records = self.platform.records();
         let of_job = records
@@ -279,12 +274,12 @@ impl Stage {
     }
 }
 
-/// Short where a deployment would take its time, so that nothing waits for a clock.
+/// Short intervals, so that tests do not wait.
 fn quick_settings() -> Vec<(&'static str, &'static str)> {
     vec![(env::STATUS_POLL_SECONDS, "1")]
 }
 
-/// The same, in words of a shell.
+/// The same as shell commands.
 fn quick() -> String {
     let mut words = String::new();
     for (name, value) in quick_settings() {
@@ -293,7 +288,7 @@ fn quick() -> String {
     words
 }
 
-/// A place in a run that is passed when a test says so.
+/// A point at which a run waits until the test opens it.
 struct Gate(PathBuf);
 
 impl Gate {
@@ -303,7 +298,7 @@ impl Gate {
         Self(fifo(site.scratch("gate")))
     }
 
-    /// Words of a shell that say that they are there, and wait.
+    /// Shell commands that print a line, wait at the gate, and print another line.
     fn words(&self) -> String {
         let [here, past] = Self::SAID;
         format!(
@@ -316,7 +311,7 @@ impl Gate {
         Self::SAID.contains(&line)
     }
 
-    /// A module of three resources in a row, the second of which waits.
+    /// A module of three resources. The second one waits at the gate.
     fn module(&self) -> Repository {
         Repository::module(&format!(
             r#"
@@ -337,7 +332,7 @@ resource "terraform_data" "third" {{
         ))
     }
 
-    /// Lets through who waits, or the next who comes.
+    /// Opens the gate for one process that waits or will wait.
     async fn open(&self) {
         let path = self.0.clone();
         let opened =
@@ -347,7 +342,7 @@ resource "terraform_data" "third" {{
     }
 }
 
-/// Carries a job of the default template through plan, approval and apply, and looks at everything it leaves.
+/// Runs a job of the default template with plan, approval and apply, and checks all its results.
 async fn default_template(stage: &Stage) -> Job {
     let (platform, repository) = (&stage.platform, Repository::fixture());
     let workspace = Workspace::new(&repository.url())

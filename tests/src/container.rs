@@ -52,7 +52,7 @@ impl Container {
         self
     }
 
-    /// Sets a variable; the last word counts.
+    /// Sets a variable. The last value counts.
     #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Self {
         let prefix = format!("{name}=");

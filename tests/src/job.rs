@@ -1,7 +1,7 @@
 //! Job data in the shapes of contract 1.7.
 
-use job_contract::JobData;
 use job_contract::job::{Command, StepType};
+use job_contract::{JobData, Tool};
 
 use crate::Repository;
 
@@ -37,6 +37,19 @@ pub fn step(step_type: StepType, repository: &Repository) -> JobData {
 /// A `terraformPlan` step.
 pub fn plan(repository: &Repository) -> JobData {
     step(StepType::Plan, repository)
+}
+
+/// The step of that type, by that tool.
+pub fn step_by(tool: Tool, step_type: StepType, repository: &Repository) -> JobData {
+    JobData {
+        tofu: tool == Tool::OpenTofu,
+        ..step(step_type, repository)
+    }
+}
+
+/// A `terraformPlan` step by that tool.
+pub fn plan_by(tool: Tool, repository: &Repository) -> JobData {
+    step_by(tool, StepType::Plan, repository)
 }
 
 /// The `terraformApply` step that follows a plan of the same job.
@@ -100,4 +113,15 @@ pub fn after(command: Command) -> Command {
         after: true,
         ..command
     }
+}
+
+/// The step with OpenTofu's encryption of state and plan.
+pub fn encrypted(step: &JobData) -> JobData {
+    let encryption = "key_provider \"pbkdf2\" \"key\" {\n  passphrase = \"a-long-passphrase-of-a-test\"\n}\nmethod \"aes_gcm\" \
+         \"method\" {\n  keys = key_provider.pbkdf2.key\n}\nstate {\n  method   = method.aes_gcm.method\n  enforced = \
+         true\n}\nplan {\n  method   = method.aes_gcm.method\n  enforced = true\n}\n";
+    let mut step = step.clone();
+    let variable = ("TF_ENCRYPTION".to_owned(), encryption.to_owned());
+    step.environment_variables.extend([variable]);
+    step
 }

@@ -1,5 +1,5 @@
-//! What the journeys stand on: fixture repositories, job data, a data directory with its records, and the two
-//! programs as processes under a deadline. Knows the contract and how to start things; asserts nothing.
+//! The base of the journeys: fixture repositories, job data, a data directory with its records, and the two programs as
+//! processes with a deadline. It knows the contract and starts programs. It asserts nothing.
 
 #![allow(
     clippy::panic,
@@ -13,14 +13,15 @@ pub mod container;
 pub mod fake_tool;
 pub mod job;
 pub mod laptop;
-pub mod planted;
 pub mod process;
 pub mod repository;
 pub mod site;
+pub mod test_secrets;
+pub mod tool;
 
 pub use fake_tool::FakeTool;
 pub use laptop::Laptop;
-pub use planted::{Planted, Search};
 pub use process::{Finished, Running};
 pub use repository::Repository;
 pub use site::{ExecutorRun, Outcome, Site, fifo};
+pub use test_secrets::{Search, TestSecret};

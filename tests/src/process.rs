@@ -174,8 +174,7 @@ impl Finished {
     }
 }
 
-/// Whether a process is gone, or dead and waiting to be reaped, before [`DEADLINE`] is over. A kill takes
-/// effect a moment after it is sent, and whose child it was decides who reaps it.
+/// Whether a process ends before [`DEADLINE`]. A zombie has ended: its parent may reap it later.
 pub fn comes_to_an_end(pid: &str) -> bool {
     let deadline = Instant::now() + DEADLINE;
     loop {

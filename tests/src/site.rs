@@ -1,4 +1,4 @@
-//! One data directory, its records, and the executors that run in it with the environment of a pod.
+//! A data directory with the records of one machine, and executors that run with the environment of a pod.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -18,8 +18,9 @@ use serde_json::{Map, Value};
 use tempfile::TempDir;
 
 use crate::process::{Finished, Running};
+use crate::tool;
 
-/// A data directory that dies with its test.
+/// A temporary data directory.
 #[derive(Debug)]
 pub struct Site {
     folder: TempDir,
@@ -27,7 +28,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// An empty site whose runs use this executor binary.
+    /// An empty data directory. Its runs use this executor binary.
     pub fn new(executor: impl Into<PathBuf>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for name in ["data", "home", "work"] {
@@ -47,7 +48,7 @@ impl Site {
         self.folder.path().join("data")
     }
 
-    /// A file for the test's own purposes, outside everything Mayfly writes to.
+    /// A path for files of the test, outside the folders that Mayfly writes to.
     pub fn scratch(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -67,7 +68,7 @@ impl Site {
         LocalPlatform::new(self.data_dir())
     }
 
-    /// What the platform knows of a job.
+    /// The platform's record of a job.
     pub fn record(&self, job: &JobData) -> JobRecord {
         self.platform()
             .job(&job.job_id)
@@ -75,7 +76,7 @@ impl Site {
             .unwrap_or_else(|| panic!("there is no record of job {}", job.job_id))
     }
 
-    /// Status of job and step as words, for one assertion.
+    /// Status of job and step as text.
     pub fn statuses(&self, job: &JobData) -> (String, String) {
         let record = self.record(job);
         let step = record
@@ -85,13 +86,13 @@ impl Site {
         (record.status.to_string(), step.as_str().unwrap().to_owned())
     }
 
-    /// Replaces what the record says of the plan's whereabouts.
+    /// Replaces the plan's path in the record.
     pub fn set_plan(&self, job: &JobData, plan: Option<&Path>) {
         let plan = plan.map(|path| path.display().to_string());
         self.edit(job, |record| record.terraform_plan = plan);
     }
 
-    /// Changes the record in one step, whoever else changes it at the same time.
+    /// Changes the record atomically.
     fn edit(&self, job: &JobData, change: impl FnOnce(&mut JobRecord)) {
         let step = StepRef::of(job);
         self.platform().update_job(&step, change).unwrap();
@@ -128,7 +129,7 @@ impl Site {
         fs::read_to_string(self.object(&key)).ok()
     }
 
-    /// The log of a step at rest, which must be there.
+    /// The stored log of a step. Fails without one.
     pub fn step_output(&self, job: &JobData) -> String {
         let key = ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id);
         let path = self.object(&key);
@@ -164,9 +165,10 @@ impl Site {
     /// An executor for this step, about to be started.
     pub fn executor(&self, job: &JobData) -> ExecutorRun<'_> {
         self.executor_with_data(Some(&encoding::encode(job)))
+            .env("PATH", tool::search_path(job.tool()))
     }
 
-    /// An executor for whatever that text is.
+    /// An executor with this text as job data.
     pub fn executor_with_data(&self, job_data: Option<&str>) -> ExecutorRun<'_> {
         let work_dir = tempfile::tempdir_in(self.scratch("work")).unwrap();
         let termination_log = work_dir.path().with_extension("termination");
@@ -217,7 +219,7 @@ pub struct ExecutorRun<'a> {
 }
 
 impl ExecutorRun<'_> {
-    /// Sets a variable of the executor's environment; the last word counts.
+    /// Sets a variable of the executor's environment. The last value counts.
     #[must_use]
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.environment
@@ -225,7 +227,7 @@ impl ExecutorRun<'_> {
         self
     }
 
-    /// Takes a variable out of the executor's environment.
+    /// Removes a variable from the executor's environment.
     #[must_use]
     pub fn without(mut self, name: &str) -> Self {
         self.environment.retain(|(known, _)| known != name);
@@ -237,10 +239,10 @@ impl ExecutorRun<'_> {
         self.work_dir.path()
     }
 
-    /// Starts the executor as another user, who owns the site from now on. Needs root.
+    /// Starts the executor as another user, and makes this user the owner of all files. Needs root.
     #[must_use]
     pub fn as_user(mut self, user: u32) -> Self {
-        // The build may lie where only this user may look.
+        // The other user may not be able to read the build folder.
         let executor = self.site.scratch("executor");
         fs::copy(&self.executor, &executor).unwrap();
         self.executor = executor;
@@ -253,7 +255,7 @@ impl ExecutorRun<'_> {
         self
     }
 
-    /// Starts the executor by a program, whose last argument its path becomes.
+    /// Starts the executor with a program. The path of the executor is its last argument.
     #[must_use]
     pub fn wrapped_in(mut self, words: &[&str]) -> Self {
         self.wrapper = words.iter().map(OsString::from).collect();
@@ -283,7 +285,7 @@ impl ExecutorRun<'_> {
     }
 }
 
-/// An executor at work.
+/// A running executor.
 #[derive(Debug)]
 pub struct RunningExecutor {
     pub running: Running,
@@ -306,13 +308,13 @@ impl RunningExecutor {
     }
 }
 
-/// How an executor ended, and what it left.
+/// The end of an executor.
 #[derive(Debug)]
 pub struct Outcome {
     pub finished: Finished,
     pub termination_message: String,
     pub report: Option<FinalReport>,
-    /// Files that were still in the run's own folder.
+    /// Files that are left in the run's own folder.
     pub left_behind: Vec<PathBuf>,
 }
 
@@ -341,7 +343,7 @@ impl Outcome {
             .unwrap_or_else(|| panic!("no final report\n{self}"))
     }
 
-    /// The sentence that says what went wrong.
+    /// The error in the final report.
     #[track_caller]
     pub fn error(&self) -> &str {
         self.report()
@@ -370,7 +372,7 @@ impl std::fmt::Display for Outcome {
     }
 }
 
-/// Makes a pipe with a name there: who reads it waits until somebody writes to it.
+/// Makes a named pipe. A reader waits until another process opens it for writing.
 pub fn fifo(path: PathBuf) -> PathBuf {
     let made = Command::new("mkfifo").arg(&path).status().unwrap();
     assert!(made.success());

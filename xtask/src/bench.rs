@@ -46,6 +46,8 @@ enum Output {
 enum Subject {
     /// Wall time of plan and apply over the bare tool's
     Pipeline,
+    /// Wall time of `api-launcher run` on `examples/hello` over the bare tool's commands
+    Run,
     /// Size of the executor binary
     Size,
     /// Peak memory of the executor with 100 MB of tool output
@@ -69,6 +71,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut measurements = Vec::new();
     if wanted(Subject::Pipeline) {
         measurements.extend(pipeline::measure(&executor()?, args.runs)?);
+    }
+    if wanted(Subject::Run) {
+        let built = build(&["--package", "api-launcher", "--bin", "api-launcher"])?;
+        let launcher = built.join("api-launcher");
+        measurements.push(pipeline::measure_run(&launcher, args.runs)?);
     }
     if wanted(Subject::Size) {
         measurements.push(size(&executor()?)?);
@@ -122,7 +129,8 @@ fn build(what: &[&str]) -> Result<PathBuf> {
     command
         .args(["rustc", "--quiet", "--profile", "dist", "--locked"])
         .args(what)
-        .args(["--", "-C", "target-feature=+crt-static"]);
+        .args(["--", "-C", "target-feature=+crt-static"])
+        .args(["-C", "link-arg=-Wl,-z,pack-relative-relocs"]);
     run_stage_quietly(&mut command)?;
     Ok(target_directory()?.join("dist"))
 }

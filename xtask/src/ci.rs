@@ -1,16 +1,18 @@
 //! `cargo xtask ci`: what must hold besides unit tests and journeys, in named stages. `.ci/run` is `cargo xtask test`,
 //! then all of them.
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::setup::{self, Purpose};
-use crate::suite::{cargo, run_tests};
+use crate::cluster::unless_skipped;
+use crate::setup::{self, Purpose, unittest};
+use crate::staged::Staged;
+use crate::suite::cargo;
 use crate::terminal::{complain, run_stage, say};
-use crate::{bench, cluster, fuzz};
+use crate::{bench, fuzz, workspace_root};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -27,10 +29,14 @@ enum Stage {
     Fuzz,
     /// The chart under a real Helm, and what it installs
     Chart,
-    /// The tests that have a cluster, against the control plane of Kubernetes
+    /// The tests that need a cluster, with the control plane of Kubernetes
     Cluster,
+    /// The journeys of the tool, with OpenTofu, Terraform and providers
+    Tools,
     /// Both images, built and started; needs root
     Images,
+    /// Both images on a node with a real kubelet; needs root
+    Node,
     /// A short journey in which everything fails once
     Chaos,
     /// Measurements against their floors and goals
@@ -71,27 +77,10 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
 }
 
-/// What the names of the tests contain that are left to a stage.
-pub(crate) fn staged_tests() -> Vec<&'static str> {
-    let stages = Stage::value_variants().iter();
-    stages.filter_map(|stage| stage.tests()).collect()
-}
-
 impl Stage {
     fn name(self) -> String {
         let value = self.to_possible_value().expect("no stage is hidden");
         value.get_name().to_owned()
-    }
-
-    /// What the names of its tests contain.
-    fn tests(self) -> Option<&'static str> {
-        match self {
-            Self::Chart => Some("chart::"),
-            Self::Images => Some("images::"),
-            Self::Chaos => Some("in_chaos"),
-            // The suite runs them too, in a cluster of their own process.
-            Self::Lint | Self::Fuzz | Self::Cluster | Self::Bench => None,
-        }
     }
 
     fn run(self) -> Result<()> {
@@ -99,11 +88,12 @@ impl Stage {
         match self {
             Self::Lint => lint(),
             Self::Fuzz => fuzz::short(),
-            Self::Chart | Self::Images | Self::Chaos => {
-                let named: Vec<_> = self.tests().into_iter().collect();
-                run_tests(&named, &[])
-            }
-            Self::Cluster => cluster::run(&[]),
+            Self::Chart => chart(),
+            Self::Cluster => Staged::Cluster.run(&[]),
+            Self::Tools => tools(),
+            Self::Images => Staged::Images.run(&[]),
+            Self::Node => Staged::Node.run(&[]),
+            Self::Chaos => Staged::Chaos.run(&[]),
             Self::Bench => bench::stage(),
         }
     }
@@ -112,11 +102,33 @@ impl Stage {
         match self {
             // Clippy compiles the engine of the fuzz targets too.
             Self::Lint | Self::Fuzz => &[Purpose::Fuzz],
-            Self::Chart | Self::Cluster => &[Purpose::Tests, Purpose::Chart],
+            Self::Chart | Self::Cluster | Self::Node => &[Purpose::Tests, Purpose::Chart],
             Self::Images => &[Purpose::Tests, Purpose::Images],
-            Self::Chaos | Self::Bench => &[Purpose::Tests],
+            Self::Tools | Self::Chaos | Self::Bench => &[Purpose::Tests],
         }
     }
+}
+
+/// The chart's own suites, and the tests of it that need no cluster.
+fn chart() -> Result<()> {
+    let program = unless_skipped("suites of the chart", unittest::program());
+    let suites = program.and_then(|program| match program {
+        Some(program) => run_stage(
+            "suites of the chart",
+            Command::new(program)
+                .args(["--strict", "helm/mayfly"])
+                .current_dir(workspace_root()),
+        ),
+        None => Ok(()),
+    });
+    // One failure tells less than all of them.
+    Staged::Chart.run(&[]).and(suites)
+}
+
+/// Outside CI, tests for which a program cannot be had are skipped one by one, and say so.
+fn tools() -> Result<()> {
+    unless_skipped("some tests of the tools", setup::opentofu::ensure())?;
+    Staged::Tools.run(&[])
 }
 
 /// Warnings are refused through clippy's arguments: `RUSTFLAGS` would compile the dependencies again.
@@ -150,8 +162,6 @@ fn lint() -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[test]
     fn ci_runs_the_tests_and_then_all_stages() {
         let script = std::fs::read_to_string(crate::workspace_root().join(".ci/run")).unwrap();
@@ -160,10 +170,5 @@ mod tests {
             .filter(|line| line.starts_with("cargo "))
             .collect();
         assert_eq!(commands, ["cargo xtask test", "cargo xtask ci"]);
-    }
-
-    #[test]
-    fn the_tests_of_a_stage_are_those_the_suite_leaves_out() {
-        assert_eq!(staged_tests(), ["chart::", "images::", "in_chaos"]);
     }
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask test cluster`: the tests that need a cluster, against the control plane of Kubernetes. Knows how one is started
-//! for a run of tests and handed to them; knows nothing of what the tests do there.
+//! The control plane of Kubernetes beside a run of tests. Knows how one is started and handed to them; knows nothing of what the
+//! tests do there.
 
 use std::env;
 use std::io::{BufRead as _, BufReader};
@@ -8,35 +8,23 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::fuzz;
 use crate::setup::kubernetes;
-use crate::suite::{self, cargo};
-use crate::terminal::{run_stage, say};
-use crate::workspace_root;
+use crate::target_folder;
+use crate::terminal::complain;
 
-/// Names the kubeconfig of the cluster in which tests run (`test_cluster::Target`).
+/// Names the kubeconfig of the cluster in which tests run (`test_cluster::kubeconfig`).
 const CLUSTER: &str = "MAYFLY_TEST_CLUSTER";
-/// What the names of the tests contain that have a cluster.
-const TESTS: [&str; 4] = ["kubernetes::", "terrakube::", "honest::", "pods::"];
-/// What the names of those contain that are left to other stages.
-const OTHERS: [&str; 1] = ["images::"];
 
-/// Runs the tests with a control plane of their own, which ends with them.
-pub(crate) fn run(only: &[&str]) -> Result<()> {
-    let programs = match kubernetes::programs() {
-        Ok(programs) => programs,
-        Err(error) if env::var_os("CI").is_none() => {
-            say(&format!("\n==> cluster: SKIPPED, {error:#}"));
-            return Ok(());
-        }
-        Err(error) => return Err(error.context("in CI no test is skipped")),
-    };
-    let plane = ControlPlane::start(&programs)?;
-    in_cluster(&plane.kubeconfig, only)
+/// What has a cluster in its environment.
+pub(crate) type Environment<'a> = [(&'static str, &'a str); 1];
+
+/// With this in their environment, processes find the cluster of a kubeconfig.
+pub(crate) fn environment(kubeconfig: &str) -> Environment<'_> {
+    [(CLUSTER, kubeconfig)]
 }
 
-/// Runs the tests in the cluster `KUBECONFIG` names, or `kubectl` would use.
-pub(crate) fn run_in_existing(only: &[&str]) -> Result<()> {
+/// The kubeconfig `KUBECONFIG` names, or `kubectl` would use.
+pub(crate) fn existing() -> Result<String> {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty());
     let kubeconfig = match set("KUBECONFIG") {
         Some(kubeconfig) => PathBuf::from(kubeconfig),
@@ -48,40 +36,37 @@ pub(crate) fn run_in_existing(only: &[&str]) -> Result<()> {
         "`{}` is no kubeconfig: set `KUBECONFIG` to the one file that names the cluster",
         kubeconfig.display()
     );
-    in_cluster(&kubeconfig.canonicalize()?.display().to_string(), only)
+    Ok(kubeconfig.canonicalize()?.display().to_string())
 }
 
-fn in_cluster(kubeconfig: &str, only: &[&str]) -> Result<()> {
-    let tests = if only.is_empty() { &TESTS } else { only };
-    suite::run_waiting_tests(tests, &OTHERS, &[(CLUSTER, kubeconfig)])
+/// What tests need, or nothing if they are skipped without it. In CI nothing is skipped.
+pub(crate) fn unless_skipped<T>(what: &str, needed: Result<T>) -> Result<Option<T>> {
+    match needed {
+        Ok(needed) => Ok(Some(needed)),
+        Err(error) if env::var_os("CI").is_none() => {
+            complain(&format!("\n==> {what}: SKIPPED, {error:#}"));
+            Ok(None)
+        }
+        Err(error) => Err(error.context("in CI nothing is skipped")),
+    }
 }
 
 /// A running control plane; it ends with this value.
-struct ControlPlane {
+pub(crate) struct ControlPlane {
     process: Child,
     /// Its end is the control plane's.
     input: Option<ChildStdin>,
-    kubeconfig: String,
+    pub(crate) kubeconfig: String,
 }
 
 impl ControlPlane {
-    fn start(programs: &[PathBuf]) -> Result<Self> {
-        run_stage(
-            "control plane",
-            // All that the tests are, as they are built: any other choice is compiled for it alone.
-            &mut cargo([
-                "test",
-                "--workspace",
-                "--exclude",
-                fuzz::PACKAGE,
-                "--locked",
-                "--all-targets",
-                "--no-run",
-            ]),
-        )?;
-        let target = env::var_os("CARGO_TARGET_DIR")
-            .map_or_else(|| workspace_root().join("target"), PathBuf::from);
-        let mut process = Command::new(target.join("debug/control-plane"))
+    /// Starts one, once `build` has built `control-plane`. Nothing where `what` is skipped for want of its programs.
+    pub(crate) fn start(what: &str, build: impl FnOnce() -> Result<()>) -> Result<Option<Self>> {
+        let Some(programs) = unless_skipped(what, kubernetes::programs())? else {
+            return Ok(None);
+        };
+        build()?;
+        let mut process = Command::new(target_folder().join("debug/control-plane"))
             .args(programs)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -101,7 +86,7 @@ impl ControlPlane {
             !plane.kubeconfig.is_empty(),
             "the control plane did not start; it has said why"
         );
-        Ok(plane)
+        Ok(Some(plane))
     }
 }
 

@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: every reader of what others wrote, against input nobody would think of. The targets and the
+//! `cargo xtask fuzz`: every reader of what others wrote, against input that no test author thought of. The targets and the
 //! inputs they start from are in `fuzz`; the engine is linked into them. Knows how they are built and run; knows
 //! nothing of what they read.
 //!
@@ -311,7 +311,7 @@ fn in_order(seeds: &Path) -> Result<String> {
     Ok(format!("-seed_inputs={}", files.join(",")))
 }
 
-/// What came of a target, from what the engine says. `again` is the command that runs the same target.
+/// The result of a target, from the engine's output. `again` is the command that runs the same target.
 fn judge(again: &str, passed: bool, log: &str) -> Result<String> {
     if !passed {
         let artifact = log

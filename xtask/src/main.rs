@@ -8,13 +8,15 @@ mod cluster;
 mod conformance;
 mod fuzz;
 mod image;
+mod node;
 mod report;
 mod setup;
+mod staged;
 mod suite;
 mod terminal;
 mod test;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -37,7 +39,7 @@ enum Command {
     Ci(ci::Args),
     /// Measure Mayfly against its floors: the bare tool, plain copying, the size and memory goals
     Bench(bench::Args),
-    /// Many runs while everything around them fails in turn, and the balance of what became of them
+    /// Many runs while their peers fail, and the check of their outcomes
     Chaos(chaos::Args),
     /// Journeys against any live Terrakube, through its public API, and what holds of them
     Conformance(conformance::Args),
@@ -75,6 +77,12 @@ fn workspace_root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .expect("xtask lies in the workspace root")
+}
+
+/// Folder of what cargo builds.
+fn target_folder() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| workspace_root().join("target"), PathBuf::from)
 }
 
 #[cfg(test)]

@@ -1,7 +1,10 @@
 //! The programs the tests run against. Everything the default suite needs is either here or built by cargo.
 
 pub(crate) mod kubernetes;
+pub(crate) mod opentofu;
+mod program;
 mod servers;
+pub(crate) mod unittest;
 
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -28,10 +31,18 @@ pub(crate) enum Purpose {
     Chart,
     /// Building and starting images.
     Images,
+    /// A node with a real kubelet.
+    Node,
 }
 
 impl Purpose {
-    const ALL: [Self; 4] = [Self::Tests, Self::Fuzz, Self::Chart, Self::Images];
+    const ALL: [Self; 5] = [
+        Self::Tests,
+        Self::Fuzz,
+        Self::Chart,
+        Self::Images,
+        Self::Node,
+    ];
 }
 
 /// One program and what it is needed for.
@@ -119,7 +130,7 @@ const NEEDS: &[Need] = &[
         present: || works("groovy", &["--version"]),
     },
     Need {
-        // Runs an S3 service, and brings one of Google Cloud Storage, Helm and checks of manifests.
+        // Runs an S3 service, and brings one of Google Cloud Storage, Helm and a scan of manifests.
         program: "python3 with venv",
         purpose: Purpose::Tests,
         packages: &["python3", "python3-venv"],
@@ -179,6 +190,44 @@ const NEEDS: &[Need] = &[
         packages: &["dpkg-dev"],
         elsewhere: "your package manager (dpkg)",
         present: || works("dpkg-scanpackages", &["--version"]),
+    },
+    Need {
+        // Gives pods their network.
+        program: "CNI plugins",
+        purpose: Purpose::Node,
+        packages: &["containernetworking-plugins"],
+        elsewhere: "your package manager, into /usr/lib/cni",
+        present: || Path::new("/usr/lib/cni/bridge").exists(),
+    },
+    Need {
+        // Leads what is sent to Services to their pods.
+        program: "iptables",
+        purpose: Purpose::Node,
+        packages: &["iptables"],
+        elsewhere: "your package manager",
+        present: || is_installed("iptables"),
+    },
+    Need {
+        program: "ip",
+        purpose: Purpose::Node,
+        packages: &["iproute2"],
+        elsewhere: "your package manager (iproute2)",
+        present: || is_installed("ip"),
+    },
+    Need {
+        // Tells pods the addresses of Services.
+        program: "dnsmasq",
+        purpose: Purpose::Node,
+        packages: &["dnsmasq-base"],
+        elsewhere: "your package manager",
+        present: || is_installed("dnsmasq"),
+    },
+    Need {
+        program: "unshare",
+        purpose: Purpose::Node,
+        packages: &["util-linux"],
+        elsewhere: "your package manager (util-linux)",
+        present: || is_installed("unshare"),
     },
     Need {
         program: "terraform",

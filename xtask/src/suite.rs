@@ -19,20 +19,49 @@ const ALONE: [&str; 2] = ["failure::", "wrong_inputs"];
 const THREADS: usize = 4;
 
 /// Runs the tests whose names contain one of the words of `only`, or all of them without any, but none with a word of `but`.
-pub(crate) fn run_tests(only: &[&str], but: &[&str]) -> Result<()> {
-    run_commands(test_commands(only, but, has_nextest(), processors()), &[])
-}
-
-/// As [`run_tests`], with more in the environment of the tests. These wait far more than they compute.
-pub(crate) fn run_waiting_tests(
+/// `environment` is added to theirs. `waits` is said of those in `only` that wait far more than they compute.
+pub(crate) fn run_tests(
     only: &[&str],
     but: &[&str],
     environment: &[(&str, &str)],
+    waits: bool,
 ) -> Result<()> {
+    let threads = if waits {
+        processors().max(THREADS)
+    } else {
+        processors()
+    };
+    let commands = test_commands(only, but, has_nextest(), threads);
+    run_commands(commands, environment)
+}
+
+/// Runs the tests whose names contain one of the words, each command of them beside what is started for it.
+pub(crate) fn run_tests_under(beside: impl Fn() -> Command, only: &[&str]) -> Result<()> {
     let threads = processors().max(THREADS);
-    run_commands(
-        test_commands(only, but, has_nextest(), threads),
-        environment,
+    let commands = test_commands(only, &[], has_nextest(), threads).into_iter();
+    let commands = commands.map(|tests| {
+        let mut command = beside();
+        command
+            .arg(tests.get_program())
+            .args(tests.get_args())
+            .current_dir(workspace_root());
+        for (name, value) in tests.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command
+    });
+    run_commands(commands.collect(), &[])
+}
+
+/// Builds all that the tests are, as they are built: any other choice is compiled for it alone.
+pub(crate) fn build(stage: &str) -> Result<()> {
+    let mut command = cargo(["test", "--workspace", "--exclude", fuzz::PACKAGE]);
+    run_stage(
+        stage,
+        command.args(["--locked", "--all-targets", "--no-run"]),
     )
 }
 
@@ -106,6 +135,18 @@ fn with_words(mut command: Command, only: &[&str], but: &[&str]) -> Command {
 pub(crate) fn cargo<I: IntoIterator<Item: AsRef<OsStr>>>(args: I) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(workspace_root());
+    // The cargo that started this has set them. A crate whose build script looks at them would be compiled anew, and again when
+    // somebody calls cargo without this.
+    for (name, _) in std::env::vars_os() {
+        let of_package = |name: &str| {
+            ["CARGO_PKG_", "CARGO_MANIFEST_"]
+                .iter()
+                .any(|start| name.starts_with(start))
+        };
+        if name.to_str().is_some_and(of_package) {
+            command.env_remove(name);
+        }
+    }
     command
 }
 
@@ -117,6 +158,14 @@ mod tests {
     fn lines(only: &[&str], but: &[&str], nextest: bool) -> Vec<String> {
         let commands = test_commands(only, but, nextest, 2);
         commands.iter().map(command_line).collect()
+    }
+
+    #[test]
+    fn cargo_is_called_as_by_hand() {
+        // Cargo has set it for this test.
+        let command = cargo(["test"]);
+        let mut removed = command.get_envs().filter(|(_, value)| value.is_none());
+        assert!(removed.any(|(name, _)| name == "CARGO_MANIFEST_DIR"));
     }
 
     #[test]

@@ -3,19 +3,20 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use crate::setup::{self, Purpose};
+use crate::staged::Staged;
 use crate::suite::run_tests;
 use crate::terminal::say;
-use crate::{ci, cluster};
+use crate::{cluster, staged};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Skip making sure of the programs the tests use
     #[arg(long)]
     no_setup: bool,
-    /// Run the tests that have a cluster in a real one
+    /// Run the tests that need a cluster, or those on a real node
     #[arg(value_enum)]
     part: Option<Part>,
     /// In the one `KUBECONFIG` names, instead of a control plane of their own
@@ -28,8 +29,10 @@ pub(crate) struct Args {
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Part {
-    /// Against the control plane of Kubernetes
+    /// With the control plane of Kubernetes
     Cluster,
+    /// On a node with a real kubelet; needs root
+    Node,
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
@@ -37,17 +40,23 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if !args.no_setup {
         // The chart is among what is installed in a cluster.
         let needed: &[Purpose] = match args.part {
-            Some(Part::Cluster) => &[Purpose::Tests, Purpose::Chart],
+            Some(_) => &[Purpose::Tests, Purpose::Chart],
             None => &[Purpose::Tests],
         };
         setup::ensure(needed)?;
     }
     let filters: Vec<_> = args.filters.iter().map(String::as_str).collect();
     match args.part {
-        Some(Part::Cluster) if args.existing => cluster::run_in_existing(&filters)?,
-        Some(Part::Cluster) => cluster::run(&filters)?,
-        None if filters.is_empty() => run_tests(&[], &ci::staged_tests())?,
-        None => run_tests(&filters, &[])?,
+        Some(Part::Cluster) if args.existing => {
+            Staged::Cluster.run_in(Some(&cluster::existing()?), &filters)?;
+        }
+        Some(Part::Cluster) => Staged::Cluster.run(&filters)?,
+        Some(Part::Node) if args.existing => {
+            bail!("the node is always its own: leave out `--existing`")
+        }
+        Some(Part::Node) => Staged::Node.run(&filters)?,
+        None if filters.is_empty() => run_tests(&[], &staged::words(), &[], false)?,
+        None => run_tests(&filters, &[], &[], false)?,
     }
     say(&format!(
         "==> all of it: {:.1} s",

@@ -25,7 +25,7 @@ pub enum KubernetesCommand {
     List(ListArgs),
     /// Show the log of a run
     Logs(LogsArgs),
-    /// Say how a run stands or why it ended, and where its time went
+    /// Show the state of a run or why it ended, and how long each part took
     Explain(ExplainArgs),
     /// End a run
     Cancel(CancelArgs),

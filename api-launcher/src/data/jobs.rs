@@ -28,7 +28,7 @@ pub(super) fn allocate(folder: &Path, records: &Path) -> Result<i32, DataError> 
     Ok(next)
 }
 
-/// Where to go on when the counter is missing or unreadable.
+/// Where to continue if the counter is missing or unreadable.
 fn highest(records: &Path) -> i32 {
     let names = fs::read_dir(records).into_iter().flatten().flatten();
     names

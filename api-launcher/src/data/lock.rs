@@ -29,7 +29,7 @@ pub(super) fn wait(path: &Path) -> Result<File, DataError> {
     Ok(file)
 }
 
-/// Opens a lock file and locks it unless somebody else has.
+/// Opens a lock file and locks it unless another process has.
 pub(crate) fn attempt(path: &Path) -> Result<Option<File>, DataError> {
     let file = open(path)?;
     match file.try_lock() {
@@ -53,7 +53,7 @@ impl WorkspaceLock {
                 holder: holder(path),
             });
         };
-        // Who holds it is told for convenience only; the lock itself says that it is held.
+        // The content names the holder for people. Only the lock itself proves that it is held.
         let _ = file
             .set_len(0)
             .and_then(|()| file.rewind())

@@ -14,7 +14,7 @@ const PORT: u16 = 8090;
 /// The options of the HTTP service.
 #[derive(Args, Clone, Debug, Default)]
 pub struct HttpArgs {
-    /// Address to listen on; port 0 takes a free one, which the first line of the log tells
+    /// Address to listen on; port 0 takes a free port, and the first line of the log names it
     /// [default: 0.0.0.0:8090, without authentication 127.0.0.1:8090]
     #[arg(long, value_name = "ADDRESS:PORT", env = env::LISTEN)]
     pub listen: Option<Setting<SocketAddr>>,

@@ -66,11 +66,11 @@ pub mod annotations {
     pub const STORED_AT: &str = "mayfly.dev/stored-at";
     /// The Job was allowed to run.
     pub const RELEASED_AT: &str = "mayfly.dev/released-at";
-    /// Somebody asked for the run to end.
+    /// A person or the platform asked for the end of the run.
     pub const CANCELLED_AT: &str = "mayfly.dev/cancelled-at";
     /// The verdict on a run whose executor did not speak, as JSON.
     pub const VERDICT: &str = "mayfly.dev/verdict";
-    /// The step has nothing to run: whoever accepted it reports it done, and its Job is there in case that fails.
+    /// The step has nothing to run: the replica that accepted it reports it done. Its Job runs if that fails.
     pub const NOTHING_TO_RUN: &str = "mayfly.dev/nothing-to-run";
     /// The platform knows how the run ended.
     pub const REPORTED_AT: &str = "mayfly.dev/reported-at";

@@ -84,7 +84,7 @@ fn carry_out(
     show: &ShowArgs,
     command: impl AsyncFnOnce(&mut Output) -> Result<Exit, CommandError>,
 ) -> Exit {
-    // Somebody else having installed it before is as good.
+    // An earlier installation serves as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut out = Output::new(show);
     let runtime = tokio::runtime::Builder::new_current_thread()

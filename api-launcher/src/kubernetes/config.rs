@@ -3,33 +3,31 @@
 
 mod args;
 mod java_options;
+pub mod values;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-use job_contract::{Records, env};
-use runtime::setting::SettingProblem;
+use job_contract::env;
+use runtime::setting::{ReadSetting, SettingProblem};
 
-use crate::kubernetes::manifest::deployment::{DEFAULT_IMAGE, PluginCache};
-use crate::kubernetes::manifest::executor_kind::{ExecutorKind, ExecutorKindSetting};
+use crate::kubernetes::manifest::deployment::DEFAULT_IMAGE;
 use crate::kubernetes::manifest::grace_period::MIN_GRACE_SECONDS;
-use crate::kubernetes::manifest::job_data::{Compression, Mode};
 use crate::kubernetes::manifest::overlay::Overlay;
 use crate::kubernetes::manifest::overrides::{self, Names, Overrides};
 use crate::kubernetes::manifest::pairs::{parse_list, parse_pairs};
 use crate::kubernetes::manifest::policy::Policy;
-use crate::kubernetes::manifest::problem::{Fault, Problems, quote};
-use crate::kubernetes::manifest::quantity::{Amount, SLIP};
-use crate::kubernetes::manifest::{self, check, image};
+use crate::kubernetes::manifest::problem::{Fault, Problem, Problems, quote};
+use crate::kubernetes::manifest::quantity::SLIP;
+use crate::kubernetes::manifest::{self, check};
 
 pub use self::args::{DefaultsArgs, DeploymentArgs};
+use self::values::{Namespace, PullPolicy};
 pub use crate::kubernetes::manifest::Deployment;
-/// A setting that cannot be used: the variable, and the rule it breaks.
-pub use crate::kubernetes::manifest::Problem as ConfigProblem;
 
-impl From<&ConfigProblem> for SettingProblem {
-    fn from(problem: &ConfigProblem) -> Self {
+impl From<&Problem> for SettingProblem {
+    fn from(problem: &Problem) -> Self {
         Self::new(problem.subject.as_str(), problem.rule.as_str())
     }
 }
@@ -37,7 +35,7 @@ impl From<&ConfigProblem> for SettingProblem {
 impl DeploymentArgs {
     /// Looks at every setting. Reads the two files some of them name, and nothing else. `api_url` is the platform's API
     /// as the launcher knows it.
-    pub fn resolve(&self, api_url: Option<&str>) -> Result<Deployment, Vec<ConfigProblem>> {
+    pub fn resolve(&self, api_url: Option<&str>) -> Result<Deployment, Vec<Problem>> {
         let mut found = Problems::new(Fault::Deployment);
         let mut deployment = Deployment {
             reports_to_platform: api_url.is_some_and(|url| !url.trim().is_empty()),
@@ -69,9 +67,8 @@ impl DeploymentArgs {
     }
 
     fn resolve_objects(&self, deployment: &mut Deployment, found: &mut Problems) {
-        if let Some(namespace) = filled(self.namespace.as_ref()) {
-            found.keep(env::NAMESPACE, check::dns_label(namespace));
-            namespace.clone_into(&mut deployment.namespace);
+        if let Some(Namespace(namespace)) = read(found, &self.namespace) {
+            deployment.namespace = namespace;
         }
         let mut names = |name, value: &Option<String>, list: &mut Vec<String>| {
             if let Some(value) = value {
@@ -98,100 +95,37 @@ impl DeploymentArgs {
             &self.image_pull_secrets,
             &mut deployment.image_pull_secrets,
         );
-        if let Some(class) = filled(self.priority_class.as_ref()) {
-            found.keep(env::PRIORITY_CLASS, check::object_name(class));
-            deployment.priority_class = Some(class.to_owned());
-        }
-        let sizes = [
-            (
-                env::WORK_SIZE_LIMIT,
-                &self.work_size_limit,
-                &mut deployment.work_size_limit,
-            ),
-            (
-                env::TMP_SIZE_LIMIT,
-                &self.tmp_size_limit,
-                &mut deployment.tmp_size_limit,
-            ),
-        ];
-        for (name, value, size) in sizes {
-            let amount = filled(value.as_ref()).map(|text| {
-                Amount::parse(text)
-                    .map_err(|error| format!("is {}, a quantity that {error}", quote(text)))
-            });
-            if let Some(amount) = amount.and_then(|amount| found.keep(name, amount)) {
-                if name == env::WORK_SIZE_LIMIT && amount.is_a_slip() {
-                    found.add(name, format!("is {amount}, {SLIP}"));
-                }
-                *size = amount;
+        deployment.priority_class = read(found, &self.priority_class).map(|name| name.0);
+        if let Some(amount) = read(found, &self.work_size_limit) {
+            if amount.is_a_slip() {
+                found.add(env::WORK_SIZE_LIMIT, format!("is {amount}, {SLIP}"));
             }
+            deployment.work_size_limit = amount;
+        }
+        if let Some(amount) = read(found, &self.tmp_size_limit) {
+            deployment.tmp_size_limit = amount;
         }
     }
 
     fn resolve_image(&self, deployment: &mut Deployment, found: &mut Problems) {
-        let image = filled(self.image.as_ref()).unwrap_or(DEFAULT_IMAGE);
-        found.keep(env::IMAGE, image::check(image));
-        image.clone_into(&mut deployment.image);
-        let kinds = [
-            ("auto", ExecutorKindSetting::Auto),
-            ("mayfly", ExecutorKindSetting::Always(ExecutorKind::Mayfly)),
-            ("stock", ExecutorKindSetting::Always(ExecutorKind::Stock)),
-        ];
-        deployment.executor_kind = one_of(
-            found,
-            env::EXECUTOR_KIND,
-            self.executor_kind.as_ref(),
-            &kinds,
-        )
-        .unwrap_or_default();
-        if let Some(registry) = filled(self.image_registry.as_ref()) {
-            found.keep(env::IMAGE_REGISTRY, image::check_registry(registry));
-            deployment.image_registry = Some(registry.to_owned());
-        }
-        let policies = [
-            ("Always", "Always"),
-            ("IfNotPresent", "IfNotPresent"),
-            ("Never", "Never"),
-        ];
-        let policy = one_of(
-            found,
-            env::IMAGE_PULL_POLICY,
-            self.image_pull_policy.as_ref(),
-            &policies,
-        );
-        if let Some(policy) = policy {
+        deployment.image =
+            read(found, &self.image).map_or_else(|| DEFAULT_IMAGE.to_owned(), |image| image.0);
+        deployment.executor_kind = read(found, &self.executor_kind).unwrap_or_default();
+        deployment.image_registry = read(found, &self.image_registry).map(|registry| registry.0);
+        if let Some(PullPolicy(policy)) = read(found, &self.image_pull_policy) {
             deployment.image_pull_policy = Some(policy.to_owned());
         }
     }
 
     fn resolve_times(&self, deployment: &mut Deployment, found: &mut Problems) {
-        let mut seconds = |name, value: &Option<String>, least: i64| {
-            whole(found, name, value.as_ref(), least, i64::from(i32::MAX))
-        };
-        let deadline = seconds(
-            env::ACTIVE_DEADLINE_SECONDS,
-            &self.active_deadline_seconds,
-            1,
-        );
-        let ttl = seconds(
-            env::TTL_SECONDS_AFTER_FINISHED,
-            &self.ttl_seconds_after_finished,
-            0,
-        );
-        let backoff = seconds(env::BACKOFF_LIMIT, &self.backoff_limit, 0);
-        let grace = seconds(
-            env::TERMINATION_GRACE_PERIOD_SECONDS,
-            &self.termination_grace_period_seconds,
-            0,
-        );
-        let apply_grace = seconds(
-            env::APPLY_GRACE_PERIOD_SECONDS,
-            &self.apply_grace_period_seconds,
-            MIN_GRACE_SECONDS,
-        );
+        let deadline = read(found, &self.active_deadline_seconds).map(|seconds| seconds.0);
+        let ttl = read(found, &self.ttl_seconds_after_finished).map(|seconds| seconds.0);
+        let backoff = read(found, &self.backoff_limit).map(|limit| limit.0);
+        let grace = read(found, &self.termination_grace_period_seconds).map(|seconds| seconds.0);
+        let apply_grace = read(found, &self.apply_grace_period_seconds).map(|seconds| seconds.0);
         // Stock launchers take any number, so that one is no reason not to start.
         if let Some(short) = grace.filter(|grace| *grace < MIN_GRACE_SECONDS) {
-            deployment.warnings.push(ConfigProblem {
+            deployment.warnings.push(Problem {
                 subject: env::TERMINATION_GRACE_PERIOD_SECONDS.to_owned(),
                 rule: format!(
                     "is {short}, and {MIN_GRACE_SECONDS} counts instead: the executor needs so many seconds to stop and \
@@ -201,11 +135,7 @@ impl DeploymentArgs {
             });
         }
         let grace = grace.map(|grace| grace.max(MIN_GRACE_SECONDS));
-        let all = [Records::Platform, Records::Shared, Records::Pod];
-        let all = all.map(|records| (records.name(), Some(records)));
-        let known = [[("auto", None)].as_slice(), &all].concat();
-        deployment.records =
-            one_of(found, env::RECORDS, self.records.as_ref(), &known).unwrap_or_default();
+        deployment.records = read(found, &self.records).and_then(|records| records.0);
         let small = |value: i64| i32::try_from(value).unwrap_or(i32::MAX);
         deployment.active_deadline_seconds = deadline.unwrap_or(deployment.active_deadline_seconds);
         deployment.ttl_seconds_after_finished =
@@ -225,41 +155,14 @@ impl DeploymentArgs {
     }
 
     fn resolve_job_data(&self, deployment: &mut Deployment, found: &mut Problems) {
-        let modes = [("secret", Mode::Secret), ("env", Mode::Env)];
-        deployment.job_data_mode = one_of(
-            found,
-            env::JOB_DATA_MODE,
-            self.job_data_mode.as_ref(),
-            &modes,
-        )
-        .unwrap_or_default();
-        let compression = [
-            ("auto", Compression::Auto),
-            ("on", Compression::On),
-            ("off", Compression::Off),
-        ];
-        deployment.job_data_compression = one_of(
-            found,
-            env::JOB_DATA_COMPRESSION,
-            self.job_data_compression.as_ref(),
-            &compression,
-        )
-        .unwrap_or_default();
-        let caches = [
-            ("claim", PluginCache::Claim),
-            ("empty-dir", PluginCache::EmptyDir),
-        ];
-        deployment.plugin_cache = one_of(
-            found,
-            env::PLUGIN_CACHE,
-            self.plugin_cache.as_ref(),
-            &caches,
-        )
-        .unwrap_or_default();
+        deployment.job_data_mode = read(found, &self.job_data_mode).unwrap_or_default();
+        deployment.job_data_compression =
+            read(found, &self.job_data_compression).unwrap_or_default();
+        deployment.plugin_cache = read(found, &self.plugin_cache).unwrap_or_default();
     }
 
     fn resolve_files(&self, deployment: &mut Deployment, found: &mut Problems) {
-        if let Some(text) = read_file(found, env::POLICY_FILE, self.policy_file.as_ref()) {
+        if let Some(text) = read_file(found, env::POLICY_FILE, &self.policy_file) {
             let policy = serde_saphyr::from_str::<Option<Policy>>(&text).map_err(|error| {
                 let error = error.to_string();
                 format!("is no policy: {}", error.lines().next().unwrap_or_default())
@@ -268,11 +171,7 @@ impl DeploymentArgs {
                 deployment.policy = policy.unwrap_or_default();
             }
         }
-        if let Some(text) = read_file(
-            found,
-            env::POD_TEMPLATE_FILE,
-            self.pod_template_file.as_ref(),
-        ) {
+        if let Some(text) = read_file(found, env::POD_TEMPLATE_FILE, &self.pod_template_file) {
             match Overlay::parse(&text) {
                 Ok(overlay) => deployment.overlay = Some(overlay),
                 Err(errors) => {
@@ -325,58 +224,19 @@ fn filled(value: Option<&String>) -> Option<&str> {
         .filter(|text| !text.is_empty())
 }
 
-fn one_of<T: Copy>(
-    found: &mut Problems,
-    name: &str,
-    value: Option<&String>,
-    known: &[(&str, T)],
-) -> Option<T> {
-    let text = filled(value)?;
-    let choice = known
-        .iter()
-        .find(|(word, _)| word.eq_ignore_ascii_case(text))
-        .map(|(_, choice)| *choice);
-    if choice.is_none() {
-        let words: Vec<&str> = known.iter().map(|(word, _)| *word).collect();
-        found.add(
-            name,
-            format!(
-                "is {}, and must be one of {}",
-                quote(text),
-                words.join(", ")
-            ),
-        );
+/// Returns the value of a setting, or `None` if it is not set or wrong.
+fn read<T>(found: &mut Problems, setting: &impl ReadSetting<T>) -> Option<T> {
+    let mut wrong = Vec::new();
+    let value = setting.read(&mut wrong);
+    for problem in wrong {
+        found.add(&problem.variable, problem.text);
     }
-    choice
+    value
 }
 
-fn whole(
-    found: &mut Problems,
-    name: &str,
-    value: Option<&String>,
-    least: i64,
-    most: i64,
-) -> Option<i64> {
-    let text = filled(value)?;
-    let number = text
-        .parse()
-        .ok()
-        .filter(|number| (least..=most).contains(number));
-    if number.is_none() {
-        found.add(
-            name,
-            format!(
-                "is {}, and must be a whole number from {least} to {most}",
-                quote(text)
-            ),
-        );
-    }
-    number
-}
-
-fn read_file(found: &mut Problems, name: &str, path: Option<&PathBuf>) -> Option<String> {
-    let path = path.filter(|path| !path.as_os_str().is_empty())?;
-    let text = fs::read_to_string(path)
+fn read_file(found: &mut Problems, name: &str, path: &impl ReadSetting<PathBuf>) -> Option<String> {
+    let path = read(found, path)?;
+    let text = fs::read_to_string(&path)
         .map_err(|error| format!("names `{}`, which cannot be read: {error}", path.display()));
     found.keep(name, text)
 }

@@ -41,6 +41,7 @@ pub use job_contract::pairs;
 pub use self::deployment::Deployment;
 pub use self::problem::{Fault, ManifestErrors, Problem};
 
+use self::executor_kind::ExecutorKind;
 use self::job_data::Transport;
 use self::overrides::{Names, Overrides};
 use self::problem::Problems;
@@ -70,7 +71,7 @@ impl std::fmt::Debug for Manifest {
 
 impl Manifest {
     /// The objects of one attempt to create the Job: while the Job's name is always the same, the Secret's is of this
-    /// attempt alone. A Secret that is met under it is therefore this very Job's, and nobody has to read it to know.
+    /// attempt alone. So a Secret with this name belongs to this Job, and the launcher need not read it.
     #[must_use]
     pub fn of_attempt(&self, attempt: &str) -> Self {
         let job = self.job_of_attempt(attempt);
@@ -86,7 +87,7 @@ impl Manifest {
         }
     }
 
-    /// The Job of [`Manifest::of_attempt`], from which the Secret's name is told.
+    /// The Job of [`Manifest::of_attempt`], which holds the Secret's name.
     #[must_use]
     pub fn job_of_attempt(&self, attempt: &str) -> Job {
         let mut job = self.job.clone();
@@ -116,22 +117,10 @@ pub fn build(job: &Document, deployment: &Deployment) -> Result<Manifest, Manife
     let mut job_problems = Problems::new(Fault::Run);
     let step_type = check_job(job, &mut job_problems);
     let mut problems = job_problems.into_vec();
-    let (mut requested, unreadable) =
-        overrides::read(&job.environment_variables, Names::WORKSPACE, Fault::Run);
-    problems.extend(unreadable);
-    problems.extend(deployment.policy.refusals(&requested));
-    let merged = requested.clone().over(deployment.defaults.clone());
-    let kind = deployment.executor_kind_of(&merged);
-    problems.extend(implied(&requested, &merged, deployment));
-    let (env, notes) = environment::of_container(
-        std::mem::take(&mut requested.env),
-        deployment.executor_kind_of(&merged),
-        deployment.policy.environment.as_ref(),
-    );
-    requested.env = env;
+    let request = Request::read(job, deployment, &mut problems);
     let transport = Transport::choose(
         job,
-        kind,
+        request.kind,
         deployment.job_data_mode,
         deployment.job_data_compression,
     );
@@ -142,6 +131,56 @@ pub fn build(job: &Document, deployment: &Deployment) -> Result<Manifest, Manife
             return Err(ManifestErrors::new(problems));
         }
     };
+    assemble(job, deployment, request, transport, step_type)
+}
+
+/// What a workspace asked for.
+struct Request {
+    requested: Overrides,
+    /// The same over the defaults of the deployment.
+    merged: Overrides,
+    kind: ExecutorKind,
+    /// Variables without effect, for the log of the run.
+    notes: Vec<String>,
+}
+
+impl Request {
+    fn read(job: &JobData, deployment: &Deployment, problems: &mut Vec<Problem>) -> Self {
+        let (mut requested, unreadable) =
+            overrides::read(&job.environment_variables, Names::WORKSPACE, Fault::Run);
+        problems.extend(unreadable);
+        problems.extend(deployment.policy.refusals(&requested));
+        let merged = requested.clone().over(deployment.defaults.clone());
+        let kind = deployment.executor_kind_of(&merged);
+        problems.extend(implied(&requested, &merged, deployment));
+        let (env, notes) = environment::of_container(
+            std::mem::take(&mut requested.env),
+            kind,
+            deployment.policy.environment.as_ref(),
+        );
+        requested.env = env;
+        Self {
+            requested,
+            merged,
+            kind,
+            notes,
+        }
+    }
+}
+
+fn assemble(
+    job: &JobData,
+    deployment: &Deployment,
+    request: Request,
+    transport: Transport,
+    step_type: StepType,
+) -> Result<Manifest, ManifestErrors> {
+    let Request {
+        requested,
+        merged,
+        kind,
+        notes,
+    } = request;
     let name = names::job_name(&job.job_id, &job.step_id);
     let labels = all_labels(job, step_type, &merged);
     let (template, records) = pod::template(&pod::Ingredients {
@@ -162,6 +201,7 @@ pub fn build(job: &Document, deployment: &Deployment) -> Result<Manifest, Manife
         labels: Some(labels),
         ..ObjectMeta::default()
     };
+    let backoff_limit = second_pod::backoff_limit(kind, records, deployment);
     Ok(Manifest {
         secret: secret(&metadata, transport),
         notes,
@@ -170,11 +210,7 @@ pub fn build(job: &Document, deployment: &Deployment) -> Result<Manifest, Manife
                 annotations: Some(merged.annotations).filter(|map| !map.is_empty()),
                 ..metadata
             },
-            spec: Some(job_spec(
-                deployment,
-                template,
-                second_pod::backoff_limit(kind, records, deployment),
-            )),
+            spec: Some(job_spec(deployment, template, backoff_limit)),
             status: None,
         },
     })
@@ -285,7 +321,7 @@ fn implied(requested: &Overrides, merged: &Overrides, deployment: &Deployment) -
     problems.into_vec()
 }
 
-/// Ours last: nobody else's count for these keys.
+/// Ours last, so that they replace other values of these keys.
 fn all_labels(job: &JobData, step_type: StepType, merged: &Overrides) -> BTreeMap<String, String> {
     let mut all = merged.labels.clone();
     for (key, value) in [

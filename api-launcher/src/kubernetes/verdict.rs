@@ -1,4 +1,4 @@
-//! What became of a run, from its Job, its pods and their events alone. Pure: no client, no clock.
+//! The end of a run, from its Job, its pods and their events alone. Pure: no client, no clock.
 //!
 //! A Job is over when its condition `Complete` or `Failed` is true, not before: `SuccessCriteriaMet` and
 //! `FailureTarget` only announce it. If the executor left its final report as the termination message, that report is the

@@ -87,6 +87,8 @@ struct Inner {
     index: Mutex<Index>,
     /// The heartbeats of runs that wait or run. An executor sends its own from its start.
     beats: Mutex<HashMap<RunKey, RunHeartbeat>>,
+    /// How often in a row the platform has refused a request about a run.
+    refusals: Mutex<HashMap<RunKey, usize>>,
     wake: Notify,
     metrics: Metrics,
     shutdown: Shutdown,
@@ -142,6 +144,7 @@ impl ProcessTarget {
                 on_stop: settings.on_stop,
                 index: Mutex::new(index),
                 beats: Mutex::new(beats),
+                refusals: Mutex::default(),
                 wake: Notify::new(),
                 metrics,
                 shutdown,
@@ -296,6 +299,10 @@ impl Inner {
         self.beats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn refusals(&self) -> MutexGuard<'_, HashMap<RunKey, usize>> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Starts the heartbeat of a run. It lasts until the platform knows the end.
     fn start_heartbeat(&self, key: &RunKey) {
         let beat = self.reporter.start_heartbeat(&key.job_id());
@@ -325,7 +332,7 @@ impl Inner {
         let ended = beats.get(key).and_then(|kept| kept.ended);
         if ended.is_some_and(|ended| ended.elapsed() >= patience) {
             beats.remove(key);
-            warn!(run = %key, "the platform does not take its end: its job is not kept alive any longer");
+            warn!(run = %key, "the platform does not accept the report of its end: its heartbeat is stopped");
         }
     }
 

@@ -31,7 +31,7 @@ pub(crate) struct Streams {
 /// Why an executor could not be started or watched.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExecutorError {
-    #[error("this program cannot find itself to start the built-in executor")]
+    #[error("could not find the path of this program, which contains the executor")]
     NoSelf(#[source] io::Error),
     #[error("could not start the executor `{}`", path.display())]
     Start {
@@ -136,7 +136,7 @@ pub(crate) fn judge(ended: Ended) -> (Exit, Option<String>) {
         (None, None) => (
             Exit::Defect,
             Some(format!(
-                "the executor ended with exit code {code}, which means nothing"
+                "the executor ended with exit code {code}, which has no meaning"
             )),
         ),
     }
@@ -163,7 +163,7 @@ mod tests {
     #[case(exited(75), None, 75)]
     #[case(exited(76), None, 76)]
     #[case(exited(143), None, 143)]
-    // A panic of the executor, and a code nobody defined.
+    // A panic of the executor, and an undefined code.
     #[case(exited(101), None, 2)]
     #[case(exited(3), None, 2)]
     // Killed from outside, as by the kernel when memory is short.

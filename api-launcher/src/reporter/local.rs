@@ -195,7 +195,7 @@ impl PlatformReporter for LocalReporter {
                     error = chain(&error),
                     job_id = job.job_id,
                     step_id = job.step_id,
-                    "the reason of a refusal could not be put on record"
+                    "the reason of a refusal could not be recorded"
                 );
             }
             // The sender shows the reason.

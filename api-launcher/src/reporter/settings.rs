@@ -73,7 +73,7 @@ impl PlatformArgs {
         })
     }
 
-    /// A store on this machine is the platform's only where somebody says which folder they share.
+    /// A store on this machine is the platform's only if a setting names the shared folder.
     fn resolve_outputs(
         &self,
         problems: &mut Vec<SettingProblem>,

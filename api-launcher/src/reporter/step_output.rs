@@ -112,7 +112,7 @@ fn beginning_of(file: &mut File) -> io::Result<Vec<u8>> {
     Ok(beginning)
 }
 
-/// Whether all of `part` stands in `whole`, from the beginning of a line on.
+/// Whether `whole` contains all of `part`, from the beginning of a line on.
 fn is_within(part: &mut File, whole: &mut File) -> io::Result<bool> {
     let beginning = beginning_of(part)?;
     let at = place_of(whole, &beginning)?;

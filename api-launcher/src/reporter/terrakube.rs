@@ -80,7 +80,7 @@ impl TerrakubeReporter {
                 step_id = job.step_id,
                 reason,
                 again = !is_final,
-                "the reason of a refusal could not be told"
+                "the reason of a refusal could not be reported"
             );
             if is_final {
                 return;
@@ -112,7 +112,7 @@ impl PlatformReporter for TerrakubeReporter {
                     debug!(
                         job_id,
                         error = chain(&error),
-                        "whether its executor lives is not known"
+                        "it is not known whether its executor is alive"
                     );
                     None
                 }
@@ -257,7 +257,7 @@ impl PlatformReporter for TerrakubeReporter {
                     job_id = job.job_id,
                     step_id = job.step_id,
                     reason,
-                    "the reason of a refusal did not reach the platform"
+                    "the reason of a refusal could not be reported to the platform"
                 );
             }
             drop(beat);

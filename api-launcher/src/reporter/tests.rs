@@ -1,17 +1,11 @@
-//! The reporter before a platform of a few lines: one job of three steps, which notes every change it is told.
+//! The Terrakube reporter against the test platform, which has one job of three steps.
 
 use std::fs;
-use std::sync::Mutex;
 
-use axum::Router;
-use axum::body::Bytes;
-use axum::extract::State;
-use axum::http::{Method, StatusCode, Uri};
-use axum::response::{IntoResponse as _, Response};
 use platform::terrakube::{TerrakubeConfig, TokenSource};
 use rstest::rstest;
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
+use test_platform::{Flow, NewJob, Platform, Status, Workspace};
 use url::Url;
 
 use artifact_store::Store;
@@ -21,7 +15,7 @@ use platform::terrakube::Terrakube;
 
 use super::*;
 
-/// Status of the job, its output, and the statuses of its steps.
+/// The job as the platform has it.
 #[derive(Debug)]
 struct Known {
     job: &'static str,
@@ -30,71 +24,34 @@ struct Known {
     steps: [&'static str; 3],
 }
 
-#[derive(Debug)]
-struct Api {
-    known: Known,
-    told: Vec<(String, Value)>,
-}
-
-const STEPS: [&str; 3] = ["plan", "approval", "apply"];
-
-async fn answer(
-    State(api): State<Arc<Mutex<Api>>>,
-    method: Method,
-    uri: Uri,
-    body: Bytes,
-) -> Response {
-    let mut api = api.lock().unwrap();
-    if method == Method::PATCH {
-        let place = uri.path().rsplit('/').next().unwrap_or_default().to_owned();
-        let change: Value = serde_json::from_slice(&body).unwrap();
-        let attributes = change["data"]["attributes"].clone();
-        api.told.push((place, attributes));
-        return StatusCode::NO_CONTENT.into_response();
-    }
-    let known = &api.known;
-    let steps = (0..STEPS.len()).map(|at| {
-        json!({"type": "step", "id": STEPS[at], "attributes": {
-            "status": known.steps[at], "stepNumber": 100 * (at + 1), "output": "https://api/log",
-        }})
-    });
-    let included: Vec<Value> = steps.collect();
-    let references: Vec<Value> = STEPS
-        .iter()
-        .map(|id| json!({"type": "step", "id": id}))
-        .collect();
-    let document = json!({
-        "data": {
-            "type": "job", "id": "412",
-            "attributes": {
-                "status": known.job, "output": known.output, "terraformPlan": known.plan,
-                "commitId": "abc",
-            },
-            "relationships": {"step": {"data": references}},
-        },
-        "included": included,
-    });
-    document.to_string().into_response()
+fn status(name: &str) -> Status {
+    serde_json::from_value(name.into()).unwrap()
 }
 
 /// A platform, and a reporter that speaks to it.
-async fn reporter(known: Known) -> (TerrakubeReporter, Arc<Mutex<Api>>) {
-    // Another test may have installed it already.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let api = Arc::new(Mutex::new(Api {
-        known,
-        told: Vec::new(),
-    }));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/", listener.local_addr().unwrap());
-    let app = Router::new().fallback(answer).with_state(Arc::clone(&api));
-    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
-    let url = Url::parse(&url).unwrap();
+async fn reporter(known: Known) -> (TerrakubeReporter, Platform) {
+    let api = Platform::builder().start().await.unwrap();
+    api.edit(|records| "org".clone_into(&mut records.organization));
+    let workspace = api.workspace(Workspace::new("https://git.example.test/a.git"));
+    let new = NewJob::new(&workspace, Flow::plan_approve_apply());
+    api.store_job(new, |job| {
+        job.status = status(known.job);
+        job.output = known.output.map(str::to_owned);
+        job.terraform_plan = known.plan.map(str::to_owned);
+        job.commit_id = Some("abc".to_owned());
+        let states = ["plan", "approval", "apply"].into_iter().zip(known.steps);
+        for (step, (id, state)) in job.steps.iter_mut().zip(states) {
+            id.clone_into(&mut step.id);
+            step.status = status(state);
+            step.output = Some("https://api/log".to_owned());
+        }
+    });
+    let url = Url::parse(&format!("{}/", api.url())).unwrap();
     let config = TerrakubeConfig {
         api_url: url.clone(),
         public_url: url,
         registry_domain: None,
-        tokens: TokenSource::disabled(),
+        tokens: TokenSource::parse(&api.secret()).unwrap(),
         dispatch_wait: Duration::from_millis(50),
         status_poll: Duration::from_millis(50),
         report_patience: Duration::from_secs(5),
@@ -107,8 +64,8 @@ fn as_dyn(reporter: &TerrakubeReporter) -> &dyn PlatformReporter {
     reporter
 }
 
-fn told(api: &Mutex<Api>) -> Vec<(String, Value)> {
-    api.lock().unwrap().told.clone()
+fn told(api: &Platform) -> Vec<(String, Value)> {
+    api.ledger().changes()
 }
 
 fn step(id: &str, step_type: &str) -> StepRef {
@@ -169,7 +126,7 @@ async fn an_approval_whose_launcher_died_between_step_and_job_is_told_of_the_job
 #[rstest]
 #[case::an_apply_goes_on("apply", "terraformApply", "completed", "pending")]
 #[case::a_failure_fails_its_job("apply", "terraformApply", "failed", "failed")]
-// Where the plan is went with the other half: what follows would apply nothing, or something nobody has seen.
+// The path of the plan is lost. The next step would apply nothing, or a plan that was not reviewed.
 #[case::a_plan_is_lost("plan", "terraformPlan", "completed", "failed")]
 #[tokio::test]
 async fn the_job_of_a_step_that_was_told_alone_is_told_too(

@@ -44,8 +44,9 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub data: DataDirArgs,
 
-    /// After SIGTERM, how long dispatches are still accepted while readiness says no, in seconds, for the endpoints to follow.
-    /// Unset, it is at most half of --shutdown-seconds, and 0 on target `process` [default: 10]
+    /// Seconds after SIGTERM in which dispatches are still accepted although the launcher is not ready, so that the
+    /// endpoints can be updated.
+    /// If it is not set, it is at most half of --shutdown-seconds, and 0 on target `process` [default: 10]
     #[arg(long, value_name = "SECONDS", env = env::DRAIN_SECONDS)]
     pub drain_seconds: Option<Setting<u64>>,
 
@@ -77,7 +78,7 @@ pub struct TelemetryArgs {
     #[arg(long, value_name = "FORMAT", env = env::LOG_FORMAT)]
     pub log_format: Option<Setting<LogFormat>>,
 
-    /// What is logged, as `tracing` directives [default: info]
+    /// Filter of the log, as `tracing` directives [default: info]
     #[arg(long, value_name = "FILTER", env = env::LOG_FILTER)]
     pub log_filter: Option<Setting<String>>,
 }
@@ -89,11 +90,11 @@ Examples:
   MAYFLY_ROUTE=flag MAYFLY_PERSISTENT_EXECUTOR_URL=http://executor:8090/api/v1/terraform-rs \\
       InternalSecret=… api-launcher serve
 
-Secrets are given by the environment and are no options, because command lines are open to everybody:
+Secrets are given by the environment and are no options, because every user of a machine can read command lines:
 InternalSecret, TerrakubeRedisPassword, TerrakubeRedisSentinelPassword and the keys of the artifact store.
 
-SIGTERM ends readiness, stops accepting when the endpoints have had time to follow, finishes open requests, and keeps
-what is queued for the next start; a second one leaves at once.";
+SIGTERM ends readiness, stops accepting after the endpoints had time to be updated, finishes open requests, and keeps
+what is queued for the next start; a second SIGTERM ends the process at once.";
 
 /// The target and its settings.
 #[derive(Debug)]

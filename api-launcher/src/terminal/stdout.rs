@@ -1,4 +1,4 @@
-//! Printing a whole text for somebody else to read.
+//! Prints a whole text to standard output.
 
 use std::io::{self, Write as _};
 

@@ -117,7 +117,7 @@ fn a_destroy_is_a_plan_and_its_apply() {
 #[case("exit 75", 75, "infrastructure")]
 #[case("exit 76", 76, "holds this step")]
 #[case("exit 101", 2, "exit code 101")]
-#[case("exit 0", 2, "without reporting")]
+#[case("exit 0", 2, "without a report")]
 #[case("kill -KILL $$", 137, "ended by SIGKILL")]
 fn the_executors_end_is_the_runs(#[case] scenario: &str, #[case] code: i32, #[case] words: &str) {
     let bench = Bench::new(scenario);
@@ -201,6 +201,9 @@ fn a_run_that_cannot_start_still_ends_with_an_event() {
 #[case("stack --plan-only --auto-approve", 64, "cannot be used with")]
 #[case("stack --no-such-option", 64, "--no-such-option")]
 #[case("-f absent.json", 64, "absent.json")]
+#[case("stack --var novalue", 64, "NAME=VALUE")]
+#[case("stack --var 1st=x", 64, "begins with a letter")]
+#[case("stack --tool pulumi", 64, "pulumi")]
 fn bad_input_is_named_and_nothing_is_created(
     #[case] words: &str,
     #[case] code: i32,

@@ -249,7 +249,7 @@ fn assert_told_as_done(place: &Place) {
     assert_eq!(place.record(1).status, JobStatus::Completed);
     let output = place.output(1, "step");
     assert!(output.starts_with("so far\n"), "{output}");
-    assert!(output.contains("the launcher has told it"), "{output}");
+    assert!(output.contains("so the launcher did"), "{output}");
     assert_eq!(place.leftovers(), Vec::<PathBuf>::new());
 }
 

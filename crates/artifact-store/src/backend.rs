@@ -1,5 +1,5 @@
-//! What the tool needs to know to keep a workspace's state in the same store. How it is told is the executor's
-//! business (contract 6.1).
+//! What the tool needs to know to keep a workspace's state in the same store. The executor passes it to
+//! the tool (contract 6.1).
 
 use std::path::PathBuf;
 

@@ -38,12 +38,12 @@ pub enum StoreError {
         source: io::Error,
     },
     /// A reference that points outside the store.
-    #[error("`{reference}` does not lie in this store")]
+    #[error("`{reference}` is not in this store")]
     Foreign { reference: String },
     /// There is no such object.
     #[error("`{object}` does not exist")]
     Missing { object: String },
-    /// More than anybody should hold in memory.
+    /// Larger than what may be held in memory.
     #[error("`{object}` has {bytes} bytes, and at most {limit} are read into memory")]
     TooLarge {
         object: String,
@@ -51,7 +51,7 @@ pub enum StoreError {
         limit: u64,
     },
     /// There is no such bucket.
-    #[error("{service} has no bucket `{bucket}`, which is the one `{setting}` names")]
+    #[error("{service} has no bucket `{bucket}`, which `{setting}` names")]
     NoBucket {
         service: &'static str,
         bucket: String,

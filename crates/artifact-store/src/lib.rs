@@ -1,6 +1,6 @@
 //! Where plans, states and step output are kept (contract 6): a folder, S3, Azure Blob Storage or GCS.
 //!
-//! Knows the object keys of `job-contract` and how each service is spoken to; nothing of the tool that makes the
+//! Knows the object keys of `job-contract` and the protocol of each service; nothing of the tool that makes the
 //! objects, nor of the platform that reads them. Content passes in bounded memory, whatever its size.
 
 mod azure;

@@ -37,7 +37,7 @@ pub struct Limits {
     pub connect: Duration,
     /// Longest silence of a service that is sending.
     pub idle: Duration,
-    /// One request, its content included; a download that takes longer goes on where it was.
+    /// One request with its content. A download that takes longer continues where it was.
     pub request: Duration,
     /// How long a request is repeated after its first failure.
     pub retry_for: Duration,

@@ -142,7 +142,7 @@ pub struct StoreArgs {
     #[arg(long, env = env::AWS_ENABLE_ROLE_AUTH)]
     pub aws_enable_role_auth: Option<Setting<bool>>,
     /// `true` writes the keys into the backend file, `false` leaves the tool to find credentials itself
-    /// [default: as the next setting says].
+    /// [default: follows from --backend-credentials].
     #[arg(long, env = env::AWS_INCLUDE_BACKEND_KEYS)]
     pub aws_include_backend_keys: Option<Setting<bool>>,
     /// `true` locks states with objects in the bucket.
@@ -155,7 +155,7 @@ pub struct StoreArgs {
     /// Storage account on Azure.
     #[arg(long, env = env::AZURE_ACCOUNT)]
     pub azure_account: Option<Setting<AccountName>>,
-    /// Its resource group.
+    /// Resource group of the storage account.
     #[arg(long, env = env::AZURE_RESOURCE_GROUP)]
     pub azure_resource_group: Option<Setting<String>>,
     /// Container of the workspaces' current states.

@@ -1,4 +1,4 @@
-//! How an error is told together with what caused it, wherever there is one line for both.
+//! An error and its causes on one line.
 
 use std::error::Error;
 

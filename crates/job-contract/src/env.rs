@@ -15,7 +15,7 @@ pub const STATE_TYPE: &str = "TerraformStateType";
 pub const AZURE_ACCOUNT: &str = "AzureTerraformStateStorageAccountName";
 /// Resource group of the account, for the backend.
 pub const AZURE_RESOURCE_GROUP: &str = "AzureTerraformStateResourceGroup";
-/// Container of backend states; everything else lies in containers with fixed names.
+/// Container of backend states; everything else is in containers with fixed names.
 pub const AZURE_CONTAINER: &str = "AzureTerraformStateStorageContainerName";
 /// Key of the account.
 pub const AZURE_ACCESS_KEY: &str = "AzureTerraformStateStorageAccessKey";
@@ -76,7 +76,7 @@ pub const REDIS_PORT: &str = "TerrakubeRedisPort";
 pub const REDIS_USERNAME: &str = "TerrakubeRedisUsername";
 /// Password of Redis. Never reaches a tool or a script.
 pub const REDIS_PASSWORD: &str = "TerrakubeRedisPassword";
-/// `true` speaks TLS to Redis.
+/// `true` uses TLS for Redis.
 pub const REDIS_SSL: &str = "TerrakubeRedisSSL";
 /// Java's trust store for Redis. A PEM file is taken, a keystore refused with what to do instead.
 pub const REDIS_TRUSTSTORE_PATH: &str = "TerrakubeRedisTruststorePath";
@@ -88,7 +88,7 @@ pub const REDIS_TIMEOUT: &str = "TerrakubeRedisTimeout";
 pub const REDIS_CLUSTER_NODES: &str = "TerrakubeRedisClusterNodes";
 /// How often a command may be sent on from one node of a cluster to another.
 pub const REDIS_CLUSTER_MAX_REDIRECTS: &str = "TerrakubeRedisClusterMaxRedirects";
-/// Name under which sentinels watch Redis.
+/// Name of the Redis server in the settings of the sentinels.
 pub const REDIS_SENTINEL_MASTER: &str = "TerrakubeRedisSentinelMaster";
 /// Comma list of `host:port`: sentinels. Wins over one host.
 pub const REDIS_SENTINEL_NODES: &str = "TerrakubeRedisSentinelNodes";
@@ -96,7 +96,7 @@ pub const REDIS_SENTINEL_NODES: &str = "TerrakubeRedisSentinelNodes";
 pub const REDIS_SENTINEL_USERNAME: &str = "TerrakubeRedisSentinelUsername";
 /// See [`REDIS_SENTINEL_USERNAME`].
 pub const REDIS_SENTINEL_PASSWORD: &str = "TerrakubeRedisSentinelPassword";
-/// PEM file of the authorities Redis' certificate may come from; without it, the system's.
+/// PEM file with the certificate authorities for Redis; without it, the system's.
 pub const REDIS_CA_FILE: &str = "MAYFLY_REDIS_CA_FILE";
 
 /// Root of the local file store, the local platform's records and the tool cache.
@@ -108,7 +108,7 @@ pub const WORK_DIR: &str = "MAYFLY_WORK_DIR";
 /// Folder for the work trees of workspaces, each at a path that is the same in all steps. Executors that share it take turns
 /// in a workspace.
 pub const CHECKOUT_DIR: &str = "MAYFLY_CHECKOUT_DIR";
-/// Handed on to everything a run starts: by it, whoever started the executor finds processes that outlive it.
+/// Passed on to everything a run starts. By it, the launcher finds processes that outlive the executor.
 pub const RUN_MARK: &str = "MAYFLY_RUN_MARK";
 /// Folder of installed tools, shared by many executors.
 pub const TOOL_CACHE_DIR: &str = "MAYFLY_TOOL_CACHE_DIR";
@@ -134,7 +134,7 @@ pub const OUTCOME_EXIT_CODE: &str = "MAYFLY_OUTCOME_EXIT_CODE";
 pub const GRACE_PERIOD_SECONDS: &str = "MAYFLY_GRACE_PERIOD_SECONDS";
 /// Minutes a run may take, counted from the executor's start.
 pub const MAX_DURATION_MINUTES: &str = "ExecutorJobMaxDurationMinutes";
-/// The same in seconds; wins, and 0 means no limit. The launcher sets it ahead of the Job's own deadline.
+/// The same limit in seconds; overrides the minutes; 0 means no limit. The launcher sets it ahead of the Job's own deadline.
 pub const DEADLINE_SECONDS: &str = "MAYFLY_DEADLINE_SECONDS";
 /// Seconds a run may be silent before it is stopped; 0 means no limit.
 pub const SILENCE_SECONDS: &str = "MAYFLY_SILENCE_SECONDS";
@@ -144,7 +144,7 @@ pub const MEMORY_STOP_PERCENT: &str = "MAYFLY_MEMORY_STOP_PERCENT";
 pub const TERMINATION_LOG: &str = "MAYFLY_TERMINATION_LOG";
 /// `true` runs what comes with policies without evaluating them. Contract 13.1.
 pub const IGNORE_POLICIES: &str = "MAYFLY_IGNORE_POLICIES";
-/// Key by which a final report is told from a forgery, base64 of 32 bytes or more; without it, the one that follows from
+/// Key that proves a final report genuine, base64 of 32 bytes or more; without it, the one that follows from
 /// [`INTERNAL_SECRET`]. Never reaches a tool or a script.
 pub const REPORT_KEY: &str = "MAYFLY_REPORT_KEY";
 /// `true` lets an apply use a plan that no plan step of Mayfly has left a record of.
@@ -186,7 +186,7 @@ pub const ROUTE_STRICT: &str = "MAYFLY_ROUTE_STRICT";
 pub const PERSISTENT_EXECUTOR_URL: &str = "MAYFLY_PERSISTENT_EXECUTOR_URL";
 /// Seconds the launcher takes at most to stop.
 pub const SHUTDOWN_SECONDS: &str = "MAYFLY_SHUTDOWN_SECONDS";
-/// Seconds a launcher that is told to stop goes on accepting dispatches, out of service already.
+/// Seconds in which a stopping launcher still accepts dispatches, although it is no longer ready.
 pub const DRAIN_SECONDS: &str = "MAYFLY_DRAIN_SECONDS";
 /// What a stopping launcher does with executors on its machine: `interrupt` or `leave`.
 pub const RUNS_ON_STOP: &str = "MAYFLY_RUNS_ON_STOP";
@@ -308,7 +308,7 @@ pub const IMAGE_PULL_SECRETS: &str = "MAYFLY_IMAGE_PULL_SECRETS";
 pub const IMAGE_PULL_POLICY: &str = "MAYFLY_IMAGE_PULL_POLICY";
 /// Priority class of pods.
 pub const PRIORITY_CLASS: &str = "MAYFLY_PRIORITY_CLASS";
-/// YAML or JSON file: a pod template laid over the one that is built.
+/// YAML or JSON file: a pod template that is merged over the built one.
 pub const POD_TEMPLATE_FILE: &str = "MAYFLY_POD_TEMPLATE_FILE";
 /// YAML or JSON file: what workspaces may override.
 pub const POLICY_FILE: &str = "MAYFLY_POLICY_FILE";

@@ -11,7 +11,7 @@ use std::fmt;
 pub enum Exit {
     /// 0: the step did what it was asked to do.
     Done,
-    /// 1: the tool or a script said no.
+    /// 1: the tool or a script failed.
     StepFailed,
     /// 2: a defect of Mayfly.
     Defect,

@@ -43,7 +43,7 @@ impl Area {
 /// Name of one stored object within its [`Area`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ObjectKey {
-    /// Area it lies in.
+    /// Its area.
     pub area: Area,
     /// Path within the area, `/`-separated.
     pub path: String,

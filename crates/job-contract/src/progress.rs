@@ -1,5 +1,5 @@
-//! Progress of a step, as the executor announces it on stderr among its diagnostics and as whoever started
-//! the executor reads it back. In a pod these lines are ordinary structured logs.
+//! Progress of a step, as the executor announces it on stderr among its diagnostics and as the
+//! launcher reads it back. In a pod these lines are ordinary structured logs.
 
 use std::fmt;
 

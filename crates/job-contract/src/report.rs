@@ -1,4 +1,4 @@
-//! The executor's final report: what it leaves behind for whoever started it, also as the container's
+//! The executor's final report: what it leaves for the launcher, also as the container's
 //! termination message, so that `kubectl describe` is enough.
 
 mod key;
@@ -48,7 +48,7 @@ pub struct FinalReport {
     /// How far an apply or a destroy came that did not end well.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<ApplyProgress>,
-    /// What became of the state of an apply or a destroy.
+    /// Where the state of an apply or a destroy is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<StateStanding>,
     /// The lock on the state that stood in the way, or that was left behind.
@@ -59,10 +59,10 @@ pub struct FinalReport {
     /// Lines of the run's log that never reached every sink; 0 unless something was lost.
     #[serde(skip_serializing_if = "is_zero")]
     pub lost_log_lines: u64,
-    /// The platform was not told: whoever reads this has to, unless the step is tried again.
+    /// The executor did not report to the platform: the launcher has to, unless the step is tried again.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub unreported: bool,
-    /// What the platform has to be told of a step that was done and of which it was not told.
+    /// What the launcher has to report of a step that was done and not reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub untold: Option<Untold>,
     /// The process that wrote the report.
@@ -70,8 +70,8 @@ pub struct FinalReport {
     pub author: Option<Author>,
 }
 
-/// The process that wrote a report. Whoever reads the report compares it with what else is known of the process, so that a
-/// report is never taken for that of another run.
+/// The process that wrote a report. The launcher compares it with what else it knows of the
+/// process, so that it never takes a report for that of another run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Author {
@@ -171,7 +171,7 @@ impl ApplyProgress {
     pub const MAX_ADDRESSES: usize = 10;
 }
 
-/// What became of the state.
+/// Where the state is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StateStanding {
@@ -209,11 +209,11 @@ impl StateLock {
     }
 }
 
-/// Whose a lock is and what became of it.
+/// Whose a lock is, and whether it was released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LockStanding {
-    /// Somebody else's: the step did not run, or its state could not be pushed, because of it.
+    /// Of another run or person: the step did not run, or its state could not be pushed, because of it.
     InTheWay,
     /// This step's own, whose tool died with it; the executor released it.
     Released,

@@ -1,6 +1,6 @@
 //! Signs of life in Redis, by which the platform knows that a job has not been lost (contract 2.6): from a thread of
 //! their own with a runtime of its own, which no run and no other task can starve (W-44). Redis may be away for as
-//! long as it likes; nobody waits for a heartbeat.
+//! long as it likes; no task waits for a heartbeat.
 //!
 //! The launcher keeps a job alive until the job's executor does, and not beside it: who beats for a dead executor hides
 //! its death. The platform only looks whether the key is there, so that the launcher writes a value of its own into it,
@@ -42,7 +42,7 @@ const LAUNCHER: &str = "launcher";
 /// Who has written the last sign of life of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign {
-    /// Nobody, for [`EXPIRY`] at least.
+    /// No process, for [`EXPIRY`] at least.
     Nobody,
     /// A launcher, which says nothing of the executor.
     Launcher,
@@ -75,7 +75,7 @@ impl HeartbeatError {
     }
 }
 
-/// The key a job's sign of life stands in.
+/// The key of a job's heartbeat.
 pub fn key(job_id: &str) -> Vec<u8> {
     java::encode(&format!("executor-job-heartbeat:{job_id}"))
 }
@@ -106,7 +106,7 @@ impl Heartbeat {
         }
     }
 
-    /// Ends it and lets its key expire: somebody else may beat for the same job.
+    /// Ends it and lets its key expire: another process may beat for the same job.
     pub fn leave(mut self) {
         let _ = self.heartbeats.send_end(AtTheEnd::LetExpire);
     }
@@ -122,7 +122,7 @@ impl Drop for Heartbeat {
 
 /// A launcher's heartbeats for many jobs, from one thread.
 ///
-/// Dropping it ends them all; their keys expire by themselves, because somebody else may beat for the same jobs.
+/// Dropping it ends them all; their keys expire by themselves, because other processes may beat for the same jobs.
 #[derive(Debug)]
 pub struct Heartbeats {
     orders: UnboundedSender<Order>,
@@ -130,7 +130,7 @@ pub struct Heartbeats {
 }
 
 /// One reason to beat for a job. Dropping the last one of a job ends its heartbeat; the key expires by itself, because
-/// whoever runs the job may beat for it too.
+/// the executor of the job may beat for it too.
 #[derive(Debug)]
 pub struct Beat {
     job_id: String,
@@ -172,7 +172,7 @@ struct Held {
 /// How one beat is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Manner {
-    /// Whoever has written the key before.
+    /// Any earlier writer of the key.
     Overwrite,
     /// Not over what the executor has written.
     Yield,
@@ -208,7 +208,7 @@ enum AtTheEnd {
 }
 
 impl Heartbeats {
-    /// Starts the thread; nobody's heart beats yet.
+    /// Starts the thread. It sends no heartbeat yet.
     pub fn start(redis: &Redis) -> Result<Self, HeartbeatError> {
         Self::writing(redis, LAUNCHER)
     }
@@ -234,7 +234,7 @@ impl Heartbeats {
         })
     }
 
-    /// Beats for a job that has no executor at work, from now on and as long as what is returned lives.
+    /// Beats for a job that has no running executor, from now on and as long as what is returned lives.
     pub fn beat(&self, job_id: &str) -> Beat {
         self.hold(job_id, Reason::NoExecutor)
     }

@@ -37,7 +37,7 @@ pub enum LivePhase {
 #[derive(Clone, Debug, PartialEq)]
 pub struct LiveState {
     pub phase: LivePhase,
-    /// Changes as they stand in the job context.
+    /// Changes as in the job context.
     pub changes: Vec<Value>,
     /// Diagnostics that belong to no change.
     pub diagnostics: Vec<Value>,
@@ -78,10 +78,10 @@ impl LiveStream {
         let abort = publisher.abort_handle();
         match timeout_at(Instant::now() + limit, publisher).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => warn!(%error, "the live picture of the run ended by a defect"),
+            Ok(Err(error)) => warn!(%error, "the live view of the run ended because of a defect"),
             Err(_) => {
                 abort.abort();
-                debug!("the last live picture of the run was not published in time");
+                debug!("the last live view of the run was not published in time");
             }
         }
     }
@@ -112,7 +112,7 @@ impl Stream {
                 Ok(()) => failing = false,
                 Err(error) => {
                     if !failing {
-                        warn!(%error, "the live picture of the run does not reach Redis");
+                        warn!(%error, "the live view of the run does not reach Redis");
                     }
                     failing = true;
                 }

@@ -54,7 +54,7 @@ pub struct StepRecord {
     #[serde(rename = "type")]
     pub step_type: String,
     pub status: StepStatus,
-    /// Where the step's log lies at rest.
+    /// Where the step's log is stored.
     #[serde(default)]
     pub output: Option<String>,
 }
@@ -113,7 +113,7 @@ pub struct LocalPlatform {
 }
 
 impl LocalPlatform {
-    /// The platform whose records lie in `data_dir`. Nothing is touched yet.
+    /// The platform whose records are in `data_dir`. Nothing is touched yet.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
         Self {
             data_dir: data_dir.into(),
@@ -172,7 +172,7 @@ impl LocalPlatform {
         })
     }
 
-    /// Who holds the claim on a step, if anybody does.
+    /// The holder of the claim on a step, if there is one.
     pub fn claimed_by(&self, step: &StepRef) -> Result<Option<Holder>, PlatformError> {
         read_json(&self.claim_path(step))
     }

@@ -55,7 +55,7 @@ impl Platform {
         }
     }
 
-    /// Returns once somebody cancelled the job, or failed it, which is as good.
+    /// Returns once the job was cancelled or failed, which has the same effect.
     pub async fn cancelled(&self, step: &StepRef) -> JobStatus {
         match self {
             Self::Local(local) => loop {

@@ -303,8 +303,8 @@ impl Redis {
             .await
     }
 
-    /// Sets a key that is not there, for all callers at once: one of them takes it. Whoever asks again with the
-    /// value it took the key with has it still.
+    /// Sets a key that is not there, for all callers at once: one of them takes it. A caller that asks again
+    /// with the value it took the key with still has the key.
     pub async fn take(
         &self,
         key: &[u8],
@@ -429,7 +429,7 @@ impl Redis {
         result
     }
 
-    /// Sends the request to whoever serves the key, as far as nodes of a cluster point to each other.
+    /// Sends the request to the node that serves the key, and follows redirections of the cluster.
     async fn attempt(
         &self,
         action: &'static str,
@@ -492,7 +492,7 @@ impl Request<'_> {
                 Ok(values.into_iter().next().unwrap_or(Value::Nil))
             }
             Self::One(command) => command.query_async(connection).await,
-            // While its slot moves, a key takes no transactions; whoever sends one tries again later.
+            // While its slot moves, a key takes no transactions. Callers retry.
             Self::All(pipeline) => pipeline.query_async(connection).await,
         }
     }

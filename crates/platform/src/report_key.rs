@@ -6,8 +6,8 @@ use job_contract::report::ReportKey;
 use runtime::setting::{SettingProblem, present};
 
 /// The key that the environment has: the one that is given for reports alone, or else the one that follows from the
-/// platform's secret. `None` where there is neither. A secret of the platform that cannot be used is told by whoever
-/// speaks to the platform.
+/// platform's secret. `None` where there is neither. The client of the platform reports a
+/// secret that cannot be used.
 pub fn from_lookup(
     lookup: impl Fn(&str) -> Option<String>,
 ) -> Result<Option<ReportKey>, SettingProblem> {

@@ -38,7 +38,7 @@ pub enum StartPermission {
     Granted(StepView),
     /// Its job is over, with that status.
     Over(JobStatus),
-    /// The step has an outcome, though its job goes on: a dispatch that came late.
+    /// The step has an outcome, though its job continues: a dispatch that came late.
     Settled(StepStatus),
     /// The platform never recorded the dispatch, and will probably repeat it: this one is not to touch the job.
     NotDispatched(JobStatus),
@@ -66,8 +66,8 @@ pub struct StepView {
     pub terraform_plan: Option<String>,
     /// Whether a plan step of this job has completed, so that an apply must use its plan.
     pub planned: bool,
-    /// The step has an outcome and its job still runs, with no other step at work and no word of this one: whoever
-    /// reported was interrupted between the two.
+    /// The step has an outcome and its job still runs, with no other running step and without the outcome of this
+    /// one: the report was interrupted between the two.
     pub half_reported: bool,
 }
 
@@ -78,7 +78,7 @@ impl StepView {
         (self.step_has_ended() && self.status != JobStatus::Rejected).then_some(outcome)
     }
 
-    /// Whether the step has an outcome, whoever reported it.
+    /// Whether the step has an outcome, from any reporter.
     pub const fn step_has_ended(&self) -> bool {
         !matches!(
             self.step,
@@ -100,7 +100,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Somebody of whom nothing else is known.
+    /// A holder of which nothing else is known.
     pub fn unknown() -> Self {
         Self {
             pod: "unknown".to_owned(),
@@ -121,7 +121,7 @@ impl fmt::Display for Holder {
 pub enum Claim {
     /// The step is ours.
     Granted,
-    /// Somebody holds it, or held it.
+    /// An executor holds it, or held it.
     Held(Holder),
 }
 
@@ -141,7 +141,7 @@ pub enum PlanReference {
 pub struct Outcome {
     /// Statuses of step and job.
     pub settlement: Settlement,
-    /// Where the step's output lies.
+    /// Where the step's output is.
     pub output: Option<String>,
     /// Why it ended so, in a sentence for a platform that has no output to show.
     pub note: Option<String>,
@@ -155,7 +155,7 @@ pub struct Outcome {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct History {
-    /// Where the state's JSON lies.
+    /// Where the state's JSON is.
     pub output: String,
     /// Job that published it.
     pub job_reference: String,

@@ -35,7 +35,7 @@ pub use token::TokenSource;
 
 /// How long ordinary calls are tried: long enough for the API to be restarted.
 const ORDINARY: Duration = Duration::from_mins(1);
-/// How long it is looked for a record before it is told again.
+/// How long a record is looked for before it is reported again.
 const LOOK: Duration = Duration::from_secs(30);
 
 /// Terrakube's API. Clones share the connection.

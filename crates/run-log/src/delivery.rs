@@ -62,7 +62,7 @@ struct Delivery<'a> {
 }
 
 impl Delivery<'_> {
-    /// Returns whether to go on.
+    /// Returns whether to continue.
     fn hand_over(&mut self, mut text: &[u8], counted: Counted) -> bool {
         while !text.is_empty() {
             if self.feed.is_over() {
@@ -90,7 +90,7 @@ impl Delivery<'_> {
                 }
                 Err(SinkError::Gone(error)) => {
                     warn!(sink = %self.name, line = self.next_line, %error,
-                        "nobody reads this sink of the run's log any more");
+                        "this sink of the run's log has no reader any more");
                     self.feed.note_error(&error);
                     self.feed.close();
                     return false;

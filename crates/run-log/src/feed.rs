@@ -1,5 +1,5 @@
 //! What one sink has still to deliver: ranges of the spool while that works, text in memory while it does not.
-//! Remembers what became of it. Knows neither files nor sinks.
+//! Keeps its result. Knows neither files nor sinks.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -37,7 +37,7 @@ struct State {
     too_slow: bool,
     /// Nothing will be added.
     ended: bool,
-    /// The sink has nobody to deliver to.
+    /// The sink has no receiver.
     closed: bool,
     deadline: Option<Instant>,
     /// Ends the wait for a sink that has failed from the beginning.

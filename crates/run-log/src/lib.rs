@@ -4,7 +4,7 @@
 //!
 //! Writers assemble and redact whole chunks where they are called, and hand them to one thread that appends to the
 //! spool. Each sink has a thread of its own that reads the spool from its own position, so that memory stays small
-//! however far a sink is behind, and a sink that is away delays nobody. Writers wait for the disk, never for a
+//! however far a sink is behind, and a sink that is away delays no writer. Writers wait for the disk, never for a
 //! sink. Threads rather than tasks: all of them block (on disks, pipes, terminals), some for as long as they
 //! please, and a blocked thread of the runtime's pool would keep the runtime from shutting down.
 //!
@@ -115,7 +115,7 @@ impl LogError {
     }
 }
 
-/// What became of a log.
+/// The result of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogSummary {
     /// Lines written.
@@ -133,7 +133,7 @@ impl LogSummary {
     }
 }
 
-/// What became of the log on disk.
+/// The result of the log on disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpoolSummary {
     /// The file.
@@ -148,7 +148,7 @@ pub struct SpoolSummary {
     pub last_error: Option<String>,
 }
 
-/// What became of a log at one sink.
+/// The result of a log at one sink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SinkSummary {
     /// `stdout`, a path, or where the platform keeps it.
@@ -355,7 +355,7 @@ impl RunLog {
     }
 }
 
-/// Counts what is written to a log, for whoever waits for a sign of life.
+/// Counts what is written to a log, so that silence is noticed.
 #[derive(Clone, Debug)]
 pub struct Pulse {
     shared: Arc<Shared>,
@@ -403,7 +403,7 @@ impl RunningSink {
     }
 }
 
-/// The receiver is told when the thread is done, also by a panic.
+/// The receiver gets a message when the thread ends, also after a panic.
 fn start_thread(
     name: &str,
     work: impl FnOnce() + Send + 'static,

@@ -14,7 +14,7 @@ use super::encodings::{OPAQUE, READABLE, echoed};
 use super::index::{Index, MIN_FORM_BYTES, Texts};
 use super::wrapped::Wrapped;
 
-/// What stands in the place of a secret.
+/// The text in place of a secret.
 pub const MASK: &str = "***";
 
 /// Shorter lines of a value of several lines are left alone: `key:` and `EOF` are lines too.

@@ -23,7 +23,7 @@ pub enum SinkError {
     Busy,
     /// Worth trying again, after a pause.
     Unavailable(io::Error),
-    /// There is nobody left to deliver to.
+    /// The receiver is gone.
     Gone(io::Error),
 }
 

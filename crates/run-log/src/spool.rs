@@ -22,7 +22,7 @@ const FILE_NAME: &str = "run.log";
 const NOTICE_BYTES: u64 = 4096;
 /// How much more is held at a time, so that small writes ask the disk for nothing.
 const HOLD_BYTES: usize = 64 * 1024;
-/// Empty lines: harmless to whoever reads the file before it is cut off, and no hole to any file system.
+/// Empty lines: harmless to readers of the file before it is truncated, and not a hole for a file system.
 static BLANK: [u8; HOLD_BYTES] = [b'\n'; HOLD_BYTES];
 /// Small chunks that wait together are written together.
 const WRITE_BYTES: usize = 64 * 1024;
@@ -87,7 +87,7 @@ impl Spool {
         let mut spool = Self::over(path, file, max_bytes);
         // Room is a comfort: a disk that is full already shall not keep the log from the sinks.
         if let Err(error) = spool.hold(0) {
-            warn!(%error, "could not hold room on the disk of the run's log");
+            warn!(%error, "could not reserve disk space for the run's log");
         }
         Ok(spool)
     }
@@ -317,7 +317,7 @@ impl Spool {
         if let Some(gap) = self.gap.take()
             && !self.write_notice(&gap)
         {
-            warn!(path = %self.path.display(), "could not say in the run's log on disk what it lacks");
+            warn!(path = %self.path.display(), "could not note the missing lines in the run's log on disk");
         }
         for feed in &self.feeds {
             feed.end();
@@ -333,7 +333,7 @@ impl Spool {
 impl Drop for Spool {
     fn drop(&mut self) {
         if let Err(error) = self.file.set_len(self.length) {
-            warn!(path = %self.path.display(), %error, "could not cut the room that was held off the run's log");
+            warn!(path = %self.path.display(), %error, "could not remove the reserved space from the run's log");
         }
     }
 }

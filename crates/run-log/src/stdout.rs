@@ -1,4 +1,4 @@
-//! Standard output as a sink of the run's log: whoever reads it may be slow or gone, and neither may hold up the
+//! Standard output as a sink of the run's log: its reader may be slow or gone, and neither may hold up the
 //! run.
 
 use std::fs::File;

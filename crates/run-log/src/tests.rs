@@ -420,7 +420,7 @@ async fn with_a_full_disk_a_reader_too_slow_learns_how_much_it_missed() {
     let folder = TempDir::new().unwrap();
     let (reader, pipe) = pipe_sink();
     let log = start(&folder, 1, vec![pipe]);
-    // Waits for the reader for a second, once, then goes on without it.
+    // Waits once, for a second, for the reader, then continues without it.
     write(&log, &numbered_lines(MANY_LINES)).await;
     let piped = drain(reader);
     let summary = log.finish(LONG).await;

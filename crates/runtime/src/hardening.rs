@@ -5,7 +5,7 @@ use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
 use tracing::warn;
 
-/// What could not be done about it. Kept until somebody can be told: nothing comes before hardening, diagnostics included.
+/// What hardening could not do. Kept until it can be logged: hardening comes before everything, also before diagnostics.
 #[derive(Debug)]
 #[must_use]
 pub struct Hardened {

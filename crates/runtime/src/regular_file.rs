@@ -1,5 +1,5 @@
 //! Opens and reads files that the user's code can replace at any time, by a FIFO, a link to a device, or terabytes of
-//! holes. Neither opening nor reading waits for anybody, and nothing but a regular file is read.
+//! holes. Neither opening nor reading blocks, and only regular files are read.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};

@@ -53,7 +53,10 @@ pub struct Setting<T>(Result<Option<T>, SettingProblem>);
 impl<T: SettingValue> Setting<T> {
     fn parse(name: String, variable: &OsStr, text: &OsStr) -> Self {
         let Some(text) = text.to_str() else {
-            return Self(Err(SettingProblem::new(name, "is not UTF-8")));
+            return Self(Err(SettingProblem::new(
+                name,
+                "is not UTF-8 text, as every setting must be",
+            )));
         };
         let text = text.trim();
         let placeholder = text
@@ -88,7 +91,7 @@ pub trait ReadSetting<T> {
     /// The value of a setting that must be set. `variable` names it if it is not.
     fn require(&self, variable: &'static str, problems: &mut Vec<SettingProblem>) -> Option<T>;
 
-    /// The value, where somebody else reports what is wrong.
+    /// The value, where another place reports the problem.
     fn get(&self) -> Option<&T>;
 
     /// Whether there is something in it, right or wrong.
@@ -298,7 +301,10 @@ mod tests {
         assert_eq!(parsed.settings.port.read(&mut problems), None);
         assert_eq!(parsed.settings.name.read(&mut problems), None);
         assert_eq!(problems[0].variable, "--port");
-        assert_eq!(problems[1].to_string(), "`--name` is not UTF-8");
+        assert_eq!(
+            problems[1].to_string(),
+            "`--name` is not UTF-8 text, as every setting must be"
+        );
     }
 
     #[test]

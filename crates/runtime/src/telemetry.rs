@@ -69,7 +69,7 @@ pub fn name_panics(program: &'static str) {
                 "a defect of {program}: please report it with this place"
             );
         } else {
-            // With stderr gone there is nobody left to tell.
+            // Without stderr there is no place to report this.
             let _ = writeln!(
                 io::stderr(),
                 "error: a defect of {program} at {place}: please report it with this place"

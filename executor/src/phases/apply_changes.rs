@@ -121,7 +121,7 @@ async fn show_results(
     result.changes = structured.counts();
 }
 
-/// Saves the state, and adds to the result what became of it. If the lock of another run kept the tool from doing anything,
+/// Saves the state, and adds the result. If the lock of another run kept the tool from doing anything,
 /// there is nothing to save: the state is that run's.
 async fn save(
     context: &OperationContext<'_, '_>,

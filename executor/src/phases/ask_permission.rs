@@ -55,7 +55,7 @@ fn not_dispatched(run: &RunContext<'_>, status: &JobStatus) -> StepResult {
     StepResult::not_run(exit, text)
 }
 
-/// A job that ended meanwhile is not run, and neither is a step that has an outcome in a job that goes on.
+/// A job that ended meanwhile is not run, and neither is a step that has an outcome in a job that continues.
 pub(crate) async fn job_is_over(run: &RunContext<'_>, status: &JobStatus) -> StepResult {
     if status.is_over() || *status == JobStatus::Rejected {
         let text = format!("the job is already {status}: nothing is run");

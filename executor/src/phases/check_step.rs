@@ -55,6 +55,6 @@ fn policies_not_evaluated(what: &str) -> StepError {
         env::IGNORE_POLICIES
     );
     let problem = format!("{what}, and this executor does not evaluate policies: nothing was run");
-    // The document is sound; what it refers to says no.
+    // The document is valid. The setting it refers to forbids the step.
     StepError::new(Exit::StepFailed, problem).with_hint(hint)
 }

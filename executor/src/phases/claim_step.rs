@@ -76,11 +76,11 @@ async fn report_running(run: &RunContext<'_>, workspace: &Workspace) -> Option<S
     match running.send().await {
         Ok(Start::Told) => {}
         Ok(Start::Over(status)) => return Some(job_is_over(run, &status).await),
-        // The step is claimed: giving up now would leave it to nobody.
+        // The step is claimed: if this process gave up now, no other could run it.
         Err(error) => {
             warn!(
                 error = chain(&error),
-                "the step could not be reported as running, trying again beside it"
+                "the step could not be reported as running, trying again in parallel"
             );
             run.repeated_report.get_or_init(|| running.repeat());
         }

@@ -1,6 +1,6 @@
 //! The last phase of every run: delivers and stores the log, reports the outcome, and removes the workspace.
 //!
-//! Knows how a step ended, not how it came to that.
+//! Knows how a step ended, and not why.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -83,15 +83,11 @@ pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) ->
     }
     // The outcome of a claimed step is its holder's to report. That of a job that is over is known.
     let is_reported = delivered.is_ok() && (result.must_report || result.exit == Exit::Done);
+    let lost = summary.sinks.iter().map(|sink| sink.lost).max();
     FinishedRun {
         report: FinalReport {
             phases: timer.timings(),
-            lost_log_lines: summary
-                .sinks
-                .iter()
-                .map(|sink| sink.lost)
-                .max()
-                .unwrap_or_default(),
+            lost_log_lines: lost.unwrap_or_default(),
             ..final_report(&run.job, result, is_reported)
         },
         reported: is_reported,
@@ -141,7 +137,7 @@ struct Reporter<'r> {
     store: &'r Store,
     stop: &'r Stop,
     budget: Budget,
-    /// As the platform said at the beginning, if it came to that.
+    /// As the platform said at the beginning, if it was asked.
     template_steps: Option<usize>,
     reading_time: Duration,
 }
@@ -194,12 +190,13 @@ impl Reporter<'_> {
             Err(error) => {
                 error!(
                     error = chain(&error),
-                    "what the stored log began with is lost"
+                    "the beginning of the stored log is lost"
                 );
                 return Ok(self.store.put_file(&key, log).await?);
             }
         }
-        append(log, &whole).map_err(|source| StepError::work_folder(&whole, source))?;
+        append(log, &whole)
+            .map_err(|source| StepError::work_folder("could not add the log to", &whole, source))?;
         Ok(self.store.put_file(&key, &whole).await?)
     }
 

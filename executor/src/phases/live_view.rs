@@ -68,7 +68,7 @@ fn redacted(redactor: &Redactor, patch: Map<String, Value>) -> Map<String, Value
 }
 
 impl LiveView {
-    /// Begins to show the state of the events. Nobody looks at a platform of files before the end.
+    /// Begins to show the state of the events. A platform of files is not read before the end.
     pub(crate) fn start(run: &RunContext<'_>, events: EventState, phase: LivePhase) -> Self {
         let live = run.connections.live_picture(&run.job);
         let done = CancellationToken::new();
@@ -136,8 +136,8 @@ impl LiveView {
                 live.finish(LAST_UPDATE).await;
             }
             Ok(Ok(None)) => {}
-            Ok(Err(error)) => warn!(%error, "the picture of the run ended by a defect"),
-            Err(_) => debug!("the last picture of the run was not published in time"),
+            Ok(Err(error)) => warn!(%error, "the view of the run ended because of a defect"),
+            Err(_) => debug!("the last view of the run was not published in time"),
         }
     }
 }
@@ -203,7 +203,7 @@ impl Show {
                 self.failing = true;
                 warn!(
                     error = chain(&error),
-                    "the job context could not be updated, the next picture is tried again"
+                    "the job context could not be updated, the next view is tried again"
                 );
             }
         }

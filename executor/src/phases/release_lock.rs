@@ -124,7 +124,7 @@ pub(crate) async fn release_own_lock(
     }
 }
 
-/// Notes the lock of somebody else that the tool met, if it met one: nothing was changed then.
+/// Notes the lock of another run or person that stopped the tool, if there was one: nothing was changed then.
 pub(crate) fn note_lock_in_the_way(
     context: &OperationContext<'_, '_>,
     details: &mut OperationDetails,

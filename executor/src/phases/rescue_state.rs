@@ -23,7 +23,7 @@ use crate::context::RunContext;
 use crate::error::StepError;
 use crate::phases::release_lock;
 use crate::terraform::lock_error::EndedTool;
-use crate::terraform::raw_state::MAX_DOCUMENT_BYTES;
+use crate::terraform::raw_state::{MAX_DOCUMENT_BYTES, RawState};
 use crate::terraform::{ErroredState, Terraform};
 use crate::workspace::write_private_file;
 
@@ -37,7 +37,7 @@ const RESCUE_OF_KEPT: Duration = Duration::from_mins(2);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// What became of a state, for report and reader.
+/// Where a state is, for the report and for people.
 #[derive(Debug)]
 pub(crate) struct StateOutcome {
     pub(crate) standing: StateStanding,
@@ -115,11 +115,11 @@ impl Rescue<'_, '_> {
         };
         let outcome = self.push_until_stored(&mut progress).await;
         if outcome.standing != StateStanding::Rescued {
-            let text = format!(
-                "{}. Push it with `state push` before the next run.",
-                capitalised(&outcome.sentence)
-            );
-            self.run.log_failure(&text).await;
+            let texts = [Some(&outcome.sentence), outcome.hint.as_ref()];
+            for text in texts.into_iter().flatten() {
+                let text = format!("{}.", capitalised(text));
+                self.run.log_failure(&text).await;
+            }
         }
         (outcome, progress.lock)
     }
@@ -179,7 +179,8 @@ impl Rescue<'_, '_> {
             () = deadline.over() => {}
         }
         if let Some(Ok(kept)) = &progress.kept {
-            let text = format!("The state is kept in {kept}. Trying on to store it.");
+            let text =
+                format!("The state is kept in {kept}. The executor tries again to store it.");
             self.log(&text).await;
         } else if progress.is_first {
             self.log("The state could neither be stored nor kept: trying again.")
@@ -229,7 +230,7 @@ impl Rescue<'_, '_> {
             Some(Ok(kept)) => StateOutcome {
                 standing: StateStanding::Kept,
                 sentence: format!("the state could not be stored and is kept in {kept}"),
-                hint: Some(self.push_hint(&kept)),
+                hint: Some(self.restore_hint(&kept)),
             },
             Some(Err(error)) => self.save_on_disk(Some(StepError::from(error))),
             None => self.save_on_disk(None),
@@ -257,10 +258,10 @@ impl Rescue<'_, '_> {
         let (place, hint) = match save(&lasting).or_else(|_| save(&run.folders.work)) {
             Ok(path) => {
                 let path = path.display().to_string();
-                (format!(" and lies in {path}"), Some(self.push_hint(&path)))
+                (format!(" and is in {path}"), Some(self.restore_hint(&path)))
             }
             Err(error) => {
-                warn!(%error, "the state could not be laid aside");
+                warn!(%error, "no copy of the state could be kept");
                 (String::new(), None)
             }
         };
@@ -275,9 +276,27 @@ impl Rescue<'_, '_> {
         }
     }
 
-    fn push_hint(&self, from: &str) -> String {
+    /// How a person stores the state.
+    fn restore_hint(&self, from: &str) -> String {
         let tool = self.run.job.tool().binary();
+        if self.is_encrypted() {
+            // `state push` reads its file without a key.
+            return format!(
+                "`{tool} state push` does not read an encrypted state: before the next run, replace the state in the backend \
+                 with the file that is in {from}"
+            );
+        }
         format!("store the state that is in {from} with `{tool} state push` before the next run")
+    }
+
+    fn is_encrypted(&self) -> bool {
+        let state = match &self.errored {
+            ErroredState::File(file) => regular_file::read(file, MAX_DOCUMENT_BYTES as u64)
+                .ok()
+                .and_then(|state| RawState::parse(&state)),
+            ErroredState::Printed(state) => RawState::parse(state),
+        };
+        state.is_some_and(|state| state.is_encrypted())
     }
 
     async fn log(&self, text: &str) {

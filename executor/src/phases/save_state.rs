@@ -43,7 +43,7 @@ pub(crate) struct ApplyEnd {
     pub(crate) printed_state: Option<Bytes>,
 }
 
-/// What became of the state.
+/// Where the state is.
 #[derive(Debug)]
 pub(crate) struct SavedState {
     pub(crate) published: Option<PublishedState>,
@@ -73,7 +73,7 @@ enum PublishError {
     NotCopied(StepError),
 }
 
-/// Saves what state there is. The lock is released last: until then nobody else writes what is being read.
+/// Saves the state, if there is one. The lock is released last: until then no other run writes what is read here.
 pub(crate) async fn save_state(
     run: &RunContext<'_>,
     terraform: &Terraform<'_>,
@@ -113,7 +113,7 @@ pub(crate) async fn save_state(
     }
 }
 
-/// What became of a state the tool stored itself. `None` where there was nothing to store.
+/// Where a state is that the tool stored itself. `None` if there was nothing to store.
 fn judge_stored_state(
     end: &ApplyEnd,
     published: &Result<Option<PublishedState>, PublishError>,
@@ -133,8 +133,8 @@ fn judge_stored_state(
         }
         return of(
             StateStanding::Unknown,
-            format!("the state does not hold what was made last: {named}"),
-            Some("import what the state does not hold, or it is made a second time".into()),
+            format!("the state does not contain the last changes: {named}"),
+            Some("import these resources, or the next apply creates them a second time".into()),
         );
     }
     match published {
@@ -165,11 +165,11 @@ fn find_lost_changes(
     end: &ApplyEnd,
     published: &Result<Option<PublishedState>, PublishError>,
 ) -> Vec<String> {
-    // A tool that is killed may not have stored its last changes yet.
+    // A tool that is killed may not have stored its last changes yet, and one that fails may not have been able to.
     match published {
         Ok(Some(PublishedState {
             json: Some(json), ..
-        })) if end.tool_with_lock.is_some() && !end.success => {
+        })) if !end.success => {
             let in_state: HashSet<&str> = addresses(json);
             end.progress
                 .missing_from(|address| in_state.contains(address))
@@ -233,7 +233,8 @@ async fn publish(
 }
 
 /// The local backend's file is read as it is, which works even when the tool does not. Any other backend is asked
-/// through the tool, and so is the local one for a CLI workspace other than the default, whose state is elsewhere.
+/// through the tool. So is the local one if the state is encrypted, or is that of a CLI workspace other than the default,
+/// which is elsewhere.
 async fn raw_state(
     run: &RunContext<'_>,
     terraform: &Terraform<'_>,
@@ -248,6 +249,9 @@ async fn raw_state(
     let state = match backend {
         BackendSettings::Local { path } if is_default => {
             match regular_file::read(&path, MAX_DOCUMENT_BYTES as u64) {
+                Ok(state) if is_encrypted(&state) => {
+                    Some(terraform.state_pull(env).await?.unwrap_or(state))
+                }
                 Ok(state) => Some(state),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
                 Err(source) => {
@@ -260,10 +264,51 @@ async fn raw_state(
             let state = terraform.state_pull(env).await?;
             Some(state.ok_or_else(|| {
                 StepError::infrastructure(
-                    "the state could not be read back from where the tool keeps it",
+                    "the state could not be read back from the tool's backend",
                 )
             })?)
         }
     };
     Ok(state.filter(|state| !state.is_empty()).map(Bytes::from))
+}
+
+fn is_encrypted(state: &[u8]) -> bool {
+    RawState::parse(state).is_some_and(|state| state.is_encrypted())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// Its last words may have said so in a way that is not understood.
+    #[test]
+    fn a_state_that_lacks_what_was_made_is_not_called_stored() {
+        let mut progress = Progress::default();
+        progress.line("terraform_data.made: Creating...");
+        progress.line("terraform_data.made: Creation complete after 0s [id=1]");
+        let end = ApplyEnd {
+            success: false,
+            progress,
+            tool_with_lock: None,
+            errored_before: None,
+            printed_state: None,
+        };
+        let standing = |addresses: &[&str]| {
+            let resources: Vec<_> = addresses
+                .iter()
+                .map(|address| json!({"address": address}))
+                .collect();
+            let published = PublishedState {
+                raw: None,
+                json: Some(json!({"values": {"root_module": {"resources": resources}}})),
+                history: None,
+            };
+            let outcome = judge_stored_state(&end, &Ok(Some(published)));
+            outcome.map(|outcome| outcome.standing)
+        };
+        let stored = standing(&["terraform_data.made"]);
+        assert_eq!(stored, Some(StateStanding::Stored));
+        assert_eq!(standing(&[]), Some(StateStanding::Unknown));
+    }
 }

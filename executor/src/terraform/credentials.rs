@@ -1,6 +1,6 @@
 //! What `init` shows to the platform's registry of modules and providers (contract 8.7): a token in a file of its own
 //! beside the work tree. The file exists while `init` runs, so that neither the tool's providers nor scripts find it. A
-//! configuration file of whoever set up the run comes first and stays in force.
+//! configuration file of the operator comes first and stays in force.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -33,13 +33,13 @@ pub struct HostToken<'t> {
     pub hosts: &'t [String],
     pub token: &'t SecretString,
     pub tool: Tool,
-    /// Where the tool looks for the configuration of whoever set up the run.
+    /// Where the tool looks for the configuration of the operator.
     pub home: &'t Path,
-    /// A folder nobody else can look into.
+    /// A folder that no other user can read.
     pub private: &'t Path,
 }
 
-/// Writes the file and names it in the environment of `init`, unless somebody else's is named there.
+/// Writes the file and names it in the environment of `init`, unless another one is named there.
 pub fn offer(access: &HostToken<'_>, env: &mut ChildEnv) -> Result<Offer, StepError> {
     if env.get(CONFIG_FILE).is_some() {
         info!("`{CONFIG_FILE}` is set: the tool gets no token for the platform");
@@ -50,8 +50,9 @@ pub fn offer(access: &HostToken<'_>, env: &mut ChildEnv) -> Result<Offer, StepEr
     let path = access.private.join(FILE_NAME);
     // Also a part of the file is removed.
     let offer = Offer(Some(path.clone()));
-    write_private_file(&path, text.as_bytes())
-        .map_err(|source| StepError::work_folder(&path, source))?;
+    write_private_file(&path, text.as_bytes()).map_err(|source| {
+        StepError::work_folder("could not write the credentials file", &path, source)
+    })?;
     env.set(CONFIG_FILE, &path.to_string_lossy())?;
     Ok(offer)
 }
@@ -67,7 +68,9 @@ impl Offer {
         let Some(path) = self.0.take() else {
             return Ok(());
         };
-        fs::remove_file(&path).map_err(|source| StepError::work_folder(&path, source))
+        fs::remove_file(&path).map_err(|source| {
+            StepError::work_folder("could not remove the credentials file", &path, source)
+        })
     }
 }
 
@@ -145,7 +148,7 @@ mod tests {
         fs::write(&path, "token").unwrap();
         drop(Offer(Some(path.clone())));
         assert!(!path.exists());
-        // What cannot be removed is no reason to go on.
+        // If it cannot be removed, the step must not continue.
         fs::create_dir(&path).unwrap();
         assert!(Offer(Some(path)).withdraw().is_err());
     }

@@ -17,8 +17,10 @@ const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
 
 /// Message of the event with which the tool prints a state that no disk took.
 const STATE_PRINTED: &str = "Emergency state dump";
-/// How such a state begins where the tool speaks no JSON.
+/// How such a state begins where the tool speaks no JSON: Terraform's, in many lines.
 const STATE_BEGINS: &[u8] = b"{\n  \"version\": ";
+/// OpenTofu's, in one line, plain and encrypted.
+const STATE_LINE_BEGINS: [&[u8]; 2] = [b"{\"version\":", b"{\"serial\":"];
 
 /// Consumes the stream of one operation.
 #[derive(Debug)]
@@ -52,7 +54,7 @@ impl EventStream {
             self.line(&line, &mut text);
             self.log.write(&text).await;
         }
-        // Half a state is of no use to anybody, and does not belong into a log.
+        // Half a state has no use, and does not belong into a log.
         if !self.state.starts_with(STATE_BEGINS) {
             self.log.write(&self.state).await;
         }
@@ -62,6 +64,8 @@ impl EventStream {
     fn line(&mut self, line: &[u8], text: &mut Vec<u8>) {
         if line == b"{" || !self.state.is_empty() {
             self.state_line(line, text);
+        } else if is_state_line(line) {
+            self.events.state(Bytes::copy_from_slice(line));
         } else if let Ok(event @ Value::Object(_)) = serde_json::from_slice::<Value>(line) {
             if let Some(console) = console_text(&event) {
                 text.extend_from_slice(console.as_bytes());
@@ -96,6 +100,14 @@ impl EventStream {
     }
 }
 
+/// Whether a line is a whole state, as OpenTofu prints it.
+fn is_state_line(line: &[u8]) -> bool {
+    STATE_LINE_BEGINS
+        .iter()
+        .any(|begin| line.starts_with(begin))
+        && RawState::parse(line).is_some_and(|state| !state.lineage.is_empty())
+}
+
 /// The state in an event that holds one, to the letter: numbers in it may be larger than any we could read.
 fn printed_state(event: &Value, line: &[u8]) -> Option<Bytes> {
     const KEY: &[u8] = b"\"state\":";
@@ -112,7 +124,8 @@ fn printed_state(event: &Value, line: &[u8]) -> Option<Bytes> {
 /// How much of an event is held whole. Its message is among the first of its properties.
 fn limit(partial: &[u8]) -> usize {
     let beginning = String::from_utf8_lossy(&partial[..partial.len().min(256)]);
-    if beginning.contains(STATE_PRINTED) {
+    let is_state = |begin: &&[u8]| partial.starts_with(begin);
+    if beginning.contains(STATE_PRINTED) || STATE_LINE_BEGINS.iter().any(is_state) {
         MAX_DOCUMENT_BYTES
     } else {
         MAX_EVENT_BYTES
@@ -216,6 +229,23 @@ fn diagnostic_text(diagnostic: &Value, message: Option<&str>) -> String {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn only_a_state_is_taken_for_one() {
+        for state in [
+            r#"{"version":4,"serial":1,"lineage":"l","outputs":{},"resources":[]}"#,
+            r#"{"serial":1,"lineage":"l","meta":{},"encrypted_data":"x","encryption_version":"v0"}"#,
+        ] {
+            assert!(is_state_line(state.as_bytes()), "{state}");
+        }
+        for other in [
+            r#"{"@message":"m","type":"version"}"#,
+            r#"{"version":4,"serial":1}"#,
+            r#"{"version":4,"serial":1,"lineage":"l""#,
+        ] {
+            assert!(!is_state_line(other.as_bytes()), "{other}");
+        }
+    }
 
     #[test]
     fn an_event_is_its_message() {

@@ -344,7 +344,7 @@ mod tests {
             |it| it.operation = "OperationTypePlan",
             |it| it.started += Duration::from_secs(2),
             |it| it.held = None,
-            // Taken by another process after somebody had released ours.
+            // Another process took it after ours had been released.
             |it| it.held = Some(it.started),
         ];
         for doubt in doubts {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -17,6 +18,8 @@ pub struct RawState {
     pub lineage: String,
     #[serde(default)]
     pub outputs: BTreeMap<String, Output>,
+    #[serde(default)]
+    encrypted_data: Option<IgnoredAny>,
 }
 
 /// An output value, in the shape of `output -json`.
@@ -34,6 +37,11 @@ impl RawState {
     /// Reads a state file; `None` when it is empty or no state.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         serde_json::from_slice(bytes).ok()
+    }
+
+    /// Whether OpenTofu encrypted it: outputs and resources can only be read by the tool.
+    pub const fn is_encrypted(&self) -> bool {
+        self.encrypted_data.is_some()
     }
 
     /// What `output -json` prints.

@@ -110,7 +110,12 @@ impl Structured {
             if let Some(actions) = change["action"].as_str().and_then(actions) {
                 entry.insert("actions".into(), json!(actions));
             }
-            set(entry, "action", &change["action"]);
+            // The word for what is forgotten is not one that user interfaces know.
+            if change["action"] == "remove" {
+                entry.insert("action".into(), json!("unknown"));
+            } else {
+                set(entry, "action", &change["action"]);
+            }
             entry.insert("status".into(), json!("planned"));
         });
     }
@@ -126,75 +131,20 @@ impl Structured {
         let Some(address) = hook["resource"]["addr"].as_str() else {
             return;
         };
-        let status = match kind {
+        let update: fn(&mut Map<String, Value>, &str, &Value) = match kind {
             "refresh_start" | "refresh_complete" | "apply_start" | "apply_progress"
             | "apply_complete" | "apply_errored" | "provision_start" | "provision_progress"
-            | "provision_complete" | "provision_errored" => None,
-            "ephemeral_op_start" | "ephemeral_action_started" => {
-                Some(if ephemeral_phase(hook) == "close" {
-                    "ephemeral-closing"
-                } else {
-                    "ephemeral-opening"
-                })
-            }
-            "ephemeral_op_progress" => None,
-            "ephemeral_op_complete" | "ephemeral_action_complete" => {
-                Some(if ephemeral_phase(hook) == "renew" {
-                    "ephemeral-renewed"
-                } else {
-                    "applied"
-                })
-            }
-            "ephemeral_op_errored" => Some("ephemeral-errored"),
+            | "provision_complete" | "provision_errored" => operation_hook,
+            "ephemeral_op_start"
+            | "ephemeral_action_started"
+            | "ephemeral_op_progress"
+            | "ephemeral_op_complete"
+            | "ephemeral_action_complete"
+            | "ephemeral_op_errored" => ephemeral_hook,
             _ => return,
         };
         let entry = self.entry(address);
-        if let Some(status) = status {
-            if kind.ends_with("_start") || kind.ends_with("_started") {
-                entry.entry("action").or_insert_with(|| json!("ephemeral"));
-            }
-            entry.insert("status".into(), json!(status));
-        }
-        match kind {
-            "refresh_start" => {
-                entry.entry("action").or_insert_with(|| json!("no-op"));
-                let before = entry
-                    .get("status")
-                    .cloned()
-                    .unwrap_or_else(|| json!("pending"));
-                entry.insert("previousStatus".into(), before);
-                entry.insert("status".into(), json!("refreshing"));
-            }
-            "refresh_complete" => {
-                let before = entry
-                    .remove("previousStatus")
-                    .unwrap_or_else(|| json!("pending"));
-                entry.insert("status".into(), before);
-            }
-            "apply_start" => {
-                entry.insert("status".into(), json!("applying"));
-            }
-            "apply_complete" => {
-                entry.insert("status".into(), json!("applied"));
-            }
-            "apply_errored" => {
-                entry.insert("status".into(), json!("errored"));
-            }
-            "provision_start" => set(entry, "currentProvisioner", &hook["provisioner"]),
-            "provision_progress" => {
-                if let Some(lines) = entry
-                    .entry("provisionerOutput")
-                    .or_insert_with(|| json!([]))
-                    .as_array_mut()
-                {
-                    lines.push(hook["output"].clone());
-                }
-            }
-            "provision_complete" | "provision_errored" => {
-                entry.remove("currentProvisioner");
-            }
-            _ => {}
-        }
+        update(entry, kind, hook);
         set(entry, "elapsedSeconds", &hook["elapsed_seconds"]);
     }
 
@@ -256,11 +206,18 @@ impl Structured {
     }
 
     /// Completes an apply from the new state: values unknown to the plan are filled in unless plan or state calls them
-    /// sensitive, and after one that did `all` of it what was still pending and is there has been applied.
+    /// sensitive. After one that did `all` of it, what is there has been applied, and so has what was forgotten. The tool
+    /// reports neither of these, nor what was only moved or imported.
     pub fn complete_from_state(&mut self, state: &Value, all: bool) {
         let mut resources = HashMap::new();
         collect_resources(&state["values"]["root_module"], &mut resources);
         for change in &mut self.changes {
+            let is_open = ["pending", "planned"]
+                .iter()
+                .any(|status| change.get("status").is_some_and(|known| known == status));
+            if all && is_open && change.get("actions") == Some(&json!(["forget"])) {
+                change.insert("status".into(), json!("applied"));
+            }
             let Some(resource) = change
                 .get("address")
                 .and_then(Value::as_str)
@@ -268,7 +225,7 @@ impl Structured {
             else {
                 continue;
             };
-            if all && change.get("status").and_then(Value::as_str) == Some("pending") {
+            if all && is_open {
                 change.insert("status".into(), json!("applied"));
             }
             fill_unknown(change, resource);
@@ -287,6 +244,68 @@ impl Structured {
             });
         &mut self.changes[index]
     }
+}
+
+/// Updates a change by a hook of a refresh, an apply or a provisioner.
+fn operation_hook(entry: &mut Map<String, Value>, kind: &str, hook: &Value) {
+    match kind {
+        "refresh_start" => {
+            entry.entry("action").or_insert_with(|| json!("no-op"));
+            let before = entry
+                .get("status")
+                .cloned()
+                .unwrap_or_else(|| json!("pending"));
+            entry.insert("previousStatus".into(), before);
+            entry.insert("status".into(), json!("refreshing"));
+        }
+        "refresh_complete" => {
+            let before = entry
+                .remove("previousStatus")
+                .unwrap_or_else(|| json!("pending"));
+            entry.insert("status".into(), before);
+        }
+        "apply_start" => {
+            entry.insert("status".into(), json!("applying"));
+        }
+        "apply_complete" => {
+            entry.insert("status".into(), json!("applied"));
+        }
+        "apply_errored" => {
+            entry.insert("status".into(), json!("errored"));
+        }
+        "provision_start" => set(entry, "currentProvisioner", &hook["provisioner"]),
+        "provision_progress" => {
+            if let Some(lines) = entry
+                .entry("provisionerOutput")
+                .or_insert_with(|| json!([]))
+                .as_array_mut()
+            {
+                lines.push(hook["output"].clone());
+            }
+        }
+        "provision_complete" | "provision_errored" => {
+            entry.remove("currentProvisioner");
+        }
+        _ => {}
+    }
+}
+
+/// Updates a change by a hook of an ephemeral resource.
+fn ephemeral_hook(entry: &mut Map<String, Value>, kind: &str, hook: &Value) {
+    let (status, begins) = match (kind, ephemeral_phase(hook)) {
+        ("ephemeral_op_start" | "ephemeral_action_started", "close") => ("ephemeral-closing", true),
+        ("ephemeral_op_start" | "ephemeral_action_started", _) => ("ephemeral-opening", true),
+        ("ephemeral_op_complete" | "ephemeral_action_complete", "renew") => {
+            ("ephemeral-renewed", false)
+        }
+        ("ephemeral_op_complete" | "ephemeral_action_complete", _) => ("applied", false),
+        ("ephemeral_op_errored", _) => ("ephemeral-errored", false),
+        _ => return,
+    };
+    if begins {
+        entry.entry("action").or_insert_with(|| json!("ephemeral"));
+    }
+    entry.insert("status".into(), json!(status));
 }
 
 /// Sets a key unless the value is null: an absent property stays absent.
@@ -369,6 +388,7 @@ fn planned_entry(resource: &Value) -> Map<String, Value> {
 fn actions(word: &str) -> Option<Vec<&str>> {
     match word {
         "create" | "read" | "update" | "delete" => Some(vec![word]),
+        "remove" => Some(vec!["forget"]),
         _ => None,
     }
 }
@@ -500,6 +520,33 @@ fn all_false(marks: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The tool announces these again before an apply, and then says nothing more of them.
+    #[test]
+    fn what_is_moved_imported_or_forgotten_is_applied_with_the_rest() {
+        let announced = |address: &str, action: &str| json!({"type": "planned_change", "change": {"resource": {"addr": address}, "action": action}});
+        let events = [
+            announced("a.moved", "move"),
+            announced("a.imported", "import"),
+            announced("a.forgotten", "remove"),
+            announced("a.gone", "create"),
+        ];
+        let state = json!({"values": {"root_module": {"resources": [
+            {"address": "a.moved"}, {"address": "a.imported"},
+        ]}}});
+        for (all, expected) in [
+            (true, ["applied", "applied", "applied", "planned"]),
+            (false, ["planned"; 4]),
+        ] {
+            let mut structured = after(&events);
+            structured.complete_from_state(&state, all);
+            let changes = structured.changes();
+            let statuses: Vec<_> = (0..4).map(|at| changes[at]["status"].clone()).collect();
+            assert_eq!(statuses, expected, "{changes}");
+            assert_eq!(changes[2]["action"], "unknown", "{changes}");
+            assert_eq!(changes[2]["actions"], json!(["forget"]), "{changes}");
+        }
+    }
 
     fn after(events: &[Value]) -> Structured {
         let mut structured = Structured::default();

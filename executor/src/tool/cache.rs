@@ -130,8 +130,8 @@ impl Slot {
     }
 }
 
-/// Puts the binary of an archive that is at hand into the cache. Nobody vouches for the archive here: its checksum
-/// and signature are looked at by whoever fetched it, and hostile ones by the fuzz targets. Blocks.
+/// Puts the binary of an archive that is at hand into the cache. The archive is not verified here: the caller
+/// verifies checksum and signature of what it fetched. Hostile archives are fuzz inputs. Blocks.
 pub fn install_archive(
     cache: &Path,
     tool: Tool,

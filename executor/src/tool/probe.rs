@@ -5,7 +5,8 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fs,
+    io::{self, Write as _},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::Stdio,
@@ -137,7 +138,7 @@ fn write(path: &Path, known: &Memory) -> io::Result<()> {
     let mut file = tempfile::Builder::new()
         .prefix(".probe-")
         .tempfile_in(directory)?;
-    serde_json::to_writer(&mut file, known)?;
+    file.write_all(&serde_json::to_vec(known)?)?;
     file.persist(path)?;
     Ok(())
 }

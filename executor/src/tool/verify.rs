@@ -32,7 +32,7 @@ pub(crate) const HASHICORP_SHORT_ID: &str = "72D7468F";
 /// Why a signature was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum SignatureError {
-    #[error("it does not match what it is said to sign")]
+    #[error("it does not match the signed file")]
     Bad(#[source] pgp::errors::Error),
     #[error("it was made by {signer}, which is not trusted here")]
     UnknownSigner { signer: String },

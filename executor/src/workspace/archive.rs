@@ -1,8 +1,8 @@
-//! Unpacks a gzip-compressed tar archive that nobody vouches for. Knows nothing of where it came from.
+//! Unpacks a gzip-compressed tar archive from an untrusted source. Does not know the source.
 //!
 //! Nothing is ever written outside the target: names are taken apart into plain components, a folder on the way is
 //! used only if it is a real folder, files are always created anew, and links are kept only if they lead back
-//! into the target. The target must be an empty folder nobody else writes to meanwhile.
+//! into the target. The target must be an empty folder that no other process writes to meanwhile.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -183,7 +183,7 @@ pub fn unpack(
 }
 
 /// Reads on after the end of the tar archive, so that a cut or damaged gzip trailer is noticed. Padding is short;
-/// what goes on for longer is no business of ours.
+/// longer ones are not handled here.
 fn drain(rest: &mut impl Read) -> Result<(), ArchiveError> {
     let mut buffer = [0; 8192];
     loop {

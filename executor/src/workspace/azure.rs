@@ -20,7 +20,7 @@ const PUBLIC_AUTHORITY: &str = "https://login.microsoftonline.com";
 const METADATA_ENDPOINT: &str = "http://169.254.169.254";
 const METADATA_PATH: &str = "metadata/identity/oauth2/token";
 const ASSERTION_TYPE: &str = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer";
-/// Outside Azure nobody answers at the metadata address; inside, it is the next hop.
+/// Outside Azure the metadata address does not answer. Inside, it is the next hop.
 const METADATA_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The variables Azure's own libraries read, as the executor found them.
@@ -205,7 +205,7 @@ pub enum AzureError {
     /// A configured address is no URL.
     #[error("`{address}` is not the address of an Azure token service")]
     BadAddress { address: String },
-    /// The service said no.
+    /// The service refused.
     #[error("the {identity} was refused with status {status}: {detail}")]
     Refused {
         identity: Identity,
@@ -257,7 +257,7 @@ impl AzureError {
                         StatusCode::TOO_MANY_REQUESTS | StatusCode::GONE | StatusCode::NOT_FOUND
                     )
             }
-            // A refused connection is final: nobody listens at a metadata address outside Azure.
+            // A refused connection is final: outside Azure, nothing listens at the metadata address.
             Self::Unreachable { source, .. } => !source.is_connect() && !source.is_decode(),
             _ => false,
         }

@@ -76,7 +76,7 @@ impl VcsAccess<'_> {
         self.vcs_type == SSH || self.vcs_type.starts_with("SSH~")
     }
 
-    /// Maps the connection to a credential; the one kind that has to ask somebody is `AZURE_SP_MI`.
+    /// Maps the connection to a credential. Only `AZURE_SP_MI` needs a request.
     pub(super) async fn credential(
         &self,
         azure: &AzureEnvironment,

@@ -411,7 +411,7 @@ fn render_config(transport: &Transport, helper: Option<(&str, &Path)>) -> String
          [http]\n\tlowSpeedLimit = 1\n\tlowSpeedTime = {STALLED_AFTER_SECONDS}\n"
     );
     if *transport == Transport::File {
-        // The repository may belong to somebody else; it was named by address, and only its objects are read.
+        // The repository may belong to another user. It was named by address, and only its objects are read.
         config.push_str("[safe]\n\tdirectory = *\n");
     }
     if let Some((origin, file)) = helper {

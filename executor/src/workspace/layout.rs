@@ -376,7 +376,7 @@ mod tests {
         assert!(first.checkout().is_dir());
     }
 
-    /// The files of an executor that was killed have nobody's lock.
+    /// No process holds the lock of the files of a killed executor.
     #[test]
     fn what_a_killed_executor_left_goes_with_the_next_start() {
         let work = tempfile::tempdir().unwrap();

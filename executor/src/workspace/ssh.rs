@@ -1,4 +1,4 @@
-//! SSH as git is told to use it: key files and the value of `GIT_SSH_COMMAND` (contract 8.9). Runs nothing.
+//! How git uses SSH: key files and the value of `GIT_SSH_COMMAND` (contract 8.9). Runs nothing.
 
 use std::fmt::Write as _;
 use std::path::Path;

@@ -123,7 +123,7 @@ server-side apply refuses a container with one.
 {{- dict "items" $env | toJson -}}
 {{- end -}}
 
-{{/* Environment of the launcher of a namespace of runs, and of whoever asks in its place. Takes root and runsIn. */}}
+{{/* Environment of the launcher of a namespace of runs, and of the pods of `helm test`. Takes root and runsIn. */}}
 {{- define "mayfly.launcher.env" -}}
 {{- $root := .root -}}
 {{- $launcher := .root.Values.launcher -}}
@@ -217,7 +217,7 @@ server-side apply refuses a container with one.
 {{- if and .root.Values.persistence.state.enabled (eq .runsIn (include "mayfly.namespace" .root)) }}true{{ end -}}
 {{- end -}}
 
-{{/* Volumes and mounts of the launcher, and of whoever asks in its place. Take root and runsIn. */}}
+{{/* Volumes and mounts of the launcher, and of the pods of `helm test`. Take root and runsIn. */}}
 {{- define "mayfly.launcher.volumes" -}}
 - name: config
   configMap:

@@ -223,7 +223,7 @@ matchExpressions:
 {{- end -}}
 {{- end -}}
 
-{{/* Admission policies are stable from 1.30; before, whoever wants them has turned the beta on. */}}
+{{/* Admission policies are stable from 1.30; before, an operator must enable the beta. */}}
 {{- define "mayfly.admissionApiVersion" -}}
 {{- semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version | ternary "admissionregistration.k8s.io/v1" "admissionregistration.k8s.io/v1beta1" -}}
 {{- end -}}

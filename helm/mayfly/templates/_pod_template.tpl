@@ -52,7 +52,7 @@ below, `executor.podTemplate` above. Takes root, and canary when it is for the r
 {{- $shared := (fromJson (include "mayfly.env.shared" .root)).items -}}
 {{- $canary := list -}}
 {{- if .canary -}}
-{{- /* Nobody outside the pod hears of it. */ -}}
+{{- /* It is not visible outside the pod. */ -}}
 {{- range $name := list "AzBuilderApiUrl" "TerrakubeRedisHostname" "TerrakubeRedisClusterNodes" "TerrakubeRedisSentinelNodes" "TerrakubeToolsRepository" -}}
 {{- $canary = append $canary (dict "name" $name "value" "") -}}
 {{- end -}}

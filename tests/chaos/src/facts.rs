@@ -1,4 +1,4 @@
-//! Reads off the peers what the books are balanced from; nothing of it is asked of the programs under test.
+//! Reads the facts from the peers. No fact comes from the programs under test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -10,34 +10,33 @@ use serde_json::Value;
 use test_peers::terraform;
 use test_platform::{Records, Status};
 
-use crate::books::{Ending, Facts, Job, Line, Lock, Published, Run, State, Step};
+use crate::check::{Ending, Facts, Job, Line, Lock, Published, Run, State, Step};
 use crate::journey::Driven;
+use crate::peers::{LAUNCHER, LINES, Peers};
 use crate::schedule::Kind;
-use crate::world::{LAUNCHER, LINES, World};
 
-/// Writes what steps stored and containers wrote into a folder, for people who look for the reason.
-pub(crate) fn dump(world: &World, folder: &Path) -> Result<()> {
-    let records = world.platform.records();
+/// Writes step outputs and container logs into a folder, for analysis.
+pub(crate) fn dump(peers: &Peers, folder: &Path) -> Result<()> {
+    let records = peers.platform.records();
     for job in records.jobs.values() {
         for step in &job.steps {
-            if let Some(text) = output(world, &records, job.id, &step.id)? {
+            if let Some(text) = output(peers, &records, job.id, &step.id)? {
                 let name = format!("job-{}-{}.output", job.id, step.flow.kind);
                 fs::write(folder.join(name), text)?;
             }
         }
     }
-    for (number, log) in world.cluster.container_logs().into_iter().enumerate() {
+    for (number, log) in peers.cluster.container_logs().into_iter().enumerate() {
         fs::write(folder.join(format!("container-{number}.log")), log)?;
     }
-    fs::write(folder.join("platform"), world.platform.report())?;
+    fs::write(folder.join("platform"), peers.platform.report())?;
     Ok(())
 }
 
-/// What a person needs to explain a run that does not add up: what its steps stored, what its executors left as their
-/// final reports, and what the launchers logged about it.
-pub(crate) fn evidence(world: &World, driven: &Driven) -> Result<String> {
-    let records = world.platform.records();
-    let mut text = format!("{}, with {:?}\n", driven.run, driven.weather);
+/// The evidence of a run with a violation: step outputs, final reports of its executors, and log lines of the launchers.
+pub(crate) fn evidence(peers: &Peers, driven: &Driven) -> Result<String> {
+    let records = peers.platform.records();
+    let mut text = format!("{}, with {:?}\n", driven.run, driven.outages);
     let mut part = |title: &str, content: &str| {
         // Writing to a string does not fail.
         let _ = writeln!(text, "--- {title}\n{}", content.trim_end());
@@ -45,15 +44,15 @@ pub(crate) fn evidence(world: &World, driven: &Driven) -> Result<String> {
     for id in &driven.jobs {
         for step in &records.job(*id).steps {
             let title = format!("output of job {id}, {}: {}", step.flow.kind, step.status);
-            let stored = output(world, &records, *id, &step.id)?;
+            let stored = output(peers, &records, *id, &step.id)?;
             part(&title, stored.as_deref().unwrap_or("(none is stored)"));
         }
-        for report in final_reports(world.cluster.folder(), *id)? {
+        for report in final_reports(peers.cluster.folder(), *id)? {
             part(&format!("final report of an executor of job {id}"), &report);
         }
         part(
             &format!("launchers on job {id}"),
-            &launcher_lines(world.folder(), *id)?,
+            &launcher_lines(peers.folder(), *id)?,
         );
     }
     Ok(text)
@@ -101,21 +100,21 @@ fn launcher_lines(folder: &Path, job: u32) -> Result<String> {
     Ok(lines)
 }
 
-/// Collects the facts of these runs; what is left in the cluster is for whoever waited for it.
-pub(crate) async fn collect(world: &World, driven: &[Driven]) -> Result<Facts> {
-    world.platform.look_back().await;
-    let records = world.platform.records();
-    let printed = printed(world);
-    let denied = world.cluster.recorded().of(LAUNCHER);
+/// Collects the facts of these runs, without the objects that are left in the cluster.
+pub(crate) async fn collect(peers: &Peers, driven: &[Driven]) -> Result<Facts> {
+    peers.platform.look_back().await;
+    let records = peers.platform.records();
+    let printed = printed(peers);
+    let denied = peers.cluster.recorded().of(LAUNCHER);
     let denied: BTreeSet<String> = denied
         .denied()
         .into_iter()
         .map(test_cluster::Request::right)
         .collect();
-    let violations = world.platform.ledger().violations;
+    let violations = peers.platform.ledger().violations;
     let mut runs = Vec::new();
     for driven in driven {
-        runs.push(run(world, driven, &records, &printed)?);
+        runs.push(run(peers, driven, &records, &printed)?);
     }
     Ok(Facts {
         runs,
@@ -128,9 +127,9 @@ pub(crate) async fn collect(world: &World, driven: &[Driven]) -> Result<Facts> {
 /// Lines of every container, by run.
 type Printed = BTreeMap<u32, Vec<Vec<Line>>>;
 
-fn printed(world: &World) -> Printed {
+fn printed(peers: &Peers) -> Printed {
     let mut printed = Printed::new();
-    for log in world.cluster.container_logs() {
+    for log in peers.cluster.container_logs() {
         let mut of_container = BTreeMap::<u32, Vec<Line>>::new();
         for (run, line) in marks(&log) {
             of_container.entry(run).or_default().push(line);
@@ -164,14 +163,14 @@ pub(crate) fn marks(text: &str) -> Vec<(u32, Line)> {
     text.lines().filter_map(mark).collect()
 }
 
-fn run(world: &World, driven: &Driven, records: &Records, printed: &Printed) -> Result<Run> {
+fn run(peers: &Peers, driven: &Driven, records: &Records, printed: &Printed) -> Result<Run> {
     let number = driven.run.number;
-    let journal = world.journal(number);
+    let journal = peers.journal(number);
     let mut run = Run {
         name: driven.run.to_string(),
-        struck: driven.struck || driven.fell_before(records),
+        fault_happened: driven.fault_happened || driven.failed_before_fault(records),
         begun: begun(&journal),
-        let_in: driven.let_in.clone(),
+        accepted_bad: driven.accepted_bad.clone(),
         ..Run::default()
     };
     if driven.run.kind == Kind::BadData {
@@ -179,13 +178,13 @@ fn run(world: &World, driven: &Driven, records: &Records, printed: &Printed) -> 
     }
     let base = format!("tfstate/{}/{}", records.organization, driven.workspace);
     let key = format!("{base}/terraform.tfstate");
-    let (versions, deletions) = world.store.versions(&key)?;
+    let (versions, deletions) = peers.store.versions(&key)?;
     run.versions = versions.iter().map(|version| state(version)).collect();
     run.versions.extend((0..deletions).map(|_| None));
     let of_container = printed.get(&number).cloned().unwrap_or_default();
     for id in &driven.jobs {
         run.jobs
-            .push(job(world, driven, *id, records, &of_container)?);
+            .push(job(peers, driven, *id, records, &of_container)?);
         if driven.tool_was_killed(*id) {
             continue;
         }
@@ -202,37 +201,37 @@ fn run(world: &World, driven: &Driven, records: &Records, printed: &Printed) -> 
         }
     }
     let killed = driven.jobs.iter().any(|job| driven.tool_was_killed(*job));
-    if !killed && let Some(lock) = world.store.object(&format!("{key}.tflock"))? {
+    if !killed && let Some(lock) = peers.store.object(&format!("{key}.tflock"))? {
         let lock: Value = serde_json::from_str(&lock).unwrap_or_default();
         let id = lock["ID"].as_str().unwrap_or_default();
         let mut told = false;
-        for output in outputs(world, driven, records)? {
+        for output in outputs(peers, driven, records)? {
             told |= !id.is_empty() && output.contains(id);
         }
         run.left_lock = Some(Lock {
             info: lock.to_string(),
             told,
-            store_was_away: driven.weather.store_was_away,
+            store_was_away: driven.outages.store_was_away,
         });
     }
     Ok(run)
 }
 
 /// Stored outputs of a run.
-fn outputs(world: &World, driven: &Driven, records: &Records) -> Result<Vec<String>> {
+fn outputs(peers: &Peers, driven: &Driven, records: &Records) -> Result<Vec<String>> {
     let mut outputs = Vec::new();
     for job in &driven.jobs {
         for step in &records.job(*job).steps {
-            outputs.extend(output(world, records, *job, &step.id)?);
+            outputs.extend(output(peers, records, *job, &step.id)?);
         }
     }
     Ok(outputs)
 }
 
-fn output(world: &World, records: &Records, job: u32, step: &str) -> Result<Option<String>> {
+fn output(peers: &Peers, records: &Records, job: u32, step: &str) -> Result<Option<String>> {
     let organization = &records.organization;
     let key = format!("tfoutput/{organization}/{job}/{step}.tfoutput");
-    Ok(world.store.object(&key)?)
+    Ok(peers.store.object(&key)?)
 }
 
 /// How often the tool began what changes something, and what it runs, by what the journal calls it.
@@ -261,7 +260,7 @@ fn state(text: &str) -> Option<State> {
 }
 
 fn job(
-    world: &World,
+    peers: &Peers,
     driven: &Driven,
     id: u32,
     records: &Records,
@@ -270,7 +269,7 @@ fn job(
     let record = records.job(id);
     let mut steps = Vec::new();
     for step in &record.steps {
-        let stored = output(world, records, id, &step.id)?;
+        let stored = output(peers, records, id, &step.id)?;
         let script = script(driven.run.kind, &step.flow.kind);
         let printed: Vec<Vec<Line>> = of_container
             .iter()
@@ -301,7 +300,7 @@ fn job(
     let mut published = Vec::new();
     let histories = records.histories.iter();
     for history in histories.filter(|history| history.job_reference == id.to_string()) {
-        published.push(publication(world, &records.organization, history)?);
+        published.push(publication(peers, &records.organization, history)?);
     }
     Ok(Job {
         name: format!("job {id}"),
@@ -351,7 +350,7 @@ fn script(kind: Kind, step: &str) -> Vec<Line> {
 
 /// Whether the store has what the platform was told of a state, under the address it was told.
 fn publication(
-    world: &World,
+    peers: &Peers,
     organization: &str,
     history: &test_platform::History,
 ) -> Result<Published> {
@@ -363,8 +362,8 @@ fn publication(
         None => false,
         Some(name) => {
             let base = format!("tfstate/{organization}/{}/state/{name}", history.workspace);
-            let shown = world.store.object(&format!("{base}.json"))?;
-            let raw = world.store.object(&format!("{base}.raw.json"))?;
+            let shown = peers.store.object(&format!("{base}.json"))?;
+            let raw = peers.store.object(&format!("{base}.raw.json"))?;
             let raw = raw.as_deref().and_then(state);
             shown.is_some() && raw.is_some_and(|raw| raw.serial == serial)
         }
@@ -398,7 +397,7 @@ mod tests {
         assert_eq!(cut("mark/3/fir", "st/12;"), ["3 `first 1`", "3 `first 12`"]);
         assert_eq!(cut("mark/3/first/1", ""), ["3 `first 1`"]);
         assert_eq!(cut("mark/3/first", "12;"), ["3 `first 1`"]);
-        // What scripts print is cut by nobody.
+        // The tool does not cut the output of scripts.
         assert_eq!(found("mark/3/plan/1\n2;\n"), Vec::<String>::new());
     }
 

@@ -1,4 +1,4 @@
-//! A journey: the runs of a schedule, some at a time, each with what happens to it, and then the balance.
+//! A journey: it makes the runs of a schedule, several at once, each with its fault. Then it checks the rules.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,35 +13,35 @@ use serde_json::json;
 use test_cluster::State;
 use test_platform::{Flow, NewJob, Records, Status, Variable, Workspace};
 
-use crate::books::{Ending, balance};
+use crate::check::{Ending, check};
 use crate::facts;
-use crate::schedule::{Kind, Moment, Run, Strike, schedule};
-use crate::strikes::Target;
-use crate::tally::Tally;
-use crate::world::{Gate, RUNS, SETTINGS, Weather, World};
+use crate::faults::Target;
+use crate::peers::{Gate, Outages, Peers, SETTINGS};
+use crate::schedule::{Fault, Kind, Moment, Run, schedule};
+use crate::summary::Summary;
 
-/// How long the dust may take to settle: leases pass on, verdicts are told, histories are cut.
+/// How long the launchers may take after the last run: for leases, reports and the removal of Jobs.
 const SETTLE: Duration = Duration::from_secs(150);
 
-/// What a journey is like.
+/// Options of a journey.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Decides everything that is left to chance.
+    /// Seed of every random decision.
     pub seed: u64,
-    /// How many.
+    /// Number of runs.
     pub runs: u32,
-    /// How many at a time.
+    /// Number of runs at once.
     pub at_once: usize,
-    /// Only this one of them.
+    /// Number of the only run to make.
     pub only: Option<u32>,
-    /// Launcher and executor, by the name it is started with.
+    /// The program that is launcher and executor. The name decides which.
     pub program: PathBuf,
-    /// Leave the journals, logs and programs of the journey where they are.
+    /// Keep journals, logs and programs of the journey.
     pub keep: bool,
 }
 
 impl Options {
-    /// A journey with this program for launcher and executor.
+    /// A journey with this program as launcher and executor.
     pub fn new(seed: u64, runs: u32, program: &Path) -> Self {
         Self {
             seed,
@@ -53,7 +53,7 @@ impl Options {
         }
     }
 
-    /// What will be run.
+    /// The runs of the journey.
     pub fn schedule(&self) -> Vec<Run> {
         let mut runs = schedule(self.seed, self.runs);
         runs.retain(|run| self.only.is_none_or(|only| run.number == only));
@@ -61,16 +61,16 @@ impl Options {
     }
 }
 
-/// What became of a run, as its driver saw it.
+/// A finished run, as its driver saw it.
 #[derive(Clone, Debug)]
 pub(crate) struct Driven {
     pub(crate) run: Run,
     pub(crate) workspace: String,
-    /// The platform's jobs, in order; the last is the one that was struck.
+    /// The platform's jobs, in order. The last one got the fault.
     pub(crate) jobs: Vec<u32>,
-    pub(crate) struck: bool,
-    pub(crate) weather: Weather,
-    pub(crate) let_in: Vec<String>,
+    pub(crate) fault_happened: bool,
+    pub(crate) outages: Outages,
+    pub(crate) accepted_bad: Vec<String>,
 }
 
 impl Driven {
@@ -83,101 +83,109 @@ impl Driven {
             }
             _ => Ending::Completed,
         };
-        let mut permitted: BTreeSet<Ending> = match self.run.strike.filter(|_| is_last) {
-            Some(Strike::Cancel) => [Ending::Cancelled].into(),
-            Some(strike) if strike.ends() => [Ending::Failed].into(),
+        let mut permitted: BTreeSet<Ending> = match self.run.fault.filter(|_| is_last) {
+            Some(Fault::Cancel) => [Ending::Cancelled].into(),
+            Some(fault) if fault.ends() => [Ending::Failed].into(),
             _ => [own].into(),
         };
-        // The tool gives up when its own patience ends, and says so.
-        if self.weather.store_was_away {
+        // The tool fails when its own timeout ends.
+        if self.outages.store_was_away {
             permitted.insert(Ending::Failed);
         }
         permitted
     }
 
-    /// Whether nobody has what the job's containers wrote: the live log was in a Redis that forgot it, and the container
-    /// went with its node or with its pod.
+    /// Whether the output of the job's containers is lost: Redis lost the live log, and the container log went with its
+    /// node or pod.
     pub(crate) fn log_is_gone(&self, job: u32) -> bool {
-        let goes = matches!(self.run.strike, Some(Strike::NodeLost | Strike::Deleted));
-        self.jobs.last() == Some(&job) && goes && self.weather.redis_forgot
+        let goes = matches!(self.run.fault, Some(Fault::NodeLost | Fault::Deleted));
+        self.jobs.last() == Some(&job) && goes && self.outages.redis_lost_data
     }
 
-    /// Whether the run failed for want of the store before it came to where it was to be struck.
-    pub(crate) fn fell_before(&self, records: &Records) -> bool {
+    /// Whether the run failed without the store before it reached the point of its fault.
+    pub(crate) fn failed_before_fault(&self, records: &Records) -> bool {
         let last = self.jobs.last().map(|job| records.job(*job).status);
-        self.weather.store_was_away && last == Some(Status::Failed)
+        self.outages.store_was_away && last == Some(Status::Failed)
     }
 
-    /// Whether a failed step of the run has printed everything it prints: the failure is its own, and comes last. Without
-    /// the store the tool gives up before that, as early as in `init`.
+    /// Whether a failed step of the run has printed all its lines: its own failure comes last. Without the store the tool
+    /// fails earlier, perhaps in `init`.
     pub(crate) fn prints_all_although_it_fails(&self) -> bool {
-        let is_ended = self.run.strike.is_some_and(Strike::ends);
-        self.run.kind == Kind::FailingApply && !is_ended && !self.weather.store_was_away
+        let is_ended = self.run.fault.is_some_and(Fault::ends);
+        self.run.kind == Kind::FailingApply && !is_ended && !self.outages.store_was_away
     }
 
-    /// Whether the job's tool was ended at once.
+    /// Whether the job's tool was killed.
     pub(crate) fn tool_was_killed(&self, job: u32) -> bool {
-        self.jobs.last() == Some(&job) && self.run.strike.is_some_and(Strike::kills_the_tool)
+        self.jobs.last() == Some(&job) && self.run.fault.is_some_and(Fault::kills_the_tool)
     }
 }
 
-/// Makes a journey; `tell` hears of every run that is over.
+/// Makes a journey in the cluster of a kubeconfig. `tell` gets a line for every finished run.
 ///
 /// # Errors
-/// Fails when the journey cannot be made; what does not add up is in the tally.
-pub async fn travel(options: &Options, tell: impl Fn(&str)) -> Result<Tally> {
+/// Fails when the journey cannot be made. Violations are in the summary.
+pub async fn run_journey(
+    options: &Options,
+    kubeconfig: &Path,
+    tell: impl Fn(&str),
+) -> Result<Summary> {
     let began = Instant::now();
     let runs = options.schedule();
-    let world = Arc::new(World::start(&options.program).await?);
+    let peers = Arc::new(Peers::start(&options.program, kubeconfig).await?);
     let places = Arc::new(Semaphore::new(options.at_once));
     let mut tasks = JoinSet::new();
     let mut driven = Vec::new();
     for run in &runs {
         let place = Arc::clone(&places).acquire_owned().await?;
-        let (peers, run) = (Arc::clone(&world), *run);
+        let (shared, run) = (Arc::clone(&peers), *run);
         tasks.spawn(async move {
-            let driven = drive(&peers, run).await;
-            drop(peers);
+            let driven = drive(&shared, run).await;
+            drop(shared);
             drop(place);
             driven.with_context(|| run.to_string())
         });
         while let Some(done) = tasks.try_join_next() {
-            driven.push(over(done??, &world, runs.len(), driven.len(), &tell));
+            driven.push(over(done??, &peers, runs.len(), driven.len(), &tell));
         }
     }
     while let Some(done) = tasks.join_next().await {
-        driven.push(over(done??, &world, runs.len(), driven.len(), &tell));
+        driven.push(over(done??, &peers, runs.len(), driven.len(), &tell));
     }
     driven.sort_by_key(|driven| driven.run.number);
-    let left = settle(&world).await?;
-    let mut facts = facts::collect(&world, &driven).await?;
+    let left = settle(&peers).await?;
+    let mut facts = facts::collect(&peers, &driven).await?;
     facts.left = left;
-    let found = balance(&facts);
-    let started = world.launchers.lock().await.started();
-    let mut tally = Tally::new(options, &facts, &driven, found, started, began.elapsed());
+    let found = check(&facts);
+    let started = peers.launchers.lock().await.started();
+    let mut summary = Summary::new(options, &facts, &driven, found, started, began.elapsed());
     for driven in &driven {
-        if tally.concerns(driven) {
-            tally.evidence.push(facts::evidence(&world, driven)?);
+        if summary.concerns(driven) {
+            summary.evidence.push(facts::evidence(&peers, driven)?);
         }
     }
     if options.keep {
-        facts::dump(&world, world.folder())?;
-        if let Some(world) = Arc::into_inner(world) {
-            tell(&format!("kept in {}", world.keep().display()));
+        facts::dump(&peers, peers.folder())?;
+        if let Some(peers) = Arc::into_inner(peers) {
+            tell(&format!("kept in {}", peers.keep().display()));
         }
     }
-    Ok(tally)
+    Ok(summary)
 }
 
-fn over(driven: Driven, world: &World, all: usize, before: usize, tell: &impl Fn(&str)) -> Driven {
+fn over(driven: Driven, peers: &Peers, all: usize, before: usize, tell: &impl Fn(&str)) -> Driven {
     let statuses: Vec<String> = driven
         .jobs
         .iter()
-        .map(|job| world.platform.job(*job).status.to_string())
+        .map(|job| peers.platform.job(*job).status.to_string())
         .collect();
-    let missed = if driven.struck { "" } else { ", NOT STRUCK" };
+    let missed = if driven.fault_happened {
+        ""
+    } else {
+        ", FAULT MISSED"
+    };
     let number = before + 1;
-    let seconds = world.age().as_secs();
+    let seconds = peers.age().as_secs();
     tell(&format!(
         "{seconds:>4} s [{number}/{all}] {}: {}{missed}",
         driven.run,
@@ -186,14 +194,14 @@ fn over(driven: Driven, world: &World, all: usize, before: usize, tell: &impl Fn
     driven
 }
 
-/// Everything is well again; waits until nothing of the runs is left, and returns what is.
-async fn settle(world: &World) -> Result<Vec<String>> {
-    world.cluster.faults().clear();
-    world.platform.clear_faults();
-    world.way_to_store.clear();
-    world.start_launchers().await?;
+/// Ends all faults, waits until the objects of the runs are gone, and returns those that are left.
+async fn settle(peers: &Peers) -> Result<Vec<String>> {
+    peers.cluster.faults().clear();
+    peers.platform.clear_faults();
+    peers.store_proxy.clear();
+    peers.start_launchers().await?;
     let nothing = |state: &State| left(state).is_empty().then_some(());
-    let settled = world.cluster.wait_for(RUNS, SETTLE, nothing).await;
+    let settled = peers.cluster.wait_for(&peers.runs, SETTLE, nothing).await;
     Ok(settled.err().map(|state| left(&state)).unwrap_or_default())
 }
 
@@ -216,41 +224,41 @@ fn left(state: &State) -> Vec<String> {
     jobs.chain(pods).chain(secrets).collect()
 }
 
-/// One run, from its workspace to its end.
-async fn drive(world: &World, run: Run) -> Result<Driven> {
+/// Makes one run.
+async fn drive(peers: &Peers, run: Run) -> Result<Driven> {
     let mut driven = Driven {
         run,
         workspace: String::new(),
         jobs: Vec::new(),
-        struck: run.strike.is_none(),
-        weather: Weather::default(),
-        let_in: Vec::new(),
+        fault_happened: run.fault.is_none(),
+        outages: Outages::default(),
+        accepted_bad: Vec::new(),
     };
     if run.kind == Kind::BadData {
-        driven.let_in = world.post_nonsense(run.number).await?;
+        driven.accepted_bad = peers.post_bad_data(run.number).await?;
         return Ok(driven);
     }
-    world.begin(run.number);
-    driven.workspace = world.platform.workspace(workspace(world, run)?);
+    peers.begin(run.number);
+    driven.workspace = peers.platform.workspace(workspace(peers, run)?);
     if run.kind == Kind::Destroy {
-        let made = world.platform.start_job(NewJob::new(
+        let made = peers.platform.start_job(NewJob::new(
             &driven.workspace,
             vec![Flow::new("terraformApply", 100)],
         ));
         driven.jobs.push(made);
-        world.until_over(made).await;
+        peers.until_over(made).await;
     }
-    match run.strike.map(Strike::moment) {
-        Some(Moment::Fetch) => world.hold(run.number, Gate::Fetch)?,
-        Some(Moment::Work | Moment::Report) => world.hold(run.number, Gate::Work)?,
+    match run.fault.map(Fault::moment) {
+        Some(Moment::Fetch) => peers.hold(run.number, Gate::Fetch)?,
+        Some(Moment::Work | Moment::Report) => peers.hold(run.number, Gate::Work)?,
         _ => {}
     }
-    let turn = match run.strike {
-        Some(strike) => world.before_dispatch(strike).await,
+    let guard = match run.fault {
+        Some(fault) => peers.before_dispatch(fault).await,
         None => None,
     };
-    let new = NewJob::new(&driven.workspace, template(world, run));
-    let job = world.platform.start_job(new);
+    let new = NewJob::new(&driven.workspace, template(peers, run));
+    let job = peers.platform.start_job(new);
     driven.jobs.push(job);
     let target = Target {
         run,
@@ -261,36 +269,36 @@ async fn drive(world: &World, run: Run) -> Result<Driven> {
             _ => "second",
         },
     };
-    let (struck, ()) = tokio::join!(
+    let (fault_happened, ()) = tokio::join!(
         async {
-            match run.strike {
-                Some(strike) => world.strike(strike, target).await,
+            match run.fault {
+                Some(fault) => peers.inject(fault, target).await,
                 None => Ok(true),
             }
         },
-        approve(world, run, job)
+        approve(peers, run, job)
     );
-    driven.struck = struck?;
-    drop(turn);
-    world.until_over(job).await;
-    driven.weather = world.end(run.number);
+    driven.fault_happened = fault_happened?;
+    drop(guard);
+    peers.until_over(job).await;
+    driven.outages = peers.end(run.number);
     Ok(driven)
 }
 
 /// A person looks at the plan and approves.
-async fn approve(world: &World, run: Run, job: u32) {
+async fn approve(peers: &Peers, run: Run, job: u32) {
     if run.kind != Kind::Approved {
         return;
     }
-    let status = || world.platform.job(job).status;
+    let status = || peers.platform.job(job).status;
     let waits = || status() == Status::WaitingApproval || status().is_terminal();
-    crate::world::until(SETTLE, waits).await;
+    crate::peers::until(SETTLE, waits).await;
     if status() == Status::WaitingApproval {
-        world.platform.approve(job).await;
+        peers.platform.approve(job).await;
     }
 }
 
-fn workspace(world: &World, run: Run) -> Result<Workspace> {
+fn workspace(peers: &Peers, run: Run) -> Result<Workspace> {
     let folder = match run.kind {
         Kind::FailingPlan => "/wrong",
         Kind::BadFolder => "/nowhere",
@@ -298,7 +306,7 @@ fn workspace(world: &World, run: Run) -> Result<Workspace> {
     };
     let mut workspace = Workspace {
         folder: Some(folder.to_owned()),
-        ..Workspace::new(&world.source(run.number)?)
+        ..Workspace::new(&peers.source(run.number)?)
     }
     .with(Variable::env("RUN", &run.number.to_string()));
     if run.kind == Kind::FailingApply {
@@ -310,10 +318,10 @@ fn workspace(world: &World, run: Run) -> Result<Workspace> {
     Ok(workspace)
 }
 
-fn template(world: &World, run: Run) -> Vec<Flow> {
+fn template(peers: &Peers, run: Run) -> Vec<Flow> {
     let mut plan = Flow::new("terraformPlan", 100);
     plan.commands = json!([{
-        "runtime": "BASH", "script": world.work("plan"), "priority": 100,
+        "runtime": "BASH", "script": peers.work("plan"), "priority": 100,
         "before": true, "after": false, "verbose": false, "beforeInit": false,
     }]);
     let apply = Flow::new("terraformApply", 200);
@@ -323,7 +331,7 @@ fn template(world: &World, run: Run) -> Vec<Flow> {
         Kind::FailingPlan => vec![Flow::new("terraformPlan", 100), apply],
         Kind::Destroy => vec![Flow::new("terraformDestroy", 100)],
         Kind::Scripts => {
-            vec![Flow::new("customScripts", 100).with_script(&world.work("script"))]
+            vec![Flow::new("customScripts", 100).with_script(&peers.work("script"))]
         }
         _ => vec![apply],
     }
@@ -333,21 +341,21 @@ fn template(world: &World, run: Run) -> Vec<Flow> {
 mod tests {
     use super::*;
 
-    fn failing_apply(strike: Option<Strike>, store_was_away: bool) -> Driven {
+    fn failing_apply(fault: Option<Fault>, store_was_away: bool) -> Driven {
         Driven {
             run: Run {
                 number: 18,
                 kind: Kind::FailingApply,
-                strike,
+                fault,
             },
             workspace: String::new(),
             jobs: vec![1],
-            struck: true,
-            weather: Weather {
+            fault_happened: true,
+            outages: Outages {
                 store_was_away,
-                ..Weather::default()
+                ..Outages::default()
             },
-            let_in: Vec::new(),
+            accepted_bad: Vec::new(),
         }
     }
 
@@ -357,6 +365,6 @@ mod tests {
         let without_store = failing_apply(None, true);
         assert_eq!(without_store.permitted(1), [Ending::Failed].into());
         assert!(!without_store.prints_all_although_it_fails());
-        assert!(!failing_apply(Some(Strike::Evicted), false).prints_all_although_it_fails());
+        assert!(!failing_apply(Some(Fault::Evicted), false).prints_all_although_it_fails());
     }
 }

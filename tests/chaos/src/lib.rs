@@ -1,8 +1,8 @@
-//! Many runs through real launchers and executors while everything around them fails in turn; then the books are
-//! balanced from what was seen outside our programs.
+//! Many runs with real launchers and executors while their peers fail. Afterwards the rules are checked with facts from
+//! outside the programs under test.
 //!
-//! [`schedule`] decides from a seed what is run and what happens to it, [`journey`] makes it happen in a [`world`],
-//! [`facts`] are read off the peers afterwards, and [`books`] says what does not add up.
+//! [`schedule`] decides from a seed which runs and faults there are. [`journey`] makes the runs with the [`peers`], and
+//! [`faults`] injects the faults. [`facts`] reads the peers afterwards, and [`check`] finds violations.
 
 #![allow(
     clippy::panic,
@@ -10,11 +10,11 @@
     reason = "a harness ends by panicking when it cannot go on, with all there is to know about it"
 )]
 
-pub mod books;
-mod dice;
+pub mod check;
 mod facts;
+mod faults;
 pub mod journey;
+mod peers;
+mod random;
 pub mod schedule;
-mod strikes;
-pub mod tally;
-mod world;
+pub mod summary;

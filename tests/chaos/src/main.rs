@@ -1,4 +1,4 @@
-//! `chaos`: makes a journey and prints its tally. Started under the name of one of Mayfly's programs, it is that program,
+//! `chaos`: makes a journey and prints its summary. Started under the name of one of Mayfly's programs, it is that program,
 //! so that a journey needs no other build.
 
 #![allow(
@@ -12,9 +12,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
-use test_chaos::journey::{Options, travel};
+use test_chaos::journey::{Options, run_journey};
 
-/// Many runs while everything around them fails in turn, and the balance of what became of them.
+/// Makes many runs while their peers fail, and checks what must hold afterwards.
 #[derive(Debug, Parser)]
 #[command(name = "chaos")]
 struct Args {
@@ -36,7 +36,7 @@ struct Args {
     /// Leave journals, outputs and logs where they are, and say where
     #[arg(long)]
     keep: bool,
-    /// How to print the tally
+    /// How to print the summary
     #[arg(long, value_enum, default_value = "text")]
     output: Output,
 }
@@ -76,16 +76,19 @@ fn chaos(args: &Args) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
+    let kubeconfig = test_cluster::kubeconfig()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(4)
         .enable_all()
         .build()?;
-    let tally = runtime.block_on(travel(&options, |line| eprintln!("{line}")))?;
+    let summary = runtime.block_on(run_journey(&options, &kubeconfig, |line| {
+        eprintln!("{line}");
+    }))?;
     match args.output {
-        Output::Text => println!("{tally}"),
-        Output::Json => println!("{:#}", tally.as_json()),
+        Output::Text => println!("{summary}"),
+        Output::Json => println!("{:#}", summary.as_json()),
     }
-    if tally.balances() {
+    if summary.passed() {
         return Ok(ExitCode::SUCCESS);
     }
     let (seed, runs) = (args.seed, args.runs);

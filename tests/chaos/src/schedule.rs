@@ -1,13 +1,13 @@
-//! What is run and what happens to it, from a seed: pure, so that a seed is all it takes to have it again.
+//! The runs and faults of a seed. This module is pure: the same seed has the same schedule.
 //!
-//! Strikes are bound to what a run is doing, not to the clock: a run that is to be struck in the middle of its work
-//! stops there until it has been. What other runs do meanwhile is up to the machine.
+//! A fault depends on the progress of its run, not on the clock: the run stops at the point of its fault until the fault has
+//! happened. The progress of other runs depends on the machine.
 
 use std::fmt;
 
-use crate::dice::Dice;
+use crate::random::Random;
 
-/// What a run is.
+/// A kind of run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// One step, an apply.
@@ -28,7 +28,7 @@ pub enum Kind {
     BadSetting,
     /// A folder that is not there.
     BadFolder,
-    /// A request that is no job data, at the launcher's door.
+    /// A request to the launcher without valid job data.
     BadData,
 }
 
@@ -47,7 +47,7 @@ impl Kind {
         Self::BadData,
     ];
 
-    /// Those that do something that can be struck, the likelier ones more than once.
+    /// Kinds that can have a fault. Frequent ones occur more than once.
     const AT_WORK: [Self; 9] = [
         Self::Apply,
         Self::Apply,
@@ -60,7 +60,7 @@ impl Kind {
         Self::FailingApply,
     ];
 
-    /// As it is called in reports.
+    /// Its name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Apply => "apply",
@@ -77,7 +77,7 @@ impl Kind {
     }
 }
 
-/// When a run is struck.
+/// The point of a run at which its fault happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     /// While its dispatch becomes a Job.
@@ -92,9 +92,9 @@ pub enum Moment {
     After,
 }
 
-/// What happens to a run, or around it.
+/// A fault of a run or of its peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Strike {
+pub enum Fault {
     /// The API server answers the dispatch with 429, 500, 503 and lost connections.
     ApiAtDispatch,
     /// Both launchers are killed between Job and Secret.
@@ -157,7 +157,7 @@ pub enum Strike {
     LateDuplicates,
 }
 
-impl Strike {
+impl Fault {
     /// All of them.
     pub const ALL: [Self; 30] = [
         Self::ApiAtDispatch,
@@ -192,7 +192,7 @@ impl Strike {
         Self::LateDuplicates,
     ];
 
-    /// As it is called in reports.
+    /// Its name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ApiAtDispatch => "api-errors-at-dispatch",
@@ -228,7 +228,7 @@ impl Strike {
         }
     }
 
-    /// When it strikes.
+    /// When it happens.
     pub const fn moment(self) -> Moment {
         match self {
             Self::ApiAtDispatch | Self::LaunchersAtDispatch | Self::DuplicatesAtDispatch => {
@@ -244,8 +244,8 @@ impl Strike {
         }
     }
 
-    /// Whether the run's tool ends at once, whatever it was doing. One that is killed while it reports has no tool any
-    /// more: its state is written, and its lock released.
+    /// Whether it kills the run's tool. An executor that is killed while it reports has no tool any more: the state is
+    /// written, and the lock released.
     pub const fn kills_the_tool(self) -> bool {
         matches!(
             self,
@@ -258,7 +258,7 @@ impl Strike {
         self.kills_the_tool() || matches!(self, Self::Drained | Self::Cancel | Self::KilledAtReport)
     }
 
-    /// Whether runs that are under way may fail for want of the store, theirs or others.
+    /// Whether unfinished runs may fail because the store is away.
     pub const fn takes_the_store(self) -> bool {
         matches!(self, Self::StoreRefuses | Self::StoreSlow | Self::StoreCuts)
     }
@@ -272,15 +272,15 @@ pub struct Run {
     /// What it is.
     pub kind: Kind,
     /// What happens to it.
-    pub strike: Option<Strike>,
+    pub fault: Option<Fault>,
 }
 
 impl fmt::Display for Run {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let strike = self.strike.map_or("in peace", Strike::name);
+        let fault = self.fault.map_or("no fault", Fault::name);
         write!(
             f,
-            "run {:>3}  {:<18}  {strike}",
+            "run {:>3}  {:<18}  {fault}",
             self.number,
             self.kind.name()
         )
@@ -289,49 +289,49 @@ impl fmt::Display for Run {
 
 /// The runs of a seed, in the order they start.
 ///
-/// Every strike and every kind comes once before any comes again, as far as there are runs enough.
+/// Every fault and every kind comes once before any comes again, as far as there are runs enough.
 pub fn schedule(seed: u64, runs: u32) -> Vec<Run> {
-    let mut dice = Dice::new(seed);
-    let mut all: Vec<(Kind, Option<Strike>)> = Vec::new();
+    let mut random = Random::new(seed);
+    let mut all: Vec<(Kind, Option<Fault>)> = Vec::new();
     let wanted = usize::try_from(runs).unwrap_or(usize::MAX);
     while all.len() < wanted {
-        let mut round: Vec<_> = Strike::ALL
+        let mut round: Vec<_> = Fault::ALL
             .iter()
-            .map(|strike| (kind_for(*strike, &mut dice), Some(*strike)))
+            .map(|fault| (kind_for(*fault, &mut random), Some(*fault)))
             .collect();
-        let met = |kind: &Kind, round: &[(Kind, Option<Strike>)]| {
+        let has = |kind: &Kind, round: &[(Kind, Option<Fault>)]| {
             round.iter().any(|(other, _)| other == kind)
         };
         for kind in Kind::ALL {
-            if !met(&kind, &round) {
+            if !has(&kind, &round) {
                 round.push((kind, None));
             }
         }
-        // Some are left in peace, so that peace is seen to be kept beside trouble.
+        // Some runs have no fault. They must not notice the faults of others.
         for _ in 0..round.len() / 8 {
-            round.push((dice.pick(&Kind::AT_WORK), None));
+            round.push((random.pick(&Kind::AT_WORK), None));
         }
-        dice.shuffle(&mut round);
+        random.shuffle(&mut round);
         all.extend(round);
     }
     all.truncate(wanted);
     let numbered = (1..).zip(all);
     numbered
-        .map(|(number, (kind, strike))| Run {
+        .map(|(number, (kind, fault))| Run {
             number,
             kind,
-            strike,
+            fault,
         })
         .collect()
 }
 
-fn kind_for(strike: Strike, dice: &mut Dice) -> Kind {
-    match strike {
-        // What its state shows tells whether it was run again.
-        Strike::KilledAtReport | Strike::LateDuplicates => {
-            dice.pick(&[Kind::Apply, Kind::PlanApply])
+fn kind_for(fault: Fault, random: &mut Random) -> Kind {
+    match fault {
+        // Their states show whether they ran twice.
+        Fault::KilledAtReport | Fault::LateDuplicates => {
+            random.pick(&[Kind::Apply, Kind::PlanApply])
         }
-        _ => dice.pick(&Kind::AT_WORK),
+        _ => random.pick(&Kind::AT_WORK),
     }
 }
 
@@ -348,29 +348,29 @@ mod tests {
     }
 
     #[test]
-    fn every_strike_and_every_kind_comes_once_before_any_comes_again() {
+    fn every_fault_and_every_kind_comes_once_before_any_comes_again() {
         for seed in 0..50 {
-            // The longest round there can be: every strike, every kind, and those in peace.
+            // The longest possible round: every fault, every kind, and runs without a fault.
             let runs = schedule(seed, 45);
-            let strikes: BTreeSet<_> = runs.iter().filter_map(|run| run.strike).collect();
+            let faults: BTreeSet<_> = runs.iter().filter_map(|run| run.fault).collect();
             let kinds: BTreeSet<_> = runs.iter().map(|run| run.kind).collect();
-            assert_eq!(strikes.len(), Strike::ALL.len(), "seed {seed}");
+            assert_eq!(faults.len(), Fault::ALL.len(), "seed {seed}");
             assert_eq!(kinds.len(), Kind::ALL.len(), "seed {seed}");
         }
     }
 
     #[test]
-    fn only_what_does_something_is_struck() {
+    fn only_kinds_at_work_have_faults() {
         for run in schedule(5, 200) {
             let at_work = Kind::AT_WORK.contains(&run.kind);
-            assert!(run.strike.is_none() || at_work, "{run}");
+            assert!(run.fault.is_none() || at_work, "{run}");
         }
     }
 
     #[test]
     fn names_are_names_of_one_thing() {
-        let strikes: BTreeSet<_> = Strike::ALL.iter().map(|strike| strike.name()).collect();
+        let faults: BTreeSet<_> = Fault::ALL.iter().map(|fault| fault.name()).collect();
         let kinds: BTreeSet<_> = Kind::ALL.iter().map(|kind| kind.name()).collect();
-        assert_eq!((strikes.len(), kinds.len()), (30, 10));
+        assert_eq!((faults.len(), kinds.len()), (30, 10));
     }
 }

@@ -1,5 +1,5 @@
-//! The chart, rendered by a real Helm, and what its output is held against: its own suites, the types of the Kubernetes
-//! API, schemas. Knows how to render and to judge; what the chart should say stands in its suites and in the tests.
+//! The chart, rendered by a real Helm, and the table of its values. What the chart should say stands in its suites and in the
+//! tests.
 
 #![allow(
     clippy::panic,
@@ -8,19 +8,14 @@
     reason = "a harness fails a test by panicking, with all there is to know about it"
 )]
 
-pub mod admission;
-pub mod api;
-mod path;
 pub mod programs;
 pub mod render;
-pub mod suite;
 pub mod values;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use render::{Document, Release};
-pub use suite::Suite;
 
 /// Root of the workspace.
 pub fn root() -> &'static Path {

@@ -12,8 +12,6 @@ use crate::programs::{helm_with, output};
 pub struct Document {
     /// The template it comes from, below the chart's folder.
     pub template: String,
-    /// Its text.
-    pub text: String,
     /// What it says.
     pub value: Value,
 }
@@ -66,7 +64,6 @@ pub struct Release {
     pub set: Option<Value>,
     pub kube_version: Option<String>,
     pub api_versions: Vec<String>,
-    pub is_upgrade: bool,
 }
 
 impl Release {
@@ -85,7 +82,6 @@ impl Release {
             set: None,
             kube_version: None,
             api_versions: Vec::new(),
-            is_upgrade: false,
         }
     }
 
@@ -132,9 +128,6 @@ impl Release {
         }
         for version in &self.api_versions {
             command.args(["--api-versions", version]);
-        }
-        if self.is_upgrade {
-            command.arg("--is-upgrade");
         }
         let output = output(&mut command);
         if output.status.success() {
@@ -183,7 +176,6 @@ pub fn documents(text: &str) -> Vec<Document> {
                     .split_once('/')
                     .map_or(source, |(_, path)| path)
                     .to_owned(),
-                text: part.to_owned(),
                 value,
             });
         }

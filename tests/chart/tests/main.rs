@@ -1,4 +1,4 @@
-//! The chart, held against Helm, its schema, the Kubernetes API, Pod Security and what it says of itself.
+//! The chart, held against Helm, its schema, a security scan and what it says of itself.
 
 #![allow(
     clippy::panic,
@@ -10,21 +10,13 @@
 mod chart {
     mod agreement;
     mod alerts;
-    mod api;
-    mod examples;
     mod helm;
     mod kustomize;
-    mod runner;
     mod schema;
     mod security;
-    mod suites;
 }
 
 use test_chart::{Document, Release, values_files};
-
-/// The versions of Kubernetes the chart is rendered for: the oldest it takes, the first with admission policies, the one
-/// `k8s-openapi` is pinned to, and the newest there is a schema for.
-const VERSIONS: [&str; 4] = ["1.28.0", "1.30.0", "1.33.0", "1.37.0"];
 
 /// What optional kinds a cluster may have.
 const OPTIONAL: [&str; 3] = [

@@ -6,29 +6,26 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Event, Namespace, Pod, Secret, ServiceAccount};
+use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
-use kube::runtime::watcher;
 use kube::{Api, Client, Config, ResourceExt};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::runtime::{Handle, Runtime};
 use tokio_util::sync::CancellationToken;
 
-use crate::api_server::authorizer::{ADMIN, Rule};
-use crate::api_server::{Server, crud};
-use crate::controllers::{garbage, job};
-use crate::front::faults::{Fault, Faults};
+use crate::clock::now;
+use crate::front::faults::Faults;
 use crate::front::recorder::Recorded;
 use crate::front::upstream::Upstream;
-use crate::front::{Backend, Front, token};
+use crate::front::{Front, token};
 use crate::kubelet::nodes::Nodes;
 use crate::kubelet::register::{self, Registry};
-use crate::kubelet::{self, Image, Order, Runner};
-use crate::real;
-use crate::target::Target;
+use crate::kubelet::{Image, Order, Runner};
+use crate::provision;
+use crate::rights::{ADMIN, Rule};
+use crate::state::State;
 
 const POLL: Duration = Duration::from_millis(20);
 /// What the admission plugin `PodNodeSelector` adds to the node selectors of pods.
@@ -45,103 +42,35 @@ pub enum StartError {
     /// A client for its server could not be made.
     #[error("no client for the test cluster")]
     Client(#[from] kube::Error),
-    /// What `MAYFLY_TEST_CLUSTER` names is no way to a cluster.
-    #[error("`MAYFLY_TEST_CLUSTER` names no cluster")]
+    /// The kubeconfig leads to no cluster.
+    #[error("the kubeconfig leads to no cluster")]
     Kubeconfig(#[from] KubeconfigError),
-}
-
-/// What a cluster holds, in one namespace.
-#[derive(Debug, Clone, Default)]
-pub struct State {
-    /// All Jobs.
-    pub jobs: Vec<Job>,
-    /// All pods.
-    pub pods: Vec<Pod>,
-    /// All Secrets.
-    pub secrets: Vec<Secret>,
-    /// All events.
-    pub events: Vec<Event>,
-}
-
-impl State {
-    /// The Job of this name.
-    pub fn job(&self, name: &str) -> Option<&Job> {
-        self.jobs.iter().find(|job| job.name_any() == name)
-    }
-
-    /// The pods of a Job.
-    pub fn pods_of(&self, job: &str) -> Vec<&Pod> {
-        let owned = |pod: &&Pod| {
-            pod.owner_references()
-                .iter()
-                .any(|owner| owner.kind == "Job" && owner.name == job)
-        };
-        self.pods.iter().filter(owned).collect()
-    }
-
-    /// Whether a Job has a condition with status `True`.
-    pub fn has_condition(&self, job: &str, kind: &str) -> bool {
-        let status = self.job(job).and_then(|job| job.status.as_ref());
-        let conditions = status
-            .into_iter()
-            .flat_map(|status| status.conditions.iter().flatten());
-        conditions
-            .into_iter()
-            .any(|condition| condition.type_ == kind && condition.status == "True")
-    }
-
-    /// Whether an event with this reason is there.
-    pub fn has_event(&self, reason: &str) -> bool {
-        self.events
-            .iter()
-            .any(|event| event.reason.as_deref() == Some(reason))
-    }
 }
 
 /// What a cluster is made of.
 #[derive(Debug, Clone)]
 pub struct Builder {
-    controllers: bool,
-    kubelet: bool,
-    target: Option<Target>,
+    has_nodes: bool,
 }
 
 impl Default for Builder {
     fn default() -> Self {
-        Self {
-            controllers: true,
-            kubelet: true,
-            target: None,
-        }
+        Self { has_nodes: true }
     }
 }
 
 impl Builder {
-    /// Only an API server: nothing happens to objects but what clients do. Only the server of this process is that alone.
-    #[must_use]
-    pub fn api_server_only(mut self) -> Self {
-        self.controllers = false;
-        self.kubelet = false;
-        self
-    }
-
     /// Pods stay pending; tests write their status.
     #[must_use]
     pub fn without_kubelet(mut self) -> Self {
-        self.kubelet = false;
+        self.has_nodes = false;
         self
     }
 
-    /// On this server, whatever the environment prefers.
-    #[must_use]
-    pub fn on(mut self, target: Target) -> Self {
-        self.target = Some(target);
-        self
-    }
-
-    /// Starts the cluster.
-    pub async fn start(self) -> Result<Cluster, StartError> {
-        Cluster::with(self).await
+    /// Starts the cluster on the control plane to which a kubeconfig leads ([`crate::kubeconfig`]).
+    pub async fn start(self, kubeconfig: &Path) -> Result<Cluster, StartError> {
+        let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+        Cluster::with(&self, kubeconfig).await
     }
 }
 
@@ -185,53 +114,36 @@ pub struct Cluster {
     runner: Arc<Runner>,
     stop: CancellationToken,
     dir: TempDir,
-    target: Target,
-    /// What is this cluster's among all that are in a real one.
+    /// What is this cluster's among all that share the control plane.
     id: String,
-    /// Namespaces to delete at the end, where they would stay.
+    /// Namespaces to delete at the end.
     namespaces: Mutex<Vec<String>>,
 }
 
 /// What is behind the front.
-async fn backend(target: &Target, stop: CancellationToken) -> Result<Backend, StartError> {
-    let Target::Real(file) = target else {
-        return Ok(Backend::InProcess(Arc::new(Server::new(stop))));
-    };
-    let kubeconfig = Kubeconfig::read_from(file)?;
+async fn upstream(kubeconfig: Kubeconfig) -> Result<Upstream, StartError> {
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
-    Ok(Backend::Real(Upstream::new(config)?))
+    Ok(Upstream::new(config)?)
 }
 
 impl Cluster {
-    /// A cluster with controllers and a pod runner.
-    pub async fn start() -> Result<Self, StartError> {
-        Builder::default().start().await
-    }
-
     /// To say what a cluster is made of.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    async fn with(parts: Builder) -> Result<Self, StartError> {
+    async fn with(parts: &Builder, kubeconfig: Kubeconfig) -> Result<Self, StartError> {
         let runtime = Background::start()?;
         let dir = tempfile::tempdir()?;
         let stop = CancellationToken::new();
-        let target = parts.target.clone().unwrap_or_else(|| {
-            if parts.controllers {
-                Target::preferred()
-            } else {
-                Target::InProcess
-            }
-        });
-        let (of, until) = (target.clone(), stop.clone());
+        let until = stop.clone();
         let start = runtime.handle.spawn(async move {
-            let backend = backend(&of, until.clone()).await?;
-            Ok::<_, StartError>(Front::start(backend, until).await?)
+            let upstream = upstream(kubeconfig).await?;
+            Ok::<_, StartError>(Front::start(upstream, until).await?)
         });
         let front = start.await.map_err(io::Error::other)??;
-        let runner = Arc::new(Runner::new(dir.path(), Some(Arc::clone(&front.logs))));
+        let runner = Arc::new(Runner::new(dir.path(), Arc::clone(&front.logs)));
         let id = uuid::Uuid::new_v4().simple().to_string();
         let cluster = Self {
             runtime,
@@ -239,39 +151,21 @@ impl Cluster {
             runner,
             stop,
             dir,
-            target,
             id: id[..12].to_owned(),
             namespaces: Mutex::default(),
         };
-        cluster.run(&parts)?;
+        if parts.has_nodes {
+            cluster.run_nodes()?;
+        }
         Ok(cluster)
     }
 
-    /// Starts what acts on objects besides the clients of tests.
-    fn run(&self, parts: &Builder) -> Result<(), kube::Error> {
+    fn run_nodes(&self) -> Result<(), kube::Error> {
         let runtime = &self.runtime.handle;
         let _inside = runtime.enter();
         let client = self.client(crate::CONTROLLERS)?;
-        let runner = Arc::clone(&self.runner);
-        if let Backend::Real(_) = self.front.backend {
-            if parts.kubelet {
-                runtime.spawn(Registry::new(client, runner, &self.id).keep());
-            }
-            return Ok(());
-        }
-        if parts.controllers {
-            runtime.spawn(job::run(client.clone()));
-            runtime.spawn(garbage::run(client.clone()));
-        }
-        if parts.kubelet {
-            let pods = Api::<Pod>::all(client.clone());
-            runtime.spawn(kubelet::run(
-                client,
-                runner,
-                pods,
-                watcher::Config::default(),
-            ));
-        }
+        let nodes = Registry::new(client, Arc::clone(&self.runner), &self.id);
+        runtime.spawn(nodes.keep());
         Ok(())
     }
 
@@ -310,11 +204,6 @@ impl Cluster {
         Ok(path)
     }
 
-    /// What serves the API.
-    pub fn target(&self) -> &Target {
-        &self.target
-    }
-
     /// From now on an identity may do only what it was granted. One that was granted nothing yet may do everything.
     pub async fn grant(
         &self,
@@ -324,14 +213,14 @@ impl Cluster {
     ) -> Result<(), kube::Error> {
         let (identity, namespace) = (identity.to_owned(), namespace.to_owned());
         let (front, rules) = (Arc::clone(&self.front), rules.to_vec());
-        self.inside(async move { front.grant(&identity, &namespace, &rules).await })
+        self.inside(async move { front.upstream.grant(&identity, &namespace, &rules).await })
             .await
     }
 
     /// From now on an identity may do nothing until granted.
     pub async fn revoke(&self, identity: &str) -> Result<(), kube::Error> {
         let (front, identity) = (Arc::clone(&self.front), identity.to_owned());
-        self.inside(async move { front.revoke(&identity).await })
+        self.inside(async move { front.upstream.revoke(&identity).await })
             .await
     }
 
@@ -350,16 +239,7 @@ impl Cluster {
         &self.runner.nodes
     }
 
-    /// Forgets the history of changes: watches from before get `410 Gone`. A real server, which others use too, forgets when
-    /// it likes.
-    pub fn compact(&self) {
-        if let Backend::InProcess(server) = &self.front.backend {
-            server.compact();
-        }
-    }
-
-    /// Ends every watch but the cluster's own, in the middle of its stream. Together with [`Cluster::compact`], whoever
-    /// comes again gets `410 Gone`.
+    /// Ends every watch but the cluster's own, in the middle of its stream.
     pub fn cut_watches(&self) {
         self.front.cut_watches();
     }
@@ -377,27 +257,14 @@ impl Cluster {
             .text(&pod.uid().unwrap_or_default(), container)
     }
 
-    /// Runs `program` for containers of this image.
+    /// Runs `program` for containers of this image, with the `PATH` of this process.
     pub fn image(&self, name: &str, program: &Path) {
-        self.image_with(name, program, &[], &[]);
-    }
-
-    /// As [`Cluster::image`], with the arguments and the environment the image sets (`PATH` is this process's own unless set).
-    pub fn image_with(&self, name: &str, program: &Path, args: &[&str], env: &[(&str, &str)]) {
-        let mut all = vec![("PATH".to_owned(), std::env::var("PATH").unwrap_or_default())];
-        for (name, value) in env {
-            all.retain(|(known, _)| known != name);
-            all.push(((*name).to_owned(), (*value).to_owned()));
-        }
-        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-        self.runner.set_image(
-            name,
-            Image {
-                program: program.to_owned(),
-                args,
-                env: all,
-            },
-        );
+        let path = std::env::var("PATH").unwrap_or_default();
+        let image = Image {
+            program: program.to_owned(),
+            env: vec![("PATH".to_owned(), path)],
+        };
+        self.runner.set_image(name, image);
     }
 
     /// Where everything lies that its nodes keep: logs, volumes, termination messages.
@@ -410,44 +277,31 @@ impl Cluster {
         self.runner.claim_dir(namespace, claim)
     }
 
-    /// Makes a namespace, if it is not there.
-    pub async fn namespace(&self, name: &str) -> Result<(), kube::Error> {
-        let mut namespace = Namespace::default();
-        namespace.metadata.name = Some(name.to_owned());
-        if let Target::Real(_) = self.target {
-            let only = format!("{}={}", register::LABEL, self.id);
-            namespace.metadata.annotations = Some([(NODE_SELECTOR.to_owned(), only)].into());
-            let label = (register::LABEL.to_owned(), self.id.clone());
-            namespace.metadata.labels = Some([label].into());
-        }
-        let client = self.client(ADMIN)?;
-        let api = Api::<Namespace>::all(client.clone());
-        match api.create(&PostParams::default(), &namespace).await {
-            Err(kube::Error::Api(status)) if status.code == 409 => return Ok(()),
-            other => other?,
-        };
-        if let Target::Real(_) = self.target {
-            self.to_tidy().push(name.to_owned());
-            self.runtime.handle.spawn(real::provide_volumes(
-                self.client(crate::CONTROLLERS)?,
-                Arc::clone(&self.runner),
-                name.to_owned(),
-                self.id.clone(),
-            ));
-            // Without it no pod is admitted, and a controller makes it.
-            let accounts = Api::<ServiceAccount>::namespaced(client, name);
-            while accounts.get_opt("default").await?.is_none() {
-                tokio::time::sleep(POLL).await;
-            }
-            real::lead_pods(&self.client(ADMIN)?, name, &self.id).await?;
-        }
-        Ok(())
-    }
-
-    /// Makes a namespace that nobody else has. It is gone with the cluster, whichever that is.
+    /// Makes a namespace for this test alone. It is deleted with the cluster.
     pub async fn fresh_namespace(&self, prefix: &str) -> Result<String, kube::Error> {
         let name = format!("{prefix}-{}", uuid::Uuid::new_v4().simple());
-        self.namespace(&name).await?;
+        let mut namespace = Namespace::default();
+        namespace.metadata.name = Some(name.clone());
+        let only = format!("{}={}", register::LABEL, self.id);
+        namespace.metadata.annotations = Some([(NODE_SELECTOR.to_owned(), only)].into());
+        let label = (register::LABEL.to_owned(), self.id.clone());
+        namespace.metadata.labels = Some([label].into());
+        let client = self.client(ADMIN)?;
+        let api = Api::<Namespace>::all(client.clone());
+        api.create(&PostParams::default(), &namespace).await?;
+        self.to_tidy().push(name.clone());
+        self.runtime.handle.spawn(provision::provide_volumes(
+            self.client(crate::CONTROLLERS)?,
+            Arc::clone(&self.runner),
+            name.clone(),
+            self.id.clone(),
+        ));
+        // Without it no pod is admitted, and a controller makes it.
+        let accounts = Api::<ServiceAccount>::namespaced(client.clone(), &name);
+        while accounts.get_opt("default").await?.is_none() {
+            tokio::time::sleep(POLL).await;
+        }
+        provision::lead_pods(&client, &name, &self.id).await?;
         Ok(name)
     }
 
@@ -500,25 +354,13 @@ impl Cluster {
 
     /// Admission refuses every pod of a namespace, in these words.
     pub async fn refuse_pods(&self, namespace: &str, words: &str) -> Result<(), kube::Error> {
-        if let Target::Real(_) = self.target {
-            let client = self.client(ADMIN)?;
-            return real::refuse_pods(&client, namespace, words, &self.id).await;
-        }
-        let refusal = Fault::AdmissionRefused(words.to_owned());
-        self.faults()
-            .next_of(crate::CONTROLLERS, usize::MAX, "create", "pods", refusal);
-        Ok(())
+        let client = self.client(ADMIN)?;
+        provision::refuse_pods(&client, namespace, words, &self.id).await
     }
 
     /// The quota of a namespace has no place for a pod.
     pub async fn allow_no_pod(&self, namespace: &str) -> Result<(), kube::Error> {
-        if let Target::Real(_) = self.target {
-            return real::allow_no_pod(&self.client(ADMIN)?, namespace).await;
-        }
-        let refusal = Fault::QuotaExceeded;
-        self.faults()
-            .next_of(crate::CONTROLLERS, usize::MAX, "create", "pods", refusal);
-        Ok(())
+        provision::allow_no_pod(&self.client(ADMIN)?, namespace).await
     }
 
     /// The kernel kills the container for its memory. Says whether the pod was being run.
@@ -555,13 +397,13 @@ impl Cluster {
         self.runner
             .order(&pod.uid().unwrap_or_default(), Order::NodeLost);
         let condition = json!({
-            "type": "Ready", "status": "False", "lastTransitionTime": crud::now(),
+            "type": "Ready", "status": "False", "lastTransitionTime": now(),
         });
         self.patch_status(pod, json!({"status": {"conditions": [condition]}}))
             .await
     }
 
-    /// The node of a pod is lost: it does not answer, the pod is deleted by taint after a while, and nobody confirms it.
+    /// The node of a pod is lost: it does not answer, the pod is deleted by taint after a while, and no kubelet confirms it.
     pub async fn lose_node(&self, pod: &Pod) -> Result<(), kube::Error> {
         self.silence_node(pod).await?;
         self.disrupt(
@@ -602,7 +444,7 @@ impl Cluster {
     async fn disrupt(&self, pod: &Pod, reason: &str, message: &str) -> Result<(), kube::Error> {
         let condition = json!({
             "type": "DisruptionTarget", "status": "True", "reason": reason, "message": message,
-            "lastTransitionTime": crud::now(),
+            "lastTransitionTime": now(),
         });
         self.patch_status(pod, json!({"status": {"conditions": [condition]}}))
             .await
@@ -630,13 +472,10 @@ impl Cluster {
     /// Removes what would be left in a cluster that goes on without us.
     fn tidy(&self) {
         let names = std::mem::take(&mut *self.to_tidy());
-        let Backend::Real(upstream) = &self.front.backend else {
-            return;
-        };
-        let (client, (done, asked)) = (upstream.client(), mpsc::channel());
+        let (client, (done, asked)) = (self.front.upstream.client(), mpsc::channel());
         let id = self.id.clone();
         self.runtime.handle.spawn(async move {
-            real::remove(&client, names, &id).await;
+            provision::remove(&client, names, &id).await;
             let _ = done.send(());
         });
         let _ = asked.recv_timeout(TIDY);

@@ -1,12 +1,12 @@
-//! A real control plane on free ports of loopback: etcd, the API server and, where they are wanted, the controller manager
-//! and the scheduler. It has no nodes: those are the tests' own.
+//! The control plane of Kubernetes on free ports of loopback: etcd, the API server and, where they are wanted, the controller
+//! manager and the scheduler. It has no nodes: those are the tests' own. For real nodes the API server has another address.
 //!
-//! All processes end with the value; they stay in the process group of whoever starts it, so that whoever ends that by force
-//! ends them too.
+//! All processes end with the value. They stay in the process group of their parent, so that a signal to the group ends them
+//! too.
 
 use std::fs;
 use std::io;
-use std::net::TcpListener;
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -18,18 +18,21 @@ use rcgen::KeyPair;
 use serde_json::json;
 use tempfile::TempDir;
 
-/// How long both may take to be ready, on a busy machine.
+/// How long etcd and the API server may take to be ready, on a busy machine.
 const START: Duration = Duration::from_mins(2);
 const POLL: Duration = Duration::from_millis(100);
-/// How often a port may be taken by somebody else before the server has it.
+/// How often another process may take a port before the server has it.
 const TRIES: usize = 3;
 /// Requests per second of the controllers, which wait for their turn otherwise when many tests begin at once.
 const RATE: &str = "1000";
+/// Addresses of Services, and the first of them, which is the API server's.
+const SERVICES: &str = "10.0.0.0/24";
+const KUBERNETES: &str = "10.0.0.1";
 
 /// Why a control plane did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlPlaneError {
-    /// A program, folder or port is not to be had.
+    /// A program, folder or port is not available.
     #[error("a folder, port or file of the control plane is not to be had")]
     System(#[from] io::Error),
     /// A program could not be started.
@@ -65,22 +68,12 @@ pub struct Programs {
     pub controllers: Option<[PathBuf; 2]>,
 }
 
-impl Programs {
-    /// Those of a folder that make an API server.
-    pub fn api_server_of(folder: &Path) -> Self {
-        Self {
-            etcd: folder.join("etcd"),
-            api_server: folder.join("kube-apiserver"),
-            controllers: None,
-        }
-    }
-}
-
 /// A running control plane.
 #[derive(Debug)]
 pub struct ControlPlane {
     /// In the order in which they were started.
     processes: Vec<Child>,
+    address: IpAddr,
     url: String,
     token: String,
     /// Signed by itself, for this run.
@@ -91,9 +84,14 @@ pub struct ControlPlane {
 impl ControlPlane {
     /// Starts it, and returns when it takes requests.
     pub async fn start(programs: &Programs) -> Result<Self, ControlPlaneError> {
+        Self::start_at(programs, Ipv4Addr::LOCALHOST.into()).await
+    }
+
+    /// Starts it with its API server at an address of this machine, where nodes and pods can reach it.
+    pub async fn start_at(programs: &Programs, address: IpAddr) -> Result<Self, ControlPlaneError> {
         let mut tries = 1;
         loop {
-            match Self::start_once(programs).await {
+            match Self::start_once(programs, address).await {
                 Err(ControlPlaneError::NotReady { log })
                     if log.contains("address already in use") && tries < TRIES =>
                 {
@@ -104,13 +102,14 @@ impl ControlPlane {
         }
     }
 
-    async fn start_once(programs: &Programs) -> Result<Self, ControlPlaneError> {
-        let names = ["127.0.0.1".to_owned(), "localhost".to_owned()];
+    async fn start_once(programs: &Programs, address: IpAddr) -> Result<Self, ControlPlaneError> {
+        let names = [&address.to_string(), "localhost", KUBERNETES].map(str::to_owned);
         let signed = rcgen::generate_simple_self_signed(names)?;
         let [etcd, peer, port] = free_ports()?;
         let mut plane = Self {
             processes: Vec::new(),
-            url: format!("https://127.0.0.1:{port}"),
+            address,
+            url: format!("https://{address}:{port}"),
             token: uuid::Uuid::new_v4().simple().to_string(),
             certificate: signed.cert,
             dir: tempfile::tempdir()?,
@@ -158,7 +157,7 @@ impl ControlPlane {
             ("leader-elect", "false".to_owned()),
             ("kube-api-qps", RATE.to_owned()),
             ("kube-api-burst", RATE.to_owned()),
-            // Nobody asks them anything.
+            // No test sends them a request.
             ("secure-port", "0".to_owned()),
         ])
     }
@@ -178,9 +177,9 @@ impl ControlPlane {
         let account_public = write("account.pub", &account.public_key_pem())?;
         let account = write("account.key", &account.serialize_pem())?;
         let user = format!("{},admin,admin,system:masters\n", self.token);
-        Ok(vec![
+        let mut flags = vec![
             ("etcd-servers", etcd.to_owned()),
-            ("bind-address", "127.0.0.1".to_owned()),
+            ("bind-address", self.address.to_string()),
             ("secure-port", port.to_string()),
             ("cert-dir", self.file("certificates").display().to_string()),
             ("tls-cert-file", write("tls.crt", &self.certificate.pem())?),
@@ -193,10 +192,17 @@ impl ControlPlane {
             ("service-account-issuer", "https://127.0.0.1/".to_owned()),
             ("service-account-key-file", account_public),
             ("service-account-signing-key-file", account),
-            ("service-cluster-ip-range", "10.0.0.0/24".to_owned()),
+            ("service-cluster-ip-range", SERVICES.to_owned()),
             // Each test has nodes of its own, and only its namespaces are led there.
             ("enable-admission-plugins", "PodNodeSelector".to_owned()),
-        ])
+        ];
+        if !self.address.is_loopback() {
+            flags.push(("advertise-address", self.address.to_string()));
+            // The names of nodes are not resolved.
+            let by_address = "InternalIP".to_owned();
+            flags.push(("kubelet-preferred-address-types", by_address));
+        }
+        Ok(flags)
     }
 
     fn file(&self, name: &str) -> PathBuf {

@@ -1,11 +1,13 @@
-//! What every client of a test cluster talks to: plain HTTP on loopback, whatever serves the API behind it.
+//! What every client of a test talks to: plain HTTP on loopback, in front of the API server.
 //!
-//! It knows who asks, records what is asked, lets requests go wrong on order, and answers `pods/log`, because the
+//! It knows who asks, records what is asked, lets requests go wrong as a test asks, and answers `pods/log`, because the
 //! containers are its own cluster's. Everything else is the business of the API server behind it.
 
 pub(crate) mod faults;
 pub(crate) mod logs;
 pub(crate) mod recorder;
+mod request;
+mod status;
 pub(crate) mod upstream;
 
 use std::io;
@@ -16,18 +18,17 @@ use axum::body::Body;
 use axum::http::{Request, Response, header};
 use futures_util::{StreamExt as _, stream};
 use hyper::body::Incoming;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::api_server::authorizer::{ADMIN, Rule};
-use crate::api_server::request::{self, Query, Target};
-use crate::api_server::status::ApiError;
-use crate::api_server::{Server, header_text};
+use crate::rights::ADMIN;
 use faults::{Fault, Faults};
 use logs::Logs;
 use recorder::Recorder;
+use request::{Query, Target};
+use status::{ApiError, json_response};
 use upstream::Upstream;
 
 const TOKEN: &str = "token-of-";
@@ -42,17 +43,10 @@ pub(crate) fn token(identity: &str) -> String {
 #[error("connection dropped")]
 struct Dropped;
 
-/// The API server behind the front.
-#[derive(Debug)]
-pub(crate) enum Backend {
-    InProcess(Arc<Server>),
-    Real(Upstream),
-}
-
 /// The listener and what it keeps of requests.
 #[derive(Debug)]
 pub(crate) struct Front {
-    pub(crate) backend: Backend,
+    pub(crate) upstream: Upstream,
     pub(crate) recorder: Recorder,
     pub(crate) faults: Faults,
     pub(crate) logs: Arc<Logs>,
@@ -64,10 +58,13 @@ pub(crate) struct Front {
 
 impl Front {
     /// Listens on a free port of loopback until `stop`.
-    pub(crate) async fn start(backend: Backend, stop: CancellationToken) -> io::Result<Arc<Self>> {
+    pub(crate) async fn start(
+        upstream: Upstream,
+        stop: CancellationToken,
+    ) -> io::Result<Arc<Self>> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let front = Arc::new(Self {
-            backend,
+            upstream,
             recorder: Recorder::default(),
             faults: Faults::default(),
             logs: Arc::default(),
@@ -81,33 +78,6 @@ impl Front {
 
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
-    }
-
-    /// From now on `identity` may do what these rules say.
-    pub(crate) async fn grant(
-        &self,
-        identity: &str,
-        namespace: &str,
-        rules: &[Rule],
-    ) -> Result<(), kube::Error> {
-        match &self.backend {
-            Backend::InProcess(server) => {
-                server.authorizer.grant(identity, namespace, rules);
-                Ok(())
-            }
-            Backend::Real(upstream) => upstream.grant(identity, namespace, rules).await,
-        }
-    }
-
-    /// From now on `identity` may do nothing.
-    pub(crate) async fn revoke(&self, identity: &str) -> Result<(), kube::Error> {
-        match &self.backend {
-            Backend::InProcess(server) => {
-                server.authorizer.revoke(identity);
-                Ok(())
-            }
-            Backend::Real(upstream) => upstream.revoke(identity).await,
-        }
     }
 
     async fn accept(self: Arc<Self>, listener: TcpListener) {
@@ -164,7 +134,8 @@ impl Front {
                 let _ = self.answer(&identity, request, &target).await;
                 return Err(Dropped);
             }
-            Some(fault) => refusal(&fault, &target).response(),
+            Some(Fault::Expired) if target.verb == "watch" => expired_watch(),
+            Some(fault) => refusal(&fault).response(),
             None => self.answer(&identity, request, &target).await?,
         };
         self.recorder.answered(at, response.status().as_u16());
@@ -201,17 +172,9 @@ impl Front {
         if is_log(target) {
             return self.log(identity, request, target).await;
         }
-        match &self.backend {
-            Backend::InProcess(server) => Ok(server
-                .answer(identity, request)
-                .await
-                .unwrap_or_else(|error| error.response())),
-            // Without an answer behind there is none in front.
-            Backend::Real(upstream) => upstream
-                .answer(identity, request)
-                .await
-                .map_err(|_| Dropped),
-        }
+        // Without an answer behind there is none in front.
+        let answer = self.upstream.answer(identity, request).await;
+        answer.map_err(|_| Dropped)
     }
 
     async fn log(
@@ -220,13 +183,8 @@ impl Front {
         request: Request<Incoming>,
         target: &Target,
     ) -> Result<Response<Body>, Dropped> {
-        let pod: Result<Value, ApiError> = match &self.backend {
-            Backend::InProcess(server) => server.pod_of_log(identity, &request),
-            Backend::Real(upstream) => upstream
-                .pod_of_log(identity, target)
-                .await
-                .map_err(|_| Dropped)?,
-        };
+        let pod = self.upstream.pod_of_log(identity, target).await;
+        let pod: Result<Value, ApiError> = pod.map_err(|_| Dropped)?;
         let query = Query::parse(request.uri().query().unwrap_or(""));
         let answer = pod.and_then(|pod| logs::answer(&self.logs, &query, &pod));
         Ok(answer.unwrap_or_else(|error| error.response()))
@@ -239,7 +197,8 @@ fn is_log(target: &Target) -> bool {
 
 /// Who asks. kubectl sends no token over plain HTTP, so that a request without one is the admin's.
 fn identity(request: &Request<Incoming>) -> Result<String, ApiError> {
-    let given = header_text(request, &header::AUTHORIZATION);
+    let given = request.headers().get(header::AUTHORIZATION);
+    let given = given.and_then(|value| value.to_str().ok()).unwrap_or("");
     if given.is_empty() {
         return Ok(ADMIN.to_owned());
     }
@@ -272,7 +231,7 @@ fn entry(identity: &str, path: &str, query: &str, target: &Target) -> recorder::
     }
 }
 
-fn refusal(fault: &Fault, target: &Target) -> ApiError {
+fn refusal(fault: &Fault) -> ApiError {
     match fault {
         Fault::TooManyRequests(seconds) => ApiError::too_many_requests(*seconds),
         Fault::Unavailable => ApiError::new(
@@ -280,26 +239,16 @@ fn refusal(fault: &Fault, target: &Target) -> ApiError {
             "ServiceUnavailable",
             "the server is currently unable to handle the request",
         ),
-        Fault::QuotaExceeded => {
-            let what = quota_name(target);
-            let why = format!(
-                "exceeded quota: runs, requested: {what}=1, used: {what}=1, limited: {what}=1"
-            );
-            ApiError::refused(&target.group, &target.resource, &target.name, &why)
-        }
-        Fault::AdmissionRefused(why) => ApiError::new(
-            403,
-            "Forbidden",
-            format!("admission webhook \"policy.example.com\" denied the request: {why}"),
-        ),
-        _ => ApiError::internal("ordered by a test"),
+        Fault::Expired => expired(),
+        _ => ApiError::internal("a test asked for it"),
     }
 }
 
-fn quota_name(target: &Target) -> String {
-    if target.group.is_empty() {
-        target.resource.clone()
-    } else {
-        format!("count/{}.{}", target.resource, target.group)
-    }
+fn expired() -> ApiError {
+    ApiError::new(410, "Expired", "too old resource version: 1 (2)")
+}
+
+/// An API server begins to answer, and says so in an event.
+fn expired_watch() -> Response<Body> {
+    json_response(200, &json!({"type": "ERROR", "object": expired().status()}))
 }

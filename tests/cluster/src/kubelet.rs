@@ -1,7 +1,6 @@
-//! The pod runner: plays scheduler and kubelet for pods, with local processes as containers.
+//! The pod runner: plays the kubelet for pods that the scheduler has bound to a node, with local processes as containers.
 //!
-//! Faithful: which node a pod fits, when it waits and why (claim, Secret, config map, image), the environment a
-//! container gets, volumes as files, phases, conditions, container statuses, restarts, the termination message, exit
+//! Faithful: when a pod waits and why (Secret, config map, image), the environment a container gets, volumes as files, phases, conditions, container statuses, restarts, the termination message, exit
 //! codes, the order of signals and grace, deletion.
 //!
 //! Not faithful, since no namespaces or cgroups are used: a container sees the whole machine; mounts are folders, and
@@ -11,11 +10,11 @@
 
 mod container;
 mod environment;
+mod events;
 pub(crate) mod nodes;
 mod pod;
 mod process;
 pub(crate) mod register;
-mod scheduler;
 mod volumes;
 
 use std::collections::{HashMap, HashSet};
@@ -39,7 +38,7 @@ pub(crate) enum Order {
     Evict,
     /// The node is started anew: its containers ended with it, and what they ended with is not known.
     Reboot,
-    /// The node is gone: the processes end and nobody reports it.
+    /// The node is gone: the processes end and no kubelet reports it.
     NodeLost,
 }
 
@@ -47,7 +46,6 @@ pub(crate) enum Order {
 #[derive(Debug, Clone)]
 pub(crate) struct Image {
     pub(crate) program: PathBuf,
-    pub(crate) args: Vec<String>,
     pub(crate) env: Vec<(String, String)>,
 }
 
@@ -58,12 +56,12 @@ pub(crate) struct Runner {
     pub(crate) groups: Arc<Groups>,
     images: Mutex<HashMap<String, Image>>,
     orders: Mutex<HashMap<String, mpsc::UnboundedSender<Order>>>,
-    logs: Option<Arc<Logs>>,
+    logs: Arc<Logs>,
     dir: PathBuf,
 }
 
 impl Runner {
-    pub(crate) fn new(dir: &Path, logs: Option<Arc<Logs>>) -> Self {
+    pub(crate) fn new(dir: &Path, logs: Arc<Logs>) -> Self {
         Self {
             nodes: Arc::default(),
             groups: Arc::default(),

@@ -1,29 +1,29 @@
-//! A Kubernetes cluster for tests: an API server, the controllers that act on its objects, and a pod runner that starts
-//! what pods name as local processes.
+//! A Kubernetes cluster for tests: the control plane of Kubernetes, which runs apart and serves many tests, and for each
+//! test nodes of its own, whose pods are local processes.
 //!
-//! The API server is a real one where the environment names it ([`Target`]), else one in this process that is held to
-//! the same behaviour. In front of either stands the same listener, which records requests and lets them go wrong on
-//! order.
+//! In front of the API server each test has a listener, which records requests and lets them go wrong as the test asks.
 //!
-//! The cluster lives on a runtime of its own, so that a test may block while it works, and takes everything with it
-//! when it is dropped: no process of a pod outlives it.
+//! The nodes live on a runtime of their own, so that a test may block while they work, and take everything with them
+//! when the cluster is dropped: no process of a pod outlives it.
 
-mod api_server;
+mod clock;
 mod cluster;
 mod control_plane;
-mod controllers;
 mod front;
 mod kubelet;
-mod real;
+mod provision;
+mod rights;
+mod state;
 mod target;
 
-pub use api_server::authorizer::{ADMIN, Rule};
-pub use cluster::{Builder, Cluster, StartError, State};
+pub use cluster::{Builder, Cluster, StartError};
 pub use control_plane::{ControlPlane, ControlPlaneError, Programs};
 pub use front::faults::{Fault, Faults};
 pub use front::recorder::{Recorded, Request};
-pub use kubelet::nodes::{Node, Nodes, Taint};
-pub use target::Target;
+pub use kubelet::nodes::{Node, Nodes};
+pub use rights::{ADMIN, Rule};
+pub use state::State;
+pub use target::{NoCluster, kubeconfig};
 
-/// The identity of the cluster's own controllers and pod runner.
+/// The identity of the nodes, and of what else the harness does in the cluster.
 pub const CONTROLLERS: &str = "controllers";

@@ -30,7 +30,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     .await?;
     let kubeconfig = plane.kubeconfig_file("default")?;
     writeln!(io::stdout(), "{}", kubeconfig.display())?;
-    // Nothing is read: whoever started this holds the other end for as long as the control plane is to live.
+    // Nothing is read. The parent holds the other end for as long as it needs the control plane.
     let ended = tokio::task::spawn_blocking(|| io::stdin().lock().lines().for_each(drop));
     tokio::select! {
         _ = ended => {}

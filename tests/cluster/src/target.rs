@@ -1,36 +1,20 @@
-//! Which API server a cluster has, as the environment says.
+//! Which cluster tests run in, as the environment says.
 
 use std::env;
 use std::path::PathBuf;
 
-/// What serves the API.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
-    /// A server in this process.
-    InProcess,
-    /// A cluster that runs already, with the controllers and the scheduler of Kubernetes, to which this file leads.
-    Real(PathBuf),
-}
-
-/// Names the kubeconfig of the cluster `cargo xtask test cluster` has made sure of.
+/// Names the kubeconfig of the cluster of a run of tests.
 const CLUSTER: &str = "MAYFLY_TEST_CLUSTER";
 
-fn real() -> Option<Target> {
-    let file = env::var_os(CLUSTER).filter(|value| !value.is_empty())?;
-    Some(Target::Real(PathBuf::from(file)))
-}
+/// The environment names no cluster.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "no cluster: `cargo xtask test cluster` and `cargo xtask chaos` start one, or set `{CLUSTER}` to a kubeconfig"
+)]
+pub struct NoCluster;
 
-impl Target {
-    /// The one in this process, and the real one where one is named.
-    pub fn all() -> Vec<Self> {
-        [Some(Self::InProcess), real()]
-            .into_iter()
-            .flatten()
-            .collect()
-    }
-
-    /// The real one where one is named.
-    pub(crate) fn preferred() -> Self {
-        real().unwrap_or(Self::InProcess)
-    }
+/// The kubeconfig of the cluster in which tests run.
+pub fn kubeconfig() -> Result<PathBuf, NoCluster> {
+    let file = env::var_os(CLUSTER).filter(|value| !value.is_empty());
+    file.map(PathBuf::from).ok_or(NoCluster)
 }

@@ -19,6 +19,7 @@ use std::{env, fs};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Parser, ValueEnum};
+use reqwest::Url;
 use tokio::signal::unix::{SignalKind, signal};
 
 use api::Api;
@@ -36,7 +37,7 @@ const TOKEN: &str = "TERRAKUBE_TOKEN";
 #[command(name = "cargo xtask conformance", bin_name = "cargo xtask conformance")]
 struct Args {
     /// Address of Terrakube's API, such as `https://terrakube-api.example.com`
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", value_parser = http_url)]
     api: String,
     /// File with a personal or team token; without it, the variable `TERRAKUBE_TOKEN` holds the token
     #[arg(long, value_name = "FILE")]
@@ -107,6 +108,22 @@ impl Args {
 fn pair(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("not NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
+}
+
+/// Accepts the text of an `http` or `https` URL with a host, without query and fragment, to which paths can be added.
+fn http_url(text: &str) -> Result<String, String> {
+    let example = "give an address such as `https://terrakube-api.example.com`";
+    let url = Url::parse(text).map_err(|error| format!("no URL ({error}): {example}"))?;
+    if !["http", "https"].contains(&url.scheme()) {
+        let scheme = url.scheme();
+        return Err(format!(
+            "the scheme is `{scheme}`, not `http` or `https`: {example}"
+        ));
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(format!("a query or fragment is not allowed: {example}"));
+    }
+    Ok(text.to_owned())
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -230,6 +247,30 @@ mod tests {
         assert_eq!(args.global, [("A".to_owned(), "b=c".to_owned())]);
         assert!(parse(&["--only", "nothing"]).is_err());
         assert!(parse(&["--global", "A"]).is_err());
+    }
+
+    #[test]
+    fn an_address_that_is_no_http_url_is_refused_with_an_example() {
+        for (address, cause) in [
+            ("foo", "relative URL without a base"),
+            ("ftp://x", "the scheme is `ftp`"),
+            ("localhost:8080", "the scheme is `localhost`"),
+            ("http://", "empty host"),
+            ("https://t.example/?page=1", "a query or fragment"),
+        ] {
+            let error = Args::try_parse_from(["conformance", "--api", address]).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains("--api <URL>"), "{text}");
+            assert!(text.contains(cause), "{text}");
+            assert!(
+                text.contains("`https://terrakube-api.example.com`"),
+                "{text}"
+            );
+        }
+        for address in ["http://localhost:8080", "https://t.example/api/"] {
+            let args = Args::try_parse_from(["conformance", "--api", address]).unwrap();
+            assert_eq!(args.api, address);
+        }
     }
 
     #[test]

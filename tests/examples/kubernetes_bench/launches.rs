@@ -33,8 +33,8 @@ struct Bench {
     next: usize,
 }
 
-pub(crate) async fn measure(program: &str, runs: usize) -> Result<Value> {
-    let server = ApiServer::start().await?;
+pub(crate) async fn measure(server: [&str; 2], program: &str, runs: usize) -> Result<Value> {
+    let server = ApiServer::start(server).await?;
     let site = Site::new("");
     let client = server.client().await?;
     let launcher = Launcher::start(program, &server, &site, Reports::Nowhere)?;

@@ -1,8 +1,7 @@
 //! What `cargo xtask bench` measures of the launcher beside an API server: samples go to standard output as JSON, and
 //! are judged there. The API server, the launcher and this program are three processes, as they are in a cluster.
 //!
-//! The API server is a real one when `KUBEBUILDER_ASSETS` names it, else the one of the test cluster; the output says
-//! which. Neither has controllers: this program does what they would, so that no measurement waits for them.
+//! The API server has no controllers: this program does what they would, so that no measurement waits for them.
 
 #![allow(
     clippy::print_stdout,
@@ -19,8 +18,9 @@ mod watching;
 
 use anyhow::{Context as _, Result, bail};
 
-const USAGE: &str = "usage: kubernetes_bench serve-api\n       kubernetes_bench launches LAUNCHER RUNS\n       \
-    kubernetes_bench watching LAUNCHER RUNS JOBS";
+const USAGE: &str = "usage: kubernetes_bench serve-api ETCD KUBE_APISERVER\n       \
+    kubernetes_bench launches ETCD KUBE_APISERVER LAUNCHER RUNS\n       \
+    kubernetes_bench watching ETCD KUBE_APISERVER LAUNCHER RUNS JOBS";
 
 fn main() -> Result<()> {
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -30,13 +30,16 @@ fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let samples = match args[..] {
-        ["serve-api"] => return runtime.block_on(server::serve()),
-        ["launches", launcher, runs] => {
-            runtime.block_on(launches::measure(launcher, runs.parse().context(USAGE)?))
+        ["serve-api", etcd, api_server] => {
+            return runtime.block_on(server::serve(etcd, api_server));
         }
-        ["watching", launcher, runs, jobs] => {
+        ["launches", etcd, api_server, launcher, runs] => {
+            let (server, runs) = ([etcd, api_server], runs.parse().context(USAGE)?);
+            runtime.block_on(launches::measure(server, launcher, runs))
+        }
+        ["watching", etcd, api_server, launcher, runs, jobs] => {
             let (runs, jobs) = (runs.parse().context(USAGE)?, jobs.parse().context(USAGE)?);
-            runtime.block_on(watching::measure(launcher, runs, jobs))
+            runtime.block_on(watching::measure([etcd, api_server], launcher, runs, jobs))
         }
         _ => bail!(USAGE),
     }?;

@@ -2,16 +2,14 @@
 
 use std::env;
 use std::io::{BufRead as _, BufReader};
-use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use kube::api::PostParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
-use serde_json::{Value, json};
-use test_cluster::{ADMIN, Cluster, ControlPlane, Programs};
+use test_cluster::{ControlPlane, Programs};
 
 /// Namespace of the runs the launcher knows.
 pub(crate) const RUNS: &str = "runs";
@@ -19,27 +17,14 @@ pub(crate) const RUNS: &str = "runs";
 pub(crate) const BARE: &str = "bare";
 
 /// Serves until standard input ends.
-pub(crate) async fn serve() -> Result<()> {
-    // Whichever it is, it lives to the end of this function.
-    let real = match env::var_os("KUBEBUILDER_ASSETS") {
-        Some(folder) if !folder.is_empty() => {
-            let programs = Programs::api_server_of(Path::new(&folder));
-            Some(ControlPlane::start(&programs).await?)
-        }
-        _ => None,
+pub(crate) async fn serve(etcd: &str, api_server: &str) -> Result<()> {
+    let programs = Programs {
+        etcd: etcd.into(),
+        api_server: api_server.into(),
+        controllers: None,
     };
-    let (mut in_process, name) = (None, "kube-apiserver of KUBEBUILDER_ASSETS");
-    let (kubeconfig, name) = if let Some(real) = &real {
-        (real.kubeconfig_file(RUNS)?, name)
-    } else {
-        let cluster = Cluster::builder().api_server_only().start().await?;
-        let cluster = in_process.insert(cluster);
-        (
-            cluster.kubeconfig_file(ADMIN, RUNS)?,
-            "API server of the test cluster",
-        )
-    };
-    println!("{}", json!({"name": name, "kubeconfig": kubeconfig}));
+    let plane = ControlPlane::start(&programs).await?;
+    println!("{}", plane.kubeconfig_file(RUNS)?.display());
     let ended = tokio::task::spawn_blocking(|| std::io::stdin().lines().count());
     ended.await?;
     Ok(())
@@ -55,9 +40,11 @@ pub(crate) struct ApiServer {
 }
 
 impl ApiServer {
-    pub(crate) async fn start() -> Result<Self> {
+    /// Starts etcd and the API server, which are these programs.
+    pub(crate) async fn start(programs: [&str; 2]) -> Result<Self> {
         let mut process = Command::new(env::current_exe()?)
             .arg("serve-api")
+            .args(programs)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -65,15 +52,19 @@ impl ApiServer {
         let mut line = String::new();
         let output = process.stdout.take().context("it was asked for")?;
         BufReader::new(output).read_line(&mut line)?;
-        let told: Value = serde_json::from_str(&line).context("the API server did not start")?;
-        let text = |field: &str| told[field].as_str().unwrap_or_default().to_owned();
-        let server = Self {
+        let mut server = Self {
             process,
             input,
-            name: text("name"),
-            kubeconfig: text("kubeconfig"),
+            name: String::new(),
+            kubeconfig: line.trim_end().to_owned(),
         };
+        ensure!(
+            !server.kubeconfig.is_empty(),
+            "the API server did not start"
+        );
         let client = server.client().await?;
+        let version = client.apiserver_version().await?;
+        server.name = format!("kube-apiserver {}", version.git_version);
         for name in [RUNS, BARE] {
             let mut namespace = Namespace::default();
             namespace.metadata.name = Some(name.to_owned());

@@ -20,12 +20,17 @@ use crate::runs;
 use crate::server::{ApiServer, RUNS};
 use crate::sight::Sight;
 
-pub(crate) async fn measure(program: &str, runs: usize, count: usize) -> Result<Value> {
+pub(crate) async fn measure(
+    server: [&str; 2],
+    program: &str,
+    runs: usize,
+    count: usize,
+) -> Result<Value> {
     ensure!(
         count > 2 * runs,
         "too few Jobs for {runs} measurements of each kind"
     );
-    let server = ApiServer::start().await?;
+    let server = ApiServer::start(server).await?;
     let site = Site::new("");
     let field = Field::new(server.client().await?);
     let step = runs::step();

@@ -1,4 +1,4 @@
-//! Runs of the command line: their content was uploaded to the platform.
+//! Runs with content that a command line has uploaded to the platform.
 
 use flate2::Compression;
 use flate2::write::GzEncoder;

@@ -1,152 +1,36 @@
-//! Runs that cannot speak for themselves: the launcher tells the platform what became of them.
-
-use std::time::Duration;
+//! Runs of one machine that end early, and an executor that cannot start.
 
 use integration_tests::Repository;
+use integration_tests::process::Stream;
 use job_contract::{encoding, env};
-use k8s_openapi::api::core::v1::Pod;
-use test_platform::{Actor, Flow, Native, NewJob, Platform, Status, Variable, Workspace};
+use test_platform::{Effect, Fault, Flow, Native, Platform, Status, Variable};
 
 use super::{Gate, Ground, Stage};
-use crate::kubernetes::{LAUNCHER, Place};
 use crate::site;
 
-impl Stage {
-    /// Waits for the failure of the job, and fails unless its step's output holds these words.
-    async fn until_told(&self, job: u32, words: &str) {
-        let job = self.platform.until_job(job, Status::Failed).await;
-        let kind = &job.dispatched_step().unwrap().flow.kind;
-        let output = self.output(job.id, kind);
-        assert!(
-            output.contains(words),
-            "{words:?} is not in {output:?}\n{}",
-            self.platform.report()
-        );
-        let lines = self.platform.streamed(job.id).await;
-        assert!(
-            lines.iter().any(|line| line.output.contains(words)),
-            "{words:?} is not in {lines:#?}"
-        );
-        self.platform.assert_kept().await;
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_that_does_not_exist_fails_the_step_with_its_name() {
-    let stage = Stage::in_cluster().await;
-    let image = "registry.example.test/missing:1";
-    let _launcher = stage.serve_with(&[(env::CONTAINER_ERROR_SECONDS, "2"), (env::IMAGE, image)]);
-    let job = stage.start(Repository::fixture(), Flow::plan_apply());
-    stage.until_told(job, image).await;
-}
-
-/// Put off for ever it would keep all newer ones from their turn.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_run_the_launcher_has_no_right_to_start_is_accepted_and_fails_with_the_reason() {
-    let place = Place::new().await.where_it_is_refused();
-    let platform = Platform::builder().retry(Duration::from_secs(1));
-    let stage = Stage::on(Ground::Cluster(Box::new(place)), platform).await;
-    stage.place().cluster.revoke(LAUNCHER).await.unwrap();
-    let _launcher = stage.serve();
-    let job = stage.start(Repository::fixture(), Flow::plan_apply());
-    stage.until_told(job, "cannot create resource").await;
-    // An answer that refuses it would have made the platform fail it, with the number of the answer for a reason.
-    let history = stage.history(job);
-    let failed: Vec<_> = history
-        .iter()
-        .filter(|(step, status, _)| (*step, *status) == (0, Status::Failed))
-        .collect();
-    assert_eq!(failed, [&(0, Status::Failed, Actor::Client)], "{history:?}");
-    assert!(stage.place().state().await.jobs.is_empty());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_pod_no_node_takes_fails_the_step_with_the_words_of_the_scheduler() {
-    let stage = Stage::in_cluster().await;
-    let _launcher = stage.serve_with(&[(env::UNSCHEDULABLE_SECONDS, "2")]);
-    let repository = Repository::fixture();
-    let workspace = Workspace::new(&repository.url()).with(Variable::env(
-        "EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS",
-        "disk=ssd",
-    ));
-    let workspace = stage.platform.workspace(workspace);
-    let job = stage
-        .platform
-        .start_job(NewJob::new(&workspace, Flow::plan_apply()));
-    stage.until_told(job, "node").await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_is_killed_for_its_memory_fails_the_step_and_is_not_replaced() {
-    let stage = Stage::in_cluster().await;
+async fn a_run_whose_job_was_removed_is_stopped_and_dropped() {
+    let stage = Stage::on(Ground::Machine(site()), Platform::builder()).await;
     let gate = Gate::new(stage.site());
-    let _launcher = stage.serve();
+    let launcher = stage.serve_with(&[(env::STATUS_POLL_SECONDS, "1")]);
     let job = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
-    let pod = stage.only_pod().await;
-    assert!(stage.place().cluster.oom_kill(&pod));
-    stage.until_told(job, "memory").await;
-    assert_eq!(stage.place().state().await.pods.len(), 1);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_says_nothing_until_its_deadline_fails_the_step_with_its_length() {
-    let stage = Stage::in_cluster().await;
-    stage.place().image_that_first("exec sleep 600");
-    let _launcher = stage.serve_with(&[
-        // The shortest there may be.
-        (env::ACTIVE_DEADLINE_SECONDS, "31"),
-        (env::TERMINATION_GRACE_PERIOD_SECONDS, "30"),
-        (env::APPLY_GRACE_PERIOD_SECONDS, "30"),
-    ]);
-    let job = stage.start(Repository::fixture(), Flow::plan_apply());
-    stage.until_told(job, "deadline").await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_setting_of_the_workspace_that_cannot_be_used_fails_the_step_with_its_name() {
-    let stage = Stage::in_cluster().await;
-    let _launcher = stage.serve();
-    let repository = Repository::fixture();
-    for (name, value) in [
-        ("EPHEMERAL_CONFIG_TOLERATIONS", "dedicated:Sometimes"),
-        (
-            "EPHEMERAL_CONFIG_POD_SECURITY_CONTEXT",
-            "runAsUser=somebody",
-        ),
-        ("EPHEMERAL_CPU_REQUEST", "much"),
-    ] {
-        let workspace = Workspace::new(&repository.url()).with(Variable::env(name, value));
-        let workspace = stage.platform.workspace(workspace);
-        let job = stage
-            .platform
-            .start_job(NewJob::new(&workspace, Flow::plan_apply()));
-        let job = stage.platform.until_job(job, Status::Failed).await;
-        let output = stage
-            .platform
-            .step_output(job.id, &job.steps[0].id)
-            .unwrap_or_default();
-        let said = format!("{output}{}", job.steps[0].name);
-        assert!(
-            said.contains(name),
-            "{name} is not in {said:?}\n{}",
-            stage.platform.report()
-        );
+    let path = format!("/job/{job}");
+    for method in ["GET", "PATCH"] {
+        let fault = Fault::always(method, &path, Effect::Status(404));
+        stage.platform.fault(fault);
     }
-    stage.platform.assert_kept().await;
+    launcher.running.line_with(
+        Stream::Stderr,
+        "the platform refuses every request about a run",
+    );
+    stage
+        .platform
+        .until_streamed(job, "Interrupt received")
+        .await;
 }
 
-impl Stage {
-    async fn only_pod(&self) -> Pod {
-        let state = self.place().state().await;
-        let [pod] = state.pods.as_slice() else {
-            panic!("{:#?}", state.pods);
-        };
-        pod.clone()
-    }
-}
-
-/// As under the platform's own Jobs, where nobody reads the executor's own words.
+/// As in the platform's own Jobs, whose container logs are not shown.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_setting_of_redis_that_cannot_be_used_is_told_through_the_api() {
     let native = Native::new(|_| async { Ok(()) });

@@ -1,4 +1,4 @@
-//! Logs on their way to who watches.
+//! Live and stored logs.
 
 use std::fs;
 

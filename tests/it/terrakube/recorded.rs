@@ -1,5 +1,5 @@
-//! What a stock executor called at a stock API (`tests/recorded`), beside what ours calls for the same jobs. The decided
-//! differences stand here, and there are no others.
+//! The requests of Mayfly's executor, compared with those of a stock executor for the same jobs (`tests/recorded`). This
+//! file lists all differences.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -11,7 +11,7 @@ use test_chart::{Release, chart, files};
 
 use super::release;
 
-/// The step that packages the chart, run on a copy: whoever installs the package gets the images of the release.
+/// The step that packages the chart, run on a copy: the package installs the images of the release.
 #[test]
 fn the_published_chart_names_the_images_of_its_release() {
     let (images, version) = ("ghcr.example.com/somebody", "7.8.9");

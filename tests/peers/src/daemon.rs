@@ -62,7 +62,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Output is read to its end, whoever still listens: a full pipe would stop the program.
+/// Output is read to its end: a full pipe would stop the program.
 fn follow(
     output: Option<impl Read + Send + 'static>,
     sender: mpsc::Sender<String>,

@@ -3,11 +3,12 @@
 pub mod azurite;
 pub mod clouds;
 mod daemon;
-pub mod door;
 pub mod gcs;
 pub mod git_http;
 pub mod http;
+pub mod http_proxy;
 pub mod port;
+pub mod providers;
 pub mod proxy;
 pub mod redis;
 pub mod s3;

@@ -1,22 +1,21 @@
-//! A port of loopback that is nobody else's as long as its value lives, whether somebody listens there or not: what is
-//! started on it cannot find it taken, and what is stopped on it is not followed by another test's server.
+//! A reserved port of loopback. A server can be started and stopped on it, and no other test gets the port.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use tokio::net::TcpSocket;
 
-/// A port that is held.
+/// A reserved port. It is free again on drop.
 #[derive(Debug)]
 pub struct Port {
     address: SocketAddr,
-    // Bound, and never listening: who connects is refused. The system gives the port to nobody who leaves the choice to
-    // it, and to those who ask for it by number and may share an address, as servers do.
+    // This socket is bound and never listens, so connections are refused. The system does not choose this port for others. A
+    // server that binds it by number with `SO_REUSEADDR` gets it.
     _held: TcpSocket,
 }
 
 impl Port {
-    /// One that is free.
+    /// Reserves a free port.
     ///
     /// # Errors
     /// Fails when there is none.

@@ -1,4 +1,4 @@
-//! Real `redis-server`: alone, with TLS, users and a file of what it was told, as a cluster, or watched by a sentinel.
+//! A real `redis-server`: one server, with TLS, users and an append-only file, a cluster, or with sentinels.
 //! Each has a folder and ports of its own and is stopped by its process.
 
 use std::fs;
@@ -52,13 +52,13 @@ impl Options {
         self
     }
 
-    /// Lets nobody in without this password.
+    /// Requires this password.
     #[must_use]
     pub fn password(self, password: &str) -> Self {
         self.set("requirepass", password)
     }
 
-    /// Lets this user in, and nobody else.
+    /// Admits only this user.
     #[must_use]
     pub fn user(self, name: &str, password: &str, rights: &str) -> Self {
         self.set("user", &format!("{name} on >{password} {rights}"))
@@ -426,7 +426,7 @@ fn wait_for_line(output: ChildStdout, ready: &'static str) -> io::Result<()> {
                 _ => break drop(tell.send(Err(io::Error::other(said)))),
             }
         }
-        // A pipe that nobody reads would stop it one day.
+        // A full pipe would stop the server.
         drop(io::copy(&mut output, &mut io::sink()));
     });
     told.recv_timeout(PATIENCE)

@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::daemon::{Daemon, address_in, installed};
 use crate::http::{Request, Response, Server, ask, pass_on};
 
-/// A service with one bucket and one user, who may do everything with it.
+/// A service with one bucket, and one user with all rights.
 #[derive(Debug)]
 pub struct S3 {
     address: SocketAddr,
@@ -113,11 +113,7 @@ impl S3 {
     /// # Errors
     /// Fails when the service does not answer.
     pub fn object(&self, key: &str) -> io::Result<Option<String>> {
-        let (status, answer) = self.ask("GET", &format!("/{BUCKET}/{key}"), b"")?;
-        match status {
-            404 => Ok(None),
-            _ => expect(status == 200, &answer).map(|()| Some(answer)),
-        }
+        object_at(self.address, key)
     }
 
     /// Every version of an object, the oldest first, and how often it was deleted.
@@ -193,6 +189,19 @@ impl S3 {
     /// One line for each request so far, and for what went wrong.
     pub fn log(&self) -> String {
         self.daemon.log()
+    }
+}
+
+/// An object of the bucket of the service at an address, where signatures are believed.
+///
+/// # Errors
+/// Fails when the service does not answer.
+pub fn object_at(address: SocketAddr, key: &str) -> io::Result<Option<String>> {
+    let headers = [("Authorization", &*unsigned("s3"))];
+    let (status, answer) = ask(address, "GET", &format!("/{BUCKET}/{key}"), &headers, b"")?;
+    match status {
+        404 => Ok(None),
+        _ => expect(status == 200, &answer).map(|()| Some(answer)),
     }
 }
 

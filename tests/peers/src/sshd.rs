@@ -111,7 +111,7 @@ impl Drop for Sshd {
     }
 }
 
-/// A private key nobody lets in, or of another kind than the server's own.
+/// A private key that no server accepts, or one of another type than the server's own.
 ///
 /// # Errors
 /// Fails when `ssh-keygen` is missing or fails.

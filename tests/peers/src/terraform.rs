@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn what_is_not_there_is_not_made_up() {
         for log in [
-            // A byte is lost, the other piece is somebody else's, and the next line is one.
+            // A byte is lost, the other piece is of another line, and the next line is one.
             "a (local-exec): numb\na (local-exec): r-1.\n",
             "a (local-exec): numb\nb (local-exec): er-1.\n",
             "a (local-exec): number-\na (local-exec): number-2.\na (local-exec): 1.\n",

@@ -1,11 +1,11 @@
-//! The job context (contract 6.6): what a replacement of the document loses, and what it must not hold.
+//! The job context (contract 6.6): violations in a document that replaces another.
 
 use serde_json::{Map, Value};
 
 use crate::ledger::Rule;
 use crate::streams::Findings;
 
-/// What is wrong with replacing one document by another.
+/// Violations when `new` replaces `old`.
 pub(crate) fn findings(job: u32, old: &Map<String, Value>, new: &Map<String, Value>) -> Findings {
     let mut findings = Findings::new();
     lost(&format!("job {job}"), old, new, &mut findings);
@@ -28,7 +28,7 @@ pub(crate) fn findings(job: u32, old: &Map<String, Value>, new: &Map<String, Val
     findings
 }
 
-/// Keys that were there and are not any more, at the top and for each step.
+/// Keys that the new document lacks.
 fn lost(path: &str, old: &Map<String, Value>, new: &Map<String, Value>, findings: &mut Findings) {
     for (key, value) in old {
         let path = format!("{path}, {key}");
@@ -40,7 +40,7 @@ fn lost(path: &str, old: &Map<String, Value>, new: &Map<String, Value>, findings
     }
 }
 
-/// Whether a value is there where the marks say that it is sensitive.
+/// Whether a value is present that the marks call sensitive.
 fn reveals(value: &Value, marks: &Value) -> bool {
     match marks {
         Value::Bool(sensitive) => *sensitive && !value.is_null(),

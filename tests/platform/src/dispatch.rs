@@ -1,4 +1,4 @@
-//! One dispatch: the job data of a step, where it goes, and what the answer means (contract 1.2, 1.4, 2.1 to 2.4).
+//! One dispatch: the job data of a step, the request, and the meaning of the answer (contract 1.2, 1.4, 2.1 to 2.4).
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,12 +9,10 @@ use serde_json::{Map, Value, json};
 
 use crate::records::{Job, Records, Step, Variable};
 
-/// What the API's client decodes at most.
+/// The largest answer that the API's client decodes.
 const DECODED: usize = 256 * 1024;
-const PATH: &str = "/api/v1/terraform-rs";
 /// Chooses the platform's own Kubernetes Jobs, whatever its value.
 const EPHEMERAL: &str = "TERRAKUBE_ENABLE_EPHEMERAL_EXECUTOR";
-const DEFAULT_EXECUTOR: &str = "TERRAKUBE_DEFAULT_EXECUTOR";
 
 type Create = dyn Fn(Value) -> BoxFuture<'static, Result<(), String>> + Send + Sync;
 
@@ -23,7 +21,7 @@ type Create = dyn Fn(Value) -> BoxFuture<'static, Result<(), String>> + Send + S
 pub struct Native(pub(crate) Arc<Create>);
 
 impl Native {
-    /// What is called with the job data; an error fails the job.
+    /// `create` gets the job data. Its error fails the job.
     pub fn new<F>(create: impl Fn(Value) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Result<(), String>> + Send + 'static,
@@ -38,35 +36,19 @@ impl fmt::Debug for Native {
     }
 }
 
-/// What a dispatch came to.
+/// The result of a dispatch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
     Accepted,
-    /// To be tried again. The executor may have accepted it all the same.
+    /// The scheduler tries again. The executor may have accepted the dispatch.
     Unavailable,
     /// The job fails with this reason.
     Refused(String),
 }
 
-/// Where a step goes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Way {
-    Native,
-    Http(String),
-}
-
-/// The way of a step with this job data.
-pub(crate) fn way(records: &Records, job: &Job, data: &Value, default_url: &str) -> Way {
-    if data["environmentVariables"].get(EPHEMERAL).is_some() {
-        return Way::Native;
-    }
-    let agent = &records.workspaces[&job.workspace].agent_url;
-    let default = records
-        .globals
-        .iter()
-        .find(|found| found.key == DEFAULT_EXECUTOR);
-    let base = agent.as_ref().or(default.map(|found| &found.value));
-    Way::Http(base.map_or_else(|| default_url.to_owned(), |base| format!("{base}{PATH}")))
+/// Whether the platform makes a Kubernetes Job of this job data itself.
+pub(crate) fn asks_for_native(data: &Value) -> bool {
+    data["environmentVariables"].get(EPHEMERAL).is_some()
 }
 
 /// The document of a step, complete with its nulls. A rejected approval brings its own scripts.
@@ -78,7 +60,7 @@ pub(crate) fn job_data(records: &Records, job: &Job, step: &Step, commands: &Val
     let start = [
         ("TF_IN_AUTOMATION", "1"),
         ("workspaceName", workspace.name.as_str()),
-        ("organizationName", "acme"),
+        ("organizationName", "measure"),
     ];
     let (environment, inputs) = (
         variables(&start, &workspace.variables, &records.globals, false),
@@ -180,64 +162,7 @@ pub(crate) async fn post(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records::{NewJob, Workspace};
-    use crate::template::Flow;
     use test_peers::http::{Response, Server};
-
-    fn records(workspace: Workspace) -> (Records, u32) {
-        let mut records = Records::new();
-        let id = workspace.id.clone();
-        records.workspaces.insert(id.clone(), workspace);
-        let job = records.create(NewJob::new(&id, Flow::plan_apply()), 412);
-        (records, job)
-    }
-
-    #[test]
-    fn job_data_has_every_property_and_the_workspace_wins_over_the_organization() {
-        let workspace = Workspace::new("https://git.example.test/a.git")
-            .with(Variable::terraform("region", "eu"))
-            .with(Variable::env("AWS_REGION", "eu-west-1"));
-        let (mut records, job) = records(workspace);
-        records.globals = vec![
-            Variable::env("AWS_REGION", "us"),
-            Variable::env("STAGE", "dev"),
-        ];
-        let job = records.job(job);
-        let data = job_data(&records, job, &job.steps[0], &Value::Null);
-        assert_eq!(data.as_object().unwrap().len(), 23);
-        assert_eq!(data["jobId"], "412");
-        assert_eq!(data["variables"], json!({"region": "eu"}));
-        let environment = &data["environmentVariables"];
-        assert_eq!(
-            (&environment["AWS_REGION"], &environment["STAGE"]),
-            (&json!("eu-west-1"), &json!("dev"))
-        );
-        assert!(data["accessToken"].is_null() && data.get("accessToken").is_some());
-    }
-
-    #[test]
-    fn an_agent_comes_before_the_organization_and_that_before_the_platform() {
-        let (mut records, id) = records(Workspace::new("x"));
-        let way_of = |records: &Records| {
-            let job = records.job(id);
-            let data = job_data(records, job, &job.steps[0], &Value::Null);
-            way(records, job, &data, "http://default/path")
-        };
-        let http = |url: &str| Way::Http(url.to_owned());
-        assert_eq!(way_of(&records), http("http://default/path"));
-        records
-            .globals
-            .push(Variable::env(DEFAULT_EXECUTOR, "http://organization"));
-        assert_eq!(
-            way_of(&records),
-            http("http://organization/api/v1/terraform-rs")
-        );
-        let workspace = records.workspaces.values_mut().next().unwrap();
-        workspace.agent_url = Some("http://agent".to_owned());
-        assert_eq!(way_of(&records), http("http://agent/api/v1/terraform-rs"));
-        records.globals.push(Variable::env(EPHEMERAL, "false"));
-        assert_eq!(way_of(&records), Way::Native);
-    }
 
     #[tokio::test]
     async fn only_a_202_that_can_be_decoded_is_an_acceptance() {

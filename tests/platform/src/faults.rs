@@ -1,34 +1,44 @@
-//! Faults that tests order: requests of a kind go wrong in a given way.
+//! Faults that tests order: matching requests fail in a given way.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// How a request goes wrong.
+use crate::records::Status;
+
+/// How a request fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// This status, and nothing is done.
     Status(u16),
-    /// What it does is done after this time.
+    /// This status and a number of seconds to wait, and nothing is done.
+    RetryAfter(u16, u64),
+    /// A redirect to that address, and nothing is done.
+    Redirect(&'static str),
+    /// This status, after the work is done.
+    StatusAfter(u16),
+    /// The request is handled after this time.
     Slow(Duration),
+    /// The request is answered. After that its job has this status.
+    Then(Status),
     /// The connection ends before anything is done.
     DropBefore,
     /// The connection ends after the work is done, before the answer.
     DropAfter,
 }
 
-/// Which requests go wrong, and how often.
+/// Which requests fail, how, and how often.
 #[derive(Debug, Clone)]
 pub struct Fault {
     pub method: &'static str,
-    /// What the path contains, or what it ends with where this ends with `$`; empty is any.
+    /// What the path contains. With `$` at its end: what the path without its query ends with. Empty is any.
     pub path: String,
     pub effect: Effect,
-    /// How many requests are hit.
+    /// How many requests fail.
     pub times: usize,
 }
 
 impl Fault {
-    /// The next request of this kind goes wrong.
+    /// The next matching request fails.
     pub fn once(method: &'static str, path: &str, effect: Effect) -> Self {
         Self {
             method,
@@ -38,7 +48,7 @@ impl Fault {
         }
     }
 
-    /// All requests of this kind go wrong, until faults are cleared.
+    /// All matching requests fail until the faults are cleared.
     pub fn always(method: &'static str, path: &str, effect: Effect) -> Self {
         Self {
             times: usize::MAX,
@@ -50,13 +60,13 @@ impl Fault {
 impl Fault {
     fn is_about(&self, path: &str) -> bool {
         match self.path.strip_suffix('$') {
-            Some(end) => path.ends_with(end),
+            Some(end) => path.split('?').next().unwrap_or(path).ends_with(end),
             None => path.contains(&self.path),
         }
     }
 }
 
-/// The faults ordered and not used up.
+/// The ordered faults that have not happened.
 #[derive(Debug, Default)]
 pub(crate) struct Faults(Mutex<Vec<Fault>>);
 
@@ -69,7 +79,7 @@ impl Faults {
         self.lock().clear();
     }
 
-    /// How many requests of this method are still to go wrong.
+    /// How many requests of this method will fail.
     pub(crate) fn left(&self, method: &str) -> usize {
         let faults = self.lock();
         let of_method = faults.iter().filter(|fault| fault.method == method);

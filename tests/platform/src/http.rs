@@ -1,5 +1,5 @@
-//! The HTTP interface: every request goes into the ledger, meets the faults ordered for it, shows its token and finds
-//! its handler. A refusal names the rule it stands for.
+//! The HTTP interface. It records every request, applies ordered faults, checks the token, and calls the handler. A refusal
+//! names the broken rule.
 
 mod documents;
 mod plain;
@@ -14,15 +14,17 @@ use hyper::body::Incoming;
 use serde_json::{Value, json};
 
 use crate::faults::Effect;
-use crate::ledger::{self, Rule};
+use crate::ledger::{self, Actor, Rule};
 use crate::platform::Shared;
 use crate::token::{Bearer, INTERNAL};
 
+/// A token that lives longer is noted.
+const TOKEN_LIFETIME: Duration = Duration::from_mins(15);
 const BODY: usize = 64 * 1024 * 1024;
 const JSON_API: &str = "application/vnd.api+json";
 const JSON: &str = "application/json";
 
-/// A request that gets no answer: its connection ends.
+/// The connection of a request ends without an answer.
 #[derive(Debug, thiserror::Error)]
 #[error("connection dropped")]
 pub(crate) struct Dropped;
@@ -35,11 +37,11 @@ struct Call {
     body: Bytes,
 }
 
-/// What is answered when it is not what was asked for.
+/// An answer that refuses a request.
 #[derive(Debug)]
 struct Refusal {
     status: u16,
-    /// None where asking was no mistake.
+    /// None if the request was no mistake.
     rule: Option<Rule>,
     why: String,
 }
@@ -70,7 +72,7 @@ impl Call {
             .unwrap_or_default()
     }
 
-    /// Fails unless the body says that it is of this type, without parameters.
+    /// Fails unless the content type is this one, without parameters.
     fn must_be(&self, media_type: &str) -> Result<(), Refusal> {
         let given = self.header(&header::CONTENT_TYPE);
         let plain = media_type == JSON && given.split(';').next().map(str::trim) == Some(JSON);
@@ -102,7 +104,7 @@ impl Call {
         })
     }
 
-    /// Names and values after the path.
+    /// Names and values of the query.
     fn query(&self) -> Vec<(String, String)> {
         let url = reqwest::Url::parse(&format!("http://platform{}", self.path));
         url.map(|url| url.query_pairs().into_owned().collect())
@@ -135,16 +137,45 @@ pub(crate) async fn serve(
     let effect = shared.faults.take(call.method.as_str(), &call.path);
     let answer = match effect {
         Some(Effect::DropBefore) => return Err(Dropped),
-        Some(Effect::Status(status)) => Ok(response(status, "", Body::empty())),
+        Some(Effect::Status(status)) => Ok(ordered(status)),
+        Some(Effect::RetryAfter(status, seconds)) => {
+            let mut answer = ordered(status);
+            let headers = answer.headers_mut();
+            headers.insert(header::RETRY_AFTER, seconds.into());
+            Ok(answer)
+        }
+        Some(Effect::Redirect(to)) => {
+            let mut answer = ordered(302);
+            let to = header::HeaderValue::from_static(to);
+            answer.headers_mut().insert(header::LOCATION, to);
+            Ok(answer)
+        }
         Some(Effect::Slow(time)) => {
             tokio::time::sleep(time).await;
-            route(&shared, &call).await
+            carry_out(&shared, &call, at).await
+        }
+        Some(Effect::StatusAfter(status)) => {
+            drop(conclude(
+                &shared,
+                at,
+                carry_out(&shared, &call, at).await,
+                true,
+            ));
+            Ok(ordered(status))
+        }
+        Some(Effect::Then(status)) => {
+            let answer = carry_out(&shared, &call, at).await;
+            let job = shared.ledger().requests[at].job;
+            if let Some(job) = job {
+                shared.write(|records| records.set_job(job, status, Actor::User));
+            }
+            answer
         }
         Some(Effect::DropAfter) => {
-            conclude(&shared, at, route(&shared, &call).await, true);
+            conclude(&shared, at, carry_out(&shared, &call, at).await, true);
             return Err(Dropped);
         }
-        None => route(&shared, &call).await,
+        None => carry_out(&shared, &call, at).await,
     };
     Ok(conclude(&shared, at, answer, false))
 }
@@ -168,6 +199,7 @@ fn enter(shared: &Shared, call: &Call) -> usize {
         method: call.method.to_string(),
         path: call.path.clone(),
         status: 0,
+        done: false,
         body: serde_json::from_slice(&call.body).unwrap_or_default(),
         issuer: bearer.map(|bearer| bearer.issuer),
         job,
@@ -179,7 +211,14 @@ fn enter(shared: &Shared, call: &Call) -> usize {
     at
 }
 
-/// Notes the answer of a request.
+/// Does what a request asks for, and notes whether that was accepted.
+async fn carry_out(shared: &Arc<Shared>, call: &Call, at: usize) -> Answer {
+    let answer = route(shared, call).await;
+    shared.ledger().requests[at].done = answer.is_ok();
+    answer
+}
+
+/// Notes the answer of a request. A lost answer does not reach the client.
 fn conclude(shared: &Shared, at: usize, answer: Answer, lost: bool) -> Response<Body> {
     let response = answer.unwrap_or_else(|refusal| {
         if let Some(rule) = refusal.rule {
@@ -193,6 +232,12 @@ fn conclude(shared: &Shared, at: usize, answer: Answer, lost: bool) -> Response<
     }
     shared.requests_changed();
     response
+}
+
+/// What a proxy answers in the platform's place.
+fn ordered(status: u16) -> Response<Body> {
+    let errors = json!({"errors": [{"detail": "out of\norder"}]});
+    json_response(status, JSON_API, &errors)
 }
 
 fn response(status: u16, media_type: &str, body: Body) -> Response<Body> {
@@ -210,9 +255,6 @@ fn json_response(status: u16, media_type: &str, document: &Value) -> Response<Bo
 async fn route(shared: &Arc<Shared>, call: &Call) -> Answer {
     let segments = call.segments();
     match (call.method.as_str(), segments.as_slice()) {
-        ("GET", ["tofu", "index.json"]) => {
-            Ok(json_response(200, JSON, &shared.settings.tofu_index))
-        }
         ("GET", ["context", "v1", job]) => {
             authenticated(shared, call)?;
             Ok(plain::context(shared, job))
@@ -228,22 +270,6 @@ async fn route(shared: &Arc<Shared>, call: &Call) -> Answer {
         ("POST", ["logs", job, "setup-consumer-groups"]) => {
             internal(shared, call)?;
             plain::create_groups(shared, call, job).await
-        }
-        (
-            "GET",
-            [
-                "tfoutput",
-                "v1",
-                "organization",
-                organization,
-                "job",
-                job,
-                "step",
-                step,
-            ],
-        ) => {
-            authenticated(shared, call)?;
-            plain::output(shared, organization, job, step).await
         }
         (
             "GET",
@@ -271,7 +297,6 @@ async fn route(shared: &Arc<Shared>, call: &Call) -> Answer {
             }
             match (method, rest) {
                 ("GET", ["job", job]) => documents::job(shared, call, job),
-                ("GET", ["workspace", workspace]) => documents::workspace(shared, workspace),
                 ("GET", ["workspace", workspace, "history"]) => {
                     documents::histories(shared, call, workspace)
                 }
@@ -294,8 +319,10 @@ fn authenticated(shared: &Shared, call: &Call) -> Result<Bearer, Refusal> {
     let about = format!("{} {}", call.method, call.path);
     let read = shared.secret.read(call.header(&header::AUTHORIZATION));
     let bearer = read.or_else(|why| refuse(401, Rule::Token, format!("{about}: {why}")))?;
-    let limit = shared.settings.token_lifetime;
-    if bearer.lifetime.is_none_or(|lifetime| lifetime > limit) {
+    if bearer
+        .lifetime
+        .is_none_or(|lifetime| lifetime > TOKEN_LIFETIME)
+    {
         let lived = bearer.lifetime.map(|lifetime| Duration::as_secs(&lifetime));
         let why = format!("{about}: a token of {lived:?} seconds");
         shared.ledger().violated(Rule::TokenLifetime, why);

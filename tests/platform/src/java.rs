@@ -4,13 +4,13 @@ const MAGIC: [u8; 4] = [0xac, 0xed, 0x00, 0x05];
 const SHORT: u8 = 0x74;
 const LONG: u8 = 0x7c;
 
-/// Why bytes are no serialised string.
+/// Why bytes are not a serialised string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// Written without serialisation, as other clients of Redis do.
     #[error("no serialised object")]
     Plain,
-    /// An object, but none this reader knows.
+    /// Another serialised object.
     #[error("a serialised object that is no string")]
     NoString,
     /// The length does not fit what follows.
@@ -56,7 +56,7 @@ fn tail(bits: u16) -> u8 {
     byte(0x80 | bits & 0x3f)
 }
 
-/// The string these bytes are, if Java would read it.
+/// The string in these bytes, if Java can read it.
 pub fn decode(bytes: &[u8]) -> Result<String, DecodeError> {
     let object = bytes.strip_prefix(&MAGIC).ok_or(DecodeError::Plain)?;
     let (length, body) = match object.split_first() {
@@ -142,7 +142,7 @@ mod tests {
         );
         let cut = &encode("output")[..10];
         assert_eq!(decode(cut), Err(DecodeError::Length { said: 6, there: 3 }));
-        // UTF-8 as everybody else writes it.
+        // Standard UTF-8.
         assert_eq!(
             decode(&string("x\u{1f600}".as_bytes())),
             Err(DecodeError::Text(1))

@@ -1,4 +1,4 @@
-//! What happened: requests, changes of status, and what broke the contract.
+//! The record of requests, changes of status, and violations of the contract.
 
 use std::fmt;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::records::Status;
 
-/// Who changed a status.
+/// The author of a change of status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Actor {
     /// A program with an internal token.
@@ -38,13 +38,15 @@ pub struct Request {
     pub path: String,
     /// Zero when there was no answer.
     pub status: u16,
+    /// Whether the platform did what was asked, whatever the answer was.
+    pub done: bool,
     /// The body, if it was JSON.
     pub body: Value,
     /// Issuer of a valid token.
     pub issuer: Option<String>,
-    /// The job it is about, as its path says.
+    /// The job in its path.
     pub job: Option<u32>,
-    /// Whether a dispatch of that job was open when it came.
+    /// Whether a dispatch of that job was open when the request arrived.
     pub during_dispatch: bool,
 }
 
@@ -55,19 +57,19 @@ pub enum Rule {
     DuringDispatch,
     /// Statuses and lines come after the job is in `queue`.
     BeforeQueue,
-    /// A job that is over is left alone.
+    /// A job with a final status is not changed.
     TerminalJob,
-    /// A step that is over is left alone.
+    /// A step with a final status is not changed.
     TerminalStep,
     /// The step is reported before the job.
     JobBeforeStep,
     /// `pending` without changes wedges the job.
     PendingWithoutChanges,
-    /// Only attributes there are.
+    /// Only attributes that exist.
     UnknownAttribute,
-    /// Only attributes the report is about.
+    /// Only attributes that a report may change.
     ForeignAttribute,
-    /// Only what fits its column.
+    /// Only values that fit the column.
     TooWide,
     /// Only documents of the interface.
     BadDocument,
@@ -77,7 +79,7 @@ pub enum Rule {
     Token,
     /// Tokens live for minutes.
     TokenLifetime,
-    /// Only what the token may do.
+    /// Only requests that the token permits.
     Forbidden,
     /// Keys and values in Redis are serialised strings.
     PlainRedis,
@@ -85,19 +87,19 @@ pub enum Rule {
     LogEntry,
     /// No line comes after the final status of its step.
     LogAfterEnd,
-    /// The output is where the step says it is, before the step says it.
+    /// The output is stored at the reported address before the report.
     Output,
     /// The context is merged.
     ContextLost,
     /// Sensitive values stay out of the context.
     SensitiveValue,
-    /// The structured stream goes away by itself.
+    /// The structured stream expires.
     StreamWithoutExpiry,
     /// The heartbeat is removed at the end.
     HeartbeatLeft,
 }
 
-/// A rule and how it was broken.
+/// A broken rule, with details.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
     pub rule: Rule,
@@ -125,12 +127,23 @@ impl Ledger {
         });
     }
 
-    /// The rules that were broken, each once.
+    /// The broken rules, each once.
     pub fn broken(&self) -> Vec<Rule> {
         let mut rules: Vec<_> = self.violations.iter().map(|found| found.rule).collect();
         rules.sort_unstable();
         rules.dedup();
         rules
+    }
+
+    /// The accepted changes of jobs and steps: last part of the path, and the attributes.
+    pub fn changes(&self) -> Vec<(String, Value)> {
+        let changes = self.of("PATCH", "/job/").into_iter();
+        let done = changes.filter(|request| request.done);
+        done.map(|request| {
+            let place = request.path.rsplit('/').next().unwrap_or_default();
+            (place.to_owned(), request.body["data"]["attributes"].clone())
+        })
+        .collect()
     }
 
     /// The requests of a method whose path contains this, in order.

@@ -1,9 +1,8 @@
 //! The platform's side of the contract, for tests: records, scheduler, dispatch, sweep and HTTP interface as the
-//! Terrakube API has them. It refuses what the API refuses, and notes what the API would let pass although the
-//! contract forbids it.
+//! Terrakube API has them. It refuses what the API refuses. It notes what the API accepts although the contract forbids it.
 //!
-//! Written from the contract alone: it shares no code with the programs under test, so that both sides cannot make
-//! the same mistake.
+//! It shares no code with the programs under test, so that both cannot contain the same mistake. Recorded traffic of a stock
+//! Terrakube proves it (`tests/enforces/recorded.rs`).
 
 #![allow(
     clippy::panic,

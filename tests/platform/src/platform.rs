@@ -23,17 +23,17 @@ use crate::streams::{LogEntry, Place, Streams};
 use crate::token::Secret;
 use crate::{scheduler, sweep};
 
-/// No test waits longer for one thing; generous, because a machine may be busy with other tests.
+/// How long a test waits for one condition. Long, because other tests may keep the machine busy.
 const DEADLINE: Duration = Duration::from_secs(90);
 
 const POLL: Duration = Duration::from_millis(20);
 
-/// More than the tool puts before what a provisioner says.
+/// The tool puts fewer characters before a line of a provisioner.
 const ADDRESS: usize = 200;
-/// Among so many lines the pieces of one are to be found.
+/// The pieces of a line are among this number of lines.
 const PIECES: usize = 16;
 
-/// A key that lasts 45 seconds and is written every 15 never has less left; a moment for a busy machine.
+/// A heartbeat lasts 45 seconds and is written every 15. A live one has more time left than this.
 const LIVING: Duration = Duration::from_secs(28);
 
 /// Why a platform did not start.
@@ -49,12 +49,12 @@ pub enum StartError {
 
 type Find = dyn Fn(&str, &str, &str) -> Option<Vec<u8>> + Send + Sync;
 
-/// Where executors store step outputs; the platform reads them there.
+/// The place of step outputs.
 #[derive(Clone)]
 pub struct Outputs(Arc<Find>);
 
 impl Outputs {
-    /// What finds an output by organization, job and step.
+    /// `find` gets organization, job and step.
     pub fn from_fn(
         find: impl Fn(&str, &str, &str) -> Option<Vec<u8>> + Send + Sync + 'static,
     ) -> Self {
@@ -81,23 +81,20 @@ impl fmt::Debug for Outputs {
     }
 }
 
-/// What a platform is like. Times are scaled to tests: a stock platform looks every 30 seconds, waits 60 for an
-/// answer and fails a job after 60 without a heartbeat.
+/// Settings of a platform. Times are short for tests: a stock platform looks every 30 seconds, waits 60 seconds for an
+/// answer, and fails a job after 60 seconds without a heartbeat.
 #[derive(Debug, Clone)]
 pub struct Builder {
     redis: Option<String>,
     outputs: Option<Outputs>,
+    host: Option<String>,
     pub(crate) native: Option<Native>,
     secret: Vec<u8>,
     pub(crate) retry: Duration,
     pub(crate) answer_within: Duration,
-    pub(crate) sweep: Duration,
     pub(crate) grace: Duration,
-    pub(crate) token_lifetime: Duration,
-    /// How soon after its job a heartbeat is to be gone.
+    /// How soon after the end of its job a heartbeat must be gone.
     silent_within: Duration,
-    pub(crate) tofu_index: Value,
-    first_job: u32,
 }
 
 impl Default for Builder {
@@ -105,16 +102,13 @@ impl Default for Builder {
         Self {
             redis: None,
             outputs: None,
+            host: None,
             native: None,
             secret: b"0123456789abcdef0123456789abcdef".to_vec(),
             retry: Duration::from_millis(100),
             answer_within: Duration::from_mins(1),
-            sweep: Duration::from_millis(200),
             grace: Duration::from_mins(1),
-            token_lifetime: Duration::from_mins(15),
             silent_within: Duration::from_secs(30),
-            tofu_index: Value::Array(Vec::new()),
-            first_job: 412,
         }
     }
 }
@@ -126,9 +120,15 @@ impl Builder {
         self
     }
 
-    /// Step outputs are found there, and are checked to be there.
+    /// The place of step outputs. The platform checks that they are stored.
     pub fn outputs(mut self, outputs: Outputs) -> Self {
         self.outputs = Some(outputs);
+        self
+    }
+
+    /// What leads executors to loopback, where the platform listens.
+    pub fn reached_at(mut self, host: &str) -> Self {
+        self.host = Some(host.to_owned());
         self
     }
 
@@ -144,7 +144,7 @@ impl Builder {
         self
     }
 
-    /// How often a job that waits for dispatch is looked at.
+    /// How often the scheduler looks at a job that waits for dispatch.
     pub fn retry(mut self, every: Duration) -> Self {
         self.retry = every;
         self
@@ -162,21 +162,15 @@ impl Builder {
         self
     }
 
-    /// How soon after its job a heartbeat is to be gone.
+    /// How soon after the end of its job a heartbeat must be gone.
     pub fn silent_within(mut self, limit: Duration) -> Self {
         self.silent_within = limit;
         self
     }
 
-    /// What `/tofu/index.json` answers.
-    pub fn tofu_index(mut self, index: Value) -> Self {
-        self.tofu_index = index;
-        self
-    }
-
     /// Starts the platform.
     pub async fn start(self) -> Result<Platform, StartError> {
-        // The client of this process; an earlier one stays.
+        // An earlier provider of this process stays.
         drop(rustls::crypto::ring::default_provider().install_default());
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -200,14 +194,9 @@ impl Builder {
         });
         let start = runtime.spawn(Server::start(Arc::clone(&shared)));
         let server = start.await.map_err(io::Error::other)??;
-        *lock(&shared.url) = server.url();
+        *lock(&shared.url) = server.url(shared.settings.host.as_deref());
         runtime.spawn(scheduler::run(Arc::clone(&shared), received));
         runtime.spawn(sweep::run(Arc::clone(&shared)));
-        let waking = Arc::clone(&shared);
-        runtime.spawn(async move {
-            let wake = || scheduler::fire_waiting(&waking);
-            waking.streams.on_wake_up(wake).await;
-        });
         Ok(Platform {
             runtime: Some(runtime),
             server,
@@ -216,7 +205,7 @@ impl Builder {
     }
 }
 
-/// What its parts share.
+/// The state that all parts share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) settings: Builder,
@@ -239,14 +228,14 @@ impl Shared {
         look(&lock(&self.records))
     }
 
-    /// Changes records, and tells those who wait for changes.
+    /// Changes records, and wakes those that wait for changes.
     pub(crate) fn write<T>(&self, change: impl FnOnce(&mut Records) -> T) -> T {
         let result = change(&mut lock(&self.records));
         self.changed.send_replace(());
         result
     }
 
-    /// Tells those who wait for requests.
+    /// Wakes those that wait for requests.
     pub(crate) fn requests_changed(&self) {
         self.changed.send_replace(());
     }
@@ -255,7 +244,7 @@ impl Shared {
         lock(&self.ledger)
     }
 
-    /// Notes what broke the contract.
+    /// Notes violations.
     pub(crate) fn found(&self, findings: impl IntoIterator<Item = (Rule, String)>) {
         let mut ledger = self.ledger();
         for (rule, why) in findings {
@@ -268,9 +257,9 @@ impl Shared {
         Arc::clone(lock(&self.rows).entry(job).or_default())
     }
 
-    /// Has the job looked at, soon.
+    /// Makes the scheduler look at the job.
     pub(crate) fn fire(&self, job: u32) {
-        // There is nobody to look once the platform stops.
+        // The scheduler has ended when the platform stops.
         let _ = self.updates.send(job);
     }
 
@@ -291,7 +280,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Dispatches as the platform's own client does: redirects are not followed.
+/// A client like the platform's own: it follows no redirects.
 pub(crate) fn client() -> reqwest::Client {
     reqwest::Client::builder()
         .no_proxy()
@@ -302,7 +291,7 @@ pub(crate) fn client() -> reqwest::Client {
         .expect("a client without special settings")
 }
 
-/// A platform; everything of it ends when it is dropped.
+/// A platform. It ends on drop.
 #[derive(Debug)]
 pub struct Platform {
     runtime: Option<tokio::runtime::Runtime>,
@@ -311,12 +300,12 @@ pub struct Platform {
 }
 
 impl Platform {
-    /// To say what a platform is like.
+    /// The settings of a new platform.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// Where it listens, for internal and public addresses alike.
+    /// Its address, internal and public.
     pub fn url(&self) -> String {
         self.shared.url()
     }
@@ -336,12 +325,12 @@ impl Platform {
         self.shared.read(|records| records.organization.clone())
     }
 
-    /// The executor of all who name none, complete with its path.
+    /// Where dispatches go, complete with the path.
     pub fn dispatch_to(&self, url: &str) {
         url.clone_into(&mut lock(&self.shared.executor_url));
     }
 
-    /// From now on, step outputs are found there.
+    /// Changes the place of step outputs.
     pub fn read_outputs(&self, outputs: Outputs) {
         *lock(&self.shared.outputs) = Some(outputs);
     }
@@ -358,15 +347,25 @@ impl Platform {
         id
     }
 
-    /// Makes a job, which is looked at at once.
+    /// Makes a job. The scheduler looks at it at once.
     pub fn start_job(&self, new: NewJob) -> u32 {
-        let first = self.shared.settings.first_job;
-        let job = self.edit(|records| records.create(new, first));
+        let job = self.edit(|records| records.create(new));
         self.shared.fire(job);
         job
     }
 
-    /// Stores an archive as a command line uploads it; returns the source of a job that is to use it.
+    /// Stores a job as `change` leaves it. The scheduler leaves it alone, so that a test sets every status.
+    pub fn store_job(&self, new: NewJob, change: impl FnOnce(&mut Job)) -> u32 {
+        self.edit(|records| {
+            let id = records.create(new);
+            let job = records.job_mut(id);
+            job.wedged = true;
+            change(job);
+            id
+        })
+    }
+
+    /// Stores an archive as a command line uploads it. Returns the source of a job with this content.
     pub fn upload(&self, archive: Vec<u8>) -> String {
         let id = Uuid::new_v4().to_string();
         let path = format!("remote/tfe/v2/configuration-versions/{id}/terraformContent.tar.gz");
@@ -384,7 +383,7 @@ impl Platform {
         self.decide(job, Status::Rejected).await;
     }
 
-    /// A person cancels. Waits, as everybody, while the job is being dispatched.
+    /// A person cancels. Waits while a dispatch of the job is open.
     pub async fn cancel(&self, job: u32) {
         let row = self.shared.row(job);
         let _held = row.lock().await;
@@ -425,7 +424,7 @@ impl Platform {
         self.shared.read(Records::clone)
     }
 
-    /// What happened so far.
+    /// The requests and violations so far.
     pub fn ledger(&self) -> Ledger {
         self.shared.ledger().clone()
     }
@@ -435,22 +434,22 @@ impl Platform {
         self.shared.faults.order(fault);
     }
 
-    /// How many requests of this method are still to go wrong by order.
+    /// How many requests of this method will fail by an ordered fault.
     pub fn faults_left(&self, method: &str) -> usize {
         self.shared.faults.left(method)
     }
 
-    /// No request goes wrong any more by order.
+    /// Removes all ordered faults.
     pub fn clear_faults(&self) {
         self.shared.faults.clear();
     }
 
-    /// Goes away: connections end, new ones are refused.
+    /// Ends all connections, and refuses new ones.
     pub async fn go_down(&self) {
         self.server.go_down().await;
     }
 
-    /// Comes back, at the same address.
+    /// Accepts connections again, at the same address.
     pub async fn come_up(&self) {
         self.server.come_up().await;
     }
@@ -470,7 +469,7 @@ impl Platform {
         found.unwrap_or_else(|_| panic!("{what}: not in time\n{}", self.report()))
     }
 
-    /// Waits until the job has this status; fails at once when it is over with another.
+    /// Waits until the job has this status. Fails at once if it ends with another one.
     pub async fn until_job(&self, job: u32, status: Status) -> Job {
         let what = format!("job {job} is {status}");
         let found = self
@@ -502,7 +501,7 @@ impl Platform {
         self.until(what, |_| look(&self.shared.ledger())).await
     }
 
-    /// Every line a reader of the job's stream could have seen.
+    /// Every line that was in the job's stream.
     pub async fn streamed(&self, job: u32) -> Vec<LogEntry> {
         let found = self.on_runtime(
             job,
@@ -511,8 +510,8 @@ impl Platform {
         found.await.0
     }
 
-    /// Waits until the job's stream holds this text; fails at once when the job is over without it. The tool may have cut
-    /// the line in which a provisioner said it.
+    /// Waits until the job's stream contains this text. Fails at once if the job ends without it. The tool may have cut the
+    /// line of a provisioner.
     pub async fn until_streamed(&self, job: u32, needle: &str) {
         let said = needle.rsplit(' ').next().unwrap_or(needle);
         let holds = |lines: &[LogEntry]| {
@@ -535,7 +534,7 @@ impl Platform {
                     let lines = self.streamed(job).await;
                     panic!("{needle:?} is not in {lines:#?}\n{}", self.report());
                 }
-                // A line that is cut may go on.
+                // The next lines may complete a cut line.
                 lines.drain(..lines.len().saturating_sub(PIECES));
                 tokio::time::sleep(POLL).await;
             }
@@ -546,7 +545,7 @@ impl Platform {
         }
     }
 
-    /// What has come into a job's stream since a reader was at this place.
+    /// The new entries of a job's stream since this place.
     async fn news(&self, job: u32, place: &mut Place) -> Vec<LogEntry> {
         let mut at = place.clone();
         let found = self.on_runtime(job, |shared, job| async move {
@@ -567,7 +566,7 @@ impl Platform {
         .0
     }
 
-    /// How long the job's heartbeat lasts without another.
+    /// How long the job's heartbeat still lasts.
     pub async fn heartbeat(&self, job: u32) -> Option<Duration> {
         self.on_runtime(job, |shared, job| async move {
             shared.streams.heartbeat(job).await
@@ -594,14 +593,14 @@ impl Platform {
         Some(String::from_utf8_lossy(&found).into_owned())
     }
 
-    /// Looks at what is left of every job, and fails if anything has broken the contract.
+    /// Checks what is left of every job, and fails if there is a violation.
     pub async fn assert_kept(&self) {
         self.look_back().await;
         let broken = self.ledger().broken();
         assert!(broken.is_empty(), "{broken:?}\n{}", self.report());
     }
 
-    /// Looks at what is left of every job.
+    /// Checks what is left of every job, and notes violations.
     pub async fn look_back(&self) {
         let jobs: Vec<Job> = self
             .shared
@@ -615,8 +614,8 @@ impl Platform {
         }
     }
 
-    /// Whether nobody beats for the job any more. Who reported its end needs a moment to end itself; a key that is
-    /// left to expire and not written again is as good as gone.
+    /// Whether the heartbeat of the job ends. The process that reported its end needs a moment to end itself. A key that
+    /// expires without another beat counts as removed.
     async fn falls_silent(&self, job: u32) -> bool {
         let wait = async {
             while self.heartbeat(job).await.is_some_and(|left| left > LIVING) {
@@ -637,7 +636,7 @@ impl Platform {
         .await
     }
 
-    /// Everything there is to know, for the message of a failed assertion.
+    /// Jobs, changes and requests, for the message of a failed assertion.
     pub fn report(&self) -> String {
         let records = self.records();
         let mut text = String::new();

@@ -12,6 +12,9 @@ use uuid::Uuid;
 use crate::ledger::{Actor, Transition};
 use crate::template::Flow;
 
+/// Id of the first job of a platform.
+const FIRST_JOB: u32 = 412;
+
 /// Status of a job or a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -31,7 +34,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// Whether nothing comes after it.
+    /// Whether it is final.
     pub fn is_terminal(self) -> bool {
         matches!(
             self,
@@ -44,12 +47,12 @@ impl Status {
         )
     }
 
-    /// Whether a job with it waits to be given to an executor.
+    /// Whether a job with this status waits for dispatch.
     pub fn waits_for_dispatch(self) -> bool {
         matches!(self, Self::Pending | Self::Approved)
     }
 
-    /// Whether an executor is at work, or is meant to be.
+    /// Whether a job with this status was dispatched and has not ended.
     pub fn is_with_an_executor(self) -> bool {
         matches!(self, Self::Queue | Self::Running)
     }
@@ -89,7 +92,7 @@ impl Variable {
     }
 }
 
-/// A workspace. One organization is enough, so that its id is the platform's.
+/// A workspace. The platform has one organization.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Workspace {
     pub id: String,
@@ -106,10 +109,6 @@ pub struct Workspace {
     pub access_token: Option<String>,
     pub module_ssh_key: Option<String>,
     pub variables: Vec<Variable>,
-    /// Where its own agent listens, without the path.
-    pub agent_url: Option<String>,
-    /// A locked workspace dispatches nothing.
-    pub locked: bool,
 }
 
 impl Workspace {
@@ -128,8 +127,6 @@ impl Workspace {
             access_token: None,
             module_ssh_key: None,
             variables: Vec::new(),
-            agent_url: None,
-            locked: false,
         }
     }
 
@@ -141,12 +138,11 @@ impl Workspace {
     }
 }
 
-/// A job to be made.
+/// A new job.
 #[derive(Debug, Clone)]
 pub struct NewJob {
     pub workspace: String,
     pub template: Vec<Flow>,
-    pub auto_apply: bool,
     pub override_source: Option<String>,
     pub override_branch: Option<String>,
     pub refresh: bool,
@@ -159,7 +155,6 @@ impl NewJob {
         Self {
             workspace: workspace.to_owned(),
             template,
-            auto_apply: false,
             override_source: None,
             override_branch: None,
             refresh: true,
@@ -200,17 +195,16 @@ pub struct Job {
     pub override_branch: Option<String>,
     pub refresh: bool,
     pub refresh_only: bool,
-    pub auto_apply: bool,
     pub steps: Vec<Step>,
-    /// The scheduler met what it asserts never to meet, and does nothing with this job any more.
+    /// The scheduler ignores this job: it was `pending` without changes, or a test owns its statuses.
     pub wedged: bool,
-    /// The step last given to an executor.
+    /// The step that was dispatched last.
     pub dispatched: Option<String>,
     /// How often a step of this job was posted, answered or not.
     pub posts: u32,
-    /// How often the sweep would have failed it, had it had no heartbeat.
+    /// How often the sweep found a heartbeat and kept the job.
     pub spared: u32,
-    /// The rejection was handed over.
+    /// The rejection was dispatched.
     pub(crate) rejection_sent: bool,
     /// When the record last changed.
     pub(crate) updated: Instant,
@@ -222,7 +216,7 @@ impl Job {
         self.steps.iter().find(|step| step.id == id)
     }
 
-    /// The step of this type; fails when there is none.
+    /// The step of this type. Fails without one.
     #[track_caller]
     pub fn step_of(&self, kind: &str) -> &Step {
         let found = self.steps.iter().find(|step| step.flow.kind == kind);
@@ -234,14 +228,14 @@ impl Job {
         self.steps.iter().map(|step| step.status).collect()
     }
 
-    /// The step a dispatch would be about.
+    /// The next step to dispatch.
     pub fn next_step(&self) -> Option<&Step> {
         self.steps
             .iter()
             .find(|step| step.status == Status::Pending)
     }
 
-    /// The step an executor has, or had last.
+    /// The step that was dispatched last.
     pub fn dispatched_step(&self) -> Option<&Step> {
         self.step(self.dispatched.as_deref()?)
     }
@@ -273,7 +267,7 @@ pub struct History {
     pub lineage: String,
 }
 
-/// Everything there is.
+/// All records.
 #[derive(Debug, Clone, Default)]
 pub struct Records {
     pub organization: String,
@@ -298,7 +292,7 @@ impl Records {
         }
     }
 
-    /// The job of this id; fails when there is none.
+    /// The job of this id. Fails without one.
     #[track_caller]
     pub fn job(&self, id: u32) -> &Job {
         let found = self.jobs.get(&id);
@@ -310,8 +304,8 @@ impl Records {
         found.unwrap_or_else(|| panic!("there is no job {id}"))
     }
 
-    pub(crate) fn create(&mut self, new: NewJob, first_id: u32) -> u32 {
-        let id = self.jobs.keys().max().map_or(first_id, |last| last + 1);
+    pub(crate) fn create(&mut self, new: NewJob) -> u32 {
+        let id = self.jobs.keys().max().map_or(FIRST_JOB, |last| last + 1);
         let mut template = new.template;
         template.sort_by_key(|flow| flow.number);
         let steps = template.into_iter().map(|flow| Step {
@@ -333,7 +327,6 @@ impl Records {
             override_branch: new.override_branch,
             refresh: new.refresh,
             refresh_only: new.refresh_only,
-            auto_apply: new.auto_apply,
             steps: steps.collect(),
             wedged: false,
             dispatched: None,
@@ -378,7 +371,7 @@ impl Records {
         }
     }
 
-    /// Gives the steps that wait or run the status they are left with.
+    /// Sets the status of all waiting and running steps.
     pub(crate) fn close_steps(&mut self, id: u32, status: Status, by: Actor) {
         let open: Vec<_> = self
             .job(id)
@@ -392,7 +385,7 @@ impl Records {
         }
     }
 
-    /// What the API does when a dispatch cannot be: the step's name becomes the reason (contract 2.4).
+    /// Fails a job that cannot be dispatched. The reason becomes the step's name (contract 2.4).
     pub(crate) fn error_at_step(&mut self, id: u32, step: &str, reason: &str) {
         let reason: String = reason.chars().take(127).collect();
         let job = self.job_mut(id);
@@ -416,16 +409,11 @@ impl Records {
         }
     }
 
-    /// Whether the job's turn has come: nothing older that could be dispatched is left, of any workspace.
+    /// Whether the job is next: no older job of any workspace can be dispatched.
     pub(crate) fn may_dispatch(&self, id: u32) -> bool {
         let job = self.job(id);
-        let locked = self
-            .workspaces
-            .get(&job.workspace)
-            .is_some_and(|w| w.locked);
         let mut older = self.jobs.range(..id).map(|(_, other)| other);
-        !locked
-            && !self.waits_for_its_workspace(job)
+        !self.waits_for_its_workspace(job)
             && !older.any(|other| {
                 other.status.waits_for_dispatch() && !self.waits_for_its_workspace(other)
             })
@@ -440,7 +428,7 @@ mod tests {
         let mut records = Records::new();
         let jobs = workspaces
             .iter()
-            .map(|workspace| records.create(NewJob::new(workspace, Flow::plan_apply()), 1))
+            .map(|workspace| records.create(NewJob::new(workspace, Flow::plan_apply())))
             .collect();
         (records, jobs)
     }
@@ -456,7 +444,7 @@ mod tests {
         };
         assert_eq!(may(&records), [jobs[0]]);
         records.set_job(jobs[0], Status::Running, Actor::Scheduler);
-        // The second waits for its own workspace, so that it holds up nobody.
+        // The second job waits for its own workspace, and delays no other one.
         assert_eq!(may(&records), [jobs[2]]);
         records.set_job(jobs[0], Status::Completed, Actor::Scheduler);
         assert_eq!(may(&records), [jobs[1]]);
@@ -465,8 +453,8 @@ mod tests {
     #[test]
     fn a_plan_alone_runs_beside_another_run_of_its_workspace_unless_that_is_changing_something() {
         let mut records = Records::new();
-        let first = records.create(NewJob::new("a", Flow::plan_apply()), 1);
-        let plan = records.create(NewJob::new("a", Flow::only("terraformPlan")), 1);
+        let first = records.create(NewJob::new("a", Flow::plan_apply()));
+        let plan = records.create(NewJob::new("a", Flow::only("terraformPlan")));
         records.set_job(first, Status::Running, Actor::Scheduler);
         let steps: Vec<_> = records
             .job(first)

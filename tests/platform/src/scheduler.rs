@@ -1,34 +1,34 @@
-//! Firings of jobs (contract 2.5, 2.8): one looks at a job with its row locked, does what its status calls for, and
-//! keeps the lock while a dispatch is open.
+//! The scheduler (contract 2.5, 2.8). A firing locks the row of one job, and acts on its status. It keeps the lock while a
+//! dispatch is open.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use crate::dispatch::{self, Answer, Way};
+use crate::dispatch::{self, Answer};
 use crate::ledger::{Actor, Rule};
 use crate::platform::Shared;
 use crate::records::{Records, Status};
 
-/// What a firing has to do outside the records.
+/// The action of a firing outside the records.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Todo {
     Nothing,
-    /// Nobody reads the log stream any more.
+    /// The log stream has no readers any more.
     DeleteStream,
     Dispatch {
         step: String,
         data: Value,
     },
-    /// Best effort: whatever is answered, the job stays rejected.
+    /// The job stays rejected, whatever the answer is.
     Rejection {
         step: String,
         data: Value,
     },
 }
 
-/// Fires for updates as they come, and for waiting jobs at each tick.
+/// Fires for each update, and for waiting jobs at each tick.
 pub(crate) async fn run(shared: Arc<Shared>, mut updates: UnboundedReceiver<u32>) {
     let mut ticks = tokio::time::interval(shared.settings.retry);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -43,7 +43,7 @@ pub(crate) async fn run(shared: Arc<Shared>, mut updates: UnboundedReceiver<u32>
     }
 }
 
-/// Fires for every job that waits for dispatch and is not being looked at.
+/// Fires for every job that waits for dispatch and has no open firing.
 pub(crate) fn fire_waiting(shared: &Arc<Shared>) {
     let waiting: Vec<u32> = shared.read(|records| {
         let waiting = records
@@ -77,13 +77,13 @@ async fn fire(shared: Arc<Shared>, id: u32) {
         Todo::Nothing => {}
         Todo::DeleteStream => shared.delete_stream(id, None).await,
         Todo::Rejection { step, data } => {
-            send(&shared, id, &data).await;
+            send(&shared, &data).await;
             shared.delete_stream(id, Some(&step)).await;
         }
         Todo::Dispatch { step, data } => {
-            let answer = send(&shared, id, &data).await;
+            let answer = send(&shared, &data).await;
             if answer == Answer::Accepted {
-                // Before the new status can be seen, so that whoever waits for it loses nothing.
+                // This happens before the new status is visible: a test that waits for the status loses no lines.
                 shared.delete_stream(id, Some(&step)).await;
             }
             shared.write(|records| {
@@ -102,26 +102,22 @@ async fn fire(shared: Arc<Shared>, id: u32) {
     }
 }
 
-async fn send(shared: &Shared, id: u32, data: &Value) -> Answer {
-    let way = shared.read(|records| {
-        let default = shared.executor_url();
-        dispatch::way(records, records.job(id), data, &default)
-    });
-    match (way, &shared.settings.native) {
-        (Way::Native, Some(native)) => match (native.0)(data.clone()).await {
-            Ok(()) => Answer::Accepted,
-            Err(reason) => Answer::Refused(reason),
-        },
-        (Way::Native, None) => Answer::Refused("there is no cluster".to_owned()),
-        (Way::Http(url), _) => {
-            let token = shared.secret.dispatch_token();
-            let limit = shared.settings.answer_within;
-            dispatch::post(&shared.client, &url, &token, data, limit).await
-        }
+async fn send(shared: &Shared, data: &Value) -> Answer {
+    if !dispatch::asks_for_native(data) {
+        let (url, token) = (shared.executor_url(), shared.secret.dispatch_token());
+        let limit = shared.settings.answer_within;
+        return dispatch::post(&shared.client, &url, &token, data, limit).await;
+    }
+    let Some(native) = &shared.settings.native else {
+        return Answer::Refused("there is no cluster".to_owned());
+    };
+    match (native.0)(data.clone()).await {
+        Ok(()) => Answer::Accepted,
+        Err(reason) => Answer::Refused(reason),
     }
 }
 
-/// What the status of a job calls for; changes of status that need nothing else are made at once.
+/// The action for the status of a job. Changes of status without an action are made at once.
 pub(crate) fn decide(records: &mut Records, id: u32) -> Todo {
     let Some(job) = records.jobs.get(&id) else {
         return Todo::Nothing;
@@ -166,7 +162,7 @@ fn pending(records: &mut Records, id: u32) -> Todo {
         records.set_job(id, Status::Completed, Actor::Scheduler);
         return Todo::DeleteStream;
     };
-    if step.flow.kind == "approval" && !job.auto_apply {
+    if step.flow.kind == "approval" {
         records.set_job(id, Status::WaitingApproval, Actor::Scheduler);
         return Todo::DeleteStream;
     }
@@ -222,9 +218,9 @@ fn rejected(records: &mut Records, id: u32) -> Todo {
 }
 
 impl Shared {
-    /// Deletes the log stream of a job. Lines of a step that was only now accepted came too early.
+    /// Deletes the log stream of a job. Lines of a step that was accepted only now are too early.
     pub(crate) async fn delete_stream(&self, job: u32, accepted: Option<&str>) {
-        // With Redis away there is nothing to delete, and the next firing will.
+        // While Redis is away, the next firing deletes the stream.
         let Ok((entries, findings)) = self.streams.delete(job).await else {
             return;
         };
@@ -253,48 +249,13 @@ mod tests {
         let workspace = Workspace::new("x");
         let id = workspace.id.clone();
         records.workspaces.insert(id.clone(), workspace);
-        let job = records.create(NewJob::new(&id, template), 1);
+        let job = records.create(NewJob::new(&id, template));
         (records, job)
-    }
-
-    fn dispatched(todo: Todo) -> String {
-        match todo {
-            Todo::Dispatch { data, .. } | Todo::Rejection { data, .. } => {
-                data["type"].as_str().unwrap().to_owned()
-            }
-            other => panic!("{other:?}"),
-        }
     }
 
     fn complete(records: &mut Records, job: u32) {
         let step = records.job(job).next_step().unwrap().id.clone();
         records.set_step(job, &step, Status::Completed, Actor::Client);
-    }
-
-    #[test]
-    fn the_default_template_goes_plan_approval_apply() {
-        let (mut records, job) = records(Flow::plan_approve_apply());
-        assert_eq!(dispatched(decide(&mut records, job)), "terraformPlan");
-        complete(&mut records, job);
-        assert_eq!(decide(&mut records, job), Todo::DeleteStream);
-        assert_eq!(records.job(job).status, Status::WaitingApproval);
-        assert_eq!(decide(&mut records, job), Todo::Nothing);
-        records.set_job(job, Status::Approved, Actor::User);
-        assert_eq!(dispatched(decide(&mut records, job)), "approval");
-        complete(&mut records, job);
-        records.set_job(job, Status::Pending, Actor::Client);
-        assert_eq!(dispatched(decide(&mut records, job)), "terraformApply");
-        complete(&mut records, job);
-        assert_eq!(decide(&mut records, job), Todo::DeleteStream);
-        assert_eq!(records.job(job).status, Status::Completed);
-    }
-
-    #[test]
-    fn an_approval_that_nobody_has_to_give_is_dispatched_all_the_same() {
-        let (mut records, job) = records(Flow::plan_approve_apply());
-        records.job_mut(job).auto_apply = true;
-        complete(&mut records, job);
-        assert_eq!(dispatched(decide(&mut records, job)), "approval");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The door: a port of loopback that can be shut and opened again.
+//! The HTTP server: a port of loopback that can be closed and opened again.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,9 +17,9 @@ const BACKLOG: u32 = 1024;
 #[derive(Debug)]
 pub(crate) struct Server {
     address: SocketAddr,
-    /// Whether it is meant to be open.
+    /// Whether it should be open.
     wanted: watch::Sender<bool>,
-    /// Whether it is.
+    /// Whether it is open.
     open: watch::Receiver<bool>,
 }
 
@@ -37,8 +37,9 @@ impl Server {
         })
     }
 
-    pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.address)
+    pub(crate) fn url(&self, host: Option<&str>) -> String {
+        let own = self.address.ip().to_string();
+        format!("http://{}:{}", host.unwrap_or(&own), self.address.port())
     }
 
     pub(crate) async fn go_down(&self) {
@@ -57,8 +58,8 @@ impl Server {
     }
 }
 
-/// Serves while it is wanted, and otherwise only keeps the port, so that connections are refused and nobody else
-/// gets it.
+/// Serves while the port should be open. While it is closed, the socket stays bound: connections are refused, and no other
+/// process gets the port.
 async fn run(
     shared: Arc<Shared>,
     mut listener: TcpListener,
@@ -109,7 +110,7 @@ async fn serve(shared: Arc<Shared>, stream: TcpStream, end: CancellationToken) {
     let serving =
         hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
     tokio::select! {
-        // A client that goes away is no concern of the server.
+        // A client may close its connection.
         _ = serving => {}
         () = end.cancelled() => {}
     }

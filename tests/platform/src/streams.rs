@@ -1,11 +1,10 @@
-//! Live logs, heartbeats and the wake-up channel: in a real Redis as Java keeps them (contract 2.6, 7.2 to 7.5), or,
+//! Live logs and heartbeats: in a real Redis as Java keeps them (contract 2.6, 7.2 to 7.5), or,
 //! without one, the logs in memory.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, RedisResult, cmd};
 use serde_json::Value;
@@ -14,9 +13,8 @@ use crate::java;
 use crate::ledger::Rule;
 
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Entries asked for at once: what a stream of any length takes as a whole is no measure of whether Redis is there.
+/// Entries of one read. A read of a whole stream may exceed the timeout.
 const PAGE: usize = 100;
-const WAKE_UP: &str = "terrakube:executor-available";
 const FIELDS: [&str; 4] = ["jobId", "stepId", "lineNumber", "output"];
 
 /// One entry of a log stream.
@@ -28,12 +26,12 @@ pub struct LogEntry {
     pub output: String,
 }
 
-/// How far a reader of a stream has come.
+/// The position of a reader in a stream.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
-    /// In what is there, as Redis takes it.
+    /// Position in the current stream, in the form of Redis.
     from: String,
-    /// Of what is gone.
+    /// Number of deleted entries that were read.
     gone: usize,
 }
 
@@ -53,9 +51,9 @@ pub(crate) type Findings = Vec<(Rule, String)>;
 pub(crate) struct Streams {
     redis: Option<redis::Client>,
     memory: Mutex<BTreeMap<u32, Vec<LogEntry>>>,
-    /// What was in streams when they were deleted.
+    /// The entries of deleted streams.
     gone: Mutex<BTreeMap<u32, Vec<LogEntry>>>,
-    /// Held while entries are on their way from one to the other.
+    /// Held while entries move from a stream to `gone`.
     moving: tokio::sync::Mutex<()>,
 }
 
@@ -73,7 +71,7 @@ impl Streams {
         self.redis.is_some()
     }
 
-    /// A connection for a few commands; Redis may go and come back between them.
+    /// A connection for a few commands. Redis may restart between them.
     async fn connect(client: &redis::Client) -> RedisResult<MultiplexedConnection> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(PATIENCE))
@@ -83,12 +81,12 @@ impl Streams {
             .await
     }
 
-    /// The entries there are now. What is no entry is left out, as the API would leave it out, and found fault with.
+    /// The current entries. Malformed entries are omitted, as in the API, and noted.
     pub(crate) async fn read(&self, job: u32) -> RedisResult<(Vec<LogEntry>, Findings)> {
         self.read_on(job, &mut Place::default()).await
     }
 
-    /// The same, from a place on, which is behind them afterwards.
+    /// The entries after a place. The place moves behind them.
     async fn read_on(&self, job: u32, place: &mut Place) -> RedisResult<(Vec<LogEntry>, Findings)> {
         let Some(client) = &self.redis else {
             let memory = lock(&self.memory).get(&job).cloned();
@@ -138,7 +136,7 @@ impl Streams {
         Ok(found)
     }
 
-    /// What came since the reader was here the last time, without Redis everything, and perhaps something once more.
+    /// The entries since the last call. Some may be repeated, and without Redis all are.
     pub(crate) async fn news(&self, job: u32, place: &mut Place) -> RedisResult<Vec<LogEntry>> {
         let _moving = self.moving.lock().await;
         let mut entries = {
@@ -152,7 +150,7 @@ impl Streams {
         Ok(entries)
     }
 
-    /// Everything a reader of the stream could have seen.
+    /// All entries that were in the stream.
     pub(crate) async fn all(&self, job: u32) -> RedisResult<(Vec<LogEntry>, Findings)> {
         let _moving = self.moving.lock().await;
         let (now, findings) = self.read(job).await?;
@@ -184,7 +182,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Makes the groups of a job's stream, and with them the stream.
+    /// Makes the groups of a job's stream, and the stream.
     pub(crate) async fn create_groups(&self, job: u32) -> RedisResult<()> {
         let Some(client) = &self.redis else {
             return Ok(());
@@ -199,7 +197,7 @@ impl Streams {
                 .arg("MKSTREAM")
                 .query_async(&mut redis)
                 .await;
-            // Groups that are there already are as good.
+            // The groups may exist.
             drop(made);
         }
         Ok(())
@@ -215,7 +213,7 @@ impl Streams {
         let left: i64 = cmd("PTTL").arg(key).query_async(&mut redis).await?;
         Ok(match left {
             -2 => None,
-            // Kept for ever.
+            // The key does not expire.
             -1 => Some(Duration::MAX),
             left => Some(Duration::from_millis(u64::try_from(left).unwrap_or(0))),
         })
@@ -256,7 +254,7 @@ impl Streams {
         Ok((documents, findings))
     }
 
-    /// Keys of a job that were written without serialisation, which nobody would ever read.
+    /// Keys of a job that were written without serialisation. The API does not read them.
     pub(crate) async fn plain_keys(&self, job: u32) -> RedisResult<Findings> {
         let Some(client) = &self.redis else {
             return Ok(Findings::new());
@@ -273,24 +271,6 @@ impl Streams {
             }
         }
         Ok(findings)
-    }
-
-    /// Calls `wake` for each message on the wake-up channel, for ever.
-    pub(crate) async fn on_wake_up(&self, wake: impl Fn()) {
-        let Some(client) = &self.redis else {
-            return;
-        };
-        loop {
-            if let Ok(mut channel) = client.get_async_pubsub().await
-                && channel.subscribe(WAKE_UP).await.is_ok()
-            {
-                let mut messages = channel.on_message();
-                while messages.next().await.is_some() {
-                    wake();
-                }
-            }
-            tokio::time::sleep(PATIENCE / 20).await;
-        }
     }
 }
 
@@ -328,7 +308,7 @@ fn entry(job: u32, pairs: &[Vec<u8>]) -> Result<LogEntry, (Rule, String)> {
         return Err(wrong(format!("job id {:?}", value(0))));
     }
     let number = value(2);
-    // Lines of a run are counted from 1; a launcher's words about it are none of them, and have number 0.
+    // Lines of a run are counted from 1. Lines of the launcher have number 0.
     let line_number = number.parse().ok();
     Ok(LogEntry {
         job_id: value(0),

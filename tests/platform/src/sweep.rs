@@ -1,18 +1,20 @@
-//! The sweep (contract 2.6): a job that is with an executor and has no heartbeat fails, once a grace period since its
-//! last change is over.
+//! The sweep (contract 2.6). It fails a dispatched job without a heartbeat after the grace period since its last change.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::ledger::Actor;
 use crate::platform::Shared;
 use crate::records::Status;
 
-/// Looks again and again, for ever. Without Redis there is nothing to judge by.
+const EVERY: Duration = Duration::from_millis(200);
+
+/// Checks all jobs again and again. Without Redis there are no heartbeats to check.
 pub(crate) async fn run(shared: Arc<Shared>) {
     if !shared.streams.has_redis() {
         return;
     }
-    let mut ticks = tokio::time::interval(shared.settings.sweep);
+    let mut ticks = tokio::time::interval(EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
@@ -20,7 +22,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             match shared.streams.heartbeat(job).await {
                 Ok(None) => fail(&shared, job).await,
                 Ok(Some(_)) => shared.write(|records| records.job_mut(job).spared += 1),
-                // A Redis that does not answer says nothing about anybody.
+                // Without an answer of Redis no job fails.
                 Err(_) => {}
             }
         }

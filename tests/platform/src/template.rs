@@ -17,7 +17,7 @@ pub struct Flow {
     pub on_failure: Value,
     /// Scripts after a rejected approval.
     pub on_reject: Value,
-    /// Whether a failure is passed over.
+    /// Whether a failure is ignored.
     pub ignore_error: bool,
 }
 
@@ -44,7 +44,7 @@ impl Flow {
         ]
     }
 
-    /// A plan, and an apply nobody has to approve.
+    /// A plan, and an apply without approval.
     pub fn plan_apply() -> Vec<Self> {
         vec![
             Self::new("terraformPlan", 100),

@@ -1,4 +1,4 @@
-//! Tokens: those the platform gives with a dispatch (contract 2.3), and those it is shown (contract 5.2).
+//! Tokens: those of dispatches (contract 2.3), and those of requests to the platform (contract 5.2).
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,18 +12,18 @@ use uuid::Uuid;
 /// Issuer of the tokens that may change jobs.
 pub(crate) const INTERNAL: &str = "TerrakubeInternal";
 
-/// Issuer of the tokens of people; the platform knows no other.
+/// Issuer of the tokens of people.
 const PERSONAL: &str = "Terrakube";
 
-/// The secret both sides know.
+/// The shared secret.
 #[derive(Debug, Clone)]
 pub(crate) struct Secret(Vec<u8>);
 
-/// What a valid token says.
+/// The claims of a valid token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Bearer {
     pub(crate) issuer: String,
-    /// None when it does not say when it was made.
+    /// None without the time of issue.
     pub(crate) lifetime: Option<Duration>,
 }
 

@@ -1,5 +1,5 @@
 //! The launcher beside an API server: what a launch costs over bare creates of the same objects, what watching takes,
-//! and how soon a verdict is told.
+//! and how soon a verdict is recorded.
 
 use std::process::{Command, Stdio};
 
@@ -7,7 +7,9 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use super::MEGABYTE;
+use crate::cluster;
 use crate::report::{Goal, Measurement, median, spread};
+use crate::setup::kubernetes as programs;
 use crate::terminal::complain;
 
 /// Live Jobs of the memory goal.
@@ -16,7 +18,9 @@ const JOBS: usize = 10_000;
 /// A dispatch until its Job is released, and launches per second.
 pub(super) fn launches(runs: usize) -> Result<Vec<Measurement>> {
     complain("==> launches beside bare creates");
-    let taken = take("launches", &[runs])?;
+    let Some(taken) = take("launches", &[runs])? else {
+        return Ok(Vec::new());
+    };
     let single = |side| numbers(&taken["single"], side);
     let bursts = |side| numbers(&taken["bursts"], side);
     let (ours, answered, bare) = (single("ours")?, single("answered")?, single("bare")?);
@@ -75,7 +79,9 @@ pub(super) fn launches(runs: usize) -> Result<Vec<Measurement>> {
 /// Memory of a launcher with many live Jobs, and how soon it speaks of one of them.
 pub(super) fn watching(runs: usize) -> Result<Vec<Measurement>> {
     complain(&format!("==> {JOBS} live Jobs watched"));
-    let taken = take("watching", &[runs, JOBS])?;
+    let Some(taken) = take("watching", &[runs, JOBS])? else {
+        return Ok(Vec::new());
+    };
     let bytes = |figure: &str| {
         let bytes = taken[figure].as_f64().context("a figure is missing")?;
         anyhow::Ok(bytes / MEGABYTE)
@@ -115,8 +121,12 @@ pub(super) fn watching(runs: usize) -> Result<Vec<Measurement>> {
     ])
 }
 
-/// Has the samples taken by a program of its own, which links what the launcher is made of.
-fn take(subject: &str, amounts: &[usize]) -> Result<Value> {
+/// Has the samples taken by a program of its own, which links what the launcher is made of. Without an API server there are
+/// none.
+fn take(subject: &str, amounts: &[usize]) -> Result<Option<Value>> {
+    let Some(server) = cluster::unless_skipped(subject, programs::api_server())? else {
+        return Ok(None);
+    };
     let launcher = super::build(&["--package", "api-launcher", "--bin", "api-launcher"])?;
     let bench = super::build(&[
         "--package",
@@ -126,6 +136,7 @@ fn take(subject: &str, amounts: &[usize]) -> Result<Value> {
     ])?;
     let output = Command::new(bench.join("examples/kubernetes_bench"))
         .arg(subject)
+        .args(server)
         .arg(launcher.join("api-launcher"))
         .args(amounts.iter().map(ToString::to_string))
         .stdin(Stdio::null())
@@ -136,7 +147,10 @@ fn take(subject: &str, amounts: &[usize]) -> Result<Value> {
         "kubernetes_bench ended with {}",
         output.status
     );
-    serde_json::from_slice(&output.stdout).context("kubernetes_bench printed no JSON")
+    let samples = serde_json::from_slice(&output.stdout);
+    samples
+        .context("kubernetes_bench printed no JSON")
+        .map(Some)
 }
 
 fn server(taken: &Value) -> Result<&str> {

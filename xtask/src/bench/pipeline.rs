@@ -1,5 +1,6 @@
 //! What the whole pipeline costs over the tool alone: our plan over `init` and `plan`, our apply over `init` and
-//! `apply` of a stored plan, in turns, on a configuration whose bare run takes about half a second.
+//! `apply` of a stored plan, in turns, on a configuration whose bare run takes about half a second. And what
+//! `api-launcher run` costs on the README's example over the commands of a person.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use job_contract::StepType;
 use super::executor::{Place, job, pack};
 use crate::report::{Goal, Measurement, median};
 use crate::terminal::complain;
+use crate::workspace_root;
 
 const RESOURCES: usize = 20;
 const PLAN: &str = "bench.tfplan";
@@ -63,33 +65,15 @@ impl Bench {
         write_module(&module, load)?;
         pack(&module, &archive)?;
         // Once unmeasured each, so that both sides find warm caches.
-        let mut ours = Vec::new();
-        let mut bare = Vec::new();
+        let mut pairs = Vec::new();
         for run in 0..=runs {
-            let bare_time = self.bare(operation, load, &format!("bare-{run}"))?;
-            let our_time = self.mayfly(operation, &archive, &format!("mayfly-{run}"))?;
+            let bare = self.bare(operation, load, &format!("bare-{run}"))?;
+            let ours = self.mayfly(operation, &archive, &format!("mayfly-{run}"))?;
             if run > 0 {
-                bare.push(bare_time.as_secs_f64());
-                ours.push(our_time.as_secs_f64());
+                pairs.push((ours, bare));
             }
         }
-        // Pair by pair: what slows the machine down for a while slows both sides of a pair.
-        let ratios: Vec<f64> = ours
-            .iter()
-            .zip(&bare)
-            .map(|(ours, bare)| ours / bare)
-            .collect();
-        Ok(Measurement {
-            name,
-            value: median(&ratios),
-            unit: "ratio",
-            goal: Some(Goal::AtMost(1.10)),
-            detail: format!(
-                "median of {runs} interleaved pairs; medians {:.0} ms over {:.0} ms",
-                median(&ours) * 1000.0,
-                median(&bare) * 1000.0
-            ),
-        })
+        Ok(ratio_of(name, 1.10, &pairs))
     }
 
     /// Finds the amount of pure work that makes the bare run take [`TARGET`].
@@ -145,24 +129,7 @@ impl Bench {
     }
 
     fn tool(&self, folder: &Path, args: &[&str], expected: &[i32]) -> Result<()> {
-        let output = Command::new(&self.tool)
-            .args(args)
-            .current_dir(folder)
-            .env("TF_IN_AUTOMATION", "1")
-            .env("CHECKPOINT_DISABLE", "1")
-            .env_remove("TF_CLI_CONFIG_FILE")
-            .stdin(Stdio::null())
-            .output()?;
-        ensure!(
-            output
-                .status
-                .code()
-                .is_some_and(|code| expected.contains(&code)),
-            "terraform {args:?} ended with {}: {}",
-            output.status,
-            String::from_utf8_lossy(&output.stderr)
-        );
-        Ok(())
+        run_tool(&self.tool, folder, args, expected)
     }
 
     /// One executor process, from its start to its end; for an apply, the one after an unmeasured plan.
@@ -185,6 +152,105 @@ impl Bench {
         let elapsed = started.elapsed();
         place.ensure_done(status)?;
         Ok(elapsed)
+    }
+}
+
+fn run_tool(tool: &Path, folder: &Path, args: &[&str], expected: &[i32]) -> Result<()> {
+    let output = Command::new(tool)
+        .args(args)
+        .current_dir(folder)
+        .env("TF_IN_AUTOMATION", "1")
+        .env("CHECKPOINT_DISABLE", "1")
+        .env_remove("TF_CLI_CONFIG_FILE")
+        .stdin(Stdio::null())
+        .output()?;
+    ensure!(
+        output
+            .status
+            .code()
+            .is_some_and(|code| expected.contains(&code)),
+        "terraform {args:?} ended with {}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(())
+}
+
+/// The README's example with `api-launcher run`, over `init`, `plan`, `init` and `apply`. Each run is a workspace of its
+/// own in one data directory, as after the first run on a machine.
+pub(super) fn measure_run(launcher: &Path, runs: usize) -> Result<Measurement> {
+    let folder = tempfile::tempdir()?;
+    let tool = which::which("terraform").context("`terraform` is not on PATH")?;
+    let data = folder.path().join("data");
+    let mut pairs = Vec::new();
+    for run in 0..=runs {
+        let [planned, applied, ours] =
+            ["planned", "applied", "ours"].map(|name| folder.path().join(format!("{name}-{run}")));
+        for module in [&planned, &applied, &ours] {
+            fs::create_dir(module)?;
+            let example = workspace_root().join("examples/hello/main.tf");
+            fs::copy(example, module.join("main.tf"))?;
+        }
+        let bare = bare_run(&tool, &planned, &applied)?;
+        let ours = launcher_run(launcher, &ours, &data)?;
+        if run > 0 {
+            pairs.push((ours, bare));
+        }
+    }
+    Ok(ratio_of(
+        "run over init + plan + init + apply",
+        1.15,
+        &pairs,
+    ))
+}
+
+fn bare_run(tool: &Path, planned: &Path, applied: &Path) -> Result<Duration> {
+    let plan = ["plan", "-input=false", "-out", PLAN, "-detailed-exitcode"];
+    let started = Instant::now();
+    run_tool(tool, planned, &["init", "-input=false"], &[0])?;
+    run_tool(tool, planned, &plan, &[2])?;
+    fs::copy(planned.join(PLAN), applied.join(PLAN))?;
+    run_tool(tool, applied, &["init", "-input=false"], &[0])?;
+    run_tool(tool, applied, &["apply", "-input=false", PLAN], &[0])?;
+    Ok(started.elapsed())
+}
+
+fn launcher_run(launcher: &Path, module: &Path, data: &Path) -> Result<Duration> {
+    let started = Instant::now();
+    let output = Command::new(launcher)
+        .arg("run")
+        .arg(module)
+        .args(["--auto-approve", "--data-dir"])
+        .arg(data)
+        .stdin(Stdio::null())
+        .output()?;
+    let elapsed = started.elapsed();
+    ensure!(
+        output.status.success(),
+        "`run` ended with {}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(elapsed)
+}
+
+/// The median of the ratios, pair by pair: what slows the machine down for a while slows both sides of a pair.
+fn ratio_of(name: &'static str, goal: f64, pairs: &[(Duration, Duration)]) -> Measurement {
+    let seconds = |of: fn(&(Duration, Duration)) -> f64| pairs.iter().map(of).collect::<Vec<_>>();
+    let ours = seconds(|(ours, _)| ours.as_secs_f64());
+    let bare = seconds(|(_, bare)| bare.as_secs_f64());
+    let ratios = seconds(|(ours, bare)| ours.as_secs_f64() / bare.as_secs_f64());
+    Measurement {
+        name,
+        value: median(&ratios),
+        unit: "ratio",
+        goal: Some(Goal::AtMost(goal)),
+        detail: format!(
+            "median of {} interleaved pairs; medians {:.0} ms over {:.0} ms",
+            pairs.len(),
+            median(&ours) * 1000.0,
+            median(&bare) * 1000.0
+        ),
     }
 }
 

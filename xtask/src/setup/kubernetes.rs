@@ -1,19 +1,15 @@
-//! The programs of a control plane: from `KUBEBUILDER_ASSETS`, else from the user's cache, else downloaded into it, else built
+//! The programs of Kubernetes: from `KUBEBUILDER_ASSETS`, else from the user's cache, else downloaded into it, else built
 //! there from Go modules. Knows how to get them; knows nothing of how they are started.
 
 use std::env;
-use std::fmt::Write as _;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context as _, Result, bail, ensure};
-use sha2::{Digest as _, Sha512};
+use anyhow::{Context as _, Result};
+use sha2::Sha512;
 
+use super::program::{GoBuild, Source, architecture, cache, check, fetch, keep, version_in};
 use super::servers;
-use crate::terminal::{complain, run_stage, say};
-use crate::workspace_root;
 
 /// Names a folder with some of the programs, as `setup-envtest` makes it.
 const ASSETS: &str = "KUBEBUILDER_ASSETS";
@@ -29,49 +25,41 @@ const KUBERNETES: [&str; 3] = [
     "kube-controller-manager",
     "kube-scheduler",
 ];
-/// What a connection may take, and the slowest that is worth waiting for.
-const CURL: [&str; 11] = [
-    "--fail",
-    "--silent",
-    "--show-error",
-    "--location",
-    "--connect-timeout",
-    "10",
-    "--speed-limit",
-    "10000",
-    "--speed-time",
-    "30",
-    "--output",
-];
+/// Of the same release, for a node.
+const NODE: [&str; 2] = ["kubelet", "kube-proxy"];
 
-/// Makes sure of all programs. In the order of `control-plane`'s arguments: etcd, API server, controller manager, scheduler.
+/// Makes sure of the programs of a control plane. In the order of `control-plane`'s arguments: etcd, API server, controller manager, scheduler.
 pub(crate) fn programs() -> Result<Vec<PathBuf>> {
-    let cache = cache()?;
+    etcd_and(&KUBERNETES)
+}
+
+/// Makes sure of etcd and the API server.
+pub(crate) fn api_server() -> Result<Vec<PathBuf>> {
+    etcd_and(&KUBERNETES[..1])
+}
+
+fn etcd_and(names: &[&str]) -> Result<Vec<PathBuf>> {
+    let cache = cache(&format!("k8s-{}", version()))?;
     let mut programs = vec![etcd(&cache)?];
-    for name in KUBERNETES {
-        let program = match present(name, &cache) {
-            Some(program) => program,
-            None => make(name, &cache)?,
-        };
-        programs.push(program);
+    for name in names {
+        programs.push(of_release(name, &cache)?);
     }
     Ok(programs)
 }
 
-/// The release that is built and downloaded.
-fn version() -> &'static str {
-    let lines = MODULES.lines().map(str::trim);
-    let mut versions = lines.filter_map(|line| line.strip_prefix("k8s.io/kubernetes v"));
-    let version = versions.next().and_then(|rest| rest.split(' ').next());
-    version.expect("go.mod names the version of Kubernetes")
+/// Makes sure of the programs of a node: kubelet and kube-proxy.
+pub(crate) fn programs_of_nodes() -> Result<Vec<PathBuf>> {
+    let cache = cache(&format!("k8s-{}", version()))?;
+    NODE.iter().map(|name| of_release(name, &cache)).collect()
 }
 
-fn cache() -> Result<PathBuf> {
-    let set = |name| env::var_os(name).filter(|value| !value.is_empty());
-    let caches = set("XDG_CACHE_HOME").map(PathBuf::from);
-    let caches = caches.or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")));
-    let caches = caches.context("no cache folder: set `XDG_CACHE_HOME` or `HOME`")?;
-    Ok(caches.join("mayfly").join(format!("k8s-{}", version())))
+fn of_release(name: &str, cache: &Path) -> Result<PathBuf> {
+    present(name, cache).map_or_else(|| part(name, cache), Ok)
+}
+
+/// The release that is built and downloaded.
+fn version() -> &'static str {
+    version_in(MODULES, "k8s.io/kubernetes")
 }
 
 fn present(name: &str, cache: &Path) -> Option<PathBuf> {
@@ -87,108 +75,54 @@ fn etcd(cache: &Path) -> Result<PathBuf> {
     if let Some(program) = present(ETCD, cache).or_else(|| which::which(ETCD).ok()) {
         return Ok(program);
     }
-    fs::create_dir_all(cache).with_context(|| format!("could not make `{}`", cache.display()))?;
-    let unpacking = tempfile::tempdir_in(cache)?;
-    let program = servers::from_debian("etcd-server", "usr/bin/etcd", unpacking.path()).context(
-        "the tests need etcd: put it on PATH (Debian: etcd-server), or set `KUBEBUILDER_ASSETS`",
-    )?;
     let kept = cache.join(ETCD);
-    fs::rename(program, &kept).with_context(|| format!("could not write `{}`", kept.display()))?;
+    keep(&kept, |program| {
+        let folder = program.parent().context("it is in a folder")?;
+        let unpacked = servers::from_debian("etcd-server", "usr/bin/etcd", folder).context(
+            "the tests need etcd: put it on PATH (Debian: etcd-server), or set `KUBEBUILDER_ASSETS`",
+        )?;
+        Ok(fs::rename(unpacked, program)?)
+    })?;
     Ok(kept)
 }
 
-fn make(name: &str, cache: &Path) -> Result<PathBuf> {
-    fs::create_dir_all(cache).with_context(|| format!("could not make `{}`", cache.display()))?;
-    // Its name comes last, so that half a program is not taken for one.
-    let new = tempfile::tempdir_in(cache)?;
-    let program = new.path().join(name);
-    if let Err(error) = download(name, &program) {
-        complain(&format!(
-            "{name} is built, for it could not be downloaded: {error:#}"
-        ));
-        build(name, &program)?;
+fn part(name: &str, cache: &Path) -> Result<PathBuf> {
+    Source {
+        name,
+        download: Some(&|program: &Path| download(name, program)),
+        build: build(name),
+        elsewhere: "set `KUBEBUILDER_ASSETS` to a folder that has it, or ",
     }
-    let kept = cache.join(name);
-    fs::rename(program, &kept).with_context(|| format!("could not write `{}`", kept.display()))?;
-    Ok(kept)
+    .ensure(cache)
 }
 
 fn download(name: &str, program: &Path) -> Result<()> {
-    let architecture = match env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => bail!("there is no release for {other}"),
-    };
-    ensure!(
-        cfg!(target_os = "linux"),
-        "there are releases for Linux alone"
-    );
-    let address = format!("{RELEASES}/v{}/bin/linux/{architecture}/{name}", version());
+    let version = version();
+    let address = format!("{RELEASES}/v{version}/bin/linux/{}/{name}", architecture()?);
     let published = program.with_extension("sha512");
-    // The digest first: where it is not to be had, nothing large is fetched for nothing.
+    // The digest first: without it, the large download would be useless.
     fetch(&format!("{address}.sha512"), &published)?;
     fetch(&address, program)?;
-    let (published, content) = (fs::read_to_string(published)?, fs::read(program)?);
-    check(&content, &published).with_context(|| format!("`{address}`"))?;
-    fs::set_permissions(program, fs::Permissions::from_mode(0o755))?;
-    Ok(())
+    check::<Sha512>(program, &fs::read_to_string(published)?)
 }
 
-fn fetch(address: &str, file: &Path) -> Result<()> {
-    run_stage(
-        "download",
-        Command::new("curl").args(CURL).arg(file).arg(address),
-    )
-}
-
-fn check(content: &[u8], published: &str) -> Result<()> {
-    let mut digest = String::new();
-    for byte in Sha512::digest(content) {
-        write!(digest, "{byte:02x}")?;
-    }
-    let published = published.split_whitespace().next().unwrap_or_default();
-    ensure!(
-        digest == published,
-        "the SHA-512 is {digest}, and {published:?} was published"
-    );
-    Ok(())
-}
-
-fn build(name: &str, program: &Path) -> Result<()> {
-    ensure!(
-        which::which("go").is_ok(),
-        "the tests need {name} {}: set `KUBEBUILDER_ASSETS` to a folder that has it, or put `go` on PATH to have it built",
-        version()
-    );
-    say(&format!(
-        "\n==> {name}: built once, which takes minutes and 2 GB of memory"
-    ));
-    run_stage(name, &mut build_command(name, program))
-}
-
-fn build_command(name: &str, program: &Path) -> Command {
+fn build(name: &str) -> GoBuild<'static> {
     let version = version();
     let mut numbers = version.split('.');
     let (major, minor) = (numbers.next(), numbers.next());
-    let stamp =
-        |field: &str, value: &str| format!("-X k8s.io/component-base/version.{field}={value}");
-    let flags = [
-        "-s -w".to_owned(),
-        stamp("gitVersion", &format!("v{version}")),
-        stamp("gitMajor", major.unwrap_or_default()),
-        stamp("gitMinor", minor.unwrap_or_default()),
-    ];
-    let mut command = Command::new("go");
-    command
-        .args(["build", "-mod=readonly", "-trimpath", "-ldflags"])
-        .arg(flags.join(" "))
-        .arg("-o")
-        .arg(program)
-        .arg(format!("k8s.io/kubernetes/cmd/{name}"))
-        .current_dir(workspace_root().join(MODULES_FOLDER))
-        .env("CGO_ENABLED", "0")
-        .env("GOWORK", "off");
-    command
+    let stamp = |field: &str, value: &str| {
+        let field = format!("k8s.io/component-base/version.{field}");
+        (field, value.to_owned())
+    };
+    GoBuild {
+        modules: MODULES_FOLDER,
+        package: format!("k8s.io/kubernetes/cmd/{name}"),
+        stamps: vec![
+            stamp("gitVersion", &format!("v{version}")),
+            stamp("gitMajor", major.unwrap_or_default()),
+            stamp("gitMinor", minor.unwrap_or_default()),
+        ],
+    }
 }
 
 #[cfg(test)]
@@ -198,7 +132,7 @@ mod tests {
 
     #[test]
     fn what_is_built_says_which_version_it_is() {
-        let line = command_line(&build_command("kube-scheduler", Path::new("/new")));
+        let line = command_line(&build("kube-scheduler").command(Path::new("/new")));
         let stamp = format!("gitVersion=v{} ", version());
         assert!(line.contains(&stamp), "{line}");
         assert!(line.contains("gitMajor=1 "), "{line}");
@@ -218,14 +152,5 @@ mod tests {
             seen += 1;
         }
         assert!(seen > 30, "{seen}");
-    }
-
-    #[test]
-    fn what_is_not_what_was_published_is_refused() {
-        let digest = "ddaf35a193617abacc417349ae20413112e6fa4e89a97ea20a9eeee64b55d39a2192992a274fc1a836ba3c23a3feebbd454d4423643ce80e2a9ac94fa54ca49f";
-        check(b"abc", &format!("{digest}\n")).unwrap();
-        let error = check(b"abd", digest).unwrap_err().to_string();
-        assert!(error.contains(digest), "{error}");
-        assert!(check(b"abc", "<html>").is_err());
     }
 }

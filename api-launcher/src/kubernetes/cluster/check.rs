@@ -327,7 +327,7 @@ fn untold(kind: &str, name: &str, namespace: Option<&str>) -> CheckResult {
     CheckResult {
         subject: format!("{kind} {name}"),
         outcome: CheckOutcome::Unknown,
-        finding: "cannot be told without the right to read it, which runs do not need".to_owned(),
+        finding: "unknown without the right to read it, which runs do not need".to_owned(),
         fix: Some(format!(
             "look with an account that may: `kubectl get{place} {} {name}`",
             kind.to_lowercase()

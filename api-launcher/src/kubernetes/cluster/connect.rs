@@ -124,7 +124,7 @@ fn usual_kubeconfig() -> PathBuf {
         .map_or_else(|| "~/.kube/config".into(), PathBuf::from)
 }
 
-/// Which cluster is meant, where somebody says so.
+/// The cluster that an option or a setting names.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
     /// Namespace of the runs; falls back to the one of the configuration.

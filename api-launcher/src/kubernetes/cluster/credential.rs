@@ -58,7 +58,7 @@ impl CredentialError {
     pub const fn hint(&self) -> &'static str {
         match self {
             Self::Plugin { .. } | Self::PluginAnswer => {
-                "run the command of the kubeconfig's `exec` by itself to see what it says"
+                "run the command of the kubeconfig's `exec` by itself to see its output"
             }
             Self::PluginStart(_) => {
                 "install the command that the kubeconfig's `exec` names, or name it by its whole path"
@@ -107,7 +107,7 @@ pub(super) fn again(error: &io::Error) -> io::Error {
     code.unwrap_or_else(|| error.kind().into())
 }
 
-/// A client none of whose errors holds a credential, whoever shows them.
+/// A client whose errors contain no credential, wherever they are shown.
 pub(super) fn discreet(client: Client, namespace: &str) -> Client {
     let service = service_fn(move |request: Request<Body>| {
         let client = client.clone();

@@ -32,7 +32,7 @@ pub enum ClusterError {
         message: String,
         retry_after: Option<Duration>,
     },
-    /// The API server says no, and would again.
+    /// The API server refuses the request. A repetition does not help.
     #[error("could not {action}: {message}")]
     Refused {
         action: &'static str,

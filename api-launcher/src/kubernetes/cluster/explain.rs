@@ -190,7 +190,7 @@ fn from_events(key: RunKey, events: &[Event]) -> Explanation {
         Some(known) => format!("{known}; {advice}"),
         None => advice.to_owned(),
     });
-    let told = "gone: its time to live is over, or it was deleted; told from the events it left";
+    let told = "gone: its time to live is over, or it was deleted; known from its events";
     verdict.evidence.insert(0, Evidence::new(TRACE, told));
     Explanation {
         key,

@@ -45,7 +45,7 @@ impl LeaseSettings {
     }
 }
 
-/// How it stands with the Lease, for whoever asks a replica about its health.
+/// The state of the Lease, for the health checks of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseState {
     /// This replica holds it and works, or is about to.
@@ -54,11 +54,11 @@ pub enum LeaseState {
     StandsBy,
     /// There is no right to hold it: this replica works on its own.
     NotAllowed,
-    /// It could not be had for as long as it lasts, for this reason: nobody may be at work.
+    /// It could not be acquired for as long as it lasts, for this reason. Perhaps no replica works.
     OutOfReach(String),
 }
 
-/// What became of the wish for the Lease.
+/// The result of an attempt to get the Lease.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Acquired {
     Held,
@@ -66,11 +66,11 @@ enum Acquired {
     NotAllowed,
 }
 
-/// What came of one look at the Lease.
+/// The result of reading the Lease once.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Look {
     Held,
-    /// It was to be had, and another was faster, as the next look will tell.
+    /// It was free, and another replica acquired it first. The next look shows that replica.
     Missed,
     /// Another holds it.
     Another,
@@ -112,7 +112,7 @@ impl Cluster {
                 on_state(LeaseState::NotAllowed);
                 warn!(
                     lease = settings.name,
-                    "no right to hold a Lease: watching without one, which only a single replica may do"
+                    "no right to hold a Lease: this replica watches without one, so run a single replica"
                 );
                 tokio::select! {
                     () = &mut stop => return,
@@ -188,7 +188,7 @@ impl Cluster {
                     if cause != said {
                         warn!(
                             lease = settings.name,
-                            cause, "the Lease cannot be had; trying again"
+                            cause, "the Lease could not be acquired; trying again"
                         );
                         said = cause;
                     }
@@ -372,7 +372,7 @@ mod tests {
     use super::super::fake_server::{Crash, Server, refusal};
     use super::*;
 
-    /// A cluster that refuses every look at a Lease while it is told to.
+    /// A cluster that refuses every read of a Lease while a flag is set.
     fn refusing(server: &Arc<Server>) -> (Cluster, Arc<AtomicBool>) {
         let refuses = Arc::new(AtomicBool::new(true));
         let told = Arc::clone(&refuses);
@@ -425,7 +425,7 @@ mod tests {
     /// Silent for so long, a holder is succeeded.
     const SOON: Duration = Duration::from_secs(1);
 
-    /// A replica that leads until it is told to stop.
+    /// A replica that leads until a flag stops it.
     fn replica(
         cluster: Cluster,
         identity: &'static str,
@@ -477,7 +477,7 @@ mod tests {
     async fn one_replica_leads_and_another_takes_over_at_once_when_it_stops() {
         let server = Server::start();
         let (at_work, successions) = <_>::default();
-        // However long this process is not run at all, nobody takes it for silence.
+        // If the scheduler pauses this process, that time does not count as silence.
         let never = Duration::from_hours(1);
         let (stop_a, a) = replica(server.cluster(), "a", never, &at_work, &successions);
         until("a leads", || *at_work.lock().unwrap() == ["a"]).await;

@@ -285,13 +285,13 @@ impl Cluster {
             .await
         {
             Ok(log) => log,
-            // The pod is gone or not quite there; what follows is told by its Job.
+            // The pod is gone or does not exist yet. Its Job shows what follows.
             Err(error) if error.is_not_found() => return Ok(()),
             Err(ClusterError::Refused { code: 400, .. }) if follow => return Ok(()),
             Err(error) => return Err(error),
         };
         let mut log = std::pin::pin!(log.lines());
-        // A broken connection ends this reading like its end does; the next one goes on from here.
+        // A broken connection ends this reading as the end of the log does. The next reading continues here.
         while let Some(Ok(line)) = log.next().await {
             let line = LogLine::parse(&line);
             if position.admits(&mut reading, &line) && lines.send(Ok(line)).await.is_err() {

@@ -105,7 +105,7 @@ pub const RIGHTS: &[Right] = &[
         "jobs",
         "cancel runs and keep the history short",
     ),
-    right("list", "", "pods", "tell how runs stand"),
+    right("list", "", "pods", "show the state of runs"),
     right("watch", "", "pods", "follow runs"),
     Right {
         subresource: "log",
@@ -115,7 +115,7 @@ pub const RIGHTS: &[Right] = &[
         "list",
         "",
         "events",
-        "tell why a run waits or ended without a word",
+        "explain why a run waits or ended without a report",
     ),
     secret("create", "store the job data"),
     lease("create", "let one replica watch"),

@@ -7,7 +7,7 @@
 //! - An incomplete Job is removed only if nothing was written to it since the Secret was looked for.
 //!
 //! No Secret is ever read. Each request that may create the Job names another Secret in it. So the name in a Job's spec can
-//! only belong to that Job's own Secret. If storing it again fails because it exists, that is as good as success. A dry run
+//! only belong to that Job's own Secret. If storing it again fails because it exists, that counts as success. A dry run
 //! of storing it tells whether it exists. The garbage collector removes a Secret whose Job is gone.
 
 use k8s_openapi::api::batch::v1::Job;
@@ -50,7 +50,7 @@ pub enum Submitted {
 struct Accepted {
     submitted: Submitted,
     uid: String,
-    /// Nobody else will release it.
+    /// No other replica releases it.
     to_release: bool,
 }
 
@@ -80,7 +80,7 @@ impl Cluster {
                 return Ok(accepted.submitted);
             }
             match self.release_uid(name, &accepted.uid).await {
-                // Somebody removed the Job in between: from the start.
+                // The Job was deleted in between: start again.
                 Err(error) if error.is_not_found() || error.is_conflict() => {}
                 Err(error) => return Err(error),
                 Ok(()) => return Ok(accepted.submitted),
@@ -104,7 +104,7 @@ impl Cluster {
         Ok(accepted.submitted)
     }
 
-    /// Makes sure that the run's Job exists and has its Secret, and leaves it suspended: whoever calls this does what the
+    /// Makes sure that the run's Job exists and has its Secret, and leaves it suspended. The caller does what the
     /// run is for, and then calls [`Cluster::dismiss`], or [`Cluster::release`] when that fails. Should neither happen, the
     /// watcher releases it in the end.
     pub async fn hold(&self, objects: &Manifest) -> Result<Submitted, ClusterError> {
@@ -146,7 +146,7 @@ impl Cluster {
                 })
                 .await;
             match removed {
-                // Somebody has written to it since, as the Job controller does its conditions: look again.
+                // The Job has changed since, for example its conditions by the Job controller: read it again.
                 Err(error) if error.is_conflict() => {}
                 Err(error) if !error.is_not_found() => return Err(error),
                 _ => return Ok(()),
@@ -436,7 +436,7 @@ impl Cluster {
         match removed {
             Ok(_) => Ok(ReleaseOutcome::Removed),
             Err(error) if error.is_not_found() => Ok(ReleaseOutcome::NotHeld),
-            // Somebody has written to it since: look again.
+            // The Job has changed since: read it again.
             Err(error) if error.is_conflict() => Ok(ReleaseOutcome::Incomplete),
             Err(error) => Err(error),
         }
@@ -465,15 +465,14 @@ pub(super) fn trial_advice(error: &ClusterError) -> Option<&'static str> {
             message,
             ..
         } if message.contains("exceeded quota") => Some(
-            "trying it takes room for one more Secret in the namespace's quota: raise the quota, or remove Secrets",
+            "this check needs room for one more Secret in the namespace's quota: raise the quota, or remove Secrets",
         ),
         ClusterError::Refused {
             action: TRIAL,
             code: 400,
             ..
         } => Some(
-            "an admission webhook for Secrets has to support dry runs (`sideEffects: None` or `NoneOnDryRun`), or to \
-             leave the namespace of the runs alone",
+            "an admission webhook for Secrets has to support dry runs (`sideEffects: None` or `NoneOnDryRun`), or to exclude the namespace of the runs",
         ),
         ClusterError::Refused { action: TRIAL, .. } => Some(
             "the launcher has to be let create Secrets, also in a dry run: `api-launcher check` names a right that is \

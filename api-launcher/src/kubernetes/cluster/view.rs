@@ -176,7 +176,7 @@ impl Cluster {
         let Some(host) = verdict.lock_host() else {
             return verdict;
         };
-        // Whoever can write the state can write anything there, and a selector would take it at its word.
+        // A user who can write the state can write anything there, and a selector would use it as it is.
         if check::object_name(host).is_err() {
             verdict.tell_lock_holder(&LockHolder::Elsewhere);
             return verdict;
@@ -304,7 +304,7 @@ mod tests {
         view(key, &job, &[], now).state
     }
 
-    /// A run that found the state locked by somebody on this host.
+    /// A run that found the state locked by a process of this host.
     fn locked_on(host: &str) -> Verdict {
         let lock = StateLock {
             id: "9db590f1".into(),

@@ -120,9 +120,9 @@ fn render(results: &[CheckResult], paint: Paint) -> String {
     };
     let summary = match (count(CheckOutcome::Failed), count(CheckOutcome::Unknown)) {
         (0, 0) => "Everything is in place.".to_owned(),
-        (0, unknown) => format!("Nothing is missing; {unknown} could not be told."),
+        (0, unknown) => format!("Nothing is missing; {unknown} could not be checked."),
         (failed, 0) => format!("{failed} to be mended."),
-        (failed, unknown) => format!("{failed} to be mended, {unknown} could not be told."),
+        (failed, unknown) => format!("{failed} to be mended, {unknown} could not be checked."),
     };
     format!("{}\n{}\n", table.render(paint), paint.bold(&summary))
 }

@@ -6,8 +6,8 @@ use job_contract::{Exit, chain};
 
 use crate::document::DocumentError;
 use crate::kubernetes::cluster::{ClusterError, ConnectError};
-use crate::kubernetes::config::ConfigProblem;
 use crate::kubernetes::manifest::ManifestErrors;
+use crate::kubernetes::manifest::Problem;
 
 const REACH: &str = "is the API server reachable? Set KUBECONFIG or pass --kubeconfig and --context; in a pod, the service \
     account must have its token mounted";
@@ -29,7 +29,7 @@ pub(super) enum CommandError {
         candidates: Vec<String>,
     },
     #[error("the configuration cannot be used")]
-    Configuration(Vec<ConfigProblem>),
+    Configuration(Vec<Problem>),
     #[error(transparent)]
     Document(#[from] DocumentError),
     #[error("the job document cannot be launched")]

@@ -119,7 +119,7 @@ pub(super) async fn stay(
     let Sighting::Ended(verdict) = sighting else {
         return gone(out);
     };
-    // What was said before the end belongs before the verdict. A run that was only given up may go on talking.
+    // Lines from before the end are shown before the verdict. A run that was given up may still print lines.
     while verdict.job_over
         && let Some(line) = lines.next().await
     {
@@ -138,7 +138,7 @@ enum Sighting {
 async fn look(cluster: &Cluster, key: &RunKey) -> Result<Sighting, CommandError> {
     let explanation = match cluster.explain(&key.name).await {
         Ok(explanation) => explanation,
-        // The run goes on without us; so does the next look.
+        // The run continues without this command, and the next look continues from here.
         Err(error) if error.is_transient() => return Ok(Sighting::Running),
         Err(ClusterError::NoSuchRun(_)) => return Ok(Sighting::Gone),
         Err(error) => return Err(error.into()),

@@ -18,7 +18,7 @@ use crate::terminal::text::plain;
 pub struct LogsArgs {
     /// Job id, `job/step`, or the name of the run's Job
     pub run: String,
-    /// Go on until the run is over
+    /// Follow the log until the run is over
     #[arg(short, long)]
     pub follow: bool,
     /// Show the executor's own messages too, as they are

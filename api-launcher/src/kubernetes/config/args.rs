@@ -5,28 +5,38 @@ use std::path::PathBuf;
 
 use clap::Args;
 use job_contract::env;
+use runtime::setting::Setting;
 
-/// Which objects are made, where, and from what.
+use super::values::{
+    ImageReference, ImageRegistry, Namespace, ObjectName, PullPolicy, RecordsSetting, Whole,
+};
+use crate::kubernetes::manifest::deployment::PluginCache;
+use crate::kubernetes::manifest::executor_kind::ExecutorKindSetting;
+use crate::kubernetes::manifest::grace_period::MIN_GRACE_SECONDS;
+use crate::kubernetes::manifest::job_data::{Compression, Mode};
+use crate::kubernetes::manifest::quantity::Amount;
+
+/// Which objects are made, where, and from what. Lists and annotations stay text: a blank list is an empty one.
 #[derive(Args, Clone, Default)]
 #[command(next_help_heading = "Jobs")]
 pub struct DeploymentArgs {
     /// Namespace of Jobs [default: terrakube].
     #[arg(long, env = env::NAMESPACE)]
-    pub namespace: Option<String>,
+    pub namespace: Option<Setting<Namespace>>,
     #[arg(long, env = env::IMAGE, help = concat!(
         "Image of the executor [default: mayfly-executor:", env!("CARGO_PKG_VERSION"), "]"
     ))]
-    pub image: Option<String>,
+    pub image: Option<Setting<ImageReference>>,
     /// Which executor the image holds: `mayfly`, `stock`, or `auto`, which is `mayfly` when the last part of the image's
     /// repository begins with `mayfly-executor`.
     #[arg(long, env = env::EXECUTOR_KIND)]
-    pub executor_kind: Option<String>,
+    pub executor_kind: Option<Setting<ExecutorKindSetting>>,
     /// Registry, or registry and path, that images are pulled from instead of their own.
     #[arg(long, env = env::IMAGE_REGISTRY)]
-    pub image_registry: Option<String>,
+    pub image_registry: Option<Setting<ImageRegistry>>,
     /// `Always`, `IfNotPresent` or `Never` [default: `IfNotPresent`].
     #[arg(long, env = env::IMAGE_PULL_POLICY)]
-    pub image_pull_policy: Option<String>,
+    pub image_pull_policy: Option<Setting<PullPolicy>>,
     /// Comma list of pull secrets.
     #[arg(long, env = env::IMAGE_PULL_SECRETS)]
     pub image_pull_secrets: Option<String>,
@@ -44,48 +54,48 @@ pub struct DeploymentArgs {
     pub java_tool_options: Option<String>,
     /// How the job document reaches the pod: `secret`, or `env` as the stock launcher does it.
     #[arg(long, env = env::JOB_DATA_MODE)]
-    pub job_data_mode: Option<String>,
+    pub job_data_mode: Option<Setting<Mode>>,
     /// Whether a document that is too large is compressed: `auto` (in secret mode), `on` or `off`.
     #[arg(long, env = env::JOB_DATA_COMPRESSION)]
-    pub job_data_compression: Option<String>,
-    /// Seconds a Job may take, waiting for a node included [default: 21600].
+    pub job_data_compression: Option<Setting<Compression>>,
+    /// Seconds a Job may take, including the wait for a node [default: 21600].
     #[arg(long, env = env::ACTIVE_DEADLINE_SECONDS)]
-    pub active_deadline_seconds: Option<String>,
+    pub active_deadline_seconds: Option<Setting<Whole<1>>>,
     /// How often a pod that failed before its step began is replaced [default: 2 where the next pod finds its claim,
     /// else 0].
     #[arg(long, env = env::BACKOFF_LIMIT)]
-    pub backoff_limit: Option<String>,
+    pub backoff_limit: Option<Setting<Whole<0>>>,
     /// Where executors keep their records, claims above all: `platform`, `shared`, a data folder of all pods, `pod`, or
-    /// `auto`, as follows from what they are given [default: auto].
+    /// `auto`, which follows from their settings [default: auto].
     #[arg(long, env = env::RECORDS)]
-    pub records: Option<String>,
+    pub records: Option<Setting<RecordsSetting>>,
     /// Seconds between SIGTERM and SIGKILL [default: 300 for apply and destroy, 60 otherwise].
     #[arg(long, env = env::TERMINATION_GRACE_PERIOD_SECONDS)]
-    pub termination_grace_period_seconds: Option<String>,
-    /// The same for steps that change infrastructure.
+    pub termination_grace_period_seconds: Option<Setting<Whole<0>>>,
+    /// The same, for apply and destroy.
     #[arg(long, env = env::APPLY_GRACE_PERIOD_SECONDS)]
-    pub apply_grace_period_seconds: Option<String>,
+    pub apply_grace_period_seconds: Option<Setting<Whole<MIN_GRACE_SECONDS>>>,
     /// Seconds a finished Job is kept [default: 600].
     #[arg(long, env = env::TTL_SECONDS_AFTER_FINISHED)]
-    pub ttl_seconds_after_finished: Option<String>,
+    pub ttl_seconds_after_finished: Option<Setting<Whole<0>>>,
     /// Priority class of pods.
     #[arg(long, env = env::PRIORITY_CLASS)]
-    pub priority_class: Option<String>,
+    pub priority_class: Option<Setting<ObjectName>>,
     /// What is mounted where a plugin cache is asked for: its `claim`, or an `empty-dir`.
     #[arg(long, env = env::PLUGIN_CACHE)]
-    pub plugin_cache: Option<String>,
+    pub plugin_cache: Option<Setting<PluginCache>>,
     /// Size of the volume runs work in [default: 10Gi].
     #[arg(long, env = env::WORK_SIZE_LIMIT)]
-    pub work_size_limit: Option<String>,
+    pub work_size_limit: Option<Setting<Amount>>,
     /// Size of the volume of temporary files [default: 1Gi].
     #[arg(long, env = env::TMP_SIZE_LIMIT)]
-    pub tmp_size_limit: Option<String>,
-    /// YAML or JSON file: a pod template laid over the one that is built.
+    pub tmp_size_limit: Option<Setting<Amount>>,
+    /// YAML or JSON file: a pod template that is merged over the built one.
     #[arg(long, env = env::POD_TEMPLATE_FILE)]
-    pub pod_template_file: Option<PathBuf>,
+    pub pod_template_file: Option<Setting<PathBuf>>,
     /// YAML or JSON file: what workspaces may override.
     #[arg(long, env = env::POLICY_FILE)]
-    pub policy_file: Option<PathBuf>,
+    pub policy_file: Option<Setting<PathBuf>>,
     #[command(flatten)]
     pub defaults: DefaultsArgs,
 }
@@ -117,7 +127,7 @@ pub struct DefaultsArgs {
     /// Config map to mount.
     #[arg(long, env = env::EPHEMERAL_CONFIG_MAP)]
     pub config_map: Option<String>,
-    /// Where to mount it [default: /data].
+    /// Where to mount the config map [default: /data].
     #[arg(long, env = env::EPHEMERAL_CONFIG_MAP_PATH)]
     pub config_map_path: Option<String>,
     /// Comma list.
@@ -150,10 +160,10 @@ pub struct DefaultsArgs {
     /// Pairs: environment of the executor.
     #[arg(long, env = env::EPHEMERAL_ENV, hide_env_values = true, hide = true)]
     pub executor_env: Option<String>,
-    /// Mounts the plugin cache there, for every workspace.
+    /// Path at which the plugin cache is mounted, for every workspace.
     #[arg(long, env = env::DEPLOYMENT_PLUGIN_CACHE_DIR)]
     pub plugin_cache_dir: Option<String>,
-    /// Its claim [default: terrakube-plugin-pvc].
+    /// Claim of the plugin cache [default: terrakube-plugin-pvc].
     #[arg(long, env = env::DEPLOYMENT_PLUGIN_CACHE_CLAIM)]
     pub plugin_cache_claim: Option<String>,
 }

@@ -8,7 +8,7 @@ const NODE_SELECTOR: &[&str] = &[
     "executor.ephemeral.node-selector",
 ];
 
-/// The selector the options set; other options are nobody's business here. The last of equal keys wins.
+/// The selector that the options set. Other options are ignored. The last of equal keys wins.
 pub(super) fn node_selector(options: &str) -> BTreeMap<String, String> {
     words(options)
         .iter()

@@ -87,7 +87,7 @@ impl BackgroundTasks {
                 warn!(
                     job_id = step.job_id,
                     step_id = step.step_id,
-                    "settings without effect could not be told in the run's log"
+                    "settings without effect could not be named in the run's log"
                 );
             }
         });

@@ -105,7 +105,7 @@ impl Observer {
             }
             Err(error) if error.is_final() => {
                 let why = chain(&error);
-                warn!(%run, error = why, "the platform will not be told how a run ended");
+                warn!(%run, error = why, "the end of a run cannot be reported to the platform");
                 self.metrics.report_failed();
                 self.runs.tracked().remove(run);
                 ReportOutcome::Refused(why)

@@ -20,7 +20,7 @@ use crate::reporter::settings::{PlatformArgs, PlatformSettings};
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Target `kubernetes`")]
 pub struct KubernetesArgs {
-    /// How many Jobs are released and not over at a time; the rest wait suspended, oldest first; 0 means no limit
+    /// How many released Jobs may be unfinished at a time; the rest wait suspended, oldest first; 0 means no limit
     /// [default: 0]
     #[arg(long, value_name = "N", env = env::MAX_JOBS_IN_FLIGHT)]
     pub max_jobs_in_flight: Option<Setting<usize>>,
@@ -33,7 +33,7 @@ pub struct KubernetesArgs {
     #[arg(long, value_name = "N", env = env::HISTORY_FAILED)]
     pub history_failed: Option<Setting<HistoryLimit>>,
 
-    /// A run without a pod says so after this time [default: 30]
+    /// A run without a pod is reported as waiting after this time [default: 30]
     #[arg(long, value_name = "SECONDS", env = env::NO_POD_EXPLAIN_SECONDS)]
     pub no_pod_explain_seconds: Option<Setting<u64>>,
 
@@ -57,11 +57,11 @@ pub struct KubernetesArgs {
     #[arg(long, value_name = "SECONDS", env = env::LINGER_SECONDS)]
     pub linger_seconds: Option<Setting<u64>>,
 
-    /// A Job whose job data never came is removed after this time [default: 60]
+    /// A Job without job data is removed after this time [default: 60]
     #[arg(long, value_name = "SECONDS", env = env::INCOMPLETE_SECONDS)]
     pub incomplete_seconds: Option<Setting<u64>>,
 
-    /// A verdict the platform could not take is reported again after this time, then less and less often, for a day
+    /// A verdict that could not be reported is reported again after this time, then less and less often, for a day
     /// [default: 5]
     #[arg(long, value_name = "SECONDS", env = env::REPORT_RETRY_SECONDS)]
     pub report_retry_seconds: Option<Setting<u64>>,
@@ -70,11 +70,11 @@ pub struct KubernetesArgs {
     #[arg(long, value_name = "RATE", env = env::KUBE_REQUESTS_PER_SECOND)]
     pub kube_requests_per_second: Option<Setting<f64>>,
 
-    /// Requests that may be made at once before the rate counts [default: twice the rate]
+    /// Requests that may be made at once before the rate limits them [default: twice the rate]
     #[arg(long, value_name = "N", env = env::KUBE_BURST)]
     pub kube_burst: Option<Setting<u32>>,
 
-    /// The Lease of the replica that watches [default: mayfly-launcher]
+    /// Name of the Lease of the replica that watches [default: mayfly-launcher]
     #[arg(long, value_name = "NAME", env = env::LEASE_NAME)]
     pub lease_name: Option<Setting<String>>,
 
@@ -257,7 +257,7 @@ impl KubernetesArgs {
         let burst = self.kube_burst.read(problems);
         let Some(rate) = rate else {
             if burst.is_some() && !self.kube_requests_per_second.is_set() {
-                let text = format!("means nothing without {}", env::KUBE_REQUESTS_PER_SECOND);
+                let text = format!("has no effect without {}", env::KUBE_REQUESTS_PER_SECOND);
                 problems.push(SettingProblem::new(env::KUBE_BURST, text));
             }
             return None;

@@ -161,7 +161,7 @@ impl JobSubmitter {
             .record_failure(CheckedBy::Dispatch, &error.to_string())
         {
             BarrierState::Fails(reason) => SubmitError::Blocked(format!(
-                "{reason}. No run can start until that is mended: `api-launcher check` tells what is missing"
+                "{reason}. No run can start until that is fixed: `api-launcher check` shows what is missing"
             )),
             BarrierState::Delays(reason) => SubmitError::Unavailable(reason),
             BarrierState::Open => SubmitError::Unavailable(error.to_string()),
@@ -190,7 +190,7 @@ impl JobSubmitter {
             Err(_) => "the Kubernetes API takes too long".to_owned(),
         };
         Err(SubmitError::Unavailable(format!(
-            "{reason}; and whether it was accepted before is not known: {error}"
+            "{reason}; and it is not known whether it was accepted before: {error}"
         )))
     }
 }

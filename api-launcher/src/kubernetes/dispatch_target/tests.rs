@@ -233,7 +233,7 @@ async fn what_cannot_be_accepted_yet_leaves_no_record() {
         Err(DispatchError::Unavailable(_))
     ));
     assert_eq!(reporter.record("412"), None);
-    // Nobody waits for a job the platform has never put on record.
+    // No heartbeat is sent for a job that the platform has never recorded.
     let target = with_reporter(Some((422, "spec is invalid")), &reporter);
     assert!(matches!(
         accept(&target, job()).await,
@@ -351,7 +351,7 @@ async fn a_right_that_stays_missing_fails_the_run_with_the_reason() {
     let output = std::fs::read_to_string(output).unwrap();
     assert!(output.contains("cannot create resource"), "{output}");
     assert!(output.contains("`api-launcher check`"), "{output}");
-    // Whoever looks at it is told, and dispatches still come.
+    // The readiness probe shows it, and dispatches are still accepted.
     let barred = target.readiness().await;
     assert!(
         matches!(&barred, Readiness::Impaired(why) if why.contains("cannot")),

@@ -170,7 +170,7 @@ pub(crate) fn mount_path(path: &str) -> Result<String, &'static str> {
     Ok(plain)
 }
 
-/// Whether one of two paths is the other, or lies in it.
+/// Whether one of two paths is the other, or is below it.
 pub(crate) fn meet(one: &str, other: &str) -> bool {
     let parts = |path: &str| -> Vec<String> {
         let parts = path.split('/').filter(|p| !p.is_empty() && *p != ".");
@@ -306,7 +306,7 @@ mod tests {
         assert!(seen.contains(&"/bin".to_owned()), "{seen:?}");
     }
 
-    /// Whether it is a reserved folder or lies in one. What lies around one counts only for who mounts there.
+    /// Whether it is a reserved folder or below one. A folder that contains a reserved one matters only for mounts.
     fn target_is_reserved(target: &str) -> bool {
         let target = std::path::Path::new(target);
         target.is_dir() && RESERVED_PATHS.iter().any(|path| target.starts_with(path))

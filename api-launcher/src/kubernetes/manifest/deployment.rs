@@ -113,7 +113,7 @@ impl Default for Deployment {
 }
 
 impl Deployment {
-    /// What is requested when nobody says anything: never best effort, and no limit on CPU, which only slows.
+    /// The default requests: never best effort, and no limit on CPU, because it only slows a run.
     pub(super) fn default_resources() -> Resources {
         Resources {
             cpu: Span {

@@ -53,7 +53,7 @@ pub(super) fn violations(spec: &PodSpec) -> Vec<String> {
     violations
 }
 
-/// How long the executor's hook sleeps; `None` where it does something of which nobody knows how long it takes.
+/// How long the executor's hook sleeps. `None` if the hook does something else, whose duration is unknown.
 fn pre_stop_sleep(executor: &Container) -> Option<i64> {
     let hook = executor
         .lifecycle

@@ -1,5 +1,5 @@
 //! Names of objects. The Job's name is made of job and step alone, so a second delivery meets the first one's Job. No two
-//! Jobs name the same Secret, so nobody has to read a Secret to know whose it is.
+//! Jobs name the same Secret, so the launcher need not read a Secret to find its Job.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,5 @@
 //! The operator's pod template, laid over the one that is built: affinity, topology spread, volumes, init
-//! containers, side-cars, proxies, certificates, whatever Kubernetes has.
+//! containers, sidecars, proxies, certificates, whatever Kubernetes has.
 //!
 //! It is merged as `kubectl patch` would: objects key by key, containers, volumes, environment and mounts by
 //! their name (mounts by their path), other lists replaced whole. A volume or an environment variable of the
@@ -35,12 +35,12 @@ pub enum OverlayError {
     #[error("has the field `{0}`, which a pod template does not have")]
     UnknownField(String),
     /// Something only the launcher decides.
-    #[error("sets {0}, which is the launcher's own")]
+    #[error("sets {0}, which only the launcher sets")]
     Reserved(String),
     /// A container the pod would wait for.
     #[error(
         "has the container `{0}` beside the executor, which would keep the run alive after it has ended; \
-         as a side-car it belongs in `initContainers`, with `restartPolicy: Always`"
+         as a sidecar it belongs in `initContainers`, with `restartPolicy: Always`"
     )]
     SideCar(String),
     /// A quantity that is none.

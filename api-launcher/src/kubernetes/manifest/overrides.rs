@@ -15,7 +15,7 @@ use super::quantity::{Amount, SLIP};
 use super::tolerations::parse_tolerations;
 use super::{check, labels};
 
-/// Names of the container's environment that nobody may set but the launcher.
+/// Names of the container's environment that only the launcher may set.
 pub const RESERVED_ENV: &[&str] = &[
     env::BATCH,
     env::DEADLINE_SECONDS,

@@ -38,8 +38,8 @@ const CONFIG_MAP_VOLUME: &str = "config-volume";
 const PLUGIN_CACHE_VOLUME: &str = "tf-plugin-volume";
 const WORK_VOLUME: &str = "work";
 const TMP_VOLUME: &str = "tmp";
-/// How long a run may wait for a node and then for its start, unless the launcher is told otherwise. The manifest does not
-/// depend on what the launcher is told.
+/// The defaults of how long a run may wait for a node and then for its start. The manifest does not
+/// depend on the settings.
 const WAITS_SECONDS: i64 = 900 + 300;
 /// User and group of the executor's image.
 const USER: i64 = 1000;
@@ -337,7 +337,7 @@ fn apply_container_security(context: &mut SecurityContext, level: &ContainerSecu
     );
 }
 
-/// Whoever asks for root by its number, where the policy lets them, means it.
+/// A workspace that sets UID 0, where the policy allows it, gets it.
 fn not_if_root(user: Option<i64>) -> Option<bool> {
     (user == Some(0)).then_some(false)
 }
@@ -358,7 +358,7 @@ fn own_deadline(job_seconds: i64, grace_seconds: i64) -> i64 {
     (spare - WAITS_SECONDS - 60).max(least).max(1)
 }
 
-/// What needs both levels at once, and what nobody may change.
+/// Fields that need both levels at once, and fields that cannot be changed.
 fn finish(template: &mut PodTemplateSpec, from: &Ingredients<'_>) {
     let metadata = template.metadata.get_or_insert_default();
     metadata

@@ -4,16 +4,16 @@ use std::fmt;
 
 use job_contract::Exit;
 
-/// Who can put it right.
+/// Who can correct it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Whoever owns the workspace: a variable or the job itself asks for something that cannot be.
+    /// The owner of the workspace: a variable or the job itself asks for something impossible.
     Run,
-    /// Whoever operates the launcher.
+    /// The operator of the launcher.
     Deployment,
 }
 
-/// One setting that cannot be used.
+/// One setting of a run or of the deployment that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{subject}` {rule}")]
 pub struct Problem {
@@ -21,7 +21,7 @@ pub struct Problem {
     pub subject: String,
     /// The rule it breaks, as a phrase that follows the subject. Never holds a value that could be secret.
     pub rule: String,
-    /// Who can put it right.
+    /// Who can correct it.
     pub fault: Fault,
 }
 
@@ -75,7 +75,7 @@ impl fmt::Display for ManifestErrors {
     }
 }
 
-/// Gathers problems that share a fault.
+/// Collects problems with the same [`Fault`].
 #[derive(Debug)]
 pub(crate) struct Problems {
     fault: Fault,

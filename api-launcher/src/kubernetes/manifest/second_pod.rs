@@ -131,7 +131,7 @@ mod tests {
             .unwrap()
     }
 
-    /// What the executor is told of its records, and how often its pod is replaced.
+    /// The executor's setting for its records, and how often its pod is replaced.
     fn told(deployment: &Deployment) -> (Option<String>, Option<i32>) {
         let spec = run(deployment);
         let pod = spec.template.spec.unwrap();

@@ -854,7 +854,7 @@ fn an_overlay_cannot_go_below_the_policy(#[case] overlay: &str, #[case] named: &
     assert_eq!(errors.exit(), job_contract::Exit::BadConfiguration);
 }
 
-/// What the executor divides up, whoever set the pod's: stopping, saving and a hook before them end in time.
+/// The grace period of the executor, also if an overlay sets the pod's: stopping, saving and a hook before them end in time.
 #[rstest]
 #[case("spec: {terminationGracePeriodSeconds: 90}", 90, 90)]
 #[case(

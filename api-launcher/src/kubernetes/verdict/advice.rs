@@ -80,18 +80,18 @@ fn unlock_advice(
             Some("wait until the pod that holds the lock has ended".to_owned())
         }
         Some(LockHolder::Ended) => Some(format!(
-            "nobody works under the lock any more: release it with {unlock}"
+            "no run uses the lock any more: release it with {unlock}"
         )),
         Some(LockHolder::Unseen { .. }) => Some(format!(
             "if runs of another namespace, cluster or launcher use this state, look there first; once it is \
-                 certain that nobody works under the lock, {unlock} releases it"
+                 certain that no run uses the lock, {unlock} releases it"
         )),
         Some(LockHolder::Elsewhere) => Some(format!(
-            "ask whoever took the lock; if nobody uses it, release it with {unlock}"
+            "ask the owner of the lock; if it is not in use, release it with {unlock}"
         )),
         None if is_told => None,
         None => Some(format!(
-            "once nobody works under the lock any more, release it with {unlock}"
+            "once no run uses the lock any more, release it with {unlock}"
         )),
     }
 }
@@ -141,7 +141,7 @@ const fn remedy(kind: VerdictKind) -> Option<&'static str> {
             "start the run again once the lock is gone; nothing was changed"
         }
         VerdictKind::BadJobData => {
-            "launcher and executor may be of releases too far apart; report it with both versions"
+            "the releases of launcher and executor may be too far apart; report it with both versions"
         }
         VerdictKind::Claimed => {
             "look at what the first pod of this step left: state, log, and a state lock; then plan again"

@@ -181,7 +181,7 @@ pub(super) fn init_statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus>
         .filter(move |status| !sidecars.contains(&status.name.as_str()))
 }
 
-/// Every container's status, init containers and side-cars included: each of them can keep the pod from starting.
+/// Every container's status, init containers and sidecars included: each of them can keep the pod from starting.
 pub(super) fn all_statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     pod.status.iter().flat_map(|status| {
         status
@@ -205,7 +205,7 @@ pub(crate) fn executor_state(pod: &Pod) -> Option<&ContainerState> {
     executor_status(pod)?.state.as_ref()
 }
 
-/// How the executor's container ended. After a node came back it may stand in the last state.
+/// How the executor's container ended. After the restart of a node this may be in the last state.
 pub(super) fn executor_end(pod: &Pod) -> Option<&ContainerStateTerminated> {
     let status = executor_status(pod)?;
     [&status.state, &status.last_state]
@@ -227,6 +227,12 @@ pub(super) fn was_deleted_before_its_end(pod: &Pod) -> bool {
     let Some(deletion) = &meta.deletion_timestamp else {
         return false;
     };
+    // When the kubelet confirms the end of a pod, the API server writes the time of that over the one that was asked for.
+    // What stops an executor by a signal then was the deletion.
+    let is_confirmed = meta.deletion_grace_period_seconds == Some(0);
+    if is_confirmed && matches!(exit_of(pod), Some(Exit::Signal(_))) {
+        return true;
+    }
     let grace = SignedDuration::from_secs(meta.deletion_grace_period_seconds.unwrap_or(0));
     let asked = deletion.0.checked_sub(grace).unwrap_or(deletion.0);
     let end = executor_end(pod).and_then(|end| end.finished_at.as_ref());
@@ -256,7 +262,7 @@ pub(super) fn failed_init(pod: &Pod) -> Option<(&str, &ContainerStateTerminated)
     })
 }
 
-/// The containers beside the executor that still run, by name; native side-cars, which the kubelet ends, are not
+/// The containers beside the executor that still run, by name; native sidecars, which the kubelet ends, are not
 /// among them.
 pub(super) fn others_running(pod: &Pod) -> String {
     let statuses = pod.status.iter();
@@ -295,7 +301,7 @@ pub(super) fn unproven(pod: &Pod) -> Option<Evidence> {
     let message = executor_end(pod)?.message.as_deref()?;
     let report: FinalReport =
         serde_json::from_str(message.strip_prefix(UNPROVEN)?).unwrap_or_default();
-    // Anybody may have written it: a line of its own could pass for one of ours.
+    // Code of the run may have written it: a line of its own could look like one of ours.
     let said = report.error.map_or_else(String::new, |error| {
         let plain = error.chars().filter(|c| !c.is_control());
         format!(": {}", plain.take(MAX_UNPROVEN_CHARS).collect::<String>())

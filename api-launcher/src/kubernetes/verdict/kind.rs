@@ -34,7 +34,7 @@ pub enum VerdictKind {
     MemoryStop,
     /// The executor stopped the tool because nothing was heard of it.
     Silence,
-    /// Somebody else's lock was on the state.
+    /// A lock of another run or person was on the state.
     StateLocked,
 }
 

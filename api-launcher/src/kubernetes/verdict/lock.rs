@@ -18,7 +18,7 @@ pub enum LockHolder {
     /// It is there and has ended.
     Ended,
     /// There is no such pod in the namespace that was looked in. A backend may be shared with runs of other namespaces
-    /// and clusters, so this alone does not say that nobody works.
+    /// and clusters, so this alone does not prove that no run uses the lock.
     Unseen { namespace: String },
     /// Its name is not one that pods of runs have: a person's machine, or another program's.
     Elsewhere,

@@ -62,7 +62,7 @@ impl Suspect<'_> {
     }
 
     /// The verdict on its run, of whose executor nothing is heard. The Job has still to be stopped, so that no other pod
-    /// takes its place: whether this one goes on somewhere is not known.
+    /// takes its place: whether this one still runs is unknown.
     pub fn verdict(&self, job: &Job) -> Verdict {
         let node = facts::node(self.pod).unwrap_or("?");
         let mut evidence = vec![Evidence::new("pod", facts::name(self.pod))];

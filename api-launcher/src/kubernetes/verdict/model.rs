@@ -33,7 +33,7 @@ pub struct Timeouts {
     pub container_error: Duration,
     /// From a node for the pod to the executor's start: pulls, volumes, init containers.
     pub start: Duration,
-    /// From the executor's end to the end of what somebody put beside it, which is then stopped.
+    /// From the executor's end to the end of the containers beside it, which are then stopped.
     pub linger: Duration,
 }
 
@@ -158,7 +158,7 @@ fn exit_of_code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Exit, D::E
 }
 
 impl Verdict {
-    /// Whether the executor told the platform itself how the run ended, so that nobody has to in its place.
+    /// Whether the executor reported the end of the run itself, so that the launcher need not.
     pub fn spoke(&self) -> bool {
         self.report
             .as_ref()

@@ -79,6 +79,8 @@ fn spoken(pod: &Pod) -> Option<PodEnd> {
             Some(StopReason::Silence) => VerdictKind::Silence,
             Some(StopReason::Memory) => VerdictKind::MemoryStop,
             _ if report.lock.as_ref().is_some_and(in_the_way) => VerdictKind::StateLocked,
+            // Where the kernel kills one process at a time, the executor survives its tool.
+            _ if was_out_of_memory(pod) => VerdictKind::OomKilled,
             Some(StopReason::Signal) | None => VerdictKind::StepFailed,
         },
         Exit::Defect => VerdictKind::Defect,
@@ -96,6 +98,10 @@ fn spoken(pod: &Pod) -> Option<PodEnd> {
             )
         }
         (other, None) => other.to_string(),
+        (_, Some(error)) if kind == VerdictKind::OomKilled => format!(
+            "{error}; a process of the step was killed for using more memory {}",
+            than_its_limit(pod)
+        ),
         (_, Some(error)) => error.clone(),
     };
     Some(PodEnd {
@@ -207,16 +213,27 @@ fn by_init_container(pod: &Pod) -> Option<PodEnd> {
     Some(found)
 }
 
+/// Whether a process in the executor's container was killed for its memory.
+fn was_out_of_memory(pod: &Pod) -> bool {
+    let reason = facts::executor_end(pod).and_then(|end| end.reason.as_deref());
+    reason == Some("OOMKilled")
+}
+
+fn than_its_limit(pod: &Pod) -> String {
+    facts::memory_limit(pod).map_or_else(
+        || "than its node had".to_owned(),
+        |limit| format!("than its limit of {limit}"),
+    )
+}
+
 fn by_executor(pod: &Pod, begun: Begun) -> Option<PodEnd> {
     let end = facts::executor_end(pod)?;
     let code = end.exit_code;
     let reason = end.reason.as_deref().unwrap_or_default();
     let words = end.message.as_deref().map_or("", str::trim);
-    if reason == "OOMKilled" {
-        let than = facts::memory_limit(pod).map_or_else(
-            || "than its node had".to_owned(),
-            |limit| format!("than its limit of {limit}"),
-        );
+    // The reason is the same where one process was killed, and nothing came of it.
+    if was_out_of_memory(pod) && code != 0 {
+        let than = than_its_limit(pod);
         return Some(PodEnd::silent(
             VerdictKind::OomKilled,
             format!("the executor was killed for using more memory {than}"),
@@ -237,7 +254,7 @@ fn by_executor(pod: &Pod, begun: Begun) -> Option<PodEnd> {
         let node = facts::node(pod).unwrap_or("?");
         return Some(PodEnd::silent(
             VerdictKind::NodeLost,
-            format!("the node `{node}` no longer knows what became of the executor"),
+            format!("the node `{node}` no longer knows how the executor ended"),
             begun,
         ));
     }
@@ -251,7 +268,7 @@ fn by_executor(pod: &Pod, begun: Begun) -> Option<PodEnd> {
         ));
     }
     let mut end = by_exit_code(code, begun);
-    // Anybody may send SIGKILL. That it was the kernel, for want of memory, the kubelet says if it knows.
+    // Any process may send SIGKILL. If the kernel did, for lack of memory, the kubelet reports it.
     if let Some(limit) = facts::memory_limit(pod).filter(|_| code == KILLED) {
         let _ = write!(
             end.sentence,
@@ -328,7 +345,7 @@ fn vanished(pod: &Pod, begun: Begun) -> PodEnd {
     if facts::phase(pod) == "Succeeded" {
         return no_pod_complete();
     }
-    let sentence = "the pod ended and left nothing that tells how".to_owned();
+    let sentence = "the pod ended and nothing shows how it ended".to_owned();
     PodEnd::silent(VerdictKind::Lost, sentence, begun)
 }
 

@@ -22,7 +22,7 @@ pub(super) fn pod_rejection(message: &str) -> PodRejection<'_> {
     }
 }
 
-/// Whether these words say that an object which the pod names is not there. Nothing changes until somebody creates it.
+/// Whether these words say that an object which the pod names does not exist. Nothing changes until it is created.
 pub(super) fn names_missing_object(words: &str) -> bool {
     const KINDS: [&str; 4] = [
         "configmap",

@@ -56,7 +56,7 @@ pub(super) fn gone(run: &RunObjects<'_>) -> Verdict {
     verdict(end, run)
 }
 
-/// The verdict on a run whose executor has ended. Its pod needs nobody any more to end.
+/// The verdict on a run whose executor has ended, and whose pod ends by itself.
 pub(super) fn executor_ended(run: &RunObjects<'_>) -> Verdict {
     let end =
         speaker(run.pods, run.events).map_or_else(no_pod_complete, |pod| of_pod(pod, run.events));
@@ -68,7 +68,7 @@ pub(super) fn traced(run: &RunObjects<'_>) -> Verdict {
     let mut end = if facts::terminal(run.job).is_some() {
         ended(run)
     } else {
-        let sentence = "the run's Job is gone, and nothing tells how the run ended".to_owned();
+        let sentence = "the run's Job is gone, and nothing shows how the run ended".to_owned();
         verdict(
             PodEnd::silent(VerdictKind::Lost, sentence, Begun::Unknown),
             run,
@@ -80,7 +80,7 @@ pub(super) fn traced(run: &RunObjects<'_>) -> Verdict {
     end
 }
 
-/// The verdict of an executor that has ended in a pod that goes on, and has to be stopped.
+/// The verdict of an executor that has ended in a pod that still runs and has to be stopped.
 pub(super) fn cut_short(run: &RunObjects<'_>, why: Evidence) -> Verdict {
     let mut verdict = executor_ended(run);
     verdict.evidence.push(why);
@@ -158,7 +158,7 @@ fn later(pod: &Pod) -> String {
     format!("later pod {}", facts::name(pod))
 }
 
-/// What became of the other pods that have ended.
+/// How the other pods ended.
 fn others(pods: &[Pod], events: &[Event]) -> Vec<Evidence> {
     let (Some(speaker), newest) = (speaker(pods, events), facts::newest(pods)) else {
         return Vec::new();
@@ -230,7 +230,7 @@ fn last_words(run: &RunObjects<'_>) -> PodEnd {
         ),
         None => silent(
             VerdictKind::Lost,
-            "the Job failed and its pod is gone: nothing tells how the run ended".to_owned(),
+            "the Job failed and its pod is gone: nothing shows how the run ended".to_owned(),
         ),
     }
 }

@@ -155,6 +155,7 @@ fn a_termination_message_of_others_is_not_a_report(#[case] message: &str) {
 #[case::terminated(143, "Error", VerdictKind::Signalled)]
 #[case::oom(137, "OOMKilled", VerdictKind::OomKilled)]
 #[case::oom_of_a_child(1, "OOMKilled", VerdictKind::OomKilled)]
+#[case::oom_that_did_no_harm(0, "OOMKilled", VerdictKind::Completed)]
 #[case::killed_under_a_limit(137, "Error", VerdictKind::Signalled)]
 #[case::restarted_node(255, "Unknown", VerdictKind::NodeLost)]
 #[case::foreign_255(255, "Error", VerdictKind::Lost)]
@@ -179,6 +180,36 @@ fn a_silent_end_is_told_from_the_container(
         verdict.evidence
     );
     assert!(verdict.evidence.contains(&Evidence::new("node", "node-3")));
+}
+
+/// The API server moves the time of a deletion when the kubelet confirms it, which is after the end.
+#[rstest]
+#[case::stopped(143, VerdictKind::Deleted)]
+#[case::failed_by_itself(1, VerdictKind::StepFailed)]
+fn a_deletion_that_the_kubelet_has_confirmed_explains_a_signal(
+    #[case] code: i32,
+    #[case] kind: VerdictKind,
+) {
+    let mut pod = pod(ended_container(code, "Error", ""));
+    pod.metadata.deletion_timestamp = Some(serde_json::from_value(json!(time(52))).unwrap());
+    pod.metadata.deletion_grace_period_seconds = Some(0);
+    let verdict = end(see(&failed(), &[pod], &[], 60));
+    assert_eq!(verdict.kind, kind, "{verdict:?}");
+}
+
+/// The kernel killed the tool, and the executor survived it: so it is with control groups of version 1.
+#[test]
+fn a_step_that_failed_when_its_tool_was_out_of_memory_says_so_with_the_executors_words() {
+    let report = REPORT.replace(r#""hint":"look at the log","#, "");
+    let pod = pod(ended_container(1, "OOMKilled", &report));
+    let verdict = end(see(&failed(), &[pod], &[], 60));
+    assert_eq!(verdict.kind, VerdictKind::OomKilled);
+    let sentence =
+        "init failed; a process of the step was killed for using more memory than its limit of 2Gi";
+    assert_eq!(verdict.sentence, sentence);
+    assert!(verdict.advice.unwrap().contains("memory limit"));
+    assert_eq!(verdict.outcome, Exit::StepFailed);
+    assert!(verdict.report.is_some());
 }
 
 #[test]
@@ -660,7 +691,7 @@ fn a_pod_that_somebody_deleted_says_so(
     };
     let verdict = end(see(&failed(), &[deleted(75)], &[], 60));
     assert_eq!((verdict.kind, verdict.begun), (VerdictKind::Deleted, begun));
-    // It had ended at 50, before somebody tidied up.
+    // It had ended at 50, before it was deleted.
     let verdict = end(see(&failed(), &[deleted(1000)], &[], 1000));
     assert_ne!(verdict.kind, VerdictKind::Deleted);
     // The Job controller deletes pods too, and the Job says why.
@@ -764,7 +795,7 @@ fn where_another_pod_would_follow_what_outlives_the_executor_is_given_its_time_f
     assert!(evidence.any(|fact| fact.text.contains("`mesh`")));
 }
 
-/// A native sidecar goes on in each of these pods.
+/// A native sidecar still runs in each of these pods.
 #[rstest]
 #[case::failed(1, "Error", false, Some(VerdictKind::StepFailed))]
 #[case::out_of_memory(137, "OOMKilled", false, Some(VerdictKind::OomKilled))]

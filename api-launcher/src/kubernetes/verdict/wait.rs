@@ -42,7 +42,7 @@ pub(super) fn waiting(
     })
 }
 
-/// A verdict on a run that Kubernetes would go on waiting for.
+/// A verdict on a run for which Kubernetes would still wait.
 pub(super) fn given_up(
     kind: VerdictKind,
     sentence: String,

@@ -198,7 +198,7 @@ mod tests {
         executor.kill();
         let status = executor.ended().await.unwrap();
         assert!(status.is_some());
-        // Whoever wrote this, it was not the executor.
+        // The executor did not write this.
         fs::write(folder.report(), "{}").unwrap();
         kill_leftovers(&folder, &verifier, status).await;
         let killed = Instant::now();

@@ -27,6 +27,13 @@ use crate::reporter::{ReportError, StepState};
 const CANCEL_POLL: Duration = Duration::from_secs(2);
 /// How long a run waits after an error of the launcher, such as a full disk.
 const RETRY: Duration = Duration::from_secs(30);
+/// How long a run waits after each refusal of the platform in a row. A load balancer may refuse a few requests wrongly. The
+/// next refusal drops the run.
+const REFUSAL_PAUSES: [Duration; 3] = [
+    Duration::from_secs(2),
+    Duration::from_secs(10),
+    Duration::from_secs(30),
+];
 /// How long a step waits after its executor failed before it claimed the step, and how often the executor is started again:
 /// as often as a pod.
 const PAUSES: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(10)];
@@ -35,7 +42,7 @@ const KILL_AFTER: Duration = Duration::from_mins(6);
 
 /// The line in the log of a step whose success the launcher reports.
 const DONE: &str =
-    "The step was done. Its executor could not tell the platform, and the launcher has told it.";
+    "The step was done. Its executor could not report it to the platform, so the launcher did.";
 
 /// How following an executor ended.
 enum FollowEnd {
@@ -55,41 +62,61 @@ enum RunProgress {
     Fresh,
 }
 
-/// Runs a step to its end and removes it from the queue. After an error the run is queued again.
+/// Runs a step to its end and removes it from the queue. After an error the run is queued again, unless the platform refused
+/// it too often in a row.
 pub(super) async fn run_to_end(slot: RunSlot, key: RunKey) {
     let inner = Arc::clone(&slot.inner);
-    match attempt(&inner, &key).await {
+    let failure = match attempt(&inner, &key).await {
         Ok(Some(state)) => {
             inner.metrics.finished(state.step == StepStatus::Completed);
             finish(&inner, &key).await;
             drop(slot);
             info!(run = %key, job_status = %state.job, step_status = ?state.step, "a run has ended");
+            return;
         }
-        Ok(None) => info!(run = %key, "a run goes on without this launcher"),
-        Err(failure) if failure.is_final() => {
-            error!(run = %key, error = chain(&failure), "the platform takes nothing about a run any more: it is dropped");
-            finish(&inner, &key).await;
+        Ok(None) => {
+            info!(run = %key, "a run goes on without this launcher");
+            return;
         }
-        Err(failure) => {
-            drop(slot);
-            inner.stop_late_heartbeat(&key);
-            error!(run = %key, error = chain(&failure), "a run could not be carried on; it is tried again");
-            tokio::select! {
-                () = inner.shutdown.graceful.cancelled() => {}
-                () = tokio::time::sleep(RETRY) => {
-                    inner.index().admit(now(), key);
-                    inner.wake.notify_one();
-                }
-            }
+        Err(failure) => failure,
+    };
+    let Some(pause) = retry_pause(&inner, &key, &failure) else {
+        error!(run = %key, error = chain(&failure), "the platform refuses every request about a run: the run is dropped");
+        inner.metrics.finished(false);
+        finish(&inner, &key).await;
+        return;
+    };
+    drop(slot);
+    inner.stop_late_heartbeat(&key);
+    error!(run = %key, error = chain(&failure), "a run could not be continued; it is tried again");
+    tokio::select! {
+        () = inner.shutdown.graceful.cancelled() => {}
+        () = tokio::time::sleep(pause) => {
+            inner.index().admit(now(), key);
+            inner.wake.notify_one();
         }
     }
 }
 
+/// Returns how long a run waits before its next attempt, or `None` if there is no next attempt.
+fn retry_pause(inner: &Inner, key: &RunKey, failure: &RunError) -> Option<Duration> {
+    let mut refusals = inner.refusals();
+    if !failure.is_refusal() {
+        refusals.remove(key);
+        return Some(RETRY);
+    }
+    let count = refusals.entry(key.clone()).or_default();
+    let pause = REFUSAL_PAUSES.get(*count).copied();
+    *count += 1;
+    pause
+}
+
 async fn finish(inner: &Inner, key: &RunKey) {
     inner.beats().remove(key);
+    inner.refusals().remove(key);
     let (queue, name) = (inner.queue.clone(), key.clone());
     if let Err(failure) = blocking(move || queue.finish(&name, now())).await {
-        error!(run = %key, error = chain(&failure), "a finished run could not be put away");
+        error!(run = %key, error = chain(&failure), "a finished run could not be removed from the queue");
     }
 }
 
@@ -105,8 +132,8 @@ enum RunError {
 }
 
 impl RunError {
-    /// Whether every further attempt would fail too, for example because the platform has removed the job.
-    fn is_final(&self) -> bool {
+    /// Whether the platform refused a request about the run, for example because it has removed the job.
+    fn is_refusal(&self) -> bool {
         matches!(self, Self::Report(error) if error.is_final())
     }
 }
@@ -385,7 +412,7 @@ fn failure_reason(report: Option<&FinalReport>, end: Option<End>) -> String {
     let said = report.and_then(|report| report.error.clone());
     let (exit, complaint) = end.unwrap_or((Exit::Defect, None));
     let cause = said.or(complaint).unwrap_or_else(|| match exit {
-        Exit::Done => "the executor ended without reporting what came of the step".to_owned(),
+        Exit::Done => "the executor ended without a report of the step's outcome".to_owned(),
         Exit::Defect => "the executor was lost".to_owned(),
         exit => exit.to_string(),
     });

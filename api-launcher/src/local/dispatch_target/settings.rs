@@ -20,7 +20,7 @@ pub struct ProcessArgs {
     pub concurrency: Option<Setting<NonZeroUsize>>,
 
     /// What happens to running executors when the launcher stops: `interrupt` asks them to finish gracefully,
-    /// `leave` lets them go on and finds them again at the next start [default: interrupt]
+    /// `leave` keeps them running, and the next launcher finds them [default: interrupt]
     #[arg(long, value_name = "WHAT", env = env::RUNS_ON_STOP)]
     pub runs_on_stop: Option<Setting<RunsOnStop>>,
 

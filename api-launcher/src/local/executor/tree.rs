@@ -61,7 +61,7 @@ pub(crate) async fn kill_leftovers(work_dir: &Path) {
         warn!(
             processes = killed,
             work_dir = %work_dir.display(),
-            "killed what an executor had left at work that is gone"
+            "killed processes that an executor left behind"
         );
     }
 }
@@ -115,7 +115,7 @@ fn parse(stat: &str) -> Option<Process> {
 fn groups_below(all: &[Process], leader: i32) -> BTreeSet<i32> {
     let mut family = BTreeSet::from([leader]);
     let mut groups = BTreeSet::new();
-    // Parents are not listed before their children, so look until nobody new is found.
+    // Parents are not listed before their children, so look until no new process is found.
     loop {
         let known = family.len();
         for process in all {

@@ -68,7 +68,7 @@ pub struct PlanArgs {
     #[arg(long)]
     pub auto_approve: bool,
 
-    /// Only bring the state up to date with what exists
+    /// Only update the state to match what exists
     #[arg(long, conflicts_with_all = ["destroy", "no_refresh"])]
     pub refresh_only: bool,
 

@@ -83,7 +83,7 @@ pub(crate) fn outputs(
         .flatten()
         .filter_map(|output| Published::deserialize(output).ok())
         .map(|output| Output {
-            // Whoever wrote it there, a sensitive value is not shown.
+            // A sensitive value is not shown, wherever it was set.
             value: if output.sensitive {
                 Value::Null
             } else {

@@ -25,7 +25,7 @@ pub(crate) struct Content {
     pub(crate) folder: PathBuf,
     /// What is packed, parents before children.
     pub(crate) entries: Vec<Entry>,
-    /// What was left out although somebody may expect it.
+    /// What was left out although a user may expect it.
     pub(crate) notes: Vec<String>,
 }
 

@@ -12,7 +12,7 @@ use crate::data::DataError;
 use crate::document::DocumentError;
 use crate::local::executor::{self, ExecutorError};
 
-/// Why a run could not go on.
+/// Why a run could not continue.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
     #[error(transparent)]
@@ -33,9 +33,9 @@ pub(crate) enum RunError {
     Signals(#[source] io::Error),
     #[error("stopped by {} before anything was started", .0.as_str())]
     Stopped(Signal),
-    #[error("packing the folder came to an unexpected end")]
+    #[error("packing the folder ended unexpectedly")]
     Packing,
-    #[error("the executor ended without reporting what came of the step")]
+    #[error("the executor ended without a report of the step's outcome")]
     NoOutcome,
 }
 

@@ -175,7 +175,7 @@ pub(crate) enum RunStatus {
     Applied,
     /// The plan found nothing to do.
     NoChanges,
-    /// The plan found changes, and nobody was asked to apply them.
+    /// The plan found changes, and the run did not ask whether to apply them.
     Planned,
     /// The plan found changes, and the answer was no.
     Declined,

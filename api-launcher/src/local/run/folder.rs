@@ -32,7 +32,7 @@ enum Approval {
     Never(&'static str),
     /// It was given on the command line.
     Given,
-    /// Somebody at a terminal decides.
+    /// A person at a terminal decides.
     Asked,
 }
 

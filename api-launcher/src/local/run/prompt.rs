@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use super::signals::Signals;
 use super::view::View;
 
-/// What came of asking.
+/// The answer to a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Yes,

@@ -1,4 +1,4 @@
-//! How a report is told from a forgery. What a run executes has the executor's user and can write the file that the
+//! Proves that a report is genuine. What a run executes has the executor's user and can write the file that the
 //! report is written to. It does not have the key.
 
 use std::fmt;

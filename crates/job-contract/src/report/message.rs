@@ -15,7 +15,7 @@ const REFERENCE: usize = 1024;
 const WORD: usize = 64;
 /// A short sentence: who holds a lock, and where.
 const PHRASE: usize = 128;
-/// Phases whose durations are told at most; no step has as many.
+/// The most phases whose durations are reported. No step has as many.
 const PHASES: usize = 32;
 const ELLIPSIS: char = '\u{2026}';
 const ELLIPSIS_BYTES: usize = ELLIPSIS.len_utf8();

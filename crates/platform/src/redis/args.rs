@@ -38,10 +38,10 @@ pub struct RedisArgs {
     /// Password of Redis.
     #[arg(long, value_name = "PASSWORD", env = env::REDIS_PASSWORD, hide_env_values = true, hide = true)]
     pub redis_password: Option<Setting<SecretString>>,
-    /// `true` speaks TLS to Redis [default: false].
+    /// `true` uses TLS for Redis [default: false].
     #[arg(long, value_name = "BOOL", env = env::REDIS_SSL)]
     pub redis_ssl: Option<Setting<bool>>,
-    /// PEM file of the authorities Redis' certificate may come from [default: the system's].
+    /// PEM file with the certificate authorities for Redis [default: the system's].
     #[arg(long, value_name = "FILE", env = env::REDIS_CA_FILE)]
     pub redis_ca_file: Option<Setting<PathBuf>>,
     /// Java's trust store. Only a PEM file can be read; for others name a PEM file as `--redis-ca-file`.
@@ -56,10 +56,10 @@ pub struct RedisArgs {
     /// Nodes of a cluster, `host:port`, comma-separated; wins over sentinels and over one host.
     #[arg(long, value_name = "NODES", env = env::REDIS_CLUSTER_NODES)]
     pub redis_cluster_nodes: Option<Setting<Nodes>>,
-    /// How often a command is sent on from one node of a cluster to another [default: 5].
+    /// How many redirections between nodes of a cluster a command may take [default: 5].
     #[arg(long, value_name = "N", env = env::REDIS_CLUSTER_MAX_REDIRECTS)]
     pub redis_cluster_max_redirects: Option<Setting<u32>>,
-    /// Name under which sentinels watch Redis.
+    /// Name of the Redis server in the settings of the sentinels.
     #[arg(long, value_name = "NAME", env = env::REDIS_SENTINEL_MASTER)]
     pub redis_sentinel_master: Option<Setting<String>>,
     /// Sentinels, `host:port`, comma-separated; wins over one host.
@@ -152,7 +152,7 @@ pub(super) enum Topology {
     },
 }
 
-/// Where Redis is and how it is spoken to.
+/// Where Redis is, and how to connect to it.
 #[derive(Clone, Debug)]
 pub struct RedisConfig {
     pub(super) topology: Topology,
@@ -189,7 +189,7 @@ impl SettingValue for Nodes {
             |word| Node::parse(word).ok_or_else(|| format!("has `{word}`, expected `host:port`"));
         let nodes: Vec<Node> = words.map(node).collect::<Result<_, _>>()?;
         if nodes.is_empty() {
-            return Err("names no node".to_owned());
+            return Err("names no node, expected `host:port`, comma-separated".to_owned());
         }
         Ok(Self(nodes))
     }
@@ -456,7 +456,7 @@ mod tests {
             assert!(text.contains("MAYFLY_REDIS_CA_FILE"), "{text}");
             assert!(!text.contains("changeit"));
         }
-        // Without TLS nobody looks at it.
+        // Without TLS it is not used.
         assert!(tls("false", "", &keystore).unwrap().is_none());
         // A bundle of ours wins over it, and so does a bundle in its place.
         for (ours, javas) in [(&*bundle, &*keystore), ("", &*bundle)] {

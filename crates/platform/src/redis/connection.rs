@@ -44,7 +44,7 @@ pub(super) struct Lease {
 }
 
 impl Connections {
-    /// A connection to whoever is believed to serve `key`; to anybody when there is no key.
+    /// A connection to the node that is believed to serve `key`, or to any node if there is no key.
     pub(super) async fn lease(
         &mut self,
         config: &RedisConfig,

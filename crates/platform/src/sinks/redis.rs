@@ -156,8 +156,8 @@ impl RedisSink {
     }
 }
 
-/// The stream of a job's log as it is seen from outside of a run: by whoever has something to say before the run's own
-/// log begins, or after it broke off.
+/// The stream of a job's log for writers outside of the run, which write before the run's own log
+/// begins, or after it broke off.
 #[derive(Clone, Debug)]
 pub struct JobStream {
     redis: Redis,
@@ -173,7 +173,7 @@ impl JobStream {
         }
     }
 
-    /// Adds lines that are no part of the run's own log. They are numbered 0, so that nobody takes them for its lines.
+    /// Adds lines that are no part of the run's own log. They are numbered 0, so that they are not taken for its lines.
     pub async fn remark(&self, text: &str) -> Result<(), RedisError> {
         let entries: Vec<_> = text
             .lines()

@@ -15,7 +15,7 @@ const DISPATCH_WAIT: Duration = Duration::from_secs(30);
 const STATUS_POLL: Duration = Duration::from_secs(5);
 const REPORT_PATIENCE: Duration = Duration::from_mins(10);
 
-/// Where the platform's API is, and how it is spoken to.
+/// Where the platform's API is, and how to use it.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Platform")]
 pub struct TerrakubeArgs {
@@ -37,10 +37,10 @@ pub struct TerrakubeArgs {
     /// How many seconds to wait for the platform to record the dispatch [default: 30].
     #[arg(long, env = env::DISPATCH_WAIT_SECONDS, value_name = "SECONDS")]
     pub dispatch_wait_seconds: Option<Setting<Seconds>>,
-    /// Every how many seconds to ask whether the job was cancelled; up to twice as long [default: 5].
+    /// Seconds between two checks whether the job was cancelled; up to twice as many [default: 5].
     #[arg(long, env = env::STATUS_POLL_SECONDS, value_name = "SECONDS")]
     pub status_poll_seconds: Option<Setting<Seconds>>,
-    /// How many seconds to try the final report while the platform does not answer [default: 600].
+    /// Seconds for which the final report is repeated while the platform does not answer [default: 600].
     #[arg(long, env = env::REPORT_PATIENCE_SECONDS, value_name = "SECONDS")]
     pub report_patience_seconds: Option<Setting<Seconds>>,
 }
@@ -128,7 +128,7 @@ impl TerrakubeArgs {
         };
         let Some(secret) = self.internal_secret.get() else {
             return problem(format!(
-                "is not set; without it the platform answers nobody, unless `{}` is false",
+                "is not set; without it the platform rejects every request, unless `{}` is false",
                 env::ENABLE_SECURITY
             ));
         };

@@ -2,9 +2,9 @@
 //!
 //! In Redis the claim is atomic. The step's status is asked in any case: it outlives a Redis that was emptied. Without a
 //! Redis, or while it does not answer, the job context holds the claim, and is asked by those Redis grants it. The
-//! platform has no "if it is not there yet", so nobody's note counts that was not written promptly after the look that
-//! found no other, and whoever has written one waits for longer than that, and looks whose name stands there then, and
-//! whether the step is still nobody's. What cannot be seen is no claim.
+//! platform cannot write a note only if there is none. So a note counts only if it was written promptly after a look that
+//! found no other. The writer waits for longer than that. Then it looks whose name the note has, and whether the step is
+//! still unclaimed. What cannot be read is no claim.
 
 use std::time::Duration;
 
@@ -131,7 +131,7 @@ fn takes_note(step: &StepRef, view: &StepView) -> bool {
     !is_repeatable && view.status != JobStatus::Rejected
 }
 
-/// A note that nobody here can read is somebody's all the same.
+/// A note that cannot be read still counts as a claim.
 fn holder_of(note: Value) -> Holder {
     serde_json::from_value(note).unwrap_or_else(|_| Holder::unknown())
 }
@@ -146,7 +146,7 @@ fn lost(step: &StepRef) -> TerrakubeError {
     }
 }
 
-/// Whether the step is, or was, somebody's by its status. The report that follows a claim makes it so.
+/// Whether the status of the step shows a claim. The report after a claim sets it.
 const fn is_taken(view: &StepView) -> bool {
     match view.step {
         Some(StepStatus::Running | StepStatus::Completed) => true,

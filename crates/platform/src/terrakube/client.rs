@@ -1,5 +1,5 @@
 //! HTTP calls to the platform: signed, bounded in time and size, and tried again as long as that may help and
-//! somebody is willing to wait. Knows nothing of what the calls are about.
+//! a caller waits. Knows nothing of the content of the calls.
 
 use std::time::Duration;
 
@@ -164,7 +164,7 @@ impl Client {
         call: &Call,
         deadline: &Deadline,
     ) -> Result<Vec<u8>, TerrakubeError> {
-        // A call that nobody waits for may be carried out all the same, and is not made.
+        // A request whose caller is gone could still be executed, so it is not sent.
         if deadline.is_over() {
             return Err(TerrakubeError::OutOfTime { call: call.name() });
         }
@@ -231,7 +231,7 @@ pub(super) struct Retry<'p> {
 
 impl Retry<'_> {
     /// Waits before the attempt after the one that failed so. Gives up with what went wrong when another would not
-    /// help, or nobody waits for it any more.
+    /// help, or its caller is gone.
     pub(super) async fn after(&mut self, error: TerrakubeError) -> Result<(), TerrakubeError> {
         if matches!(error, TerrakubeError::OutOfTime { .. }) {
             // The last fault that was seen says more than that time is up.
@@ -325,7 +325,7 @@ mod tests {
 
     #[tokio::test]
     async fn no_call_is_made_when_time_is_up() {
-        // Whoever makes a client does this; an earlier provider stays.
+        // Each client does this. An earlier provider stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         server.set_nonblocking(true).unwrap();

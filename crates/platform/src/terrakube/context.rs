@@ -19,7 +19,7 @@ const LIMIT: usize = 64 * 1024 * 1024;
 /// What is merged is shown, not relied on; the next merge brings it again.
 const MERGE_PATIENCE: Duration = Duration::from_secs(15);
 
-/// What became of a note.
+/// The result of writing a note.
 #[derive(Debug)]
 pub(super) enum Note {
     /// It was written where there was none.
@@ -35,7 +35,7 @@ impl Terrakube {
     }
 
     /// Merges a patch into the document as it is now. The platform refuses documents of jobs that are over or gone
-    /// (404, 409); nobody looks at those.
+    /// (404, 409), whose documents are no longer shown.
     pub async fn merge_context(
         &self,
         step: &StepRef,

@@ -1,5 +1,5 @@
 //! The JSON:API documents of the platform, as far as they matter here. Changes name only what they change: the platform
-//! keeps the rest, whoever writes it meanwhile (W-30).
+//! keeps the rest, also if another client writes it meanwhile (W-30).
 
 use job_contract::status::{JobStatus, StepStatus};
 use serde::{Deserialize, Deserializer, Serialize};

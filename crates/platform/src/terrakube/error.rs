@@ -5,7 +5,7 @@ use std::time::Duration;
 use job_contract::{Exit, env};
 use reqwest::StatusCode;
 
-/// A call that did not succeed. Calls are told by method and address, never with a token or what they carried.
+/// A call that did not succeed. Calls are named by method and address, never with a token or their content.
 #[derive(Debug, thiserror::Error)]
 pub enum TerrakubeError {
     /// The HTTP client cannot be set up, for example for a malformed proxy.
@@ -28,7 +28,7 @@ pub enum TerrakubeError {
         /// 401 or 403.
         status: StatusCode,
     },
-    /// What is spoken of does not exist, or not any more.
+    /// The job or record does not exist, or not any more.
     #[error("the platform does not know what `{call}` asks for")]
     Gone {
         /// Method and address.
@@ -69,7 +69,7 @@ pub enum TerrakubeError {
         /// The job.
         job_id: String,
     },
-    /// The time there was for it is over, and not even one attempt came to an end.
+    /// The time for the call is over, and not even one attempt ended.
     #[error("there was no time left for `{call}`")]
     OutOfTime {
         /// Method and address.
@@ -78,8 +78,8 @@ pub enum TerrakubeError {
     /// It is not certain that the step is ours alone; it has not been begun.
     #[error("the step could not be claimed by a note in the job context, and is not begun")]
     Unclaimed(#[source] Box<Self>),
-    /// Somebody who wrote the job context at the same time, or the platform itself, has lost what was written to it.
-    #[error("the note that was written about step {step_id} is not there")]
+    /// Another writer of the job context, or the platform itself, overwrote what was written to it.
+    #[error("the note that was written about step {step_id} is missing")]
     NoteLost {
         /// The step.
         step_id: String,
@@ -121,8 +121,8 @@ impl TerrakubeError {
         )
     }
 
-    /// Whether the platform has said no to what it was told, and would again. Not where it does not let us in: that is a
-    /// fault of the configuration, which somebody repairs.
+    /// Whether the platform refuses the request, and would refuse it again. A refused token does not count: that is an
+    /// error of the configuration, which the operator corrects.
     pub fn is_final(&self) -> bool {
         match self {
             Self::Gone { .. } => true,
@@ -143,7 +143,7 @@ impl TerrakubeError {
     pub const fn exit(&self) -> Exit {
         match self {
             Self::Refused { .. } => Exit::BadConfiguration,
-            // Nobody waits for a step whose job was deleted, and starting again would not bring it back.
+            // The job of the step was deleted, and another attempt does not bring it back.
             Self::Gone { .. } => Exit::StepFailed,
             Self::Client(_)
             | Self::Transfer { .. }
@@ -166,7 +166,7 @@ impl TerrakubeError {
                 "check that the address in `{api}` is reachable from here, and the proxy variables and network policy"
             ),
             Self::Refused { .. } => format!(
-                "check that `{secret}` is the platform's own, and that the clocks of both machines agree"
+                "check that `{secret}` is the platform's secret, and that the clocks of both machines agree"
             ),
             Self::Gone { .. } => {
                 format!("the job was deleted, or the address in `{api}` is not the platform's")

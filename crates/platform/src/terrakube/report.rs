@@ -1,6 +1,6 @@
-//! What the platform is told of a step: that it runs, and how it ended (contract 5.3, 5.4).
+//! Reports a step to the platform: that it runs, and how it ended (contract 5.3, 5.4).
 //!
-//! A job that is over stays as it is, whoever ended it. So the job is read again before each attempt to change it: an
+//! A job that is over is not changed. So the job is read again before each attempt to change it: an
 //! attempt whose answer was lost may have succeeded, and the platform may have moved on to the next step since.
 
 use std::borrow::Cow;
@@ -70,7 +70,7 @@ impl Terrakube {
         let before = self.job(step, deadline).await?;
         let status = &before.job().status;
         if is_waiting(status) {
-            info!(%status, "the dispatch is not on record, or done with: the job is left as it is");
+            info!(%status, "the dispatch is not recorded, or is over: the job is not changed");
             return Ok(());
         }
         if let Some(change) = step_change(&before, step, &outcome) {
@@ -84,7 +84,7 @@ impl Terrakube {
             .await?;
         let status = &after.job().status;
         if !is_live(status) {
-            info!(%status, "the job is left as it is");
+            info!(%status, "the job is not changed");
         }
         Ok(())
     }
@@ -202,7 +202,7 @@ fn job_change<'o>(now: &JobDocument, step: &StepRef, outcome: &'o Outcome) -> Jo
     }
 }
 
-/// The outcome, unless its plan's address fits no record: then nobody could apply the plan, and the step has failed.
+/// The outcome, unless the plan's address is too long for the record: then the plan could not be applied, and the step has failed.
 fn recordable(outcome: &Outcome) -> Cow<'_, Outcome> {
     match &outcome.plan {
         PlanReference::Set(reference) if !fits(reference, JOB_PLAN_WIDTH) => {

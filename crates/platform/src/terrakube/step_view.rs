@@ -12,7 +12,7 @@ use crate::{StartPermission, StepRef, StepView};
 use runtime::Deadline;
 
 /// So often in a row the platform does not know a job before it counts as removed: about a minute and a half. One such answer
-/// may come from whatever stands in front of it.
+/// may come from a proxy in front of it.
 const GONE_READS: u32 = 12;
 /// How often a job that has no steps is read again.
 const STEP_READS: u32 = 5;
@@ -96,7 +96,7 @@ impl Terrakube {
         Ok(true)
     }
 
-    /// Returns once the job was cancelled, or failed by somebody else: nothing else tells an executor
+    /// Returns once the job was cancelled, or failed by another client: nothing else tells an executor
     /// (contract 11.4). A platform that does not answer has cancelled nothing. One that has not known the job for
     /// [`GONE_READS`] times has removed it, which ends it as well.
     pub async fn cancelled(&self, step: &StepRef) -> JobStatus {
@@ -139,7 +139,7 @@ const fn is_awaited(status: &JobStatus) -> bool {
     )
 }
 
-/// Whether the step has an outcome, whoever reported it.
+/// Whether the step has an outcome, from any reporter.
 pub(super) fn has_ended(document: &JobDocument, step: &StepRef) -> bool {
     step_view(document, step).step_has_ended()
 }

@@ -1,27 +1,27 @@
-//! The client against a platform that refuses what the contract does not allow.
+//! The client against the test platform.
 
-mod stand_in;
+mod api;
 
 use std::net::TcpListener;
 use std::time::Duration;
 
-use axum::http::{Method, StatusCode};
 use job_contract::StepType;
 use job_contract::settlement::{self, Ending};
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{Exit, env};
-use reqwest::Url;
+use reqwest::{StatusCode, Url};
 use rstest::rstest;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use self::stand_in::{Fault, StandIn, client, step};
+use self::api::{Api, client, step};
 use super::{Terrakube, TerrakubeConfig, TerrakubeError, TokenSource};
 use crate::redis::{Redis, RedisArgs};
 use crate::{Claim, History, Holder, Outcome, PlanReference, Start, StartPermission};
 use runtime::Deadline;
 use test_peers::port::Port;
 use test_peers::redis::RedisServer;
+use test_platform::Effect;
 
 const PLAN: &str = "terraformPlan";
 
@@ -46,8 +46,8 @@ fn planned() -> Outcome {
 
 #[tokio::test]
 async fn a_step_waits_until_its_dispatch_is_recorded() {
-    let api = StandIn::with_status("pending").await;
-    api.job().becomes.extend(["pending", "queue"]);
+    let api = Api::with_status("pending").await;
+    api.becomes(&["pending", "queue"]);
     let mut config = api.config();
     config.dispatch_wait = Duration::from_secs(20);
     let admission = client(config)
@@ -59,8 +59,8 @@ async fn a_step_waits_until_its_dispatch_is_recorded() {
     assert_eq!(view.status, JobStatus::Queue);
     assert_eq!(view.step, Some(StepStatus::Pending));
     assert_eq!(view.template_steps, 2);
-    assert_eq!(api.job().asked, 3);
-    assert!(api.told().is_empty());
+    assert_eq!(api.reads(), 3);
+    assert!(api.changes().is_empty());
 }
 
 #[rstest]
@@ -78,16 +78,16 @@ async fn only_a_dispatched_job_runs_and_nobody_elses_is_touched(
     #[case] step_type: &str,
     #[case] expected: StartPermission,
 ) {
-    let api = StandIn::with_status(status).await;
+    let api = Api::with_status(status).await;
     let admission = api
         .client()
         .start_permission(&step("plan-id", step_type))
         .await;
     assert_eq!(admission.unwrap(), expected);
-    assert!(api.told().is_empty());
+    assert!(api.changes().is_empty());
 }
 
-/// A dispatch that comes again when nobody remembers the first.
+/// A dispatch that is repeated after its end.
 #[rstest]
 #[case(
     "running",
@@ -107,12 +107,12 @@ async fn a_step_that_is_over_does_not_run_again_though_its_job_goes_on(
     #[case] status: &str,
     #[case] expected: StartPermission,
 ) {
-    let api = StandIn::with_status(job).await;
-    api.job().steps[0].1["status"] = status.into();
+    let api = Api::with_status(job).await;
+    api.set_step(0, status);
     let admission = api.client().start_permission(&step("plan-id", PLAN)).await;
     assert_eq!(admission.unwrap(), expected);
-    assert_eq!(api.job().asked, 1);
-    assert!(api.told().is_empty());
+    assert_eq!(api.reads(), 1);
+    assert!(api.changes().is_empty());
 }
 
 fn granted(status: &str) -> crate::StepView {
@@ -128,21 +128,21 @@ fn granted(status: &str) -> crate::StepView {
 
 #[tokio::test]
 async fn a_start_is_told_of_job_and_step_with_nothing_but_what_changes() {
-    let api = StandIn::with_status("queue").await;
+    let api = Api::with_status("queue").await;
     let start = api
         .client()
         .report_running(&step("plan-id", PLAN), &"c".repeat(70), "https://api/log")
         .await;
     assert_eq!(start.unwrap(), Start::Told);
     assert_eq!(
-        api.told(),
+        api.changes(),
         [
             (
-                "job".to_owned(),
+                "412".to_owned(),
                 json!({"status": "running", "commitId": "c".repeat(64)})
             ),
             (
-                "step plan-id".to_owned(),
+                "plan-id".to_owned(),
                 json!({"status": "running", "output": "https://api/log"})
             ),
         ]
@@ -163,21 +163,21 @@ async fn a_job_that_ended_is_not_revived(
     #[case] expected: Start,
     #[case] changes: usize,
 ) {
-    let api = StandIn::with_status(status).await;
+    let api = Api::with_status(status).await;
     let start = api
         .client()
         .report_running(&step("plan-id", step_type), "abc", "https://api/log")
         .await;
     assert_eq!(start.unwrap(), expected);
-    assert_eq!(api.told().len(), changes);
+    assert_eq!(api.changes().len(), changes);
     assert_eq!(api.status(), status);
 }
 
 /// Taken for a template of one step, a plan with changes would complete its job, and nothing would be applied.
 #[tokio::test]
 async fn a_job_whose_steps_are_not_told_is_read_again_and_never_taken_for_one_of_a_single_step() {
-    let api = StandIn::with_status("queue").await;
-    let steps = std::mem::take(&mut api.job().steps);
+    let api = Api::with_status("queue").await;
+    let steps = api.edit(|job| std::mem::take(&mut job.steps));
     let (client, plan) = (api.client(), step("plan-id", PLAN));
     let deadline = deadline();
     for error in [
@@ -187,13 +187,13 @@ async fn a_job_whose_steps_are_not_told_is_read_again_and_never_taken_for_one_of
         assert!(matches!(error, TerrakubeError::NoSteps { .. }), "{error}");
         assert_eq!(error.exit(), Exit::Infrastructure);
     }
-    assert_eq!(api.job().asked, 12, "read and read again five times, twice");
+    assert_eq!(api.reads(), 12, "read and read again five times, twice");
 
     let told = async {
-        while api.job().asked < 14 {
+        while api.reads() < 14 {
             tokio::task::yield_now().await;
         }
-        api.job().steps = steps;
+        api.edit(|job| job.steps = steps);
     };
     let (standing, ()) = tokio::join!(client.step_view(&plan, &deadline), told);
     assert_eq!(standing.unwrap().template_steps, 2);
@@ -209,8 +209,8 @@ async fn a_step_that_ended_is_not_run_again_and_its_job_is_left_alone(
     #[case] status: &str,
     #[case] known: &str,
 ) {
-    let api = StandIn::with_status(status).await;
-    api.job().steps[0].1.insert("status".into(), json!(known));
+    let api = Api::with_status(status).await;
+    api.set_step(0, known);
     let (client, plan) = (api.client(), step("plan-id", PLAN));
     let admission = client.start_permission(&plan).await.unwrap();
     assert!(
@@ -219,42 +219,38 @@ async fn a_step_that_ended_is_not_run_again_and_its_job_is_left_alone(
     );
     let start = client.report_running(&plan, "abc", "https://api/log").await;
     assert!(matches!(start, Ok(Start::Over(_))), "{start:?}");
-    assert!(api.told().is_empty(), "{:?}", api.told());
+    assert!(api.changes().is_empty(), "{:?}", api.changes());
 }
 
 #[tokio::test]
 async fn a_job_cancelled_while_the_api_was_away_is_not_revived() {
-    let api = StandIn::with_status("queue").await;
-    api.job().becomes.push_back("cancelled");
-    api.fault(
-        Method::PATCH,
-        "/412",
-        Fault::Status(StatusCode::BAD_GATEWAY),
-    );
+    let api = Api::with_status("queue").await;
+    api.becomes(&["cancelled"]);
+    api.refuse("PATCH", "/job/412", StatusCode::BAD_GATEWAY);
     let start = api
         .client()
         .report_running(&step("plan-id", PLAN), "abc", "https://api/log")
         .await;
     assert_eq!(start.unwrap(), Start::Over(JobStatus::Cancelled));
-    assert!(api.told().is_empty());
+    assert!(api.changes().is_empty());
 }
 
 #[tokio::test]
 async fn an_outcome_is_told_of_the_step_before_the_job() {
-    let api = StandIn::with_status("running").await;
+    let api = Api::with_status("running").await;
     api.client()
         .report_outcome(&step("plan-id", PLAN), &planned(), &deadline())
         .await
         .unwrap();
     assert_eq!(
-        api.told(),
+        api.changes(),
         [
             (
-                "step plan-id".to_owned(),
+                "plan-id".to_owned(),
                 json!({"status": "completed", "output": "https://api/log"})
             ),
             (
-                "job".to_owned(),
+                "412".to_owned(),
                 json!({
                     "status": "pending", "planChanges": true, "output": "",
                     "terraformPlan": "https://store/plan", "commitId": "abc",
@@ -266,15 +262,15 @@ async fn an_outcome_is_told_of_the_step_before_the_job() {
 
 /// As the stock executor has it of a source it could not read.
 #[rstest]
-#[case::never_read(json!(null), Some(json!("")))]
-#[case::read_by_an_earlier_step(json!("abc"), None)]
+#[case::never_read(None, Some(json!("")))]
+#[case::read_by_an_earlier_step(Some("abc"), None)]
 #[tokio::test]
 async fn a_job_whose_commit_nobody_knows_gets_an_empty_one(
-    #[case] known: Value,
+    #[case] known: Option<&str>,
     #[case] told: Option<Value>,
 ) {
-    let api = StandIn::with_status("running").await;
-    api.job().attributes.insert("commitId".into(), known);
+    let api = Api::with_status("running").await;
+    api.edit(|job| job.commit_id = known.map(str::to_owned));
     let outcome = Outcome {
         commit_id: None,
         ..outcome(StepType::Plan, Ending::NotReached, PlanReference::Keep)
@@ -283,7 +279,7 @@ async fn a_job_whose_commit_nobody_knows_gets_an_empty_one(
         .report_outcome(&step("plan-id", PLAN), &outcome, &deadline())
         .await
         .unwrap();
-    assert_eq!(api.told()[1].1.get("commitId"), told.as_ref());
+    assert_eq!(api.changes()[1].1.get("commitId"), told.as_ref());
 }
 
 #[rstest]
@@ -294,37 +290,33 @@ async fn a_plan_is_kept_or_cleared_as_the_outcome_says(
     #[case] plan: PlanReference,
     #[case] expected: Option<Value>,
 ) {
-    let api = StandIn::with_status("running").await;
-    api.job()
-        .attributes
-        .insert("output".into(), json!("Before."));
+    let api = Api::with_status("running").await;
+    api.edit(|job| job.output = Some("Before.".to_owned()));
     let outcome = outcome(StepType::Apply, Ending::Success, plan);
     api.client()
         .report_outcome(&step("apply-id", "terraformApply"), &outcome, &deadline())
         .await
         .unwrap();
-    let (_, job) = &api.told()[1];
+    let (_, job) = &api.changes()[1];
     assert_eq!(job.get("terraformPlan"), expected.as_ref());
     assert_eq!(job["output"], "Before. Step apply-id completed\n");
 }
 
 #[tokio::test]
 async fn an_output_that_fits_no_more_is_left_as_it_is() {
-    let api = StandIn::with_status("running").await;
-    api.job()
-        .attributes
-        .insert("output".into(), json!("x".repeat(1010)));
+    let api = Api::with_status("running").await;
+    api.edit(|job| job.output = Some("x".repeat(1010)));
     api.client()
         .report_outcome(&step("plan-id", PLAN), &planned(), &deadline())
         .await
         .unwrap();
-    assert!(api.told()[1].1.get("output").is_none());
+    assert!(api.changes()[1].1.get("output").is_none());
     assert_eq!(api.status(), "pending");
 }
 
 #[tokio::test]
 async fn a_plan_nobody_could_find_again_is_a_failure() {
-    let api = StandIn::with_status("running").await;
+    let api = Api::with_status("running").await;
     let outcome = outcome(
         StepType::Plan,
         Ending::Changes,
@@ -334,8 +326,8 @@ async fn a_plan_nobody_could_find_again_is_a_failure() {
         .report_outcome(&step("plan-id", PLAN), &outcome, &deadline())
         .await
         .unwrap();
-    assert_eq!(api.told()[0].1["status"], "failed");
-    assert_eq!(api.told()[1].1["terraformPlan"], "");
+    assert_eq!(api.changes()[0].1["status"], "failed");
+    assert_eq!(api.changes()[1].1["terraformPlan"], "");
     assert_eq!(api.status(), "failed");
 }
 
@@ -350,14 +342,14 @@ async fn a_job_that_ended_keeps_its_status_and_its_step_too(
     #[case] known: &str,
     #[case] told: Value,
 ) {
-    let api = StandIn::with_status(job).await;
-    api.job().steps[1].1.insert("status".into(), json!(known));
+    let api = Api::with_status(job).await;
+    api.set_step(1, known);
     let outcome = outcome(StepType::Apply, Ending::Failure, PlanReference::Keep);
     api.client()
         .report_outcome(&step("apply-id", "terraformApply"), &outcome, &deadline())
         .await
         .unwrap();
-    assert_eq!(api.told(), [("step apply-id".to_owned(), told)]);
+    assert_eq!(api.changes(), [("apply-id".to_owned(), told)]);
     assert_eq!(api.status(), job);
 }
 
@@ -367,17 +359,17 @@ async fn a_job_that_ended_keeps_its_status_and_its_step_too(
 #[case("waitingApproval")]
 #[tokio::test]
 async fn a_job_that_waits_for_its_dispatch_is_not_touched(#[case] status: &str) {
-    let api = StandIn::with_status(status).await;
+    let api = Api::with_status(status).await;
     api.client()
         .report_outcome(&step("plan-id", PLAN), &planned(), &deadline())
         .await
         .unwrap();
-    assert!(api.told().is_empty());
+    assert!(api.changes().is_empty());
 }
 
 #[tokio::test]
 async fn a_failure_without_output_is_told_by_the_steps_name() {
-    let api = StandIn::with_status("running").await;
+    let api = Api::with_status("running").await;
     let outcome = Outcome {
         output: None,
         note: Some("n".repeat(200)),
@@ -388,37 +380,25 @@ async fn a_failure_without_output_is_told_by_the_steps_name() {
         .await
         .unwrap();
     assert_eq!(
-        api.told()[0].1,
+        api.changes()[0].1,
         json!({"status": "failed", "name": "n".repeat(128)})
     );
 }
 
 #[tokio::test]
 async fn a_report_is_tried_until_the_platform_is_back() {
-    let api = StandIn::with_status("running").await;
+    let api = Api::with_status("running").await;
     for _ in 0..20 {
-        api.fault(
-            Method::GET,
-            "/412",
-            Fault::Status(StatusCode::SERVICE_UNAVAILABLE),
-        );
+        api.refuse("GET", "/job/412", StatusCode::SERVICE_UNAVAILABLE);
     }
-    api.fault(
-        Method::PATCH,
-        "/plan-id",
-        Fault::Later(StatusCode::TOO_MANY_REQUESTS, 0),
-    );
-    api.fault(
-        Method::PATCH,
-        "/412",
-        Fault::Status(StatusCode::INTERNAL_SERVER_ERROR),
-    );
+    api.fault("PATCH", "/plan-id", Effect::RetryAfter(429, 0));
+    api.refuse("PATCH", "/job/412", StatusCode::INTERNAL_SERVER_ERROR);
     api.client()
         .report_outcome(&step("plan-id", PLAN), &planned(), &deadline())
         .await
         .unwrap();
     assert_eq!(api.status(), "pending");
-    assert!(api.job().faults.is_empty());
+    assert!(!api.has_faults());
 }
 
 /// The platform took the report and dispatched the next step before the client could ask again.
@@ -430,28 +410,28 @@ async fn a_report_is_tried_until_the_platform_is_back() {
 async fn a_report_whose_answer_was_lost_is_not_told_again_over_the_next_step(
     #[case] now: &'static str,
 ) {
-    let api = StandIn::with_status("running").await;
-    api.fault(Method::PATCH, "/412", Fault::AnswerLost);
+    let api = Api::with_status("running").await;
+    api.fault("PATCH", "/job/412", Effect::StatusAfter(502));
     let (client, plan) = (api.client(), step("plan-id", PLAN));
     let (outcome, deadline) = (planned(), deadline());
     let report = client.report_outcome(&plan, &outcome, &deadline);
     let move_on = async {
-        while api.job().attributes["status"] != "pending" {
+        while api.status() != "pending" {
             tokio::task::yield_now().await;
         }
-        api.job().attributes.insert("status".into(), json!(now));
+        api.edit(|job| job.status = api::status(now));
     };
     let (told, ()) = tokio::join!(report, move_on);
     told.unwrap();
-    assert_eq!(api.told().len(), 2);
+    assert_eq!(api.changes().len(), 2);
     assert_eq!(api.status(), now);
 }
 
 #[tokio::test]
 async fn the_last_fault_is_told_when_patience_ends() {
-    let api = StandIn::with_status("running").await;
+    let api = Api::with_status("running").await;
     for _ in 0..1000 {
-        api.fault(Method::GET, "/412", Fault::Status(StatusCode::BAD_GATEWAY));
+        api.refuse("GET", "/job/412", StatusCode::BAD_GATEWAY);
     }
     let error = api
         .client()
@@ -473,12 +453,8 @@ async fn the_last_fault_is_told_when_patience_ends() {
 
 #[tokio::test]
 async fn a_platform_asks_for_time_and_gets_it() {
-    let api = StandIn::with_status("running").await;
-    api.fault(
-        Method::GET,
-        "/412",
-        Fault::Later(StatusCode::TOO_MANY_REQUESTS, 30),
-    );
+    let api = Api::with_status("running").await;
+    api.fault("GET", "/job/412", Effect::RetryAfter(429, 30));
     let error = api
         .client()
         .step_view(
@@ -488,7 +464,7 @@ async fn a_platform_asks_for_time_and_gets_it() {
         .await
         .unwrap_err();
     assert!(error.to_string().contains("429"), "{error}");
-    assert_eq!(api.job().asked, 0, "asked again before the time was over");
+    assert_eq!(api.reads(), 0, "asked again before the time was over");
 }
 
 #[rstest]
@@ -501,8 +477,8 @@ async fn what_waiting_cannot_mend_is_told_at_once_with_what_can(
     #[case] exit: Exit,
     #[case] hint: &str,
 ) {
-    let api = StandIn::with_status("queue").await;
-    api.fault(Method::GET, "/412", Fault::Status(status));
+    let api = Api::with_status("queue").await;
+    api.refuse("GET", "/job/412", status);
     let error = api
         .client()
         .start_permission(&step("plan-id", PLAN))
@@ -510,12 +486,12 @@ async fn what_waiting_cannot_mend_is_told_at_once_with_what_can(
         .unwrap_err();
     assert_eq!(error.exit(), exit);
     assert!(error.hint().unwrap().contains(hint), "{error}");
-    assert_eq!(api.job().asked, 0, "asked again");
+    assert_eq!(api.reads(), 0, "asked again");
 }
 
 #[tokio::test]
 async fn another_secret_is_refused_and_no_token_is_told() {
-    let api = StandIn::with_status("queue").await;
+    let api = Api::with_status("queue").await;
     let config = TerrakubeConfig {
         tokens: TokenSource::parse(&"QUJD".repeat(12)).unwrap(),
         ..api.config()
@@ -531,28 +507,28 @@ async fn another_secret_is_refused_and_no_token_is_told() {
 #[tokio::test]
 async fn no_answer_leads_a_token_elsewhere() {
     let (api, other) = (
-        StandIn::with_status("queue").await,
-        StandIn::with_status("queue").await,
+        Api::with_status("queue").await,
+        Api::with_status("queue").await,
     );
     let elsewhere = other
         .config()
         .api_url
         .join("api/v1/organization/org/job/412");
     let elsewhere: &'static str = String::from(elsewhere.unwrap()).leak();
-    api.fault(Method::GET, "/412", Fault::Redirect(elsewhere));
+    api.fault("GET", "/job/412", Effect::Redirect(elsewhere));
     let error = api
         .client()
         .start_permission(&step("plan-id", PLAN))
         .await
         .unwrap_err();
     assert!(error.to_string().contains("302"), "{error}");
-    assert_eq!(other.job().asked, 0);
+    assert_eq!(other.reads(), 0);
 }
 
 /// It takes every connection and answers none, so that each call would last for the minute a call may.
 #[tokio::test(start_paused = true)]
 async fn a_platform_that_never_answers_is_given_up_in_time_and_not_called_once_more() {
-    let api = StandIn::with_status("running").await;
+    let api = Api::with_status("running").await;
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     silent.set_nonblocking(true).unwrap();
     let calls = || std::iter::from_fn(|| silent.accept().ok()).count();
@@ -577,7 +553,7 @@ async fn a_platform_that_never_answers_is_given_up_in_time_and_not_called_once_m
 
 #[tokio::test]
 async fn a_platform_that_is_not_there_is_named() {
-    let api = StandIn::with_status("queue").await;
+    let api = Api::with_status("queue").await;
     let port = Port::take().unwrap();
     let nobody = format!("http://{}/", port.address());
     let config = TerrakubeConfig {
@@ -596,8 +572,8 @@ async fn a_platform_that_is_not_there_is_named() {
 
 #[tokio::test]
 async fn what_is_no_document_of_the_platform_is_told() {
-    let api = StandIn::with_status("queue").await;
-    api.job().attributes.remove("status");
+    let api = Api::with_status("queue").await;
+    api.fault("GET", "/job/412", Effect::Status(200));
     let error = api
         .client()
         .start_permission(&step("plan-id", PLAN))
@@ -608,9 +584,8 @@ async fn what_is_no_document_of_the_platform_is_told() {
 
 #[tokio::test]
 async fn an_answer_without_end_is_not_read_to_its_end() {
-    let api = StandIn::with_status("queue").await;
-    let long = json!("x".repeat(5 * 1024 * 1024));
-    api.job().attributes.insert("output".into(), long);
+    let api = Api::with_status("queue").await;
+    api.edit(|job| job.output = Some("x".repeat(5 * 1024 * 1024)));
     let error = api
         .client()
         .start_permission(&step("plan-id", PLAN))
@@ -621,10 +596,10 @@ async fn an_answer_without_end_is_not_read_to_its_end() {
 
 #[tokio::test]
 async fn a_context_is_merged_into_what_others_wrote() {
-    let (api, plan) = (StandIn::with_status("running").await, step("plan-id", PLAN));
+    let (api, plan) = (Api::with_status("running").await, step("plan-id", PLAN));
     let client = api.client();
     assert!(client.context(&plan).await.unwrap().is_empty());
-    api.job().context = Some(json!({"script": 1, "plans": {"a": [1]}}));
+    api.set_context(Some(json!({"script": 1, "plans": {"a": [1]}})));
     let patch = json!({"plans": {"b": [2]}});
     client
         .merge_context(&plan, patch.as_object().unwrap())
@@ -638,7 +613,7 @@ async fn a_context_is_merged_into_what_others_wrote() {
 
 #[tokio::test]
 async fn merges_of_one_run_do_not_overtake_one_another() {
-    let (api, plan) = (StandIn::with_status("running").await, step("plan-id", PLAN));
+    let (api, plan) = (Api::with_status("running").await, step("plan-id", PLAN));
     let client = api.client();
     let merges = (0..10).map(|n| {
         let (client, plan) = (client.clone(), plan.clone());
@@ -670,8 +645,8 @@ async fn a_context_nobody_looks_at_any_more_is_no_fault(
     #[case] status: StatusCode,
     #[case] tolerated: bool,
 ) {
-    let (api, plan) = (StandIn::with_status("failed").await, step("plan-id", PLAN));
-    api.fault(Method::POST, "/412", Fault::Status(status));
+    let (api, plan) = (Api::with_status("failed").await, step("plan-id", PLAN));
+    api.refuse("POST", CONTEXT, status);
     let patch = json!({"k": 1});
     let merged = api
         .client()
@@ -682,7 +657,7 @@ async fn a_context_nobody_looks_at_any_more_is_no_fault(
 
 #[tokio::test]
 async fn a_state_is_recorded_with_what_it_says_of_itself() {
-    let api = StandIn::with_status("running").await;
+    let api = Api::with_status("running").await;
     let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
     let history = History {
         output: client.state_output(&apply, "f"),
@@ -691,23 +666,21 @@ async fn a_state_is_recorded_with_what_it_says_of_itself() {
         md5: "d41d8cd98f00b204e9800998ecf8427e".into(),
         lineage: "11111111-2222".into(),
     };
-    api.fault(
-        Method::POST,
-        "/history",
-        Fault::Status(StatusCode::BAD_GATEWAY),
-    );
+    api.refuse("POST", "/history", StatusCode::BAD_GATEWAY);
     client
         .record_history(&apply, &history, &deadline())
         .await
         .unwrap();
-    assert_eq!(
-        api.job().histories,
-        [json!({
-            "output": format!("{}tfstate/v1/organization/org/workspace/ws/state/f.json", api.config().api_url),
-            "jobReference": "4".repeat(36), "serial": 7,
-            "md5": "d41d8cd98f00b204e9800998ecf8427e", "lineage": "11111111-2222",
-        })]
-    );
+    let records = api.histories();
+    let [record] = records.as_slice() else {
+        panic!("{records:?}");
+    };
+    let url = api.config().api_url;
+    let path = "tfstate/v1/organization/org/workspace/ws/state/f.json";
+    assert_eq!(record.output, format!("{url}{path}"));
+    assert_eq!(record.job_reference, "4".repeat(36));
+    assert_eq!((record.serial, &record.md5), (7, &history.md5));
+    assert_eq!(record.lineage, history.lineage);
 }
 
 fn state_of(client: &Terrakube, step: &crate::StepRef, name: &str) -> History {
@@ -722,7 +695,7 @@ fn state_of(client: &Terrakube, step: &crate::StepRef, name: &str) -> History {
 
 #[tokio::test]
 async fn a_state_whose_record_was_not_answered_is_on_record_once() {
-    let api = StandIn::with_status("running").await;
+    let api = Api::with_status("running").await;
     let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
     let (first, second) = (
         state_of(&client, &apply, "f"),
@@ -732,22 +705,18 @@ async fn a_state_whose_record_was_not_answered_is_on_record_once() {
         .record_history(&apply, &first, &deadline())
         .await
         .unwrap();
-    assert_eq!(api.job().asked, 0, "there is nothing to look for yet");
+    assert_eq!(api.reads(), 0, "there is nothing to look for yet");
 
     // The answer is lost, and so is the first one about what is on record.
-    api.fault(Method::POST, "/history", Fault::AnswerLost);
-    api.fault(
-        Method::GET,
-        "/history",
-        Fault::Status(StatusCode::BAD_GATEWAY),
-    );
+    api.fault("POST", "/history", Effect::StatusAfter(502));
+    api.refuse("GET", "/history", StatusCode::BAD_GATEWAY);
     client
         .record_history(&apply, &second, &deadline())
         .await
         .unwrap();
-    let told: Vec<_> = api.job().histories.clone();
-    let outputs: Vec<_> = told.iter().map(|record| &record["output"]).collect();
-    assert_eq!(outputs, [&json!(first.output), &json!(second.output)]);
+    let records = api.histories().into_iter();
+    let outputs: Vec<_> = records.map(|record| record.output).collect();
+    assert_eq!(outputs, [first.output, second.output]);
 }
 
 #[rstest]
@@ -755,22 +724,21 @@ async fn a_state_whose_record_was_not_answered_is_on_record_once() {
 #[case::not_understood(StatusCode::BAD_REQUEST)]
 #[tokio::test]
 async fn a_platform_that_does_not_show_its_records_is_told_again(#[case] answer: StatusCode) {
-    let api = StandIn::with_status("running").await;
+    let api = Api::with_status("running").await;
     let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
-    let unavailable = Fault::Status(StatusCode::SERVICE_UNAVAILABLE);
-    api.fault(Method::POST, "/history", unavailable);
-    api.fault(Method::GET, "/history", Fault::Status(answer));
+    api.refuse("POST", "/history", StatusCode::SERVICE_UNAVAILABLE);
+    api.refuse("GET", "/history", answer);
     let state = state_of(&client, &apply, "f");
     client
         .record_history(&apply, &state, &deadline())
         .await
         .unwrap();
-    assert_eq!(api.job().histories.len(), 1);
+    assert_eq!(api.histories().len(), 1);
 }
 
 #[tokio::test]
 async fn records_name_artifacts_by_the_public_address() {
-    let api = StandIn::with_status("running").await;
+    let api = Api::with_status("running").await;
     let config = TerrakubeConfig {
         public_url: Url::parse("https://terrakube-api.example.test/base/").unwrap(),
         ..api.config()
@@ -782,16 +750,19 @@ async fn records_name_artifacts_by_the_public_address() {
 }
 
 #[rstest]
-#[case(json!(null), None)]
-#[case(json!(""), None)]
-#[case(json!("https://host/content.tar.gz"), Some("https://host/content.tar.gz"))]
+#[case(None, None)]
+#[case(Some(""), None)]
+#[case(
+    Some("https://host/content.tar.gz"),
+    Some("https://host/content.tar.gz")
+)]
 #[tokio::test]
 async fn the_content_of_a_run_is_where_its_job_says(
-    #[case] said: Value,
+    #[case] said: Option<&str>,
     #[case] expected: Option<&str>,
 ) {
-    let api = StandIn::with_status("running").await;
-    api.job().attributes.insert("overrideSource".into(), said);
+    let api = Api::with_status("running").await;
+    api.edit(|job| job.override_source = said.map(str::to_owned));
     let source = api.client().override_source(&step("plan-id", PLAN)).await;
     assert_eq!(source.unwrap().as_deref(), expected);
 }
@@ -801,20 +772,20 @@ async fn the_content_of_a_run_is_where_its_job_says(
 #[case("failed")]
 #[tokio::test]
 async fn a_cancellation_is_heard(#[case] status: &'static str) {
-    let api = StandIn::with_status("running").await;
-    api.job().becomes.extend(["running", "running", status]);
-    api.fault(Method::GET, "/412", Fault::Status(StatusCode::NOT_FOUND));
+    let api = Api::with_status("running").await;
+    api.becomes(&["running", "running", status]);
+    api.refuse("GET", "/job/412", StatusCode::NOT_FOUND);
     let heard = api.client().cancelled(&step("plan-id", PLAN)).await;
     assert_eq!(heard.to_string(), status);
-    assert!(api.job().asked >= 3);
+    assert!(api.reads() >= 3);
 }
 
 #[tokio::test]
 async fn a_job_that_was_removed_is_over() {
-    let api = StandIn::with_status("running").await;
+    let api = Api::with_status("running").await;
     let gone = |times| {
         for _ in 0..times {
-            api.fault(Method::GET, "/412", Fault::Status(StatusCode::NOT_FOUND));
+            api.refuse("GET", "/job/412", StatusCode::NOT_FOUND);
         }
     };
     // It is there in between.
@@ -825,7 +796,7 @@ async fn a_job_that_was_removed_is_over() {
     tokio::select! {
         status = &mut heard => panic!("{status}"),
         () = async {
-            while api.job().asked == 0 {
+            while api.reads() == 0 {
                 tokio::task::yield_now().await;
             }
         } => {}
@@ -847,8 +818,8 @@ async fn a_step_is_claimed_by_its_status(
     #[case] known: &str,
     #[case] granted: bool,
 ) {
-    let api = StandIn::with_status(job).await;
-    api.job().steps[0].1.insert("status".into(), json!(known));
+    let api = Api::with_status(job).await;
+    api.set_step(0, known);
     let holder = Holder {
         pod: "pod".into(),
         uid: "uid".into(),
@@ -861,7 +832,7 @@ async fn a_step_is_claimed_by_its_status(
     assert_eq!(matches!(claim.unwrap(), Claim::Granted), granted);
 }
 
-fn with_redis(api: &StandIn, server: &RedisServer) -> Terrakube {
+fn with_redis(api: &Api, server: &RedisServer) -> Terrakube {
     let args = RedisArgs {
         redis_hostname: Some("127.0.0.1".into()),
         redis_port: Some(server.port().to_string().into()),
@@ -874,7 +845,7 @@ fn with_redis(api: &StandIn, server: &RedisServer) -> Terrakube {
 #[tokio::test]
 async fn of_many_claimants_redis_grants_the_step_to_one_whatever_its_status_says() {
     let (api, server) = (
-        StandIn::with_status("queue").await,
+        Api::with_status("queue").await,
         RedisServer::start().unwrap(),
     );
     let client = with_redis(&api, &server);
@@ -907,12 +878,10 @@ async fn of_many_claimants_redis_grants_the_step_to_one_whatever_its_status_says
         "{answers:?}"
     );
 
-    // An answer that was lost is asked for again; a step that runs is somebody's, and Redis knows whose.
+    // After a lost response the request is repeated. A running step has a claim, and Redis has its holder.
     let apply = step("apply-id", "terraformApply");
     assert_eq!(client.claim(&apply, &winner).await.unwrap(), Claim::Granted);
-    api.job().steps[1]
-        .1
-        .insert("status".into(), json!("running"));
+    api.set_step(1, "running");
     assert_eq!(client.claim(&apply, &holder(9)).await.unwrap(), held);
     drop(server);
     assert_eq!(
@@ -923,7 +892,7 @@ async fn of_many_claimants_redis_grants_the_step_to_one_whatever_its_status_says
 
 #[tokio::test]
 async fn of_many_claimants_without_redis_the_job_context_grants_the_step_to_one_and_names_it() {
-    let api = StandIn::with_status("queue").await;
+    let api = Api::with_status("queue").await;
     let apply = step("apply-id", "terraformApply");
     let holder = |n: u32| Holder {
         pod: format!("pod-{n}"),
@@ -942,13 +911,15 @@ async fn of_many_claimants_without_redis_the_job_context_grants_the_step_to_one_
     let granted: Vec<usize> = (0..8).filter(|n| answers[*n] == Claim::Granted).collect();
     assert_eq!(granted.len(), 1, "{answers:?}");
     let winner = holder(u32::try_from(granted[0]).unwrap());
-    let held = Claim::Held(winner.clone());
-    assert_eq!(answers.iter().filter(|claim| **claim == held).count(), 7);
+    // Some may have read a note that the winner's replaced.
+    let claimants: Vec<Holder> = (0..8).map(holder).collect();
+    let is_held =
+        |claim: &&Claim| matches!(claim, Claim::Held(holder) if claimants.contains(holder));
+    assert_eq!(answers.iter().filter(is_held).count(), 7, "{answers:?}");
 
-    // A step that runs is somebody's, and the context knows whose.
-    api.job().steps[1]
-        .1
-        .insert("status".into(), json!("running"));
+    // A running step has a claim, and the context has its holder.
+    let held = Claim::Held(winner);
+    api.set_step(1, "running");
     assert_eq!(api.client().claim(&apply, &holder(9)).await.unwrap(), held);
 }
 
@@ -966,7 +937,7 @@ fn claimant(n: u32) -> Holder {
 #[tokio::test]
 async fn a_step_that_was_claimed_without_redis_is_not_granted_by_the_redis_that_came_back() {
     let (api, mut server) = (
-        StandIn::with_status("queue").await,
+        Api::with_status("queue").await,
         RedisServer::start().unwrap(),
     );
     let client = with_redis(&api, &server);
@@ -977,40 +948,40 @@ async fn a_step_that_was_claimed_without_redis_is_not_granted_by_the_redis_that_
     server.restart().unwrap();
     let second = client.claim(&apply, &claimant(2)).await;
     assert_eq!(second.unwrap(), Claim::Held(claimant(1)));
-    // What may be repeated is, and a context that is out of order keeps nobody from anything.
+    // A plan may be repeated. A context that cannot be read prevents no claim.
     let plan = step("apply-id", PLAN);
     let again = client.claim(&plan, &claimant(2)).await;
     assert_eq!(again.unwrap(), Claim::Granted);
-    api.fault(Method::GET, CONTEXT, Fault::Status(StatusCode::BAD_REQUEST));
+    api.refuse("GET", CONTEXT, StatusCode::BAD_REQUEST);
     let other = step("plan-id", "terraformApply");
     let claim = client.claim(&other, &claimant(2)).await;
     assert_eq!(claim.unwrap(), Claim::Granted);
-    assert!(api.job().faults.is_empty());
+    assert!(!api.has_faults());
 }
 
 /// The faults of one claim, in their order.
 #[rstest]
-#[case::no_look(&[(Method::GET, Fault::Status(StatusCode::BAD_REQUEST))])]
-#[case::no_right_to_look(&[(Method::GET, Fault::Status(StatusCode::FORBIDDEN))])]
-#[case::no_write(&[(Method::POST, Fault::Status(StatusCode::SERVICE_UNAVAILABLE))])]
-#[case::job_takes_none(&[(Method::POST, Fault::Status(StatusCode::CONFLICT))])]
-#[case::write_unanswered(&[(Method::POST, Fault::AnswerLost)])]
-#[case::write_late(&[(Method::POST, Fault::Late(Duration::from_millis(1500)))])]
-#[case::write_forgotten(&[(Method::POST, Fault::Forgotten)])]
+#[case::no_look(&[("GET", Effect::Status(400))])]
+#[case::no_right_to_look(&[("GET", Effect::Status(403))])]
+#[case::no_write(&[("POST", Effect::Status(503))])]
+#[case::job_takes_none(&[("POST", Effect::Status(409))])]
+#[case::write_unanswered(&[("POST", Effect::StatusAfter(502))])]
+#[case::write_late(&[("POST", Effect::Slow(Duration::from_millis(1500)))])]
+#[case::write_forgotten(&[("POST", Effect::Status(200))])]
 #[case::no_second_look(&[
-    (Method::POST, Fault::Late(Duration::ZERO)),
-    (Method::GET, Fault::Status(StatusCode::BAD_REQUEST)),
+    ("GET", Effect::Slow(Duration::ZERO)),
+    ("GET", Effect::Status(400)),
 ])]
 #[tokio::test]
 async fn a_claim_that_is_not_certain_is_none_and_what_may_be_repeated_needs_none(
-    #[case] faults: &[(Method, Fault)],
+    #[case] faults: &[(&'static str, Effect)],
 ) {
-    let api = StandIn::with_status("queue").await;
+    let api = Api::with_status("queue").await;
     let client = api.client();
     for kind in ["terraformApply", "terraformDestroy", "customScripts", PLAN] {
-        api.job().context = None;
+        api.set_context(None);
         for (method, fault) in faults {
-            api.fault(method.clone(), CONTEXT, *fault);
+            api.fault(method, CONTEXT, *fault);
         }
         let claim = client.claim(&step("apply-id", kind), &claimant(1)).await;
         if kind == PLAN {
@@ -1020,24 +991,24 @@ async fn a_claim_that_is_not_certain_is_none_and_what_may_be_repeated_needs_none
         let error = claim.expect_err(kind);
         assert!(matches!(error, TerrakubeError::Unclaimed(_)), "{error}");
         assert_eq!(error.exit(), Exit::Infrastructure);
-        assert!(api.job().faults.is_empty(), "{kind}: {error}");
+        assert!(!api.has_faults(), "{kind}: {error}");
     }
-    assert!(api.told().is_empty());
+    assert!(api.changes().is_empty());
 }
 
 #[tokio::test]
 async fn a_look_that_took_long_is_repeated_before_anything_is_written() {
-    let api = StandIn::with_status("queue").await;
-    let late = Fault::Late(Duration::from_millis(700));
-    api.fault(Method::GET, CONTEXT, late);
-    api.fault(Method::GET, CONTEXT, Fault::Late(Duration::from_secs(5)));
+    let api = Api::with_status("queue").await;
+    let late = Effect::Slow(Duration::from_millis(700));
+    api.fault("GET", CONTEXT, late);
+    api.fault("GET", CONTEXT, Effect::Slow(Duration::from_secs(5)));
     let apply = step("apply-id", "terraformApply");
     let client = api.client();
     assert_eq!(
         client.claim(&apply, &claimant(1)).await.unwrap(),
         Claim::Granted
     );
-    assert!(api.job().faults.is_empty());
+    assert!(!api.has_faults());
 }
 
 #[rstest]
@@ -1045,45 +1016,44 @@ async fn a_look_that_took_long_is_repeated_before_anything_is_written() {
 #[case(json!("in a form of later days"), Holder::unknown())]
 #[tokio::test]
 async fn anothers_note_is_left_as_it_is(#[case] note: Value, #[case] expected: Holder) {
-    let api = StandIn::with_status("queue").await;
+    let api = Api::with_status("queue").await;
     let context = json!({"mayflyClaims": {"apply-id": note}, "own": 1});
-    api.job().context = Some(context.clone());
+    api.set_context(Some(context.clone()));
     let claim = api
         .client()
         .claim(&step("apply-id", "terraformApply"), &claimant(2))
         .await;
     assert_eq!(claim.unwrap(), Claim::Held(expected));
-    assert_eq!(api.job().context, Some(context));
+    assert_eq!(api.context(), Some(context));
 }
 
 #[tokio::test]
 async fn a_note_joins_what_others_have_written() {
-    let api = StandIn::with_status("queue").await;
+    let api = Api::with_status("queue").await;
     let first = serde_json::to_value(claimant(1)).unwrap();
-    api.job().context = Some(json!({"mayflyClaims": {"plan-id": first}, "own": 1}));
+    api.set_context(Some(json!({"mayflyClaims": {"plan-id": first}, "own": 1})));
     let apply = step("apply-id", "terraformApply");
     let claim = api.client().claim(&apply, &claimant(2)).await;
     assert_eq!(claim.unwrap(), Claim::Granted);
     let second = serde_json::to_value(claimant(2)).unwrap();
     let both = json!({"mayflyClaims": {"plan-id": first, "apply-id": second}, "own": 1});
-    assert_eq!(api.job().context, Some(both));
+    assert_eq!(api.context(), Some(both));
 }
 
 /// As of a holder whose claim is in a Redis that has died since.
 #[tokio::test]
 async fn a_step_that_begins_while_a_note_settles_is_its_beginners() {
-    let api = StandIn::with_status("queue").await;
+    let api = Api::with_status("queue").await;
     let (client, apply, me) = (
         api.client(),
         step("apply-id", "terraformApply"),
         claimant(1),
     );
     let begins = async {
-        while api.job().context.is_none() {
+        while api.context().is_none() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let running = json!("running");
-        api.job().steps[1].1.insert("status".into(), running);
+        api.set_step(1, "running");
     };
     let (claim, ()) = tokio::join!(client.claim(&apply, &me), begins);
     assert_eq!(claim.unwrap(), Claim::Held(Holder::unknown()));
@@ -1091,27 +1061,20 @@ async fn a_step_that_begins_while_a_note_settles_is_its_beginners() {
 
 #[tokio::test]
 async fn a_job_whose_plan_is_lost_is_still_a_planned_one() {
-    use base64::Engine as _;
-    let api = StandIn::with_status("queue").await;
-    let tcl = "flow:\n- type: terraformPlan\n  step: 100\n- type: terraformApply\n  step: 200\n";
-    let tcl = base64::engine::general_purpose::STANDARD.encode(tcl);
-    api.job().attributes.insert("tcl".into(), json!(tcl));
+    let api = Api::with_status("queue").await;
     let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
     assert!(!client.step_view(&apply, &deadline()).await.unwrap().planned);
-    api.job().steps[0]
-        .1
-        .insert("status".into(), json!("completed"));
+    api.set_step(0, "completed");
     assert!(client.step_view(&apply, &deadline()).await.unwrap().planned);
 }
 
 #[tokio::test]
 async fn a_platform_without_security_is_shown_no_token() {
-    let api = StandIn::with_status("queue").await;
+    let api = Api::with_status("queue").await;
     let config = TerrakubeConfig {
         tokens: TokenSource::disabled(),
         ..api.config()
     };
-    // The stand-in asks for a token, and so tells that there was none.
     let error = client(config)
         .start_permission(&step("plan-id", PLAN))
         .await

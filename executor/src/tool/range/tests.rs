@@ -46,7 +46,7 @@ fn matching(range: &str) -> Vec<&'static str> {
         .collect()
 }
 
-/// What lies in `from..below`, stable only.
+/// Versions in `from..below`, stable only.
 fn stable(from: &str, below: &str) -> Vec<&'static str> {
     PUBLISHED
         .into_iter()

@@ -376,7 +376,7 @@ fn every_alert_is_raised_by_its_trouble_and_by_no_other() {
     let story = fine().without(FIRST).without(SECOND);
     judge.expect("no launcher", &story, &[(14, &[]), (17, &up), (60, &up)]);
 
-    let up = [("MayflyNobodyWatches", labels("critical", &json!({})))];
+    let up = [("MayflyRunsNotWatched", labels("critical", &json!({})))];
     let story = fine().with(FIRST, "mayfly_watching", "1x20 0x100 1x180");
     judge.expect(
         "nobody watches",
@@ -384,11 +384,11 @@ fn every_alert_is_raised_by_its_trouble_and_by_no_other() {
         &[(14, &[]), (17, &up), (60, &up), (63, &[])],
     );
 
-    let up = [("MayflyTwoWatch", labels("warning", &json!({})))];
+    let up = [("MayflySeveralWatchers", labels("warning", &json!({})))];
     let story = fine().with(SECOND, "mayfly_watching", "0x20 1x280");
     judge.expect("both watch", &story, &[(14, &[]), (17, &up)]);
 
-    let up = [("MayflyRunsBarred", labels("critical", &json!({})))];
+    let up = [("MayflyRunsBlocked", labels("critical", &json!({})))];
     let story = fine().with(SECOND, "mayfly_barred", "0x20 1x100 0x180");
     judge.expect(
         "a right is missing",
@@ -491,7 +491,7 @@ fn of_launchers_of_several_namespaces_the_one_in_trouble_is_named() {
     let story = fine().without(runs).without(team_a).without(team_b);
     judge.expect("all are gone", &story, &[(14, &[]), (17, &up)]);
 
-    let up = [("MayflyNobodyWatches", of_team_a("critical"))];
+    let up = [("MayflyRunsNotWatched", of_team_a("critical"))];
     let story = fine().with(team_a, "mayfly_watching", "1x20 0x280");
     judge.expect("one does not watch", &story, &[(14, &[]), (17, &up)]);
 

@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use test_chart::programs::{helm_with, told};
 use test_chart::{chart, files, values_files};
 
-use crate::{VERSIONS, documents, releases};
+use crate::{documents, releases};
+
+/// The versions of Kubernetes the chart is rendered for: the oldest it takes, and the first with stable admission policies.
+const VERSIONS: [&str; 2] = ["1.28.0", "1.30.0"];
 
 #[test]
 fn the_chart_is_linted_strictly_with_all_its_values() {
@@ -111,6 +114,20 @@ fn every_template_is_rendered_by_some_values() {
     }
     assert!(there.len() > 10, "{there:?}");
     assert_eq!(rendered, there);
+}
+
+#[test]
+fn every_template_has_a_suite() {
+    let all: String = files(&chart().join("tests"), "_test.yaml")
+        .iter()
+        .map(|file| std::fs::read_to_string(file).unwrap())
+        .collect();
+    for folder in ["templates", "templates/tests"] {
+        for file in files(&chart().join(folder), ".yaml") {
+            let name = file.file_name().unwrap().to_string_lossy().into_owned();
+            assert!(all.contains(&name), "no suite looks at {folder}/{name}");
+        }
+    }
 }
 
 /// A second release in the same namespace, or the same one in another cluster-wide scope, takes no object of the first.

@@ -1,59 +1,13 @@
-//! Every pod keeps to the `restricted` standard, and a scanner finds nothing there is no reason for.
+//! A scanner finds nothing there is no reason for.
 
 use std::collections::BTreeSet;
 use std::fs;
 
-use api_launcher::kubernetes::manifest::pod_security::{Level, violations};
-use k8s_openapi::api::core::v1::PodSpec;
 use serde_json::Value;
+use test_chart::Release;
 use test_chart::programs::{output, python};
-use test_chart::{Document, Release};
 
-use crate::{documents, releases};
-
-/// Pods of a document: its own, or the one of its template.
-fn pod(document: &Document) -> Option<PodSpec> {
-    let spec = match document.kind() {
-        "Pod" => "/spec",
-        "Deployment" | "Job" => "/spec/template/spec",
-        _ => return None,
-    };
-    Some(serde_json::from_value(document.value.pointer(spec)?.clone()).unwrap())
-}
-
-#[test]
-fn every_pod_keeps_to_the_restricted_standard() {
-    let mut seen = BTreeSet::new();
-    for (name, documents) in documents() {
-        for document in &documents {
-            let Some(pod) = pod(document) else { continue };
-            assert_eq!(
-                violations(&pod, Level::Restricted),
-                Vec::<String>::new(),
-                "{name}: {document}"
-            );
-            seen.insert(document.template.clone());
-            for container in pod.init_containers.iter().flatten().chain(&pod.containers) {
-                let context = container.security_context.clone().unwrap_or_default();
-                assert_eq!(
-                    context.read_only_root_filesystem,
-                    Some(true),
-                    "{name}: {document}"
-                );
-                let resources = container.resources.clone().unwrap_or_default();
-                assert!(
-                    resources
-                        .requests
-                        .is_some_and(|requests| requests.len() >= 2),
-                    "{name}: {document}"
-                );
-                let limits = resources.limits.unwrap_or_default();
-                assert!(limits.contains_key("memory"), "{name}: {document}");
-            }
-        }
-    }
-    assert!(seen.len() >= 4, "{seen:?}");
-}
+use crate::releases;
 
 /// Checks of the scanner that are left out, and why.
 const LEFT_OUT: &[(&str, &str)] = &[

@@ -13,10 +13,8 @@ pub enum Fault {
     InternalError,
     /// 503 before anything was done.
     Unavailable,
-    /// 403 as a `ResourceQuota` refuses.
-    QuotaExceeded,
-    /// 403 as an admission webhook refuses, with its message.
-    AdmissionRefused(String),
+    /// The resource version is too old: 410, and for a watch an event that says so, which ends it.
+    Expired,
     /// No answer until the client goes away.
     Hang,
     /// The connection ends before anything was done.

@@ -14,9 +14,8 @@ use futures_util::stream;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
-use crate::api_server::request::Query;
-use crate::api_server::status::ApiError;
-use crate::api_server::validation::items;
+use super::request::Query;
+use super::status::ApiError;
 
 const POLL: Duration = Duration::from_millis(20);
 
@@ -75,6 +74,10 @@ impl Logs {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(&(uid.to_owned(), container.to_owned())).cloned()
     }
+}
+
+fn items(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
 }
 
 /// Whose log is meant. Beside init containers, one container is meant without its name.

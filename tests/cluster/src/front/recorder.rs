@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::api_server::authorizer::{Action, Rule};
+use crate::rights::{Action, Rule};
 
 /// One request.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! A real API server behind the front: requests go on as they came, as somebody else where they ask as such.
+//! The API server behind the front: requests are passed on as they came, as another user where they impersonate one.
 //!
 //! Whom a test restricts is impersonated, so that the server's own RBAC decides; everybody else asks as the
 //! administrator whose credentials the front has.
@@ -19,11 +19,11 @@ use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client, Config};
 use serde_json::Value;
 
-use crate::api_server::authorizer::{Action, Rule, sentence};
-use crate::api_server::request::Target;
-use crate::api_server::status::ApiError;
+use super::request::Target;
+use super::status::ApiError;
+use crate::rights::{Action, Rule, sentence};
 
-/// More than a real server takes of a body, so that it is the one who says so.
+/// More than the server takes of a body, so that it is the one who says so.
 const BODY: usize = 64 * 1024 * 1024;
 /// The server's RBAC follows Roles by a watch of its own.
 const EFFECT: Duration = Duration::from_secs(30);
@@ -46,7 +46,7 @@ struct Granted {
     rules: Vec<Rule>,
 }
 
-/// The way to a real API server.
+/// The way to the API server.
 pub(crate) struct Upstream {
     client: Client,
     /// What those may do who are restricted.
@@ -102,7 +102,7 @@ impl Upstream {
         Ok(Response::from_parts(parts, Body::new(body)))
     }
 
-    /// The pod whose log is asked for, by somebody who may read it.
+    /// The pod whose log is requested by a user who may read it.
     pub(crate) async fn pod_of_log(
         &self,
         identity: &str,
@@ -111,7 +111,7 @@ impl Upstream {
         let action = action(target);
         if self.is_restricted(identity) && !self.allows(identity, &action).await? {
             let why = sentence(identity, &action);
-            return Ok(Err(ApiError::refused("", "pods", &target.name, &why)));
+            return Ok(Err(ApiError::forbidden("pods", &target.name, &why)));
         }
         let pods = Api::<Pod>::namespaced(self.client.clone(), &target.namespace);
         let pod = match pods.get(&target.name).await {

@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::environment::{expand, resolve};
+use super::events::emit_of;
 use super::pod::Report;
 use super::process::{Process, Start};
 use super::volumes::Mounts;
 use super::{Image, Runner};
-use crate::api_server::crud::now;
-use crate::controllers::events::{Source, emit_of};
+use crate::clock::now;
 use crate::front::logs::plain_text;
 
 const RETRY: Duration = Duration::from_millis(100);
@@ -63,7 +63,6 @@ impl Running<'_> {
             self.client,
             self.pod,
             Some(&format!("spec.{list}{{{name}}}")),
-            Source::Kubelet,
             (kind, reason, message),
         )
         .await;
@@ -199,14 +198,7 @@ impl Running<'_> {
         let mut command = given(&self.container.command);
         let args = given(&self.container.args);
         let (program, args) = if command.is_empty() {
-            (
-                image.program.clone(),
-                if args.is_empty() {
-                    image.args.clone()
-                } else {
-                    args
-                },
-            )
+            (image.program.clone(), args)
         } else {
             let program = PathBuf::from(command.remove(0));
             command.extend(args);
@@ -243,9 +235,7 @@ impl Running<'_> {
         let termination = self.termination_file();
         // Made empty, as a runtime mounts it.
         let _ = fs::write(&termination, "");
-        if let Some(logs) = &self.runner.logs {
-            logs.begin(&uid, &name, &start.log);
-        }
+        self.runner.logs.begin(&uid, &name, &start.log);
         self.event("Normal", "Created", &format!("Created container: {name}"))
             .await;
         let started = now();
@@ -265,9 +255,7 @@ impl Running<'_> {
                 (128, "StartError")
             }
         };
-        if let Some(logs) = &self.runner.logs {
-            logs.complete(&uid, &name);
-        }
+        self.runner.logs.complete(&uid, &name);
         self.report
             .container(&name, self.terminated(code, reason, &started, start));
         code

@@ -1,4 +1,4 @@
-//! One pod from its place on a node to its last status.
+//! One pod from its arrival on a node to its last status.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
 use super::container::{End, Running};
-use super::{Order, Runner, scheduler, volumes};
-use crate::api_server::crud::now;
-use crate::controllers::events::{Source, emit};
+use super::events::emit;
+use super::{Order, Runner, volumes};
+use crate::clock::now;
 
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -142,18 +142,6 @@ impl Report {
         })
     }
 
-    /// As the pod garbage collector does with a pod that was deleted before it had a node: no kubelet will.
-    async fn fail_unscheduled(&self) {
-        let patch =
-            json!({"metadata": {"uid": self.pod.metadata.uid}, "status": {"phase": "Failed"}});
-        let name = self.pod.name_any();
-        // Without a finalizer it is gone already.
-        let _ = self
-            .api
-            .patch_status(&name, &PatchParams::default(), &Patch::Merge(patch))
-            .await;
-    }
-
     /// Tells the API server, again until it listens. A pod that is gone needs no status.
     pub(crate) async fn push(&self) {
         for _ in 0..50 {
@@ -190,20 +178,7 @@ pub(crate) async fn work(
         matches!(phase, Some("Succeeded" | "Failed"))
     };
     let report = Report::new(&client, &pod);
-    let node = if over(&pod) {
-        None
-    } else {
-        let node = scheduler::schedule(&client, &runner, &pod, &seen).await;
-        if node.is_none() {
-            report.fail_unscheduled().await;
-        }
-        node
-    };
-    if node.is_some() {
-        let bound = report.api.get_opt(&pod.name_any()).await.ok().flatten();
-        let pod = bound
-            .filter(|bound| bound.metadata.uid == pod.metadata.uid)
-            .unwrap_or(pod.clone());
+    if !over(&pod) {
         let (end, ending) = watch::channel(None);
         let control = control(&pod, &report, &end, seen.clone(), orders);
         let run = run(&client, &runner, &pod, &report, ending);
@@ -337,7 +312,7 @@ async fn mounted(
         match volumes::mount_all(client, runner, pod).await {
             Ok(volumes) => return Some(volumes),
             Err(why) if why != told => {
-                emit(client, pod, Source::Kubelet, "Warning", "FailedMount", &why).await;
+                emit(client, pod, "Warning", "FailedMount", &why).await;
                 told = why;
             }
             Err(_) => {}
@@ -419,7 +394,6 @@ async fn run(
         emit(
             client,
             pod,
-            Source::Kubelet,
             "Warning",
             "Evicted",
             "The node was low on resource: memory.",

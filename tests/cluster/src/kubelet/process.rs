@@ -70,11 +70,11 @@ pub(crate) struct Start {
 pub(crate) struct Process {
     child: Child,
     id: i32,
-    /// Ends when nobody can write any more.
+    /// Ends when no process can write any more.
     log: JoinHandle<io::Result<()>>,
 }
 
-/// How long a log is waited for that somebody holds open who left the group. No runtime would let it live.
+/// How long a log is waited for that a process outside the group holds open. No runtime would let it live.
 const STRAY: Duration = Duration::from_secs(2);
 
 impl Process {
@@ -100,7 +100,7 @@ impl Process {
         Ok(Self { child, id, log })
     }
 
-    /// As a kubelet does: only the first process is told.
+    /// As a kubelet does: only the first process gets the signal.
     pub(crate) fn signal(&self, signal: Signal) {
         let _ = kill(Pid::from_raw(self.id), signal);
     }

@@ -1,5 +1,5 @@
-//! Makes the nodes of a test known to a real scheduler and the controllers: an object with room for everything, a Lease that
-//! is renewed, and for each node somebody who runs the pods that are bound to it.
+//! Makes the nodes of a test known to the scheduler and the controllers: an object with room for everything, a Lease that
+//! is renewed, and for each node a task that runs the pods bound to it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,15 +8,15 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node as Object, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{Patch, PatchParams};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource as _};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::task::JoinHandle;
 
 use super::nodes::Node;
 use super::{Runner, run};
-use crate::api_server::crud::{micro_now, now};
+use crate::clock::{micro_now, now};
 
 /// The label all nodes of a test have, and only pods of its namespaces ask for.
 pub(crate) const LABEL: &str = "mayfly.dev/test-nodes";
@@ -34,11 +34,11 @@ struct Known {
     kubelet: JoinHandle<()>,
 }
 
-/// The nodes of one test in a real cluster.
+/// The nodes of one test in a cluster that others use too.
 pub(crate) struct Registry {
     client: Client,
     runner: Arc<Runner>,
-    /// Nobody else's nodes have it in their names and labels.
+    /// The nodes of other tests do not have it in their names and labels.
     id: String,
 }
 
@@ -64,14 +64,6 @@ impl Registry {
             let mut complete = true;
             for node in &wanted {
                 complete &= self.keep_one(node, &mut known).await.is_ok();
-            }
-            let gone = |name: &String| wanted.iter().all(|node| node.name != *name);
-            for (_, Known { node, kubelet, .. }) in known.extract_if(.., |name, _| gone(name)) {
-                kubelet.abort();
-                let objects = Api::<Object>::all(self.client.clone());
-                let params = DeleteParams::default();
-                // What stays has no kubelet, and goes with the test.
-                let _ = objects.delete(&self.name(&node), &params).await;
             }
             let pause = if complete { RENEWAL } else { RETRY };
             let _ = tokio::time::timeout(pause, nodes.changed()).await;
@@ -122,17 +114,9 @@ impl Registry {
         let mut labels = node.labels.clone();
         labels.insert(LABEL.to_owned(), self.id.clone());
         labels.insert("kubernetes.io/hostname".to_owned(), name.clone());
-        let mut object = json!({
+        let object = json!({
             "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels},
         });
-        let taints = node
-            .taints
-            .iter()
-            .map(|taint| json!({"key": taint.key, "value": taint.value, "effect": taint.effect}));
-        let taints: Vec<Value> = taints.collect();
-        if !taints.is_empty() {
-            object["spec"] = json!({"taints": taints});
-        }
         objects
             .patch(&name, &params, &Patch::Apply(&object))
             .await?;

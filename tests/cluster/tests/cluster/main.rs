@@ -1,4 +1,4 @@
-//! What tests may rely on in a cluster, whichever it is.
+//! What tests may rely on in a cluster beyond Kubernetes itself.
 
 #![expect(
     clippy::unwrap_used,
@@ -6,5 +6,4 @@
     reason = "helpers of tests fail the test"
 )]
 
-mod honest;
-mod pods;
+mod in_cluster;

@@ -1,8 +1,10 @@
 //! Records as JSON:API documents.
 //!
-//! Who may see a workspace may see its histories: upstream's have no rule of their own for reading, and their collection
-//! takes filters in RSQL, as all collections of Elide do.
+//! A token that may read a workspace may read its histories: upstream has no separate rule for them. Their collection takes
+//! filters in RSQL, as all collections of Elide do.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use super::{Answer, Call, JSON_API, Refusal, json_response, not_found, refuse};
@@ -43,9 +45,9 @@ fn resource(job: &Job, organization: &str) -> Value {
             "overrideBranch": job.override_branch,
             "refresh": job.refresh,
             "refreshOnly": job.refresh_only,
-            "autoApply": job.auto_apply,
+            "autoApply": false,
             "approvalTeam": null,
-            "tcl": null,
+            "tcl": template(job),
             "templateReference": null,
         },
         "relationships": {
@@ -54,6 +56,13 @@ fn resource(job: &Job, organization: &str) -> Value {
             "step": {"data": steps},
         },
     })
+}
+
+/// The template as the API stores it.
+fn template(job: &Job) -> String {
+    let entry = |step: &Step| format!("- type: {}\n  step: {}\n", step.flow.kind, step.flow.number);
+    let entries: String = job.steps.iter().map(entry).collect();
+    STANDARD.encode(format!("flow:\n{entries}"))
 }
 
 fn included(job: &Job, step: &Step) -> Value {
@@ -70,28 +79,7 @@ fn included(job: &Job, step: &Step) -> Value {
     })
 }
 
-pub(super) fn workspace(shared: &Shared, id: &str) -> Answer {
-    let found = shared.read(|records| records.workspaces.get(id).cloned());
-    let Some(workspace) = found else {
-        return not_found("such workspace");
-    };
-    let document = json!({"data": {
-        "type": "workspace",
-        "id": workspace.id,
-        "attributes": {
-            "name": workspace.name,
-            "source": workspace.source,
-            "branch": workspace.branch,
-            "folder": workspace.folder,
-            "terraformVersion": workspace.terraform_version,
-            "iacType": workspace.iac_type,
-            "locked": workspace.locked,
-        },
-    }});
-    Ok(json_response(200, JSON_API, &document))
-}
-
-/// At most so many are shown where nobody asks for pages.
+/// The largest number of records in an answer without paging.
 const PAGE: usize = 500;
 
 /// Histories of a workspace, all or those of a filter.
@@ -131,7 +119,7 @@ fn attributes(history: &History) -> (&str, Value) {
     (&history.id, attributes)
 }
 
-/// One comparison of a text; nothing else of the language is needed.
+/// One comparison with a text. No client needs more of RSQL.
 fn filter_of(call: &Call, filter: &str) -> Result<(String, String), Refusal> {
     let texts = ["output", "jobReference", "md5", "lineage"];
     let parts = filter
@@ -139,7 +127,7 @@ fn filter_of(call: &Call, filter: &str) -> Result<(String, String), Refusal> {
         .filter(|(name, _)| texts.contains(name));
     let value = parts.and_then(|(_, value)| value.strip_prefix('\'')?.strip_suffix('\''));
     match (parts, value) {
-        // A star stands for anything, and a backslash for itself only when doubled.
+        // `*` is a wildcard, and `\\` is an escape.
         (Some((name, _)), Some(value)) if !value.contains(['\'', '*', '\\']) => {
             Ok((name.to_owned(), value.to_owned()))
         }

@@ -1,4 +1,4 @@
-//! What is not JSON:API: job context, log lines, step outputs, uploaded content (contract 6.6, 7.5, 7.7, 8.6).
+//! Requests outside JSON:API: job context, log lines, uploaded content (contract 6.6, 7.5, 8.6).
 
 use axum::body::Body;
 use axum::http::Response;
@@ -11,7 +11,7 @@ use crate::platform::Shared;
 use crate::records::{Job, Status};
 use crate::streams::{Findings, LogEntry};
 
-/// What Redis keeps the API from doing.
+/// The answer when Redis is away.
 fn unavailable(error: &redis::RedisError) -> Refusal {
     Refusal {
         status: 500,
@@ -31,7 +31,7 @@ pub(super) fn context(shared: &Shared, id: &str) -> Response<Body> {
     json_response(200, JSON, &document)
 }
 
-/// Replaces the context of a job that is not over, or over well.
+/// Replaces the context of a job that has not failed or been cancelled.
 pub(super) fn replace_context(shared: &Shared, call: &Call, id: &str) -> Answer {
     call.must_be(JSON)?;
     let about = format!("POST {}", call.path);
@@ -135,40 +135,6 @@ fn judge_line(job: &Job, entry: &LogEntry) -> Findings {
         None
     };
     wrong.into_iter().collect()
-}
-
-/// The log of a step: what is live until it is over, then what is stored.
-pub(super) async fn output(shared: &Shared, organization: &str, id: &str, step: &str) -> Answer {
-    let ours = shared.read(|records| records.organization == organization);
-    let job = find(shared, id).filter(|_| ours);
-    let Some((job, status)) = job.and_then(|job| {
-        let status = job.step(step)?.status;
-        Some((job, status))
-    }) else {
-        return not_found("such step");
-    };
-    let over = matches!(status, Status::Completed | Status::Failed);
-    let live = if over {
-        String::new()
-    } else {
-        let (entries, _) = shared
-            .streams
-            .read(job.id)
-            .await
-            .map_err(|error| unavailable(&error))?;
-        let lines: Vec<String> = entries.into_iter().map(|entry| entry.output).collect();
-        lines.join("\n")
-    };
-    let stored = || {
-        let outputs = shared.outputs()?;
-        outputs.find(organization, job.id, step)
-    };
-    let body = if live.is_empty() {
-        stored().unwrap_or_default()
-    } else {
-        live.into_bytes()
-    };
-    Ok(response(200, "application/octet-stream", Body::from(body)))
 }
 
 /// Content a command line has uploaded.

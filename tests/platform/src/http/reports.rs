@@ -1,5 +1,5 @@
-//! Changes through JSON:API (contract 5): statuses of jobs and steps, and histories. What the API would store although
-//! it must not be sent is stored, and found fault with.
+//! Changes through JSON:API (contract 5): statuses of jobs and steps, and histories. Forbidden changes that the API accepts
+//! are stored and noted.
 
 use std::sync::Arc;
 
@@ -13,15 +13,15 @@ use crate::platform::Shared;
 use crate::records::{History, Job, Records, Status, Step};
 use crate::streams::Findings;
 
-/// What an attribute holds.
+/// The type of an attribute.
 #[derive(Clone, Copy)]
 enum Kind {
     Status,
     Flag,
     Number,
-    /// At most so many characters.
+    /// Text with at most this number of characters.
     Text(usize),
-    /// The API would store it, and no report is about it.
+    /// The API stores it, and no report may change it.
     Foreign,
 }
 
@@ -114,7 +114,7 @@ impl Attributes {
         serde_json::from_value(self.given.get("status")?.clone()).ok()
     }
 
-    /// Sets a column to what is given for it, if anything is.
+    /// Sets a column if the attribute is given.
     fn put(&self, name: &str, column: &mut Option<String>) {
         if let Some(value) = self.given.get(name) {
             *column = value.as_str().map(str::to_owned);
@@ -134,7 +134,7 @@ fn find_job(shared: &Shared, id: &str) -> Result<u32, Refusal> {
     }
 }
 
-/// A change waits until no firing holds the job's row, and has the job looked at, unless an executor has just started.
+/// Changes a job. It waits for the lock of the job's row. Then the scheduler looks at the job, unless it is `running`.
 pub(super) async fn patch_job(shared: &Arc<Shared>, call: &Call, id: &str) -> Answer {
     let attributes = Attributes::read(call, "job", Some(id), JOB)?;
     let id = find_job(shared, id)?;
@@ -167,7 +167,7 @@ fn store_job(records: &mut Records, id: u32, attributes: &Attributes) {
     records.set_job(id, status, Actor::Client);
 }
 
-/// What was wrong with a change of a job.
+/// Violations by a change of a job.
 fn judge_job(before: &Job, after: &Job, status: Option<Status>) -> Findings {
     let mut findings = Findings::new();
     let mut found = |rule, why: String| findings.push((rule, why));
@@ -218,7 +218,7 @@ fn note(shared: &Shared, call: &Call, findings: impl IntoIterator<Item = (Rule, 
     shared.found(findings.into_iter().map(about));
 }
 
-/// A change of a step; no lock is in its way.
+/// Changes a step, without a lock.
 pub(super) fn patch_step(shared: &Shared, call: &Call, id: &str, step: &str) -> Answer {
     let attributes = Attributes::read(call, "step", Some(step), STEP)?;
     let id = find_job(shared, id)?;
@@ -254,7 +254,7 @@ fn store_step(records: &mut Records, id: u32, step: &str, attributes: &Attribute
     }
 }
 
-/// What was wrong with a change of a step.
+/// Violations by a change of a step.
 fn judge_step(job: &Job, before: &Step, after: &Step, status: Option<Status>) -> Findings {
     let mut findings = Findings::new();
     if before == after {
@@ -283,7 +283,7 @@ fn judge_step(job: &Job, before: &Step, after: &Step, status: Option<Status>) ->
     findings
 }
 
-/// Whether the step says where its output is, and whether it is there by the time the step is over.
+/// Violations of the rule that a final step names its stored output.
 fn judge_output(
     shared: &Shared,
     records: &Records,
@@ -294,7 +294,7 @@ fn judge_output(
     let is_over = matches!(step.status, Status::Completed | Status::Failed);
     let has_no_log = ["approval", "customScripts"].contains(&step.flow.kind.as_str());
     let Some(output) = step.output.as_deref() else {
-        // Without storage, a launcher says it in the name.
+        // Without storage, a launcher reports the reason as the name.
         let said = has_no_log || given.text("name").is_some();
         let silent = given.status().is_some() && !said;
         let missing = (Rule::Output, "the step has none".to_owned());

@@ -1,10 +1,10 @@
-//! The stand-in refuses what the platform refuses, and notes what breaks the contract. The programs here are a few
-//! lines each, so that every test sees exactly one mistake.
+//! The test platform refuses what Terrakube refuses, and notes what breaks the contract. Each request here contains one
+//! mistake.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
 mod dispatch;
-mod faults;
+mod recorded;
 mod reports;
 mod requests;
 mod streams;
@@ -18,21 +18,19 @@ use redis::cmd;
 use serde_json::{Value, json};
 use test_peers::http::{Response, Server};
 use test_peers::redis::RedisServer;
-use test_platform::{
-    Builder, Effect, Fault, Flow, Job, NewJob, Outputs, Platform, Rule, Status, Workspace, java,
-};
+use test_platform::{Builder, Flow, Job, NewJob, Outputs, Platform, Rule, Status, Workspace, java};
 
 const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
+const JSON: &str = "application/json";
 const JSON_API: &str = "application/vnd.api+json";
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A platform, and an executor that takes whatever it is given.
+/// A platform, and an executor that accepts every dispatch.
 struct Scene {
     platform: Platform,
     client: reqwest::Client,
     workspace: String,
     _executor: Server,
-    dispatched: Arc<Mutex<Vec<Value>>>,
 }
 
 impl Scene {
@@ -41,26 +39,16 @@ impl Scene {
     }
 
     async fn of(builder: Builder) -> Self {
-        Self::answering(builder, |_| accepted()).await
+        Self::answering(builder, accepted).await
     }
 
-    /// A platform whose executor answers like this, by the number of the dispatch.
+    /// A platform whose executor answers like this.
     async fn answering(
         builder: Builder,
-        answer: impl Fn(usize) -> Response + Send + Sync + 'static,
+        answer: impl Fn() -> Response + Send + Sync + 'static,
     ) -> Self {
         let platform = builder.start().await.unwrap();
-        let dispatched = Arc::<Mutex<Vec<Value>>>::default();
-        let seen = Arc::clone(&dispatched);
-        let executor = Server::start(move |request| {
-            let number = {
-                let mut seen = seen.lock().unwrap();
-                seen.push(serde_json::from_slice(&request.body).unwrap());
-                seen.len()
-            };
-            answer(number)
-        })
-        .unwrap();
+        let executor = Server::start(move |_| answer()).unwrap();
         platform.dispatch_to(&format!("{}/api/v1/terraform-rs", executor.url()));
         let workspace = platform.workspace(Workspace::new("https://git.example.test/a.git"));
         Self {
@@ -72,7 +60,6 @@ impl Scene {
                 .unwrap(),
             workspace,
             _executor: executor,
-            dispatched,
         }
     }
 
@@ -127,7 +114,7 @@ impl Scene {
         format!("{url}/tfoutput/v1/organization/{organization}/job/{job}/step/{step}")
     }
 
-    /// What an executor does with the step it was given.
+    /// Reports the dispatched step as an executor does.
     async fn carry_out(&self, job: u32, end: Value) {
         let now = self.platform.until_job(job, Status::Queue).await;
         let step = now.dispatched.unwrap();

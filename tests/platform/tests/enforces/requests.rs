@@ -1,4 +1,4 @@
-//! What the HTTP interface takes, and from whom.
+//! Which requests are accepted, and with which tokens.
 
 use super::*;
 
@@ -19,157 +19,95 @@ async fn requests_the_platform_does_not_take_are_refused() {
     let id = job.id.to_string();
     let of_job = |attributes: Value| document("job", &id, attributes);
     let of_step = |attributes: Value| document("step", &job.steps[0].id, attributes);
-    let wide = "x".repeat(1025);
+    let long = |length: usize| json!("x".repeat(length));
     let running = of_job(json!({"status": "running"}));
-    for (method, path, media_type, body, expected, rule) in [
-        (
-            "PATCH",
-            &path,
-            "application/json",
-            &running,
-            415,
-            Some(Rule::MediaType),
-        ),
+    let line = json!({"data": [{"jobId": id, "stepId": "s", "lineNumber": 1, "output": "x"}]});
+    let too_wide = json!({"type": "history", "attributes": {"jobReference": long(37)}});
+    let unsupported = [
+        ("PATCH", path.as_str(), JSON, running.clone()),
         (
             "PATCH",
             &path,
             "application/vnd.api+json; charset=utf-8",
-            &running,
-            415,
-            Some(Rule::MediaType),
+            running,
+        ),
+        ("POST", &context, JSON_API, json!({})),
+        ("POST", "/logs", JSON, json!({"data": []})),
+    ];
+    let malformed = [
+        (
+            "PATCH",
+            path.as_str(),
+            JSON_API,
+            json!({"status": "running"}),
+        ),
+        ("PATCH", &path, JSON_API, document("job", "1", json!({}))),
+        ("PATCH", &path, JSON_API, of_job(json!({"status": "done"}))),
+        (
+            "PATCH",
+            &path,
+            JSON_API,
+            of_job(json!({"planChanges": "true"})),
+        ),
+        ("POST", &context, JSON, json!([])),
+    ];
+    let wide = [
+        (
+            "PATCH",
+            path.as_str(),
+            JSON_API,
+            of_job(json!({"commitId": long(65)})),
         ),
         (
             "PATCH",
             &path,
             JSON_API,
-            &json!({"status": "running"}),
-            400,
-            Some(Rule::BadDocument),
+            of_job(json!({"terraformPlan": long(1025)})),
         ),
         (
             "PATCH",
-            &path,
+            &step,
             JSON_API,
-            &document("job", "1", json!({})),
-            400,
-            Some(Rule::BadDocument),
+            of_step(json!({"name": long(129)})),
         ),
         (
             "PATCH",
-            &path,
+            &step,
             JSON_API,
-            &of_job(json!({"status": "done"})),
-            400,
-            Some(Rule::BadDocument),
+            of_step(json!({"output": long(1025)})),
         ),
+        ("POST", &history, JSON_API, json!({"data": too_wide})),
+    ];
+    let strange = of_job(json!({"state": "running"}));
+    for (expected, rule, requests) in [
+        (415, Some(Rule::MediaType), &unsupported[..]),
+        (400, Some(Rule::BadDocument), &malformed[..]),
+        (400, Some(Rule::TooWide), &wide[..]),
         (
-            "PATCH",
-            &path,
-            JSON_API,
-            &of_job(json!({"planChanges": "true"})),
-            400,
-            Some(Rule::BadDocument),
-        ),
-        (
-            "PATCH",
-            &path,
-            JSON_API,
-            &of_job(json!({"state": "running"})),
             400,
             Some(Rule::UnknownAttribute),
+            &[("PATCH", path.as_str(), JSON_API, strange)][..],
         ),
         (
-            "PATCH",
-            &path,
-            JSON_API,
-            &of_job(json!({"commitId": "x".repeat(65)})),
-            400,
-            Some(Rule::TooWide),
-        ),
-        (
-            "PATCH",
-            &path,
-            JSON_API,
-            &of_job(json!({"terraformPlan": wide})),
-            400,
-            Some(Rule::TooWide),
-        ),
-        (
-            "PATCH",
-            &step,
-            JSON_API,
-            &of_step(json!({"name": "x".repeat(129)})),
-            400,
-            Some(Rule::TooWide),
-        ),
-        (
-            "PATCH",
-            &step,
-            JSON_API,
-            &of_step(json!({"output": wide})),
-            400,
-            Some(Rule::TooWide),
-        ),
-        (
-            "POST",
-            &history,
-            JSON_API,
-            &json!({"data": {"type": "history", "attributes": {"jobReference": "x".repeat(37)}}}),
-            400,
-            Some(Rule::TooWide),
-        ),
-        (
-            "POST",
-            &context,
-            JSON_API,
-            &json!({}),
-            415,
-            Some(Rule::MediaType),
-        ),
-        (
-            "POST",
-            &context,
-            "application/json",
-            &json!([]),
-            400,
-            Some(Rule::BadDocument),
-        ),
-        (
-            "POST",
-            &unknown.to_owned(),
-            "application/json",
-            &json!({}),
-            404,
-            None,
-        ),
-        (
-            "POST",
-            &"/logs".to_owned(),
-            "application/json",
-            &json!({"data": []}),
-            415,
-            Some(Rule::MediaType),
-        ),
-        (
-            "POST",
-            &"/logs".to_owned(),
-            JSON_API,
-            &json!({"data": [{"jobId": id, "stepId": "s", "lineNumber": 1, "output": "x"}]}),
             400,
             Some(Rule::LogEntry),
+            &[("POST", "/logs", JSON_API, line)][..],
         ),
+        (404, None, &[("POST", unknown, JSON, json!({}))][..]),
     ] {
-        let before = scene.platform.ledger().violations.len();
-        assert_eq!(
-            scene.send(method, path, media_type, body).await,
-            expected,
-            "{path} {body}"
-        );
-        let noted: Vec<Rule> = scene.platform.ledger().violations[before..]
-            .iter()
-            .map(|found| found.rule)
-            .collect();
-        assert_eq!(noted, rule.into_iter().collect::<Vec<_>>(), "{path} {body}");
+        for (method, path, media_type, body) in requests {
+            let before = scene.platform.ledger().violations.len();
+            assert_eq!(
+                scene.send(method, path, media_type, body).await,
+                expected,
+                "{path} {body}"
+            );
+            let noted: Vec<Rule> = scene.platform.ledger().violations[before..]
+                .iter()
+                .map(|found| found.rule)
+                .collect();
+            assert_eq!(noted, rule.into_iter().collect::<Vec<_>>(), "{path} {body}");
+        }
     }
     let picky = scene
         .request("GET", &path)

@@ -150,7 +150,7 @@ async fn job_data_that_a_deleted_job_left_is_in_nobodys_way() {
     assert_whole(&server, "job-1-a");
 }
 
-/// A delivery is told that the Job exists, continues it, and loses it to somebody who deletes it.
+/// A delivery gets 409, continues the Job, and the Job is deleted in between.
 #[tokio::test]
 async fn a_job_deleted_under_a_delivery_is_made_anew_with_job_data_of_its_own() {
     let server = Server::start();
@@ -224,7 +224,7 @@ async fn a_job_of_another_launcher_is_neither_taken_nor_removed() {
     assert!(server.object("jobs", "job-1-a").is_some());
 }
 
-/// As after the mode of job data was changed: the Job would wait for a Secret that nobody stores.
+/// As after a change of the mode of job data: the Job would wait for a Secret that no launcher creates.
 #[tokio::test]
 async fn a_job_cut_off_from_its_secret_is_made_anew_by_a_launcher_that_uses_none() {
     let server = Server::start();

@@ -91,7 +91,7 @@ pub(super) enum Request {
     },
     /// Looks for a heartbeat of the executor after this pause.
     Heartbeat { pause: Duration },
-    /// Releases a suspended Job, or removes it if its job data is missing and nobody is about to store it.
+    /// Releases a suspended Job, or removes it if its job data is missing and no request is about to store it.
     Release { remove_incomplete: bool },
     /// Stops a run that was given up, reports its end, and writes both onto the Job.
     Report {

@@ -1,4 +1,4 @@
-//! Transitions that look at one run: what is observed of it, what the observer is told, and what its state needs. Pure.
+//! Transitions that look at one run: the observation, the calls of the observer, and what the state of the run needs. Pure.
 
 use std::time::Duration;
 

@@ -63,7 +63,7 @@ impl Request {
             Self::Stop { verdict } => {
                 let stopped = cluster.stop(job, &verdict).await;
                 if let Err(error) = &stopped {
-                    warn!(run = run.name, %error, "what outlived an executor could not be stopped, trying again");
+                    warn!(run = run.name, %error, "containers that outlived an executor could not be stopped, trying again");
                 }
                 Response::Stop {
                     done: stopped.is_ok(),
@@ -139,7 +139,7 @@ impl Cluster {
                 // Its pod may still start, so the platform must not hear of an end. At the latest, the Job's own deadline
                 // ends it. A Job that is gone starts nothing.
                 Err(error) if !error.is_not_found() => {
-                    warn!(run = %job.run, %error, "a run without hope could not be stopped, trying again");
+                    warn!(run = %job.run, %error, "a run that cannot start could not be stopped, trying again");
                     return ReportOutcome::Retry;
                 }
                 _ => {}

@@ -205,7 +205,7 @@ fn log(line: Diagnostic) {
             "a run has ended"
         ),
         Diagnostic::NeverReported(run) => {
-            warn!(%run, "the platform was never told how the run ended, and its Job is gone");
+            warn!(%run, "the end of the run was not reported to the platform, and its Job is gone");
         }
         Diagnostic::StaysSuspended { run, error, advice } => {
             warn!(%run, error, advice, "a run stays suspended");

@@ -92,7 +92,7 @@ async fn job_status(reporter: &dyn PlatformReporter, run: &RunKey) -> Option<Job
     match reporter.step_state(&step).await {
         Ok(state) => Some(state.job),
         Err(error) => {
-            debug!(%run, error = chain(&error), "where its job stands is not known at the moment");
+            debug!(%run, error = chain(&error), "the status of its job is not known at the moment");
             None
         }
     }

@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 
 use job_contract::chain;
+use platform::StepRef;
 use tempfile::TempDir;
 use tracing::{debug, warn};
 
 use super::{Observer, step_of};
 use crate::kubernetes::cluster::{Cluster, RunKey, SaveError};
 use crate::kubernetes::verdict::{Verdict, VerdictKind};
-use crate::reporter::ReportError;
+use crate::reporter::{PlatformReporter, ReportError};
 
 /// Why the end of a run could not be reported.
 #[derive(Debug, thiserror::Error)]
@@ -43,10 +44,7 @@ impl Observer {
         run: &RunKey,
         verdict: &Verdict,
     ) -> Result<(), EndReportError> {
-        let Some(reporter) = &self.reporter else {
-            return Ok(());
-        };
-        let Some(step) = reporter.find_step(step_of(run))? else {
+        let Some((reporter, step)) = self.find_step(run)? else {
             return Ok(());
         };
         let (_permit, saved) = match self.cluster_with_log(verdict) {
@@ -76,10 +74,7 @@ impl Observer {
 
     /// Gives the job the outcome of its step, if the executor reported only the step.
     pub(super) async fn finish_report(&self, run: &RunKey) -> Result<(), EndReportError> {
-        let Some(reporter) = &self.reporter else {
-            return Ok(());
-        };
-        if let Some(step) = reporter.find_step(step_of(run))? {
+        if let Some((reporter, step)) = self.find_step(run)? {
             reporter.finish_report(&step).await?;
         }
         Ok(())
@@ -91,10 +86,7 @@ impl Observer {
         run: &RunKey,
         verdict: &Verdict,
     ) -> Result<(), EndReportError> {
-        let Some(reporter) = &self.reporter else {
-            return Ok(());
-        };
-        let Some(step) = reporter.find_step(step_of(run))? else {
+        let Some((reporter, step)) = self.find_step(run)? else {
             return Ok(());
         };
         let remark = verdict.lock_remark();
@@ -110,6 +102,18 @@ impl Observer {
             reporter.append_line(&step, &line).await?;
         }
         Ok(())
+    }
+
+    /// Returns the step of a run with the reporter of its platform, or `None` if one of them is missing.
+    fn find_step(
+        &self,
+        run: &RunKey,
+    ) -> Result<Option<(&dyn PlatformReporter, StepRef)>, ReportError> {
+        let Some(reporter) = self.reporter.as_deref() else {
+            return Ok(None);
+        };
+        let step = reporter.find_step(step_of(run))?;
+        Ok(step.map(|step| (reporter, step)))
     }
 
     /// Returns the cluster if it may have the log that the platform lacks.
@@ -137,7 +141,7 @@ impl Observer {
             Ok(saved) => Ok(saved),
             // The pod is gone, or the launcher has no right to read its log.
             Err(error) if error.is_final() => {
-                debug!(%run, error = chain(&error), "the log of the container is not to be had");
+                debug!(%run, error = chain(&error), "the log of the container is not available");
                 Ok(None)
             }
             Err(error) if self.may_retry_log(run, verdict) => Err(EndReportError::Container(error)),

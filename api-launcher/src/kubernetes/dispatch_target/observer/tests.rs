@@ -107,7 +107,7 @@ async fn a_run_is_counted_once_by_who_saw_it_end_and_every_failed_report() {
     );
 }
 
-/// A cluster whose containers have printed something, which it gives out one by one as it is told to, and how many
+/// A cluster whose containers have printed lines. The test releases them one by one. The number counts how many
 /// of them are being given out.
 fn cluster(turns: Arc<Semaphore>, given: Arc<Given>) -> Cluster {
     let service = service_fn(move |request: Request<Body>| {
@@ -228,7 +228,7 @@ async fn a_run_whose_job_is_held_is_kept_alive_until_it_is_watched_or_forgotten(
     observer.on_forgotten(&run());
     assert!(observer.runs.tracked().is_empty());
 
-    // One that its launcher completed ends for nobody.
+    // A run that its launcher completed needs no report.
     observer.on_held(&run());
     let ended = verdict(VerdictKind::Deleted);
     observer.on_observation(&run(), &Observation::Ended(Box::new(ended)));

@@ -143,7 +143,7 @@ impl TrackedRuns {
         for (run, entry) in self.tracked().iter_mut() {
             let is_late = entry.ended.is_some_and(|ended| ended.elapsed() >= patience);
             if is_late && entry.beat.take().is_some() {
-                warn!(%run, "the platform does not take its end: its job is not kept alive any longer");
+                warn!(%run, "the platform does not accept the report of its end: its heartbeat is stopped");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The closing summary: what came of the run, where its artifacts lie, what could be done next.
+//! The closing summary: the result of the run, where its artifacts are, and what to do next.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;

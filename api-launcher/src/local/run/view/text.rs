@@ -130,7 +130,7 @@ impl Text {
             Event::RunFinished(_) => {
                 let failed = self.summary.failed();
                 for line in summary::render(&self.summary, paint).lines() {
-                    // Whoever collects only the standard output still learns on stderr why it failed.
+                    // With the standard output redirected, stderr still shows why it failed.
                     pending.push(failed, line);
                 }
             }

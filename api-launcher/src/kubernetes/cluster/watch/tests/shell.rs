@@ -365,7 +365,7 @@ async fn how_long_a_run_has_waited_is_told_by_the_clock_of_the_api_server() {
             json!({"metadata": {"name": "job-1-a", "creationTimestamp": then,
                 "annotations": {"mayfly.dev/released-at": then}}}),
         );
-        // A launcher that starts only now gives nobody more time.
+        // A launcher that starts only now extends no deadline.
         let watching = watching_with(server.cluster(), settings.clone(), Recorder::default());
         until("it is judged", || watching.observed(|_| true)).await;
         let given_up = watching.observed(|said| matches!(said, Observation::Ended(_)));

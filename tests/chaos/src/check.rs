@@ -1,0 +1,669 @@
+//! The rules that must hold after the last run. This module is pure: it knows facts and no peers.
+//!
+//! Facts come from outside the programs under test: the platform's records, a journal that the tool's own processes
+//! keep, the versions of the state in the object store, what containers wrote, and what is left in the cluster.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// How a job or a step can end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ending {
+    /// It is done.
+    Completed,
+    /// It failed.
+    Failed,
+    /// A person ended it.
+    Cancelled,
+    /// It did not start.
+    NotExecuted,
+}
+
+impl Ending {
+    /// As it is called in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::NotExecuted => "not executed",
+        }
+    }
+}
+
+/// A numbered line of a phase of a run.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Line {
+    /// What printed it.
+    pub phase: String,
+    /// Its number there, from 1.
+    pub number: u32,
+}
+
+impl Line {
+    /// A line.
+    pub fn new(phase: &str, number: u32) -> Self {
+        Self {
+            phase: phase.to_owned(),
+            number,
+        }
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{} {}`", self.phase, self.number)
+    }
+}
+
+/// One step of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Step {
+    /// What the platform calls it.
+    pub name: String,
+    /// Whether a dispatch of it was accepted.
+    pub accepted: bool,
+    /// Every time it got an outcome, in order.
+    pub endings: Vec<Ending>,
+    /// The lines it prints when nothing stops it.
+    pub script: Vec<Line>,
+    /// Whether it prints them all unless it is stopped, even when it fails.
+    pub prints_all: bool,
+    /// What each of its containers wrote.
+    pub printed: Vec<Vec<Line>>,
+    /// The lines of its stored output.
+    pub stored: Option<Vec<Line>>,
+}
+
+/// A state as the store holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State {
+    /// Counts the writes.
+    pub serial: u64,
+    /// One for the life of a state.
+    pub lineage: String,
+    /// Names of its resources.
+    pub resources: BTreeSet<String>,
+}
+
+/// A state as the platform has it on record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// Its number of writes.
+    pub serial: u64,
+    /// Whether the store has it, readable, with that number.
+    pub stored: bool,
+}
+
+/// A state lock that no process holds any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lock {
+    /// As the store has it.
+    pub info: String,
+    /// Whether a stored output names it by its id.
+    pub told: bool,
+    /// Whether the store was away while the run was under way, without which it could have been released.
+    pub store_was_away: bool,
+}
+
+/// One job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Job {
+    /// What the platform calls it.
+    pub name: String,
+    /// Every time it got an outcome, in order.
+    pub endings: Vec<Ending>,
+    /// The outcomes it may have.
+    pub permitted: BTreeSet<Ending>,
+    /// Its steps, in order.
+    pub steps: Vec<Step>,
+    /// Whether a completed job must have published a state.
+    pub publishes: bool,
+    /// The states it published.
+    pub published: Vec<Published>,
+}
+
+/// One run of the schedule: a workspace and its jobs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Run {
+    /// As the schedule has it.
+    pub name: String,
+    /// Whether the scheduled fault happened.
+    pub fault_happened: bool,
+    /// Its jobs, in order.
+    pub jobs: Vec<Job>,
+    /// How often a process of the tool began each operation that changes something, and scripts their work.
+    pub begun: BTreeMap<String, u32>,
+    /// Every version of the workspace's state, the oldest first; none for one that cannot be read, and for each time it
+    /// was deleted.
+    pub versions: Vec<Option<State>>,
+    /// Resources the tool made to the end and was not killed after.
+    pub made: BTreeSet<String>,
+    /// Resources the tool removed to the end and was not killed after.
+    pub removed: BTreeSet<String>,
+    /// The lock of the state that was left although no tool was killed.
+    pub left_lock: Option<Lock>,
+    /// Answers to requests that the launcher had to refuse and accepted.
+    pub accepted_bad: Vec<String>,
+}
+
+/// Everything there is to know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// The runs.
+    pub runs: Vec<Run>,
+    /// What is still in the namespace of the runs, as kind and name.
+    pub left: Vec<String>,
+    /// Requests to the API server that were refused for want of a right.
+    pub denied: Vec<String>,
+    /// Rules of the platform that were broken.
+    pub broken: Vec<String>,
+}
+
+/// A kind of violation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// The scheduled fault did not happen, so the run proves nothing.
+    FaultMissed,
+    /// An accepted run has no outcome.
+    NoOutcome,
+    /// An accepted run has more than one outcome.
+    SecondOutcome,
+    /// A run has an outcome that nothing explains.
+    WrongOutcome,
+    /// Something that changes infrastructure ran twice.
+    RanTwice,
+    /// A run is done whose tool never ran.
+    NeverRan,
+    /// What the tool did is not in the state.
+    StateMissing,
+    /// A state was replaced by an older or another one, or deleted.
+    StateLost,
+    /// A state is not on record, or the store does not have what is.
+    NotPublished,
+    /// A state is on record more than once.
+    RecordedTwice,
+    /// A state lock was left without a reason, or no output names it.
+    Locked,
+    /// A line is not in the stored output.
+    LineMissing,
+    /// A line is there more than once, or before another that was printed earlier.
+    LineMisplaced,
+    /// Something is left in the cluster.
+    Leftover,
+    /// A request that must be refused was accepted.
+    BadAccepted,
+    /// A right was missing.
+    Denied,
+    /// The platform's contract was broken.
+    RuleBroken,
+}
+
+/// One violation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Discrepancy {
+    /// What it is.
+    pub kind: Kind,
+    /// Which run, job and step, or which object.
+    pub of: String,
+    /// What was found.
+    pub detail: String,
+}
+
+impl fmt::Display for Discrepancy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}: {}", self.kind, self.of, self.detail)
+    }
+}
+
+/// Checks all rules, and returns every violation.
+pub fn check(facts: &Facts) -> Vec<Discrepancy> {
+    let mut found = Findings::default();
+    for run in &facts.runs {
+        found.run(run);
+    }
+    for (kind, all) in [
+        (Kind::Leftover, &facts.left),
+        (Kind::Denied, &facts.denied),
+        (Kind::RuleBroken, &facts.broken),
+    ] {
+        for one in all {
+            found.add(kind, "the whole", one.clone());
+        }
+    }
+    found.0
+}
+
+#[derive(Default)]
+struct Findings(Vec<Discrepancy>);
+
+impl Findings {
+    fn add(&mut self, kind: Kind, of: &str, detail: impl Into<String>) {
+        self.0.push(Discrepancy {
+            kind,
+            of: of.to_owned(),
+            detail: detail.into(),
+        });
+    }
+
+    fn run(&mut self, run: &Run) {
+        if !run.fault_happened {
+            self.add(
+                Kind::FaultMissed,
+                &run.name,
+                "what was scheduled did not happen",
+            );
+        }
+        for job in &run.jobs {
+            self.job(&format!("{}: {}", run.name, job.name), job);
+        }
+        for (what, times) in &run.begun {
+            if *times > 1 {
+                self.add(
+                    Kind::RanTwice,
+                    &run.name,
+                    format!("{what} began {times} times"),
+                );
+            }
+        }
+        let done = run
+            .jobs
+            .iter()
+            .filter(|job| job.publishes && job.endings.first() == Some(&Ending::Completed));
+        let tools = run
+            .begun
+            .iter()
+            .filter(|(what, _)| what.starts_with("tool "));
+        let begun: u32 = tools.map(|(_, times)| times).sum();
+        if u32::try_from(done.count()).unwrap_or(u32::MAX) > begun {
+            self.add(
+                Kind::NeverRan,
+                &run.name,
+                "it is completed, and no tool ran",
+            );
+        }
+        self.state(run);
+        if let Some(lock) = &run.left_lock
+            && !(lock.told && lock.store_was_away)
+        {
+            self.add(Kind::Locked, &run.name, lock.info.clone());
+        }
+        for answer in &run.accepted_bad {
+            self.add(Kind::BadAccepted, &run.name, answer.clone());
+        }
+    }
+
+    fn job(&mut self, of: &str, job: &Job) {
+        self.outcome(of, &job.endings);
+        if let Some(ending) = job.endings.last()
+            && !job.permitted.contains(ending)
+        {
+            let expected: Vec<_> = job.permitted.iter().map(|ending| ending.name()).collect();
+            let detail = format!("{}, not {}", ending.name(), expected.join(" or "));
+            self.add(Kind::WrongOutcome, of, detail);
+        }
+        for step in &job.steps {
+            let of = format!("{of}: {}", step.name);
+            if step.accepted || !step.endings.is_empty() {
+                self.outcome(&of, &step.endings);
+            }
+            self.lines(&of, step);
+        }
+        self.publications(of, job);
+    }
+
+    fn outcome(&mut self, of: &str, endings: &[Ending]) {
+        match endings {
+            [] => self.add(Kind::NoOutcome, of, "it never ended"),
+            [_] => {}
+            all => {
+                let all: Vec<_> = all.iter().map(|ending| ending.name()).collect();
+                self.add(Kind::SecondOutcome, of, all.join(", then "));
+            }
+        }
+    }
+
+    fn publications(&mut self, of: &str, job: &Job) {
+        let completed = job.endings.last() == Some(&Ending::Completed);
+        let serials: BTreeSet<u64> = job.published.iter().map(|one| one.serial).collect();
+        if job.publishes && completed && serials.len() != 1 {
+            let detail = format!("{} states are on record", serials.len());
+            self.add(Kind::NotPublished, of, detail);
+        }
+        if job.published.len() > serials.len() {
+            let detail = format!(
+                "{} records of {} states",
+                job.published.len(),
+                serials.len()
+            );
+            self.add(Kind::RecordedTwice, of, detail);
+        }
+        for published in job.published.iter().filter(|published| !published.stored) {
+            let detail = format!("the store does not have the state {}", published.serial);
+            self.add(Kind::NotPublished, of, detail);
+        }
+    }
+
+    fn lines(&mut self, of: &str, step: &Step) {
+        let none = Vec::new();
+        let stored = step.stored.as_ref().unwrap_or(&none);
+        let mut seen = BTreeSet::new();
+        let mut last = None;
+        for line in stored {
+            let place = step.script.iter().position(|other| other == line);
+            if !seen.insert(line) {
+                self.add(Kind::LineMisplaced, of, format!("{line} is there twice"));
+            } else if place.is_none() || place < last {
+                self.add(Kind::LineMisplaced, of, format!("{line} is out of order"));
+            }
+            last = place.max(last);
+        }
+        let whole = match step.endings.last() {
+            Some(Ending::Completed) => true,
+            Some(Ending::Failed) => step.prints_all,
+            _ => false,
+        };
+        let due = if whole { &step.script } else { &none };
+        let due = due.iter().chain(step.printed.iter().flatten());
+        let missing: BTreeSet<_> = due.filter(|line| !seen.contains(line)).collect();
+        if let (Some(first), Some(last)) = (missing.first(), missing.last()) {
+            let detail = match &step.stored {
+                None => "there is no output".to_owned(),
+                Some(_) => format!("{} lines, {first} to {last}", missing.len()),
+            };
+            self.add(Kind::LineMissing, of, detail);
+        }
+    }
+
+    fn state(&mut self, run: &Run) {
+        let mut before: Option<&State> = None;
+        for version in &run.versions {
+            match (before, version) {
+                (_, None) => self.add(
+                    Kind::StateLost,
+                    &run.name,
+                    "it was deleted or cannot be read",
+                ),
+                (Some(old), Some(new)) if new.lineage != old.lineage => {
+                    self.add(Kind::StateLost, &run.name, "another one took its place");
+                }
+                (Some(old), Some(new)) if new.serial < old.serial => {
+                    let detail = format!("{} was replaced by {}", old.serial, new.serial);
+                    self.add(Kind::StateLost, &run.name, detail);
+                }
+                _ => {}
+            }
+            before = version.as_ref().or(before);
+        }
+        let none = BTreeSet::new();
+        let now = before.map_or(&none, |state| &state.resources);
+        for resource in run.made.difference(&run.removed) {
+            if !now.contains(resource) {
+                let detail = format!("`{resource}` was made and is not in it");
+                self.add(Kind::StateMissing, &run.name, detail);
+            }
+        }
+        for resource in run.removed.intersection(now) {
+            let detail = format!("`{resource}` was removed and is in it");
+            self.add(Kind::StateMissing, &run.name, detail);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(phase: &str, count: u32) -> Vec<Line> {
+        (1..=count).map(|number| Line::new(phase, number)).collect()
+    }
+
+    fn names(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn state(serial: u64) -> State {
+        State {
+            serial,
+            lineage: "one".to_owned(),
+            resources: names(&["first", "second"]),
+        }
+    }
+
+    /// A run as it should be: one apply that is done.
+    fn good() -> Facts {
+        let step = Step {
+            name: "apply".to_owned(),
+            accepted: true,
+            endings: vec![Ending::Completed],
+            script: lines("first", 3),
+            prints_all: true,
+            printed: vec![lines("first", 3)],
+            stored: Some(lines("first", 3)),
+        };
+        let job = Job {
+            name: "job 1".to_owned(),
+            endings: vec![Ending::Completed],
+            permitted: [Ending::Completed].into(),
+            steps: vec![step],
+            publishes: true,
+            published: vec![Published {
+                serial: 2,
+                stored: true,
+            }],
+        };
+        let run = Run {
+            name: "run 1".to_owned(),
+            fault_happened: true,
+            jobs: vec![job],
+            begun: [("tool apply", 1), ("begin first", 1)]
+                .map(|(what, times)| (what.to_owned(), times))
+                .into(),
+            versions: vec![Some(state(1)), Some(state(2))],
+            made: names(&["first", "second"]),
+            ..Run::default()
+        };
+        Facts {
+            runs: vec![run],
+            ..Facts::default()
+        }
+    }
+
+    /// The violations in correct facts with one mistake.
+    fn found(change: impl FnOnce(&mut Facts)) -> Vec<Kind> {
+        let mut facts = good();
+        change(&mut facts);
+        check(&facts).into_iter().map(|found| found.kind).collect()
+    }
+
+    fn with_run(change: impl FnOnce(&mut Run)) -> Vec<Kind> {
+        found(|facts| change(&mut facts.runs[0]))
+    }
+
+    fn with_job(change: impl FnOnce(&mut Job)) -> Vec<Kind> {
+        with_run(|run| change(&mut run.jobs[0]))
+    }
+
+    fn with_step(change: impl FnOnce(&mut Step)) -> Vec<Kind> {
+        with_job(|job| change(&mut job.steps[0]))
+    }
+
+    #[test]
+    fn correct_facts_have_no_violation() {
+        assert_eq!(found(|_| {}), []);
+    }
+
+    #[test]
+    fn a_fault_that_did_not_happen_proves_nothing() {
+        assert_eq!(
+            with_run(|run| run.fault_happened = false),
+            [Kind::FaultMissed]
+        );
+    }
+
+    #[test]
+    fn an_accepted_run_without_an_outcome_is_found() {
+        assert_eq!(with_step(|step| step.endings.clear()), [Kind::NoOutcome]);
+        let none = with_job(|job| job.endings.clear());
+        assert!(none.contains(&Kind::NoOutcome), "{none:?}");
+        // One that was never dispatched need not have ended.
+        let not_sent = with_step(|step| {
+            step.endings.clear();
+            step.accepted = false;
+        });
+        assert_eq!(not_sent, []);
+    }
+
+    #[test]
+    fn a_second_outcome_is_found() {
+        let second = with_step(|step| step.endings.push(Ending::Failed));
+        assert_eq!(second, [Kind::SecondOutcome]);
+        let second = with_job(|job| job.endings.insert(0, Ending::Failed));
+        assert_eq!(second, [Kind::SecondOutcome]);
+    }
+
+    #[test]
+    fn an_outcome_that_nothing_explains_is_found() {
+        let wrong = with_job(|job| job.endings = vec![Ending::Failed]);
+        assert_eq!(wrong, [Kind::WrongOutcome]);
+        let may = with_job(|job| {
+            job.endings = vec![Ending::Failed];
+            job.permitted.insert(Ending::Failed);
+        });
+        assert_eq!(may, []);
+    }
+
+    #[test]
+    fn a_second_apply_is_found_and_a_completed_one_that_never_was() {
+        let twice = with_run(|run| {
+            run.begun.insert("tool apply".to_owned(), 2);
+        });
+        assert_eq!(twice, [Kind::RanTwice]);
+        // What it is to run did, by whatever it was started.
+        let never = with_run(|run| {
+            run.begun.remove("tool apply");
+        });
+        assert_eq!(never, [Kind::NeverRan]);
+    }
+
+    #[test]
+    fn a_state_that_lacks_what_was_made_is_found() {
+        let lacks = with_run(|run| run.versions = vec![None]);
+        let expected = [Kind::StateLost, Kind::StateMissing, Kind::StateMissing];
+        assert_eq!(lacks, expected);
+        let lacks = with_run(|run| run.versions.clear());
+        assert_eq!(lacks, [Kind::StateMissing, Kind::StateMissing]);
+        let stays = with_run(|run| run.removed = names(&["first"]));
+        assert_eq!(stays, [Kind::StateMissing]);
+    }
+
+    #[test]
+    fn a_state_replaced_by_an_older_or_another_one_is_found() {
+        let older = with_run(|run| run.versions.push(Some(state(1))));
+        assert_eq!(older, [Kind::StateLost]);
+        let another = with_run(|run| {
+            let other = State {
+                lineage: "other".to_owned(),
+                ..state(3)
+            };
+            run.versions.push(Some(other));
+        });
+        assert_eq!(another, [Kind::StateLost]);
+        let deleted = with_run(|run| run.versions.push(None));
+        assert_eq!(deleted, [Kind::StateLost]);
+    }
+
+    #[test]
+    fn a_state_that_is_not_on_record_or_not_in_the_store_is_found() {
+        let none = with_job(|job| job.published.clear());
+        assert_eq!(none, [Kind::NotPublished]);
+        let again = |serial| {
+            move |job: &mut Job| {
+                let stored = true;
+                job.published.push(Published { serial, stored });
+            }
+        };
+        assert_eq!(with_job(again(3)), [Kind::NotPublished]);
+        assert_eq!(with_job(again(2)), [Kind::RecordedTwice]);
+        let gone = with_job(|job| job.published[0].stored = false);
+        assert_eq!(gone, [Kind::NotPublished]);
+    }
+
+    #[test]
+    fn a_lock_that_was_left_without_a_reason_or_without_a_word_is_found() {
+        let left = |told, store_was_away| {
+            let info = "07ce11eb".to_owned();
+            with_run(move |run| {
+                run.left_lock = Some(Lock {
+                    info,
+                    told,
+                    store_was_away,
+                });
+            })
+        };
+        assert_eq!(left(false, false), [Kind::Locked]);
+        assert_eq!(left(false, true), [Kind::Locked]);
+        assert_eq!(left(true, false), [Kind::Locked]);
+        assert_eq!(left(true, true), []);
+    }
+
+    #[test]
+    fn a_line_that_is_missing_at_any_place_is_found() {
+        for at in 0..3 {
+            let missing = with_step(|step| {
+                step.stored.as_mut().unwrap().remove(at);
+            });
+            assert_eq!(missing, [Kind::LineMissing], "{at}");
+        }
+        assert_eq!(with_step(|step| step.stored = None), [Kind::LineMissing]);
+        // No container printed it. A completed step still owes it.
+        let never = with_step(|step| {
+            step.printed.clear();
+            step.stored.as_mut().unwrap().pop();
+        });
+        assert_eq!(never, [Kind::LineMissing]);
+    }
+
+    #[test]
+    fn a_killed_run_owes_the_lines_it_printed_and_no_others() {
+        let killed = |stored: u32| {
+            with_job(|job| {
+                job.endings = vec![Ending::Failed];
+                job.permitted = [Ending::Failed].into();
+                job.steps[0].endings = vec![Ending::Failed];
+                job.steps[0].prints_all = false;
+                job.steps[0].printed = vec![lines("first", 2)];
+                job.steps[0].stored = Some(lines("first", stored));
+            })
+        };
+        assert_eq!(killed(1), [Kind::LineMissing]);
+        assert_eq!(killed(2), []);
+        assert_eq!(
+            killed(3),
+            [],
+            "more was rescued than the container had written"
+        );
+    }
+
+    #[test]
+    fn a_line_that_is_there_twice_or_too_early_or_unheard_of_is_found() {
+        let twice = with_step(|step| step.stored.as_mut().unwrap().push(Line::new("first", 3)));
+        assert_eq!(twice, [Kind::LineMisplaced]);
+        let swapped = with_step(|step| step.stored.as_mut().unwrap().swap(0, 1));
+        assert_eq!(swapped, [Kind::LineMisplaced]);
+        let foreign = with_step(|step| step.stored.as_mut().unwrap().push(Line::new("x", 1)));
+        assert_eq!(foreign, [Kind::LineMisplaced]);
+    }
+
+    #[test]
+    fn what_is_left_denied_let_in_or_broken_is_found() {
+        let one = || vec!["Secret job-1".to_owned()];
+        assert_eq!(found(|facts| facts.left = one()), [Kind::Leftover]);
+        assert_eq!(found(|facts| facts.denied = one()), [Kind::Denied]);
+        assert_eq!(found(|facts| facts.broken = one()), [Kind::RuleBroken]);
+        assert_eq!(
+            with_run(|run| run.accepted_bad = one()),
+            [Kind::BadAccepted]
+        );
+    }
+}

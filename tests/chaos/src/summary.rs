@@ -1,0 +1,156 @@
+//! The summary of a journey, as text and as JSON.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::check::{Discrepancy, Ending, Facts};
+use crate::journey::{Driven, Options};
+
+/// Runs, faults and violations of a journey.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// Seed of the schedule.
+    pub seed: u64,
+    /// The runs of the schedule.
+    pub runs: u32,
+    /// Jobs of the platform, by how they ended.
+    pub outcomes: BTreeMap<&'static str, u32>,
+    /// Number of runs with each fault.
+    pub faults: BTreeMap<&'static str, u32>,
+    /// Number of runs of each kind.
+    pub kinds: BTreeMap<&'static str, u32>,
+    /// Processes of the tool that began an apply or a destroy.
+    pub changes_begun: u32,
+    /// Numbered lines in stored outputs.
+    pub lines: usize,
+    /// Versions of states in the store.
+    pub states: usize,
+    /// Launchers started, the first two included.
+    pub launchers: u32,
+    /// The violations.
+    pub found: Vec<Discrepancy>,
+    /// Evidence of each run with a violation.
+    pub evidence: Vec<String>,
+    /// Duration of the journey.
+    pub took: Duration,
+}
+
+impl Summary {
+    pub(crate) fn new(
+        options: &Options,
+        facts: &Facts,
+        driven: &[Driven],
+        found: Vec<Discrepancy>,
+        launchers: u32,
+        took: Duration,
+    ) -> Self {
+        let mut summary = Self {
+            seed: options.seed,
+            runs: u32::try_from(driven.len()).unwrap_or(u32::MAX),
+            outcomes: BTreeMap::new(),
+            faults: BTreeMap::new(),
+            kinds: BTreeMap::new(),
+            changes_begun: 0,
+            lines: 0,
+            states: 0,
+            launchers,
+            found,
+            evidence: Vec::new(),
+            took,
+        };
+        for driven in driven {
+            *summary.kinds.entry(driven.run.kind.name()).or_default() += 1;
+            let fault = driven.run.fault.map_or("no fault", |fault| fault.name());
+            *summary.faults.entry(fault).or_default() += 1;
+        }
+        for run in &facts.runs {
+            summary.states += run.versions.len();
+            let tools = run
+                .begun
+                .iter()
+                .filter(|(what, _)| what.starts_with("tool "));
+            summary.changes_begun += tools.map(|(_, times)| times).sum::<u32>();
+            for job in &run.jobs {
+                let ending = job
+                    .endings
+                    .last()
+                    .map_or("none", |ending: &Ending| ending.name());
+                *summary.outcomes.entry(ending).or_default() += 1;
+                let stored = job.steps.iter().filter_map(|step| step.stored.as_ref());
+                summary.lines += stored.map(Vec::len).sum::<usize>();
+            }
+        }
+        summary
+    }
+
+    /// Whether there is no violation.
+    pub fn passed(&self) -> bool {
+        self.found.is_empty()
+    }
+
+    /// Whether this run has a violation.
+    pub(crate) fn concerns(&self, driven: &Driven) -> bool {
+        let name = driven.run.to_string();
+        self.found.iter().any(|found| found.of.starts_with(&name))
+    }
+
+    /// The summary as JSON.
+    pub fn as_json(&self) -> Value {
+        let found = self.found.iter().map(|found| {
+            json!({"kind": format!("{:?}", found.kind), "of": found.of, "detail": found.detail})
+        });
+        json!({
+            "seed": self.seed,
+            "runs": self.runs,
+            "passed": self.passed(),
+            "outcomes": self.outcomes,
+            "faults": self.faults,
+            "kinds": self.kinds,
+            "changes_begun": self.changes_begun,
+            "lines": self.lines,
+            "states": self.states,
+            "launchers": self.launchers,
+            "seconds": self.took.as_secs(),
+            "discrepancies": found.collect::<Vec<_>>(),
+            "evidence": self.evidence,
+        })
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |counts: &BTreeMap<&str, u32>| {
+            let each = counts.iter().map(|(name, count)| format!("{count} {name}"));
+            each.collect::<Vec<_>>().join(", ")
+        };
+        writeln!(
+            f,
+            "seed {}, {} runs, {} s",
+            self.seed,
+            self.runs,
+            self.took.as_secs()
+        )?;
+        writeln!(f, "runs      {}", list(&self.kinds))?;
+        writeln!(f, "faults    {}", list(&self.faults))?;
+        writeln!(f, "jobs      {}", list(&self.outcomes))?;
+        writeln!(
+            f,
+            "seen      {} applies and destroys begun, {} states, {} lines, {} launchers",
+            self.changes_begun, self.states, self.lines, self.launchers
+        )?;
+        for found in &self.found {
+            writeln!(f, "  {found}")?;
+        }
+        for evidence in &self.evidence {
+            writeln!(f, "\n{evidence}")?;
+        }
+        if self.passed() {
+            write!(f, "all rules hold")
+        } else {
+            write!(f, "{} violations", self.found.len())
+        }
+    }
+}

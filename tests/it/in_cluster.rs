@@ -1,0 +1,433 @@
+//! The launcher serves, a cluster runs: dispatches over HTTP become Jobs, whose pods are the real executor.
+//!
+//! In every journey the launcher has the rights of `rbac/launcher.yaml` and no others, and is refused nothing.
+
+mod chart;
+mod commands;
+mod disruptions;
+mod endings;
+mod faults;
+mod images;
+mod once;
+mod recorded;
+mod rights;
+mod runs;
+mod settings;
+mod upgrades;
+mod verdicts;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use base64::Engine as _;
+use integration_tests::process::Stream;
+use integration_tests::{Repository, Running, Site, job};
+use job_contract::{JobData, env};
+use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use serde_json::{Value, json};
+use test_cluster::{Builder, Cluster, Fault, Recorded, Request, Rule, State};
+use test_peers::skips::needed;
+
+use crate::site;
+
+/// What the names of namespaces of runs begin with.
+const RUNS: &str = "runs";
+/// What operators apply.
+pub(crate) const ROLES: &str = include_str!("../../rbac/launcher.yaml");
+/// Who the launcher is in the cluster.
+pub(crate) const LAUNCHER: &str = "launcher";
+pub(crate) const IMAGE: &str = "registry.example.test/mayfly-executor:1";
+const SECRET: [u8; 64] = [0xfb; 64];
+/// What final reports are sealed with.
+const REPORT_KEY: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
+/// Generous: a busy machine is slow, and nothing waits this long unless it is broken.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A cluster, and a data directory its pods and the test share.
+pub(crate) struct Place {
+    pub(crate) cluster: Cluster,
+    /// Namespace of the runs.
+    pub(crate) runs: String,
+    /// What the launcher may do there.
+    rules: Vec<Rule>,
+    /// The journey is about rights, and looks itself at what is refused.
+    is_refused: bool,
+    pub(crate) site: Site,
+}
+
+impl Place {
+    /// A cluster whose pods run.
+    pub(crate) async fn new() -> Option<Self> {
+        Self::of(Cluster::builder(), &rules(ROLES)).await
+    }
+
+    /// A cluster where no pod of a run comes to anything.
+    pub(crate) async fn without_pods() -> Option<Self> {
+        let parts = Cluster::builder().without_kubelet();
+        Self::of(parts, &rules(ROLES)).await
+    }
+
+    /// The launcher has these rights; without any rule all of them. Nothing where no cluster is given and the test has to
+    /// return.
+    async fn of(parts: Builder, rules: &[Rule]) -> Option<Self> {
+        let kubeconfig = needed(test_cluster::kubeconfig())?;
+        // The client of this test; an earlier one stays.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let cluster = parts.start(&kubeconfig).await.unwrap();
+        let runs = cluster.fresh_namespace(RUNS).await.unwrap();
+        if !rules.is_empty() {
+            cluster.grant(LAUNCHER, &runs, rules).await.unwrap();
+        }
+        let place = Self {
+            cluster,
+            runs,
+            rules: rules.to_vec(),
+            is_refused: rules.is_empty(),
+            site: site(),
+        };
+        place.image_that_first("");
+        Some(place)
+    }
+
+    /// For a journey in which the launcher has fewer rights than it would use.
+    pub(crate) fn where_it_is_refused(mut self) -> Self {
+        self.is_refused = true;
+        self
+    }
+
+    /// What the launcher asked of the cluster.
+    fn asked(&self) -> Recorded {
+        self.cluster.recorded().of(LAUNCHER)
+    }
+
+    /// The executor's image, with words of a shell before the executor.
+    pub(crate) fn image_that_first(&self, words: &str) {
+        self.cluster.image(IMAGE, &self.program_that_first(words));
+    }
+
+    pub(crate) fn program_that_first(&self, words: &str) -> PathBuf {
+        // In a script, since the pod has its own `/tmp`, and a path in a variable would be one of the pod.
+        let shared = self.site.data_dir();
+        self.program(&format!(
+            "export {}='{}'\n{words}",
+            env::DATA_DIR,
+            shared.display()
+        ))
+    }
+
+    /// The executor's image, whose pods share no folder with each other or with this test.
+    pub(crate) fn image_that_shares_nothing(&self) {
+        self.cluster.image(IMAGE, &self.program(""));
+    }
+
+    fn program(&self, words: &str) -> PathBuf {
+        let path = self.site.scratch("image");
+        let script = format!(
+            "#!/bin/sh\nexport {}={REPORT_KEY} {}=installed\n{words}\nexec '{}'\n",
+            env::REPORT_KEY,
+            env::TOOL_SELECTION,
+            env!("CARGO_BIN_EXE_executor_under_test"),
+        );
+        // Renamed over the old one, which may be running.
+        let new = self.site.scratch("image.new");
+        fs::write(&new, script).unwrap();
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::rename(new, &path).unwrap();
+        path
+    }
+
+    pub(crate) fn serve(&self) -> Launcher {
+        self.serve_with(&[])
+    }
+
+    /// A launcher that listens on a free port.
+    pub(crate) fn serve_with(&self, settings: &[(&str, &str)]) -> Launcher {
+        let secret = base64::engine::general_purpose::STANDARD.encode(SECRET);
+        let mut command = self.command(&["serve", "--target", "kubernetes"]);
+        command
+            .env(env::INTERNAL_SECRET, secret)
+            .env(env::LISTEN, "127.0.0.1:0")
+            .env(env::LOG_FORMAT, "json")
+            // Runs need not be followed; a journey about that says so.
+            .env(env::DRAIN_SECONDS, "0")
+            .envs(settings.iter().copied());
+        Launcher::start(&mut command)
+    }
+
+    /// The launcher with these arguments and the configuration of this place.
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let kubeconfig = self.cluster.kubeconfig_file(LAUNCHER, &self.runs);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
+        command
+            .args(args)
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap())
+            .env("HOME", self.site.scratch("home"))
+            .env("KUBECONFIG", kubeconfig.unwrap())
+            .env("ExecutorEphemeralNamespace", &self.runs)
+            .env("ExecutorEphemeralImage", IMAGE)
+            .env("ExecutorEphemeralSecret", "")
+            // What the image says; the launcher does not see it.
+            .env(env::RECORDS, "shared")
+            .env(env::REPORT_KEY, REPORT_KEY);
+        command
+    }
+
+    pub(crate) async fn state(&self) -> State {
+        self.cluster.state(&self.runs).await.unwrap()
+    }
+
+    /// What `look` finds in the namespace of the runs, at the latest when patience ends.
+    pub(crate) async fn until<T>(&self, what: &str, look: impl FnMut(&State) -> Option<T>) -> T {
+        let found = self.cluster.wait_for(&self.runs, PATIENCE, look).await;
+        found.unwrap_or_else(|state| {
+            let all = json!([state.jobs, state.pods, state.events]);
+            panic!("{what}: not in time, but {all:#}")
+        })
+    }
+
+    /// Dispatches a plan to a launcher that dies after it has created the Job, and before it has created the Secret.
+    async fn cut_between_job_and_secret(&self) -> JobData {
+        let plan = job::plan(&Repository::fixture());
+        let doomed = self.serve();
+        let faults = self.cluster.faults();
+        faults.next_of(LAUNCHER, 1, "create", "secrets", Fault::Hang);
+        let delivery = tokio::spawn(post_all(vec![(doomed.door(), plan.clone())]));
+        let there = |state: &State| state.job(&name(&plan)).map(drop);
+        self.until("the Job is there", there).await;
+        doomed.crash();
+        assert_eq!(delivery.await.unwrap(), [None]);
+        plan
+    }
+
+    async fn until_over(&self, job: &JobData, condition: &str) {
+        let name = name(job);
+        let is_over = |state: &State| state.has_condition(&name, condition).then_some(());
+        self.until(&format!("{name} is {condition}"), is_over).await;
+    }
+
+    /// Fails unless there is one released Job for each run, with its own Secret, and nothing else.
+    async fn assert_exactly_one_each(&self, jobs: &[JobData]) {
+        let mut expected: Vec<String> = jobs.iter().map(name).collect();
+        expected.sort();
+        let released = |state: &State| {
+            let mut held = state.jobs.iter().filter(|job| suspended(job));
+            (state.jobs.len() >= expected.len() && held.next().is_none()).then_some(())
+        };
+        self.until("every Job is released", released).await;
+        let state = self.state().await;
+        let mut names: Vec<_> = state.jobs.iter().map(|job| &job.metadata.name).collect();
+        names.sort();
+        let names: Vec<String> = names.into_iter().flatten().cloned().collect();
+        assert_eq!(names, expected);
+        for job in &state.jobs {
+            let name = job_data(job).expect("its job data is in a Secret");
+            let mut secrets = state.secrets.iter().map(|secret| &secret.metadata);
+            let secret = secrets.find(|secret| secret.name.as_deref() == Some(name));
+            let owners = secret.and_then(|secret| secret.owner_references.as_deref());
+            let owners = owners.unwrap_or_default().iter();
+            let uids: Vec<&str> = owners.map(|owner| owner.uid.as_str()).collect();
+            assert_eq!(uids, [job.metadata.uid.as_deref().unwrap()], "{name}");
+        }
+        assert_eq!(state.secrets.len(), expected.len(), "{:?}", state.secrets);
+    }
+
+    /// How many Jobs the API server has made for the launcher.
+    fn jobs_created(&self) -> usize {
+        let requests = self.asked();
+        let made = |request: &&test_cluster::Request| {
+            request.verb == "create" && request.resource == "jobs" && request.status == 201
+        };
+        requests.requests().iter().filter(made).count()
+    }
+}
+
+impl Drop for Place {
+    /// At the end of every journey, so that none forgets to ask.
+    fn drop(&mut self) {
+        if std::thread::panicking() || self.is_refused {
+            return;
+        }
+        let asked = self.asked();
+        let nothing = Vec::<String>::new();
+        assert_eq!(rights(&asked.denied()), nothing, "denied");
+        assert_eq!(rights(&asked.beyond(&self.rules)), nothing, "not granted");
+    }
+}
+
+/// The rules of all Roles in a manifest.
+pub(crate) fn rules(manifest: &str) -> Vec<Rule> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(manifest).unwrap();
+    let rules: Vec<Rule> = documents
+        .iter()
+        .filter(|document| document["kind"] == "Role")
+        .flat_map(|role| serde_json::from_value::<Vec<Rule>>(role["rules"].clone()).unwrap())
+        .collect();
+    assert!(!rules.is_empty(), "no Role in {manifest}");
+    rules
+}
+
+/// Each right once, as a person would look for it in a Role.
+fn rights(requests: &[&Request]) -> Vec<String> {
+    let mut rights: Vec<String> = requests.iter().map(|request| request.right()).collect();
+    rights.sort();
+    rights.dedup();
+    rights
+}
+
+pub(crate) fn suspended(job: &k8s_openapi::api::batch::v1::Job) -> bool {
+    job.spec.as_ref().and_then(|spec| spec.suspend) == Some(true)
+}
+
+/// The Secret a Job's pod reads its job data from.
+fn job_data(job: &k8s_openapi::api::batch::v1::Job) -> Option<&str> {
+    let pod = job.spec.as_ref()?.template.spec.as_ref()?;
+    let variables = pod.containers[0].env.iter().flatten();
+    let sources = variables.filter_map(|variable| variable.value_from.as_ref());
+    let mut names =
+        sources.filter_map(|source| Some(source.secret_key_ref.as_ref()?.name.as_str()));
+    names.next()
+}
+
+/// The name of a run's Job, as the contract writes it.
+fn name(job: &JobData) -> String {
+    format!("job-{}-{}", job.job_id, job.step_id)
+}
+
+/// Many jobs of one step.
+fn many(job: &JobData, count: usize) -> Vec<JobData> {
+    let numbered =
+        |number: usize| integration_tests::job::in_job(job, &(1000 + number).to_string());
+    (0..count).map(numbered).collect()
+}
+
+/// A token as the platform makes it.
+fn token() -> String {
+    let now = unix_time();
+    let claims = json!({
+        "iss": "TERRAKUBE_INTERNAL",
+        "aud": ["TERRAKUBE_INTERNAL"],
+        "iat": now,
+        "exp": now + 300,
+    });
+    let key = EncodingKey::from_secret(&SECRET);
+    jsonwebtoken::encode(&Header::new(Algorithm::HS512), &claims, &key).unwrap()
+}
+
+/// In seconds.
+fn unix_time() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap().as_secs()
+}
+
+/// A launcher that serves; killed when dropped.
+pub(crate) struct Launcher {
+    pub(crate) running: Running,
+    door: Door,
+}
+
+/// Where a launcher takes dispatches. Outlives it, as the platform's knowledge of the address does.
+#[derive(Clone)]
+pub(crate) struct Door {
+    pub(crate) address: String,
+    client: reqwest::Client,
+}
+
+impl Launcher {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let running = Running::start(command);
+        let line = running.line_with(Stream::Stderr, "\"listening\"");
+        let door = Door::announced(&line);
+        Self { running, door }
+    }
+
+    pub(crate) fn door(&self) -> Door {
+        self.door.clone()
+    }
+
+    /// Posts a dispatch that must be accepted.
+    async fn accept(&self, job: &JobData) {
+        assert_eq!(self.door.post(job).await.unwrap(), 202, "{}", name(job));
+    }
+
+    /// The process, to be waited for.
+    pub(crate) fn into_running(self) -> Running {
+        self.running
+    }
+
+    /// Kills it as a crash would.
+    pub(crate) fn crash(self) {
+        self.running.signal(nix::sys::signal::Signal::SIGKILL);
+        self.running.wait();
+    }
+}
+
+impl Door {
+    /// Of the launcher that says in this line of its log where it listens.
+    fn announced(line: &str) -> Self {
+        let line: Value = serde_json::from_str(line).unwrap();
+        Self {
+            address: line["address"].as_str().unwrap().to_owned(),
+            client: reqwest::Client::builder()
+                .no_proxy()
+                .timeout(PATIENCE)
+                .build()
+                .unwrap(),
+        }
+    }
+
+    /// The status of the answer, if there is one.
+    async fn post(&self, job: &JobData) -> Result<u16, reqwest::Error> {
+        self.post_text(serde_json::to_string(job).unwrap()).await
+    }
+
+    /// The same for a document as it is.
+    async fn post_text(&self, document: String) -> Result<u16, reqwest::Error> {
+        let url = format!("http://{}/api/v1/terraform-rs", self.address);
+        let request = self
+            .client
+            .post(url)
+            .bearer_auth(token())
+            .header("content-type", "application/json")
+            .body(document);
+        Ok(request.send().await?.status().as_u16())
+    }
+
+    async fn get(&self, path: &str) -> u16 {
+        let url = format!("http://{}{path}", self.address);
+        self.client.get(url).send().await.unwrap().status().as_u16()
+    }
+}
+
+/// Delivers every job to one of the doors, and again as the platform does with what is for later, until all are accepted.
+async fn deliver_all(doors: &[Door], jobs: &[JobData]) {
+    let until = Instant::now() + PATIENCE;
+    let mut left = jobs.to_vec();
+    while !left.is_empty() {
+        assert!(Instant::now() < until, "{} are never accepted", left.len());
+        let posts = left.iter().zip(doors.iter().cycle());
+        let posts = posts.map(|(job, door)| (door.clone(), job.clone()));
+        let answers = post_all(posts.collect()).await;
+        for answer in &answers {
+            assert!(matches!(answer, Some(202 | 503)), "{answers:?}");
+        }
+        let mut answers = answers.into_iter();
+        left.retain(|_| answers.next() != Some(Some(202)));
+    }
+}
+
+/// Posts every job to a door at the same time.
+async fn post_all(posts: Vec<(Door, JobData)>) -> Vec<Option<u16>> {
+    let tasks: Vec<_> = posts
+        .into_iter()
+        .map(|(door, job)| tokio::spawn(async move { door.post(&job).await.ok() }))
+        .collect();
+    let mut answers = Vec::new();
+    for task in tasks {
+        answers.push(task.await.unwrap());
+    }
+    answers
+}

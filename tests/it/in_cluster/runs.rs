@@ -1,0 +1,72 @@
+//! A plan and its apply, each as a Job.
+
+use integration_tests::{Repository, job};
+use job_contract::JobData;
+use serde_json::json;
+use test_cluster::ADMIN;
+
+use super::{LAUNCHER, Place, name};
+
+const TOKEN: &str = "ghs_planted0token1for2the3clone";
+const SENSITIVE: &str = "planted-sensitive-variable";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plan_and_its_apply_run_as_two_jobs() {
+    let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
+    let mut plan = job::plan(&repository);
+    plan.variables.insert("greeting".into(), SENSITIVE.into());
+    let plan = JobData {
+        access_token: Some(TOKEN.into()),
+        ..plan
+    };
+    let apply = job::apply_after(&plan);
+    place.site.queue(&[&plan, &apply]);
+    let launcher = place.serve();
+
+    launcher.accept(&plan).await;
+    place.until_over(&plan, "Complete").await;
+    assert_eq!(
+        place.site.statuses(&plan),
+        ("pending".into(), "completed".into())
+    );
+    assert!(place.site.record(&plan).plan_changes);
+
+    launcher.accept(&apply).await;
+    place.until_over(&apply, "Complete").await;
+    assert_eq!(
+        place.site.statuses(&apply),
+        ("completed".into(), "completed".into())
+    );
+    assert_eq!(place.site.resources(&apply), ["terraform_data.greeting"]);
+    assert_eq!(place.site.output(&apply, "greeting"), SENSITIVE);
+
+    // Delivered again after its end, it is answered and nothing happens.
+    launcher.accept(&apply).await;
+    place
+        .assert_exactly_one_each(&[plan.clone(), apply.clone()])
+        .await;
+    assert_eq!(place.jobs_created(), 2);
+    let state = place.state().await;
+    assert_eq!(state.pods.len(), 2);
+    let visible = json!([state.jobs, state.pods, state.events]).to_string();
+    let encoded = job_contract::encoding::encode(&apply);
+    for secret in [TOKEN, SENSITIVE, &encoded] {
+        assert!(!visible.contains(secret), "{secret} is in {visible}");
+    }
+    assert!(state.job(&name(&plan)).is_some(), "{visible}");
+    let strangers: Vec<String> = place
+        .cluster
+        .recorded()
+        .requests()
+        .iter()
+        .filter(|request| {
+            ![LAUNCHER, ADMIN, test_cluster::CONTROLLERS].contains(&request.identity.as_str())
+        })
+        .map(|request| format!("{} {}", request.identity, request.right()))
+        .collect();
+    assert_eq!(
+        strangers,
+        Vec::<String>::new(),
+        "a pod asked the API server"
+    );
+}

@@ -1,0 +1,190 @@
+//! A rolling upgrade under load: launchers are replaced one after the other behind an address that follows their readiness
+//! late, as endpoints do, and no dispatch is lost.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use integration_tests::{Repository, job};
+use job_contract::{JobData, env};
+use nix::sys::signal::Signal;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use super::{Door, Launcher, PATIENCE, Place};
+
+const RESTARTS: usize = 3;
+const SENDERS: usize = 4;
+/// Between two dispatches of a sender.
+const PACE: Duration = Duration::from_millis(30);
+/// How long after a launcher has left service connections are still led to it.
+const LATE: Duration = Duration::from_secs(1);
+const PROBE: Duration = Duration::from_millis(100);
+/// What launchers are told to give the balancer; the rest of it is for a busy machine.
+const DRAIN_SECONDS: &str = "5";
+
+/// An address that leads to the replica that was ready last.
+#[derive(Clone, Default)]
+struct Balancer {
+    /// Who gets connections.
+    routed: Arc<Mutex<BTreeSet<SocketAddr>>>,
+    turn: Arc<AtomicUsize>,
+}
+
+impl Balancer {
+    async fn listen(&self) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let balancer = self.clone();
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let Some(backend) = balancer.next() else {
+                    continue;
+                };
+                tokio::spawn(async move {
+                    // A backend that is gone ends the client's connection too, which the client tells of.
+                    if let Ok(mut server) = TcpStream::connect(backend).await {
+                        let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+                    }
+                });
+            }
+        });
+        address
+    }
+
+    fn next(&self) -> Option<SocketAddr> {
+        let routed = self.routed.lock().unwrap();
+        let turn = self.turn.fetch_add(1, Ordering::SeqCst);
+        let backend = routed.iter().nth(turn % routed.len().max(1));
+        backend.copied()
+    }
+
+    /// Leads to the launcher once it is ready, and no more some time after it is not.
+    async fn follow(&self, door: &Door) {
+        let address: SocketAddr = door.address.parse().unwrap();
+        let ready = async {
+            while !is_ready(door).await {
+                tokio::time::sleep(PROBE).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, ready)
+            .await
+            .expect("it becomes ready");
+        self.routed.lock().unwrap().insert(address);
+        let (routed, door) = (Arc::clone(&self.routed), door.clone());
+        tokio::spawn(async move {
+            while is_ready(&door).await {
+                tokio::time::sleep(PROBE).await;
+            }
+            tokio::time::sleep(LATE).await;
+            routed.lock().unwrap().remove(&address);
+        });
+    }
+}
+
+async fn is_ready(door: &Door) -> bool {
+    let url = format!("http://{}/actuator/health/readiness", door.address);
+    let answer = door.client.get(url).send().await;
+    answer.is_ok_and(|answer| answer.status() == 200)
+}
+
+/// Who posts one dispatch after the other, over connections that are kept as long as they may be.
+struct Senders {
+    posted: Arc<Mutex<Vec<(JobData, String)>>>,
+    over: Arc<AtomicBool>,
+    tasks: JoinSet<()>,
+}
+
+impl Senders {
+    fn start(door: &Door, step: &JobData) -> Self {
+        let posted = Arc::<Mutex<Vec<_>>>::default();
+        let over = Arc::<AtomicBool>::default();
+        let number = Arc::new(AtomicUsize::new(1000));
+        let mut tasks = JoinSet::new();
+        for _ in 0..SENDERS {
+            let (door, step) = (door.clone(), step.clone());
+            let (posted, over) = (Arc::clone(&posted), Arc::clone(&over));
+            let number = Arc::clone(&number);
+            tasks.spawn(async move {
+                while !over.load(Ordering::SeqCst) {
+                    let number = number.fetch_add(1, Ordering::SeqCst);
+                    let step = job::in_job(&step, &number.to_string());
+                    let answer = match door.post(&step).await {
+                        Ok(status) => status.to_string(),
+                        Err(error) => format!("{error:?}"),
+                    };
+                    posted.lock().unwrap().push((step, answer));
+                    tokio::time::sleep(PACE).await;
+                }
+            });
+        }
+        Self {
+            posted,
+            over,
+            tasks,
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.posted.lock().unwrap().len()
+    }
+
+    /// Every dispatch, with its answer.
+    async fn stop(mut self) -> Vec<(JobData, String)> {
+        self.over.store(true, Ordering::SeqCst);
+        while let Some(ended) = self.tasks.join_next().await {
+            ended.unwrap();
+        }
+        std::mem::take(&mut self.posted.lock().unwrap())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn three_restarts_under_load_lose_no_dispatch() {
+    let place = or_skip!(Place::without_pods().await);
+    let serve = || -> Launcher {
+        let settings = [(env::DRAIN_SECONDS, DRAIN_SECONDS)];
+        tokio::task::block_in_place(|| place.serve_with(&settings))
+    };
+    let balancer = Balancer::default();
+    let mut launchers = Vec::new();
+    for _ in 0..2 {
+        let launcher = serve();
+        balancer.follow(&launcher.door()).await;
+        launchers.push(launcher);
+    }
+    let door = Door {
+        address: balancer.listen().await.to_string(),
+        ..launchers[0].door()
+    };
+    let senders = Senders::start(&door, &job::plan(&Repository::fixture()));
+
+    for _ in 0..RESTARTS {
+        let next = serve();
+        balancer.follow(&next.door()).await;
+        launchers.push(next);
+        let before = senders.count();
+        let old = launchers.remove(0).into_running();
+        old.signal(Signal::SIGTERM);
+        let finished = tokio::task::block_in_place(|| old.wait());
+        assert_eq!(finished.code(), 0, "{finished}");
+        assert!(senders.count() > before, "nobody posted meanwhile");
+    }
+
+    let posted = senders.stop().await;
+    let lost: Vec<_> = posted
+        .iter()
+        .filter(|(_, answer)| answer != "202")
+        .collect();
+    let answers: Vec<_> = lost.iter().map(|(_, answer)| answer).collect();
+    assert!(
+        lost.is_empty(),
+        "{} of {}: {answers:#?}",
+        lost.len(),
+        posted.len()
+    );
+    let jobs: Vec<_> = posted.into_iter().map(|(step, _)| step).collect();
+    place.assert_exactly_one_each(&jobs).await;
+}

@@ -1,0 +1,196 @@
+//! What is published of a state, whatever fails or is killed meanwhile.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use integration_tests::process::DEADLINE;
+use integration_tests::{Repository, job};
+use job_contract::keys::{Area, ObjectKey};
+use job_contract::{StepType, Tool, env};
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::Signal;
+
+use super::{Bucket, Journey, is_state, tool_at_the_gate};
+use crate::site;
+
+with_both_tools! {
+    a_store_that_fails_for_twenty_seconds_costs_time_and_nothing_else,
+    plans_and_states_are_whole_though_the_tool_talks_of_its_work,
+    an_executor_killed_while_it_saves_leaves_whole_objects_and_its_step_is_not_repeated,
+    an_executor_killed_before_it_could_tell_anybody_has_stored_everything_and_is_not_repeated,
+    an_address_that_holds_a_secret_is_told_without_it,
+}
+
+fn a_store_that_fails_for_twenty_seconds_costs_time_and_nothing_else(tool: Tool) {
+    let (bucket, site, repository) = (Bucket::new(), site(), Repository::fixture());
+    let plan = job::plan_by(tool, &repository);
+    let apply = job::apply_after(&plan);
+    site.queue(&[&plan, &apply]);
+    let door = &bucket.door;
+    let away = Duration::from_secs(20);
+    door.fail_for(
+        "PUT",
+        |path| path.ends_with(job_contract::keys::PLAN_FILE),
+        away,
+    );
+    let started = Instant::now();
+    let outcome = bucket.executor(&site, &plan).run().expect_code(0);
+    assert!(started.elapsed() > away, "{outcome}");
+    let log = outcome.log();
+    let said = ["S3 answers 503", "The artifact store works again."];
+    assert_eq!(
+        said.map(|words| log.matches(words).count()),
+        [1, 1],
+        "{outcome}"
+    );
+
+    door.fail_for(
+        "GET",
+        |path| path.ends_with(job_contract::keys::PLAN_FILE),
+        away / 4,
+    );
+    door.fail_for("PUT", |path| path.ends_with(".raw.json"), away);
+    door.fail_for("PUT", |path| path.ends_with(".tfoutput"), away);
+    let outcome = bucket.executor(&site, &apply).run().expect_code(0);
+    let record = site.record(&apply);
+    assert_eq!(record.history.len(), 1, "{outcome}");
+    assert_eq!(
+        site.statuses(&apply),
+        ("completed".into(), "completed".into())
+    );
+    let copies = door
+        .asked("PUT")
+        .into_iter()
+        .filter(|path| path.ends_with(".raw.json"));
+    assert!(copies.count() > 1, "{outcome}");
+    let output = ObjectKey::step_output(job::ORGANIZATION, &apply.job_id, &apply.step_id);
+    let output = String::from_utf8(bucket.bytes(&output).unwrap()).unwrap();
+    assert_eq!(output, outcome.log());
+}
+
+/// What it has to say of itself comes beside its documents, and is no part of them.
+fn plans_and_states_are_whole_though_the_tool_talks_of_its_work(tool: Tool) {
+    let (bucket, site, repository) = (Bucket::new(), site(), Repository::fixture());
+    let mut plan = job::plan_by(tool, &repository);
+    plan.environment_variables
+        .extend([("TF_LOG".to_owned(), "DEBUG".to_owned())]);
+    let apply = job::apply_after(&plan);
+    site.queue(&[&plan, &apply]);
+    let outcome = bucket.executor(&site, &plan).run().expect_code(0);
+    assert!(outcome.log().contains("[DEBUG]"), "{outcome}");
+    let change = &site.context(&plan)["planStructuredOutput"][&plan.step_id][0];
+    assert!(change["after"].is_object(), "{change}");
+    let outcome = bucket.executor(&site, &apply).run().expect_code(0);
+    let history = site.record(&apply).history;
+    let state = bucket.state().unwrap();
+    assert_eq!(history[0].serial, state["serial"].as_u64().unwrap());
+    assert_eq!(history[0].lineage, state["lineage"], "{outcome}");
+    let (_, name) = history[0].output.rsplit_once('/').unwrap();
+    let name = name.strip_suffix(".json").unwrap();
+    let raw = ObjectKey::state_raw(job::ORGANIZATION, job::WORKSPACE, name);
+    assert_eq!(bucket.read(&raw), Some(state), "{outcome}");
+}
+
+/// Every object of the tail is held in turn, so that the executor is killed before it.
+fn an_executor_killed_while_it_saves_leaves_whole_objects_and_its_step_is_not_repeated(tool: Tool) {
+    type Path = fn(&str) -> bool;
+    let moments: [(&str, &str, Path); 4] = [
+        ("reading the state", "GET", is_state),
+        ("the copy", "PUT", |path| path.ends_with(".raw.json")),
+        ("the rendering", "PUT", |path| {
+            path.contains("/state/") && !path.contains(".raw.")
+        }),
+        ("the log", "PUT", |path| path.ends_with(".tfoutput")),
+    ];
+    for (held, method, path) in moments {
+        let journey = Journey::planned(tool);
+        let run = journey.executor().start();
+        tool_at_the_gate(&run);
+        let request = journey.bucket.door.hold(method, path);
+        journey.gate.open();
+        request.wait();
+        run.running.signal(Signal::SIGKILL);
+        run.wait();
+        drop(request);
+        journey.bucket.door.open();
+
+        assert_eq!(journey.bucket.resources().len(), 3, "{held}");
+        assert!(journey.bucket.lock().is_none(), "{held}");
+        let banner = format!("Running {}", tool.banner());
+        let serial = journey.bucket.state().unwrap()["serial"].clone();
+        // Under our launcher, and under one that starts whatever ended.
+        let again = journey.executor().run().expect_code(76);
+        let stock = journey.executor().without(env::OUTCOME_EXIT_CODE).run();
+        for second in [again, stock] {
+            assert!(second.error().contains("already taken"), "{second}");
+            assert!(!second.log().contains(&banner), "{second}");
+        }
+        assert_eq!(journey.bucket.state().unwrap()["serial"], serial, "{held}");
+        for path in journey.bucket.door.asked("PUT") {
+            let Some((_, path)) = path.split_once("/tfstate/") else {
+                continue;
+            };
+            if path.contains("/state/") {
+                let path = path.to_owned();
+                let area = Area::State;
+                // What is there is a whole document.
+                journey.bucket.read(&ObjectKey { area, path });
+            }
+        }
+    }
+}
+
+fn an_executor_killed_before_it_could_tell_anybody_has_stored_everything_and_is_not_repeated(
+    tool: Tool,
+) {
+    let journey = Journey::planned(tool);
+    let run = journey.executor().start();
+    tool_at_the_gate(&run);
+    // History and outcome are written under this lock, which is all that is left to do once the log is stored.
+    let record = format!("platform/jobs/{}.lock", journey.apply.job_id);
+    let record = fs::File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(journey.site.data_dir().join(record));
+    let record = Flock::lock(record.unwrap(), FlockArg::LockExclusive).unwrap();
+    journey.gate.open();
+    let output = ObjectKey::step_output(
+        &journey.apply.organization_id,
+        &journey.apply.job_id,
+        &journey.apply.step_id,
+    );
+    let deadline = Instant::now() + DEADLINE;
+    while journey.bucket.bytes(&output).is_none() {
+        assert!(Instant::now() < deadline, "the log was never stored");
+    }
+    run.running.signal(Signal::SIGKILL);
+    run.wait();
+    drop(record);
+
+    assert_eq!(journey.bucket.resources().len(), 3);
+    let log = String::from_utf8(journey.bucket.bytes(&output).unwrap()).unwrap();
+    assert!(log.contains("Apply complete! Resources: 3 added"), "{log}");
+    assert!(journey.site.record(&journey.apply).history.is_empty());
+    let again = journey.executor().run().expect_code(76);
+    let banner = format!("Running {}", tool.banner());
+    assert!(!again.log().contains(&banner), "{again}");
+}
+
+fn an_address_that_holds_a_secret_is_told_without_it(tool: Tool) {
+    let site = site();
+    let repository = Repository::module(
+        "resource \"terraform_data\" \"x\" {\n  for_each = toset([\"hunter2000\"])\n  provisioner \"local-exec\" \
+         {\n    command = \"exit 9\"\n  }\n}\n",
+    );
+    let mut apply = job::step_by(tool, StepType::Apply, &repository);
+    let password = ("DB_PASSWORD".to_owned(), "hunter2000".to_owned());
+    apply.environment_variables.extend([password]);
+    site.queue(&[&apply]);
+    let outcome = site.run(&apply).expect_code(1);
+    let failed = &outcome.report().progress.as_ref().unwrap().failed;
+    assert_eq!(failed.len(), 1, "{outcome}");
+    assert!(failed[0].starts_with("terraform_data.x["), "{outcome}");
+    assert!(outcome.error().contains("1 failed"), "{outcome}");
+    assert!(!outcome.to_string().contains("hunter2000"), "{outcome}");
+}

@@ -1,0 +1,179 @@
+//! A state that the tool could not store: pushed again, kept, or laid aside.
+
+use std::fs;
+
+use integration_tests::process::Stream;
+use integration_tests::{Repository, job};
+use job_contract::keys::ObjectKey;
+use job_contract::report::{LockStanding, StateStanding};
+use job_contract::{StepType, Tool, env};
+use nix::sys::signal::{Signal, kill};
+use serde_json::Value;
+
+use super::{Journey, is_state, tool_at_the_gate};
+use crate::site;
+
+with_both_tools! {
+    a_state_the_backend_refused_is_pushed_again,
+    a_state_that_is_kept_is_still_pushed_once_the_backend_takes_it,
+    a_state_the_backend_goes_on_refusing_is_kept_and_named,
+    a_state_that_can_be_put_nowhere_is_tried_until_it_can,
+    a_state_that_can_be_put_nowhere_to_the_end_is_laid_aside_and_named,
+    a_tool_killed_while_it_could_not_store_its_state_has_it_rescued_past_its_own_lock,
+    a_state_the_tool_could_only_say_is_stored_and_kept_out_of_the_log,
+    an_errored_state_that_came_with_the_content_is_never_pushed,
+}
+
+fn a_state_the_backend_refused_is_pushed_again(tool: Tool) {
+    let journey = Journey::planned(tool);
+    let run = journey.executor().start();
+    tool_at_the_gate(&run);
+    journey.bucket.door.refuse("PUT", is_state, 1);
+    journey.gate.open();
+    let outcome = run.wait().expect_code(1);
+    journey.assert_rescued(&outcome);
+    let words = "3 of 3 changes were made; the state was rescued and is stored";
+    assert!(outcome.error().contains(words), "{outcome}");
+}
+
+/// A backend that is away for a while, beside a store that is not.
+fn a_state_that_is_kept_is_still_pushed_once_the_backend_takes_it(tool: Tool) {
+    let journey = Journey::planned(tool);
+    let run = journey.executor().start();
+    tool_at_the_gate(&run);
+    // The tool's own attempt, and two of ours.
+    journey.bucket.door.refuse("PUT", is_state, 3);
+    journey.gate.open();
+    let outcome = run.wait().expect_code(1);
+    assert!(outcome.log().contains("The state is kept in"), "{outcome}");
+    journey.assert_rescued(&outcome);
+}
+
+fn a_state_the_backend_goes_on_refusing_is_kept_and_named(tool: Tool) {
+    for stopped_before in [false, true] {
+        let journey = Journey::planned(tool);
+        let executor = journey.executor().env(env::GRACE_PERIOD_SECONDS, "20");
+        let run = executor.start();
+        tool_at_the_gate(&run);
+        let door = &journey.bucket.door;
+        door.refuse("PUT", is_state, usize::MAX);
+        if stopped_before {
+            run.running.signal(Signal::SIGTERM);
+        } else {
+            journey.gate.open();
+            run.running
+                .wait_for(Stream::Stdout, "The executor tries again to store it.");
+            run.running.signal(Signal::SIGTERM);
+        }
+        let outcome = run.wait().expect_code(143);
+        let report = outcome.report();
+        assert_eq!(report.state, Some(StateStanding::Kept), "{outcome}");
+        let name = format!("errored-{}-{}", journey.apply.job_id, journey.apply.step_id);
+        let kept = ObjectKey::state_raw(job::ORGANIZATION, job::WORKSPACE, &name);
+        let state = journey.bucket.read(&kept).expect("the state");
+        let first = &state["resources"][0]["instances"][0]["attributes"]["input"];
+        assert_eq!(first["value"], "made", "{outcome}");
+        assert!(outcome.error().contains(&kept.path), "{outcome}");
+        assert!(outcome.log().contains(&kept.path), "{outcome}");
+        assert!(report.hint.as_ref().unwrap().contains("state push"));
+    }
+}
+
+fn a_state_that_can_be_put_nowhere_is_tried_until_it_can(tool: Tool) {
+    let journey = Journey::planned(tool);
+    let run = journey.executor().start();
+    tool_at_the_gate(&run);
+    journey.bucket.door.refuse("PUT", |_| true, usize::MAX);
+    journey.gate.open();
+    run.running.wait_for(
+        Stream::Stdout,
+        "could neither be stored nor kept: trying again",
+    );
+    journey.bucket.door.open();
+    let outcome = run.wait().expect_code(1);
+    assert_eq!(
+        outcome.report().state,
+        Some(StateStanding::Rescued),
+        "{outcome}"
+    );
+    assert_eq!(journey.bucket.resources().len(), 3, "{outcome}");
+}
+
+fn a_state_that_can_be_put_nowhere_to_the_end_is_laid_aside_and_named(tool: Tool) {
+    let journey = Journey::planned(tool);
+    let executor = journey.executor().env(env::GRACE_PERIOD_SECONDS, "10");
+    let run = executor.start();
+    tool_at_the_gate(&run);
+    journey.bucket.door.refuse("PUT", |_| true, usize::MAX);
+    journey.gate.open();
+    run.running.wait_for(
+        Stream::Stdout,
+        "could neither be stored nor kept: trying again",
+    );
+    run.running.signal(Signal::SIGTERM);
+    let outcome = run.wait();
+    assert_eq!(
+        outcome.report().state,
+        Some(StateStanding::Unknown),
+        "{outcome}"
+    );
+    // The launcher removes what the executor leaves in its work folder.
+    assert!(outcome.left_behind.is_empty(), "{outcome}");
+    let Journey { site, apply, .. } = &journey;
+    let name = format!("errored-{}-{}.tfstate", apply.job_id, apply.step_id);
+    let aside = site.data_dir().join("errored").join(name);
+    let state: Value = serde_json::from_slice(&fs::read(&aside).unwrap()).unwrap();
+    assert_eq!(state["resources"].as_array().unwrap().len(), 3, "{outcome}");
+    let aside = aside.to_str().unwrap();
+    assert!(outcome.error().contains(aside), "{outcome}");
+    assert!(outcome.report().hint.as_ref().unwrap().contains(aside));
+}
+
+/// It had written its last resort, and was about to give its lock back.
+fn a_tool_killed_while_it_could_not_store_its_state_has_it_rescued_past_its_own_lock(tool: Tool) {
+    let journey = Journey::planned(tool);
+    let run = journey.executor().start();
+    let process = tool_at_the_gate(&run);
+    journey.bucket.door.refuse("PUT", is_state, 1);
+    let held = journey
+        .bucket
+        .door
+        .hold("DELETE", |path| path.ends_with(".tflock"));
+    journey.gate.open();
+    held.wait();
+    kill(process, Signal::SIGKILL).unwrap();
+    let outcome = run.wait().expect_code(1);
+    drop(held);
+    let report = outcome.report();
+    let standing = report.lock.as_ref().map(|lock| lock.standing);
+    assert_eq!(standing, Some(LockStanding::Released), "{outcome}");
+    journey.assert_rescued(&outcome);
+}
+
+/// It has no room for its last resort, and says it instead.
+fn a_state_the_tool_could_only_say_is_stored_and_kept_out_of_the_log(tool: Tool) {
+    for journey in [Journey::planned(tool), Journey::unplanned(tool)] {
+        let run = journey.executor().start();
+        let process = tool_at_the_gate(&run);
+        fs::create_dir(format!("/proc/{process}/cwd/errored.tfstate")).unwrap();
+        // The tool's own attempt, and one of ours.
+        journey.bucket.door.refuse("PUT", is_state, 2);
+        journey.gate.open();
+        let outcome = run.wait().expect_code(1);
+        assert!(outcome.log().contains("Failed to create local state file"));
+        journey.assert_rescued(&outcome);
+        assert!(!outcome.log().contains("\"lineage\""), "{outcome}");
+    }
+}
+
+fn an_errored_state_that_came_with_the_content_is_never_pushed(tool: Tool) {
+    let site = site();
+    let fails = "resource \"terraform_data\" \"a\" {\n  provisioner \"local-exec\" {\n    command = \"exit 9\"\n  }\n}\n";
+    let errored = "{\"version\":4,\"serial\":99,\"lineage\":\"x\"}";
+    let repository = Repository::with(&[("main.tf", fails), ("errored.tfstate", errored)]);
+    let apply = job::step_by(tool, StepType::Apply, &repository);
+    site.queue(&[&apply]);
+    let outcome = site.run(&apply).expect_code(1);
+    assert_eq!(outcome.report().state, Some(StateStanding::Stored));
+    assert_ne!(site.state(&apply).unwrap()["lineage"], "x", "{outcome}");
+}

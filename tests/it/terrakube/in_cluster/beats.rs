@@ -1,0 +1,301 @@
+//! The heartbeat of a run: first the launcher writes it, then only the executor, to the end.
+
+use std::time::{Duration, Instant};
+
+use integration_tests::Repository;
+use integration_tests::process::Stream;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use platform::heartbeat::{self, Sign};
+use platform::redis::{Redis, RedisArgs};
+use serde_json::json;
+use test_cluster::{ADMIN, Fault as ClusterFault, State};
+use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
+
+use crate::in_cluster::{LAUNCHER, Launcher, PATIENCE, Place};
+use crate::terrakube::{Gate, Ground, POLL, Stage, quick};
+
+/// How long a job may stay without a heartbeat: less than any run here takes, and long enough for a launcher to write a key
+/// on a slow machine.
+const GRACE: Duration = Duration::from_secs(5);
+/// Held by the launcher that watches.
+const LEASE: &str = "mayfly-launcher";
+
+impl Stage {
+    fn leases(&self) -> Api<Lease> {
+        let place = self.place();
+        Api::namespaced(place.cluster.client(ADMIN).unwrap(), &place.runs)
+    }
+
+    /// The holder of the Lease.
+    async fn watcher(&self) -> String {
+        let lease = self.leases().get(LEASE).await.unwrap();
+        lease.spec.unwrap().holder_identity.unwrap()
+    }
+
+    /// Makes the Lease of a dead holder last longer than any test.
+    async fn hold_the_lease(&self) {
+        let long = Patch::Merge(json!({"spec": {"leaseDurationSeconds": 3600}}));
+        let leases = self.leases();
+        let held = leases.patch(LEASE, &PatchParams::default(), &long).await;
+        held.unwrap();
+    }
+
+    /// The author of the last heartbeat.
+    async fn sign(&self, job: u32) -> Sign {
+        let args = RedisArgs {
+            redis_hostname: Some("127.0.0.1".into()),
+            redis_port: Some(self.redis.as_ref().unwrap().port().to_string().into()),
+            ..RedisArgs::default()
+        };
+        let redis = Redis::new(args.resolve().unwrap().unwrap());
+        heartbeat::sign_of(&redis, &job.to_string()).await.unwrap()
+    }
+
+    async fn until_sign(&self, job: u32, sign: Sign) {
+        let began = Instant::now();
+        while self.sign(job).await != sign {
+            let report = self.platform.report();
+            assert!(began.elapsed() < PATIENCE, "no sign of {sign:?}\n{report}");
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// Waits until the executor has written several heartbeats.
+    async fn until_beaten_by_its_executor(&self, job: u32) {
+        self.until_sign(job, Sign::Executor).await;
+        let (began, mut beats) = (Instant::now(), 0);
+        while beats < 3 {
+            assert!(began.elapsed() < PATIENCE, "{}", self.platform.report());
+            beats += usize::from(self.hasten(job));
+            assert_eq!(self.sign(job).await, Sign::Executor);
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// A run whose executor is at work, with its launcher beside it.
+    async fn at_work(grace: Duration) -> Option<(Self, Gate, Launcher, u32)> {
+        let ground = Ground::Cluster(Box::new(Place::new().await?));
+        let stage = Self::on(ground, Platform::builder().grace(grace)).await;
+        let gate = Gate::new(stage.site());
+        let launcher = stage.serve();
+        let job = stage.start(gate.module(), Flow::only("terraformApply"));
+        stage.platform.until_streamed(job, "at-the-gate").await;
+        Some((stage, gate, launcher, job))
+    }
+
+    /// Deletes the heartbeat.
+    fn stop_heart(&self, job: u32) {
+        let redis = self.redis.as_ref().unwrap();
+        let key = platform::heartbeat::key(&job.to_string());
+        let mut connection = redis.connect().unwrap();
+        redis::cmd("DEL").arg(key).exec(&mut connection).unwrap();
+    }
+
+    /// Gives the Lease to a holder that does nothing.
+    async fn usurp_lease(&self) {
+        let leases = self.leases();
+        loop {
+            let mut lease = leases.get(LEASE).await.unwrap();
+            let spec = lease.spec.as_mut().unwrap();
+            spec.holder_identity = Some("somebody".to_owned());
+            spec.lease_duration_seconds = Some(3600);
+            match leases.replace(LEASE, &PostParams::default(), &lease).await {
+                Ok(_) => return,
+                // The holder has renewed it meanwhile.
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// Beats come every ten seconds and last for 45. To see their end sooner, none is left more than fifteen. Whether one
+    /// had come since the last time.
+    fn hasten(&self, job: u32) -> bool {
+        let redis = self.redis.as_ref().unwrap();
+        let key = platform::heartbeat::key(&job.to_string());
+        let mut connection = redis.connect().unwrap();
+        let mut left = redis::cmd("TTL");
+        let left: i64 = left.arg(&key).query(&mut connection).unwrap();
+        let mut hasten = redis::cmd("EXPIRE");
+        hasten
+            .arg(&key)
+            .arg(15)
+            .arg("LT")
+            .exec(&mut connection)
+            .unwrap();
+        left > 15
+    }
+
+    /// A run whose pod is there and whose executor waits at the gate to be started: the launcher alone keeps its job from
+    /// being failed.
+    async fn waiting() -> Option<(Self, Gate, Launcher, u32)> {
+        let ground = Ground::Cluster(Box::new(Place::new().await?));
+        let stage = Self::on(ground, Platform::builder().grace(GRACE)).await;
+        let gate = Gate::new(stage.site());
+        stage
+            .place()
+            .image_that_first(&format!("{}{}", quick(), gate.words()));
+        let launcher = stage.serve();
+        let job = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
+        stage.platform.until_job(job, Status::Queue).await;
+        stage.until_alive(job).await;
+        Some((stage, gate, launcher, job))
+    }
+
+    async fn until_alive(&self, job: u32) {
+        let began = Instant::now();
+        while self.platform.heartbeat(job).await.is_none() {
+            let report = self.platform.report();
+            assert!(began.elapsed() < PATIENCE, "no heartbeat\n{report}");
+            tokio::time::sleep(POLL).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_has_a_heartbeat_from_its_acceptance_to_its_end_however_late_its_pod_is() {
+    let (stage, gate, _launcher, job) = or_skip!(Stage::waiting().await);
+    let spared = |records: &Records| (records.job(job).spared >= 3).then_some(());
+    stage
+        .platform
+        .until("the sweep finds it alive", spared)
+        .await;
+    assert_eq!(stage.platform.job(job).status, Status::Queue);
+    gate.open().await;
+    stage.platform.until_job(job, Status::Completed).await;
+    // A run that has ended gets no heartbeat. This is checked too.
+    stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_launcher_that_has_lost_the_lease_keeps_no_run_alive() {
+    let (stage, gate, _launcher, job) = or_skip!(Stage::waiting().await);
+    stage.usurp_lease().await;
+    // The new watcher does nothing. So the platform must find the run lost, although the former watcher runs.
+    let began = Instant::now();
+    while stage.platform.job(job).status == Status::Queue {
+        assert!(began.elapsed() < PATIENCE, "{}", stage.platform.report());
+        stage.hasten(job);
+        tokio::time::sleep(POLL).await;
+    }
+    stage.platform.until_job(job, Status::Failed).await;
+    gate.open().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_waits_is_kept_alive_while_the_api_server_is_away_from_everybody() {
+    let (stage, gate, launcher, job) = or_skip!(Stage::waiting().await);
+    let faults = stage.place().cluster.faults();
+    faults.next_of(LAUNCHER, usize::MAX, "*", "*", ClusterFault::Unavailable);
+    // It has let go of the Lease, as far as it knows.
+    launcher
+        .running
+        .wait_for(Stream::Stderr, "the Lease could not be acquired");
+    let (began, mut beats) = (Instant::now(), 0);
+    while beats < 3 {
+        assert!(began.elapsed() < PATIENCE, "{}", stage.platform.report());
+        beats += usize::from(stage.hasten(job));
+        assert_eq!(stage.platform.job(job).status, Status::Queue);
+        tokio::time::sleep(POLL).await;
+    }
+    faults.clear();
+    gate.open().await;
+    stage.platform.until_job(job, Status::Completed).await;
+    stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_at_work_outlives_the_launcher_that_started_it() {
+    let (stage, gate, launcher, job) = or_skip!(Stage::at_work(GRACE).await);
+    launcher.crash();
+    stage.until_beaten_by_its_executor(job).await;
+    gate.open().await;
+    stage.platform.until_job(job, Status::Completed).await;
+    stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_launcher_does_not_beat_beside_an_executor() {
+    let (stage, gate, _launcher, job) = or_skip!(Stage::at_work(GRACE).await);
+    stage.until_beaten_by_its_executor(job).await;
+    gate.open().await;
+    stage.platform.until_job(job, Status::Completed).await;
+    stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_whose_node_dies_is_lost_in_a_minute_and_no_other_pod_begins_it_again() {
+    // It is the launcher that ends it, before the platform would.
+    let (stage, _gate, _launcher, job) = or_skip!(Stage::at_work(Duration::from_hours(1)).await);
+    stage.until_sign(job, Sign::Executor).await;
+    let cluster = &stage.place().cluster;
+    let runs = &stage.place().runs;
+    let pods = cluster.state(runs).await.unwrap().pods;
+    assert_eq!(pods.len(), 1);
+    cluster.silence_node(&pods[0]).await.unwrap();
+    // What it beat last counts for a shorter time here.
+    let began = Instant::now();
+    while stage.platform.job(job).status == Status::Running {
+        assert!(began.elapsed() < PATIENCE, "{}", stage.platform.report());
+        stage.hasten(job);
+        tokio::time::sleep(POLL).await;
+    }
+    stage.platform.until_job(job, Status::Failed).await;
+    let step = stage.platform.job(job).steps[0].id.clone();
+    let output = stage.platform.step_output(job, &step).unwrap();
+    assert!(output.contains("does not answer any more"), "{output}");
+    // Its node is removed, as a cloud does with a machine that is gone.
+    cluster.remove_node_of(&pods[0]).await.unwrap();
+    let over = |state: &State| {
+        let job = state.jobs.first()?;
+        let conditions = job.status.as_ref()?.conditions.as_ref()?;
+        let mut ended = conditions.iter();
+        ended.find(|condition| condition.type_ == "Failed" && condition.status == "True")?;
+        Some(state.pods.clone())
+    };
+    let left = cluster.wait_for(runs, PATIENCE, over).await.unwrap();
+    let another = |pod: &Pod| pod.metadata.uid != pods[0].metadata.uid;
+    assert!(!left.iter().any(another), "{left:?}");
+    stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_approval_outlives_launchers_that_die_before_any_of_them_can_watch() {
+    let stage = or_skip!(Stage::in_cluster().await);
+    let platform = &stage.platform;
+    let first = stage.serve();
+    let job = stage.start(Repository::fixture(), Flow::plan_approve_apply());
+    platform.until_job(job, Status::WaitingApproval).await;
+    // The approval is accepted, and its launcher cannot tell that it is done.
+    platform.fault(Fault::always("PATCH", "", Effect::Status(503)));
+    platform.approve(job).await;
+    platform.until_job(job, Status::Queue).await;
+    let watcher = stage.watcher().await;
+    first.crash();
+    stage.hold_the_lease().await;
+    for _ in 0..2 {
+        stage.stop_heart(job);
+        let next = stage.serve();
+        stage.until_alive(job).await;
+        assert_eq!(stage.watcher().await, watcher, "the dead one is waited for");
+        next.crash();
+    }
+
+    stage.stop_heart(job);
+    let last = stage.serve();
+    stage.until_alive(job).await;
+    platform.clear_faults();
+    let gone = stage.leases().delete(LEASE, &DeleteParams::default()).await;
+    gone.unwrap();
+    platform.until_job(job, Status::Completed).await;
+    let changes = stage.history(job);
+    assert!(
+        changes.iter().all(|(_, _, by)| *by != Actor::Sweep),
+        "{changes:?}"
+    );
+    platform.assert_kept().await;
+    drop(last);
+}

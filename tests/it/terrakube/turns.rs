@@ -1,0 +1,80 @@
+//! Runs that wait for their turn on one machine.
+
+use std::time::Duration;
+
+use integration_tests::Repository;
+use integration_tests::process::Stream;
+use job_contract::env;
+use test_platform::{Effect, Fault, Flow, Platform, Records, Status};
+
+use super::{Gate, Ground, Stage};
+use crate::site;
+
+/// How long the platform waits for a heartbeat: less than the wait for a turn takes here.
+const GRACE: Duration = Duration::from_secs(5);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_waits_for_its_turn_on_one_machine_has_a_heartbeat() {
+    let ground = Ground::Machine(site());
+    let stage = Stage::on(ground, Platform::builder().grace(GRACE)).await;
+    let gate = Gate::new(stage.site());
+    let _launcher = stage.serve_with(&[(env::CONCURRENCY, "1")]);
+    let first = stage.start(gate.module(), Flow::only("terraformApply"));
+    stage.platform.until_streamed(first, "at-the-gate").await;
+    let second = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
+    let spared = |records: &Records| (records.job(second).spared >= 2).then_some(());
+    stage
+        .platform
+        .until("the sweep finds it alive", spared)
+        .await;
+    gate.open().await;
+    for job in [first, second] {
+        stage.platform.until_job(job, Status::Completed).await;
+    }
+    stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_waits_for_its_turn_on_one_machine_is_not_started() {
+    let stage = Stage::on(Ground::Machine(site()), Platform::builder()).await;
+    let gate = Gate::new(stage.site());
+    let _launcher = stage.serve_with(&[(env::CONCURRENCY, "1")]);
+    let first = stage.start(gate.module(), Flow::only("terraformApply"));
+    stage.platform.until_streamed(first, "at-the-gate").await;
+    let second = stage.start(Repository::fixture(), Flow::only("terraformApply"));
+    stage.platform.until_job(second, Status::Queue).await;
+    stage.platform.cancel(second).await;
+    gate.open().await;
+    stage.platform.until_job(first, Status::Completed).await;
+    // The third proves that the turn of the second has passed.
+    let third = stage.start(Repository::fixture(), Flow::only("terraformApply"));
+    stage.platform.until_job(third, Status::Completed).await;
+    assert_eq!(stage.resources(second), Vec::<String>::new());
+    assert_eq!(
+        stage.platform.job(second).step_statuses(),
+        [Status::Cancelled]
+    );
+    stage.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_survives_a_single_refusal_of_the_platform() {
+    let stage = Stage::on(Ground::Machine(site()), Platform::builder()).await;
+    let gate = Gate::new(stage.site());
+    let launcher = stage.serve_with(&[(env::CONCURRENCY, "1")]);
+    let first = stage.start(gate.module(), Flow::only("terraformApply"));
+    stage.platform.until_streamed(first, "at-the-gate").await;
+    let second = stage.start(Repository::fixture(), Flow::only("terraformApply"));
+    stage.platform.until_job(second, Status::Queue).await;
+    let path = format!("/job/{second}");
+    stage
+        .platform
+        .fault(Fault::once("GET", &path, Effect::Status(404)));
+    gate.open().await;
+    launcher.running.line_with(
+        Stream::Stderr,
+        "a run could not be continued; it is tried again",
+    );
+    stage.platform.until_job(second, Status::Completed).await;
+    stage.platform.assert_kept().await;
+}

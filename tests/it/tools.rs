@@ -1,0 +1,98 @@
+//! Journeys with real providers, each with Terraform and with OpenTofu.
+
+mod changes;
+mod installation;
+mod outputs;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+
+use integration_tests::site::ExecutorRun;
+use integration_tests::{Outcome, Repository, Site, job};
+use job_contract::{JobData, StepType, Tool};
+use test_peers::{providers, skips};
+
+use crate::site;
+
+/// No such host is ever asked: its providers are in the mirror.
+const HOST: &str = "providers.example.test";
+
+/// A site whose tool installs providers from a filesystem mirror.
+struct Mirrored {
+    site: Site,
+    tool: Tool,
+}
+
+impl Mirrored {
+    /// `None` if the test is skipped.
+    #[track_caller]
+    fn new(tool: Tool) -> Option<Self> {
+        skips::needed(providers::present())?;
+        let site = site();
+        let mirror = site.scratch("mirror");
+        providers::mirror(&mirror, HOST).unwrap();
+        let config = format!(
+            "provider_installation {{\n  filesystem_mirror {{\n    path = \"{}\"\n  }}\n}}\n",
+            mirror.display()
+        );
+        fs::write(site.scratch("config.tfrc"), config).unwrap();
+        Some(Self { site, tool })
+    }
+
+    /// Plan and apply of a new job.
+    fn steps(&self, repository: &Repository, job_id: &str) -> (JobData, JobData) {
+        let plan = job::in_job(&job::plan_by(self.tool, repository), job_id);
+        let apply = job::apply_after(&plan);
+        self.site.queue(&[&plan, &apply]);
+        (plan, apply)
+    }
+
+    fn executor(&self, step: &JobData) -> ExecutorRun<'_> {
+        let config = self.site.scratch("config.tfrc");
+        self.site.executor(step).env("TF_CLI_CONFIG_FILE", config)
+    }
+
+    #[track_caller]
+    fn run(&self, step: &JobData) -> Outcome {
+        self.executor(step).run().expect_code(0)
+    }
+
+    /// Plans and applies in a new job.
+    #[track_caller]
+    fn apply(&self, repository: &Repository, job_id: &str) -> (Outcome, Outcome, JobData) {
+        let (plan, apply) = self.steps(repository, job_id);
+        let (planned, applied) = (self.run(&plan), self.run(&apply));
+        (planned, applied, apply)
+    }
+
+    /// A file that a resource may write.
+    fn file(&self, name: &str) -> PathBuf {
+        self.site.scratch(name)
+    }
+}
+
+/// A module that may use all providers of the mirror.
+fn module(text: &str) -> Repository {
+    Repository::with(&[("main.tf", text), ("versions.tf", &requirements(HOST))])
+}
+
+/// The providers, as a module asks for them.
+fn requirements(host: &str) -> String {
+    let mut text = "terraform {\n  required_providers {\n".to_owned();
+    for (name, version) in providers::PROVIDERS {
+        let source = format!("{host}/{}/{name}", providers::NAMESPACE);
+        writeln!(
+            text,
+            "    {name} = {{\n      source  = \"{source}\"\n      version = \"{version}\"\n    }}"
+        )
+        .unwrap();
+    }
+    text.push_str("  }\n}\n");
+    text
+}
+
+/// A job that destroys.
+fn destroy_by(tool: Tool, repository: &Repository, job_id: &str) -> JobData {
+    job::in_job(&job::step_by(tool, StepType::Destroy, repository), job_id)
+}
