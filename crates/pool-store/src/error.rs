@@ -1,0 +1,106 @@
+//! Why an operation was refused or failed.
+
+use std::path::PathBuf;
+
+use pool_protocol::problem::Code;
+
+/// Why a state machine or a limit refuses a request. Each has one stable code of the wire.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("the instance belongs to another pool")]
+    InstancePoolMismatch,
+    #[error("the instance is not registered, or was removed: register again")]
+    InstanceUnknown,
+    #[error(
+        "the name is in use by an instance that is online, of the installation `{installation}`: choose another name, or stop that one"
+    )]
+    InstanceNameTaken { installation: String },
+    #[error("the task does not exist")]
+    TaskNotFound,
+    #[error("the lease ended before the task was accepted")]
+    LeaseExpired,
+    #[error("a later lease, or another holder, has the task")]
+    LeaseSuperseded,
+    #[error("the task was not accepted under this lease")]
+    LeaseNotAccepted,
+    #[error("the task is accepted, and cannot be declined any more")]
+    LeaseAccepted,
+    #[error("the task is over")]
+    TaskAlreadyTerminal,
+    #[error("the task was cancelled before it was accepted")]
+    TaskCancelled,
+    /// A value is too long, or too many are given.
+    #[error("{0}")]
+    RequestInvalid(String),
+}
+
+impl Refusal {
+    /// The code by which clients decide.
+    #[must_use]
+    pub const fn code(&self) -> Code {
+        match self {
+            Self::InstancePoolMismatch => Code::InstancePoolMismatch,
+            Self::InstanceUnknown => Code::InstanceUnknown,
+            Self::InstanceNameTaken { .. } => Code::InstanceNameTaken,
+            Self::TaskNotFound => Code::TaskNotFound,
+            Self::LeaseExpired => Code::LeaseExpired,
+            Self::LeaseSuperseded => Code::LeaseSuperseded,
+            Self::LeaseNotAccepted => Code::LeaseNotAccepted,
+            Self::LeaseAccepted => Code::LeaseAccepted,
+            Self::TaskAlreadyTerminal => Code::TaskAlreadyTerminal,
+            Self::TaskCancelled => Code::TaskCancelled,
+            Self::RequestInvalid(_) => Code::RequestInvalid,
+        }
+    }
+}
+
+/// Why an operation has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// A full disk, a database that does not respond. It is not known whether the operation was stored: repeat it.
+    #[error("the store cannot be read or written now: {0}")]
+    Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Error {
+    /// The code by which clients decide.
+    #[must_use]
+    pub const fn code(&self) -> Code {
+        match self {
+            Self::Refused(refusal) => refusal.code(),
+            Self::Unavailable(_) => Code::StoreUnavailable,
+        }
+    }
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Unavailable(Box::new(error))
+    }
+}
+
+/// Why a store cannot be opened. No message has the password of a database URL.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("the URL of the store must begin with `sqlite:` or `postgres:`")]
+    Url,
+    #[error(
+        "another process uses the store: it holds the lock on `{0}`. Stop it, or use PostgreSQL for several hubs"
+    )]
+    InUse(PathBuf),
+    #[error(
+        "the store is on a network file system ({kind}) at `{folder}`, on which SQLite may lose data: use a local volume, or PostgreSQL"
+    )]
+    NetworkFileSystem { folder: PathBuf, kind: &'static str },
+    #[error("cannot use `{path}` for the store: {source}")]
+    File {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("cannot open the database of the store: {0}")]
+    Database(#[source] sqlx::Error),
+    #[error("cannot bring the tables of the store up to date: {0}")]
+    Migration(#[source] sqlx::migrate::MigrateError),
+}

@@ -1,0 +1,181 @@
+//! What people and metrics see. Nothing here has a payload.
+
+use std::time::{Duration, SystemTime};
+
+use pool_protocol::id::{AgentName, InstanceId, LeaseId, PoolName, TaskId};
+use pool_protocol::task::TaskState;
+
+use crate::state::EndReason;
+
+/// The longest list that is given at once.
+pub const PAGE: u32 = 500;
+
+/// A part of a list.
+#[derive(Clone, Copy, Debug)]
+pub struct Page<Id> {
+    /// Begins after this one, or with the first.
+    pub after: Option<Id>,
+    /// At most [`PAGE`].
+    pub limit: u32,
+}
+
+impl<Id> Page<Id> {
+    /// The first page.
+    #[must_use]
+    pub const fn first() -> Self {
+        Self {
+            after: None,
+            limit: PAGE,
+        }
+    }
+}
+
+/// A pool that has tasks or instances.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolView {
+    pub pool: PoolName,
+    /// Instances that are online, also those that are draining or degraded.
+    pub online: u32,
+    pub offline: u32,
+    /// How many tasks the online instances run at once.
+    pub capacity: u32,
+    /// How many more they could start, as they said last.
+    pub free: u32,
+    /// Tasks that wait to be confirmed by the platform.
+    pub unconfirmed: u32,
+    /// Tasks that wait for an instance.
+    pub available: u32,
+    pub leased: u32,
+    pub running: u32,
+    pub orphaned: u32,
+    /// Tasks that are over, and whose outcome the platform does not have yet.
+    pub unreported: u32,
+    /// For how long the oldest task waits.
+    pub oldest: Option<Duration>,
+}
+
+/// Whether an instance takes tasks and starts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    Online,
+    /// It takes no tasks, and follows those it has.
+    Draining,
+    /// It is online, and its last leases came to nothing.
+    Degraded,
+    Offline,
+}
+
+/// An instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstanceView {
+    pub instance: InstanceId,
+    pub pool: PoolName,
+    pub agent: AgentName,
+    pub system_id: String,
+    pub installation: String,
+    pub version: String,
+    pub platform: String,
+    pub architecture: String,
+    pub target: String,
+    pub tags: Vec<String>,
+    pub condition: Condition,
+    pub capacity: u32,
+    /// How many more tasks it could start, as it said last.
+    pub free: u32,
+    /// How many tasks it has.
+    pub tasks: u32,
+    /// How many of its leases came to nothing since the last one that did not.
+    pub failures: u32,
+    pub last_seen: Duration,
+}
+
+/// Why a task waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// The platform has not been asked yet whether it still wants it.
+    Unconfirmed,
+    /// The pause after a failed attempt.
+    Pause(Duration),
+    /// No instance of the pool is online.
+    NoInstance,
+    /// No instance has room.
+    NoCapacity,
+    /// It is next soon.
+    Turn,
+}
+
+/// A task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskView {
+    pub task: TaskId,
+    pub pool: PoolName,
+    pub organization: String,
+    pub workspace: String,
+    pub job: String,
+    pub step: String,
+    pub kind: String,
+    pub traceparent: Option<String>,
+    pub state: TaskState,
+    /// Why it waits, while it does.
+    pub wait: Option<Wait>,
+    /// Since it was submitted.
+    pub age: Duration,
+    /// Leases that came to nothing.
+    pub attempts: u32,
+    /// Why, one text an attempt.
+    pub reasons: Vec<String>,
+    /// The current lease, or the last one.
+    pub lease: Option<LeaseId>,
+    pub fencing_token: u64,
+    pub instance: Option<InstanceId>,
+    pub agent: Option<AgentName>,
+    /// The Job or process that was started.
+    pub executor: Option<String>,
+    /// Who accepted it: the name, for people.
+    pub holder: Option<String>,
+    /// What the executor does.
+    pub phase: Option<String>,
+    /// How long nothing was heard of it, if it is leased or accepted.
+    pub silent: Option<Duration>,
+    pub cancel_requested: bool,
+    pub end: Option<EndView>,
+}
+
+/// How a task ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndView {
+    pub reason: EndReason,
+    /// What to tell people.
+    pub diagnostic: String,
+    pub exit_code: Option<i32>,
+    pub verdict: Option<String>,
+    pub final_log_sequence: Option<u64>,
+    pub ago: Duration,
+    /// Whether the platform has the outcome.
+    pub reported: bool,
+}
+
+/// Which tasks are listed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Listed {
+    /// Those that are not over.
+    #[default]
+    Open,
+    /// Those that are over.
+    Over,
+    /// All of them.
+    All,
+}
+
+/// What happened to a task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventView {
+    /// By the wall clock of the hub, or of PostgreSQL.
+    pub at: SystemTime,
+    /// The state before. `None` for the first event.
+    pub from: Option<&'static str>,
+    pub to: &'static str,
+    /// Who did it.
+    pub actor: String,
+    pub note: String,
+}
