@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
+use crate::hub::token_command::PoolArgs;
 use crate::kubernetes::commands::{
     self, CancelArgs, CheckArgs, ExplainArgs, LaunchArgs, ListArgs, LogsArgs,
 };
@@ -31,6 +32,8 @@ pub enum KubernetesCommand {
     Cancel(CancelArgs),
     /// Check whether runs would start in the cluster, and say what is missing
     Check(Box<CheckArgs>),
+    /// Make tokens for the agents of pools
+    Pool(PoolArgs),
 }
 
 impl KubernetesCommand {
@@ -45,6 +48,7 @@ impl KubernetesCommand {
             Self::Explain(args) => commands::explain(args).code(),
             Self::Cancel(args) => commands::cancel(args).code(),
             Self::Check(args) => commands::check(args).code(),
+            Self::Pool(args) => args.run().code(),
         };
         ExitCode::from(code)
     }
