@@ -14,6 +14,7 @@ mod tests;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use platform::StepRef;
 use pool_protocol::id::{LeaseId, TaskId};
@@ -56,7 +57,7 @@ async fn pass(hub: &Hub, request: Request) -> Result<Response, Failure> {
 /// Returns the task of a request whose token is good for its current lease.
 async fn authorize(
     hub: &Hub,
-    headers: &axum::http::HeaderMap,
+    headers: &HeaderMap,
     task: TaskId,
     lease: LeaseId,
 ) -> Result<TaskView, Failure> {
@@ -76,7 +77,7 @@ async fn authorize(
     }
 }
 
-fn refuse(task: &TaskView, method: &axum::http::Method, path: &str, denied: &Denied) -> Failure {
+fn refuse(task: &TaskView, method: &Method, path: &str, denied: &Denied) -> Failure {
     warn!(
         task = %task.task,
         pool = %task.pool,
@@ -93,6 +94,8 @@ fn refuse(task: &TaskView, method: &axum::http::Method, path: &str, denied: &Den
             Failure::new(Code::ExecutorPoolForbidden, denied.to_string())
         }
         Denied::Unread(_) => Failure::new(Code::RequestInvalid, denied.to_string()),
+        Denied::TooLarge(_) => Failure::new(Code::RequestInvalid, denied.to_string())
+            .with_status(StatusCode::PAYLOAD_TOO_LARGE),
     }
 }
 

@@ -21,7 +21,7 @@ use url::Url;
 
 use super::body;
 use super::rules::{Call, Denied, own_history};
-use crate::http;
+use crate::http::body::{self as request_body, BodyError};
 use crate::hub::wire::Failure;
 
 const JSON_API: &str = "application/vnd.api+json";
@@ -68,10 +68,13 @@ impl Outgoing {
                     Call::AddLines => 4 * MIB,
                     _ => 0,
                 };
-                let bytes = tokio::time::timeout(BODY_TIMEOUT, http::body::read(body, limit))
+                let bytes = tokio::time::timeout(BODY_TIMEOUT, request_body::read(body, limit))
                     .await
                     .map_err(|_| Denied::Unread("it did not arrive in time"))?
-                    .map_err(|_| Denied::Unread("it is too large, or broke off"))?;
+                    .map_err(|error| match error {
+                        BodyError::TooLarge => Denied::TooLarge(limit),
+                        BodyError::Broken => Denied::Unread("it broke off"),
+                    })?;
                 has_body(call)
                     .then(|| body::check(call, &bytes, step).map(reqwest::Body::from))
                     .transpose()?
@@ -289,7 +292,5 @@ fn extended(base: &Url, path: &[&str]) -> Url {
 }
 
 fn away(text: &str) -> Failure {
-    let mut failure = Failure::new(Code::Other, text);
-    failure.0.status = StatusCode::BAD_GATEWAY.as_u16();
-    failure
+    Failure::new(Code::Other, text).with_status(StatusCode::BAD_GATEWAY)
 }
