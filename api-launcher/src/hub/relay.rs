@@ -68,13 +68,11 @@ async fn authorize(
         return Err(Refusal::LeaseSuperseded.into());
     }
     let pools = hub.pools.current();
-    match pools.get(&view.pool).map(|pool| pool.boundary) {
-        Some(Boundary::Relay) => Ok(view),
-        _ => {
-            let text = format!("pool `{}` has no relay to the platform", view.pool);
-            Err(Failure::new(Code::ExecutorPoolForbidden, text))
-        }
+    if pools.get(&view.pool).map(|pool| pool.boundary) == Some(Boundary::Relay) {
+        return Ok(view);
     }
+    let text = format!("pool `{}` has no relay to the platform", view.pool);
+    Err(Failure::new(Code::ExecutorPoolForbidden, text))
 }
 
 fn refuse(task: &TaskView, method: &Method, path: &str, denied: &Denied) -> Failure {
