@@ -51,14 +51,16 @@ impl Chains {
         };
         let at_once = Arc::clone(&self.at_once);
         self.running.spawn(async move {
-            let _place = at_once.acquire().await;
-            work.await;
+            if let Ok(_place) = at_once.acquire().await {
+                work.await;
+            }
             drop(turn);
         });
     }
 
-    /// Waits until no work runs any more.
+    /// Waits until no work runs any more. Work that has not begun does not begin: the store gives it again.
     pub(crate) async fn finish(&self) {
+        self.at_once.close();
         self.running.close();
         self.running.wait().await;
     }
@@ -66,8 +68,7 @@ impl Chains {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
+    use tokio::sync::mpsc::unbounded_channel;
     use tokio::sync::oneshot;
 
     use super::*;
@@ -76,23 +77,45 @@ mod tests {
     async fn a_task_has_one_piece_of_work_at_a_time() {
         let chains = Chains::new(8);
         let (task, other) = (TaskId::new(), TaskId::new());
-        let done = Arc::new(AtomicUsize::new(0));
+        let (say, mut said) = unbounded_channel();
         let (open, gate) = oneshot::channel::<()>();
-        let count = |done: &Arc<AtomicUsize>| {
-            let done = Arc::clone(done);
-            async move {
-                done.fetch_add(1, Ordering::SeqCst);
-            }
+        let word = |word: &'static str| {
+            let say = say.clone();
+            async move { say.send(word).unwrap() }
         };
-        let first = count(&done);
+        let first = word("first");
         chains.start(task, async move {
-            let _ = gate.await;
+            gate.await.unwrap();
             first.await;
         });
-        chains.start(task, count(&done));
-        chains.start(other, count(&done));
+        chains.start(task, word("again"));
+        chains.start(other, word("other"));
+        assert_eq!(said.recv().await, Some("other"));
         open.send(()).unwrap();
+        assert_eq!(said.recv().await, Some("first"));
         chains.finish().await;
-        assert_eq!(done.load(Ordering::SeqCst), 2);
+        assert!(said.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn at_the_end_what_has_begun_is_finished_and_nothing_begins() {
+        let chains = Chains::new(1);
+        let (say, mut said) = unbounded_channel();
+        let (open, gate) = oneshot::channel::<()>();
+        let begun = say.clone();
+        chains.start(TaskId::new(), async move {
+            begun.send("begun").unwrap();
+            gate.await.unwrap();
+            begun.send("finished").unwrap();
+        });
+        assert_eq!(said.recv().await, Some("begun"));
+        chains.start(TaskId::new(), async move { say.send("too late").unwrap() });
+        let finish = chains.finish();
+        tokio::pin!(finish);
+        assert!(futures_util::poll!(&mut finish).is_pending());
+        open.send(()).unwrap();
+        finish.await;
+        assert_eq!(said.recv().await, Some("finished"));
+        assert_eq!(said.recv().await, None);
     }
 }
