@@ -1,5 +1,6 @@
 //! The contract between the HTTP service, which receives dispatches, and the targets, which run them.
 
+pub(crate) mod no_target;
 pub(crate) mod response;
 pub(crate) mod route;
 
@@ -68,6 +69,17 @@ pub(crate) enum Readiness {
     /// The target accepts dispatches, but their runs fail for this reason, or are watched less closely.
     Impaired(String),
     NotReady(String),
+}
+
+impl Readiness {
+    /// The worse of two.
+    pub(crate) fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Ready, other) => other,
+            (Self::Impaired(_), other @ Self::NotReady(_)) => other,
+            (worse, _) => worse,
+        }
+    }
 }
 
 /// Returns whether a step has no work: an approval, or scripts without a script.

@@ -21,10 +21,11 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use auth::Gate;
-pub(crate) use server::serve;
+pub(crate) use server::{FEW_CONNECTIONS, MANY_CONNECTIONS, serve};
 
 use crate::dispatch::DispatchTarget;
 use crate::dispatch::route::Routing;
+use crate::hub::{self, Hub};
 use crate::metrics::Metrics;
 
 /// Largest job document (contract 2.9).
@@ -40,6 +41,8 @@ pub(crate) struct AppState {
     gate: Arc<Gate>,
     routing: Arc<Routing>,
     target: Arc<dyn DispatchTarget>,
+    /// The pools, if there are any.
+    hub: Option<Arc<Hub>>,
     metrics: Metrics,
     bodies: Arc<Semaphore>,
     draining: CancellationToken,
@@ -50,6 +53,7 @@ impl AppState {
         gate: Gate,
         routing: Routing,
         target: Arc<dyn DispatchTarget>,
+        hub: Option<Arc<Hub>>,
         metrics: Metrics,
         draining: CancellationToken,
     ) -> Self {
@@ -57,6 +61,7 @@ impl AppState {
             gate: Arc::new(gate),
             routing: Arc::new(routing),
             target,
+            hub,
             metrics,
             bodies: Arc::new(Semaphore::new(MAX_BODIES)),
             draining,
@@ -66,16 +71,24 @@ impl AppState {
 
 /// The paths of the service.
 pub(crate) fn router(state: AppState) -> Router {
-    Router::new()
+    let mut router = Router::new()
         .route("/api/v1/terraform-rs", post(dispatch::dispatch))
         .route("/actuator/health", get(health::readiness))
         .route("/actuator/health/readiness", get(health::readiness))
         .route("/actuator/health/liveness", get(health::liveness))
-        .route("/metrics", get(health::prometheus))
+        .route("/metrics", get(health::prometheus));
+    if state.hub.is_some() {
+        let pool = "/pools/{pool}/api/v1/terraform-rs";
+        router = router.route(pool, post(dispatch::dispatch_to_pool));
+    }
+    let mut router = router.with_state(state.clone());
+    if let Some(hub) = &state.hub {
+        router = router.merge(hub::wire::router(Arc::clone(hub)));
+    }
+    router
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(state.clone(), close_while_draining))
-        .with_state(state)
+        .layer(from_fn_with_state(state, close_while_draining))
 }
 
 /// Closes each connection after its response while the launcher drains. A client that kept its connection would reach this

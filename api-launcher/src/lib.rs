@@ -20,6 +20,8 @@ mod document;
 #[cfg(feature = "kubernetes")]
 mod http;
 #[cfg(feature = "kubernetes")]
+mod hub;
+#[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod local;
 #[cfg(feature = "kubernetes")]

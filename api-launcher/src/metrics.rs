@@ -189,6 +189,11 @@ impl Metrics {
         self
     }
 
+    /// Adds what another part counts.
+    pub(crate) fn extend(&self, register: impl FnOnce(&mut Registry)) {
+        register(&mut self.lock());
+    }
+
     /// This replica watches for as long as the value lives.
     pub(crate) fn watch(&self) -> WatchingNow<'_> {
         self.watching.set(1);

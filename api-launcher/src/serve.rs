@@ -15,7 +15,9 @@ use tracing::{error, info, warn};
 
 use self::config::{ServeArgs, Settings, TargetSettings};
 use crate::dispatch::DispatchTarget;
+use crate::dispatch::no_target::NoTarget;
 use crate::http::{self, AppState, Gate};
+use crate::hub::{Hub, HubError};
 use crate::kubernetes::dispatch_target::{KubernetesTarget, KubernetesTargetError};
 use crate::local::dispatch_target::{OpenError, ProcessTarget};
 use crate::metrics::Metrics;
@@ -38,6 +40,8 @@ enum ServeError {
     Kubernetes(#[from] KubernetesTargetError),
     #[error(transparent)]
     Process(#[from] OpenError),
+    #[error(transparent)]
+    Hub(#[from] HubError),
 }
 
 impl ServeError {
@@ -46,6 +50,7 @@ impl ServeError {
             Self::Kubernetes(KubernetesTargetError::Connect(error)) => error.exit(),
             Self::Kubernetes(KubernetesTargetError::Data(error)) => error.exit(),
             Self::Process(error) => error.exit(),
+            Self::Hub(error) => error.exit(),
             _ => Exit::Infrastructure,
         }
     }
@@ -120,6 +125,10 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
         .map_err(ServeError::Signals)?;
     let metrics = Metrics::default();
     let target = open(settings.target, key, &metrics, &shutdown).await?;
+    let hub = match settings.hub {
+        Some(hub) => Some(Arc::new(Hub::open(*hub, &metrics, shutdown.clone()).await?)),
+        None => None,
+    };
     let listen = |source| ServeError::Listen {
         address: settings.http.listen,
         source,
@@ -133,6 +142,7 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
         Gate::new(settings.http.secret, SystemTime::now),
         settings.routing,
         Arc::clone(&target),
+        hub.clone(),
         metrics,
         shutdown.draining.clone(),
     );
@@ -146,9 +156,22 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
     if unauthenticated {
         warn!("requests are accepted without a token");
     }
-    let service = http::serve(listener, http::router(state), shutdown.graceful.clone());
+    let connections = match &hub {
+        Some(_) => http::MANY_CONNECTIONS,
+        None => http::FEW_CONNECTIONS,
+    };
+    let stop = shutdown.graceful.clone();
+    let service = http::serve(listener, http::router(state), connections, stop);
+    let hub_work = async {
+        if let Some(hub) = &hub {
+            hub.work().await;
+        }
+    };
     let work = async {
-        tokio::join!(service, target.work());
+        tokio::join!(service, target.work(), hub_work);
+        if let Some(hub) = &hub {
+            hub.close().await;
+        }
         // The service has ended, so no response starts another task.
         target.finish_background_tasks().await;
     };
@@ -176,6 +199,7 @@ async fn open(
         TargetSettings::Process(settings) => {
             Arc::new(ProcessTarget::open(settings, key, metrics, shutdown)?)
         }
+        TargetSettings::None => Arc::new(NoTarget),
     })
 }
 

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 
 use crate::agent::{self, AgentArgs};
+use crate::hub::token_command::PoolArgs;
 use crate::kubernetes::commands::{
     self, CancelArgs, CheckArgs, ExplainArgs, LaunchArgs, ListArgs, LogsArgs,
 };
@@ -33,6 +34,8 @@ pub enum KubernetesCommand {
     Cancel(CancelArgs),
     /// Check whether runs would start in the cluster, and say what is missing
     Check(Box<CheckArgs>),
+    /// Make tokens for the agents of pools
+    Pool(PoolArgs),
 }
 
 impl KubernetesCommand {
@@ -48,6 +51,7 @@ impl KubernetesCommand {
             Self::Explain(args) => commands::explain(args).code(),
             Self::Cancel(args) => commands::cancel(args).code(),
             Self::Check(args) => commands::check(args).code(),
+            Self::Pool(args) => args.run().code(),
         };
         ExitCode::from(code)
     }

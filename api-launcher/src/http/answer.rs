@@ -11,6 +11,7 @@ use serde_json::json;
 use super::auth::AuthError;
 use crate::dispatch::DispatchError;
 use crate::dispatch::response::PendingResponse;
+use crate::hub::SubmitError;
 use crate::metrics::DispatchResult;
 
 /// A request that was not accepted.
@@ -26,6 +27,8 @@ pub(super) enum RequestError {
     Broken,
     #[error("{0}")]
     Invalid(String),
+    #[error("there is no pool `{0}` here: correct the URL of the agent")]
+    UnknownPool(String),
     #[error("nothing can be accepted now: {0}")]
     Unavailable(String),
 }
@@ -36,7 +39,7 @@ impl RequestError {
             Self::Unauthorized(_) => DispatchResult::Unauthorized,
             Self::TooLarge => DispatchResult::TooLarge,
             Self::TooSlow | Self::Broken => DispatchResult::Timeout,
-            Self::Invalid(_) => DispatchResult::Invalid,
+            Self::Invalid(_) | Self::UnknownPool(_) => DispatchResult::Invalid,
             Self::Unavailable(_) => DispatchResult::Unavailable,
         }
     }
@@ -46,6 +49,7 @@ impl RequestError {
             Self::Unauthorized(_) => StatusCode::UNAUTHORIZED,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Broken | Self::Invalid(_) => StatusCode::BAD_REQUEST,
+            Self::UnknownPool(_) => StatusCode::NOT_FOUND,
             // A slow network passes, and 408 would fail the job for good.
             Self::TooSlow | Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
@@ -57,6 +61,18 @@ impl From<DispatchError> for RequestError {
         match error {
             DispatchError::Unavailable(reason) => Self::Unavailable(reason),
             DispatchError::Invalid(reason) => Self::Invalid(reason),
+        }
+    }
+}
+
+impl From<SubmitError> for RequestError {
+    fn from(error: SubmitError) -> Self {
+        match error {
+            SubmitError::UnknownPool(pool) => Self::UnknownPool(pool),
+            SubmitError::Store(pool_store::Error::Refused(refusal)) => {
+                Self::Invalid(refusal.to_string())
+            }
+            SubmitError::Store(error) => Self::Unavailable(error.to_string()),
         }
     }
 }

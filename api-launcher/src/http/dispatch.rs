@@ -1,9 +1,10 @@
-//! `POST /api/v1/terraform-rs`: handles one dispatch, from the head of the request to the response.
+//! `POST /api/v1/terraform-rs`, also below `/pools/{pool}`: handles one dispatch, from the head of the request to the
+//! response.
 
 use std::time::Instant;
 
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::StreamExt as _;
@@ -20,9 +21,29 @@ use crate::metrics::DispatchResult;
 /// A sender that has not read its answer gets none when the connection closes under what it still sends.
 const MAX_DRAINED_BYTES: usize = 8 * MAX_BODY_BYTES;
 
+/// The request header with the trace of the sender.
+const TRACEPARENT: &str = "traceparent";
+
 pub(super) async fn dispatch(State(state): State<AppState>, request: Request) -> Response {
     let started = Instant::now();
-    let (response, result) = match handle(&state, request).await {
+    let handled = handle(&state, request).await;
+    respond(&state, started, handled)
+}
+
+pub(super) async fn dispatch_to_pool(
+    State(state): State<AppState>,
+    Path(pool): Path<String>,
+    request: Request,
+) -> Response {
+    let started = Instant::now();
+    let handled = handle_for_pool(&state, &pool, request).await;
+    respond(&state, started, handled)
+}
+
+type Handled = Result<(Response, DispatchResult), RequestError>;
+
+fn respond(state: &AppState, started: Instant, handled: Handled) -> Response {
+    let (response, result) = match handled {
         Ok(handled) => handled,
         Err(error) => {
             warn!(reason = %error, "a dispatch was refused");
@@ -34,20 +55,11 @@ pub(super) async fn dispatch(State(state): State<AppState>, request: Request) ->
     response
 }
 
-async fn handle(
-    state: &AppState,
-    request: Request,
-) -> Result<(Response, DispatchResult), RequestError> {
-    let (head, body) = request.into_parts();
-    authorize(state, &head.headers)?;
-    let _permit = state.bodies.acquire().await;
-    let body = tokio::time::timeout(BODY_TIMEOUT, read(body))
-        .await
-        .map_err(|_| RequestError::TooSlow)??;
-    let job = parse(body)?;
+async fn handle(state: &AppState, request: Request) -> Handled {
+    let (headers, job) = receive(state, request).await?;
     if let Some(fallback) = state.routing.fallback_for(&job) {
         let response = fallback
-            .forward(&head.headers, job.json().to_vec())
+            .forward(&headers, job.json().to_vec())
             .await
             .map_err(|error| RequestError::Unavailable(error.to_string()))?;
         info!(
@@ -58,17 +70,58 @@ async fn handle(
         );
         return Ok((answer::forwarded(response), DispatchResult::Forwarded));
     }
-    job.validate()
-        .map_err(|error| RequestError::Invalid(error.to_string()))?;
+    validate(&job)?;
     let (job_id, step_id) = (job.job_id.clone(), job.step_id.clone());
     let (pending, response_sent) = response_signal();
     let acceptance = state.target.accept(job, response_sent).await?;
     info!(job_id, step_id, accepted = ?acceptance, "accepted a dispatch");
-    let result = match acceptance {
+    Ok((answer::accepted(pending), result_of(acceptance)))
+}
+
+async fn handle_for_pool(state: &AppState, pool: &str, request: Request) -> Handled {
+    let (headers, job) = receive(state, request).await?;
+    validate(&job)?;
+    let Some(hub) = &state.hub else {
+        return Err(RequestError::UnknownPool(pool.to_owned()));
+    };
+    let traceparent = headers.get(TRACEPARENT);
+    let traceparent = traceparent.and_then(|value| value.to_str().ok());
+    let acceptance = hub.submit(pool, &job, traceparent).await?;
+    info!(
+        job_id = job.job_id,
+        step_id = job.step_id,
+        pool,
+        accepted = ?acceptance,
+        "accepted a dispatch"
+    );
+    let (pending, _) = response_signal();
+    Ok((answer::accepted(pending), result_of(acceptance)))
+}
+
+const fn result_of(acceptance: Acceptance) -> DispatchResult {
+    match acceptance {
         Acceptance::New => DispatchResult::Accepted,
         Acceptance::Duplicate => DispatchResult::Duplicate,
-    };
-    Ok((answer::accepted(pending), result))
+    }
+}
+
+/// Authorizes a request, and reads its document.
+async fn receive(
+    state: &AppState,
+    request: Request,
+) -> Result<(HeaderMap, Document), RequestError> {
+    let (head, body) = request.into_parts();
+    authorize(state, &head.headers)?;
+    let _permit = state.bodies.acquire().await;
+    let body = tokio::time::timeout(BODY_TIMEOUT, read(body))
+        .await
+        .map_err(|_| RequestError::TooSlow)??;
+    Ok((head.headers, parse(body)?))
+}
+
+fn validate(job: &Document) -> Result<(), RequestError> {
+    job.validate()
+        .map_err(|error| RequestError::Invalid(error.to_string()))
 }
 
 /// Checks the token before the body is read: a stranger must not make the launcher hold megabytes.

@@ -21,18 +21,26 @@ pub(super) async fn readiness(State(state): State<AppState>) -> Response {
     if state.draining.is_cancelled() {
         return status(StatusCode::SERVICE_UNAVAILABLE, "OUT_OF_SERVICE");
     }
-    match state.target.readiness().await {
+    let target = state.target.readiness().await;
+    let hub = match &state.hub {
+        Some(hub) => hub.readiness().await,
+        None => Readiness::Ready,
+    };
+    match target.and(hub) {
         Readiness::Ready => status(StatusCode::OK, "UP"),
         // A launcher that is not ready gets no dispatch, and then cannot report the problem to the platform.
         Readiness::Impaired(problem) => explained(StatusCode::OK, "UP", &problem),
         Readiness::NotReady(problem) => {
-            tracing::warn!(reason = problem, "not ready: the target is not usable");
+            tracing::warn!(reason = problem, "not ready");
             explained(StatusCode::SERVICE_UNAVAILABLE, "DOWN", &problem)
         }
     }
 }
 
 pub(super) async fn prometheus(State(state): State<AppState>) -> Response {
+    if let Some(hub) = &state.hub {
+        hub.measure().await;
+    }
     let mut response = state.metrics.render(state.target.load()).into_response();
     response.headers_mut().insert(
         header::CONTENT_TYPE,

@@ -16,16 +16,25 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 /// Far more than a platform opens; few enough for the usual limit of open files.
-const MAX_CONNECTIONS: usize = 512;
+pub(crate) const FEW_CONNECTIONS: usize = 512;
+/// An agent has one that waits for a task, and each executor of a pool has some.
+pub(crate) const MANY_CONNECTIONS: usize = 8192;
+/// The largest head of a request.
+const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// How long the head of a request may take, and an idle connection stay open.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to rest when the system has no connection to give, as when file descriptors are used up.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves until `stop`, then lets open requests end.
-pub(crate) async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) {
+pub(crate) async fn serve(
+    listener: TcpListener,
+    router: Router,
+    max_connections: usize,
+    stop: CancellationToken,
+) {
     let graceful = GracefulShutdown::new();
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let places = Arc::new(Semaphore::new(max_connections));
     loop {
         let accepted = tokio::select! {
             biased;
@@ -43,6 +52,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, stop: Cancellat
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIMEOUT)
+            .max_buf_size(MAX_HEAD_BYTES)
             .serve_connection(
                 TokioIo::new(stream),
                 TowerToHyperService::new(router.clone()),

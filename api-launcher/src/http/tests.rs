@@ -61,6 +61,7 @@ impl Service {
             gate(when_issued),
             Routing::All,
             Arc::new(target),
+            None,
             metrics,
             shutdown.draining.clone(),
         );

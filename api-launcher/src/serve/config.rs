@@ -13,6 +13,7 @@ use crate::data::DataDirArgs;
 use crate::dispatch::route::Routing;
 use crate::dispatch::route::settings::RoutingArgs;
 use crate::http::settings::{HttpArgs, HttpSettings};
+use crate::hub::settings::{HubArgs, HubSettings};
 use crate::kubernetes::dispatch_target::settings::{KubernetesArgs, KubernetesSettings};
 use crate::local::dispatch_target::settings::{ProcessArgs, ProcessSettings};
 use crate::reporter::settings::PlatformArgs;
@@ -36,8 +37,8 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub http: HttpArgs,
 
-    /// Where accepted steps run: `kubernetes`, as Jobs, or `process`, as executors on this machine
-    /// [default: kubernetes]
+    /// Where accepted steps run: `kubernetes`, as Jobs, `process`, as executors on this machine, or `none`, with the agents
+    /// of pools alone [default: kubernetes]
     #[arg(long, value_name = "TARGET", env = env::TARGET)]
     pub target: Option<Setting<TargetName>>,
 
@@ -68,6 +69,9 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     pub kubernetes: KubernetesArgs,
+
+    #[command(flatten)]
+    pub hub: HubArgs,
 }
 
 /// The options of diagnostics.
@@ -101,6 +105,7 @@ what is queued for the next start; a second SIGTERM ends the process at once.";
 pub(crate) enum TargetSettings {
     Kubernetes(Box<KubernetesSettings>),
     Process(ProcessSettings),
+    None,
 }
 
 /// Where accepted steps run.
@@ -108,11 +113,17 @@ pub(crate) enum TargetSettings {
 pub enum TargetName {
     Kubernetes,
     Process,
+    /// This launcher runs nothing itself.
+    None,
 }
 
 impl SettingValue for TargetName {
     fn parse(text: &str) -> Result<Self, String> {
-        let words = [("kubernetes", Self::Kubernetes), ("process", Self::Process)];
+        let words = [
+            ("kubernetes", Self::Kubernetes),
+            ("process", Self::Process),
+            ("none", Self::None),
+        ];
         choice(text, &words)
     }
 }
@@ -122,6 +133,8 @@ impl SettingValue for TargetName {
 pub(crate) struct Settings {
     pub(crate) http: HttpSettings,
     pub(crate) target: TargetSettings,
+    /// The pools, if there are any.
+    pub(crate) hub: Option<Box<HubSettings>>,
     pub(crate) routing: Routing,
     /// How long the service accepts dispatches after SIGTERM.
     pub(crate) drain: Duration,
@@ -166,17 +179,26 @@ impl ServeArgs {
                 .process
                 .resolve(problems, &self.data, &self.platform)
                 .map(TargetSettings::Process),
+            TargetName::None => {
+                if self.hub.pools.is_none() {
+                    let text = format!("is not set, but {} is `none`", env::TARGET);
+                    problems.push(SettingProblem::new(env::POOLS_FILE, text));
+                }
+                Some(TargetSettings::None)
+            }
         };
+        let hub = self.hub.resolve(problems, &self.data, &self.platform);
         let routing = self.routing.resolve(problems);
         match (target, routing) {
             (Some(target), Some(routing)) if problems.is_empty() => Ok(Settings {
                 http,
                 target,
+                hub: hub.map(Box::new),
                 routing,
                 drain,
                 shutdown,
             }),
-            _ => Err(std::mem::take(problems)),
+            _ => Err(without_repetitions(problems)),
         }
     }
 
@@ -197,12 +219,23 @@ impl ServeArgs {
             problems.push(SettingProblem::new(env::DRAIN_SECONDS, text));
         }
         let drain = drain.unwrap_or(match target {
-            TargetName::Kubernetes => DRAIN_SECONDS.min(all / 2),
+            TargetName::Kubernetes | TargetName::None => DRAIN_SECONDS.min(all / 2),
             // No other launcher serves from its data directory.
             TargetName::Process => 0,
         });
         (Duration::from_secs(drain), Duration::from_secs(all))
     }
+}
+
+/// Target and hub read the settings of the platform.
+fn without_repetitions(problems: &[SettingProblem]) -> Vec<SettingProblem> {
+    let mut told: Vec<SettingProblem> = Vec::new();
+    for problem in problems {
+        if !told.contains(problem) {
+            told.push(problem.clone());
+        }
+    }
+    told
 }
 
 #[cfg(test)]

@@ -194,6 +194,18 @@ pub const PERSISTENT_EXECUTOR_URL: &str = "MAYFLY_PERSISTENT_EXECUTOR_URL";
 pub const SHUTDOWN_SECONDS: &str = "MAYFLY_SHUTDOWN_SECONDS";
 /// Seconds in which a stopping launcher still accepts dispatches, although it is no longer ready.
 pub const DRAIN_SECONDS: &str = "MAYFLY_DRAIN_SECONDS";
+/// YAML file of the pools whose agents take runs from the launcher.
+pub const POOLS_FILE: &str = "MAYFLY_POOLS_FILE";
+/// URL of the database with the runs of pools. It may hold a password.
+pub const POOL_STORE: &str = "MAYFLY_POOL_STORE";
+/// One or two keys of job tokens, base64. The first one signs.
+pub const JOB_TOKEN_KEYS: &str = "MAYFLY_JOB_TOKEN_KEYS";
+/// File with what [`JOB_TOKEN_KEYS`] has.
+pub const JOB_TOKEN_KEYS_FILE: &str = "MAYFLY_JOB_TOKEN_KEYS_FILE";
+/// Seconds without a word of an executor and its agent after which the run of a pool is given up.
+pub const POOL_LOST_SECONDS: &str = "MAYFLY_POOL_LOST_SECONDS";
+/// Seconds that the run of a pool may wait for an executor.
+pub const POOL_QUEUE_SECONDS: &str = "MAYFLY_POOL_QUEUE_SECONDS";
 /// What a stopping launcher does with executors on its machine: `interrupt` or `leave`.
 pub const RUNS_ON_STOP: &str = "MAYFLY_RUNS_ON_STOP";
 /// How many Jobs are released and not over at a time; 0 means no limit.

@@ -8,7 +8,6 @@
 //!
 //! Wall time appears in events alone, for people.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Milliseconds.
@@ -20,6 +19,10 @@ pub trait Clock: Send + Sync + 'static {
     fn elapsed(&self) -> Duration;
     /// The wall clock. It may jump.
     fn wall(&self) -> SystemTime;
+    /// What is added to the time of PostgreSQL.
+    fn ahead(&self) -> Duration {
+        Duration::ZERO
+    }
 }
 
 /// The clocks of the machine.
@@ -47,16 +50,6 @@ impl Clock for SystemClock {
 
     fn wall(&self) -> SystemTime {
         SystemTime::now()
-    }
-}
-
-impl<C: Clock> Clock for Arc<C> {
-    fn elapsed(&self) -> Duration {
-        C::elapsed(self)
-    }
-
-    fn wall(&self) -> SystemTime {
-        C::wall(self)
     }
 }
 

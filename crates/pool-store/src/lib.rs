@@ -9,12 +9,18 @@
 //! The crate knows no HTTP, no Kubernetes and no platform. The hub asks the platform and tells the store what it found.
 
 mod clock;
+mod db;
 mod error;
 mod model;
 mod rules;
 pub mod state;
 mod store;
+mod text;
 mod view;
+mod waiters;
+
+#[cfg(test)]
+mod tests;
 
 pub use clock::{Clock, Millis, SystemClock};
 pub use error::{Error, OpenError, Refusal};

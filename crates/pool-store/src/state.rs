@@ -1,20 +1,25 @@
-//! What happens to a task.
+//! What happens to a task: a pure function from a task and an event to the next task.
+//!
+//! ```text
+//!                                   ┌──────────── beat ────────────┐
+//! SUBMITTED ─ found ─▶ AVAILABLE ─ lease ─▶ LEASED ─ started ─▶ STARTED ─ accept ─▶ RUNNING ─▶ over
+//!     ▲                    │                  │  └───── accept ────│───────────────▶│  ▲
+//!     │                    └─ time-out ─▶ over│                    │         silence│  │beat
+//!     └───────── decline, silence ────────────┴────────────────────┘                ▼  │
+//!                                                                              ORPHANED ─ silence ─▶ over
+//! ```
+//!
+//! On the wire, SUBMITTED is AVAILABLE too, and STARTED is LEASED.
 
-/// Why a task is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum EndReason {
-    /// Its executor, or the agent in its place, said how it ended.
-    Told,
-    /// Nothing was heard of the executor that had accepted it.
-    Lost,
-    /// No executor accepted it in time.
-    Expired,
-    /// Too many leases came to nothing.
-    Poison,
-    /// It was cancelled before an executor accepted it.
-    Cancelled,
-    /// The platform did not want it any more. Nothing is to be reported. It can be submitted again.
-    Superseded,
-    /// It may not run, or no agent can open its payload.
-    Refused,
-}
+mod event;
+mod task;
+mod transition;
+
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;
+
+pub use event::Event;
+pub use task::{EndReason, State, Task, TaskEnd};
+pub use transition::{LeaseOutcome, Record, Transition, apply};

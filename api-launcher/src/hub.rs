@@ -1,0 +1,211 @@
+//! The hub: keeps the runs of pools in a durable queue, gives them to agents, and speaks to the platform for them. Agents
+//! and executors reach it over the wire of `pool_protocol`.
+
+mod beats;
+mod chains;
+mod duties;
+mod job_token_keys;
+mod metrics;
+mod pools;
+mod relay;
+pub(crate) mod settings;
+mod submit;
+pub(crate) mod token_command;
+mod watched_file;
+pub(crate) mod wire;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use job_contract::Exit;
+use platform::{Platform, StepRef};
+use pool_store::{OpenError, Page, Store, TaskView};
+use runtime::private_file::private_folder;
+use runtime::setting::is_wrong_place;
+use tokio::sync::{Notify, Semaphore};
+
+use self::beats::Beats;
+use self::job_token_keys::KeySource;
+use self::metrics::PoolMetrics;
+use self::pools::Pools;
+use self::relay::Relay;
+use self::settings::{HubSettings, KeySetting};
+use self::watched_file::WatchedFile;
+use crate::dispatch::Readiness;
+use crate::metrics::Metrics;
+use crate::reporter::PlatformReporter;
+use crate::reporter::settings::PlatformSetupError;
+use crate::shutdown::Shutdown;
+
+pub(crate) use self::submit::SubmitError;
+
+/// Requests for tasks that wait at a time.
+const MAX_POLLS: usize = 2000;
+
+/// The hub.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    pools: WatchedFile<Pools>,
+    keys: KeySource,
+    store: Store,
+    reporter: Arc<dyn PlatformReporter>,
+    relay: Relay,
+    beats: Beats,
+    metrics: PoolMetrics,
+    polls: Semaphore,
+    /// For how long a lease holds.
+    lease: Duration,
+    /// There may be an outcome to report.
+    ended: Notify,
+    shutdown: Shutdown,
+}
+
+/// Why a hub cannot start.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HubError {
+    #[error(transparent)]
+    Store(#[from] OpenError),
+    #[error(transparent)]
+    Platform(#[from] PlatformSetupError),
+    #[error("could not set up the client of the platform")]
+    Client(#[source] reqwest::Error),
+    #[error("could not create `{}` for the store of pools", path.display())]
+    Place {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the key of job tokens in `{}` cannot be used: it {}", path.display(), problems.join("; "))]
+    Key {
+        path: PathBuf,
+        problems: Vec<String>,
+    },
+}
+
+impl HubError {
+    /// Whose fault it is.
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            Self::Store(
+                OpenError::Url | OpenError::InUse(_) | OpenError::NetworkFileSystem { .. },
+            )
+            | Self::Key { .. } => Exit::BadConfiguration,
+            Self::Store(OpenError::File { source, .. }) | Self::Place { source, .. }
+                if is_wrong_place(source) =>
+            {
+                Exit::BadConfiguration
+            }
+            _ => Exit::Infrastructure,
+        }
+    }
+}
+
+impl Hub {
+    /// Opens the store, and makes what does not exist yet.
+    pub(crate) async fn open(
+        settings: HubSettings,
+        metrics: &Metrics,
+        shutdown: Shutdown,
+    ) -> Result<Self, HubError> {
+        if let Some(folder) = settings.store.file().and_then(|file| file.parent()) {
+            private_folder(folder).map_err(|source| HubError::Place {
+                path: folder.to_owned(),
+                source,
+            })?;
+        }
+        let lease = settings.rules.lease;
+        let store = Store::open(settings.store.reveal(), settings.rules).await?;
+        let keys = open_keys(settings.keys)?;
+        let reporter = settings.platform.open()?;
+        let relay = match reporter.platform() {
+            Platform::Terrakube(terrakube) => Relay::new(terrakube.clone()),
+            Platform::Local(_) => unreachable!("a hub has no other platform"),
+        };
+        Ok(Self {
+            pools: settings.pools,
+            keys,
+            store,
+            relay: relay.map_err(HubError::Client)?,
+            reporter: Arc::new(reporter),
+            beats: Beats::default(),
+            metrics: PoolMetrics::register(metrics),
+            polls: Semaphore::new(MAX_POLLS),
+            lease,
+            ended: Notify::new(),
+            shutdown,
+        })
+    }
+
+    /// Does what the hub does beside answering, until the launcher stops.
+    pub(crate) async fn work(self: &Arc<Self>) {
+        duties::perform(self).await;
+    }
+
+    /// Closes the store, when nothing needs it any more.
+    pub(crate) async fn close(&self) {
+        self.store.close().await;
+    }
+
+    /// Returns whether runs of pools can be kept now.
+    pub(crate) async fn readiness(&self) -> Readiness {
+        if let Err(error) = self.store.pools().await {
+            return Readiness::NotReady(error.to_string());
+        }
+        let problem = self.pools.problem().or_else(|| self.keys.problem());
+        problem.map_or(Readiness::Ready, Readiness::Impaired)
+    }
+
+    /// Brings the metrics up to date.
+    pub(crate) async fn measure(&self) {
+        // What cannot be read shows in readiness.
+        if let Ok(pools) = self.store.pools().await {
+            self.metrics.observe(&pools);
+        }
+        let waiting = MAX_POLLS - self.polls.available_permits();
+        self.metrics.polls_waiting(waiting);
+    }
+
+    /// Everything about a task that its store gives in pages.
+    async fn open_tasks(&self) -> Result<Vec<TaskView>, pool_store::Error> {
+        let mut tasks = Vec::new();
+        let mut page = Page::first();
+        loop {
+            let more = self
+                .store
+                .tasks(None, pool_store::Listed::Open, page)
+                .await?;
+            page.after = more.last().map(|task| task.task);
+            let is_last = more.len() < page.limit as usize;
+            tasks.extend(more);
+            if is_last {
+                return Ok(tasks);
+            }
+        }
+    }
+}
+
+fn open_keys(setting: KeySetting) -> Result<KeySource, HubError> {
+    match setting {
+        KeySetting::Known(source) => Ok(source),
+        KeySetting::Beside(path) => {
+            job_token_keys::create_file(&path).map_err(|source| HubError::Place {
+                path: path.clone(),
+                source,
+            })?;
+            KeySource::file(&path).map_err(|problems| HubError::Key { path, problems })
+        }
+    }
+}
+
+/// The step of a task, as the platform names it.
+fn step_of(task: &TaskView) -> StepRef {
+    StepRef {
+        organization_id: task.organization.clone(),
+        workspace_id: task.workspace.clone(),
+        job_id: task.job.clone(),
+        step_id: task.step.clone(),
+        step_type: task.kind.clone(),
+    }
+}

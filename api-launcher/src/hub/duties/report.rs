@@ -1,0 +1,108 @@
+//! Reports to the platform how tasks ended, where their executors did not. The platform's word is asked first: an outcome
+//! that it has counts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use job_contract::chain;
+use job_contract::report::FinalReport;
+use pool_protocol::task::TaskState;
+use pool_store::state::EndReason;
+use pool_store::{EndView, TaskView};
+use tracing::{info, warn};
+
+use super::StoreLog;
+use crate::hub::chains::Chains;
+use crate::hub::{Hub, step_of};
+use crate::reporter::{PlatformReporter, ReportError};
+
+const PAUSE: Duration = Duration::from_secs(1);
+/// Reports at a time.
+const AT_ONCE: usize = 16;
+
+pub(super) async fn perform(hub: &Arc<Hub>) {
+    let (chains, mut log) = (Chains::new(AT_ONCE), StoreLog::default());
+    loop {
+        tokio::select! {
+            goes_on = hub.pause(PAUSE) => if !goes_on { break },
+            () = hub.ended.notified() => {}
+        }
+        let due = hub.store.to_report(2 * AT_ONCE as u32).await;
+        for task in log.note("report", due).unwrap_or_default() {
+            let hub = Arc::clone(hub);
+            chains.start(task.task, async move { report(&hub, &task).await });
+        }
+    }
+    chains.finish().await;
+}
+
+async fn report(hub: &Hub, task: &TaskView) {
+    let Some(end) = &task.end else {
+        return;
+    };
+    let patience = hub.reporter.report_patience();
+    if end.ago < patience {
+        hub.beats.keep(&*hub.reporter, task.task, &task.job);
+    }
+    let result = send(&*hub.reporter, task, end).await;
+    match result {
+        Ok(()) => {
+            info!(task = %task.task, job_id = task.job, step_id = task.step, "the platform has the outcome of a task");
+        }
+        Err(error) => {
+            let is_given_up = error.is_final() && end.ago > patience;
+            warn!(
+                task = %task.task,
+                job_id = task.job,
+                step_id = task.step,
+                error = chain(&error),
+                again = !is_given_up,
+                "the outcome of a task could not be reported"
+            );
+            if !is_given_up {
+                return;
+            }
+        }
+    }
+    match hub.store.reported(task.task).await {
+        Ok(()) => hub.beats.release(task.task),
+        Err(error) => {
+            warn!(task = %task.task, %error, "a report could not be noted, and is made again");
+        }
+    }
+}
+
+async fn send(
+    reporter: &dyn PlatformReporter,
+    task: &TaskView,
+    end: &EndView,
+) -> Result<(), ReportError> {
+    let step = step_of(task);
+    let text = sentence(task, end);
+    if task.state != TaskState::Completed {
+        return reporter.report_failure(&step, &text, None).await;
+    }
+    // What a plan found is not known here.
+    let report = FinalReport::default();
+    reporter.report_success(&step, &report, &text, None).await
+}
+
+/// What people read.
+fn sentence(task: &TaskView, end: &EndView) -> String {
+    let said = end.diagnostic.trim();
+    let begin = match end.reason {
+        EndReason::Refused => "The run was refused",
+        EndReason::Cancelled => "The run was cancelled",
+        _ if task.state == TaskState::Cancelled => "The run was cancelled",
+        _ if task.state == TaskState::Completed => {
+            "The run has ended, and its executor did not report it"
+        }
+        EndReason::Told => "The run failed",
+        _ => "The run was given up",
+    };
+    if said.is_empty() {
+        format!("{begin}.")
+    } else {
+        format!("{begin}: {said}")
+    }
+}

@@ -1,0 +1,210 @@
+//! Looks at all tasks that are not over: their jobs need heartbeats, and the run log says why they wait.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use job_contract::chain;
+use pool_protocol::id::{PoolName, TaskId};
+use pool_protocol::task::TaskState;
+use pool_store::{PoolView, TaskView, Wait};
+use tracing::debug;
+
+use super::StoreLog;
+use crate::hub::chains::Chains;
+use crate::hub::{Hub, step_of};
+
+const PAUSE: Duration = Duration::from_secs(5);
+/// A task that waits for less says nothing.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often the log says why a task waits.
+const INTERVAL: Duration = Duration::from_mins(1);
+/// Lines that are written at a time.
+const AT_ONCE: usize = 16;
+
+pub(super) async fn perform(hub: &Arc<Hub>) {
+    let (lines, mut log) = (Chains::new(AT_ONCE), StoreLog::default());
+    let mut said = HashMap::new();
+    loop {
+        if let Some(tasks) = log.note("watch", hub.open_tasks().await) {
+            keep_alive(hub, &tasks).await;
+            explain(hub, &tasks, &mut said, &lines).await;
+        }
+        if !hub.pause(PAUSE).await {
+            break;
+        }
+    }
+    lines.finish().await;
+}
+
+/// Keeps the jobs of open tasks alive, also those of runs that are silent: they may be cut off from the hub. Heartbeats of
+/// tasks that are over end when the platform knows, or with the patience for that.
+async fn keep_alive(hub: &Hub, tasks: &[TaskView]) {
+    let mut open = HashSet::new();
+    for task in tasks {
+        open.insert(task.task);
+        hub.beats.keep(&*hub.reporter, task.task, &task.job);
+    }
+    for task in hub.beats.tasks() {
+        if open.contains(&task) {
+            continue;
+        }
+        // A task that was submitted since is open.
+        match hub.store.task(task).await {
+            Ok(Some(view)) => match &view.end {
+                Some(end) if end.reported => hub.beats.release(task),
+                Some(_) => hub.beats.is_over(task, hub.reporter.report_patience()),
+                None => {}
+            },
+            Ok(None) => hub.beats.release(task),
+            Err(error) => debug!(%task, %error, "a task could not be read"),
+        }
+    }
+}
+
+/// Writes into the logs of tasks that wait, and of those that are silent.
+async fn explain(
+    hub: &Arc<Hub>,
+    tasks: &[TaskView],
+    said: &mut HashMap<TaskId, Instant>,
+    lines: &Chains,
+) {
+    let due: Vec<&TaskView> = tasks
+        .iter()
+        .filter(|task| is_worth_a_line(task))
+        .filter(|task| {
+            said.get(&task.task)
+                .is_none_or(|at| at.elapsed() >= INTERVAL)
+        })
+        .collect();
+    let open: HashSet<TaskId> = tasks.iter().map(|task| task.task).collect();
+    said.retain(|task, _| open.contains(task));
+    if due.is_empty() {
+        return;
+    }
+    let Ok(pools) = hub.store.pools().await else {
+        return;
+    };
+    let pools: HashMap<&PoolName, &PoolView> =
+        pools.iter().map(|pool| (&pool.pool, pool)).collect();
+    for task in due {
+        let position = match task.state {
+            TaskState::Available => hub.store.position(task.task).await.ok().flatten(),
+            _ => None,
+        };
+        let line = line(task, pools.get(&task.pool).copied(), position);
+        said.insert(task.task, Instant::now());
+        let (hub, task) = (Arc::clone(hub), task.clone());
+        lines.start(task.task, async move {
+            let written = hub.reporter.add_log_line(&step_of(&task), &line).await;
+            if let Err(error) = written {
+                debug!(task = %task.task, error = chain(&error), "why a run waits could not be written into its log");
+            }
+        });
+    }
+}
+
+fn is_worth_a_line(task: &TaskView) -> bool {
+    match task.state {
+        TaskState::Available => {
+            task.age >= PATIENCE && !matches!(task.wait, None | Some(Wait::Unconfirmed))
+        }
+        TaskState::Orphaned => true,
+        _ => false,
+    }
+}
+
+fn line(task: &TaskView, pool: Option<&PoolView>, position: Option<u32>) -> String {
+    let name = &task.pool;
+    if task.state == TaskState::Orphaned {
+        let agent = task.agent.as_ref().map(ToString::to_string);
+        return format!(
+            "No word from the executor of this run for {} s, nor from its agent `{}`. It may still run.",
+            task.silent.unwrap_or_default().as_secs(),
+            agent.unwrap_or_default(),
+        );
+    }
+    let place = position.map_or_else(String::new, |before| format!(", position {}", before + 1));
+    let (online, free) = pool.map_or((0, 0), |pool| (pool.online, pool.free));
+    let why = match task.wait {
+        Some(Wait::NoInstance) => "the pool has no agent that is online".to_owned(),
+        Some(Wait::Pause(time)) => format!("the next attempt is in {} s", time.as_secs()),
+        _ => format!("{online} agents are online, with {free} free slots"),
+    };
+    let last = task.reasons.last().map_or_else(String::new, |reason| {
+        format!(". The last attempt failed: {reason}")
+    });
+    format!("Waiting in pool `{name}`{place}: {why}{last}")
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::hub::wire::tests::task;
+
+    #[rstest]
+    #[case(
+        Wait::NoInstance,
+        None,
+        "Waiting in pool `eu`, position 3: the pool has no agent that is online"
+    )]
+    #[case(
+        Wait::NoCapacity,
+        None,
+        "Waiting in pool `eu`, position 3: 0 agents are online, with 0 free slots"
+    )]
+    #[case(
+        Wait::Pause(Duration::from_secs(20)),
+        Some("no node"),
+        "Waiting in pool `eu`, position 3: the next attempt is in 20 s. The last attempt failed: no node"
+    )]
+    fn a_line_says_why_a_task_waits(
+        #[case] wait: Wait,
+        #[case] reason: Option<&str>,
+        #[case] expected: &str,
+    ) {
+        let task = TaskView {
+            wait: Some(wait),
+            age: PATIENCE,
+            reasons: reason.into_iter().map(str::to_owned).collect(),
+            ..task(TaskState::Available)
+        };
+        assert!(is_worth_a_line(&task));
+        assert_eq!(line(&task, None, Some(2)), expected);
+    }
+
+    #[test]
+    fn tasks_that_are_new_or_run_say_nothing() {
+        let waits = |state, age, wait| TaskView {
+            wait,
+            age,
+            ..task(state)
+        };
+        let turn = Some(Wait::Turn);
+        for quiet in [
+            waits(TaskState::Available, Duration::ZERO, turn),
+            waits(TaskState::Available, PATIENCE, Some(Wait::Unconfirmed)),
+            waits(TaskState::Running, PATIENCE, None),
+            waits(TaskState::Leased, PATIENCE, None),
+        ] {
+            assert!(!is_worth_a_line(&quiet), "{quiet:?}");
+        }
+    }
+
+    #[test]
+    fn a_silent_run_names_its_agent() {
+        let task = TaskView {
+            agent: Some("eu-1".parse().unwrap()),
+            silent: Some(Duration::from_secs(90)),
+            ..task(TaskState::Orphaned)
+        };
+        assert!(is_worth_a_line(&task));
+        let line = line(&task, None, None);
+        assert!(
+            line.contains("for 90 s") && line.contains("`eu-1`"),
+            "{line}"
+        );
+    }
+}

@@ -1,0 +1,203 @@
+//! What a hub counts.
+
+use pool_protocol::id::PoolName;
+use pool_protocol::lease::DeclineReason;
+use pool_store::PoolView;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+
+use crate::metrics::Metrics;
+
+type Labels = Vec<(&'static str, String)>;
+
+/// The counters of pools. Their names are those in the file of the pools, so there are few.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PoolMetrics {
+    tasks: Family<Labels, Gauge>,
+    oldest: Family<Labels, Gauge>,
+    agents: Family<Labels, Gauge>,
+    slots: Family<Labels, Gauge>,
+    polls: Gauge,
+    redelivered: Family<Labels, Counter>,
+    declined: Family<Labels, Counter>,
+    stale: Counter,
+    poison: Family<Labels, Counter>,
+    lost: Family<Labels, Counter>,
+}
+
+impl PoolMetrics {
+    /// Adds the counters to those of the launcher.
+    pub(crate) fn register(metrics: &Metrics) -> Self {
+        let ours = Self::default();
+        metrics.extend(|registry| {
+            registry.register("pool_tasks", "Tasks of a pool by state", ours.tasks.clone());
+            registry.register(
+                "pool_oldest_queued_seconds",
+                "How long the oldest task of a pool has waited",
+                ours.oldest.clone(),
+            );
+            registry.register(
+                "pool_agents",
+                "Instances of agents of a pool by state",
+                ours.agents.clone(),
+            );
+            registry.register(
+                "pool_slots",
+                "Tasks that the agents of a pool that are online run at once, by state",
+                ours.slots.clone(),
+            );
+            registry.register(
+                "pool_polls_waiting",
+                "Requests for tasks that wait",
+                ours.polls.clone(),
+            );
+            registry.register(
+                "pool_redelivered",
+                "Leases that were given to their instance again",
+                ours.redelivered.clone(),
+            );
+            registry.register(
+                "pool_declined",
+                "Tasks that agents handed back, by reason",
+                ours.declined.clone(),
+            );
+            registry.register(
+                "pool_stale",
+                "Calls that were refused because of a lease that does not count any more",
+                ours.stale.clone(),
+            );
+            registry.register(
+                "pool_poison",
+                "Tasks that were given up after too many attempts",
+                ours.poison.clone(),
+            );
+            registry.register(
+                "pool_lost",
+                "Tasks that were given up because nothing was heard of their executors",
+                ours.lost.clone(),
+            );
+        });
+        ours
+    }
+
+    /// Takes over what the store says.
+    pub(crate) fn observe(&self, pools: &[PoolView]) {
+        // A pool without tasks and instances is not among them any more.
+        self.tasks.clear();
+        self.oldest.clear();
+        self.agents.clear();
+        self.slots.clear();
+        for view in pools {
+            let set = |family: &Family<Labels, Gauge>, state: &str, count: u32| {
+                let labels = with(&view.pool, "state", state);
+                family.get_or_create(&labels).set(count.into());
+            };
+            for (state, count) in [
+                ("unconfirmed", view.unconfirmed),
+                ("available", view.available),
+                ("leased", view.leased),
+                ("running", view.running),
+                ("orphaned", view.orphaned),
+                ("unreported", view.unreported),
+            ] {
+                set(&self.tasks, state, count);
+            }
+            set(&self.agents, "online", view.online);
+            set(&self.agents, "offline", view.offline);
+            set(&self.slots, "free", view.free);
+            set(&self.slots, "busy", view.capacity.saturating_sub(view.free));
+            let oldest = view.oldest.unwrap_or_default().as_secs();
+            self.oldest
+                .get_or_create(&of(&view.pool))
+                .set(i64::try_from(oldest).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// How many requests for tasks wait.
+    pub(crate) fn polls_waiting(&self, count: usize) {
+        self.polls.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn redelivered(&self, pool: &PoolName) {
+        self.redelivered.get_or_create(&of(pool)).inc();
+    }
+
+    pub(crate) fn declined(&self, pool: &PoolName, reason: DeclineReason) {
+        let reason = match reason {
+            DeclineReason::Draining => "draining",
+            DeclineReason::Quota => "quota",
+            DeclineReason::Refused => "refused",
+            DeclineReason::Sealed => "sealed",
+            DeclineReason::Failed => "failed",
+            DeclineReason::Other => "other",
+        };
+        let labels = with(pool, "reason", reason);
+        self.declined.get_or_create(&labels).inc();
+    }
+
+    pub(crate) fn stale(&self) {
+        self.stale.inc();
+    }
+
+    pub(crate) fn poison(&self, pool: &PoolName) {
+        self.poison.get_or_create(&of(pool)).inc();
+    }
+
+    pub(crate) fn lost(&self, pool: &PoolName) {
+        self.lost.get_or_create(&of(pool)).inc();
+    }
+}
+
+fn of(pool: &PoolName) -> Labels {
+    vec![("pool", pool.to_string())]
+}
+
+fn with(pool: &PoolName, name: &'static str, value: &str) -> Labels {
+    vec![("pool", pool.to_string()), (name, value.to_owned())]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn each_pool_has_its_series_and_a_pool_that_is_gone_has_none() {
+        let metrics = Metrics::default();
+        let pools = PoolMetrics::register(&metrics);
+        let view = PoolView {
+            pool: "eu".parse().unwrap(),
+            online: 2,
+            offline: 1,
+            capacity: 10,
+            free: 4,
+            unconfirmed: 1,
+            available: 3,
+            leased: 2,
+            running: 4,
+            orphaned: 0,
+            unreported: 0,
+            oldest: Some(Duration::from_secs(61)),
+        };
+        pools.observe(std::slice::from_ref(&view));
+        pools.lost(&view.pool);
+        pools.declined(&view.pool, DeclineReason::Quota);
+        let text = metrics.render(None);
+        for line in [
+            r#"mayfly_pool_tasks{pool="eu",state="available"} 3"#,
+            r#"mayfly_pool_agents{pool="eu",state="online"} 2"#,
+            r#"mayfly_pool_slots{pool="eu",state="busy"} 6"#,
+            r#"mayfly_pool_oldest_queued_seconds{pool="eu"} 61"#,
+            r#"mayfly_pool_lost_total{pool="eu"} 1"#,
+            r#"mayfly_pool_declined_total{pool="eu",reason="quota"} 1"#,
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        pools.observe(&[]);
+        let text = metrics.render(None);
+        assert!(!text.contains("mayfly_pool_tasks{"), "{text}");
+        assert!(text.contains("mayfly_pool_lost_total{"), "{text}");
+    }
+}

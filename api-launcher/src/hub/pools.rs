@@ -1,0 +1,143 @@
+//! The pools of a hub: who may submit to each, who may take from it, and how its executors reach the platform. Read from
+//! one YAML file.
+
+mod file;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::SystemTime;
+
+use pool_protocol::id::PoolName;
+use pool_protocol::token::PoolToken;
+
+pub(crate) use self::file::parse;
+
+/// All pools, by name.
+#[derive(Debug, Default)]
+pub(crate) struct Pools(BTreeMap<PoolName, Pool>);
+
+/// One pool.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    organizations: Organizations,
+    pub(crate) boundary: Boundary,
+    tokens: Vec<KnownToken>,
+}
+
+/// Whose runs a pool takes.
+#[derive(Debug, PartialEq, Eq)]
+enum Organizations {
+    All,
+    These(BTreeSet<String>),
+}
+
+/// How executors of a pool reach the platform.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Boundary {
+    /// Through the hub. They have no secret of the platform.
+    Relay,
+    /// Themselves, with the platform's secret.
+    Direct,
+}
+
+/// What is kept of a token.
+#[derive(Debug)]
+struct KnownToken {
+    id: String,
+    /// SHA-256 of the token, in lower-case hexadecimal digits.
+    sha256: String,
+    expires: Option<SystemTime>,
+}
+
+/// Why a pool token is refused. Clients see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum TokenRefusal {
+    #[error("the pool token is unknown, or was removed")]
+    Unknown,
+    #[error("the pool token has expired")]
+    Expired,
+}
+
+impl Pools {
+    /// The pool of this name.
+    pub(crate) fn get(&self, name: &PoolName) -> Option<&Pool> {
+        self.0.get(name)
+    }
+
+    /// Returns the id of a token that is good now.
+    pub(crate) fn token_id(
+        &self,
+        token: &PoolToken,
+        now: SystemTime,
+    ) -> Result<&str, TokenRefusal> {
+        let pool = self.0.get(token.pool()).ok_or(TokenRefusal::Unknown)?;
+        // Each is compared, so that the time says nothing.
+        let known = pool
+            .tokens
+            .iter()
+            .filter(|known| token.has_digest(&known.sha256))
+            .last()
+            .ok_or(TokenRefusal::Unknown)?;
+        if known.expires.is_some_and(|end| end <= now) {
+            return Err(TokenRefusal::Expired);
+        }
+        Ok(&known.id)
+    }
+}
+
+impl Pool {
+    /// Whether runs of the organization may use the pool.
+    pub(crate) fn takes(&self, organization: &str) -> bool {
+        match &self.organizations {
+            Organizations::All => true,
+            Organizations::These(ids) => ids.contains(organization),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::*;
+
+    fn at(seconds: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    fn pools(tokens: &[(&PoolToken, Option<u64>)]) -> Pools {
+        let known =
+            |(at_index, (token, expires)): (usize, &(&PoolToken, Option<u64>))| KnownToken {
+                id: at_index.to_string(),
+                sha256: token.digest(),
+                expires: expires.map(at),
+            };
+        let pool = Pool {
+            organizations: Organizations::These(["a".to_owned()].into()),
+            boundary: Boundary::Relay,
+            tokens: tokens.iter().enumerate().map(known).collect(),
+        };
+        Pools([("eu".parse().unwrap(), pool)].into())
+    }
+
+    #[test]
+    fn a_token_is_good_while_it_is_in_the_file_and_not_expired() {
+        let [old, new, other] = [(); 3].map(|()| PoolToken::new("eu".parse().unwrap()));
+        let pools = pools(&[(&old, Some(100)), (&new, None)]);
+        assert_eq!(pools.token_id(&old, at(99)), Ok("0"));
+        assert_eq!(pools.token_id(&old, at(100)), Err(TokenRefusal::Expired));
+        assert_eq!(pools.token_id(&new, at(100)), Ok("1"));
+        assert_eq!(pools.token_id(&other, at(0)), Err(TokenRefusal::Unknown));
+        let elsewhere = PoolToken::new("us".parse().unwrap());
+        assert_eq!(
+            pools.token_id(&elsewhere, at(0)),
+            Err(TokenRefusal::Unknown)
+        );
+    }
+
+    #[test]
+    fn a_pool_takes_the_runs_of_its_organizations() {
+        let pools = pools(&[]);
+        let pool = pools.get(&"eu".parse().unwrap()).unwrap();
+        assert!(pool.takes("a") && !pool.takes("b") && !pool.takes("*"));
+    }
+}

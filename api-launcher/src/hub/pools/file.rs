@@ -1,0 +1,318 @@
+//! The file of the pools: reads it, and says everything that is wrong with it at once.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use pool_protocol::id::PoolName;
+use serde_json::{Map, Value};
+
+use super::{Boundary, KnownToken, Organizations, Pool, Pools};
+
+/// A name that differs in more letters is another name.
+const MISSPELT: usize = 3;
+/// Stands for every organization.
+const ALL: &str = "*";
+
+/// Reads the text of the file.
+pub(crate) fn parse(text: &str) -> Result<Pools, Vec<String>> {
+    let file: Value = serde_saphyr::from_str(text)
+        .map_err(|error| vec![format!("is no YAML: {}", first_line(&error.to_string()))])?;
+    let mut reader = Reader::default();
+    let pools = reader.pools(&file);
+    if reader.problems.is_empty() {
+        Ok(pools)
+    } else {
+        Err(reader.problems)
+    }
+}
+
+/// The rest quotes the file.
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
+}
+
+/// Collects what is wrong. A place is the way to a value: `pools.eu.tokens[0]`.
+#[derive(Default)]
+struct Reader {
+    problems: Vec<String>,
+}
+
+impl Reader {
+    fn pools(&mut self, file: &Value) -> Pools {
+        let Some(file) = self.object("", file, &["pools"]) else {
+            return Pools::default();
+        };
+        let Some(Value::Object(pools)) = file.get("pools") else {
+            self.wrong("pools", "must have the pools by their names");
+            return Pools::default();
+        };
+        let mut known = BTreeMap::new();
+        for (name, value) in pools {
+            let place = format!("pools.{name}");
+            match name.parse::<PoolName>() {
+                Ok(name) => known.extend(self.pool(&place, value).map(|pool| (name, pool))),
+                Err(error) => self.wrong("pools", &error.to_string()),
+            }
+        }
+        Pools(known)
+    }
+
+    fn pool(&mut self, place: &str, value: &Value) -> Option<Pool> {
+        let fields = self.object(place, value, &["organizations", "boundary", "tokens"])?;
+        let organizations = self.organizations(&format!("{place}.organizations"), fields);
+        let boundary = self.boundary(&format!("{place}.boundary"), fields);
+        let tokens = self.tokens(&format!("{place}.tokens"), fields);
+        Some(Pool {
+            organizations: organizations?,
+            boundary: boundary?,
+            tokens,
+        })
+    }
+
+    fn organizations(&mut self, place: &str, fields: &Map<String, Value>) -> Option<Organizations> {
+        let listed = fields.get("organizations").and_then(Value::as_array);
+        let ids: Option<Vec<&str>> = listed.and_then(|all| all.iter().map(Value::as_str).collect());
+        match ids.as_deref() {
+            Some([ALL]) => Some(Organizations::All),
+            Some(ids) if !ids.contains(&ALL) => Some(Organizations::These(
+                ids.iter().map(|id| (*id).to_owned()).collect(),
+            )),
+            _ => {
+                self.wrong(
+                    place,
+                    "must be a list of the ids of organizations, or [\"*\"] for all of them",
+                );
+                None
+            }
+        }
+    }
+
+    fn boundary(&mut self, place: &str, fields: &Map<String, Value>) -> Option<Boundary> {
+        match fields.get("boundary").map(Value::as_str) {
+            None | Some(Some("relay")) => Some(Boundary::Relay),
+            Some(Some("direct")) => Some(Boundary::Direct),
+            Some(_) => {
+                self.wrong(place, "must be `relay` or `direct`");
+                None
+            }
+        }
+    }
+
+    fn tokens(&mut self, place: &str, fields: &Map<String, Value>) -> Vec<KnownToken> {
+        let Some(listed) = fields.get("tokens") else {
+            return Vec::new();
+        };
+        let Some(listed) = listed.as_array() else {
+            self.wrong(place, "must be a list");
+            return Vec::new();
+        };
+        let mut tokens: Vec<KnownToken> = Vec::new();
+        for (index, value) in listed.iter().enumerate() {
+            let place = format!("{place}[{index}]");
+            let Some(token) = self.token(&place, value) else {
+                continue;
+            };
+            if tokens.iter().any(|known| known.id == token.id) {
+                self.wrong(
+                    &place,
+                    &format!("has the id `{}` of another token", token.id),
+                );
+            }
+            tokens.push(token);
+        }
+        tokens
+    }
+
+    fn token(&mut self, place: &str, value: &Value) -> Option<KnownToken> {
+        let known = ["id", "sha256", "created", "expires", "description"];
+        let fields = self.object(place, value, &known)?;
+        let id = self.text(place, fields, "id");
+        if id.is_none() {
+            self.wrong(place, "has no `id`");
+        }
+        let digest = self
+            .text(place, fields, "sha256")
+            .map(str::to_ascii_lowercase);
+        let is_digest =
+            |text: &String| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let digest = digest.filter(is_digest);
+        if digest.is_none() {
+            self.wrong(
+                place,
+                "must have a `sha256` of 64 hexadecimal digits, as `api-launcher pool token new` prints it",
+            );
+        }
+        // For people; checked so that a mistake shows.
+        self.time(place, fields, "created");
+        self.text(place, fields, "description");
+        let expires = self.time(place, fields, "expires");
+        Some(KnownToken {
+            id: id?.to_owned(),
+            sha256: digest?,
+            expires,
+        })
+    }
+
+    fn text<'v>(
+        &mut self,
+        place: &str,
+        fields: &'v Map<String, Value>,
+        name: &str,
+    ) -> Option<&'v str> {
+        let value = fields.get(name)?;
+        let text = value.as_str().filter(|text| !text.is_empty());
+        if text.is_none() {
+            self.wrong(&format!("{place}.{name}"), "must be a text");
+        }
+        text
+    }
+
+    fn time(&mut self, place: &str, fields: &Map<String, Value>, name: &str) -> Option<SystemTime> {
+        let text = self.text(place, fields, name)?;
+        let time = humantime::parse_rfc3339(text).ok();
+        if time.is_none() {
+            let expected = "must be a time such as `2027-01-31T00:00:00Z`";
+            self.wrong(&format!("{place}.{name}"), expected);
+        }
+        time
+    }
+
+    /// The fields of an object that may have these.
+    fn object<'v>(
+        &mut self,
+        place: &str,
+        value: &'v Value,
+        known: &[&str],
+    ) -> Option<&'v Map<String, Value>> {
+        let Value::Object(fields) = value else {
+            let names = known.join("`, `");
+            self.wrong(place, &format!("must have the keys `{names}`"));
+            return None;
+        };
+        for name in fields.keys().filter(|name| !known.contains(&name.as_str())) {
+            let text = match nearest(name, known) {
+                Some(meant) => format!("has the unknown key `{name}`: did you mean `{meant}`?"),
+                None => format!(
+                    "has the unknown key `{name}`, expected `{}`",
+                    known.join("`, `")
+                ),
+            };
+            self.wrong(place, &text);
+        }
+        Some(fields)
+    }
+
+    fn wrong(&mut self, place: &str, text: &str) {
+        let place = if place.is_empty() { "the file" } else { place };
+        self.problems.push(format!("{place} {text}"));
+    }
+}
+
+fn nearest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
+    known
+        .iter()
+        .map(|key| (strsim::damerau_levenshtein(name, key), *key))
+        .filter(|(distance, _)| *distance <= MISSPELT)
+        .min()
+        .map(|(_, key)| key)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    const DIGEST: &str = "0123456789abcdef0123456789abcdef0123456789ABCDEF0123456789abcdef";
+
+    #[test]
+    fn a_file_with_everything_is_read() {
+        let pools = parse(&format!(
+            r#"
+pools:
+  eu:
+    organizations: [a, b]
+    boundary: direct
+    tokens:
+      - {{id: one, sha256: "{DIGEST}", created: "2026-11-23T09:00:00Z", expires: "2027-11-23T09:00:00Z", description: Frankfurt}}
+      - {{id: two, sha256: "{DIGEST}"}}
+  us-1:
+    organizations: ["*"]
+"#
+        ))
+        .unwrap();
+        let names: Vec<_> = pools.0.keys().map(PoolName::as_str).collect();
+        assert_eq!(names, ["eu", "us-1"]);
+        let eu = pools.get(&"eu".parse().unwrap()).unwrap();
+        assert_eq!(eu.boundary, Boundary::Direct);
+        assert!(eu.takes("b") && !eu.takes("c"));
+        assert_eq!(eu.tokens.len(), 2);
+        assert_eq!(eu.tokens[0].sha256, DIGEST.to_ascii_lowercase());
+        assert!(eu.tokens[0].expires.is_some() && eu.tokens[1].expires.is_none());
+        let us = pools.get(&"us-1".parse().unwrap()).unwrap();
+        assert_eq!(us.boundary, Boundary::Relay);
+        assert!(us.takes("anything"));
+    }
+
+    #[test]
+    fn everything_that_is_wrong_is_told_at_once() {
+        let problems = parse(
+            r#"
+pool: {}
+pools:
+  EU: {organizations: [a]}
+  eu:
+    organisations: [a]
+    boundary: relais
+    tokens:
+      - {id: one, sha256: "12", expires: tomorrow}
+      - {sha: x, colour: red}
+  us: {organizations: ["*", a], tokens: secret}
+  asia: none
+"#,
+        )
+        .unwrap_err();
+        for expected in [
+            "the file has the unknown key `pool`: did you mean `pools`?",
+            "pools `EU` is not a valid name",
+            "pools.eu has the unknown key `organisations`: did you mean `organizations`?",
+            "pools.eu.organizations must be a list",
+            "pools.eu.boundary must be `relay` or `direct`",
+            "pools.eu.tokens[0] must have a `sha256` of 64 hexadecimal digits",
+            "pools.eu.tokens[0].expires must be a time",
+            "pools.eu.tokens[1] has the unknown key `sha`: did you mean",
+            "pools.eu.tokens[1] has the unknown key `colour`, expected `id`",
+            "pools.eu.tokens[1] has no `id`",
+            "pools.us.organizations must be a list",
+            "pools.us.tokens must be a list",
+            "pools.asia must have the keys",
+        ] {
+            assert!(
+                problems.iter().any(|problem| problem.starts_with(expected)),
+                "{expected}\n{problems:#?}"
+            );
+        }
+    }
+
+    #[rstest]
+    #[case("")]
+    #[case("[]")]
+    #[case("pools: [")]
+    #[case("pools: {}\npools: {}")]
+    #[case("pools: 3")]
+    fn what_is_no_file_of_pools_is_refused(#[case] text: &str) {
+        assert!(parse(text).is_err(), "{text}");
+    }
+
+    #[test]
+    fn two_tokens_of_one_id_are_refused() {
+        let problems = parse(&format!(
+            "pools: {{eu: {{organizations: [a], tokens: [{{id: a, sha256: {DIGEST}}}, {{id: a, sha256: {DIGEST}}}]}}}}"
+        ))
+        .unwrap_err();
+        assert_eq!(
+            problems,
+            ["pools.eu.tokens[1] has the id `a` of another token"]
+        );
+    }
+}

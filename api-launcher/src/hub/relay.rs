@@ -1,0 +1,105 @@
+//! The relay: executors of a pool reach the platform through the hub, with the token of their lease instead of a secret of
+//! the platform. What passes is about their own organization, workspace, job and step.
+//!
+//! - [`rules`] says which requests there are, and which of them a task may make in its state. Pure.
+//! - [`body`] checks what a request says. Pure.
+//! - [`forward`] sends it.
+
+mod body;
+mod forward;
+mod rules;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse as _, Response};
+use platform::StepRef;
+use pool_protocol::id::{LeaseId, TaskId};
+use pool_protocol::problem::Code;
+use pool_store::{Refusal, TaskView};
+use tracing::{debug, warn};
+
+use self::forward::Outgoing;
+use self::rules::{Call, Denied};
+use super::pools::Boundary;
+use super::wire::Failure;
+use super::{Hub, step_of};
+
+pub(crate) use self::forward::Relay;
+
+/// A request to the platform.
+pub(super) async fn handle(State(hub): State<Arc<Hub>>, request: Request) -> Response {
+    match pass(&hub, request).await {
+        Ok(response) => response,
+        Err(failure) => failure.into_response(),
+    }
+}
+
+async fn pass(hub: &Hub, request: Request) -> Result<Response, Failure> {
+    let (head, body) = request.into_parts();
+    // Not the decoded parameters of the route: two readers of one path must not differ.
+    let target = rules::split(head.uri.path()).ok_or(Refusal::TaskNotFound)?;
+    let task = authorize(hub, &head.headers, target.task, target.lease).await?;
+    let step = step_of(&task);
+    let call = Call::find(&head.method, &target.path, head.uri.query(), &step)
+        .and_then(|call| rules::check_state(&task, call).map(|()| call));
+    let call = call.map_err(|denied| refuse(&task, &head.method, head.uri.path(), &denied))?;
+    let outgoing = Outgoing::new(call, &target.path, &step, body)
+        .await
+        .map_err(|denied| refuse(&task, &head.method, head.uri.path(), &denied))?;
+    debug!(task = %task.task, ?call, "relayed");
+    hub.relay.send(outgoing, &step).await
+}
+
+/// Returns the task of a request whose token is good for its current lease.
+async fn authorize(
+    hub: &Hub,
+    headers: &axum::http::HeaderMap,
+    task: TaskId,
+    lease: LeaseId,
+) -> Result<TaskView, Failure> {
+    let grant = hub.holder(headers, task, lease)?;
+    let view = hub.store.task(task).await?.ok_or(Refusal::TaskNotFound)?;
+    if (view.lease, view.fencing_token) != (Some(grant.lease), grant.fencing_token) {
+        hub.metrics.stale();
+        return Err(Refusal::LeaseSuperseded.into());
+    }
+    let pools = hub.pools.current();
+    match pools.get(&view.pool).map(|pool| pool.boundary) {
+        Some(Boundary::Relay) => Ok(view),
+        _ => {
+            let text = format!("pool `{}` has no relay to the platform", view.pool);
+            Err(Failure::new(Code::ExecutorPoolForbidden, text))
+        }
+    }
+}
+
+fn refuse(task: &TaskView, method: &axum::http::Method, path: &str, denied: &Denied) -> Failure {
+    warn!(
+        task = %task.task,
+        pool = %task.pool,
+        job_id = task.job,
+        step_id = task.step,
+        %method,
+        path = path.chars().take(256).collect::<String>(),
+        reason = %denied,
+        "the relay has refused a request"
+    );
+    match denied {
+        Denied::State(refusal) => refusal.clone().into(),
+        Denied::Request(_) | Denied::Body(_) => {
+            Failure::new(Code::ExecutorPoolForbidden, denied.to_string())
+        }
+        Denied::Unread(_) => Failure::new(Code::RequestInvalid, denied.to_string()),
+    }
+}
+
+/// The addresses that records name end like this.
+fn output_path(step: &StepRef) -> String {
+    format!(
+        "/tfoutput/v1/organization/{}/job/{}/step/{}",
+        step.organization_id, step.job_id, step.step_id
+    )
+}

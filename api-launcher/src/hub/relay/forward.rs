@@ -1,0 +1,294 @@
+//! Sends a request to the platform, with a token of the platform that is a minute old at most, and passes on the response.
+//! No header of either side passes but those that are named here, and redirects are not followed.
+
+use std::io;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
+use job_contract::chain;
+use platform::StepRef;
+use platform::terrakube::Terrakube;
+use platform::terrakube::token::BRIEF;
+use pool_protocol::problem::Code;
+use reqwest::Method;
+use secrecy::ExposeSecret as _;
+use tokio::sync::Semaphore;
+use tracing::{debug, warn};
+use url::Url;
+
+use super::body;
+use super::rules::{Call, Denied, own_history};
+use crate::hub::wire::Failure;
+
+const JSON_API: &str = "application/vnd.api+json";
+const JSON: &str = "application/json";
+const KIB: usize = 1024;
+const MIB: usize = 1024 * KIB;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The platform may wait a while for the row of a job.
+const CALL_TIMEOUT: Duration = Duration::from_mins(1);
+/// An archive is large.
+const CONTENT_TIMEOUT: Duration = Duration::from_mins(10);
+/// How long a body may take that is read whole.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Requests at a time; further ones wait for their turn.
+const AT_ONCE: usize = 256;
+
+/// A request that may be sent.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    call: Call,
+    /// The last two parts of the path of a run's content.
+    content: String,
+    body: Option<reqwest::Body>,
+}
+
+impl Outgoing {
+    /// Reads and checks the body of a request.
+    pub(super) async fn new(
+        call: Call,
+        path: &[&str],
+        step: &StepRef,
+        body: Body,
+    ) -> Result<Self, Denied> {
+        let body = match call {
+            // The path says whose it is; what it says is the run's own.
+            Call::WriteContext => {
+                let stream = body.into_data_stream().map_err(io::Error::other);
+                Some(reqwest::Body::wrap_stream(limited(stream, 64 * MIB)))
+            }
+            _ => {
+                let limit = match call {
+                    Call::ChangeJob | Call::ChangeStep | Call::AddHistory => 64 * KIB,
+                    Call::AddLines => 4 * MIB,
+                    _ => 0,
+                };
+                let bytes = tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, limit))
+                    .await
+                    .map_err(|_| Denied::Unread("it did not arrive in time"))?
+                    .map_err(|_| Denied::Unread("it is too large, or broke off"))?;
+                has_body(call)
+                    .then(|| body::check(call, &bytes, step).map(reqwest::Body::from))
+                    .transpose()?
+            }
+        };
+        let content = path[path.len().saturating_sub(2)..].join("/");
+        Ok(Self {
+            call,
+            content,
+            body,
+        })
+    }
+}
+
+const fn has_body(call: Call) -> bool {
+    matches!(
+        call,
+        Call::ChangeJob
+            | Call::ChangeStep
+            | Call::AddHistory
+            | Call::AddLines
+            | Call::SetUpLog
+            | Call::WriteContext
+    )
+}
+
+/// The client of the relay.
+#[derive(Debug)]
+pub(crate) struct Relay {
+    terrakube: Terrakube,
+    http: reqwest::Client,
+    places: Semaphore,
+}
+
+impl Relay {
+    /// A relay to this platform.
+    pub(crate) fn new(terrakube: Terrakube) -> Result<Self, reqwest::Error> {
+        let http = reqwest::Client::builder()
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(CONNECT_TIMEOUT)
+            .user_agent(concat!("mayfly/", env!("CARGO_PKG_VERSION")))
+            .build()?;
+        Ok(Self {
+            terrakube,
+            http,
+            places: Semaphore::new(AT_ONCE),
+        })
+    }
+
+    /// Sends the request, and returns the response of the platform.
+    pub(super) async fn send(
+        &self,
+        outgoing: Outgoing,
+        step: &StepRef,
+    ) -> Result<Response, Failure> {
+        let _place = self.places.acquire().await;
+        let call = outgoing.call;
+        let url = self.url(&outgoing, step).await?;
+        let (method, media_type, timeout, limit) = properties(call);
+        let mut request = self
+            .http
+            .request(method, url)
+            .timeout(timeout)
+            .header(header::ACCEPT, media_type);
+        if let Some(body) = outgoing.body {
+            request = request.header(header::CONTENT_TYPE, media_type).body(body);
+        }
+        // Releases are for everyone.
+        let tokens = &self.terrakube.config().tokens;
+        if call != Call::ReadReleases
+            && let Some(token) = tokens.mint(BRIEF)
+        {
+            request = request.bearer_auth(token.expose_secret());
+        }
+        let answer = request.send().await.map_err(|error| {
+            let error = error.without_url();
+            warn!(
+                ?call,
+                error = chain(&error),
+                "the platform did not answer a request of the relay"
+            );
+            away("the platform does not answer: try again")
+        })?;
+        Ok(respond(answer, limit))
+    }
+
+    async fn url(&self, outgoing: &Outgoing, step: &StepRef) -> Result<Url, Failure> {
+        let config = self.terrakube.config();
+        let (org, job) = (step.organization_id.as_str(), step.job_id.as_str());
+        let job_path = ["api", "v1", "organization", org, "job", job];
+        let history = [
+            "api",
+            "v1",
+            "organization",
+            org,
+            "workspace",
+            &step.workspace_id,
+            "history",
+        ];
+        Ok(match outgoing.call {
+            Call::ReadJob => {
+                let mut url = extended(&config.api_url, &job_path);
+                url.set_query(Some("include=step"));
+                url
+            }
+            Call::ChangeJob => extended(&config.api_url, &job_path),
+            Call::ChangeStep => {
+                let step = [&job_path[..], &["step", &step.step_id]].concat();
+                extended(&config.api_url, &step)
+            }
+            Call::ReadHistory => {
+                let mut url = extended(&config.api_url, &history);
+                url.query_pairs_mut()
+                    .append_pair("filter[history]", &own_history(step));
+                url
+            }
+            Call::AddHistory => extended(&config.api_url, &history),
+            Call::SetUpLog => extended(&config.api_url, &["logs", job, "setup-consumer-groups"]),
+            Call::AddLines => extended(&config.api_url, &["logs"]),
+            Call::ReadContext | Call::WriteContext => {
+                extended(&config.public_url, &["context", "v1", job])
+            }
+            Call::ReadReleases => extended(&config.api_url, &["tofu", "index.json"]),
+            Call::ReadContent => self.content(&outgoing.content, step).await?,
+        })
+    }
+
+    /// The address of the content of a run, which the job names, and which must be the platform's.
+    async fn content(&self, asked: &str, step: &StepRef) -> Result<Url, Failure> {
+        let source = self.terrakube.override_source(step).await;
+        let source = source.map_err(|error| {
+            debug!(
+                error = chain(&error),
+                "the content of a run cannot be found"
+            );
+            away("the platform does not say where the content of the run is: try again")
+        })?;
+        let config = self.terrakube.config();
+        let url = source.and_then(|source| Url::parse(&source).ok());
+        let url = url.filter(|url| {
+            [&config.public_url, &config.api_url]
+                .iter()
+                .any(|base| base.origin() == url.origin())
+                && url
+                    .path()
+                    .ends_with(&format!("/configuration-versions/{asked}"))
+        });
+        url.ok_or_else(|| {
+            let text = "the job has no content at the platform";
+            Failure::new(Code::ExecutorPoolForbidden, text)
+        })
+    }
+}
+
+/// Method, media type, time and size of a response.
+fn properties(call: Call) -> (Method, &'static str, Duration, usize) {
+    let (method, media_type) = match call {
+        Call::ReadJob | Call::ReadHistory => (Method::GET, JSON_API),
+        Call::ChangeJob | Call::ChangeStep => (Method::PATCH, JSON_API),
+        Call::AddHistory | Call::SetUpLog | Call::AddLines => (Method::POST, JSON_API),
+        Call::ReadContext => (Method::GET, JSON),
+        Call::WriteContext => (Method::POST, JSON),
+        Call::ReadContent => (Method::GET, "*/*"),
+        Call::ReadReleases => (Method::GET, JSON),
+    };
+    let (timeout, limit) = match call {
+        Call::ReadContent => (CONTENT_TIMEOUT, 1024 * MIB),
+        Call::ReadContext | Call::WriteContext => (CALL_TIMEOUT, 64 * MIB),
+        _ => (CALL_TIMEOUT, 8 * MIB),
+    };
+    (method, media_type, timeout, limit)
+}
+
+fn respond(answer: reqwest::Response, limit: usize) -> Response {
+    let status = answer.status();
+    let kept: Vec<_> = [header::CONTENT_TYPE, header::RETRY_AFTER]
+        .into_iter()
+        .filter_map(|name| Some((name.clone(), answer.headers().get(name)?.clone())))
+        .collect();
+    let stream = answer
+        .bytes_stream()
+        .map_err(|error| io::Error::other(error.without_url()));
+    let mut response = Response::new(Body::from_stream(limited(stream, limit)));
+    *response.status_mut() = status;
+    response.headers_mut().extend(kept);
+    // What an executor reads is for it alone.
+    response
+        .headers_mut()
+        .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// The stream, which fails when it has more bytes.
+fn limited<S>(stream: S, limit: usize) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static
+where
+    S: Stream<Item = io::Result<Bytes>> + Send + 'static,
+{
+    let mut left = limit;
+    stream.map(move |piece| {
+        let piece = piece?;
+        left = left
+            .checked_sub(piece.len())
+            .ok_or_else(|| io::Error::new(io::ErrorKind::FileTooLarge, "it is too large"))?;
+        Ok(piece)
+    })
+}
+
+/// Ids are plain, and stay what they are.
+fn extended(base: &Url, path: &[&str]) -> Url {
+    let mut url = base.clone();
+    if let Ok(mut segments) = url.path_segments_mut() {
+        segments.pop_if_empty().extend(path);
+    }
+    url
+}
+
+fn away(text: &str) -> Failure {
+    let mut failure = Failure::new(Code::Other, text);
+    failure.0.status = StatusCode::BAD_GATEWAY.as_u16();
+    failure
+}

@@ -1,0 +1,215 @@
+//! Which requests of an executor pass, by method, path, query and the state of its task.
+
+use std::time::Duration;
+
+use axum::http::Method;
+use platform::StepRef;
+use pool_protocol::id::{LeaseId, TaskId};
+use pool_protocol::task::TaskState;
+use pool_store::state::EndReason;
+use pool_store::{Refusal, TaskView};
+
+/// For how long the last reports of a task that is over may be repeated.
+const AFTERWARDS: Duration = Duration::from_mins(10);
+/// The width of the platform's column for the job of a state.
+const REFERENCE_WIDTH: usize = 36;
+/// The longest path of a request.
+const MAX_PATH: usize = 1024;
+
+/// A request that there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    ReadJob,
+    ChangeJob,
+    ChangeStep,
+    /// Which states of the job are on record.
+    ReadHistory,
+    AddHistory,
+    SetUpLog,
+    AddLines,
+    ReadContext,
+    WriteContext,
+    /// The archive of a run that was started from a command line.
+    ReadContent,
+    /// The releases of OpenTofu.
+    ReadReleases,
+}
+
+/// Why a request does not pass.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Denied {
+    #[error("the relay does not pass this request: {0}")]
+    Request(&'static str),
+    #[error("the relay does not pass this document: {0}")]
+    Body(&'static str),
+    #[error("the body cannot be read: {0}")]
+    Unread(&'static str),
+    #[error(transparent)]
+    State(Refusal),
+}
+
+/// The parts of a path of the relay.
+#[derive(Debug)]
+pub(super) struct Target<'p> {
+    pub(super) task: TaskId,
+    pub(super) lease: LeaseId,
+    /// The path below the platform's URL.
+    pub(super) path: Vec<&'p str>,
+}
+
+/// Splits the path of a request as it was sent.
+pub(super) fn split(path: &str) -> Option<Target<'_>> {
+    let rest = path.strip_prefix("/api/v1/executor/tasks/")?;
+    let (task, rest) = rest.split_once("/leases/")?;
+    let (lease, rest) = rest.split_once("/platform/")?;
+    Some(Target {
+        task: task.parse().ok()?,
+        lease: lease.parse().ok()?,
+        path: rest.split('/').collect(),
+    })
+}
+
+impl Call {
+    /// Finds the request. Everything it names must be the step's own.
+    pub(super) fn find(
+        method: &Method,
+        path: &[&str],
+        query: Option<&str>,
+        step: &StepRef,
+    ) -> Result<Self, Denied> {
+        let length: usize = path.iter().map(|part| part.len() + 1).sum();
+        if length > MAX_PATH || !path.iter().all(|part| is_plain(part)) {
+            return Err(Denied::Request("its path is not in plain form"));
+        }
+        let call = Self::of_path(method, path, step)?;
+        if call.takes_query(query, step) {
+            Ok(call)
+        } else {
+            Err(Denied::Request("its query is not one that this path takes"))
+        }
+    }
+
+    fn of_path(method: &Method, path: &[&str], step: &StepRef) -> Result<Self, Denied> {
+        let own = |id: &str, of: &str| !id.is_empty() && id == of;
+        let (org, job) = (&step.organization_id, &step.job_id);
+        let (call, is_own) = match (method.as_str(), path) {
+            ("GET", ["api", "v1", "organization", o, "job", j]) => {
+                (Self::ReadJob, own(o, org) && own(j, job))
+            }
+            ("PATCH", ["api", "v1", "organization", o, "job", j]) => {
+                (Self::ChangeJob, own(o, org) && own(j, job))
+            }
+            ("PATCH", ["api", "v1", "organization", o, "job", j, "step", s]) => (
+                Self::ChangeStep,
+                own(o, org) && own(j, job) && own(s, &step.step_id),
+            ),
+            (
+                method @ ("GET" | "POST"),
+                ["api", "v1", "organization", o, "workspace", w, "history"],
+            ) => {
+                let call = match method {
+                    "GET" => Self::ReadHistory,
+                    _ => Self::AddHistory,
+                };
+                (call, own(o, org) && own(w, &step.workspace_id))
+            }
+            ("POST", ["logs"]) => (Self::AddLines, true),
+            ("POST", ["logs", j, "setup-consumer-groups"]) => (Self::SetUpLog, own(j, job)),
+            ("GET", ["context", "v1", j]) => (Self::ReadContext, own(j, job)),
+            ("POST", ["context", "v1", j]) => (Self::WriteContext, own(j, job)),
+            // Whose it is, the job says: see `Relay`.
+            (
+                "GET",
+                [
+                    "remote",
+                    "tfe",
+                    "v2",
+                    "configuration-versions",
+                    _,
+                    "terraformContent.tar.gz",
+                ],
+            ) => (Self::ReadContent, true),
+            ("GET", ["tofu", "index.json"]) => (Self::ReadReleases, true),
+            _ => return Err(Denied::Request("executors make no such request")),
+        };
+        if is_own {
+            Ok(call)
+        } else {
+            Err(Denied::Request("it is about another run"))
+        }
+    }
+
+    fn takes_query(self, query: Option<&str>, step: &StepRef) -> bool {
+        let pairs: Vec<_> =
+            url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()).collect();
+        let pairs: Vec<(&str, &str)> = pairs
+            .iter()
+            .map(|(name, value)| (&**name, &**value))
+            .collect();
+        match (self, &pairs[..]) {
+            (Self::ReadJob, [("include", "step")]) => true,
+            (Self::ReadHistory, [("filter[history]", filter)]) => *filter == own_history(step),
+            (Self::ReadHistory, []) => false,
+            (_, pairs) => pairs.is_empty(),
+        }
+    }
+
+    /// Whether an executor makes it before it accepts its task.
+    const fn is_read(self) -> bool {
+        matches!(
+            self,
+            Self::ReadJob | Self::ReadContext | Self::ReadContent | Self::ReadReleases
+        )
+    }
+
+    /// Whether the statuses of job and step change.
+    const fn is_report(self) -> bool {
+        matches!(self, Self::ChangeJob | Self::ChangeStep)
+    }
+
+    /// Whether it is part of the end of a run: state, log, outcome.
+    const fn is_final(self) -> bool {
+        matches!(
+            self,
+            Self::ReadJob | Self::ReadHistory | Self::AddHistory | Self::SetUpLog | Self::AddLines
+        ) || self.is_report()
+    }
+}
+
+/// The filter for the states that the job has published, in the platform's query language.
+pub(super) fn own_history(step: &StepRef) -> String {
+    format!("jobReference=='{}'", job_reference(step))
+}
+
+/// The job as records of states name it.
+pub(super) fn job_reference(step: &StepRef) -> String {
+    step.job_id.chars().take(REFERENCE_WIDTH).collect()
+}
+
+/// Ids need no other characters. So nothing is decoded, here or behind.
+fn is_plain(part: &str) -> bool {
+    let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    !part.is_empty() && part.bytes().all(known) && !part.bytes().all(|byte| byte == b'.')
+}
+
+/// Whether the task is in a state in which it may make the request.
+pub(super) fn check_state(task: &TaskView, call: Call) -> Result<(), Denied> {
+    let refusal = match task.state {
+        // One that was not heard of for a while may still run, and its reports count.
+        TaskState::Running | TaskState::Orphaned => return Ok(()),
+        TaskState::Leased if call.is_read() => return Ok(()),
+        TaskState::Leased => Refusal::LeaseNotAccepted,
+        TaskState::Available => Refusal::LeaseExpired,
+        TaskState::Completed | TaskState::Failed | TaskState::Cancelled => {
+            let end = task.end.as_ref();
+            let is_fresh = end.is_some_and(|end| end.ago <= AFTERWARDS);
+            // Of a run that the hub has given up, the hub reports the outcome.
+            let is_told = end.is_some_and(|end| end.reason == EndReason::Told);
+            if is_fresh && call.is_final() && (is_told || !call.is_report()) {
+                return Ok(());
+            }
+            Refusal::TaskAlreadyTerminal
+        }
+    };
+    Err(Denied::State(refusal))
+}

@@ -1,0 +1,1 @@
+//! What passes and what does not, as tables.

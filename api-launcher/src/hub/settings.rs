@@ -1,0 +1,315 @@
+//! The settings of a hub.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, ValueHint};
+use job_contract::env;
+use pool_store::Rules;
+use runtime::setting::{ReadSetting as _, Seconds, Setting, SettingProblem};
+use secrecy::{ExposeSecret as _, SecretString};
+
+use super::job_token_keys::{JobTokenKeys, KeySource};
+use super::pools::{self, Pools};
+use super::watched_file::WatchedFile;
+use crate::data::DataDirArgs;
+use crate::reporter::settings::{PlatformArgs, PlatformSettings};
+
+/// What a URL of a SQLite store begins with.
+const SQLITE: &str = "sqlite:";
+/// A platform keeps no job waiting for longer.
+const LONGEST_QUEUE: Duration = Duration::from_hours(6);
+
+/// The options of a hub.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Pools")]
+pub struct HubArgs {
+    /// YAML file of the pools whose agents take runs from this launcher; it is read again when it changes
+    /// [default: no pools]
+    #[arg(long, value_name = "FILE", env = env::POOLS_FILE, value_hint = ValueHint::FilePath)]
+    pub pools: Option<PathBuf>,
+
+    /// Database of the runs of pools.
+    #[arg(long, value_name = "URL", env = env::POOL_STORE, hide_env_values = true, hide = true)]
+    pub pool_store: Option<Setting<SecretString>>,
+
+    /// Keys of the tokens of runs, base64.
+    #[arg(long, value_name = "BASE64", env = env::JOB_TOKEN_KEYS, hide_env_values = true, hide = true)]
+    pub job_token_keys: Option<Setting<SecretString>>,
+
+    /// File with one or two keys of the tokens of runs, base64, one a line; the first one signs. It is read again when it
+    /// changes [default: a new key beside the SQLite database]
+    #[arg(long, value_name = "FILE", env = env::JOB_TOKEN_KEYS_FILE, value_hint = ValueHint::FilePath)]
+    pub job_token_keys_file: Option<PathBuf>,
+
+    /// A run that an executor has taken is given up after this time without a word of the executor and its agent
+    /// [default: 600]
+    #[arg(long, value_name = "SECONDS", env = env::POOL_LOST_SECONDS)]
+    pub pool_lost_seconds: Option<Setting<Seconds>>,
+
+    /// A run that no executor takes is given up after this time, 21600 at most [default: 3600]
+    #[arg(long, value_name = "SECONDS", env = env::POOL_QUEUE_SECONDS)]
+    pub pool_queue_seconds: Option<Setting<Seconds>>,
+}
+
+/// The settings of a hub.
+#[derive(Debug)]
+pub(crate) struct HubSettings {
+    pub(crate) pools: WatchedFile<Pools>,
+    pub(crate) store: StoreUrl,
+    pub(crate) keys: KeySetting,
+    pub(crate) rules: Rules,
+    pub(crate) platform: PlatformSettings,
+}
+
+/// Where the keys of job tokens come from.
+#[derive(Debug)]
+pub(crate) enum KeySetting {
+    Known(KeySource),
+    /// A file that is made if it does not exist.
+    Beside(PathBuf),
+}
+
+/// The URL of a store. It may hold a password.
+pub(crate) struct StoreUrl(SecretString);
+
+impl std::fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("StoreUrl")
+    }
+}
+
+impl StoreUrl {
+    pub(crate) fn reveal(&self) -> &str {
+        self.0.expose_secret()
+    }
+
+    /// The file of a SQLite database.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        let rest = self.reveal().strip_prefix(SQLITE)?;
+        let path = rest.strip_prefix("//").unwrap_or(rest);
+        Some(Path::new(path.split('?').next().unwrap_or(path)))
+    }
+}
+
+impl HubArgs {
+    /// Returns the settings, or `None` without pools or if one of them is invalid.
+    pub(crate) fn resolve(
+        &self,
+        problems: &mut Vec<SettingProblem>,
+        data: &DataDirArgs,
+        platform: &PlatformArgs,
+    ) -> Option<HubSettings> {
+        let file = self.pools.as_deref()?;
+        let mut wrong = |variable: &str, texts: Vec<String>| {
+            problems.extend(texts.into_iter().map(|text| {
+                let text = format!("is `{}`: {text}", file.display());
+                SettingProblem::new(variable, text)
+            }));
+        };
+        let pools = WatchedFile::open(file, pools::parse)
+            .map_err(|texts| wrong(env::POOLS_FILE, texts))
+            .ok();
+        let store = self.resolve_store(problems, data);
+        let keys = self.resolve_keys(problems, store.as_ref());
+        let rules = self.resolve_rules(problems);
+        let platform = resolve_platform(problems, data, platform);
+        Some(HubSettings {
+            rules,
+            pools: pools?,
+            store: store?,
+            keys: keys?,
+            platform: platform?,
+        })
+    }
+
+    fn resolve_store(
+        &self,
+        problems: &mut Vec<SettingProblem>,
+        data: &DataDirArgs,
+    ) -> Option<StoreUrl> {
+        if let Some(url) = self.pool_store.read(problems) {
+            return Some(StoreUrl(url));
+        }
+        match data.locate() {
+            Ok(data) => {
+                let file = data.launcher().join("pools/pools.db");
+                Some(StoreUrl(format!("{SQLITE}{}", file.display()).into()))
+            }
+            Err(error) => {
+                let text = format!("is needed for the database of pools: {error}");
+                problems.push(SettingProblem::new(env::DATA_DIR, text));
+                None
+            }
+        }
+    }
+
+    fn resolve_rules(&self, problems: &mut Vec<SettingProblem>) -> Rules {
+        let usual = Rules::default();
+        let mut seconds = |setting: &Option<Setting<Seconds>>, default| {
+            setting.read(problems).map_or(default, |Seconds(time)| time)
+        };
+        let lost_after = seconds(&self.pool_lost_seconds, usual.lost_after);
+        let queue_timeout = seconds(&self.pool_queue_seconds, usual.queue_timeout);
+        if queue_timeout > LONGEST_QUEUE {
+            let text = format!(
+                "is `{}`, expected {} at most",
+                queue_timeout.as_secs(),
+                LONGEST_QUEUE.as_secs()
+            );
+            problems.push(SettingProblem::new(env::POOL_QUEUE_SECONDS, text));
+        }
+        Rules {
+            orphaned_after: usual.orphaned_after.min(lost_after / 2),
+            lost_after,
+            queue_timeout,
+            ..usual
+        }
+    }
+
+    fn resolve_keys(
+        &self,
+        problems: &mut Vec<SettingProblem>,
+        store: Option<&StoreUrl>,
+    ) -> Option<KeySetting> {
+        let given = self.job_token_keys.read(problems);
+        let mut wrong = |variable: &str, texts: Vec<String>| {
+            let problem = |text| SettingProblem::new(variable, text);
+            problems.extend(texts.into_iter().map(problem));
+        };
+        match (given, self.job_token_keys_file.as_deref()) {
+            (Some(_), Some(_)) => {
+                let text = format!("is set, and {} too: set one", env::JOB_TOKEN_KEYS_FILE);
+                wrong(env::JOB_TOKEN_KEYS, vec![text]);
+                None
+            }
+            (Some(keys), None) => JobTokenKeys::parse(keys.expose_secret())
+                .map(|keys| KeySetting::Known(KeySource::Given(Arc::new(keys))))
+                .map_err(|texts| wrong(env::JOB_TOKEN_KEYS, texts))
+                .ok(),
+            (None, Some(file)) => KeySource::file(file)
+                .map(KeySetting::Known)
+                .map_err(|texts| wrong(env::JOB_TOKEN_KEYS_FILE, texts))
+                .ok(),
+            (None, None) => match store?.file() {
+                Some(file) => Some(KeySetting::Beside(file.with_extension("job-token-key"))),
+                None => {
+                    let text = "is not set: hubs that share a database share the keys too";
+                    wrong(env::JOB_TOKEN_KEYS, vec![text.to_owned()]);
+                    None
+                }
+            },
+        }
+    }
+}
+
+fn resolve_platform(
+    problems: &mut Vec<SettingProblem>,
+    data: &DataDirArgs,
+    platform: &PlatformArgs,
+) -> Option<PlatformSettings> {
+    if !platform.terrakube.is_set() {
+        let text = "is not set: a hub reports the runs of pools to the platform";
+        problems.push(SettingProblem::new(env::API_URL, text));
+        return None;
+    }
+    platform.resolve(problems, data.given())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use runtime::setting::from_variables;
+
+    use super::*;
+
+    const KEY: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
+
+    struct Place(tempfile::TempDir);
+
+    impl Place {
+        fn new(pools: &str) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            fs::write(folder.path().join("pools.yaml"), pools).unwrap();
+            Self(folder)
+        }
+
+        fn resolve(
+            &self,
+            more: &[(&str, &str)],
+            platform: &[(&str, &str)],
+        ) -> Result<HubSettings, Vec<String>> {
+            let args = HubArgs {
+                pools: Some(self.0.path().join("pools.yaml")),
+                ..from_variables(more)
+            };
+            let data = DataDirArgs {
+                data_dir: Some(self.0.path().join("data")),
+            };
+            let mut problems = Vec::new();
+            let settings = args.resolve(&mut problems, &data, &from_variables(platform));
+            settings.ok_or_else(|| problems.iter().map(ToString::to_string).collect())
+        }
+    }
+
+    const PLATFORM: &[(&str, &str)] = &[
+        (env::API_URL, "http://api:8080"),
+        (env::PUBLIC_API_URL, "https://terrakube.example.test"),
+        (env::INTERNAL_SECRET, KEY),
+    ];
+
+    #[test]
+    fn a_file_of_pools_and_a_platform_are_all_it_needs() {
+        let place = Place::new("pools: {eu: {organizations: [a]}}");
+        let settings = place.resolve(&[], PLATFORM).unwrap();
+        let database = place.0.path().join("data/launcher/pools/pools.db");
+        assert_eq!(settings.store.file(), Some(database.as_path()));
+        let KeySetting::Beside(key) = settings.keys else {
+            panic!("a key is made")
+        };
+        assert_eq!(key, database.with_extension("job-token-key"));
+        let none = HubArgs::default().resolve(
+            &mut Vec::new(),
+            &DataDirArgs::default(),
+            &from_variables(&[]),
+        );
+        assert!(none.is_none());
+    }
+
+    #[test]
+    fn problems_of_all_parts_are_told_at_once_and_no_secret_with_them() {
+        let place = Place::new("pools: {eu: {}}");
+        let problems = place
+            .resolve(
+                &[
+                    (env::POOL_STORE, "postgres://hub:hunter2@db/pools"),
+                    (env::JOB_TOKEN_KEYS, "hunter2"),
+                ],
+                &[],
+            )
+            .unwrap_err();
+        assert_eq!(problems.len(), 3, "{problems:#?}");
+        assert!(problems[0].contains("pools.eu.organizations must be a list"));
+        assert!(problems[1].starts_with("`MAYFLY_JOB_TOKEN_KEYS` has a key"));
+        assert!(problems[2].starts_with("`AzBuilderApiUrl` is not set"));
+        assert!(!problems.concat().contains("hunter2"));
+    }
+
+    #[test]
+    fn hubs_that_share_a_database_must_share_the_keys() {
+        let place = Place::new("pools: {eu: {organizations: [a]}}");
+        let shared = (env::POOL_STORE, "postgres://db/pools");
+        let problems = place.resolve(&[shared], PLATFORM).unwrap_err();
+        assert!(problems[0].contains("share the keys"), "{problems:?}");
+        let settings = place
+            .resolve(&[shared, (env::JOB_TOKEN_KEYS, KEY)], PLATFORM)
+            .unwrap();
+        assert_eq!(settings.store.file(), None);
+        assert!(!format!("{settings:?}").contains("postgres"));
+        let both = [(env::JOB_TOKEN_KEYS, KEY), (env::JOB_TOKEN_KEYS_FILE, "x")];
+        let problems = place.resolve(&both, PLATFORM).unwrap_err();
+        assert!(problems[0].contains("set one"), "{problems:?}");
+    }
+}

@@ -1,0 +1,132 @@
+//! Takes a dispatch into the queue of a pool.
+
+use std::sync::Arc;
+
+use job_contract::Document;
+use pool_protocol::id::PoolName;
+use pool_store::{Content, Payload, Submission, Submitted};
+use tracing::{error, warn};
+
+use super::Hub;
+use crate::dispatch::Acceptance;
+
+/// The longest document that an agent is given. What is longer fits no Secret of a cluster.
+const MAX_DOCUMENT_BYTES: usize = 4 * 1024 * 1024;
+/// The length of a `traceparent` of version 00.
+const TRACEPARENT: usize = 55;
+
+/// Why a dispatch was not taken.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SubmitError {
+    #[error("there is no pool `{0}`")]
+    UnknownPool(String),
+    #[error("{0}")]
+    Store(#[from] pool_store::Error),
+}
+
+impl Hub {
+    /// Stores the job of a dispatch durably. A job that the pool does not take is stored too: its step fails with the
+    /// reason.
+    pub(crate) async fn submit(
+        self: &Arc<Self>,
+        pool: &str,
+        job: &Document,
+        traceparent: Option<&str>,
+    ) -> Result<Acceptance, SubmitError> {
+        let pools = self.pools.current();
+        let known = pool.parse::<PoolName>().ok();
+        let known = known.and_then(|name| Some((pools.get(&name)?, name)));
+        let Some((settings, name)) = known else {
+            return Err(SubmitError::UnknownPool(pool.chars().take(64).collect()));
+        };
+        let refusal = if !settings.takes(&job.organization_id) {
+            Some(format!(
+                "pool `{name}` takes no runs of organization `{}`: add it to the organizations of the pool",
+                job.organization_id
+            ))
+        } else if job.json().len() > MAX_DOCUMENT_BYTES {
+            Some(format!(
+                "the job document has {} bytes, and pool `{name}` takes {MAX_DOCUMENT_BYTES}: make its variables and scripts shorter",
+                job.json().len()
+            ))
+        } else {
+            None
+        };
+        if let Some(reason) = &refusal {
+            warn!(%name, job_id = job.job_id, step_id = job.step_id, reason, "refused a run of a pool");
+        }
+        let submission = Submission {
+            pool: name,
+            organization: job.organization_id.clone(),
+            workspace: job.workspace_id.clone(),
+            job: job.job_id.clone(),
+            step: job.step_id.clone(),
+            kind: job.step_type.clone().unwrap_or_default(),
+            traceparent: traceparent
+                .filter(|text| is_traceparent(text))
+                .map(str::to_owned),
+            stock: false,
+            content: refusal.map_or_else(
+                || {
+                    Content::Payload(Payload {
+                        key_id: None,
+                        data: job.json().to_vec(),
+                    })
+                },
+                Content::Refused,
+            ),
+        };
+        // A task of its own: the run is stored even if the sender hangs up, and has a heartbeat then.
+        let (hub, job_id) = (Arc::clone(self), job.job_id.clone());
+        let stored = tokio::spawn(async move {
+            let submitted = hub.store.submit(submission).await?;
+            if let Submitted::New(task) = submitted {
+                hub.beats.keep(&*hub.reporter, task, &job_id);
+                hub.ended.notify_one();
+            }
+            Ok::<_, pool_store::Error>(submitted)
+        });
+        let submitted = stored
+            .await
+            .map_err(|error| pool_store::Error::Unavailable(error.into()))
+            .flatten()
+            .inspect_err(|error| error!(%error, "a run of a pool could not be kept"))?;
+        Ok(match submitted {
+            Submitted::New(_) => Acceptance::New,
+            Submitted::Duplicate(_) => Acceptance::Duplicate,
+        })
+    }
+}
+
+/// Whether this is a `traceparent` of W3C Trace Context.
+fn is_traceparent(text: &str) -> bool {
+    let digits = |part: &str| {
+        part.bytes()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    let zero = |part: &str| part.bytes().all(|byte| byte == b'0');
+    let parts: Vec<&str> = text.split('-').collect();
+    text.len() == TRACEPARENT
+        && matches!(parts[..], ["00", trace, span, flags]
+            if trace.len() == 32 && span.len() == 16
+                && [trace, span, flags].into_iter().all(digits)
+                && !zero(trace) && !zero(span))
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", true)]
+    #[case("00-00000000000000000000000000000000-b7ad6b7169203331-01", false)]
+    #[case("00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01", false)]
+    #[case("00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01", false)]
+    #[case("01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", false)]
+    #[case("", false)]
+    fn only_a_traceparent_is_passed_on(#[case] text: &str, #[case] expected: bool) {
+        assert_eq!(is_traceparent(text), expected);
+    }
+}

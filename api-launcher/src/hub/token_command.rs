@@ -1,0 +1,105 @@
+//! `api-launcher pool token new`: makes a token of a pool, and the line for the file of the pools.
+
+use std::io::{self, Write as _};
+use std::time::SystemTime;
+
+use clap::{Args, Subcommand};
+use job_contract::Exit;
+use pool_protocol::id::PoolName;
+use pool_protocol::token::PoolToken;
+use serde_json::json;
+
+use crate::terminal;
+
+/// Work with pools
+#[derive(Args, Clone, Debug)]
+pub struct PoolArgs {
+    #[command(subcommand)]
+    command: PoolCommand,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum PoolCommand {
+    /// Tokens of agents
+    Token {
+        #[command(subcommand)]
+        command: TokenCommand,
+    },
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum TokenCommand {
+    /// Make a token: standard output gets the token, standard error the line for the file of the pools
+    #[command(after_help = NOTES)]
+    New(NewArgs),
+}
+
+#[derive(Args, Clone, Debug)]
+struct NewArgs {
+    /// Name of the pool
+    #[arg(long, value_name = "NAME")]
+    pool: PoolName,
+
+    /// Whose token it is, for people
+    #[arg(long, value_name = "TEXT")]
+    description: Option<String>,
+}
+
+const NOTES: &str = "\
+The token is shown once and kept nowhere: the file of the pools has its SHA-256 alone.
+
+Example:
+  api-launcher pool token new --pool eu --description Frankfurt > token";
+
+impl PoolArgs {
+    /// Does what the subcommand asks.
+    pub(crate) fn run(&self) -> Exit {
+        let PoolCommand::Token {
+            command: TokenCommand::New(args),
+        } = &self.command;
+        let token = PoolToken::new(args.pool.clone());
+        let text = line(&token, args.description.as_deref(), SystemTime::now());
+        // The line goes first: a token without it is of no use, and is lost when its reader has gone.
+        let told = writeln!(
+            io::stderr(),
+            "Add this line to `pools.{}.tokens` in the file of the pools:\n      {text}",
+            args.pool
+        );
+        if told.is_err() {
+            return Exit::Infrastructure;
+        }
+        terminal::stdout::print(format!("{}\n", token.reveal()).as_bytes())
+    }
+}
+
+/// JSON is YAML.
+fn line(token: &PoolToken, description: Option<&str>, now: SystemTime) -> String {
+    let digest = token.digest();
+    let created = humantime::format_rfc3339_seconds(now).to_string();
+    let id = format!("{}-{}", &created[..10], &digest[..6]);
+    let mut entry = json!({"id": id, "sha256": digest, "created": created});
+    if let Some(description) = description {
+        entry["description"] = description.into();
+    }
+    format!("- {entry}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::*;
+    use crate::hub::pools;
+
+    #[test]
+    fn the_line_makes_the_token_good() {
+        let now = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        let token = PoolToken::new("eu".parse().unwrap());
+        let line = line(&token, Some("Frankfurt: \"one\""), now);
+        assert!(line.starts_with(r#"- {"id":"2027-01-15-"#), "{line}");
+        let file = format!("pools:\n  eu:\n    organizations: [a]\n    tokens:\n      {line}\n");
+        let pools = pools::parse(&file).unwrap();
+        assert!(pools.token_id(&token, now).is_ok());
+        assert!(!line.contains(token.reveal()));
+    }
+}

@@ -1,0 +1,107 @@
+//! Reads bodies, and writes responses: JSON, or a problem.
+
+use axum::Json;
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use pool_protocol::problem::{self, Code, Problem};
+use pool_store::Refusal;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tracing::warn;
+
+use super::{BODY_TIMEOUT, MAX_BODY_BYTES};
+
+/// When a client that was one too many asks again, in seconds.
+const RETRY_AFTER: u32 = 5;
+
+/// A request that failed.
+#[derive(Debug)]
+pub(crate) struct Failure(pub(crate) Problem);
+
+impl Failure {
+    pub(crate) fn new(code: Code, title: impl Into<String>) -> Self {
+        Self(Problem::new(code, title))
+    }
+
+    pub(crate) const fn code(&self) -> Code {
+        self.0.code
+    }
+}
+
+impl From<Problem> for Failure {
+    fn from(problem: Problem) -> Self {
+        Self(problem)
+    }
+}
+
+impl From<pool_store::Error> for Failure {
+    fn from(error: pool_store::Error) -> Self {
+        let code = error.code();
+        match &error {
+            pool_store::Error::Refused(refusal) => Self::new(code, refusal.to_string()),
+            pool_store::Error::Unavailable(_) => {
+                warn!(%error, "the store of pools cannot be used");
+                Self::new(code, "the hub cannot use its store now: try again")
+            }
+        }
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Self::new(refusal.code(), refusal.to_string())
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let Self(problem) = self;
+        let status =
+            StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = (status, Json(&problem)).into_response();
+        let headers = response.headers_mut();
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static(problem::MEDIA_TYPE),
+        );
+        match problem.code {
+            Code::RateLimited | Code::StoreUnavailable => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER));
+            }
+            Code::ExecutorAuthenticationFailed => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+/// A response of a handler.
+pub(super) type Answer = Result<Response, Failure>;
+
+/// A body with this document.
+pub(super) fn json(document: &impl Serialize) -> Response {
+    Json(document).into_response()
+}
+
+/// Reads a document. Messages say where it is wrong, and quote nothing.
+pub(super) async fn read<T: DeserializeOwned>(body: Body) -> Result<T, Failure> {
+    let invalid = |text: String| Failure::new(Code::RequestInvalid, text);
+    let bytes = tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY_BYTES))
+        .await
+        .map_err(|_| invalid("the body did not arrive in time".to_owned()))?
+        .map_err(|_| {
+            invalid(format!(
+                "the body cannot be read, or has more than {MAX_BODY_BYTES} bytes"
+            ))
+        })?;
+    serde_json::from_slice(&bytes).map_err(|error| {
+        invalid(format!(
+            "the body is not the document of this call: line {} column {}",
+            error.line(),
+            error.column()
+        ))
+    })
+}

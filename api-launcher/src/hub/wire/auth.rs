@@ -1,0 +1,136 @@
+//! Who calls: an agent with the token of its pool, or the holder of a lease with its job token. The version of the protocol
+//! is checked before, so that an old client learns that it is old.
+
+use std::time::SystemTime;
+
+use axum::http::{HeaderMap, header};
+use pool_protocol::id::{LeaseId, PoolName, TaskId};
+use pool_protocol::problem::Code;
+use pool_protocol::token::{JobGrant, PoolToken};
+use pool_protocol::version::{self, Versions};
+use tracing::debug;
+
+use super::answer::Failure;
+use crate::hub::Hub;
+
+/// What the token of a pool begins with.
+const POOL_TOKEN: &str = "mfp_";
+
+/// An agent.
+#[derive(Debug)]
+pub(super) struct Agent {
+    token: PoolToken,
+}
+
+impl Agent {
+    /// The pool of its token.
+    pub(super) const fn pool(&self) -> &PoolName {
+        self.token.pool()
+    }
+}
+
+/// Checks the version of a request.
+pub(super) fn check_version(headers: &HeaderMap) -> Result<u32, Failure> {
+    let header = headers.get(version::HEADER);
+    let header = header.map(|value| value.to_str().unwrap_or_default());
+    Ok(Versions::OURS.check(header)?)
+}
+
+impl Hub {
+    /// Returns the agent that sent a request of the wire.
+    pub(super) fn agent(&self, headers: &HeaderMap) -> Result<Agent, Failure> {
+        check_version(headers)?;
+        let token = bearer(headers)?;
+        let token = PoolToken::parse(token).map_err(|error| refused(error.to_string()))?;
+        let agent = Agent { token };
+        self.check(&agent)?;
+        Ok(agent)
+    }
+
+    /// Returns whether the token of an agent is good now.
+    pub(super) fn check(&self, agent: &Agent) -> Result<(), Failure> {
+        let pools = self.pools.current();
+        let id = pools
+            .token_id(&agent.token, SystemTime::now())
+            .map_err(|error| refused(error.to_string()))?;
+        debug!(pool = %agent.pool(), token = id, "an agent calls");
+        Ok(())
+    }
+
+    /// Returns why the token of an agent is not good any more, as soon as it is not.
+    pub(super) async fn token_ends(&self, agent: &Agent) -> Failure {
+        let mut changes = self.pools.changes();
+        let mut every = tokio::time::interval(super::HEARTBEAT);
+        loop {
+            tokio::select! {
+                // A token expires without a change.
+                _ = every.tick() => {}
+                changed = changes.changed() => if changed.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+            if let Err(failure) = self.check(agent) {
+                return failure;
+            }
+        }
+    }
+
+    /// Returns the lease of a job token, which must be the one of the path.
+    pub(crate) fn holder(
+        &self,
+        headers: &HeaderMap,
+        task: TaskId,
+        lease: LeaseId,
+    ) -> Result<JobGrant, Failure> {
+        let token = bearer(headers)?;
+        let grant = self.keys.current().verify(token);
+        let grant = grant.ok_or_else(|| refused("this is no job token of this hub".to_owned()))?;
+        if (grant.task, grant.lease) == (task, lease) {
+            Ok(grant)
+        } else {
+            let text = "the job token is good for another lease";
+            Err(Failure::new(Code::ExecutorPoolForbidden, text))
+        }
+    }
+
+    /// Returns the lease that an agent speaks of. Tasks of other pools do not exist for it.
+    pub(super) async fn lease_of_agent(
+        &self,
+        agent: &Agent,
+        task: TaskId,
+        lease: LeaseId,
+    ) -> Result<JobGrant, Failure> {
+        let found = self.store.task(task).await?;
+        let found = found.filter(|view| view.pool == *agent.pool());
+        let found = found.ok_or(pool_store::Refusal::TaskNotFound)?;
+        if found.lease != Some(lease) {
+            return Err(pool_store::Refusal::LeaseSuperseded.into());
+        }
+        Ok(JobGrant {
+            task,
+            lease,
+            fencing_token: found.fencing_token,
+        })
+    }
+}
+
+/// Whether the request has the token of a pool.
+pub(super) fn has_pool_token(headers: &HeaderMap) -> bool {
+    bearer(headers).is_ok_and(|token| token.starts_with(POOL_TOKEN))
+}
+
+fn bearer(headers: &HeaderMap) -> Result<&str, Failure> {
+    let value = headers.get(header::AUTHORIZATION);
+    let value = value.and_then(|value| value.to_str().ok());
+    let parts = value.and_then(|value| value.split_once(' '));
+    match parts {
+        Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => Ok(token.trim()),
+        _ => Err(refused(
+            "the request has no bearer token in its `Authorization` header".to_owned(),
+        )),
+    }
+}
+
+fn refused(text: String) -> Failure {
+    Failure::new(Code::ExecutorAuthenticationFailed, text)
+}

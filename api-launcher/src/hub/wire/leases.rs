@@ -1,0 +1,165 @@
+//! What agents and executors say of a leased task.
+//!
+//! An agent may call with the token of its pool, because it outlives the tokens of its leases: a restarted agent follows
+//! executors that an earlier process has started. Only the holder of the job token accepts a task and says that it lives.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use pool_protocol::id::{LeaseId, TaskId};
+use pool_protocol::lease::{Acceptance, Decline, End, Ended, Lease, Started};
+use pool_protocol::path::LeaseCall;
+use pool_protocol::problem::Code;
+use pool_protocol::task::TaskState;
+use pool_protocol::token::JobGrant;
+use pool_store::{Ending, LeaseStatus, Refusal};
+use tracing::info;
+
+use super::answer::{Answer, Failure, json, read};
+use super::auth::{check_version, has_pool_token};
+use super::{in_time, seconds};
+use crate::hub::Hub;
+
+/// One of the calls.
+pub(super) async fn call(
+    State(hub): State<Arc<Hub>>,
+    headers: HeaderMap,
+    Path((task, lease, call)): Path<(String, String, String)>,
+    body: Body,
+) -> Answer {
+    check_version(&headers)?;
+    let answered = answer(&hub, &headers, (&task, &lease, &call), body).await;
+    if let Err(failure) = &answered
+        && matches!(failure.code(), Code::LeaseSuperseded | Code::LeaseExpired)
+    {
+        hub.metrics.stale();
+    }
+    answered
+}
+
+async fn answer(
+    hub: &Hub,
+    headers: &HeaderMap,
+    (task, lease, call): (&str, &str, &str),
+    body: Body,
+) -> Answer {
+    let call = LeaseCall::of_name(call);
+    let grant = authorize(hub, headers, task, lease, call).await?;
+    match call {
+        Some(LeaseCall::Started) => {
+            let started: Started = read(body).await?;
+            let status = hub.store.started(grant, &started.executor).await?;
+            info!(task = %grant.task, executor = started.executor, "an executor was started");
+            Ok(lease_of(hub, status))
+        }
+        Some(LeaseCall::Decline) => {
+            let decline: Decline = read(body).await?;
+            let state = hub.store.decline(grant, &decline).await?;
+            declined(hub, grant, &decline, state).await;
+            Ok(ended(grant, state))
+        }
+        Some(LeaseCall::Accept) => {
+            let acceptance: Acceptance = read(body).await?;
+            let status = hub.store.accept(grant, &acceptance.holder).await?;
+            info!(task = %grant.task, holder = acceptance.holder.name, "an executor has accepted a task");
+            Ok(lease_of(hub, status))
+        }
+        Some(LeaseCall::Heartbeat) => {
+            let beat: Acceptance = read(body).await?;
+            Ok(lease_of(hub, hub.store.beat(grant, &beat).await?))
+        }
+        Some(LeaseCall::Complete) => end(hub, grant, Ending::Completed, body).await,
+        Some(LeaseCall::Fail) => end(hub, grant, Ending::Failed, body).await,
+        Some(LeaseCall::Cancelled) => end(hub, grant, Ending::Cancelled, body).await,
+        Some(LeaseCall::Logs) | None => Err(Failure::new(
+            Code::RequestInvalid,
+            "this hub has no such call; lines of the run log go through the relay",
+        )),
+    }
+}
+
+/// Returns the lease of a call, if the caller may make it.
+async fn authorize(
+    hub: &Hub,
+    headers: &HeaderMap,
+    task: &str,
+    lease: &str,
+    call: Option<LeaseCall>,
+) -> Result<JobGrant, Failure> {
+    let ids = task
+        .parse::<TaskId>()
+        .ok()
+        .zip(lease.parse::<LeaseId>().ok());
+    if !has_pool_token(headers) {
+        let (task, lease) = ids.ok_or(Refusal::TaskNotFound)?;
+        return hub.holder(headers, task, lease);
+    }
+    let agent = hub.agent(headers)?;
+    if matches!(
+        call,
+        Some(LeaseCall::Accept | LeaseCall::Heartbeat | LeaseCall::Logs)
+    ) {
+        let text = "this call needs the job token of the lease: only the executor makes it";
+        return Err(Failure::new(Code::ExecutorPoolForbidden, text));
+    }
+    let (task, lease) = ids.ok_or(Refusal::TaskNotFound)?;
+    hub.lease_of_agent(&agent, task, lease).await
+}
+
+async fn end(hub: &Hub, grant: JobGrant, ending: Ending, body: Body) -> Answer {
+    let end: End = read(body).await?;
+    let state = hub.store.end(grant, ending, &end).await?;
+    info!(
+        task = %grant.task,
+        ?state,
+        exit_code = end.exit_code,
+        verdict = end.verdict,
+        reported = end.reported,
+        "a task has ended"
+    );
+    if end.reported {
+        hub.beats.release(grant.task);
+    } else {
+        hub.ended.notify_one();
+    }
+    Ok(ended(grant, state))
+}
+
+async fn declined(hub: &Hub, grant: JobGrant, decline: &Decline, state: TaskState) {
+    info!(
+        task = %grant.task,
+        reason = ?decline.reason,
+        diagnostic = decline.diagnostic,
+        ?state,
+        "an agent has handed a task back"
+    );
+    if let Ok(Some(task)) = hub.store.task(grant.task).await {
+        hub.metrics.declined(&task.pool, decline.reason);
+    }
+    if state.is_terminal() {
+        hub.ended.notify_one();
+    }
+}
+
+fn ended(grant: JobGrant, state: TaskState) -> axum::response::Response {
+    json(&Ended {
+        task_id: grant.task,
+        state,
+    })
+}
+
+fn lease_of(hub: &Hub, status: LeaseStatus) -> axum::response::Response {
+    let grant = status.grant;
+    json(&Lease {
+        task_id: grant.task,
+        lease_id: grant.lease,
+        fencing_token: grant.fencing_token,
+        state: status.state,
+        expires_at: in_time(status.expires_in),
+        expires_in_seconds: seconds(status.expires_in),
+        job_token: hub.keys.current().sign(grant),
+        cancel_requested: status.cancel_requested,
+    })
+}

@@ -1,0 +1,36 @@
+//! What the tests of the hub share.
+
+use std::time::Duration;
+
+use pool_protocol::id::TaskId;
+use pool_protocol::task::TaskState;
+use pool_store::TaskView;
+
+/// A task of pool `eu` in a state, with nothing that goes with the state.
+pub(crate) fn task(state: TaskState) -> TaskView {
+    TaskView {
+        task: TaskId::new(),
+        pool: "eu".parse().unwrap(),
+        organization: "org".to_owned(),
+        workspace: "ws".to_owned(),
+        job: "412".to_owned(),
+        step: "plan-id".to_owned(),
+        kind: "terraformPlan".to_owned(),
+        traceparent: None,
+        state,
+        wait: None,
+        age: Duration::ZERO,
+        attempts: 0,
+        reasons: Vec::new(),
+        lease: None,
+        fencing_token: 0,
+        instance: None,
+        agent: None,
+        executor: None,
+        holder: None,
+        phase: None,
+        silent: None,
+        cancel_requested: false,
+        end: None,
+    }
+}

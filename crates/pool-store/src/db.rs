@@ -1,0 +1,449 @@
+//! A transaction of either engine. Statements are written once, with `$1` for parameters, and both engines take them.
+
+mod postgres;
+mod sqlite;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use pool_protocol::id::PoolName;
+use sqlx::pool::PoolConnection;
+use sqlx::{AssertSqlSafe, Postgres, Row as _, Sqlite};
+
+use crate::clock::{Clock, Millis, millis, since_1970};
+use crate::error::{Error, OpenError};
+use crate::waiters::Waiters;
+
+/// The longest wait for a connection. With SQLite there is one.
+const ACQUIRE: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// An open database.
+pub(crate) struct Database {
+    engine: Engine,
+    clock: Box<dyn Clock>,
+    waiters: Arc<Waiters>,
+}
+
+enum Engine {
+    Sqlite(sqlite::File),
+    Postgres(postgres::Server),
+}
+
+impl Database {
+    /// Opens the database of a URL, with its tables.
+    pub(crate) async fn open(url: &str, clock: Box<dyn Clock>) -> Result<Self, OpenError> {
+        let waiters = Arc::<Waiters>::default();
+        let engine = if let Some(path) = url.strip_prefix("sqlite:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            Engine::Sqlite(sqlite::File::open(path.as_ref(), clock.elapsed()).await?)
+        } else if url.starts_with("postgres:") || url.starts_with("postgresql:") {
+            Engine::Postgres(postgres::Server::connect(url, Arc::clone(&waiters)).await?)
+        } else {
+            return Err(OpenError::Url);
+        };
+        Ok(Self {
+            engine,
+            clock,
+            waiters,
+        })
+    }
+
+    /// Whether other hubs use it too.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.engine, Engine::Postgres(_))
+    }
+
+    /// Those who wait for tasks.
+    pub(crate) fn waiters(&self) -> &Waiters {
+        &self.waiters
+    }
+
+    /// Begins a transaction. With SQLite it waits until all others have ended.
+    pub(crate) async fn begin(&self) -> Result<Tx, Error> {
+        let connection = match &self.engine {
+            Engine::Sqlite(file) => Connection::Sqlite(file.connection().await?),
+            Engine::Postgres(server) => Connection::Postgres(server.connection().await?),
+        };
+        let mut tx = Tx {
+            connection: Some(connection),
+            now: 0,
+            wall: 0,
+            woken: BTreeMap::new(),
+            waiters: Arc::clone(&self.waiters),
+        };
+        match &self.engine {
+            Engine::Sqlite(file) => {
+                tx.execute("BEGIN IMMEDIATE", &[]).await?;
+                tx.now = file.now(self.clock.elapsed());
+                tx.wall = since_1970(self.clock.wall());
+            }
+            Engine::Postgres(_) => {
+                let begin = "BEGIN ISOLATION LEVEL READ COMMITTED";
+                tx.execute(begin, &[]).await?;
+                if let Some(row) = tx.row(postgres::NOW, &[]).await? {
+                    tx.wall = row.int("now")?;
+                }
+                tx.now = tx.wall.saturating_add(millis(self.clock.ahead()));
+            }
+        }
+        Ok(tx)
+    }
+
+    /// Closes all connections.
+    pub(crate) async fn close(&self) {
+        self.waiters.close();
+        match &self.engine {
+            Engine::Sqlite(file) => file.close().await,
+            Engine::Postgres(server) => server.close().await,
+        }
+    }
+}
+
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let engine = match &self.engine {
+            Engine::Sqlite(_) => "SQLite",
+            Engine::Postgres(_) => "PostgreSQL",
+        };
+        f.debug_tuple("Database").field(&engine).finish()
+    }
+}
+
+enum Connection {
+    Sqlite(PoolConnection<Sqlite>),
+    Postgres(PoolConnection<Postgres>),
+}
+
+/// A value of a parameter.
+#[derive(Clone, Debug)]
+pub(crate) enum Value {
+    Int(Option<i64>),
+    Text(Option<String>),
+    Bytes(Vec<u8>),
+}
+
+impl Value {
+    /// A text.
+    pub(crate) fn text(value: impl fmt::Display) -> Self {
+        Self::Text(Some(value.to_string()))
+    }
+
+    /// A text, or NULL.
+    pub(crate) fn maybe(value: Option<impl fmt::Display>) -> Self {
+        Self::Text(value.map(|value| value.to_string()))
+    }
+}
+
+impl<N: Into<i64>> From<N> for Value {
+    fn from(number: N) -> Self {
+        Self::Int(Some(number.into()))
+    }
+}
+
+/// Runs a statement on the connection that there is.
+macro_rules! run {
+    ($tx:expr, $sql:expr, $values:expr, |$query:ident, $connection:ident| $then:expr) => {{
+        $tx.about_to();
+        let sql = $sql;
+        let Some(connection) = $tx.connection.as_mut() else {
+            return Err(Error::from(sqlx::Error::PoolClosed));
+        };
+        match connection {
+            Connection::Sqlite($connection) => {
+                let mut $query = sqlx::query::<Sqlite>(sql);
+                for value in $values {
+                    $query = match value {
+                        Value::Int(number) => $query.bind(*number),
+                        Value::Text(text) => $query.bind(text.clone()),
+                        Value::Bytes(bytes) => $query.bind(bytes.clone()),
+                    };
+                }
+                $then
+            }
+            Connection::Postgres($connection) => {
+                let mut $query = sqlx::query::<Postgres>(sql);
+                for value in $values {
+                    $query = match value {
+                        Value::Int(number) => $query.bind(*number),
+                        Value::Text(text) => $query.bind(text.clone()),
+                        Value::Bytes(bytes) => $query.bind(bytes.clone()),
+                    };
+                }
+                $then
+            }
+        }
+    }};
+}
+
+/// A transaction. One that is dropped changes nothing, and its connection is closed: its state is not known.
+pub(crate) struct Tx {
+    connection: Option<Connection>,
+    /// The store's time. It stands still during the transaction.
+    pub(crate) now: Millis,
+    /// Wall time.
+    pub(crate) wall: Millis,
+    woken: BTreeMap<PoolName, usize>,
+    waiters: Arc<Waiters>,
+}
+
+impl Tx {
+    /// Runs a statement and returns how many rows it has changed.
+    pub(crate) async fn execute(
+        &mut self,
+        sql: &'static str,
+        values: &[Value],
+    ) -> Result<u64, Error> {
+        run!(self, sql, values, |query, connection| {
+            let done = query.execute(&mut **connection).await?;
+            Ok(done.rows_affected())
+        })
+    }
+
+    /// The rows of a query.
+    pub(crate) async fn rows(
+        &mut self,
+        sql: &'static str,
+        values: &[Value],
+    ) -> Result<Vec<Row>, Error> {
+        run!(self, sql, values, |query, connection| {
+            let rows = query.fetch_all(&mut **connection).await?;
+            Ok(rows.into_iter().map(Row::from).collect())
+        })
+    }
+
+    /// The rows of a query, which nobody else changes before the transaction ends. Those that another transaction has are
+    /// left out.
+    pub(crate) async fn rows_to_change(
+        &mut self,
+        sql: &'static str,
+        values: &[Value],
+    ) -> Result<Vec<Row>, Error> {
+        self.locked(sql, "FOR UPDATE SKIP LOCKED", values).await
+    }
+
+    /// The only row of a query, which nobody else changes before the transaction ends. Waits for those who change it.
+    pub(crate) async fn row_to_change(
+        &mut self,
+        sql: &'static str,
+        values: &[Value],
+    ) -> Result<Option<Row>, Error> {
+        let rows = self.locked(sql, "FOR UPDATE", values).await?;
+        Ok(rows.into_iter().next())
+    }
+
+    async fn locked(
+        &mut self,
+        sql: &'static str,
+        lock: &str,
+        values: &[Value],
+    ) -> Result<Vec<Row>, Error> {
+        if matches!(self.connection, Some(Connection::Sqlite(_))) {
+            // It has one writer.
+            return self.rows(sql, values).await;
+        }
+        run!(
+            self,
+            AssertSqlSafe(format!("{sql} {lock}")),
+            values,
+            |query, connection| {
+                let rows = query.fetch_all(&mut **connection).await?;
+                Ok(rows.into_iter().map(Row::from).collect())
+            }
+        )
+    }
+
+    /// The first row of a query.
+    pub(crate) async fn row(
+        &mut self,
+        sql: &'static str,
+        values: &[Value],
+    ) -> Result<Option<Row>, Error> {
+        Ok(self.rows(sql, values).await?.into_iter().next())
+    }
+
+    /// Waits until no other transaction does what the name says, and keeps others from it.
+    pub(crate) async fn alone(&mut self, name: &str) -> Result<(), Error> {
+        if let Some(Connection::Postgres(_)) = &self.connection {
+            let sql = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))";
+            self.rows(sql, &[Value::text(name)]).await?;
+        }
+        Ok(())
+    }
+
+    /// The same, or `false` at once if another transaction does it.
+    pub(crate) async fn try_alone(&mut self, name: &str) -> Result<bool, Error> {
+        let Some(Connection::Postgres(_)) = &self.connection else {
+            return Ok(true);
+        };
+        let sql = "SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))::int::bigint AS got";
+        let row = self.row(sql, &[Value::text(name)]).await?;
+        row.map_or(Ok(false), |row| Ok(row.int("got")? == 1))
+    }
+
+    /// Wakes this many of those who wait for a task of a pool, once the transaction is committed.
+    pub(crate) fn wake(&mut self, pool: &PoolName, count: usize) {
+        *self.woken.entry(pool.clone()).or_default() += count;
+    }
+
+    /// Makes all changes durable.
+    pub(crate) async fn commit(mut self) -> Result<(), Error> {
+        let woken = std::mem::take(&mut self.woken);
+        let wakes_here = matches!(self.connection, Some(Connection::Sqlite(_)));
+        if !wakes_here {
+            for (pool, count) in &woken {
+                let values = [
+                    Value::text(postgres::CHANNEL),
+                    postgres::message(pool, *count),
+                ];
+                self.rows("SELECT pg_notify($1, $2)", &values).await?;
+            }
+        }
+        self.finish("COMMIT").await?;
+        if wakes_here {
+            for (pool, count) in woken {
+                self.waiters.wake(&pool, count);
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes nothing.
+    pub(crate) async fn rollback(mut self) -> Result<(), Error> {
+        self.finish("ROLLBACK").await
+    }
+
+    async fn finish(&mut self, sql: &'static str) -> Result<(), Error> {
+        self.execute(sql, &[]).await?;
+        self.about_to();
+        // It goes back to where it came from.
+        drop(self.connection.take());
+        Ok(())
+    }
+
+    /// Tests end the process here.
+    #[cfg_attr(
+        not(test),
+        expect(clippy::unused_self, reason = "only tests do something here")
+    )]
+    fn about_to(&self) {
+        #[cfg(test)]
+        if self.connection.is_some() {
+            crate::tests::failpoint::reached();
+        }
+    }
+}
+
+impl Drop for Tx {
+    fn drop(&mut self) {
+        match &mut self.connection {
+            Some(Connection::Sqlite(connection)) => connection.close_on_drop(),
+            Some(Connection::Postgres(connection)) => connection.close_on_drop(),
+            None => {}
+        }
+    }
+}
+
+/// A row of a result.
+pub(crate) enum Row {
+    Sqlite(sqlx::sqlite::SqliteRow),
+    Postgres(sqlx::postgres::PgRow),
+}
+
+impl From<sqlx::sqlite::SqliteRow> for Row {
+    fn from(row: sqlx::sqlite::SqliteRow) -> Self {
+        Self::Sqlite(row)
+    }
+}
+
+impl From<sqlx::postgres::PgRow> for Row {
+    fn from(row: sqlx::postgres::PgRow) -> Self {
+        Self::Postgres(row)
+    }
+}
+
+macro_rules! get {
+    ($($(#[$doc:meta])* $name:ident: $kind:ty;)*) => {
+        impl Row {
+            $(
+                $(#[$doc])*
+                pub(crate) fn $name(&self, column: &str) -> Result<$kind, Error> {
+                    Ok(match self {
+                        Self::Sqlite(row) => row.try_get(column)?,
+                        Self::Postgres(row) => row.try_get(column)?,
+                    })
+                }
+            )*
+        }
+    };
+}
+
+get! {
+    /// A number.
+    int: i64;
+    /// A number, or nothing.
+    maybe_int: Option<i64>;
+    /// A text.
+    text: String;
+    /// A text, or nothing.
+    maybe_text: Option<String>;
+    /// Bytes.
+    bytes: Vec<u8>;
+}
+
+impl Row {
+    /// A number that is never negative and never large.
+    pub(crate) fn count(&self, column: &str) -> Result<u32, Error> {
+        Ok(u32::try_from(self.int(column)?).unwrap_or_default())
+    }
+
+    /// A number that says yes or no.
+    pub(crate) fn flag(&self, column: &str) -> Result<bool, Error> {
+        Ok(self.int(column)? != 0)
+    }
+
+    /// A text that something else is made from.
+    pub(crate) fn parsed<T>(&self, column: &str) -> Result<T, Error>
+    where
+        T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
+    {
+        self.text(column)?
+            .parse()
+            .map_err(|error| unreadable(column, error))
+    }
+
+    /// The same, or nothing.
+    pub(crate) fn maybe_parsed<T>(&self, column: &str) -> Result<Option<T>, Error>
+    where
+        T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
+    {
+        let text = self.maybe_text(column)?;
+        let parsed = text.map(|text| text.parse()).transpose();
+        parsed.map_err(|error| unreadable(column, error))
+    }
+}
+
+/// A column has a value that this program never wrote.
+pub(crate) fn unreadable(
+    column: &str,
+    error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> Error {
+    Error::from(sqlx::Error::ColumnDecode {
+        index: column.to_owned(),
+        source: error.into(),
+    })
+}
+
+/// The tables, from the first version on.
+fn migrations() -> sqlx::migrate::Migrator {
+    use sqlx::SqlSafeStr as _;
+    use sqlx::migrate::{Migration, MigrationType, Migrator};
+    let queue = include_str!("../migrations/0001_queue.sql");
+    Migrator::with_migrations(vec![Migration::new(
+        1,
+        "queue".into(),
+        MigrationType::Simple,
+        queue.into_sql_str(),
+        false,
+    )])
+}

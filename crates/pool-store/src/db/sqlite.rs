@@ -1,0 +1,226 @@
+//! A SQLite file: one process, one connection.
+
+use std::fs::{File as Handle, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use sqlx::pool::PoolConnection;
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteJournalMode, SqliteLockingMode, SqlitePoolOptions,
+    SqliteSynchronous,
+};
+use sqlx::{Row as _, Sqlite, SqlitePool};
+
+use super::{ACQUIRE, migrations};
+use crate::clock::{Millis, millis};
+use crate::error::{Error, OpenError};
+
+/// An open file.
+pub(super) struct File {
+    pool: SqlitePool,
+    /// The store's time when `opened_at` had passed by the clock.
+    time: Millis,
+    opened_at: Duration,
+    /// Locked. The lock ends with the process, or with this value.
+    _lock: Handle,
+}
+
+impl File {
+    /// Opens a file that no other process has open.
+    pub(super) async fn open(path: &Path, opened_at: Duration) -> Result<Self, OpenError> {
+        let folder = match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        refuse_network(folder)?;
+        let lock = lock(&with_suffix(path, ".lock"))?;
+        // SQLite gives its other files the permissions of this one.
+        private(path).map_err(|source| unusable(path, source))?;
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            .locking_mode(SqliteLockingMode::Exclusive)
+            .busy_timeout(Duration::from_secs(5));
+        let pool = SqlitePoolOptions::new()
+            .max_connections(1)
+            .acquire_timeout(ACQUIRE)
+            .idle_timeout(None)
+            .max_lifetime(None)
+            .test_before_acquire(false)
+            .connect_with(options)
+            .await
+            .map_err(OpenError::Database)?;
+        migrations()
+            .run(&pool)
+            .await
+            .map_err(OpenError::Migration)?;
+        let time = sqlx::query("SELECT at FROM clock")
+            .fetch_one(&pool)
+            .await
+            .and_then(|row| row.try_get("at"))
+            .map_err(OpenError::Database)?;
+        Ok(Self {
+            pool,
+            time,
+            opened_at,
+            _lock: lock,
+        })
+    }
+
+    /// The connection.
+    pub(super) async fn connection(&self) -> Result<PoolConnection<Sqlite>, Error> {
+        Ok(self.pool.acquire().await?)
+    }
+
+    /// The store's time.
+    pub(super) fn now(&self, elapsed: Duration) -> Millis {
+        let passed = elapsed.saturating_sub(self.opened_at);
+        self.time.saturating_add(millis(passed))
+    }
+
+    /// Closes the connection.
+    pub(super) async fn close(&self) {
+        self.pool.close().await;
+    }
+}
+
+fn lock(path: &Path) -> Result<Handle, OpenError> {
+    let file = private(path).map_err(|source| unusable(path, source))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(OpenError::InUse(path.to_owned())),
+        Err(TryLockError::Error(source)) => Err(unusable(path, source)),
+    }
+}
+
+/// Opens or makes a file that only its owner reads.
+fn private(path: &Path) -> io::Result<Handle> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    options.mode(0o600).open(path)
+}
+
+fn unusable(path: &Path, source: io::Error) -> OpenError {
+    OpenError::File {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+fn refuse_network(folder: &Path) -> Result<(), OpenError> {
+    let stat = nix::sys::statfs::statfs(folder).map_err(|error| unusable(folder, error.into()))?;
+    match network_kind(&stat) {
+        None => Ok(()),
+        Some(kind) => Err(OpenError::NetworkFileSystem {
+            folder: folder.to_owned(),
+            kind,
+        }),
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn network_kind(stat: &nix::sys::statfs::Statfs) -> Option<&'static str> {
+    // Of another width on each libc.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    kind_of_number(stat.filesystem_type().0 as u32)
+}
+
+/// The numbers are those of `statfs(2)`.
+#[cfg(target_os = "linux")]
+const fn kind_of_number(number: u32) -> Option<&'static str> {
+    match number {
+        0x6969 => Some("NFS"),
+        0x517B | 0xFF53_4D42 | 0xFE53_4D42 => Some("SMB"),
+        0x6573_5546 => Some("FUSE"),
+        _ => None,
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn network_kind(stat: &nix::sys::statfs::Statfs) -> Option<&'static str> {
+    let name = stat.filesystem_type_name();
+    match name {
+        "nfs" => Some("NFS"),
+        "smbfs" => Some("SMB"),
+        name if name.contains("fuse") => Some("FUSE"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::nfs(0x6969, Some("NFS"))]
+    #[case::smb(0x517B, Some("SMB"))]
+    #[case::cifs(0xFF53_4D42, Some("SMB"))]
+    #[case::smb2(0xFE53_4D42, Some("SMB"))]
+    #[case::fuse(0x6573_5546, Some("FUSE"))]
+    #[case::ext4(0xEF53, None)]
+    #[case::tmpfs(0x0102_1994, None)]
+    #[cfg(target_os = "linux")]
+    fn network_file_systems_are_known_by_number(
+        #[case] number: u32,
+        #[case] kind: Option<&'static str>,
+    ) {
+        assert_eq!(kind_of_number(number), kind);
+    }
+
+    #[tokio::test]
+    async fn a_second_opener_is_refused_with_the_name_of_the_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hub.db");
+        let first = File::open(&path, Duration::ZERO).await.unwrap();
+        let second = File::open(&path, Duration::ZERO).await.err().unwrap();
+        assert!(matches!(&second, OpenError::InUse(lock) if lock.ends_with("hub.db.lock")));
+        assert!(second.to_string().contains("hub.db.lock"), "{second}");
+        first.close().await;
+        drop(first);
+        File::open(&path, Duration::ZERO).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_rules_for_durability_hold_and_the_files_are_private() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hub.db");
+        let file = File::open(&path, Duration::ZERO).await.unwrap();
+        for (pragma, expected) in [
+            ("PRAGMA journal_mode", "wal"),
+            ("PRAGMA locking_mode", "exclusive"),
+        ] {
+            let row = sqlx::query(pragma).fetch_one(&file.pool).await.unwrap();
+            assert_eq!(row.get::<String, _>(0), expected);
+        }
+        let row = sqlx::query("PRAGMA synchronous")
+            .fetch_one(&file.pool)
+            .await
+            .unwrap();
+        assert_eq!(row.get::<i64, _>(0), 2, "FULL");
+        for name in ["hub.db", "hub.db-wal", "hub.db.lock"] {
+            let metadata = folder.path().join(name).metadata().unwrap();
+            assert_eq!(metadata.permissions().mode() & 0o777, 0o600, "{name}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_is_not_there_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("missing/hub.db");
+        let error = File::open(&path, Duration::ZERO).await.err().unwrap();
+        assert!(error.to_string().contains("missing"), "{error}");
+    }
+}

@@ -1,0 +1,518 @@
+//! Single transitions, by name.
+
+use std::time::Duration;
+
+use pool_protocol::id::{InstanceId, LeaseId, TaskId};
+use pool_protocol::lease::{Acceptance, Decline, DeclineReason, End, Holder};
+use pool_protocol::token::JobGrant;
+use rstest::rstest;
+
+use super::*;
+use crate::clock::{Millis, millis};
+use crate::error::Refusal;
+use crate::model::{Ending, Found};
+use crate::rules::Rules;
+
+pub(super) fn submitted() -> Task {
+    Task {
+        id: TaskId::new(),
+        pool: "eu".parse().unwrap(),
+        organization: "acme".to_owned(),
+        workspace: "net".to_owned(),
+        job: "1".to_owned(),
+        step: "a".to_owned(),
+        kind: "terraformPlan".to_owned(),
+        traceparent: None,
+        stock: false,
+        state: State::Submitted,
+        fencing_token: 0,
+        lease: None,
+        instance: None,
+        agent: None,
+        attempts: 0,
+        reasons: Vec::new(),
+        sealed_for: None,
+        submitted_at: 0,
+        not_before: 0,
+        leased_at: 0,
+        heard_at: 0,
+        executor: None,
+        holder: None,
+        phase: None,
+        cancel_requested: false,
+        end: None,
+    }
+}
+
+pub(super) fn holder(uid: &str) -> Holder {
+    Holder {
+        uid: uid.to_owned(),
+        name: format!("pod-{uid}"),
+    }
+}
+
+pub(super) fn beat(uid: &str) -> Acceptance {
+    Acceptance {
+        holder: holder(uid),
+        phase: Some("init".to_owned()),
+    }
+}
+
+pub(super) fn end() -> End {
+    End {
+        exit_code: Some(1),
+        final_log_sequence: None,
+        diagnostic: "it failed".to_owned(),
+        verdict: None,
+        reported: false,
+    }
+}
+
+pub(super) fn declined(reason: DeclineReason) -> Decline {
+    Decline {
+        reason,
+        diagnostic: "no room".to_owned(),
+        delay_seconds: None,
+    }
+}
+
+/// A task, to which one thing after another happens.
+struct Story {
+    task: Task,
+    now: Millis,
+    rules: Rules,
+    agents: Vec<pool_protocol::id::AgentName>,
+}
+
+impl Story {
+    fn new() -> Self {
+        Self {
+            task: submitted(),
+            now: 0,
+            rules: Rules::default(),
+            agents: ["one", "two"].map(|name| name.parse().unwrap()).to_vec(),
+        }
+    }
+
+    fn leased() -> Self {
+        let mut story = Self::new();
+        story.confirm();
+        story.lease(0);
+        story
+    }
+
+    fn running() -> Self {
+        let mut story = Self::leased();
+        let (grant, holder) = (story.grant(), holder("x"));
+        story
+            .happens(Event::Accept {
+                grant,
+                holder: &holder,
+            })
+            .unwrap();
+        story
+    }
+
+    fn happens(&mut self, event: Event<'_>) -> Result<Transition, Refusal> {
+        let transition = apply(&self.task, event, self.now, &self.rules)?;
+        self.task = transition.task.clone();
+        Ok(transition)
+    }
+
+    fn confirm(&mut self) {
+        self.happens(Event::Found(Found::Waiting)).unwrap();
+    }
+
+    fn lease(&mut self, agent: usize) {
+        let agent = self.agents[agent].clone();
+        let event = Event::Lease {
+            lease: LeaseId::new(),
+            instance: InstanceId::new(),
+            agent: &agent,
+        };
+        assert!(self.happens(event).unwrap().changed);
+    }
+
+    fn decline(&mut self, reason: DeclineReason) {
+        let (grant, decline) = (self.grant(), declined(reason));
+        let event = Event::Decline {
+            grant,
+            decline: &decline,
+        };
+        self.happens(event).unwrap();
+    }
+
+    fn grant(&self) -> JobGrant {
+        self.task.grant().unwrap()
+    }
+
+    fn passes(&mut self, time: Duration) -> Transition {
+        self.now += millis(time);
+        self.happens(Event::TimeOut).unwrap()
+    }
+
+    fn end_reason(&self) -> Option<EndReason> {
+        self.task.end.as_ref().map(|end| end.reason)
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn names_are_read_back() {
+    for state in State::ALL {
+        assert_eq!(State::of_name(state.name()), Some(state));
+    }
+    for reason in EndReason::ALL {
+        assert_eq!(EndReason::of_name(reason.name()), Some(reason));
+    }
+    assert_eq!(State::of_name("claimed"), None);
+}
+
+#[test]
+fn a_lease_holds_30_s_and_is_renewed_by_a_word() {
+    let mut story = Story::leased();
+    story.passes(29 * SECOND);
+    assert_eq!(story.task.state, State::Leased);
+    let instance = story.task.instance.unwrap();
+    story.happens(Event::Named { instance }).unwrap();
+    story.passes(29 * SECOND);
+    assert_eq!(story.task.state, State::Leased);
+    let transition = story.passes(SECOND);
+    assert_eq!(story.task.state, State::Submitted);
+    assert_eq!(transition.instance, Some((instance, LeaseOutcome::Failed)));
+    assert_eq!(story.task.reasons, ["no word from agent one for 30 s"]);
+}
+
+#[test]
+fn a_started_task_is_given_up_after_300_s() {
+    let mut story = Story::leased();
+    let grant = story.grant();
+    story
+        .happens(Event::Started {
+            grant,
+            executor: "ns/job",
+        })
+        .unwrap();
+    story.passes(299 * SECOND);
+    assert_eq!(story.task.state, State::Started);
+    story.passes(SECOND);
+    assert_eq!(story.task.state, State::Submitted);
+    // The executor comes late.
+    let late = holder("x");
+    let event = Event::Accept {
+        grant,
+        holder: &late,
+    };
+    assert_eq!(story.happens(event).unwrap_err(), Refusal::LeaseExpired);
+    story.now += 10_000;
+    story.confirm();
+    story.lease(1);
+    let event = Event::Accept {
+        grant,
+        holder: &late,
+    };
+    assert_eq!(story.happens(event).unwrap_err(), Refusal::LeaseSuperseded);
+}
+
+#[test]
+fn the_pauses_grow_and_after_five_attempts_all_reasons_are_told() {
+    let mut story = Story::new();
+    let mut pauses = Vec::new();
+    for attempt in 1..=5 {
+        story.confirm();
+        story.now = story.task.not_before;
+        story.lease(0);
+        assert_eq!(story.task.fencing_token, attempt);
+        story.decline(DeclineReason::Failed);
+        pauses.push(story.task.not_before - story.now);
+    }
+    assert_eq!(pauses[..4], [10_000, 20_000, 40_000, 80_000]);
+    assert_eq!(story.task.state, State::Failed);
+    let end = story.task.end.as_ref().unwrap();
+    assert_eq!(end.reason, EndReason::Poison);
+    for number in 1..=5 {
+        let reason = format!("{number}. agent one declined it (Failed): no room");
+        assert!(end.diagnostic.contains(&reason), "{}", end.diagnostic);
+    }
+}
+
+#[rstest]
+#[case(DeclineReason::Draining, 0)]
+#[case(DeclineReason::Quota, 10_000)]
+fn an_agent_without_room_costs_no_attempt(#[case] reason: DeclineReason, #[case] pause: Millis) {
+    let mut story = Story::leased();
+    for _ in 0..10 {
+        story.decline(reason);
+        assert_eq!(story.task.not_before - story.now, pause);
+        assert_eq!((story.task.attempts, story.task.reasons.len()), (0, 1));
+        story.now = story.task.not_before;
+        story.confirm();
+        story.lease(0);
+    }
+    let (grant, decline) = (
+        story.grant(),
+        Decline {
+            delay_seconds: Some(u32::MAX),
+            ..declined(reason)
+        },
+    );
+    let event = Event::Decline {
+        grant,
+        decline: &decline,
+    };
+    story.happens(event).unwrap();
+    assert_eq!(story.task.not_before - story.now, 300_000);
+}
+
+#[test]
+fn a_payload_that_two_agents_cannot_open_is_refused() {
+    let mut story = Story::leased();
+    story.decline(DeclineReason::Sealed);
+    assert_eq!(story.task.state, State::Submitted);
+    for agent in [0, 1] {
+        story.now = story.task.not_before;
+        story.confirm();
+        story.lease(agent);
+        story.decline(DeclineReason::Sealed);
+    }
+    assert_eq!(story.end_reason(), Some(EndReason::Refused));
+    assert_eq!(story.task.attempts, 2);
+}
+
+#[test]
+fn a_task_that_an_agent_refuses_is_over_at_once() {
+    let mut story = Story::leased();
+    story.decline(DeclineReason::Refused);
+    assert_eq!(story.end_reason(), Some(EndReason::Refused));
+    assert!(story.task.is_unreported());
+}
+
+#[test]
+fn silence_makes_an_orphan_and_then_a_loss_and_a_beat_undoes_the_first() {
+    let mut story = Story::running();
+    story.passes(89 * SECOND);
+    assert_eq!(story.task.state, State::Running);
+    story.passes(SECOND);
+    assert_eq!(story.task.state, State::Orphaned);
+    story.passes(300 * SECOND);
+    let (grant, beat) = (story.grant(), beat("x"));
+    let event = Event::Beat { grant, beat: &beat };
+    let record = story.happens(event.clone()).unwrap().record.unwrap();
+    assert_eq!(record.note, "heard again after 390 s");
+    assert_eq!(story.task.state, State::Running);
+    story.passes(90 * SECOND);
+    story.passes(509 * SECOND);
+    assert_eq!(story.task.state, State::Orphaned);
+    story.passes(SECOND);
+    assert_eq!(story.end_reason(), Some(EndReason::Lost));
+    assert!(story.task.is_unreported());
+    let refusal = story.happens(event).unwrap_err();
+    assert_eq!(refusal, Refusal::TaskAlreadyTerminal);
+}
+
+#[test]
+fn one_holder_is_granted_the_task_and_it_again() {
+    let mut story = Story::running();
+    let grant = story.grant();
+    let (same, other) = (holder("x"), holder("y"));
+    let event = Event::Accept {
+        grant,
+        holder: &same,
+    };
+    let again = story.happens(event).unwrap();
+    assert_eq!((again.task.state, again.record), (State::Running, None));
+    let event = Event::Accept {
+        grant,
+        holder: &other,
+    };
+    assert_eq!(story.happens(event).unwrap_err(), Refusal::LeaseSuperseded);
+    let beat = beat("y");
+    let event = Event::Beat { grant, beat: &beat };
+    assert_eq!(story.happens(event).unwrap_err(), Refusal::LeaseSuperseded);
+    let decline = declined(DeclineReason::Failed);
+    let event = Event::Decline {
+        grant,
+        decline: &decline,
+    };
+    assert_eq!(story.happens(event).unwrap_err(), Refusal::LeaseAccepted);
+}
+
+#[test]
+fn a_beat_tells_a_restored_store_that_the_task_is_accepted() {
+    let running = Story::running();
+    let (grant, beat) = (running.grant(), beat("x"));
+    // Backups from before the lease, and from before the task was accepted.
+    let mut before_lease = Story::new();
+    before_lease.task.id = running.task.id;
+    let mut before_accept = Story::leased();
+    before_accept.task.lease = running.task.lease;
+    before_accept.task.id = running.task.id;
+    // The platform said that it runs.
+    let mut adopted = Story::new();
+    adopted.task.id = running.task.id;
+    adopted.happens(Event::Found(Found::Running)).unwrap();
+    // It was given to another.
+    let mut given_away = Story::leased();
+    given_away.task.id = running.task.id;
+    for mut story in [before_lease, before_accept, adopted, given_away] {
+        let event = Event::Beat { grant, beat: &beat };
+        let transition = story.happens(event).unwrap();
+        assert!(transition.drops_payload);
+        assert_eq!(story.task.state, State::Running);
+        assert_eq!(story.task.grant(), Some(grant));
+        assert_eq!(story.task.holder, Some(holder("x")));
+    }
+}
+
+#[test]
+fn nobody_accepts_what_the_platform_says_runs() {
+    let mut story = Story::leased();
+    story.decline(DeclineReason::Draining);
+    story.happens(Event::Found(Found::Running)).unwrap();
+    let (grant, holder) = (story.grant(), holder("y"));
+    let event = Event::Accept {
+        grant,
+        holder: &holder,
+    };
+    assert_eq!(story.happens(event).unwrap_err(), Refusal::LeaseSuperseded);
+}
+
+#[test]
+fn a_cancelled_task_is_not_accepted_and_not_given_out_again() {
+    let mut story = Story::leased();
+    let (grant, holder) = (story.grant(), holder("x"));
+    let transition = story.happens(Event::Cancel).unwrap();
+    assert!(!transition.drops_payload);
+    let event = Event::Accept {
+        grant,
+        holder: &holder,
+    };
+    assert_eq!(story.happens(event).unwrap_err(), Refusal::TaskCancelled);
+    story.passes(30 * SECOND);
+    assert_eq!(story.end_reason(), Some(EndReason::Cancelled));
+    assert_eq!(story.task.state, State::Cancelled);
+}
+
+#[test]
+fn a_cancelled_task_that_waits_is_over_at_once() {
+    for confirmed in [false, true] {
+        let mut story = Story::new();
+        if confirmed {
+            story.confirm();
+        }
+        let transition = story.happens(Event::Cancel).unwrap();
+        assert!(transition.drops_payload);
+        assert_eq!(story.end_reason(), Some(EndReason::Cancelled));
+    }
+}
+
+#[rstest]
+#[case::leased(
+    Story::leased(),
+    Ending::Completed,
+    false,
+    Err(Refusal::LeaseNotAccepted)
+)]
+#[case::leased(
+    Story::leased(),
+    Ending::Cancelled,
+    false,
+    Err(Refusal::LeaseNotAccepted)
+)]
+#[case::leased(Story::leased(), Ending::Cancelled, true, Ok(State::Cancelled))]
+#[case::leased(Story::leased(), Ending::Failed, false, Ok(State::Failed))]
+#[case::running(Story::running(), Ending::Completed, false, Ok(State::Completed))]
+#[case::running(Story::running(), Ending::Cancelled, false, Ok(State::Cancelled))]
+#[case::running(Story::running(), Ending::Failed, true, Ok(State::Failed))]
+fn ends_are_allowed_by_state(
+    #[case] mut story: Story,
+    #[case] ending: Ending,
+    #[case] cancelled: bool,
+    #[case] expected: Result<State, Refusal>,
+) {
+    if cancelled {
+        story.happens(Event::Cancel).unwrap();
+    }
+    let (grant, end) = (story.grant(), end());
+    let event = Event::End {
+        grant,
+        ending,
+        end: &end,
+    };
+    let ended = story.happens(event).map(|transition| transition.task.state);
+    assert_eq!(ended, expected);
+}
+
+#[test]
+fn the_first_end_counts_and_may_be_repeated() {
+    let mut story = Story::running();
+    let (grant, told) = (story.grant(), end());
+    let event = |ending, end| Event::End { grant, ending, end };
+    story.happens(event(Ending::Failed, &told)).unwrap();
+    assert!(story.task.is_unreported());
+    let again = story.happens(event(Ending::Failed, &told)).unwrap();
+    assert!(!again.changed);
+    let other = story.happens(event(Ending::Completed, &told)).unwrap_err();
+    assert_eq!(other, Refusal::TaskAlreadyTerminal);
+    // The executor has told the platform, and the agent was faster here.
+    let reported = End {
+        reported: true,
+        ..told.clone()
+    };
+    story.happens(event(Ending::Failed, &reported)).unwrap();
+    assert!(!story.task.is_unreported());
+}
+
+#[test]
+fn what_waits_too_long_expires_with_the_last_reason() {
+    let mut story = Story::leased();
+    story.decline(DeclineReason::Quota);
+    story.passes(3599 * SECOND);
+    assert_eq!(story.task.state, State::Submitted);
+    story.passes(SECOND);
+    assert_eq!(story.end_reason(), Some(EndReason::Expired));
+    let diagnostic = &story.task.end.as_ref().unwrap().diagnostic;
+    assert!(
+        diagnostic.contains("pool `eu`") && diagnostic.contains("no room"),
+        "{diagnostic}"
+    );
+}
+
+#[test]
+fn what_the_platform_does_not_want_is_not_reported() {
+    let mut story = Story::new();
+    story.happens(Event::Found(Found::Over)).unwrap();
+    assert_eq!(story.end_reason(), Some(EndReason::Superseded));
+    assert!(!story.task.is_unreported());
+}
+
+#[test]
+fn an_executor_that_accepts_nothing_has_accepted_the_task_when_it_exists() {
+    let mut story = Story::leased();
+    story.task.stock = true;
+    let grant = story.grant();
+    let event = Event::Started {
+        grant,
+        executor: "ns/job",
+    };
+    assert!(story.happens(event).unwrap().drops_payload);
+    assert_eq!(story.task.state, State::Running);
+}
+
+#[test]
+fn a_declined_task_may_be_declined_again() {
+    let mut story = Story::leased();
+    let (grant, decline) = (story.grant(), declined(DeclineReason::Failed));
+    let event = Event::Decline {
+        grant,
+        decline: &decline,
+    };
+    story.happens(event.clone()).unwrap();
+    let again = story.happens(event.clone()).unwrap();
+    assert!(!again.changed);
+    story.now = story.task.not_before;
+    story.confirm();
+    story.lease(1);
+    assert_eq!(story.happens(event).unwrap_err(), Refusal::LeaseSuperseded);
+}

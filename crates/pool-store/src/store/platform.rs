@@ -1,0 +1,211 @@
+//! Between the hub and the platform: what it orders, what it says of it, and what it must learn.
+
+use pool_protocol::id::TaskId;
+use pool_protocol::task::TaskState;
+
+use super::Store;
+use super::rows::{CHECK, read};
+use crate::clock::Millis;
+use crate::db::{Row, Tx, Value};
+use crate::error::{Error, Refusal};
+use crate::model::{Content, Found, Submission, Submitted};
+use crate::state::{EndReason, Event, Record, State, Task, TaskEnd};
+use crate::text::{DIAGNOSTIC, cut, identifier};
+use crate::view::{PAGE, TaskView};
+
+/// The largest payload, in bytes. Sealing makes it a little longer than the job document may be.
+const PAYLOAD: usize = 9 << 20;
+/// The pauses between the first checks of a task that waits to be confirmed.
+const CHECKS: [Millis; 3] = [200, 700, 2000];
+/// The pause after the first report, which is doubled up to the longest. A report takes its time.
+const REPORT: Millis = 30_000;
+const LONGEST_REPORT: Millis = 120_000;
+
+impl Store {
+    /// Stores a task. It waits to be confirmed. A refused one waits to be reported.
+    pub async fn submit(&self, submission: Submission) -> Result<Submitted, Error> {
+        check(&submission)?;
+        let mut tx = self.begin().await?;
+        let id = TaskId::new();
+        let task = new_task(id, &submission, tx.now);
+        if !tx.insert(&task, &self.rules).await? {
+            let sql = "SELECT * FROM tasks WHERE job = $1 AND step = $2";
+            let values = [Value::text(&task.job), Value::text(&task.step)];
+            let row = tx.row_to_change(sql, &values).await?;
+            if let Some(known) = row.as_ref().map(read).transpose()? {
+                let superseded = |end: &TaskEnd| end.reason == EndReason::Superseded;
+                if !known.end.as_ref().is_some_and(superseded) {
+                    tx.rollback().await?;
+                    return Ok(Submitted::Duplicate(known.id));
+                }
+                tx.forget(known.id).await?;
+            }
+            if !tx.insert(&task, &self.rules).await? {
+                // Another hub is faster, each time.
+                return Err(sqlx::Error::RowNotFound.into());
+            }
+        }
+        let (actor, note) = ("platform".to_owned(), String::new());
+        tx.record(id, None, task.state, &Record { actor, note })
+            .await?;
+        if let Content::Payload(payload) = submission.content {
+            tx.keep(id, payload).await?;
+        }
+        tx.commit().await?;
+        Ok(Submitted::New(id))
+    }
+
+    /// Tasks of which the platform must be asked now: whether it still wants those that were not confirmed, and whether it
+    /// has cancelled those that no executor has accepted. A task is given again after a while: soon if it was not
+    /// confirmed, and after 5 s otherwise. The hub asks in a loop, at least 10 times a second while something waits to be
+    /// confirmed.
+    pub async fn to_check(&self, limit: u32) -> Result<Vec<TaskView>, Error> {
+        let sql = "SELECT * FROM tasks WHERE ask_at <= $1 AND reported = 0 AND end_reason IS NULL \
+            ORDER BY ask_at LIMIT $2";
+        self.ask(sql, limit, |task, asks| match task.state {
+            State::Submitted => CHECKS.get(asks).copied().unwrap_or(CHECK),
+            _ => CHECK,
+        })
+        .await
+    }
+
+    /// Says what the platform has said of a task. Does nothing to a task that does not wait to be confirmed.
+    pub async fn found(&self, task: TaskId, found: Found) -> Result<TaskState, Error> {
+        let (task, _) = self.change(task, Event::Found(found)).await?;
+        Ok(task.state.on_the_wire())
+    }
+
+    /// The platform has cancelled the task. If it is not leased it is over at once; otherwise its instance and executor get
+    /// a signal.
+    pub async fn request_cancel(&self, task: TaskId) -> Result<TaskState, Error> {
+        let (task, _) = self.change(task, Event::Cancel).await?;
+        Ok(task.state.on_the_wire())
+    }
+
+    /// Tasks that are over and whose outcome the hub must report to the platform. A task is given again, after 30 s and
+    /// more, until [`Store::reported`]. The hub reads the step first: the platform may have the outcome.
+    pub async fn to_report(&self, limit: u32) -> Result<Vec<TaskView>, Error> {
+        let sql = "SELECT * FROM tasks WHERE ask_at <= $1 AND reported = 0 AND end_reason IS NOT NULL \
+            ORDER BY ask_at LIMIT $2";
+        self.ask(sql, limit, |_, asks| {
+            (REPORT << asks.min(8)).min(LONGEST_REPORT)
+        })
+        .await
+    }
+
+    /// The platform has the outcome of the task.
+    pub async fn reported(&self, task: TaskId) -> Result<(), Error> {
+        self.change(task, Event::Reported).await.map(drop)
+    }
+
+    /// Tasks of which the hub is asked now, and not again before a pause.
+    async fn ask(
+        &self,
+        sql: &'static str,
+        limit: u32,
+        pause: impl Fn(&Task, usize) -> Millis,
+    ) -> Result<Vec<TaskView>, Error> {
+        let mut tx = self.begin().await?;
+        let values = [Value::from(tx.now), Value::from(limit.min(PAGE))];
+        let rows = tx.rows_to_change(sql, &values).await?;
+        if rows.is_empty() {
+            tx.rollback().await?;
+            return Ok(Vec::new());
+        }
+        let mut tasks = Vec::new();
+        for row in &rows {
+            tasks.push(asked(&mut tx, row, &pause).await?);
+        }
+        let views = self.views(&mut tx, &tasks).await?;
+        tx.commit().await?;
+        Ok(views)
+    }
+}
+
+async fn asked(
+    tx: &mut Tx,
+    row: &Row,
+    pause: impl Fn(&Task, usize) -> Millis,
+) -> Result<Task, Error> {
+    let task = read(row)?;
+    let asks = usize::try_from(row.count("asks")?).unwrap_or(usize::MAX);
+    let next = tx.now + pause(&task, asks);
+    let sql = "UPDATE tasks SET asks = asks + 1, ask_at = $2 WHERE id = $1";
+    tx.execute(sql, &[Value::text(task.id), Value::from(next)])
+        .await?;
+    Ok(task)
+}
+
+fn check(submission: &Submission) -> Result<(), Refusal> {
+    for (what, text) in [
+        ("the organization", &submission.organization),
+        ("the workspace", &submission.workspace),
+        ("the job", &submission.job),
+        ("the step", &submission.step),
+        ("the type of the step", &submission.kind),
+    ] {
+        identifier(what, text)?;
+    }
+    if let Some(trace) = &submission.traceparent {
+        identifier("the trace", trace)?;
+    }
+    if let Content::Payload(payload) = &submission.content {
+        if let Some(key) = &payload.key_id {
+            identifier("the key's name", key)?;
+        }
+        if payload.data.len() > PAYLOAD {
+            return Err(Refusal::RequestInvalid(format!(
+                "the payload has {} bytes: at most {PAYLOAD} are stored",
+                payload.data.len()
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn new_task(id: TaskId, submission: &Submission, now: Millis) -> Task {
+    let end = match &submission.content {
+        Content::Payload(_) => None,
+        Content::Refused(why) => Some(TaskEnd {
+            reason: EndReason::Refused,
+            diagnostic: cut(why.clone(), DIAGNOSTIC),
+            exit_code: None,
+            verdict: None,
+            final_log_sequence: None,
+            at: now,
+            reported: false,
+        }),
+    };
+    Task {
+        id,
+        pool: submission.pool.clone(),
+        organization: submission.organization.clone(),
+        workspace: submission.workspace.clone(),
+        job: submission.job.clone(),
+        step: submission.step.clone(),
+        kind: submission.kind.clone(),
+        traceparent: submission.traceparent.clone(),
+        stock: submission.stock,
+        state: if end.is_some() {
+            State::Failed
+        } else {
+            State::Submitted
+        },
+        fencing_token: 0,
+        lease: None,
+        instance: None,
+        agent: None,
+        attempts: 0,
+        reasons: Vec::new(),
+        sealed_for: None,
+        submitted_at: now,
+        not_before: now,
+        leased_at: now,
+        heard_at: now,
+        executor: None,
+        holder: None,
+        phase: None,
+        cancel_requested: false,
+        end,
+    }
+}

@@ -1,0 +1,266 @@
+//! Tasks as rows.
+
+use pool_protocol::id::TaskId;
+use pool_protocol::lease::Holder;
+
+use crate::clock::Millis;
+use crate::db::{Row, Tx, Value, unreadable};
+use crate::error::Error;
+use crate::model::Payload;
+use crate::rules::Rules;
+use crate::state::{EndReason, LeaseOutcome, Record, State, Task, TaskEnd, Transition};
+
+const INSERT: &str = "\
+    INSERT INTO tasks (id, pool, organization, workspace, job, step, kind, traceparent, stock, \
+    state, fencing_token, lease, instance, agent, attempts, reasons, sealed_for, submitted_at, not_before, leased_at, \
+    heard_at, executor, holder_uid, holder_name, phase, cancel_requested, end_reason, end_diagnostic, end_exit_code, \
+    end_verdict, end_log_sequence, ended_at, reported, deadline, ask_at, asks) \
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, \
+    $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, 0) ON CONFLICT (job, step) DO NOTHING";
+const UPDATE: &str = "\
+    UPDATE tasks SET state = $2, fencing_token = $3, lease = $4, instance = $5, agent = $6, attempts = $7, reasons = $8, \
+    sealed_for = $9, submitted_at = $10, not_before = $11, leased_at = $12, heard_at = $13, executor = $14, \
+    holder_uid = $15, holder_name = $16, phase = $17, cancel_requested = $18, end_reason = $19, end_diagnostic = $20, \
+    end_exit_code = $21, end_verdict = $22, end_log_sequence = $23, ended_at = $24, reported = $25, deadline = $26, \
+    asks = CASE WHEN $27 = 1 THEN 0 ELSE asks END, ask_at = CASE WHEN $27 = 1 THEN $28 ELSE ask_at END WHERE id = $1";
+const EVENT: &str = "\
+    INSERT INTO events (task, seq, at, from_state, to_state, actor, note) \
+    VALUES ($1, (SELECT coalesce(max(seq), 0) + 1 FROM events WHERE task = $1), $2, $3, $4, $5, $6)";
+
+/// When the hub is asked to check a task that was just submitted: the platform may not have committed it yet.
+const FIRST_CHECK: Millis = 100;
+/// When it is asked to check one that waits, or is leased.
+pub(super) const CHECK: Millis = 5000;
+
+impl Tx {
+    /// A task that nobody else changes before the transaction ends.
+    pub(super) async fn task(&mut self, task: TaskId) -> Result<Option<Task>, Error> {
+        let sql = "SELECT * FROM tasks WHERE id = $1";
+        let row = self.row_to_change(sql, &[Value::text(task)]).await?;
+        row.as_ref().map(read).transpose()
+    }
+
+    /// Writes a new task. Returns `false` if there is one of its job and step.
+    pub(super) async fn insert(&mut self, task: &Task, rules: &Rules) -> Result<bool, Error> {
+        let mut values = vec![
+            Value::text(task.id),
+            Value::text(&task.pool),
+            Value::text(&task.organization),
+            Value::text(&task.workspace),
+            Value::text(&task.job),
+            Value::text(&task.step),
+            Value::text(&task.kind),
+            Value::maybe(task.traceparent.as_ref()),
+            Value::from(task.stock),
+        ];
+        values.extend(changing(task, rules)?);
+        values.push(Value::Int(first_ask(task, self.now)));
+        Ok(self.execute(INSERT, &values).await? == 1)
+    }
+
+    /// Writes what a transition has changed.
+    pub(super) async fn save(
+        &mut self,
+        before: State,
+        transition: &Transition,
+        rules: &Rules,
+    ) -> Result<(), Error> {
+        if !transition.changed {
+            return Ok(());
+        }
+        let task = &transition.task;
+        let mut values = vec![Value::text(task.id)];
+        values.extend(changing(task, rules)?);
+        // What the hub is asked is another question then.
+        values.push(Value::from(transition.record.is_some()));
+        values.push(Value::Int(first_ask(task, self.now)));
+        self.execute(UPDATE, &values).await?;
+        if let Some(record) = &transition.record {
+            self.record(task.id, Some(before), task.state, record)
+                .await?;
+        }
+        if transition.drops_payload {
+            let sql = "DELETE FROM payloads WHERE task = $1";
+            self.execute(sql, &[Value::text(task.id)]).await?;
+        }
+        if let Some((instance, outcome)) = transition.instance {
+            let sql = match outcome {
+                LeaseOutcome::Started => {
+                    "UPDATE instances SET failures = 0 WHERE id = $1 AND failures > 0"
+                }
+                LeaseOutcome::Failed => {
+                    "UPDATE instances SET failures = failures + 1 WHERE id = $1"
+                }
+            };
+            self.execute(sql, &[Value::text(instance)]).await?;
+        }
+        if task.state == State::Available && task.not_before <= self.now {
+            self.wake(&task.pool, 1);
+        }
+        Ok(())
+    }
+
+    /// Writes an event.
+    pub(super) async fn record(
+        &mut self,
+        task: TaskId,
+        from: Option<State>,
+        to: State,
+        record: &Record,
+    ) -> Result<(), Error> {
+        let values = [
+            Value::text(task),
+            Value::from(self.wall),
+            Value::maybe(from.map(State::name)),
+            Value::text(to.name()),
+            Value::text(&record.actor),
+            Value::text(&record.note),
+        ];
+        self.execute(EVENT, &values).await.map(drop)
+    }
+
+    /// Keeps a payload.
+    pub(super) async fn keep(&mut self, task: TaskId, payload: Payload) -> Result<(), Error> {
+        let sql = "INSERT INTO payloads (task, key_id, data) VALUES ($1, $2, $3)";
+        let values = [
+            Value::text(task),
+            Value::Text(payload.key_id),
+            Value::Bytes(payload.data),
+        ];
+        self.execute(sql, &values).await.map(drop)
+    }
+
+    /// The payload of a task that was not accepted yet.
+    pub(super) async fn payload(&mut self, task: TaskId) -> Result<Payload, Error> {
+        let sql = "SELECT key_id, data FROM payloads WHERE task = $1";
+        let row = self.row(sql, &[Value::text(task)]).await?;
+        let row = row.ok_or_else(|| unreadable("data", format!("task {task} has no payload")))?;
+        Ok(Payload {
+            key_id: row.maybe_text("key_id")?,
+            data: row.bytes("data")?,
+        })
+    }
+
+    /// Forgets a task.
+    pub(super) async fn forget(&mut self, task: TaskId) -> Result<(), Error> {
+        let id = [Value::text(task)];
+        self.execute("DELETE FROM events WHERE task = $1", &id)
+            .await?;
+        self.execute("DELETE FROM tasks WHERE id = $1", &id).await?;
+        Ok(())
+    }
+}
+
+/// When the hub is first asked to check or to report a task in this state.
+fn first_ask(task: &Task, now: Millis) -> Option<Millis> {
+    match task.state {
+        State::Submitted => Some(now + FIRST_CHECK),
+        State::Available | State::Leased | State::Started if !task.cancel_requested => {
+            Some(now + CHECK)
+        }
+        _ if task.is_unreported() => Some(now),
+        _ => None,
+    }
+}
+
+/// The columns that change, in the order of the statements.
+fn changing(task: &Task, rules: &Rules) -> Result<[Value; 25], Error> {
+    let end = task.end.as_ref();
+    let reported = end.is_some_and(|end| end.reported);
+    let deadline = (!task.is_unreported()).then(|| task.deadline(rules));
+    Ok([
+        Value::text(task.state.name()),
+        signed(task.fencing_token)?,
+        Value::maybe(task.lease),
+        Value::maybe(task.instance),
+        Value::maybe(task.agent.as_ref()),
+        Value::from(task.attempts),
+        Value::text(serde_json::Value::from(task.reasons.clone())),
+        Value::maybe(task.sealed_for.as_ref()),
+        Value::from(task.submitted_at),
+        Value::from(task.not_before),
+        Value::from(task.leased_at),
+        Value::from(task.heard_at),
+        Value::maybe(task.executor.as_ref()),
+        Value::maybe(task.holder.as_ref().map(|holder| &holder.uid)),
+        Value::maybe(task.holder.as_ref().map(|holder| &holder.name)),
+        Value::maybe(task.phase.as_ref()),
+        Value::from(task.cancel_requested),
+        Value::maybe(end.map(|end| end.reason.name())),
+        Value::maybe(end.map(|end| &end.diagnostic)),
+        Value::Int(end.and_then(|end| end.exit_code.map(i64::from))),
+        Value::maybe(end.and_then(|end| end.verdict.as_ref())),
+        match end.and_then(|end| end.final_log_sequence) {
+            Some(sequence) => signed(sequence)?,
+            None => Value::Int(None),
+        },
+        Value::Int(end.map(|end| end.at)),
+        Value::from(reported),
+        Value::Int(deadline),
+    ])
+}
+
+/// The engines have no unsigned numbers.
+fn signed(number: u64) -> Result<Value, Error> {
+    let number = i64::try_from(number).map_err(|error| unreadable("fencing_token", error))?;
+    Ok(Value::from(number))
+}
+
+/// A task from its row.
+pub(super) fn read(row: &Row) -> Result<Task, Error> {
+    let end = match row.maybe_text("end_reason")? {
+        None => None,
+        Some(name) => Some(TaskEnd {
+            reason: EndReason::of_name(&name).ok_or_else(|| unreadable("end_reason", name))?,
+            diagnostic: row.text("end_diagnostic")?,
+            exit_code: row
+                .maybe_int("end_exit_code")?
+                .and_then(|code| i32::try_from(code).ok()),
+            verdict: row.maybe_text("end_verdict")?,
+            final_log_sequence: row
+                .maybe_int("end_log_sequence")?
+                .and_then(|number| u64::try_from(number).ok()),
+            at: row.int("ended_at")?,
+            reported: row.flag("reported")?,
+        }),
+    };
+    let holder = row.maybe_text("holder_uid")?.map(|uid| {
+        let name = row.maybe_text("holder_name")?.unwrap_or_default();
+        Ok::<_, Error>(Holder { uid, name })
+    });
+    let state = row.text("state")?;
+    Ok(Task {
+        id: row.parsed("id")?,
+        pool: row.parsed("pool")?,
+        organization: row.text("organization")?,
+        workspace: row.text("workspace")?,
+        job: row.text("job")?,
+        step: row.text("step")?,
+        kind: row.text("kind")?,
+        traceparent: row.maybe_text("traceparent")?,
+        stock: row.flag("stock")?,
+        state: State::of_name(&state).ok_or_else(|| unreadable("state", state))?,
+        fencing_token: u64::try_from(row.int("fencing_token")?)
+            .map_err(|error| unreadable("fencing_token", error))?,
+        lease: row.maybe_parsed("lease")?,
+        instance: row.maybe_parsed("instance")?,
+        agent: row.maybe_parsed("agent")?,
+        attempts: row.count("attempts")?,
+        reasons: texts(row, "reasons")?,
+        sealed_for: row.maybe_parsed("sealed_for")?,
+        submitted_at: row.int("submitted_at")?,
+        not_before: row.int("not_before")?,
+        leased_at: row.int("leased_at")?,
+        heard_at: row.int("heard_at")?,
+        executor: row.maybe_text("executor")?,
+        holder: holder.transpose()?,
+        phase: row.maybe_text("phase")?,
+        cancel_requested: row.flag("cancel_requested")?,
+        end,
+    })
+}
+
+/// A list of texts, which is stored as JSON.
+pub(super) fn texts(row: &Row, column: &str) -> Result<Vec<String>, Error> {
+    serde_json::from_str(&row.text(column)?).map_err(|error| unreadable(column, error))
+}

@@ -1,0 +1,3 @@
+//! The store on real engines.
+
+pub(crate) mod failpoint;
