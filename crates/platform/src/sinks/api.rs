@@ -1,18 +1,18 @@
 //! The platform's API as a sink of the run's log, for executors that do not reach Redis (contract 7.7): the API adds the
 //! lines to the same stream.
 
-use std::fmt;
 use std::io;
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use reqwest::header::CONTENT_TYPE;
+use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use run_log::{Batch, POLL_INTERVAL, Sink, SinkError, char_boundary, whole_lines_len};
-use secrecy::{ExposeSecret as _, SecretString};
 use serde::Serialize;
 use tokio::runtime::Runtime;
+
+use crate::terrakube::client::USER_AGENT;
+use crate::terrakube::{TokenSource, token};
 
 const MEDIA_TYPE: &str = "application/vnd.api+json";
 /// How long one request may take, connecting included.
@@ -24,22 +24,6 @@ const LONGEST_CHAR: usize = 4;
 /// So many bytes wait for nothing.
 const ENOUGH: usize = 16 * 1024;
 
-/// Makes the token for one request, if the platform asks for any.
-#[derive(Clone)]
-pub struct Bearer(Arc<dyn Fn() -> Option<SecretString> + Send + Sync>);
-
-impl Bearer {
-    pub fn new(mint: impl Fn() -> Option<SecretString> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(mint))
-    }
-}
-
-impl fmt::Debug for Bearer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Bearer")
-    }
-}
-
 /// Which API, and as whom.
 #[derive(Clone, Debug)]
 pub struct ApiLog {
@@ -49,7 +33,7 @@ pub struct ApiLog {
     pub job_id: u32,
     /// The step that writes.
     pub step_id: String,
-    pub bearer: Bearer,
+    pub tokens: TokenSource,
 }
 
 /// Posts lines to the API.
@@ -205,16 +189,20 @@ impl ApiSink {
     }
 
     async fn send(&self, request: RequestBuilder) -> io::Result<StatusCode> {
-        let mut request = request.header(CONTENT_TYPE, MEDIA_TYPE);
-        if let Some(token) = (self.log.bearer.0)() {
-            request = request.bearer_auth(token.expose_secret());
-        }
+        let request = request.header(CONTENT_TYPE, MEDIA_TYPE);
+        let request = self.log.tokens.authorize(request, token::CALL);
         // Addresses may hold credentials.
         let answer = request
             .send()
             .await
             .map_err(|error| io::Error::other(error.without_url()))?;
-        Ok(answer.status())
+        let status = answer.status();
+        let media_type = answer.headers().get(CONTENT_TYPE);
+        if status.is_success() && media_type.is_some_and(is_page) {
+            let text = format!("a page with status {status} came, which the API does not send");
+            return Err(io::Error::other(text));
+        }
+        Ok(status)
     }
 }
 
@@ -226,12 +214,18 @@ impl Driver {
                 .build()?,
             client: Client::builder()
                 .timeout(TIMEOUT)
+                .user_agent(USER_AGENT)
                 // The token is for this API alone.
                 .redirect(reqwest::redirect::Policy::none())
                 .build()
                 .map_err(io::Error::other)?,
         })
     }
+}
+
+/// Whether it is what proxies send in the place of an API.
+fn is_page(media_type: &HeaderValue) -> bool {
+    media_type.as_bytes().starts_with(b"text/html")
 }
 
 fn accepted(status: StatusCode) -> io::Result<()> {

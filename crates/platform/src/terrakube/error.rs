@@ -46,6 +46,30 @@ pub enum TerrakubeError {
         /// When to come back, where the answer says so.
         retry_after: Option<Duration>,
     },
+    /// The hub that has given the lease on the step does not do it.
+    #[error("the hub refused `{call}` with {status}: {detail}")]
+    Hub {
+        /// Method and address.
+        call: String,
+        /// The answer's status.
+        status: StatusCode,
+        /// What the hub says about it.
+        detail: String,
+        /// When to come back, where the answer says so.
+        retry_after: Option<Duration>,
+    },
+    /// An answer of something between: neither the hub's nor the platform's.
+    #[error(
+        "`{call}` was answered {status}, and not by the hub: something between answers in its place"
+    )]
+    Foreign {
+        /// Method and address.
+        call: String,
+        /// The answer's status.
+        status: StatusCode,
+        /// When to come back, where the answer says so.
+        retry_after: Option<Duration>,
+    },
     /// More than any document of the platform should hold.
     #[error("the answer to `{call}` is larger than {limit} bytes")]
     TooLarge {
@@ -87,11 +111,35 @@ pub enum TerrakubeError {
 }
 
 impl TerrakubeError {
+    pub(super) const fn foreign(
+        call: String,
+        status: StatusCode,
+        retry_after: Option<Duration>,
+    ) -> Self {
+        Self::Foreign {
+            call,
+            status,
+            retry_after,
+        }
+    }
+
+    /// Why the lease is not this executor's any more, if it is not.
+    pub(crate) fn lost_lease(&self) -> Option<String> {
+        match self {
+            Self::Hub {
+                status: StatusCode::CONFLICT,
+                detail,
+                ..
+            } => Some(detail.clone()),
+            _ => None,
+        }
+    }
+
     /// Whether trying again may help.
     pub(super) fn is_transient(&self) -> bool {
         match self {
-            Self::Transfer { .. } => true,
-            Self::Status { status, .. } => {
+            Self::Transfer { .. } | Self::Foreign { .. } => true,
+            Self::Status { status, .. } | Self::Hub { status, .. } => {
                 status.is_server_error()
                     || matches!(
                         *status,
@@ -132,9 +180,11 @@ impl TerrakubeError {
     }
 
     /// When the platform asks us to come back.
-    pub(super) const fn retry_after(&self) -> Option<Duration> {
+    pub(crate) const fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Status { retry_after, .. } => *retry_after,
+            Self::Status { retry_after, .. }
+            | Self::Hub { retry_after, .. }
+            | Self::Foreign { retry_after, .. } => *retry_after,
             _ => None,
         }
     }
@@ -142,12 +192,22 @@ impl TerrakubeError {
     /// The exit code when this keeps a step from being started.
     pub const fn exit(&self) -> Exit {
         match self {
-            Self::Refused { .. } => Exit::BadConfiguration,
+            Self::Refused { .. }
+            | Self::Hub {
+                status: StatusCode::UPGRADE_REQUIRED,
+                ..
+            } => Exit::BadConfiguration,
+            Self::Hub {
+                status: StatusCode::CONFLICT,
+                ..
+            } => Exit::Claimed,
             // The job of the step was deleted, and another attempt does not bring it back.
             Self::Gone { .. } => Exit::StepFailed,
             Self::Client(_)
             | Self::Transfer { .. }
             | Self::Status { .. }
+            | Self::Hub { .. }
+            | Self::Foreign { .. }
             | Self::TooLarge { .. }
             | Self::Malformed { .. }
             | Self::NoSteps { .. }
@@ -159,12 +219,19 @@ impl TerrakubeError {
 
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
-        let (api, secret) = (env::API_URL, env::INTERNAL_SECRET);
+        let (api, secret, lease) = (env::API_URL, env::INTERNAL_SECRET, env::LEASE_URL);
         Some(match self {
             Self::Client(_) => "check the proxy variables".to_owned(),
             Self::Transfer { .. } | Self::OutOfTime { .. } => format!(
-                "check that the address in `{api}` is reachable from here, and the proxy variables and network policy"
+                "check that the address in `{api}` or `{lease}` is reachable from here, and the proxy variables and network policy"
             ),
+            Self::Foreign { .. } => format!(
+                "check that the address in `{lease}` is the hub's, and which proxy or gateway is before it"
+            ),
+            Self::Hub {
+                status: StatusCode::UPGRADE_REQUIRED,
+                ..
+            } => "use an executor and a hub that speak a common version: those of one release do".to_owned(),
             Self::Refused { .. } => format!(
                 "check that `{secret}` is the platform's secret, and that the clocks of both machines agree"
             ),
@@ -183,7 +250,7 @@ impl TerrakubeError {
                  that answers, no note is needed"
                     .to_owned()
             }
-            Self::Status { .. } | Self::TooLarge { .. } => return None,
+            Self::Status { .. } | Self::Hub { .. } | Self::TooLarge { .. } => return None,
         })
     }
 }
