@@ -3,6 +3,8 @@
 
 mod args;
 mod heartbeat;
+#[cfg(test)]
+mod tests;
 mod token;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
