@@ -77,7 +77,7 @@ impl Hub {
 
     fn call(&self, call: LeaseCall, body: &impl Serialize) -> Call {
         let url: Url = self.config.call(call);
-        Call::new(Method::POST, url, JSON).to_hub().body(body)
+        Call::new(Method::POST, url, JSON).for_hub().body(body)
     }
 }
 

@@ -97,11 +97,12 @@ struct Beat {
 impl Beat {
     /// Until the lease is lost.
     async fn repeat(self, hub: &Hub) {
-        let mut failing = None;
+        let (mut failing, mut kind) = (None, LeaseCall::Heartbeat);
         let mut next = Instant::now() + self.interval;
         loop {
             sleep_until(next).await;
-            let call = hub.call(LeaseCall::Heartbeat, &self.acceptance);
+            let call = hub.call(kind, &self.acceptance);
+            kind = LeaseCall::Heartbeat;
             let deadline = Deadline::after(PATIENCE);
             let begun = Instant::now();
             match hub.client.document::<wire::Lease>(&call, &deadline).await {
@@ -111,6 +112,11 @@ impl Beat {
                         info!("heartbeats reach the hub again");
                     }
                     next = begun + self.interval;
+                }
+                // A hub that was restored may have forgotten it.
+                Err(error) if error.is_unaccepted() => {
+                    kind = LeaseCall::Accept;
+                    next = Instant::now() + SHORTEST;
                 }
                 Err(error) => {
                     if let Some(why) = error.lost_lease() {

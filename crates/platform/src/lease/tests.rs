@@ -164,6 +164,28 @@ async fn a_hub_that_cannot_say_whose_the_task_is_ends_the_attempt(
 }
 
 #[tokio::test]
+async fn a_hub_that_has_forgotten_the_claim_is_reminded_of_it() {
+    let (server, orders) = by_order();
+    let lease = lease_at(&server);
+    for answer in [
+        held("", false),
+        problem(Code::LeaseNotAccepted),
+        held("", false),
+        held("", true),
+    ] {
+        orders.send(answer).unwrap();
+    }
+    assert_eq!(lease.accept(&holder()).await.unwrap(), Claim::Granted);
+    assert_eq!(lease.stopped().await, JobStatus::Cancelled);
+    let called: Vec<_> = server
+        .requests()
+        .iter()
+        .map(|request| request.path.rsplit('/').next().unwrap().to_owned())
+        .collect();
+    assert_eq!(called, ["accept", "heartbeat", "accept", "heartbeat"]);
+}
+
+#[tokio::test]
 async fn the_wish_that_the_run_stops_and_the_loss_of_the_lease_are_heard() {
     let (server, orders) = by_order();
     let lease = lease_at(&server);

@@ -89,7 +89,7 @@ impl Sink for ApiSink {
         let taken = driver.runtime.block_on(self.post(&driver.client, batch));
         self.driver = Some(driver);
         self.last_post = Some(Instant::now());
-        taken.map_err(SinkError::Unavailable)
+        taken
     }
 }
 
@@ -110,24 +110,27 @@ impl ApiSink {
         bytes < ENOUGH && self.last_post.is_some_and(|last| last.elapsed() < INTERVAL)
     }
 
-    async fn post(&mut self, client: &Client, batch: Batch<'_>) -> io::Result<usize> {
+    async fn post(&mut self, client: &Client, batch: Batch<'_>) -> Result<usize, SinkError> {
         if !self.is_set_up {
             let path = format!("logs/{}/setup-consumer-groups", self.log.job_id);
             let request = client.post(self.address(&path));
-            accepted(self.send(request).await?)?;
+            let answer = self.send(request).await;
+            self.accepted(answer.map_err(SinkError::Unavailable)?)?;
             self.is_set_up = true;
         }
         let text = self.some_of(batch.text);
         // All of it, unless it is a line that is too long.
         while self.posted_of_line < text.len() {
             let piece = self.piece_of(&text[self.posted_of_line..]);
-            let body = self.render(piece, batch.first_line)?;
+            let body = self
+                .render(piece, batch.first_line)
+                .map_err(SinkError::Unavailable)?;
             let request = client.post(self.address("logs")).body(body);
-            let answer = self.send(request).await?;
+            let answer = self.send(request).await.map_err(SinkError::Unavailable)?;
             if answer == StatusCode::PAYLOAD_TOO_LARGE && piece.len() > 1 {
                 self.most_bytes = piece.len() / 2;
             }
-            accepted(answer)?;
+            self.accepted(answer)?;
             self.posted_of_line += piece.len();
         }
         self.posted_of_line = 0;
@@ -188,6 +191,18 @@ impl ApiSink {
         address
     }
 
+    fn accepted(&self, status: StatusCode) -> Result<(), SinkError> {
+        if status.is_success() {
+            return Ok(());
+        }
+        let error = io::Error::other(format!("the API answers {status}"));
+        // A hub takes nothing more of a task that is over for it.
+        if status == StatusCode::CONFLICT && self.log.tokens.is_of_lease() {
+            return Err(SinkError::Gone(error));
+        }
+        Err(SinkError::Unavailable(error))
+    }
+
     async fn send(&self, request: RequestBuilder) -> io::Result<StatusCode> {
         let request = request.header(CONTENT_TYPE, MEDIA_TYPE);
         let request = self.log.tokens.authorize(request, token::CALL);
@@ -226,11 +241,4 @@ impl Driver {
 /// Whether it is what proxies send in the place of an API.
 fn is_page(media_type: &HeaderValue) -> bool {
     media_type.as_bytes().starts_with(b"text/html")
-}
-
-fn accepted(status: StatusCode) -> io::Result<()> {
-    if status.is_success() {
-        return Ok(());
-    }
-    Err(io::Error::other(format!("the API answers {status}")))
 }

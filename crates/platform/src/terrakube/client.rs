@@ -97,7 +97,7 @@ impl Call {
     }
 
     /// For a hub itself, not for the platform behind it.
-    pub(crate) fn to_hub(mut self) -> Self {
+    pub(crate) fn for_hub(mut self) -> Self {
         self.key = Some(Uuid::new_v4());
         self
     }
@@ -264,6 +264,7 @@ impl Client {
                 return TerrakubeError::Hub {
                     call: name,
                     status,
+                    code: problem.code,
                     detail: in_one_line(&hub_detail(&problem)),
                     retry_after,
                 };

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use job_contract::{Exit, env};
+use pool_protocol::problem::Code;
 use reqwest::StatusCode;
 
 /// A call that did not succeed. Calls are named by method and address, never with a token or their content.
@@ -53,6 +54,8 @@ pub enum TerrakubeError {
         call: String,
         /// The answer's status.
         status: StatusCode,
+        /// By which programs tell refusals apart.
+        code: Code,
         /// What the hub says about it.
         detail: String,
         /// When to come back, where the answer says so.
@@ -130,15 +133,28 @@ impl TerrakubeError {
                 status: StatusCode::CONFLICT,
                 detail,
                 ..
-            } => Some(detail.clone()),
+            } if !self.is_unaccepted() => Some(detail.clone()),
             _ => None,
         }
+    }
+
+    /// Whether the hub does not know that the task was accepted, as one that was restored may not.
+    pub(crate) const fn is_unaccepted(&self) -> bool {
+        matches!(
+            self,
+            Self::Hub {
+                code: Code::LeaseNotAccepted,
+                ..
+            }
+        )
     }
 
     /// Whether trying again may help.
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Transfer { .. } | Self::Foreign { .. } => true,
+            // The next heartbeat says so.
+            _ if self.is_unaccepted() => true,
             Self::Status { status, .. } | Self::Hub { status, .. } => {
                 status.is_server_error()
                     || matches!(
