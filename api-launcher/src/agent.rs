@@ -9,7 +9,8 @@ mod client;
 pub(crate) mod config;
 mod configure;
 mod health;
-mod lease;
+mod kubernetes;
+pub(crate) mod lease;
 mod process;
 mod session;
 mod stop;
@@ -33,15 +34,19 @@ use self::client::HubClient;
 use self::client::answer::Failure;
 pub(crate) use self::config::args::AgentArgs;
 use self::config::{Settings, TargetSettings};
+use self::kubernetes::KubernetesTarget;
 use self::lease::{Leases, Stop, StopOrder, StoppedBy};
 use self::process::{OpenProcessError, ProcessTarget};
 use self::stop::{StopMode, StopSignals};
 use self::supervise::TaskOutcome;
 use self::target::SharedTarget;
 use crate::http;
+use crate::kubernetes::cluster::ConnectError;
 
 /// How long executors that are ended at once, and calls in progress, are waited for.
 const LAST_WORDS: Duration = Duration::from_secs(10);
+/// Far more than there are probes.
+const HEALTH_CONNECTIONS: usize = 32;
 
 /// Why the agent ended by itself.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +65,8 @@ pub(crate) enum AgentError {
     Client(#[source] reqwest::Error),
     #[error(transparent)]
     Process(#[from] OpenProcessError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
     #[error("could not look for the executors of an earlier agent: {0}")]
     Find(String),
     #[error(transparent)]
@@ -75,6 +82,7 @@ impl AgentError {
         match self {
             Self::Unsupported(_) => Exit::BadConfiguration,
             Self::Process(error) => error.exit(),
+            Self::Connect(error) => error.exit(),
             // The one run of `single_run` was not there to fail.
             Self::Rejected(_) | Self::HandedBack => Exit::StepFailed,
             _ => Exit::Infrastructure,
@@ -164,6 +172,10 @@ async fn run_in(settings: Settings) -> Result<(), AgentError> {
     let signals = StopSignals::listen(settings.agent.on_stop).map_err(AgentError::Signals)?;
     let target: SharedTarget = match settings.target {
         TargetSettings::Process(process) => Arc::new(ProcessTarget::open(process)?),
+        TargetSettings::Kubernetes(kubernetes) => {
+            let name = settings.agent.name.clone();
+            Arc::new(KubernetesTarget::connect(*kubernetes, name).await?)
+        }
     };
     let client =
         HubClient::new(&settings.agent.service_url, settings.token).map_err(AgentError::Client)?;
@@ -194,7 +206,13 @@ async fn run_in(settings: Settings) -> Result<(), AgentError> {
         match health {
             Some(listener) => {
                 let router = health::router(Arc::clone(&agent));
-                http::serve(listener, router, CancellationToken::new()).await;
+                http::serve(
+                    listener,
+                    router,
+                    HEALTH_CONNECTIONS,
+                    CancellationToken::new(),
+                )
+                .await;
             }
             None => std::future::pending().await,
         }

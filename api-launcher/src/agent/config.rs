@@ -11,6 +11,7 @@ use pool_protocol::id::AgentName;
 use url::Url;
 
 use super::client::token::PoolTokenSource;
+use super::kubernetes::KubernetesSettings;
 use super::process::ProcessSettings;
 use super::stop::StopMode;
 
@@ -47,4 +48,5 @@ pub(crate) struct AgentSettings {
 #[derive(Debug)]
 pub(crate) enum TargetSettings {
     Process(ProcessSettings),
+    Kubernetes(Box<KubernetesSettings>),
 }

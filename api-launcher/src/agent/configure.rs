@@ -10,12 +10,13 @@ use std::path::{Path, PathBuf};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches, ValueHint};
 use console::Term;
-use job_contract::Exit;
+use job_contract::{Exit, env};
 use runtime::setting::{SettingProblem, present};
 
-use super::config::args::{KEYS, SettingsArgs, TOKEN};
+use super::config::args::{KEYS, SettingsArgs};
 use super::config::file::{self, FileValues};
 use super::refuse;
+use crate::kubernetes::dispatch_target::settings::KubernetesArgs;
 
 /// The options of `agent configure`.
 #[derive(Args, Clone, Debug)]
@@ -75,7 +76,7 @@ pub(crate) fn run(args: &ConfigureArgs) -> u8 {
         let answer = ask(&terminal, "Address of the hub: ", Term::read_line);
         values.extend(answer.map(|text| ("service_url", text)));
     }
-    let token = std::env::var(TOKEN).ok();
+    let token = std::env::var(env::AGENT_TOKEN).ok();
     let mut token = present(token.as_deref()).map(str::to_owned);
     if asks && token.is_none() && !is_given(&values, "token_file") {
         token = ask(&terminal, "Token of the pool: ", Term::read_secure_line);
@@ -128,8 +129,9 @@ fn render(values: &[(&str, String)]) -> String {
 fn check(content: &str) -> Result<(), Vec<SettingProblem>> {
     let values = FileValues::parse(PathBuf::from(file::NAME), content);
     let values = values.map_err(|problem| vec![problem])?;
+    let kubernetes = KubernetesArgs::default();
     SettingsArgs::default()
-        .resolve(Some(values), None)
+        .resolve(Some(values), None, &kubernetes)
         .map(drop)
 }
 

@@ -8,7 +8,7 @@ use pool_protocol::instance::Phase;
 use pool_protocol::lease::{Decline, DeclineReason, End, Ended, Lease, Started};
 use pool_protocol::path::LeaseCall;
 use pool_protocol::problem::Code;
-use pool_protocol::task::{LeasedTask, Task};
+use pool_protocol::task::{LeasedTask, Task, TaskState};
 use secrecy::SecretString;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -120,7 +120,12 @@ impl Agent {
         info!(run = held.run, executor, "started an executor");
         let started = Started { executor };
         match self.say::<Lease>(held, LeaseCall::Started, &started).await {
-            Ok(lease) => held.set_token(lease.job_token.into()),
+            Ok(lease) => {
+                held.set_token(lease.job_token.into());
+                if lease.state == TaskState::Running {
+                    self.leases.set_phase(held, Phase::Running);
+                }
+            }
             Err(failure) => {
                 let stop = match failure.code() {
                     // The executor was faster.

@@ -16,14 +16,13 @@ use super::file::{self, FileValues};
 use super::{AgentSettings, Settings, TargetSettings};
 use crate::agent::client::token::{self, PoolTokenSource};
 use crate::agent::configure::ConfigureArgs;
+use crate::agent::kubernetes::KubernetesSettings;
 use crate::agent::process::ProcessSettings;
 use crate::agent::stop::StopMode;
 use crate::data::DataDir;
+use crate::kubernetes::dispatch_target::settings::KubernetesArgs;
 use crate::local::executor::Program;
 use crate::serve::config::TelemetryArgs;
-
-/// The token itself. No option: every user of a machine can read command lines.
-pub(crate) const TOKEN: &str = "MAYFLY_AGENT_TOKEN";
 
 const SLOTS: u32 = 25;
 const DRAIN_SECONDS: u64 = 3600;
@@ -41,7 +40,7 @@ pub struct AgentArgs {
     command: Option<AgentCommand>,
 
     /// The configuration file, instead of the first one that is found
-    #[arg(long, value_name = "FILE", env = "MAYFLY_AGENT_CONFIG", value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE", env = env::AGENT_CONFIG, value_hint = ValueHint::FilePath)]
     config: Option<PathBuf>,
 
     #[command(flatten)]
@@ -49,6 +48,9 @@ pub struct AgentArgs {
 
     #[command(flatten)]
     pub(crate) telemetry: TelemetryArgs,
+
+    #[command(flatten)]
+    kubernetes: KubernetesArgs,
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -71,57 +73,58 @@ SIGTERM stops the agent as --on-stop says. A second signal leads from `drain` to
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct SettingsArgs {
     /// Address of the hub
-    #[arg(long, value_name = "URL", env = "MAYFLY_AGENT_SERVICE_URL")]
+    #[arg(long, value_name = "URL", env = env::AGENT_SERVICE_URL)]
     service_url: Option<Setting<HttpUrl>>,
 
     /// File with the token of the pool; it is read again for each call
-    #[arg(long, value_name = "FILE", env = "MAYFLY_AGENT_TOKEN_FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE", env = env::AGENT_TOKEN_FILE, value_hint = ValueHint::FilePath)]
     token_file: Option<Setting<PathBuf>>,
 
     /// Name of the agent, unique in its pool [default: the name of this host]
-    #[arg(long, value_name = "NAME", env = "MAYFLY_AGENT_NAME")]
+    #[arg(long, value_name = "NAME", env = env::AGENT_NAME)]
     name: Option<Setting<Name>>,
 
     /// How many tasks run at a time [default: 25]
-    #[arg(long, value_name = "N", env = "MAYFLY_AGENT_SLOTS")]
+    #[arg(long, value_name = "N", env = env::AGENT_SLOTS)]
     slots: Option<Setting<Slots>>,
 
-    /// Where executors run: `process`, on this machine [default: process]
-    #[arg(long, value_name = "TARGET", env = "MAYFLY_AGENT_DEPLOY_TARGET")]
+    /// Where executors run: `kubernetes`, as Jobs, or `process`, on this machine [default: kubernetes]
+    #[arg(long, value_name = "TARGET", env = env::AGENT_DEPLOY_TARGET)]
     deploy_target: Option<Setting<TargetName>>,
 
     /// Take one task, and end with it; the exit code is 0 however the run ends, and 1 if the agent fails [default: false]
-    #[arg(long, value_name = "BOOL", env = "MAYFLY_AGENT_SINGLE_RUN", num_args = 0..=1, default_missing_value = "true")]
+    #[arg(long, value_name = "BOOL", env = env::AGENT_SINGLE_RUN, num_args = 0..=1, default_missing_value = "true")]
     single_run: Option<Setting<bool>>,
 
     /// End after so many seconds without a run; 0 means never [default: 0]
-    #[arg(long, value_name = "SECONDS", env = "MAYFLY_AGENT_IDLE_TIMEOUT")]
+    #[arg(long, value_name = "SECONDS", env = env::AGENT_IDLE_TIMEOUT)]
     idle_timeout: Option<Setting<u64>>,
 
-    /// What happens to the runs when the agent stops: `detach`, `drain`, `grace` or `force` [default: drain]
-    #[arg(long, value_name = "MODE", env = "MAYFLY_AGENT_ON_STOP")]
+    /// What happens to the runs when the agent stops: `detach`, `drain`, `grace` or `force`
+    /// [default: detach on target `kubernetes`, drain on target `process`]
+    #[arg(long, value_name = "MODE", env = env::AGENT_ON_STOP)]
     on_stop: Option<Setting<StopMode>>,
 
     /// How long `drain` waits before `grace` [default: 3600]
-    #[arg(long, value_name = "SECONDS", env = "MAYFLY_AGENT_DRAIN_TIMEOUT")]
+    #[arg(long, value_name = "SECONDS", env = env::AGENT_DRAIN_TIMEOUT)]
     drain_timeout: Option<Setting<u64>>,
 
     /// How long `grace` waits before `force` [default: 60]
-    #[arg(long, value_name = "SECONDS", env = "MAYFLY_AGENT_GRACE_TIMEOUT")]
+    #[arg(long, value_name = "SECONDS", env = env::AGENT_GRACE_TIMEOUT)]
     grace_timeout: Option<Setting<u64>>,
 
     /// Whether a stopped agent leaves the list of the pool at once, instead of going offline [default: true]
-    #[arg(long, value_name = "BOOL", env = "MAYFLY_AGENT_DISCONNECT_ON_STOP")]
+    #[arg(long, value_name = "BOOL", env = env::AGENT_DISCONNECT_ON_STOP)]
     disconnect_on_stop: Option<Setting<bool>>,
 
     /// Names of variables of the agent's environment that executors, tools and scripts get, separated by blanks
     /// [default: none]
-    #[arg(long, value_name = "NAMES", env = "MAYFLY_AGENT_ENV_FORWARD_ALLOWLIST")]
+    #[arg(long, value_name = "NAMES", env = env::AGENT_ENV_FORWARD_ALLOWLIST)]
     env_forward_allowlist: Option<Setting<VariableNames>>,
 
     /// Where target `process` keeps the files of its runs, and its executors their tools
     /// [default: `mayfly` in your data folder]
-    #[arg(long, value_name = "DIR", env = "MAYFLY_AGENT_WORKING_DIRECTORY", value_hint = ValueHint::DirPath)]
+    #[arg(long, value_name = "DIR", env = env::AGENT_WORKING_DIRECTORY, value_hint = ValueHint::DirPath)]
     working_directory: Option<Setting<PathBuf>>,
 
     /// Another executor binary than the built-in one, for target `process`
@@ -129,19 +132,21 @@ pub(crate) struct SettingsArgs {
     executor: Option<Setting<PathBuf>>,
 
     /// Address where `/healthz` and `/readyz` are answered [default: none]
-    #[arg(long, value_name = "ADDRESS:PORT", env = "MAYFLY_AGENT_LISTEN")]
+    #[arg(long, value_name = "ADDRESS:PORT", env = env::AGENT_LISTEN)]
     listen: Option<Setting<SocketAddr>>,
 }
 
 /// Where executors run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TargetName {
+    Kubernetes,
     Process,
 }
 
 impl SettingValue for TargetName {
     fn parse(text: &str) -> Result<Self, String> {
-        choice(text, &[("process", Self::Process)])
+        let words = [("kubernetes", Self::Kubernetes), ("process", Self::Process)];
+        choice(text, &words)
     }
 }
 
@@ -239,8 +244,10 @@ impl AgentArgs {
     pub(crate) fn resolve(&self) -> Result<Settings, Vec<SettingProblem>> {
         let file = file::find(self.config.as_deref(), &file::places());
         let file = file.map_err(|problem| vec![problem])?;
-        let token = std::env::var(TOKEN).ok();
-        self.settings.clone().resolve(file, token.as_deref())
+        let token = std::env::var(env::AGENT_TOKEN).ok();
+        self.settings
+            .clone()
+            .resolve(file, token.as_deref(), &self.kubernetes)
     }
 }
 
@@ -250,9 +257,11 @@ impl SettingsArgs {
         self,
         mut file: Option<FileValues>,
         token: Option<&str>,
+        kubernetes: &KubernetesArgs,
     ) -> Result<Settings, Vec<SettingProblem>> {
         let problems = &mut Vec::new();
-        let in_environment = present(token).map(|token| (TOKEN.to_owned(), token.to_owned()));
+        let in_environment =
+            present(token).map(|token| (env::AGENT_TOKEN.to_owned(), token.to_owned()));
         let in_file = file
             .as_mut()
             .and_then(|file| Some((file.name_of("token"), file.take("token")?)));
@@ -278,7 +287,7 @@ impl SettingsArgs {
             (None, None, Some(path)) => Some(PoolTokenSource::File(path)),
             (None, None, None) => {
                 let text = "is not set; a token of the pool is needed, or MAYFLY_AGENT_TOKEN_FILE";
-                problems.push(SettingProblem::new(TOKEN, text));
+                problems.push(SettingProblem::new(env::AGENT_TOKEN, text));
                 None
             }
         };
@@ -286,10 +295,10 @@ impl SettingsArgs {
             && let Err(error) = source.read()
         {
             let text = format!("cannot be used: {error}");
-            problems.push(SettingProblem::new("MAYFLY_AGENT_TOKEN_FILE", text));
+            problems.push(SettingProblem::new(env::AGENT_TOKEN_FILE, text));
         }
         let agent = this.resolve_agent(problems);
-        let target = this.resolve_target(problems);
+        let target = this.resolve_target(kubernetes, problems);
         let (Some(agent), Some(target), Some(token), []) =
             (agent, target, token, problems.as_slice())
         else {
@@ -305,9 +314,7 @@ impl SettingsArgs {
     }
 
     fn resolve_agent(&self, problems: &mut Vec<SettingProblem>) -> Option<AgentSettings> {
-        let service_url = self
-            .service_url
-            .require("MAYFLY_AGENT_SERVICE_URL", problems);
+        let service_url = self.service_url.require(env::AGENT_SERVICE_URL, problems);
         if let Some(HttpUrl { url, .. }) = &service_url
             && (!url.username().is_empty()
                 || url.password().is_some()
@@ -315,14 +322,14 @@ impl SettingsArgs {
                 || url.fragment().is_some())
         {
             let text = "has a login, a query or a fragment, which an address of a hub has not";
-            problems.push(SettingProblem::new("MAYFLY_AGENT_SERVICE_URL", text));
+            problems.push(SettingProblem::new(env::AGENT_SERVICE_URL, text));
         }
         let name = self.name.read(problems).map(|Name(name)| name);
         let name = name.or_else(|| {
             let name = host_name();
             if name.is_none() && !self.name.is_set() {
                 let text = "is not set, and the name of this host cannot be used";
-                problems.push(SettingProblem::new("MAYFLY_AGENT_NAME", text));
+                problems.push(SettingProblem::new(env::AGENT_NAME, text));
             }
             name
         });
@@ -346,7 +353,10 @@ impl SettingsArgs {
             slots,
             single_run,
             idle_timeout: Some(idle_timeout).filter(|timeout| !timeout.is_zero()),
-            on_stop: on_stop.unwrap_or(StopMode::Drain),
+            on_stop: on_stop.unwrap_or(match self.target() {
+                TargetName::Kubernetes => StopMode::Detach,
+                TargetName::Process => StopMode::Drain,
+            }),
             drain_timeout,
             grace_timeout,
             disconnect_on_stop,
@@ -354,19 +364,49 @@ impl SettingsArgs {
         })
     }
 
-    fn resolve_target(&self, problems: &mut Vec<SettingProblem>) -> Option<TargetSettings> {
+    fn target(&self) -> TargetName {
+        self.deploy_target
+            .get()
+            .copied()
+            .unwrap_or(TargetName::Kubernetes)
+    }
+
+    fn resolve_target(
+        &self,
+        kubernetes: &KubernetesArgs,
+        problems: &mut Vec<SettingProblem>,
+    ) -> Option<TargetSettings> {
         let forwarded = self.env_forward_allowlist.read(problems);
         let forwarded = forwarded.map_or_else(Vec::new, |VariableNames(names)| names);
-        let target = self.deploy_target.read(problems);
+        let is_target_wrong = self.deploy_target.is_set() && self.deploy_target.get().is_none();
+        self.deploy_target.read(problems);
+        if is_target_wrong {
+            return None;
+        }
+        let report_key = report_key::from_lookup(|name| std::env::var(name).ok())
+            .map_err(|problem| problems.push(problem))
+            .ok();
         let data = self.working_directory.read(problems);
         let executor = self.executor.read(problems);
-        match target.unwrap_or(TargetName::Process) {
+        match self.target() {
+            TargetName::Kubernetes => {
+                let hub = self.service_url.get().map(|hub| hub.text.as_str());
+                let (deployment, cluster) = kubernetes.resolve_leased(hub, problems)?;
+                let value = |name: String| Some((std::env::var(&name).ok()?, name));
+                let forwarded = forwarded.into_iter().filter_map(value);
+                Some(TargetSettings::Kubernetes(Box::new(KubernetesSettings {
+                    deployment,
+                    cluster,
+                    forwarded: forwarded.map(|(value, name)| (name, value)).collect(),
+                    report_key: report_key?,
+                })))
+            }
             TargetName::Process => {
                 let mut keep = |variable: &str, text: String| {
                     problems.push(SettingProblem::new(variable, text));
                 };
                 let data = DataDir::locate(data.as_deref())
-                    .map_err(|error| keep("MAYFLY_AGENT_WORKING_DIRECTORY", error.to_string()))
+                    .map_err(|error| keep(env::AGENT_WORKING_DIRECTORY, error.to_string()))
                     .ok()?;
                 if let Some(path) = executor
                     .as_deref()
@@ -378,9 +418,6 @@ impl SettingsArgs {
                     );
                     keep(env::EXECUTOR, text);
                 }
-                let report_key = report_key::from_lookup(|name| std::env::var(name).ok())
-                    .map_err(|problem| keep(&problem.variable, problem.text))
-                    .ok();
                 let program = Program::choose(executor.as_deref())
                     .map_err(|error| keep(env::EXECUTOR, error.to_string()))
                     .ok()?;
@@ -423,13 +460,18 @@ mod tests {
         token: Option<&str>,
         text: &str,
     ) -> Result<Settings, Vec<SettingProblem>> {
-        let args: SettingsArgs = from_variables(variables);
-        args.resolve(Some(file(text)), token)
+        let mut args: SettingsArgs = from_variables(variables);
+        if !text.contains("deploy_target") {
+            args.deploy_target = Some("process".into());
+        }
+        args.resolve(Some(file(text)), token, &KubernetesArgs::default())
     }
 
     /// What a setting is, as text.
     fn shown(settings: &Settings, key: &str) -> String {
-        let TargetSettings::Process(process) = &settings.target;
+        let TargetSettings::Process(process) = &settings.target else {
+            panic!("another target");
+        };
         let agent = &settings.agent;
         match key {
             "service_url" => agent.service_url.to_string(),
@@ -627,7 +669,7 @@ mod tests {
     #[test]
     fn without_a_token_or_with_a_login_in_the_address_nothing_starts() {
         let problems = resolve(&[HUB], None, "").unwrap_err();
-        assert_eq!(problems[0].variable, TOKEN);
+        assert_eq!(problems[0].variable, env::AGENT_TOKEN);
         let hub = (
             "MAYFLY_AGENT_SERVICE_URL",
             "https://me:hunter2@hub.example.test",
@@ -638,6 +680,20 @@ mod tests {
             "{}",
             problems[0]
         );
+    }
+
+    #[test]
+    fn a_cluster_is_the_usual_target_and_its_runs_go_on() {
+        let args: SettingsArgs = from_variables(&[HUB]);
+        let settings = args
+            .resolve(None, Some("secret"), &KubernetesArgs::default())
+            .unwrap();
+        assert_eq!(settings.agent.on_stop, StopMode::Detach);
+        let TargetSettings::Kubernetes(kubernetes) = &settings.target else {
+            panic!("another target");
+        };
+        // No secret of the platform.
+        assert_eq!(kubernetes.deployment.env_secrets, Vec::<String>::new());
     }
 
     #[test]

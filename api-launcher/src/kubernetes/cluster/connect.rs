@@ -17,6 +17,7 @@ use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigEr
 use kube::core::Status;
 use kube::core::response::StatusDetails;
 use kube::{Client, Config};
+use sha2::{Digest as _, Sha256};
 use tower::{BoxError, service_fn};
 
 use super::Cluster;
@@ -185,12 +186,32 @@ impl Cluster {
         if !has_usable_token(&config) {
             return Err(ConnectError::Credential(CredentialError::Token));
         }
+        let identity = identity_of(&config, &namespace);
         let client = ClientBuilder::try_from(config)
             .map_err(ConnectError::of_client)?
             .build();
         let client = discreet(client, &namespace);
-        Ok(Self::from_client(client, namespace))
+        let mut cluster = Self::from_client(client, namespace);
+        cluster.identity = identity;
+        Ok(cluster)
     }
+}
+
+/// Clusters have addresses in common, but hardly ever an authority.
+fn identity_of(config: &Config, namespace: &str) -> String {
+    let mut hash = Sha256::new();
+    hash.update(config.cluster_url.to_string());
+    for certificate in config.root_cert.iter().flatten() {
+        hash.update(certificate);
+    }
+    hash.update([0]);
+    hash.update(namespace);
+    let digest = hash.finalize();
+    digest
+        .iter()
+        .take(16)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 /// A client that gives a request up when its answer takes too long, and keeps what the server asked for: the client it
