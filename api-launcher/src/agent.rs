@@ -106,6 +106,8 @@ pub(crate) struct Agent {
     beat_now: Notify,
     /// No task is taken any more.
     leaving: CancellationToken,
+    /// What was not started yet is handed back.
+    detaching: CancellationToken,
     /// How the last task went.
     last_outcome: watch::Sender<Option<TaskOutcome>>,
 }
@@ -190,6 +192,7 @@ async fn run_in(settings: Settings) -> Result<(), AgentError> {
         action: watch::Sender::new(Action::None),
         beat_now: Notify::new(),
         leaving: CancellationToken::new(),
+        detaching: CancellationToken::new(),
         last_outcome: watch::Sender::new(None),
     });
     let health = match listen {
@@ -232,19 +235,22 @@ impl Agent {
     /// Works until it is told to stop, and leaves as its settings say.
     async fn work(self: &Arc<Self>, mut signals: StopSignals) -> Result<(), AgentError> {
         let (sender, mut strangers) = mpsc::unbounded_channel();
-        let mut target_work = std::pin::pin!(self.target.work(sender));
         let found = self.target.find().await.map_err(AgentError::Find)?;
         for found in found {
             self.adopt(found);
         }
-        let mut beat = std::pin::pin!(self.beat());
-        let mut run = std::pin::pin!(self.take_and_leave(&mut signals));
-        let result = loop {
-            tokio::select! {
-                result = &mut run => break result,
-                failed = &mut beat => break failed,
-                () = &mut target_work => {}
-                Some(found) = strangers.recv() => self.adopt(found),
+        // What is still under way when it ends, as a registration, must not be in the way of the last call.
+        let result = {
+            let mut target_work = std::pin::pin!(self.target.work(sender));
+            let mut beat = std::pin::pin!(self.beat());
+            let mut run = std::pin::pin!(self.take_and_leave(&mut signals));
+            loop {
+                tokio::select! {
+                    result = &mut run => break result,
+                    failed = &mut beat => break failed,
+                    () = &mut target_work => {}
+                    Some(found) = strangers.recv() => self.adopt(found),
+                }
             }
         };
         if self.settings.disconnect_on_stop && result.is_ok() {
@@ -319,6 +325,7 @@ impl Agent {
                     Some(LAST_WORDS)
                 }
                 Some(StopMode::Detach) => {
+                    self.detaching.cancel();
                     let prepared = self.leases.none_in(Phase::Preparing);
                     tokio::select! {
                         _ = tokio::time::timeout(LAST_WORDS, prepared) => {}

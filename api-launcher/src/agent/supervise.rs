@@ -90,7 +90,7 @@ impl Agent {
             Ok(order) => order,
             Err((reason, text)) => return self.hand_back(held, reason, text).await,
         };
-        if self.is_leaving() {
+        if self.detaching.is_cancelled() {
             let text = "the agent stops".to_owned();
             return self.hand_back(held, DeclineReason::Draining, text).await;
         }
