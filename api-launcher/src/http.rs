@@ -3,6 +3,7 @@
 
 mod answer;
 pub mod auth;
+pub(crate) mod body;
 mod dispatch;
 mod health;
 mod server;

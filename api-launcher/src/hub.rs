@@ -161,7 +161,7 @@ impl Hub {
     pub(crate) async fn measure(&self) {
         // What cannot be read shows in readiness.
         if let Ok(pools) = self.store.pools().await {
-            self.metrics.observe(&pools);
+            self.metrics.observe(self.pools.current().names(), &pools);
         }
         let waiting = MAX_POLLS - self.polls.available_permits();
         self.metrics.polls_waiting(waiting);

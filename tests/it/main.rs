@@ -51,6 +51,7 @@ mod limits;
 mod log;
 mod outcome;
 mod plan;
+mod pools;
 mod real_node;
 mod scripts;
 mod secrets;

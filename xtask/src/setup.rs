@@ -115,6 +115,14 @@ const NEEDS: &[Need] = &[
         present: || works("redis-sentinel", &["--version"]),
     },
     Need {
+        // Tests start servers of their own. The one that Debian sets up is not used.
+        program: "postgres",
+        purpose: Purpose::Tests,
+        packages: &["postgresql"],
+        elsewhere: "your package manager, or postgresql.org (14 or newer)",
+        present: || is_installed("postgres") || postgres_of_debian(),
+    },
+    Need {
         program: "setpriv",
         purpose: Purpose::Tests,
         packages: &["util-linux"],
@@ -345,6 +353,13 @@ fn is_installed(program: &str) -> bool {
         || ["/usr/sbin", "/usr/local/sbin", "/sbin"]
             .iter()
             .any(|folder| Path::new(folder).join(program).exists())
+}
+
+/// Debian keeps the server of each version in a folder that is not on `PATH`.
+fn postgres_of_debian() -> bool {
+    let versions = std::fs::read_dir("/usr/lib/postgresql");
+    let mut versions = versions.into_iter().flatten().flatten();
+    versions.any(|version| version.path().join("bin/postgres").exists())
 }
 
 fn git_serves_http() -> bool {

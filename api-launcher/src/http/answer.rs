@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use super::auth::AuthError;
+use super::body::BodyError;
 use crate::dispatch::DispatchError;
 use crate::dispatch::response::PendingResponse;
 use crate::hub::SubmitError;
@@ -61,6 +62,15 @@ impl From<DispatchError> for RequestError {
         match error {
             DispatchError::Unavailable(reason) => Self::Unavailable(reason),
             DispatchError::Invalid(reason) => Self::Invalid(reason),
+        }
+    }
+}
+
+impl From<BodyError> for RequestError {
+    fn from(error: BodyError) -> Self {
+        match error {
+            BodyError::TooLarge => Self::TooLarge,
+            BodyError::Broken => Self::Broken,
         }
     }
 }

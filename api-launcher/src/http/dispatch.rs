@@ -3,23 +3,19 @@
 
 use std::time::Instant;
 
-use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
-use futures_util::StreamExt as _;
 use job_contract::Document;
 use serde_json::error::Category;
 use tracing::{info, warn};
 
 use super::answer::{self, RequestError};
+use super::body;
 use super::{AppState, BODY_TIMEOUT, MAX_BODY_BYTES};
 use crate::dispatch::Acceptance;
 use crate::dispatch::response::response_signal;
 use crate::metrics::DispatchResult;
-
-/// A sender that has not read its answer gets none when the connection closes under what it still sends.
-const MAX_DRAINED_BYTES: usize = 8 * MAX_BODY_BYTES;
 
 /// The request header with the trace of the sender.
 const TRACEPARENT: &str = "traceparent";
@@ -113,7 +109,7 @@ async fn receive(
     let (head, body) = request.into_parts();
     authorize(state, &head.headers)?;
     let _permit = state.bodies.acquire().await;
-    let body = tokio::time::timeout(BODY_TIMEOUT, read(body))
+    let body = tokio::time::timeout(BODY_TIMEOUT, body::read(body, MAX_BODY_BYTES))
         .await
         .map_err(|_| RequestError::TooSlow)??;
     Ok((head.headers, parse(body)?))
@@ -131,25 +127,6 @@ fn authorize(state: &AppState, headers: &HeaderMap) -> Result<(), RequestError> 
         .gate
         .check(authorization.map(HeaderValue::as_bytes))
         .map_err(RequestError::Unauthorized)
-}
-
-async fn read(body: Body) -> Result<Vec<u8>, RequestError> {
-    let mut stream = body.into_data_stream();
-    let mut whole = Vec::new();
-    let mut length = 0;
-    while let Some(piece) = stream.next().await {
-        let piece = piece.map_err(|_| RequestError::Broken)?;
-        length += piece.len();
-        if length <= MAX_BODY_BYTES {
-            whole.extend_from_slice(&piece);
-        } else if length > MAX_DRAINED_BYTES {
-            break;
-        }
-    }
-    if length > MAX_BODY_BYTES {
-        return Err(RequestError::TooLarge);
-    }
-    Ok(whole)
 }
 
 /// The message says where, and never quotes: most of a document can be secret.

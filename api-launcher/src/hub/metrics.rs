@@ -81,37 +81,44 @@ impl PoolMetrics {
         ours
     }
 
-    /// Takes over what the store says.
-    pub(crate) fn observe(&self, pools: &[PoolView]) {
-        // A pool without tasks and instances is not among them any more.
-        self.tasks.clear();
-        self.oldest.clear();
-        self.agents.clear();
-        self.slots.clear();
-        for view in pools {
-            let set = |family: &Family<Labels, Gauge>, state: &str, count: u32| {
-                let labels = with(&view.pool, "state", state);
-                family.get_or_create(&labels).set(count.into());
-            };
-            for (state, count) in [
-                ("unconfirmed", view.unconfirmed),
-                ("available", view.available),
-                ("leased", view.leased),
-                ("running", view.running),
-                ("orphaned", view.orphaned),
-                ("unreported", view.unreported),
-            ] {
-                set(&self.tasks, state, count);
-            }
-            set(&self.agents, "online", view.online);
-            set(&self.agents, "offline", view.offline);
-            set(&self.slots, "free", view.free);
-            set(&self.slots, "busy", view.capacity.saturating_sub(view.free));
-            let oldest = view.oldest.unwrap_or_default().as_secs();
-            self.oldest
-                .get_or_create(&of(&view.pool))
-                .set(i64::try_from(oldest).unwrap_or(i64::MAX));
+    /// Takes over what the store says. Pools without tasks and instances have zeros.
+    pub(crate) fn observe<'n>(
+        &self,
+        names: impl Iterator<Item = &'n PoolName>,
+        pools: &[PoolView],
+    ) {
+        for family in [&self.tasks, &self.oldest, &self.agents, &self.slots] {
+            family.clear();
         }
+        for name in names {
+            self.set(name, None);
+        }
+        for view in pools {
+            self.set(&view.pool, Some(view));
+        }
+    }
+
+    fn set(&self, pool: &PoolName, view: Option<&PoolView>) {
+        let of_view = |count: fn(&PoolView) -> u32| view.map_or(0, count);
+        let set = |family: &Family<Labels, Gauge>, state: &str, count: fn(&PoolView) -> u32| {
+            let labels = with(pool, "state", state);
+            family.get_or_create(&labels).set(of_view(count).into());
+        };
+        set(&self.tasks, "unconfirmed", |view| view.unconfirmed);
+        set(&self.tasks, "available", |view| view.available);
+        set(&self.tasks, "leased", |view| view.leased);
+        set(&self.tasks, "running", |view| view.running);
+        set(&self.tasks, "orphaned", |view| view.orphaned);
+        set(&self.tasks, "unreported", |view| view.unreported);
+        set(&self.agents, "online", |view| view.online);
+        set(&self.agents, "offline", |view| view.offline);
+        set(&self.slots, "free", |view| view.free);
+        set(&self.slots, "busy", |view| {
+            view.capacity.saturating_sub(view.free)
+        });
+        let oldest = view.and_then(|view| view.oldest).unwrap_or_default();
+        let oldest = i64::try_from(oldest.as_secs()).unwrap_or(i64::MAX);
+        self.oldest.get_or_create(&of(pool)).set(oldest);
     }
 
     /// How many requests for tasks wait.
@@ -181,7 +188,8 @@ mod tests {
             unreported: 0,
             oldest: Some(Duration::from_secs(61)),
         };
-        pools.observe(std::slice::from_ref(&view));
+        let us = "us".parse().unwrap();
+        pools.observe([&us].into_iter(), std::slice::from_ref(&view));
         pools.lost(&view.pool);
         pools.declined(&view.pool, DeclineReason::Quota);
         let text = metrics.render(None);
@@ -190,12 +198,13 @@ mod tests {
             r#"mayfly_pool_agents{pool="eu",state="online"} 2"#,
             r#"mayfly_pool_slots{pool="eu",state="busy"} 6"#,
             r#"mayfly_pool_oldest_queued_seconds{pool="eu"} 61"#,
+            r#"mayfly_pool_tasks{pool="us",state="available"} 0"#,
             r#"mayfly_pool_lost_total{pool="eu"} 1"#,
             r#"mayfly_pool_declined_total{pool="eu",reason="quota"} 1"#,
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
-        pools.observe(&[]);
+        pools.observe([].into_iter(), &[]);
         let text = metrics.render(None);
         assert!(!text.contains("mayfly_pool_tasks{"), "{text}");
         assert!(text.contains("mayfly_pool_lost_total{"), "{text}");

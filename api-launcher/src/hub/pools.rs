@@ -63,6 +63,11 @@ impl Pools {
         self.0.get(name)
     }
 
+    /// The names of all pools.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &PoolName> {
+        self.0.keys()
+    }
+
     /// Returns the id of a token that is good now.
     pub(crate) fn token_id(
         &self,

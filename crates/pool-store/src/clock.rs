@@ -19,9 +19,9 @@ pub trait Clock: Send + Sync + 'static {
     fn elapsed(&self) -> Duration;
     /// The wall clock. It may jump.
     fn wall(&self) -> SystemTime;
-    /// What is added to the time of PostgreSQL.
-    fn ahead(&self) -> Duration {
-        Duration::ZERO
+    /// What the time is if PostgreSQL says that it is `now`.
+    fn database(&self, now: Millis) -> Millis {
+        now
     }
 }
 

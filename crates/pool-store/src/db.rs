@@ -11,7 +11,7 @@ use pool_protocol::id::PoolName;
 use sqlx::pool::PoolConnection;
 use sqlx::{AssertSqlSafe, Postgres, Row as _, Sqlite};
 
-use crate::clock::{Clock, Millis, millis, since_1970};
+use crate::clock::{Clock, Millis, since_1970};
 use crate::error::{Error, OpenError};
 use crate::waiters::Waiters;
 
@@ -84,7 +84,7 @@ impl Database {
                 if let Some(row) = tx.row(postgres::NOW, &[]).await? {
                     tx.wall = row.int("now")?;
                 }
-                tx.now = tx.wall.saturating_add(millis(self.clock.ahead()));
+                tx.now = self.clock.database(tx.wall);
             }
         }
         Ok(tx)

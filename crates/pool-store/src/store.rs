@@ -17,6 +17,7 @@ use crate::db::{Database, Tx};
 use crate::error::{Error, OpenError, Refusal};
 use crate::rules::Rules;
 use crate::state::{Event, Task, apply};
+use crate::waiters::Waiters;
 
 /// The queue. Cheap to clone.
 ///
@@ -51,8 +52,13 @@ impl Store {
         self.database.close().await;
     }
 
-    async fn begin(&self) -> Result<Tx, Error> {
+    pub(crate) async fn begin(&self) -> Result<Tx, Error> {
         self.database.begin().await
+    }
+
+    /// Those who wait for tasks.
+    pub(crate) fn waiters(&self) -> &Waiters {
+        self.database.waiters()
     }
 
     /// Does to a task what an event does.

@@ -1,3 +1,11 @@
-//! The store on real engines.
+//! The store on real engines: each case runs on SQLite and on PostgreSQL.
 
+mod agents;
 pub(crate) mod failpoint;
+mod kill;
+mod leases;
+mod many;
+mod platform;
+mod recovery;
+mod site;
+mod views;

@@ -12,6 +12,8 @@ use tokio::sync::Notify;
 pub(crate) struct Waiters {
     pools: Mutex<HashMap<PoolName, Arc<Notify>>>,
     closed: AtomicBool,
+    #[cfg(test)]
+    pub(crate) asleep: tokio::sync::watch::Sender<HashMap<PoolName, usize>>,
 }
 
 impl Waiters {
@@ -71,6 +73,42 @@ impl Drop for Woken {
     fn drop(&mut self) {
         if let Some(notify) = &self.0 {
             notify.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod asleep {
+    use super::{PoolName, Waiters};
+
+    /// One that waits.
+    pub(crate) struct Asleep<'a>(&'a Waiters, PoolName);
+
+    impl Waiters {
+        /// Counts one that waits, for as long as it does.
+        pub(crate) fn fall_asleep(&self, pool: &PoolName) -> Asleep<'_> {
+            self.asleep
+                .send_modify(|asleep| *asleep.entry(pool.clone()).or_default() += 1);
+            Asleep(self, pool.clone())
+        }
+    }
+
+    impl Drop for Asleep<'_> {
+        fn drop(&mut self) {
+            self.0
+                .asleep
+                .send_modify(|asleep| *asleep.entry(self.1.clone()).or_default() -= 1);
+        }
+    }
+
+    impl crate::Store {
+        /// Returns once this many wait for a task of a pool.
+        pub(crate) async fn waits(&self, pool: &PoolName, count: usize) {
+            let mut asleep = self.waiters().asleep.subscribe();
+            let enough = |asleep: &std::collections::HashMap<PoolName, usize>| {
+                asleep.get(pool).copied().unwrap_or_default() >= count
+            };
+            asleep.wait_for(enough).await.unwrap();
         }
     }
 }

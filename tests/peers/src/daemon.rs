@@ -8,6 +8,9 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 /// A server that is not ready by then will not be.
 const READY_WITHIN: Duration = Duration::from_mins(1);
 
@@ -45,6 +48,14 @@ impl Daemon {
             if let Some(ready) = ready(&line) {
                 return Ok((daemon, ready));
             }
+        }
+    }
+
+    /// Ends the program with a signal on which it tidies up, and waits until it has.
+    pub(crate) fn end(&mut self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).map(Pid::from_raw);
+        if pid.is_ok_and(|pid| kill(pid, signal).is_ok()) {
+            drop(self.child.wait());
         }
     }
 

@@ -8,6 +8,7 @@ pub mod git_http;
 pub mod http;
 pub mod http_proxy;
 pub mod port;
+pub mod postgres;
 pub mod providers;
 pub mod proxy;
 pub mod redis;

@@ -8,7 +8,7 @@ use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{StepType, chain};
 use pool_protocol::id::TaskId;
 use pool_store::{Found, TaskView, Wait};
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use super::StoreLog;
 use crate::hub::chains::Chains;
@@ -18,6 +18,8 @@ use crate::reporter::StepState;
 const PAUSE: Duration = Duration::from_millis(100);
 /// Questions to the platform at a time.
 const AT_ONCE: usize = 32;
+/// Tasks that are taken up at a time.
+const BATCH: u32 = 64;
 /// After this time a dispatch that the platform has not recorded is one that it has taken back.
 const TAKEN_BACK: Duration = Duration::from_mins(10);
 
@@ -33,7 +35,7 @@ enum Conclusion {
 pub(super) async fn perform(hub: &Arc<Hub>) {
     let (chains, mut log) = (Chains::new(AT_ONCE), StoreLog::default());
     while hub.pause(PAUSE).await {
-        let due = hub.store.to_check(2 * AT_ONCE as u32).await;
+        let due = hub.store.to_check(BATCH).await;
         for task in log.note("confirm", due).unwrap_or_default() {
             let hub = Arc::clone(hub);
             chains.start(task.task, async move { check(&hub, &task).await });
@@ -67,12 +69,13 @@ async fn apply(hub: &Hub, task: TaskId, conclusion: Conclusion) -> Result<(), po
         Conclusion::Found(found) => hub.store.found(task, found).await?,
         Conclusion::Cancel => hub.store.request_cancel(task).await?,
     };
-    info!(%task, ?conclusion, ?state, "the platform has answered about a task");
+    debug!(%task, ?conclusion, ?state, "the platform has answered about a task");
     Ok(())
 }
 
 fn conclude(state: &StepState, task: &TaskView) -> Conclusion {
-    if task.wait != Some(Wait::Unconfirmed) {
+    // A pause says nothing of the confirmation, and the store knows.
+    if !matches!(task.wait, Some(Wait::Unconfirmed | Wait::Pause(_))) {
         let is_gone = state.job.is_over() || state.has_outcome() && !is_rejection(state, task);
         return if is_gone && !task.cancel_requested {
             Conclusion::Cancel

@@ -19,6 +19,8 @@ use crate::reporter::{PlatformReporter, ReportError};
 const PAUSE: Duration = Duration::from_secs(1);
 /// Reports at a time.
 const AT_ONCE: usize = 16;
+/// Tasks that are taken up at a time.
+const BATCH: u32 = 32;
 
 pub(super) async fn perform(hub: &Arc<Hub>) {
     let (chains, mut log) = (Chains::new(AT_ONCE), StoreLog::default());
@@ -27,7 +29,7 @@ pub(super) async fn perform(hub: &Arc<Hub>) {
             goes_on = hub.pause(PAUSE) => if !goes_on { break },
             () = hub.ended.notified() => {}
         }
-        let due = hub.store.to_report(2 * AT_ONCE as u32).await;
+        let due = hub.store.to_report(BATCH).await;
         for task in log.note("report", due).unwrap_or_default() {
             let hub = Arc::clone(hub);
             chains.start(task.task, async move { report(&hub, &task).await });

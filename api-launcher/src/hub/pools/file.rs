@@ -241,7 +241,7 @@ pools:
 "#
         ))
         .unwrap();
-        let names: Vec<_> = pools.0.keys().map(PoolName::as_str).collect();
+        let names: Vec<_> = pools.names().map(PoolName::as_str).collect();
         assert_eq!(names, ["eu", "us-1"]);
         let eu = pools.get(&"eu".parse().unwrap()).unwrap();
         assert_eq!(eu.boundary, Boundary::Direct);

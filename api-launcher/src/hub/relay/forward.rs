@@ -4,7 +4,7 @@
 use std::io;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, to_bytes};
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
@@ -21,6 +21,7 @@ use url::Url;
 
 use super::body;
 use super::rules::{Call, Denied, own_history};
+use crate::http;
 use crate::hub::wire::Failure;
 
 const JSON_API: &str = "application/vnd.api+json";
@@ -67,7 +68,7 @@ impl Outgoing {
                     Call::AddLines => 4 * MIB,
                     _ => 0,
                 };
-                let bytes = tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, limit))
+                let bytes = tokio::time::timeout(BODY_TIMEOUT, http::body::read(body, limit))
                     .await
                     .map_err(|_| Denied::Unread("it did not arrive in time"))?
                     .map_err(|_| Denied::Unread("it is too large, or broke off"))?;

@@ -1,1 +1,319 @@
 //! What passes and what does not, as tables.
+
+use std::time::Duration;
+
+use axum::http::Method;
+use pool_protocol::id::{LeaseId, TaskId};
+use pool_protocol::task::TaskState;
+use pool_store::state::EndReason;
+use pool_store::{EndView, Refusal, TaskView};
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::body;
+use super::rules::{self, Call, Denied};
+use crate::hub::step_of;
+use crate::hub::wire::tests::task;
+
+fn call(request: &str) -> Result<Call, Denied> {
+    let (method, target) = request.split_once(' ').unwrap();
+    let (path, query) = match target.split_once('?') {
+        Some((path, query)) => (path, Some(query)),
+        None => (target, None),
+    };
+    let path: Vec<&str> = path.split('/').collect();
+    let method = Method::from_bytes(method.as_bytes()).unwrap();
+    Call::find(&method, &path, query, &step_of(&task(TaskState::Running)))
+}
+
+#[rstest]
+#[case("GET api/v1/organization/org/job/412", Call::ReadJob)]
+#[case("GET api/v1/organization/org/job/412?include=step", Call::ReadJob)]
+#[case("PATCH api/v1/organization/org/job/412", Call::ChangeJob)]
+#[case("PATCH api/v1/organization/org/job/412/step/plan-id", Call::ChangeStep)]
+#[case("POST api/v1/organization/org/workspace/ws/history", Call::AddHistory)]
+#[case(
+    "GET api/v1/organization/org/workspace/ws/history?filter%5Bhistory%5D=jobReference%3D%3D%27412%27",
+    Call::ReadHistory
+)]
+#[case("POST logs/412/setup-consumer-groups", Call::SetUpLog)]
+#[case("POST logs", Call::AddLines)]
+#[case("GET context/v1/412", Call::ReadContext)]
+#[case("POST context/v1/412", Call::WriteContext)]
+#[case(
+    "GET remote/tfe/v2/configuration-versions/0b1f6c1e/terraformContent.tar.gz",
+    Call::ReadContent
+)]
+#[case("GET tofu/index.json", Call::ReadReleases)]
+fn what_executors_ask_passes(#[case] request: &str, #[case] expected: Call) {
+    assert_eq!(call(request), Ok(expected));
+}
+
+#[rstest]
+#[case::job("GET api/v1/organization/org/job/413")]
+#[case::job_change("PATCH api/v1/organization/org/job/413")]
+#[case::organization("GET api/v1/organization/other/job/412")]
+#[case::step("PATCH api/v1/organization/org/job/412/step/apply-id")]
+#[case::step_of_another_job("PATCH api/v1/organization/org/job/413/step/plan-id")]
+#[case::workspace("POST api/v1/organization/org/workspace/other/history")]
+#[case::log("POST logs/413/setup-consumer-groups")]
+#[case::context("GET context/v1/413")]
+#[case::context_change("POST context/v1/413")]
+fn what_is_about_another_run_does_not(#[case] request: &str) {
+    assert_eq!(
+        call(request),
+        Err(Denied::Request("it is about another run"))
+    );
+}
+
+#[rstest]
+#[case::method("DELETE api/v1/organization/org/job/412")]
+#[case::post_to_a_job("POST api/v1/organization/org/job/412")]
+#[case::put("PUT context/v1/412")]
+#[case::method_of_another_case("get tofu/index.json")]
+#[case::list("GET api/v1/organization/org/job")]
+#[case::organization("GET api/v1/organization/org")]
+#[case::variables("GET api/v1/organization/org/workspace/ws/variable")]
+#[case::workspace("PATCH api/v1/organization/org/workspace/ws")]
+#[case::below_a_job("GET api/v1/organization/org/job/412/step")]
+#[case::graphql("POST graphql/api/v1")]
+#[case::state("GET tfstate/v1/organization/org/workspace/ws/state/terraform.tfstate")]
+#[case::tokens("GET pat/v1")]
+#[case::dots("GET api/v1/organization/org/job/412/../413")]
+#[case::dots_at_the_end("GET context/v1/..")]
+#[case::a_dot("GET ./tofu/index.json")]
+#[case::encoded_dots("GET context/v1/412/%2e%2e/413")]
+#[case::encoded_slash("GET api/v1/organization/org/job%2F413")]
+#[case::encoded_slash_in_an_id("GET context/v1/412%2F..%2F413")]
+#[case::double_encoding("GET context/v1/%252e%252e")]
+#[case::encoded_letter("GET %63ontext/v1/412")]
+#[case::empty_part("GET api//v1/organization/org/job/412")]
+#[case::slash_at_the_end("GET context/v1/412/")]
+#[case::slash_at_the_start("GET /context/v1/412")]
+#[case::nothing("GET ")]
+#[case::matrix_parameter("GET context/v1/412;x=1")]
+#[case::back_slash("GET context\\v1\\412")]
+#[case::at("GET @evil.example.test/context/v1/412")]
+#[case::null("GET context/v1/412%00")]
+#[case::more_of_an_id("GET context/v1/4120")]
+#[case::less_of_an_id("GET context/v1/41")]
+#[case::content_of_another_name("GET remote/tfe/v2/configuration-versions/x/terraform.tar.gz")]
+fn no_other_request_passes(#[case] request: &str) {
+    assert!(call(request).is_err(), "{request}");
+}
+
+#[rstest]
+#[case("GET api/v1/organization/org/job/412?include=step,workspace")]
+#[case("GET api/v1/organization/org/job/412?include=step&include=workspace")]
+#[case("GET api/v1/organization/org/job/412?fields[job]=tcl")]
+#[case("GET context/v1/412?job=413")]
+#[case("PATCH api/v1/organization/org/job/412?include=step")]
+#[case("GET api/v1/organization/org/workspace/ws/history")]
+#[case("GET api/v1/organization/org/workspace/ws/history?filter[history]=jobReference=='413'")]
+#[case(
+    "GET api/v1/organization/org/workspace/ws/history?filter[history]=jobReference=='412'&include=workspace"
+)]
+#[case("POST logs?jobId=413")]
+fn no_other_query_passes(#[case] request: &str) {
+    let expected = Denied::Request("its query is not one that this path takes");
+    assert_eq!(call(request), Err(expected));
+}
+
+#[test]
+fn a_path_is_split_as_it_was_sent() {
+    let (task, lease) = (TaskId::new(), LeaseId::new());
+    let relay = pool_protocol::path::relay(task, lease);
+    let path = format!("{relay}/context/v1/4%2e12");
+    let target = rules::split(&path).unwrap();
+    assert_eq!((target.task, target.lease), (task, lease));
+    assert_eq!(target.path, ["context", "v1", "4%2e12"]);
+    for other in [
+        relay.clone(),
+        relay.replace("/leases/", "/leases%2f"),
+        format!("/x{relay}/logs"),
+        format!("/api/v1/executor/tasks/{task}/leases/x/platform/logs"),
+    ] {
+        assert!(rules::split(&other).is_none(), "{other}");
+    }
+}
+
+fn check(call: Call, document: &Value) -> Result<Vec<u8>, Denied> {
+    let step = step_of(&task(TaskState::Running));
+    body::check(call, document.to_string().as_bytes(), &step)
+}
+
+fn change(kind: &str, id: &str, attributes: Value) -> Value {
+    json!({"data": {"type": kind, "id": id, "attributes": attributes}})
+}
+
+fn history(attributes: Value) -> Value {
+    json!({"data": {"type": "history", "attributes": attributes}})
+}
+
+const OUTPUT: &str =
+    "https://tk.example.test/base/tfoutput/v1/organization/org/job/412/step/plan-id";
+const STATE: &str = "https://tk.example.test/tfstate/v1/organization/org/workspace/ws/state/f.json";
+
+#[rstest]
+#[case(Call::ChangeJob, change("job", "412", json!({"status": "running", "commitId": "9f"})))]
+#[case(
+    Call::ChangeJob,
+    change("job", "412", json!({"status": "pending", "planChanges": true, "output": "", "terraformPlan": "s3://x"}))
+)]
+#[case(Call::ChangeStep, change("step", "plan-id", json!({"status": "failed", "output": OUTPUT, "name": "no disk"})))]
+#[case(
+    Call::AddHistory,
+    history(json!({"output": STATE, "jobReference": "412", "serial": 1, "md5": "0", "lineage": "0"}))
+)]
+#[case(
+    Call::AddLines,
+    json!({"data": [{"jobId": 412, "stepId": "plan-id", "lineNumber": 1, "output": "{\"jobId\": 413}"}]})
+)]
+#[case(Call::AddLines, json!({"data": []}))]
+fn reports_about_the_run_pass(#[case] call: Call, #[case] document: Value) {
+    let sent = check(call, &document).unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&sent).unwrap(), document);
+}
+
+#[rstest]
+#[case::other_job(Call::ChangeJob, change("job", "413", json!({"status": "failed"})))]
+#[case::other_type(Call::ChangeJob, change("step", "412", json!({"status": "failed"})))]
+#[case::number(Call::ChangeJob, json!({"data": {"type": "job", "id": 412, "attributes": {}}}))]
+#[case::no_id(Call::ChangeJob, json!({"data": {"type": "job", "attributes": {}}}))]
+#[case::list(Call::ChangeJob, json!({"data": [{"type": "job", "id": "412", "attributes": {}}]}))]
+#[case::status(Call::ChangeJob, change("job", "412", json!({"status": "approved"})))]
+#[case::queue(Call::ChangeJob, change("job", "412", json!({"status": "queue"})))]
+#[case::no_status(Call::ChangeJob, change("job", "412", json!({"status": null})))]
+#[case::template(Call::ChangeJob, change("job", "412", json!({"tcl": "Zmxvdzo="})))]
+#[case::source(Call::ChangeJob, change("job", "412", json!({"overrideSource": "https://evil"})))]
+#[case::nested(Call::ChangeJob, change("job", "412", json!({"output": {"a": 1}})))]
+#[case::relationships(
+    Call::ChangeJob,
+    json!({"data": {"type": "job", "id": "412", "attributes": {}, "relationships": {"workspace": {}}}})
+)]
+#[case::included(Call::ChangeJob, json!({"data": {"type": "job", "id": "412", "attributes": {}}, "included": []}))]
+#[case::operations(Call::ChangeJob, json!({"atomic:operations": []}))]
+#[case::other_step(Call::ChangeStep, change("step", "apply-id", json!({"status": "failed"})))]
+#[case::step_number(Call::ChangeStep, change("step", "plan-id", json!({"stepNumber": 1})))]
+#[case::output_of_another_step(
+    Call::ChangeStep,
+    change("step", "plan-id", json!({"output": OUTPUT.replace("plan-id", "apply-id")}))
+)]
+#[case::output_in_a_query(
+    Call::ChangeStep,
+    change("step", "plan-id", json!({"output": format!("https://evil/?x={OUTPUT}")}))
+)]
+#[case::output_that_climbs(
+    Call::ChangeStep,
+    change("step", "plan-id", json!({"output": format!("{OUTPUT}/../other")}))
+)]
+#[case::history_of_another_job(Call::AddHistory, history(json!({"output": STATE, "jobReference": "4"})))]
+#[case::history_of_no_job(Call::AddHistory, history(json!({"output": STATE})))]
+#[case::history_with_an_id(Call::AddHistory, change("history", "1", json!({"output": STATE, "jobReference": "412"})))]
+#[case::state_of_another_workspace(
+    Call::AddHistory,
+    history(json!({"output": STATE.replace("/ws/", "/other/"), "jobReference": "412"}))
+)]
+#[case::state_elsewhere(
+    Call::AddHistory,
+    history(json!({"output": format!("{STATE}/x"), "jobReference": "412"}))
+)]
+#[case::line_of_another_job(Call::AddLines, json!({"data": [{"jobId": 413, "stepId": "plan-id", "lineNumber": 1, "output": ""}]}))]
+#[case::line_of_another_step(Call::AddLines, json!({"data": [{"jobId": 412, "stepId": "apply-id", "lineNumber": 1, "output": ""}]}))]
+#[case::second_line(
+    Call::AddLines,
+    json!({"data": [
+        {"jobId": 412, "stepId": "plan-id", "lineNumber": 1, "output": ""},
+        {"jobId": 413, "stepId": "plan-id", "lineNumber": 2, "output": ""},
+    ]})
+)]
+#[case::line_of_no_job(Call::AddLines, json!({"data": [{"stepId": "plan-id"}]}))]
+#[case::text_for_a_number(Call::AddLines, json!({"data": [{"jobId": "412", "stepId": "plan-id"}]}))]
+#[case::set_up(Call::SetUpLog, json!({}))]
+#[case::read(Call::ReadJob, json!({}))]
+fn documents_about_anything_else_do_not(#[case] call: Call, #[case] document: Value) {
+    assert!(
+        matches!(check(call, &document), Err(Denied::Body(_))),
+        "{document}"
+    );
+}
+
+#[test]
+fn what_was_read_is_what_is_sent() {
+    let twice = br#"{"data":{"type":"job","id":"413","id":"412","attributes":{"status":"queue","status":"failed"}}}"#;
+    let step = step_of(&task(TaskState::Running));
+    let sent = body::check(Call::ChangeJob, twice, &step).unwrap();
+    let sent = String::from_utf8(sent).unwrap();
+    assert!(!sent.contains("413") && !sent.contains("queue"), "{sent}");
+    let broken = body::check(Call::ChangeJob, b"{", &step);
+    assert_eq!(broken, Err(Denied::Unread("it is not valid JSON")));
+}
+
+fn over(reason: EndReason, ago: u64) -> TaskView {
+    TaskView {
+        end: Some(EndView {
+            reason,
+            diagnostic: String::new(),
+            exit_code: None,
+            verdict: None,
+            final_log_sequence: None,
+            ago: Duration::from_secs(ago),
+            reported: true,
+        }),
+        ..task(TaskState::Failed)
+    }
+}
+
+#[rstest]
+#[case::running(task(TaskState::Running), Call::ChangeStep, None)]
+#[case::silent(task(TaskState::Orphaned), Call::ChangeStep, None)]
+#[case::reads_before_the_claim(task(TaskState::Leased), Call::ReadJob, None)]
+#[case::content_before_the_claim(task(TaskState::Leased), Call::ReadContent, None)]
+#[case::writes_before_the_claim(
+    task(TaskState::Leased),
+    Call::ChangeJob,
+    Some(Refusal::LeaseNotAccepted)
+)]
+#[case::lines_before_the_claim(
+    task(TaskState::Leased),
+    Call::AddLines,
+    Some(Refusal::LeaseNotAccepted)
+)]
+#[case::context_before_the_claim(
+    task(TaskState::Leased),
+    Call::WriteContext,
+    Some(Refusal::LeaseNotAccepted)
+)]
+#[case::lease_has_ended(task(TaskState::Available), Call::ReadJob, Some(Refusal::LeaseExpired))]
+#[case::last_report(over(EndReason::Told, 1), Call::ChangeJob, None)]
+#[case::last_state(over(EndReason::Told, 1), Call::AddHistory, None)]
+#[case::last_report_too_late(
+    over(EndReason::Told, 601),
+    Call::ChangeJob,
+    Some(Refusal::TaskAlreadyTerminal)
+)]
+#[case::context_afterwards(
+    over(EndReason::Told, 1),
+    Call::WriteContext,
+    Some(Refusal::TaskAlreadyTerminal)
+)]
+#[case::content_afterwards(
+    over(EndReason::Told, 1),
+    Call::ReadContent,
+    Some(Refusal::TaskAlreadyTerminal)
+)]
+#[case::report_of_a_lost_run(
+    over(EndReason::Lost, 1),
+    Call::ChangeStep,
+    Some(Refusal::TaskAlreadyTerminal)
+)]
+#[case::state_of_a_lost_run(over(EndReason::Lost, 1), Call::AddHistory, None)]
+#[case::lines_of_a_lost_run(over(EndReason::Lost, 1), Call::AddLines, None)]
+fn a_task_may_do_what_its_state_allows(
+    #[case] task: TaskView,
+    #[case] call: Call,
+    #[case] refused: Option<Refusal>,
+) {
+    let expected = refused.map_or(Ok(()), |refusal| Err(Denied::State(refusal)));
+    assert_eq!(rules::check_state(&task, call), expected);
+}

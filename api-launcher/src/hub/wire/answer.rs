@@ -1,7 +1,7 @@
 //! Reads bodies, and writes responses: JSON, or a problem.
 
 use axum::Json;
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use pool_protocol::problem::{self, Code, Problem};
@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use tracing::warn;
 
 use super::{BODY_TIMEOUT, MAX_BODY_BYTES};
+use crate::http::body;
 
 /// When a client that was one too many asks again, in seconds.
 const RETRY_AFTER: u32 = 5;
@@ -89,7 +90,7 @@ pub(super) fn json(document: &impl Serialize) -> Response {
 /// Reads a document. Messages say where it is wrong, and quote nothing.
 pub(super) async fn read<T: DeserializeOwned>(body: Body) -> Result<T, Failure> {
     let invalid = |text: String| Failure::new(Code::RequestInvalid, text);
-    let bytes = tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY_BYTES))
+    let bytes = tokio::time::timeout(BODY_TIMEOUT, body::read(body, MAX_BODY_BYTES))
         .await
         .map_err(|_| invalid("the body did not arrive in time".to_owned()))?
         .map_err(|_| {

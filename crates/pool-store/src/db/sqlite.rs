@@ -4,6 +4,7 @@ use std::fs::{File as Handle, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
@@ -23,8 +24,8 @@ pub(super) struct File {
     /// The store's time when `opened_at` had passed by the clock.
     time: Millis,
     opened_at: Duration,
-    /// Locked. The lock ends with the process, or with this value.
-    _lock: Handle,
+    /// Locked, until it is closed.
+    lock: Mutex<Option<Handle>>,
 }
 
 impl File {
@@ -66,7 +67,7 @@ impl File {
             pool,
             time,
             opened_at,
-            _lock: lock,
+            lock: Mutex::new(Some(lock)),
         })
     }
 
@@ -81,9 +82,16 @@ impl File {
         self.time.saturating_add(millis(passed))
     }
 
-    /// Closes the connection.
+    /// Closes the connection. Another process may open the file then.
     pub(super) async fn close(&self) {
         self.pool.close().await;
+        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        // A child that was forked just now has the file as well. Dropping it here would not be enough.
+        if let Some(lock) = lock.take()
+            && let Err(error) = lock.unlock()
+        {
+            tracing::warn!(%error, "the lock of the store ends with the process");
+        }
     }
 }
 
@@ -189,7 +197,6 @@ mod tests {
         assert!(matches!(&second, OpenError::InUse(lock) if lock.ends_with("hub.db.lock")));
         assert!(second.to_string().contains("hub.db.lock"), "{second}");
         first.close().await;
-        drop(first);
         File::open(&path, Duration::ZERO).await.unwrap();
     }
 

@@ -275,7 +275,7 @@ fn stale_leases_change_nothing(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
     fn the_invariants_hold(played in proptest::collection::vec(moves(), 1..60)) {

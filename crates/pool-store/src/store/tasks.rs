@@ -49,7 +49,7 @@ impl Store {
     pub async fn lease(&self, request: &LeaseRequest) -> Result<Option<LeasedTask>, Error> {
         limited("`holding`", request.holding.len(), HELD)?;
         let until = Instant::now() + request.wait.min(WAIT);
-        let waiters = self.database.waiters();
+        let waiters = self.waiters();
         let mut woken: Option<Woken> = None;
         loop {
             let queue = waiters.of(&request.pool);
@@ -66,6 +66,8 @@ impl Store {
             if leased.is_some() || waiters.is_closed() {
                 return Ok(leased);
             }
+            #[cfg(test)]
+            let _asleep = waiters.fall_asleep(&request.pool);
             if timeout_at(until, next).await.is_err() {
                 return Ok(None);
             }

@@ -1,0 +1,202 @@
+//! Many tasks, many agents, several hubs.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use pool_protocol::id::{InstanceId, TaskId};
+use rstest::rstest;
+use tokio::task::JoinSet;
+
+use super::site::*;
+use crate::model::{Found, LeaseRequest};
+
+#[rstest]
+#[tokio::test]
+async fn a_burst_of_one_organization_does_not_hold_up_another(
+    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
+) {
+    let Some(site) = Site::open(engine).await else {
+        return;
+    };
+    let one = site.agent("one").await;
+    for job in 0..50 {
+        site.ready("burst", &format!("b{job}")).await;
+    }
+    let mut held = Vec::new();
+    for _ in 0..5 {
+        held.push(site.lease_beside(one, &held).await.unwrap().grant.lease);
+    }
+    let late = site.ready("late", "l").await;
+    let next = site.lease_beside(one, &held).await.unwrap();
+    assert_eq!(next.grant.task, late);
+    held.push(next.grant.lease);
+    // In the order in which they came.
+    let next = site.lease_beside(one, &held).await.unwrap();
+    assert_eq!(next.job, "b5");
+}
+
+/// Takes tasks until there are none, and says whose they were.
+async fn take(store: crate::Store, instance: InstanceId) -> Vec<(TaskId, String)> {
+    let mut taken = Vec::new();
+    let mut holding = Vec::new();
+    loop {
+        let leased = store.lease(&request(instance, &holding)).await.unwrap();
+        let Some(leased) = leased else {
+            return taken;
+        };
+        assert!(!leased.redelivered);
+        holding.push(leased.grant.lease);
+        taken.push((leased.grant.task, leased.organization));
+    }
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_agents_of_two_hubs_take_each_task_once_and_serve_all_alike(
+    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
+) {
+    let Some(site) = Site::open(engine).await else {
+        return;
+    };
+    let hubs = match engine {
+        Engine::Sqlite => vec![site.store.clone()],
+        // What waits is asked again when a hub starts.
+        Engine::Postgres => vec![site.store.clone(), open(&site.url, &site.clock).await],
+    };
+    for job in 0..30 {
+        site.ready("large", &format!("l{job}")).await;
+        site.ready("large", &format!("m{job}")).await;
+        site.ready("middle", &format!("n{job}")).await;
+        site.ready("small", &format!("s{job}")).await;
+    }
+    let mut agents = JoinSet::new();
+    for number in 0..8 {
+        let instance = site.agent(&format!("agent-{number}")).await;
+        agents.spawn(take(hubs[number % hubs.len()].clone(), instance));
+    }
+    let taken: Vec<_> = agents.join_all().await.into_iter().flatten().collect();
+    assert_eq!(taken.len(), 120);
+    let tasks: HashSet<_> = taken.iter().map(|(task, _)| *task).collect();
+    assert_eq!(tasks.len(), 120, "a task was given out twice");
+    // In the order of the leases, none is served more often than another that waits.
+    let mut order = site.all().await;
+    order.sort_by_key(|task| task.lease);
+    let mut served: HashMap<&str, u32> = HashMap::new();
+    let first: Vec<_> = order
+        .iter()
+        .map(|task| task.organization.as_str())
+        .collect();
+    for organization in &first[..90] {
+        *served.entry(organization).or_default() += 1;
+    }
+    let most = served.values().max().unwrap();
+    let least = served.values().min().unwrap();
+    assert!(most - least <= 2, "{served:?}");
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_new_task_wakes_one_who_waits(
+    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
+) {
+    let Some(site) = Site::open(engine).await else {
+        return;
+    };
+    let here = site.store.clone();
+    let there = match engine {
+        Engine::Sqlite => here.clone(),
+        Engine::Postgres => open(&site.url, &site.clock).await,
+    };
+    let mut waits = JoinSet::new();
+    for number in 0..6 {
+        let request = LeaseRequest {
+            wait: Duration::from_secs(50),
+            ..request(site.agent(&format!("agent-{number}")).await, &[])
+        };
+        let store = if number % 2 == 0 { &here } else { &there }.clone();
+        waits.spawn(async move { store.lease(&request).await.unwrap() });
+    }
+    // On one hub all six wait, on two three each.
+    let waiting = if engine == Engine::Sqlite { 6 } else { 3 };
+    here.waits(&pool(), waiting).await;
+    there.waits(&pool(), waiting).await;
+    for job in ["1", "2", "3"] {
+        let task = site.ready("acme", job).await;
+        let leased = waits.join_next().await.unwrap().unwrap().unwrap();
+        assert_eq!(leased.grant.task, task);
+    }
+    assert_eq!(waits.len(), 3, "they go on waiting");
+    // One that has gone is not waited for.
+    waits.shutdown().await;
+    let task = site.ready("acme", "4").await;
+    let one = site.agent("agent-0").await;
+    let known: Vec<_> = site
+        .all()
+        .await
+        .iter()
+        .filter_map(|task| task.lease)
+        .collect();
+    let leased = site.lease_beside(one, &known).await.unwrap();
+    assert_eq!(leased.grant.task, task);
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pause_that_is_over_wakes_one_who_waits(
+    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
+) {
+    let Some(site) = Site::open(engine).await else {
+        return;
+    };
+    let task = site.ready("acme", "1").await;
+    let one = site.agent("one").await;
+    let leased = site.lease(one).await.unwrap();
+    let decline = declined(pool_protocol::lease::DeclineReason::Quota, "full");
+    site.store.decline(leased.grant, &decline).await.unwrap();
+    site.store.found(task, Found::Waiting).await.unwrap();
+    let store = site.store.clone();
+    let waits = tokio::spawn(async move {
+        let request = LeaseRequest {
+            wait: Duration::from_secs(50),
+            ..request(one, &[])
+        };
+        store.lease(&request).await.unwrap().unwrap()
+    });
+    site.store.waits(&pool(), 1).await;
+    site.pass(11).await;
+    assert_eq!(waits.await.unwrap().grant.task, task);
+}
+
+#[tokio::test]
+async fn a_wait_ends_without_a_task_when_its_time_is_over() {
+    let site = Site::open(Engine::Sqlite).await.unwrap();
+    let request = LeaseRequest {
+        wait: Duration::from_millis(20),
+        ..request(site.agent("one").await, &[])
+    };
+    let began = std::time::Instant::now();
+    assert!(site.store.lease(&request).await.unwrap().is_none());
+    assert!(began.elapsed() >= request.wait);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hubs_sweep_one_task_once() {
+    let Some(site) = Site::open(Engine::Postgres).await else {
+        return;
+    };
+    let other = open(&site.url, &site.clock).await;
+    let mut tasks = Vec::new();
+    for job in 0..20 {
+        tasks.push(site.ready("acme", &job.to_string()).await);
+    }
+    let one = site.agent("one").await;
+    take(site.store.clone(), one).await;
+    site.pass(25).await;
+    site.clock.pass(10);
+    let (here, there) = tokio::join!(site.store.sweep(), other.sweep());
+    let changed = here.unwrap().changed.len() + there.unwrap().changed.len();
+    assert_eq!(changed, 20);
+    for task in tasks {
+        assert_eq!(site.view(task).await.attempts, 1);
+    }
+}

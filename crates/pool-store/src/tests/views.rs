@@ -1,0 +1,192 @@
+//! What people and metrics see.
+
+use pool_protocol::id::PoolName;
+use pool_protocol::lease::DeclineReason;
+use pool_protocol::task::TaskState;
+use rstest::rstest;
+
+use super::site::*;
+use crate::model::Found;
+use crate::view::{Listed, Page, Wait};
+
+#[rstest]
+#[tokio::test]
+async fn pools_are_counted(#[values(Engine::Sqlite, Engine::Postgres)] engine: Engine) {
+    let Some(site) = Site::open(engine).await else {
+        return;
+    };
+    assert!(site.store.pools().await.unwrap().is_empty());
+    site.running("1").await;
+    site.ready("acme", "2").await;
+    let one = site.agent("one").await;
+    site.lease(one).await.unwrap();
+    site.ready("acme", "3").await;
+    site.pass(20).await;
+    let cancelled = site.submit("acme", "4").await.task();
+    site.store.request_cancel(cancelled).await.unwrap();
+    site.submit("acme", "5").await;
+    let pools = site.store.pools().await.unwrap();
+    assert_eq!(pools.len(), 1);
+    let view = &pools[0];
+    assert_eq!((view.online, view.capacity, view.free), (1, 10, 10));
+    assert_eq!((view.unconfirmed, view.available, view.leased), (1, 1, 1));
+    assert_eq!((view.running, view.orphaned, view.unreported), (1, 0, 1));
+    assert_eq!(view.oldest.unwrap().as_secs(), 20);
+}
+
+#[rstest]
+#[tokio::test]
+async fn a_task_says_why_it_waits(#[values(Engine::Sqlite, Engine::Postgres)] engine: Engine) {
+    let Some(site) = Site::open(engine).await else {
+        return;
+    };
+    let task = site.ready("acme", "1").await;
+    let wait = async || site.view(task).await.wait;
+    assert_eq!(wait().await, Some(Wait::NoInstance));
+    let one = site.agent("one").await;
+    assert_eq!(wait().await, Some(Wait::Turn));
+    let mut full = beats(vec![]);
+    full.available_capacity = 0;
+    site.store.heartbeat(&pool(), one, &full).await.unwrap();
+    assert_eq!(wait().await, Some(Wait::NoCapacity));
+    let leased = site.lease(one).await.unwrap();
+    assert_eq!(wait().await, None);
+    let decline = declined(DeclineReason::Quota, "the quota of ns is used up");
+    site.store.decline(leased.grant, &decline).await.unwrap();
+    assert!(matches!(wait().await, Some(Wait::Pause(_))));
+    let view = site.view(task).await;
+    assert!(view.reasons[0].contains("the quota of ns is used up"));
+    site.pass(31).await;
+    assert_eq!(wait().await, Some(Wait::Unconfirmed));
+    site.store.found(task, Found::Waiting).await.unwrap();
+    assert_eq!(wait().await, Some(Wait::NoInstance));
+    // Others that came later are behind it.
+    let behind = site.ready("acme", "2").await;
+    assert_eq!(site.store.position(task).await.unwrap(), Some(0));
+    assert_eq!(site.store.position(behind).await.unwrap(), Some(1));
+    site.store.request_cancel(task).await.unwrap();
+    assert_eq!(site.store.position(task).await.unwrap(), None);
+    assert_eq!(site.store.position(behind).await.unwrap(), Some(0));
+}
+
+#[rstest]
+#[tokio::test]
+async fn the_history_of_a_task_is_told(#[values(Engine::Sqlite, Engine::Postgres)] engine: Engine) {
+    let Some(site) = Site::open(engine).await else {
+        return;
+    };
+    let leased = site.running("1").await;
+    site.store.beat(leased.grant, &beat("x")).await.unwrap();
+    complete(&site.store, &leased).await;
+    let events = site.events(leased.grant.task).await;
+    let told: Vec<_> = events
+        .iter()
+        .map(|event| (event.from, event.to, event.actor.as_str()))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            (None, "submitted", "platform"),
+            (Some("submitted"), "available", "platform"),
+            (Some("available"), "leased", "agent one"),
+            (Some("leased"), "running", "executor pod-x"),
+            (Some("running"), "completed", "executor pod-x or agent one"),
+        ]
+    );
+    if engine == Engine::Sqlite {
+        let since = events[0].at.duration_since(std::time::UNIX_EPOCH);
+        assert_eq!(since.unwrap().as_secs(), 2_000_000_000);
+    }
+}
+
+#[rstest]
+#[tokio::test]
+async fn lists_come_in_pages(#[values(Engine::Sqlite, Engine::Postgres)] engine: Engine) {
+    let Some(site) = Site::open(engine).await else {
+        return;
+    };
+    let done = site.running("0").await;
+    complete(&site.store, &done).await;
+    for job in 1..=4 {
+        site.ready("acme", &job.to_string()).await;
+    }
+    let mut page = Page {
+        after: None,
+        limit: 3,
+    };
+    let first = site.store.tasks(None, Listed::Open, page).await.unwrap();
+    page.after = first.last().map(|task| task.task);
+    let second = site
+        .store
+        .tasks(Some(&pool()), Listed::Open, page)
+        .await
+        .unwrap();
+    let jobs: Vec<_> = first
+        .iter()
+        .chain(&second)
+        .map(|task| task.job.as_str())
+        .collect();
+    assert_eq!((first.len(), jobs), (3, vec!["1", "2", "3", "4"]));
+    let page = Page::first();
+    let over = site.store.tasks(None, Listed::Over, page).await.unwrap();
+    assert_eq!((over.len(), over[0].state), (1, TaskState::Completed));
+    let us: PoolName = "us".parse().unwrap();
+    assert!(
+        site.store
+            .tasks(Some(&us), Listed::All, page)
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    let none = Page { limit: 0, ..page };
+    assert!(
+        site.store
+            .tasks(None, Listed::All, none)
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    let agents = ["b", "c", "d"];
+    for agent in agents {
+        site.agent(agent).await;
+    }
+    let mut page = Page {
+        after: None,
+        limit: 2,
+    };
+    let mut names = Vec::new();
+    for _ in 0..2 {
+        let instances = site.store.instances(Some(&pool()), page).await.unwrap();
+        page.after = instances.last().map(|view| view.instance);
+        names.extend(instances.into_iter().map(|view| view.agent.to_string()));
+    }
+    assert_eq!(names, ["one", "b", "c", "d"]);
+}
+
+#[rstest]
+#[tokio::test]
+async fn nothing_that_people_see_has_the_payload(
+    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
+) {
+    let Some(site) = Site::open(engine).await else {
+        return;
+    };
+    let task = site.ready("acme", "1").await;
+    let one = site.agent("one").await;
+    let leased = site.lease(one).await.unwrap();
+    let bytes = String::from_utf8(leased.payload.data.clone()).unwrap();
+    assert!(bytes.contains(SECRET));
+    let page = Page::first();
+    let shown = format!(
+        "{leased:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+        submission("acme", "1"),
+        site.view(task).await,
+        site.all().await,
+        site.events(task).await,
+        site.store.instances(None, page).await.unwrap(),
+        site.store.pools().await.unwrap(),
+    );
+    // Also not as a list of numbers.
+    let numbers = format!("{:?}", SECRET.as_bytes());
+    assert!(!shown.contains(SECRET) && !shown.contains(numbers.trim_matches(['[', ']'])));
+}

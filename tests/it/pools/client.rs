@@ -1,0 +1,183 @@
+//! A client of the wire: as much of an agent and of an executor as a test needs.
+
+use pool_protocol::id::{InstanceId, LeaseId};
+use pool_protocol::path::{self, LeaseCall};
+use pool_protocol::problem::{Code, Problem};
+use pool_protocol::task::LeasedTask;
+use pool_protocol::version;
+use reqwest::{Method, RequestBuilder, StatusCode};
+use serde_json::{Value, json};
+
+use crate::in_cluster::PATIENCE;
+
+/// An answer of the hub.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    pub(super) body: Value,
+}
+
+impl Answer {
+    /// The document of a call that must succeed.
+    #[track_caller]
+    pub(super) fn ok(self) -> Value {
+        assert!(self.status.is_success(), "{self:?}");
+        self.body
+    }
+
+    /// The code of a call that must fail. Its status must go with it.
+    #[track_caller]
+    pub(super) fn refused(self) -> Code {
+        let problem: Problem = serde_json::from_value(self.body)
+            .unwrap_or_else(|error| panic!("{} is no problem: {error}", self.status));
+        assert_eq!(self.status.as_u16(), problem.code.status());
+        problem.code
+    }
+}
+
+/// A client with one token.
+#[derive(Clone)]
+pub(super) struct Client {
+    base: String,
+    token: String,
+    http: reqwest::Client,
+}
+
+impl Client {
+    pub(super) fn new(base: &str, token: &str) -> Self {
+        Self {
+            base: base.to_owned(),
+            token: token.to_owned(),
+            http: reqwest::Client::builder()
+                .no_proxy()
+                .timeout(PATIENCE)
+                .build()
+                .unwrap(),
+        }
+    }
+
+    /// The same with another token.
+    pub(super) fn with_token(&self, token: &str) -> Self {
+        Self {
+            token: token.to_owned(),
+            ..self.clone()
+        }
+    }
+
+    /// A request that nothing was added to.
+    pub(super) fn plain(&self, method: Method, path: &str) -> RequestBuilder {
+        self.http.request(method, format!("{}{path}", self.base))
+    }
+
+    pub(super) async fn post(&self, path: &str, body: Value) -> Answer {
+        let request = self
+            .plain(Method::POST, path)
+            .header(version::HEADER, version::VERSION)
+            .bearer_auth(&self.token);
+        send(request.json(&body)).await
+    }
+
+    /// Registers an instance of this name and installation.
+    pub(super) async fn try_register(&self, name: &str, installation: &str) -> Answer {
+        let body = json!({
+            "systemId": format!("{name} of {installation}"),
+            "name": name,
+            "executorVersion": "1",
+            "protocolMinVersion": 1,
+            "protocolMaxVersion": 1,
+            "platform": "linux",
+            "architecture": "amd64",
+            "capacity": 10,
+            "installation": installation,
+        });
+        self.post(path::REGISTER, body).await
+    }
+
+    /// Registers an instance.
+    pub(super) async fn register(&self) -> InstanceId {
+        let registered = self.try_register("eu-1", "one").await.ok();
+        serde_json::from_value(registered["instanceId"].clone()).unwrap()
+    }
+
+    pub(super) async fn try_request(
+        &self,
+        instance: InstanceId,
+        wait_seconds: u32,
+        holding: &[LeaseId],
+    ) -> Answer {
+        let body = json!({
+            "instanceId": instance,
+            "availableCapacity": 1,
+            "waitSeconds": wait_seconds,
+            "holding": holding,
+        });
+        self.post(path::REQUEST_TASK, body).await
+    }
+
+    /// Waits for a task that must come.
+    pub(super) async fn request(&self, instance: InstanceId) -> LeasedTask {
+        let answer = self.try_request(instance, 50, &[]).await;
+        assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+        serde_json::from_value(answer.body).unwrap()
+    }
+
+    pub(super) async fn heartbeat(&self, instance: InstanceId) -> Answer {
+        let body = json!({"state": "ONLINE", "availableCapacity": 1});
+        self.post(&path::instance_heartbeat(instance), body).await
+    }
+
+    pub(super) async fn remove(&self, instance: InstanceId) {
+        let request = self
+            .plain(Method::DELETE, &path::instance(instance))
+            .header(version::HEADER, version::VERSION)
+            .bearer_auth(&self.token);
+        send(request).await.ok();
+    }
+
+    /// A call about a lease.
+    pub(super) async fn lease(&self, task: &LeasedTask, call: LeaseCall, body: Value) -> Answer {
+        let path = path::lease(task.task_id, task.lease_id, call);
+        self.post(&path, body).await
+    }
+
+    pub(super) async fn accept(&self, task: &LeasedTask, uid: &str) -> Answer {
+        self.lease(task, LeaseCall::Accept, holder(uid)).await
+    }
+
+    pub(super) async fn beat(&self, task: &LeasedTask, uid: &str) -> Answer {
+        self.lease(task, LeaseCall::Heartbeat, holder(uid)).await
+    }
+
+    /// A request to the platform through the relay.
+    pub(super) async fn relay(
+        &self,
+        task: &LeasedTask,
+        method: Method,
+        below: &str,
+        body: Option<Value>,
+    ) -> Answer {
+        let path = format!("{}{below}", path::relay(task.task_id, task.lease_id));
+        let mut request = self.plain(method, &path).bearer_auth(&self.token);
+        if let Some(body) = body {
+            request = request.body(body.to_string());
+        }
+        send(request).await
+    }
+}
+
+/// The executor of a lease: the same client with the token of the lease.
+pub(super) fn executor_of(agent: &Client, task: &LeasedTask) -> Client {
+    agent.with_token(&task.job_token)
+}
+
+fn holder(uid: &str) -> Value {
+    json!({"holder": {"uid": uid, "name": format!("pod-{uid}")}})
+}
+
+async fn send(request: RequestBuilder) -> Answer {
+    let answer = request.send().await.unwrap();
+    let status = answer.status();
+    let text = answer.text().await.unwrap();
+    let body = serde_json::from_str(&text).unwrap_or(Value::String(text));
+    Answer { status, body }
+}

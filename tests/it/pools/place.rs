@@ -1,0 +1,218 @@
+//! A platform, a file of pools, and hubs over one database, one after the other.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use job_contract::env;
+use pool_protocol::task::Task;
+use pool_protocol::token::PoolToken;
+use test_peers::redis::RedisServer;
+use test_platform::{Flow, NewJob, Outputs, Platform, Status, Workspace};
+
+use super::client::Client;
+use crate::in_cluster::{Launcher, PATIENCE};
+
+const POLL: Duration = Duration::from_millis(20);
+
+/// All of it.
+pub(super) struct Place {
+    pub(super) platform: Platform,
+    redis: RedisServer,
+    folder: tempfile::TempDir,
+    /// A token of pool `eu`.
+    pub(super) token: PoolToken,
+    more: Vec<(&'static str, String)>,
+}
+
+impl Place {
+    /// With pool `eu` for the organization of the platform, and pool `us` for another.
+    pub(super) async fn new() -> Self {
+        let redis = RedisServer::start().unwrap();
+        let platform = Platform::builder()
+            .redis(&format!("redis://{}", redis.address()))
+            .start()
+            .await
+            .unwrap();
+        let place = Self {
+            platform,
+            redis,
+            folder: tempfile::tempdir().unwrap(),
+            token: PoolToken::new("eu".parse().unwrap()),
+            more: Vec::new(),
+        };
+        place.write_pools(&[&place.token]);
+        let outputs = Outputs::folder(&place.path("data/local/output"));
+        place.platform.read_outputs(outputs);
+        place
+    }
+
+    /// Hubs have this setting too.
+    pub(super) fn with(mut self, name: &'static str, value: &str) -> Self {
+        self.more.push((name, value.to_owned()));
+        self
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Replaces the file of the pools as a whole. These are the tokens of `eu`; `us` has none.
+    pub(super) fn write_pools(&self, tokens: &[&PoolToken]) {
+        let organization = self.platform.organization();
+        let mut text = format!("pools:\n  eu:\n    organizations: [{organization}]\n    tokens:\n");
+        for (number, token) in tokens.iter().enumerate() {
+            text.push_str(&format!(
+                "      - {{id: t{number}, sha256: {}}}\n",
+                token.digest()
+            ));
+        }
+        let other = PoolToken::new("us".parse().unwrap());
+        fs::write(self.path("us-token"), other.reveal()).unwrap();
+        text.push_str(&format!(
+            "  us:\n    organizations: [another]\n    tokens: [{{id: u, sha256: {}}}]\n",
+            other.digest()
+        ));
+        self.replace_pools(&text);
+    }
+
+    /// Replaces the file of the pools by any text.
+    pub(super) fn replace_pools(&self, text: &str) {
+        fs::write(self.path("new.yaml"), text).unwrap();
+        fs::rename(self.path("new.yaml"), self.path("pools.yaml")).unwrap();
+    }
+
+    /// The token of pool `us`.
+    pub(super) fn token_of_us(&self) -> String {
+        fs::read_to_string(self.path("us-token")).unwrap()
+    }
+
+    /// A command that serves the pools.
+    pub(super) fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
+        command
+            .args(["serve", "--target", "none", "--pools"])
+            .arg(self.path("pools.yaml"))
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap())
+            .env("HOME", self.folder.path())
+            .env(env::DATA_DIR, self.path("data"))
+            .env(
+                env::POOL_STORE,
+                format!("sqlite:{}", self.path("store/pools.db").display()),
+            )
+            .env(env::LISTEN, "127.0.0.1:0")
+            .env(env::LOG_FORMAT, "json")
+            .env(env::DRAIN_SECONDS, "0")
+            .env(env::API_URL, self.platform.url())
+            .env(env::PUBLIC_API_URL, self.platform.url())
+            .env(env::INTERNAL_SECRET, self.platform.secret())
+            .env(env::REDIS_HOSTNAME, "127.0.0.1")
+            .env(env::REDIS_PORT, self.redis.port().to_string())
+            .envs(
+                self.more
+                    .iter()
+                    .map(|(name, value)| (*name, value.as_str())),
+            );
+        command
+    }
+
+    /// Starts a hub. The platform dispatches to its pool `eu`.
+    pub(super) fn serve(&self) -> Hub {
+        let hub = Hub(Launcher::start(&mut self.command()));
+        self.dispatch_to(&hub, "eu");
+        hub
+    }
+
+    /// The platform dispatches to this pool.
+    pub(super) fn dispatch_to(&self, hub: &Hub, pool: &str) {
+        let url = format!("{}/pools/{pool}/api/v1/terraform-rs", hub.url());
+        self.platform.dispatch_to(&url);
+    }
+
+    /// A client with the token of pool `eu`.
+    pub(super) fn client(&self, hub: &Hub) -> Client {
+        Client::new(&hub.url(), self.token.reveal())
+    }
+
+    /// Starts a job of one plan.
+    pub(super) fn start_plan(&self) -> u32 {
+        let workspace = self
+            .platform
+            .workspace(Workspace::new("https://git.example.test/a.git"));
+        self.platform
+            .start_job(NewJob::new(&workspace, Flow::only("terraformPlan")))
+    }
+
+    /// Starts a job of one plan, and waits until it is dispatched.
+    pub(super) async fn dispatched_plan(&self) -> u32 {
+        let job = self.start_plan();
+        self.platform.until_job(job, Status::Queue).await;
+        job
+    }
+
+    /// Stores the output of a step, as its executor does.
+    pub(super) fn store_output(&self, task: &Task) {
+        let folder = self.path("data/local/output");
+        let folder = folder.join(&task.organization_id).join(&task.job_id);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(
+            folder.join(format!("{}.tfoutput", task.step_id)),
+            "No changes.\n",
+        )
+        .unwrap();
+    }
+
+    /// The stored output of the plan of a job.
+    pub(super) fn output(&self, job: u32) -> String {
+        let step = self.platform.job(job).step_of("terraformPlan").id.clone();
+        let found = self.platform.step_output(job, &step);
+        found.unwrap_or_else(|| panic!("no output\n{}", self.platform.report()))
+    }
+
+    /// How often clients have given the job that status, and its steps.
+    pub(super) fn reports(&self, job: u32, status: Status) -> usize {
+        let records = self.platform.records();
+        let by_client = |change: &&test_platform::Transition| {
+            change.job == job && change.to == status && change.by == test_platform::Actor::Client
+        };
+        records.transitions.iter().filter(by_client).count()
+    }
+}
+
+/// A hub that serves.
+pub(super) struct Hub(pub(super) Launcher);
+
+impl Hub {
+    pub(super) fn url(&self) -> String {
+        format!("http://{}", self.0.door().address)
+    }
+
+    /// Kills it as a crash would.
+    pub(super) fn crash(self) {
+        self.0.crash();
+    }
+
+    pub(super) async fn get(&self, path: &str) -> String {
+        let url = format!("{}{path}", self.url());
+        reqwest::get(url).await.unwrap().text().await.unwrap()
+    }
+
+    /// Waits until a line is in the metrics.
+    pub(super) async fn until_metric(&self, line: &str) {
+        let wait = async {
+            while !self
+                .get("/metrics")
+                .await
+                .lines()
+                .any(|found| found == line)
+            {
+                tokio::time::sleep(POLL).await;
+            }
+        };
+        let waited = tokio::time::timeout(PATIENCE, wait).await;
+        let metrics = self.get("/metrics").await;
+        assert!(waited.is_ok(), "{line}: not in time in\n{metrics}");
+    }
+}

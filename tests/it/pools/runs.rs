@@ -1,0 +1,206 @@
+//! Runs from their dispatch to their end.
+
+use std::time::{Duration, Instant};
+
+use pool_protocol::path::LeaseCall;
+use pool_protocol::task::LeasedTask;
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use test_platform::Status;
+
+use super::client::{Client, executor_of};
+use super::place::Place;
+
+/// A second, on a machine with nothing else to do.
+const PROMPT: Duration = Duration::from_secs(5);
+
+/// A change of a resource, as JSON:API has it.
+pub(super) fn change(kind: &str, id: &str, attributes: Value) -> Value {
+    json!({"data": {"type": kind, "id": id, "attributes": attributes}})
+}
+
+/// Does the run of a lease as its executor: the claim, a line of the log, the reports, the end.
+pub(super) async fn run_plan(place: &Place, executor: &Client, lease: &LeasedTask) {
+    executor.accept(lease, "pod").await.ok();
+    let task = &lease.task;
+    let job = format!(
+        "/api/v1/organization/{}/job/{}",
+        task.organization_id, task.job_id
+    );
+    let step = format!("{job}/step/{}", task.step_id);
+    let output = format!(
+        "{}/tfoutput/v1/organization/{}/job/{}/step/{}",
+        place.platform.url(),
+        task.organization_id,
+        task.job_id,
+        task.step_id
+    );
+    let say = async |method: Method, path: &str, body: Value| {
+        executor.relay(lease, method, path, Some(body)).await.ok();
+    };
+    let running = change(
+        "job",
+        &task.job_id,
+        json!({"status": "running", "commitId": "9f"}),
+    );
+    say(Method::PATCH, &job, running).await;
+    let running = change(
+        "step",
+        &task.step_id,
+        json!({"status": "running", "output": output}),
+    );
+    say(Method::PATCH, &step, running).await;
+    let set_up = format!("/logs/{}/setup-consumer-groups", task.job_id);
+    executor
+        .relay(lease, Method::POST, &set_up, None)
+        .await
+        .ok();
+    let line = json!({"jobId": task.job_id.parse::<u32>().unwrap(), "stepId": task.step_id,
+        "lineNumber": 1, "output": "No changes."});
+    say(Method::POST, "/logs", json!({"data": [line]})).await;
+    place.store_output(task);
+    let done = change(
+        "step",
+        &task.step_id,
+        json!({"status": "completed", "output": output}),
+    );
+    say(Method::PATCH, &step, done).await;
+    let done =
+        json!({"status": "completed", "planChanges": false, "output": "", "terraformPlan": ""});
+    say(Method::PATCH, &job, change("job", &task.job_id, done)).await;
+    let end = json!({"exitCode": 0, "reported": true});
+    let ended = executor.lease(lease, LeaseCall::Complete, end).await.ok();
+    assert_eq!(ended["state"], "COMPLETED");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_goes_from_its_dispatch_to_its_end_through_the_relay() {
+    let place = Place::new().await;
+    let hub = place.serve();
+    let job = place.dispatched_plan().await;
+    assert!(place.platform.heartbeat(job).await.is_some());
+
+    let agent = place.client(&hub);
+    let instance = agent.register().await;
+    let lease = agent.request(instance).await;
+    let payload = lease.task.payload.clone().unwrap();
+    assert_eq!(payload, place.platform.job_data(job));
+    assert_eq!(lease.task.kind, "terraformPlan");
+    assert_eq!(lease.attempt, 1);
+    let started = json!({"executor": "runs/job-412"});
+    let started = agent.lease(&lease, LeaseCall::Started, started).await.ok();
+    assert_eq!(started["state"], "LEASED");
+
+    let executor = executor_of(&agent, &lease);
+    let read = format!(
+        "/api/v1/organization/{}/job/{job}?include=step",
+        place.platform.organization()
+    );
+    let found = executor.relay(&lease, Method::GET, &read, None).await.ok();
+    assert_eq!(found["data"]["attributes"]["status"], "queue");
+    run_plan(&place, &executor, &lease).await;
+
+    place.platform.until_job(job, Status::Completed).await;
+    place.platform.until_streamed(job, "No changes.").await;
+    hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="running"} 0"#)
+        .await;
+    place.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_an_agent_the_log_says_so_and_a_new_agent_gets_the_run_at_once() {
+    let place = Place::new().await;
+    let hub = place.serve();
+    let job = place.dispatched_plan().await;
+    place
+        .platform
+        .until_streamed(
+            job,
+            "Waiting in pool `eu`, position 1: the pool has no agent that is online",
+        )
+        .await;
+
+    let agent = place.client(&hub);
+    let instance = agent.register().await;
+    let asked = Instant::now();
+    let lease = agent.request(instance).await;
+    assert!(asked.elapsed() < PROMPT, "{:?}", asked.elapsed());
+    assert_eq!(lease.task.job_id, job.to_string());
+    place.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_waits_gets_a_run_soon_after_its_dispatch() {
+    let place = Place::new().await;
+    let hub = place.serve();
+    let agent = place.client(&hub);
+    let instance = agent.register().await;
+    let waiting = tokio::spawn(async move { agent.request(instance).await });
+    hub.until_metric("mayfly_pool_polls_waiting 1").await;
+    let job = place.dispatched_plan().await;
+    let recorded = Instant::now();
+    let lease = waiting.await.unwrap();
+    assert!(recorded.elapsed() < PROMPT, "{:?}", recorded.elapsed());
+    assert_eq!(lease.task.job_id, job.to_string());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_cancelled_in_the_queue_is_never_given_out() {
+    let place = Place::new().await;
+    let hub = place.serve();
+    let job = place.dispatched_plan().await;
+    hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="available"} 1"#)
+        .await;
+    place.platform.cancel(job).await;
+    hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="available"} 0"#)
+        .await;
+
+    let agent = place.client(&hub);
+    let instance = agent.register().await;
+    let answer = agent.try_request(instance, 1, &[]).await;
+    assert_eq!(answer.status, StatusCode::NO_CONTENT, "{answer:?}");
+    assert_eq!(place.platform.job(job).status, Status::Cancelled);
+    place.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiting_request_ends_when_the_hub_stops() {
+    let place = Place::new().await;
+    let hub = place.serve();
+    let agent = place.client(&hub);
+    let instance = agent.register().await;
+    let waiting = tokio::spawn(async move { agent.try_request(instance, 50, &[]).await });
+    hub.until_metric("mayfly_pool_polls_waiting 1").await;
+    let running = hub.0.into_running();
+    running.signal(nix::sys::signal::Signal::SIGTERM);
+    assert_eq!(waiting.await.unwrap().status, StatusCode::NO_CONTENT);
+    let finished = running.wait();
+    assert_eq!(finished.code(), 0, "{finished}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dispatch_to_the_launcher_itself_is_refused_with_the_way_out() {
+    let place = Place::new().await;
+    let hub = place.serve();
+    place
+        .platform
+        .dispatch_to(&format!("{}/api/v1/terraform-rs", hub.url()));
+    let job = place.start_plan();
+    place.platform.until_job(job, Status::Failed).await;
+    let token = place.platform.dispatch_token();
+    let document = json!({"type": "terraformPlan", "organizationId": "o", "workspaceId": "w",
+        "jobId": "1", "stepId": "s"});
+    let post = |path: &str| {
+        let request = reqwest::Client::new().post(format!("{}{path}", hub.url()));
+        request
+            .bearer_auth(&token)
+            .body(document.to_string())
+            .send()
+    };
+    let refused = post("/api/v1/terraform-rs").await.unwrap();
+    assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
+    assert!(refused.text().await.unwrap().contains("/pools/"));
+    let unknown = post("/pools/asia/api/v1/terraform-rs").await.unwrap();
+    assert_eq!(unknown.status(), StatusCode::NOT_FOUND);
+    assert!(unknown.text().await.unwrap().contains("`asia`"));
+}
