@@ -160,10 +160,10 @@ impl KubernetesTarget {
             // A Job of this lease is that of an interrupted start. That of an earlier lease has not accepted the task: the
             // hub would not have given it again.
             let removed = self.cluster.remove_unless_leased(name, &order.lease).await;
-            match removed.map_err(|error| classify(&error))? {
-                false => return Ok(()),
-                true => warn!(job = name, "removed the Job of an earlier lease"),
+            if !removed.map_err(|error| classify(&error))? {
+                return Ok(());
             }
+            warn!(job = name, "removed the Job of an earlier lease");
         }
         Err(again("the Job of an earlier lease does not go away"))
     }
