@@ -17,13 +17,12 @@ mod stop;
 mod supervise;
 mod target;
 
-use std::io::{self, Write as _};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use job_contract::Exit;
 use pool_protocol::instance::{Action, Phase, Registered};
-use runtime::setting::SettingProblem;
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -42,6 +41,7 @@ use self::supervise::TaskOutcome;
 use self::target::SharedTarget;
 use crate::http;
 use crate::kubernetes::cluster::ConnectError;
+use crate::serve::refuse;
 
 /// How long executors that are ended at once, and calls in progress, are waited for.
 const LAST_WORDS: Duration = Duration::from_secs(10);
@@ -149,15 +149,6 @@ pub(crate) fn run(args: &AgentArgs) -> u8 {
             failure.exit().code()
         }
     }
-}
-
-pub(crate) fn refuse(problems: &[SettingProblem]) -> u8 {
-    let mut text = String::from("error: the configuration cannot be used\n");
-    for problem in problems {
-        text = format!("{text}  {} {}\n", problem.variable, problem.text);
-    }
-    let _ = io::stderr().write_all(text.as_bytes());
-    Exit::BadConfiguration.code()
 }
 
 fn run_settings(settings: Settings) -> Result<(), AgentError> {

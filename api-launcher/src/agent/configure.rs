@@ -13,10 +13,10 @@ use console::Term;
 use job_contract::{Exit, env};
 use runtime::setting::{SettingProblem, present};
 
-use super::config::args::{KEYS, SettingsArgs};
+use super::config::args::{OPTIONS, SettingsArgs};
 use super::config::file::{self, FileValues};
-use super::refuse;
 use crate::kubernetes::dispatch_target::settings::KubernetesArgs;
+use crate::serve::refuse;
 
 /// The options of `agent configure`.
 #[derive(Args, Clone, Debug)]
@@ -40,13 +40,12 @@ struct Given(Vec<(&'static str, String)>);
 impl FromArgMatches for Given {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let text = |key: &&'static str| {
-            let is_given = KEYS[1..].contains(key)
-                && matches.value_source(key) == Some(ValueSource::CommandLine);
+            let is_given = matches.value_source(key) == Some(ValueSource::CommandLine);
             let mut raw = matches.get_raw(key).filter(|_| is_given)?;
             let text = raw.next().and_then(OsStr::to_str)?;
             Some((*key, text.to_owned()))
         };
-        Ok(Self(KEYS.iter().filter_map(text).collect()))
+        Ok(Self(OPTIONS.iter().filter_map(text).collect()))
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {

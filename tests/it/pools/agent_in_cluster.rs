@@ -88,3 +88,27 @@ async fn a_run_that_is_cancelled_before_its_pod_starts_leaves_no_job() {
         .await;
     drop(agent);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_executor_that_is_killed_for_its_memory_fails_its_step_with_the_verdict() {
+    let Some(cluster) = ClusterPlace::new().await else {
+        return;
+    };
+    let place = Place::new().await;
+    let hub = place.serve();
+    prepare(&cluster, &place);
+    let agent = start(&cluster, &place, &hub);
+    let gate = Gate::new(&place);
+    let job = place.start_script(&gate);
+    place.platform.until_streamed(job, "at-the-gate").await;
+    let state = cluster.state().await;
+    assert!(cluster.cluster.oom_kill(&state.pods[0]));
+    place.platform.until_job(job, Status::Failed).await;
+    let step = place.platform.job(job).step_of("customScripts").id.clone();
+    let output = place.platform.step_output(job, &step).unwrap_or_default();
+    assert!(output.contains("memory"), "{output}");
+    hub.until_metric(r#"mayfly_pool_slots{pool="eu",state="busy"} 0"#)
+        .await;
+    assert_eq!(place.times_run(), 1);
+    drop(agent);
+}

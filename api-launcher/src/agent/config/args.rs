@@ -194,8 +194,10 @@ impl SettingValue for VariableNames {
 
 macro_rules! keys {
     ($($key:ident),*) => {
-        /// The keys of the file, beside the token.
-        pub(crate) const KEYS: &[&str] = &["token", $(stringify!($key)),*];
+        /// The keys of the file. The token is no option.
+        const KEYS: &[&str] = &["token", $(stringify!($key)),*];
+        /// Those that are options.
+        pub(crate) const OPTIONS: &[&str] = &[$(stringify!($key)),*];
 
         impl SettingsArgs {
             /// Adds what the file says of settings that are not made otherwise.

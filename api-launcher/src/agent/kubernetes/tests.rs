@@ -98,7 +98,7 @@ async fn the_watch_hears_that_the_end_is_told_when_the_hub_knows_it() {
     runs.end(lease);
     assert_eq!(told.await, ReportOutcome::Delivered);
     // After that the watch speaks of a Job that is told.
-    observer.on_observation(&run, &Observation::Ended(Box::new(verdict)));
+    observer.on_observation(&run, &Observation::Ended(Box::new(verdict.clone())));
     assert!(strangers.try_recv().is_err());
 }
 
