@@ -104,6 +104,10 @@ mod tests {
     #[case("cancel 42 --grace soon")]
     #[case("logs")]
     #[case("launch-all")]
+    #[case("pool token new")]
+    #[case("pool token new --pool EU")]
+    #[case("pool token list")]
+    #[case("pool")]
     fn contradictions_are_refused(#[case] line: &str) {
         assert!(parse_words(line).is_err(), "{line}");
     }
@@ -124,6 +128,8 @@ mod tests {
     #[case("check --election-namespace mayfly")]
     #[case("executor")]
     #[case("serve")]
+    #[case("serve --target none --pools pools.yaml")]
+    #[case("pool token new --pool eu --description Frankfurt")]
     #[case("serve --allow-unauthenticated --listen 127.0.0.1:0 --target process --concurrency 4")]
     fn sensible_lines_are_accepted(#[case] line: &str) {
         assert!(parse_words(line).is_ok(), "{line}");

@@ -140,7 +140,7 @@ impl Hub {
 
     /// Does what the hub does beside answering, until the launcher stops.
     pub(crate) async fn work(self: &Arc<Self>) {
-        duties::perform(self).await;
+        Box::pin(duties::perform(self)).await;
     }
 
     /// Closes the store, when nothing needs it any more.

@@ -8,4 +8,5 @@ mod crashes;
 mod endings;
 mod identity;
 mod place;
+mod relay;
 mod runs;

@@ -75,12 +75,9 @@ impl Pools {
         now: SystemTime,
     ) -> Result<&str, TokenRefusal> {
         let pool = self.0.get(token.pool()).ok_or(TokenRefusal::Unknown)?;
-        // Each is compared, so that the time says nothing.
-        let known = pool
-            .tokens
-            .iter()
-            .filter(|known| token.has_digest(&known.sha256))
-            .last()
+        let mut tokens = pool.tokens.iter();
+        let known = tokens
+            .find(|known| token.has_digest(&known.sha256))
             .ok_or(TokenRefusal::Unknown)?;
         if known.expires.is_some_and(|end| end <= now) {
             return Err(TokenRefusal::Expired);

@@ -14,6 +14,7 @@ mod tests;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use platform::StepRef;
 use pool_protocol::id::{LeaseId, TaskId};
@@ -56,7 +57,7 @@ async fn pass(hub: &Hub, request: Request) -> Result<Response, Failure> {
 /// Returns the task of a request whose token is good for its current lease.
 async fn authorize(
     hub: &Hub,
-    headers: &axum::http::HeaderMap,
+    headers: &HeaderMap,
     task: TaskId,
     lease: LeaseId,
 ) -> Result<TaskView, Failure> {
@@ -67,16 +68,14 @@ async fn authorize(
         return Err(Refusal::LeaseSuperseded.into());
     }
     let pools = hub.pools.current();
-    match pools.get(&view.pool).map(|pool| pool.boundary) {
-        Some(Boundary::Relay) => Ok(view),
-        _ => {
-            let text = format!("pool `{}` has no relay to the platform", view.pool);
-            Err(Failure::new(Code::ExecutorPoolForbidden, text))
-        }
+    if pools.get(&view.pool).map(|pool| pool.boundary) == Some(Boundary::Relay) {
+        return Ok(view);
     }
+    let text = format!("pool `{}` has no relay to the platform", view.pool);
+    Err(Failure::new(Code::ExecutorPoolForbidden, text))
 }
 
-fn refuse(task: &TaskView, method: &axum::http::Method, path: &str, denied: &Denied) -> Failure {
+fn refuse(task: &TaskView, method: &Method, path: &str, denied: &Denied) -> Failure {
     warn!(
         task = %task.task,
         pool = %task.pool,
@@ -93,6 +92,8 @@ fn refuse(task: &TaskView, method: &axum::http::Method, path: &str, denied: &Den
             Failure::new(Code::ExecutorPoolForbidden, denied.to_string())
         }
         Denied::Unread(_) => Failure::new(Code::RequestInvalid, denied.to_string()),
+        Denied::TooLarge(_) => Failure::new(Code::RequestInvalid, denied.to_string())
+            .with_status(StatusCode::PAYLOAD_TOO_LARGE),
     }
 }
 

@@ -192,14 +192,16 @@ impl HubArgs {
                 .map(KeySetting::Known)
                 .map_err(|texts| wrong(env::JOB_TOKEN_KEYS_FILE, texts))
                 .ok(),
-            (None, None) => match store?.file() {
-                Some(file) => Some(KeySetting::Beside(file.with_extension("job-token-key"))),
-                None => {
+            (None, None) => {
+                let beside = store?
+                    .file()
+                    .map(|file| file.with_extension("job-token-key"));
+                if beside.is_none() {
                     let text = "is not set: hubs that share a database share the keys too";
                     wrong(env::JOB_TOKEN_KEYS, vec![text.to_owned()]);
-                    None
                 }
-            },
+                beside.map(KeySetting::Beside)
+            }
         }
     }
 }

@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn the_line_makes_the_token_good() {
-        let now = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        let now = UNIX_EPOCH + Duration::from_hours(500_000);
         let token = PoolToken::new("eu".parse().unwrap());
         let line = line(&token, Some("Frankfurt: \"one\""), now);
         assert!(line.starts_with(r#"- {"id":"2027-01-15-"#), "{line}");

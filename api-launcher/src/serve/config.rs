@@ -367,6 +367,29 @@ mod tests {
     }
 
     #[test]
+    fn a_launcher_without_a_target_needs_pools() {
+        let args: ServeArgs = from_variables(&[(env::TARGET, "none")]);
+        let problems = args.resolve(Some(SECRET)).unwrap_err();
+        assert_eq!(problems[0].variable, "MAYFLY_POOLS_FILE");
+    }
+
+    #[test]
+    fn a_problem_that_target_and_hub_have_is_told_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("pools.yaml");
+        std::fs::write(&file, "pools: {eu: {organizations: [a]}}").unwrap();
+        let mut args: ServeArgs = from_variables(&[
+            (env::TARGET, "process"),
+            (env::API_URL, "http://api:8080"),
+            (env::INTERNAL_SECRET, SECRET),
+        ]);
+        args.hub.pools = Some(file);
+        let problems = args.resolve(Some(SECRET)).unwrap_err();
+        let names: Vec<_> = problems.iter().map(|p| p.variable.as_str()).collect();
+        assert_eq!(names, ["TerrakubeApiUrl"]);
+    }
+
+    #[test]
     fn routing_by_flag_needs_a_persistent_executor() {
         let args: ServeArgs = from_variables(&[(env::ROUTE, "flag")]);
         let problems = args.resolve(Some(SECRET)).unwrap_err();

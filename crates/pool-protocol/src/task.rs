@@ -111,6 +111,19 @@ pub struct Task {
     pub traceparent: Option<String>,
 }
 
+// The payload is a secret.
+impl std::fmt::Debug for Task {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Task")
+            .field("organization_id", &self.organization_id)
+            .field("workspace_id", &self.workspace_id)
+            .field("job_id", &self.job_id)
+            .field("step_id", &self.step_id)
+            .field("kind", &self.kind)
+            .finish_non_exhaustive()
+    }
+}
+
 /// A job document that only the holder of a pool's private key can read (HPKE, RFC 9180).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

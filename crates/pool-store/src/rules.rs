@@ -33,12 +33,12 @@ impl Default for Rules {
     fn default() -> Self {
         Self {
             lease: Duration::from_secs(30),
-            unaccepted: Duration::from_secs(300),
+            unaccepted: Duration::from_mins(5),
             orphaned_after: Duration::from_secs(90),
-            lost_after: Duration::from_secs(600),
+            lost_after: Duration::from_mins(10),
             queue_timeout: Duration::from_hours(1),
             offline_after: Duration::from_secs(30),
-            start_within: Duration::from_secs(120),
+            start_within: Duration::from_mins(2),
             listed_for: Duration::from_hours(2),
             remembered_for: Duration::from_hours(24),
             attempts: 5,

@@ -1,5 +1,8 @@
 //! Who may call what: versions, pool tokens, job tokens, and the borders between pools and runs.
 
+use std::process::Command;
+
+use integration_tests::Running;
 use pool_protocol::path::{self, LeaseCall};
 use pool_protocol::problem::Code;
 use pool_protocol::token::PoolToken;
@@ -227,11 +230,35 @@ async fn requests_that_are_too_large_or_unreadable_are_refused() {
         .post("/api/v1/executor/instances/x/heartbeat", json!({}))
         .await;
     assert_eq!(unknown.status, StatusCode::GONE);
-    let head = "x".repeat(100_000);
+    let head = "x".repeat(300_000);
     let sent = agent
         .plain(Method::GET, path::PROTOCOL)
         .header("x-large", head)
         .send()
         .await;
     assert!(sent.is_err() || sent.unwrap().status() == 431);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_line_that_comes_with_a_new_token_makes_it_good() {
+    let place = Place::new().await;
+    let made = Running::start(
+        Command::new(env!("CARGO_BIN_EXE_launcher_under_test"))
+            .args(["pool", "token", "new", "--pool", "asia"]),
+    )
+    .wait();
+    assert_eq!(made.code(), 0, "{made}");
+    let token = made.stdout.trim();
+    assert!(!made.stderr.contains(token), "{made}");
+    let line = made
+        .stderr
+        .lines()
+        .find(|line| line.trim().starts_with("- "));
+    place.replace_pools(&format!(
+        "pools:\n  asia:\n    organizations: ['*']\n    tokens:\n{}\n",
+        line.unwrap()
+    ));
+    let hub = place.serve();
+    let agent = place.client(&hub).with_token(token);
+    agent.register().await;
 }

@@ -58,22 +58,21 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// Replaces the file of the pools as a whole. These are the tokens of `eu`; `us` has none.
+    /// Replaces the file of the pools as a whole. These are the tokens of `eu`; `us` gets a new one.
     pub(super) fn write_pools(&self, tokens: &[&PoolToken]) {
         let organization = self.platform.organization();
-        let mut text = format!("pools:\n  eu:\n    organizations: [{organization}]\n    tokens:\n");
-        for (number, token) in tokens.iter().enumerate() {
-            text.push_str(&format!(
-                "      - {{id: t{number}, sha256: {}}}\n",
-                token.digest()
-            ));
-        }
+        let of_eu: String = tokens
+            .iter()
+            .zip(0..)
+            .map(|(token, number)| entry(&format!("t{number}"), token))
+            .collect();
         let other = PoolToken::new("us".parse().unwrap());
         fs::write(self.path("us-token"), other.reveal()).unwrap();
-        text.push_str(&format!(
-            "  us:\n    organizations: [another]\n    tokens: [{{id: u, sha256: {}}}]\n",
-            other.digest()
-        ));
+        let of_us = entry("u", &other);
+        let text = format!(
+            "pools:\n  eu:\n    organizations: [{organization}]\n    tokens:\n{of_eu}  \
+             us:\n    organizations: [another]\n    tokens:\n{of_us}"
+        );
         self.replace_pools(&text);
     }
 
@@ -179,6 +178,11 @@ impl Place {
         };
         records.transitions.iter().filter(by_client).count()
     }
+}
+
+/// A token in the file of the pools.
+fn entry(id: &str, token: &PoolToken) -> String {
+    format!("      - {{id: {id}, sha256: {}}}\n", token.digest())
 }
 
 /// A hub that serves.

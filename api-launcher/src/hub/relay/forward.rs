@@ -21,7 +21,7 @@ use url::Url;
 
 use super::body;
 use super::rules::{Call, Denied, own_history};
-use crate::http;
+use crate::http::body::{self as request_body, BodyError};
 use crate::hub::wire::Failure;
 
 const JSON_API: &str = "application/vnd.api+json";
@@ -56,26 +56,14 @@ impl Outgoing {
         step: &StepRef,
         body: Body,
     ) -> Result<Self, Denied> {
-        let body = match call {
+        let body = if call == Call::WriteContext {
             // The path says whose it is; what it says is the run's own.
-            Call::WriteContext => {
-                let stream = body.into_data_stream().map_err(io::Error::other);
-                Some(reqwest::Body::wrap_stream(limited(stream, 64 * MIB)))
-            }
-            _ => {
-                let limit = match call {
-                    Call::ChangeJob | Call::ChangeStep | Call::AddHistory => 64 * KIB,
-                    Call::AddLines => 4 * MIB,
-                    _ => 0,
-                };
-                let bytes = tokio::time::timeout(BODY_TIMEOUT, http::body::read(body, limit))
-                    .await
-                    .map_err(|_| Denied::Unread("it did not arrive in time"))?
-                    .map_err(|_| Denied::Unread("it is too large, or broke off"))?;
-                has_body(call)
-                    .then(|| body::check(call, &bytes, step).map(reqwest::Body::from))
-                    .transpose()?
-            }
+            let stream = body.into_data_stream().map_err(io::Error::other);
+            Some(reqwest::Body::wrap_stream(limited(stream, 64 * MIB)))
+        } else {
+            let bytes = read(call, body).await?;
+            let checked = has_body(call).then(|| body::check(call, &bytes, step));
+            checked.transpose()?.map(reqwest::Body::from)
         };
         let content = path[path.len().saturating_sub(2)..].join("/");
         Ok(Self {
@@ -84,6 +72,21 @@ impl Outgoing {
             body,
         })
     }
+}
+
+async fn read(call: Call, body: Body) -> Result<Vec<u8>, Denied> {
+    let limit = match call {
+        Call::ChangeJob | Call::ChangeStep | Call::AddHistory => 64 * KIB,
+        Call::AddLines => 4 * MIB,
+        _ => 0,
+    };
+    tokio::time::timeout(BODY_TIMEOUT, request_body::read(body, limit))
+        .await
+        .map_err(|_| Denied::Unread("it did not arrive in time"))?
+        .map_err(|error| match error {
+            BodyError::TooLarge => Denied::TooLarge(limit),
+            BodyError::Broken => Denied::Unread("it broke off"),
+        })
 }
 
 const fn has_body(call: Call) -> bool {
@@ -289,7 +292,5 @@ fn extended(base: &Url, path: &[&str]) -> Url {
 }
 
 fn away(text: &str) -> Failure {
-    let mut failure = Failure::new(Code::Other, text);
-    failure.0.status = StatusCode::BAD_GATEWAY.as_u16();
-    failure
+    Failure::new(Code::Other, text).with_status(StatusCode::BAD_GATEWAY)
 }

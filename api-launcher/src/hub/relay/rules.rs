@@ -42,6 +42,9 @@ pub(super) enum Denied {
     Request(&'static str),
     #[error("the relay does not pass this document: {0}")]
     Body(&'static str),
+    /// Executors send the log in smaller pieces then.
+    #[error("the body has more than {0} bytes")]
+    TooLarge(usize),
     #[error("the body cannot be read: {0}")]
     Unread(&'static str),
     #[error(transparent)]

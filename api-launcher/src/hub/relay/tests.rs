@@ -1,5 +1,10 @@
 //! What passes and what does not, as tables.
 
+#![expect(
+    clippy::needless_pass_by_value,
+    reason = "the rows of a table are read best without references"
+)]
+
 use std::time::Duration;
 
 use axum::http::Method;

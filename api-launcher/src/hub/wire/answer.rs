@@ -18,11 +18,17 @@ const RETRY_AFTER: u32 = 5;
 
 /// A request that failed.
 #[derive(Debug)]
-pub(crate) struct Failure(pub(crate) Problem);
+pub(crate) struct Failure(Problem);
 
 impl Failure {
     pub(crate) fn new(code: Code, title: impl Into<String>) -> Self {
         Self(Problem::new(code, title))
+    }
+
+    /// With another status than the usual one of the code.
+    pub(crate) fn with_status(mut self, status: StatusCode) -> Self {
+        self.0.status = status.as_u16();
+        self
     }
 
     pub(crate) const fn code(&self) -> Code {

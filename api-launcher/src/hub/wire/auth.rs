@@ -59,13 +59,13 @@ impl Hub {
 
     /// Returns why the token of an agent is not good any more, as soon as it is not.
     pub(super) async fn token_ends(&self, agent: &Agent) -> Failure {
-        let mut changes = self.pools.changes();
+        let mut file = self.pools.changes();
         let mut every = tokio::time::interval(super::HEARTBEAT);
         loop {
             tokio::select! {
                 // A token expires without a change.
                 _ = every.tick() => {}
-                changed = changes.changed() => if changed.is_err() {
+                changed = file.changed() => if changed.is_err() {
                     std::future::pending::<()>().await;
                 }
             }

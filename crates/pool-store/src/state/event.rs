@@ -7,7 +7,7 @@ use pool_protocol::token::JobGrant;
 use crate::model::{Ending, Found};
 
 /// Something that happens to a task.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
     /// The platform says what it knows of it.
     Found(Found),

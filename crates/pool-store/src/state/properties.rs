@@ -192,7 +192,7 @@ impl World {
     /// Does something twice: a request may arrive again.
     fn try_it(&mut self, event: &Event<'_>, grant: Option<JobGrant>) -> Result<(), TestCaseError> {
         let before = self.task.clone();
-        let result = apply(&before, event.clone(), self.now, &self.rules);
+        let result = apply(&before, *event, self.now, &self.rules);
         if let Some(grant) = grant {
             stale_leases_change_nothing(&before, grant, result.as_ref())?;
         }
@@ -204,7 +204,7 @@ impl World {
             prop_assert_eq!(&self.task, &before);
         }
         self.check(&before)?;
-        let again = apply(&self.task, event.clone(), self.now, &self.rules);
+        let again = apply(&self.task, *event, self.now, &self.rules);
         let twice = match &again {
             Ok(again) => &again.task,
             Err(_) => &self.task,

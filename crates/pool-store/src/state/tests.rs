@@ -298,7 +298,7 @@ fn silence_makes_an_orphan_and_then_a_loss_and_a_beat_undoes_the_first() {
     story.passes(300 * SECOND);
     let (grant, beat) = (story.grant(), beat("x"));
     let event = Event::Beat { grant, beat: &beat };
-    let record = story.happens(event.clone()).unwrap().record.unwrap();
+    let record = story.happens(event).unwrap().record.unwrap();
     assert_eq!(record.note, "heard again after 390 s");
     assert_eq!(story.task.state, State::Running);
     story.passes(90 * SECOND);
@@ -508,8 +508,8 @@ fn a_declined_task_may_be_declined_again() {
         grant,
         decline: &decline,
     };
-    story.happens(event.clone()).unwrap();
-    let again = story.happens(event.clone()).unwrap();
+    story.happens(event).unwrap();
+    let again = story.happens(event).unwrap();
     assert!(!again.changed);
     story.now = story.task.not_before;
     story.confirm();

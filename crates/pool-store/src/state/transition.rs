@@ -125,7 +125,7 @@ impl Step<'_> {
         Transition {
             drops_payload,
             record: Some(Record {
-                actor,
+                actor: cut(actor, NOTE),
                 note: cut(note, NOTE),
             }),
             ..self.quietly(task)
@@ -386,7 +386,7 @@ impl Step<'_> {
         next.lease = Some(grant.lease);
         next.fencing_token = grant.fencing_token;
         next.holder = Some(Holder {
-            uid: cut(holder.uid.clone(), NOTE),
+            uid: holder.uid.clone(),
             name: cut(holder.name.clone(), NOTE),
         });
         next.phase = phase.map(|phase| cut(phase.to_owned(), NOTE));

@@ -9,6 +9,7 @@ use crate::clock::{Millis, between};
 use crate::error::Error;
 use crate::model::{Ending, LeaseStatus};
 use crate::state::{Event, Task};
+use crate::text::identifier;
 
 impl Store {
     /// An executor exists. `executor` names the Job or the process, for people.
@@ -26,6 +27,7 @@ impl Store {
 
     /// An executor takes the task: the claim. It is granted to one holder, and to it again. Deletes the payload.
     pub async fn accept(&self, grant: JobGrant, holder: &Holder) -> Result<LeaseStatus, Error> {
+        identifier("the holder's UID", &holder.uid)?;
         let event = Event::Accept { grant, holder };
         self.hold(grant, event).await
     }
@@ -33,6 +35,7 @@ impl Store {
     /// An executor that has accepted the task lives. If the store has forgotten that, because it was restored from a
     /// backup, it knows it again. After such a restore an end is refused as not accepted or expired until there was a beat.
     pub async fn beat(&self, grant: JobGrant, beat: &Acceptance) -> Result<LeaseStatus, Error> {
+        identifier("the holder's UID", &beat.holder.uid)?;
         let event = Event::Beat { grant, beat };
         self.hold(grant, event).await
     }

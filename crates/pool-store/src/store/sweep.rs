@@ -43,7 +43,8 @@ const SEEN_NOW: &str =
 
 impl Store {
     /// Ends what has timed out, and forgets what is old. Call it every second, and at once if there is more to do. With
-    /// PostgreSQL each hub calls it, and one of them does the work.
+    /// PostgreSQL each hub calls it, and one of them does the work. After 15 s without a sweep all time limits begin anew:
+    /// agents and executors may have spoken while nothing could be stored.
     pub async fn sweep(&self) -> Result<Swept, Error> {
         let mut tx = self.begin().await?;
         let mut swept = Swept::default();

@@ -7,7 +7,7 @@ use pool_protocol::problem::Code;
 use rstest::rstest;
 
 use super::site::*;
-use crate::model::Found;
+use crate::model::{Ending, Found};
 use crate::view::{Condition, InstanceView, Page};
 
 async fn listed(site: &Site) -> Vec<InstanceView> {
@@ -231,6 +231,24 @@ async fn lists_and_texts_of_agents_have_limits(
     long.unwrap();
     let executor = site.view(leased.grant.task).await.executor.unwrap();
     assert_eq!(executor.len(), 1000);
+    let long = site
+        .store
+        .accept(leased.grant, &holder(&"u".repeat(257)))
+        .await;
+    assert_eq!(code(long), Code::RequestInvalid);
+    let long = site.store.beat(leased.grant, &beat(&"u".repeat(257))).await;
+    assert_eq!(code(long), Code::RequestInvalid);
+    // PostgreSQL stores no NUL.
+    let nul = told(true);
+    let nul = pool_protocol::lease::End {
+        diagnostic: format!("a\0{}", "d".repeat(10_000)),
+        verdict: Some("\0".to_owned()),
+        ..nul
+    };
+    let ended = site.store.end(leased.grant, Ending::Failed, &nul).await;
+    ended.unwrap();
+    let end = site.view(leased.grant.task).await.end.unwrap();
+    assert!(end.diagnostic.starts_with("ad") && end.diagnostic.len() <= 8000);
 }
 
 #[rstest]

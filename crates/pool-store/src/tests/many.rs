@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use pool_protocol::id::{InstanceId, TaskId};
+use pool_protocol::problem::Code;
 use rstest::rstest;
 use tokio::task::JoinSet;
 
@@ -92,6 +93,34 @@ async fn many_agents_of_two_hubs_take_each_task_once_and_serve_all_alike(
     let most = served.values().max().unwrap();
     let least = served.values().min().unwrap();
     assert!(most - least <= 2, "{served:?}");
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_many_executors_one_accepts_a_task(
+    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
+) {
+    let Some(site) = Site::open(engine).await else {
+        return;
+    };
+    let hubs = match engine {
+        Engine::Sqlite => vec![site.store.clone()],
+        Engine::Postgres => vec![site.store.clone(), open(&site.url, &site.clock).await],
+    };
+    site.ready("acme", "1").await;
+    let one = site.agent("one").await;
+    let grant = site.lease(one).await.unwrap().grant;
+    let mut executors = JoinSet::new();
+    for number in 0..8 {
+        let store = hubs[number % hubs.len()].clone();
+        let holder = holder(&number.to_string());
+        executors.spawn(async move { store.accept(grant, &holder).await });
+    }
+    let accepted = executors.join_all().await;
+    assert_eq!(accepted.iter().filter(|result| result.is_ok()).count(), 1);
+    for refused in accepted.into_iter().filter(Result::is_err) {
+        assert_eq!(code(refused), Code::LeaseSuperseded);
+    }
 }
 
 #[rstest]
