@@ -133,9 +133,10 @@ pub(crate) fn run(args: &AgentArgs) -> u8 {
     };
     runtime::telemetry::subscribe(format, filter);
     // Its path is in the first line.
-    match &settings.file {
-        Some(path) => info!(path = %path.display(), "read the configuration"),
-        None => info!("there is no configuration file: the environment alone counts"),
+    if let Some(path) = &settings.file {
+        info!(path = %path.display(), "read the configuration");
+    } else {
+        info!("there is no configuration file: the environment alone counts");
     }
     for warning in &settings.warnings {
         warn!("{warning}");

@@ -23,6 +23,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{error, warn};
+use uuid::Uuid;
 
 use super::lease::{Held, LeaseRef, Stop};
 use super::target::{Executor, Found, Order, RunEnd, StartFailure, Target, over};
@@ -380,8 +381,9 @@ fn installation(data: &Path) -> String {
         hash.update([0]);
     }
     let digest = hash.finalize();
-    let bytes = digest.iter().take(16);
-    bytes.map(|byte| format!("{byte:02x}")).collect()
+    let mut id = [0; 16];
+    id.copy_from_slice(&digest[..16]);
+    Uuid::from_bytes(id).to_string()
 }
 
 #[cfg(test)]
@@ -390,8 +392,8 @@ mod tests {
 
     use super::*;
 
-    fn exited(code: i32) -> Option<ExitStatus> {
-        Some(ExitStatus::from_raw(code << 8))
+    fn exited(code: i32) -> ExitStatus {
+        ExitStatus::from_raw(code << 8)
     }
 
     fn report(outcome: Exit, unreported: bool) -> FinalReport {
@@ -403,26 +405,30 @@ mod tests {
     }
 
     #[rstest]
-    #[case::done(Some(report(Exit::Done, false)), exited(0), "COMPLETE true")]
-    #[case::done_and_not_told(Some(report(Exit::Done, true)), exited(0), "COMPLETE false")]
-    #[case::done_says_nobody(None, exited(0), "FAIL lost false")]
+    #[case::done(Some(report(Exit::Done, false)), Some(exited(0)), "COMPLETE true")]
+    #[case::done_and_not_told(Some(report(Exit::Done, true)), Some(exited(0)), "COMPLETE false")]
+    #[case::done_says_nobody(None, Some(exited(0)), "FAIL lost false")]
     #[case::failed(
         Some(report(Exit::StepFailed, false)),
-        exited(1),
+        Some(exited(1)),
         "FAIL step_failed true"
     )]
-    #[case::infrastructure(None, exited(75), "AGAIN")]
-    #[case::infrastructure_not_told(Some(report(Exit::Infrastructure, true)), exited(75), "AGAIN")]
-    #[case::claimed(None, exited(76), "ELSEWHERE")]
-    #[case::configuration(None, exited(64), "FAIL config_missing false")]
-    #[case::job_data(None, exited(65), "FAIL bad_job_data false")]
+    #[case::infrastructure(None, Some(exited(75)), "AGAIN")]
+    #[case::infrastructure_not_told(
+        Some(report(Exit::Infrastructure, true)),
+        Some(exited(75)),
+        "AGAIN"
+    )]
+    #[case::claimed(None, Some(exited(76)), "ELSEWHERE")]
+    #[case::configuration(None, Some(exited(64)), "FAIL config_missing false")]
+    #[case::job_data(None, Some(exited(65)), "FAIL bad_job_data false")]
     #[case::killed(None, Some(ExitStatus::from_raw(9)), "FAIL signalled false")]
-    #[case::panicked(None, exited(101), "FAIL defect false")]
+    #[case::panicked(None, Some(exited(101)), "FAIL defect false")]
     #[case::lost(None, None, "AGAIN")]
     #[case::left_a_report(Some(report(Exit::StepFailed, false)), None, "FAIL step_failed true")]
     #[case::cancelled(
         Some(FinalReport { stopped: Some(StopReason::Cancelled), ..report(Exit::Signal(15), false) }),
-        exited(143),
+        Some(exited(143)),
         "CANCELLED cancelled true"
     )]
     fn each_end_of_an_executor_has_its_word(

@@ -202,14 +202,14 @@ impl Agent {
         };
         match told {
             Ok(ended) => {
-                info!(run = held.run, end = ?end, state = ?ended.state, "a task has ended here")
+                info!(run = held.run, end = ?end, state = ?ended.state, "a task has ended here");
             }
             // The executor has said how it ended.
             Err(failure) if failure.code() == Some(Code::TaskAlreadyTerminal) => {
                 info!(run = held.run, "a task has ended");
             }
             Err(failure) => {
-                warn!(run = held.run, end = ?end, %failure, "the hub does not take the end of a task")
+                warn!(run = held.run, end = ?end, %failure, "the hub does not take the end of a task");
             }
         }
     }

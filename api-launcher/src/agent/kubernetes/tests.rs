@@ -23,14 +23,14 @@ fn verdict(kind: VerdictKind, begun: Begun, report: Option<FinalReport>) -> Verd
     }
 }
 
-fn spoken() -> Option<FinalReport> {
-    Some(FinalReport::default())
+fn spoken() -> FinalReport {
+    FinalReport::default()
 }
 
 #[rstest]
-#[case(VerdictKind::Completed, Begun::Yes, spoken(), "COMPLETE true")]
+#[case(VerdictKind::Completed, Begun::Yes, Some(spoken()), "COMPLETE true")]
 #[case(VerdictKind::Completed, Begun::Yes, None, "COMPLETE false")]
-#[case(VerdictKind::StepFailed, Begun::Yes, spoken(), "FAIL true")]
+#[case(VerdictKind::StepFailed, Begun::Yes, Some(spoken()), "FAIL true")]
 #[case(VerdictKind::Cancelled, Begun::Yes, None, "CANCELLED false")]
 #[case(VerdictKind::Claimed, Begun::No, None, "ELSEWHERE")]
 #[case(VerdictKind::Infrastructure, Begun::No, None, "AGAIN Failed")]

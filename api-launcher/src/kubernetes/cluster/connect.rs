@@ -19,6 +19,7 @@ use kube::core::response::StatusDetails;
 use kube::{Client, Config};
 use sha2::{Digest as _, Sha256};
 use tower::{BoxError, service_fn};
+use uuid::Uuid;
 
 use super::Cluster;
 use super::clock::ServerClock;
@@ -207,11 +208,9 @@ fn identity_of(config: &Config, namespace: &str) -> String {
     hash.update([0]);
     hash.update(namespace);
     let digest = hash.finalize();
-    digest
-        .iter()
-        .take(16)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    let mut id = [0; 16];
+    id.copy_from_slice(&digest[..16]);
+    Uuid::from_bytes(id).to_string()
 }
 
 /// A client that gives a request up when its answer takes too long, and keeps what the server asked for: the client it
