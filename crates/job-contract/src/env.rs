@@ -64,6 +64,12 @@ pub const TOOLS_REPOSITORY: &str = "TerrakubeToolsRepository";
 /// See [`TOOLS_REPOSITORY`].
 pub const TOOLS_BRANCH: &str = "TerrakubeToolsBranch";
 
+/// URL of the lease that a hub has given on this step. The hub holds the claim. Without [`API_URL`], it also relays the calls
+/// to the platform.
+pub const LEASE_URL: &str = "MAYFLY_LEASE_URL";
+/// Token of that lease. Never reaches a tool or a script.
+pub const LEASE_TOKEN: &str = "MAYFLY_LEASE_TOKEN";
+
 /// `true` sends the log through the platform's API instead of Redis. Contract 7.7.
 pub const LOG_VIA_API: &str = "LogViaApi";
 /// Limit of what one step adds to the live log, in bytes.
