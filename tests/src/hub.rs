@@ -1,7 +1,6 @@
 //! A hub for executors: leases, their claims and ends, and a relay to the test platform. It enforces what the wire says, and
 //! lets through to the platform only what an executor of this step may call.
 
-use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -303,17 +302,15 @@ impl Shared {
             let text = "the task is leased to another instance";
             return Err(Problem::new(Code::LeaseSuperseded, text));
         }
-        match rest.strip_prefix("platform/") {
-            Some(path) => self.relay(request, lease, path),
-            None => {
-                let call = LeaseCall::of_name(rest).ok_or_else(unknown)?;
-                let key = request.header(IDEMPOTENCY_KEY).unwrap_or_default();
-                if request.method != "POST" || key.len() != 36 {
-                    return Err(invalid("a call is a POST with an Idempotency-Key"));
-                }
-                self.call(request, lease, call)
-            }
+        if let Some(path) = rest.strip_prefix("platform/") {
+            return self.relay(request, lease, path);
         }
+        let call = LeaseCall::of_name(rest).ok_or_else(unknown)?;
+        let key = request.header(IDEMPOTENCY_KEY).unwrap_or_default();
+        if request.method != "POST" || key.len() != 36 {
+            return Err(invalid("a call is a POST with an Idempotency-Key"));
+        }
+        self.call(request, lease, call)
     }
 
     fn call(&self, request: &Request, lease: LeaseId, call: LeaseCall) -> Answer {
@@ -433,9 +430,8 @@ fn may_call(task: &Task, request: &Request, path: &str) -> bool {
             (*o, *j, *s) == (org, job, step) && about("step", step)
         }
         ("GET", ["api", "v1", "organization", o, "workspace", w, "history"]) => {
-            let mut filter = String::new();
-            // As `filter[history]=jobReference=='412'` is encoded in a form.
-            write!(filter, "filter%5Bhistory%5D=jobReference%3D%3D%27{job}%27").unwrap();
+            // `filter[history]=jobReference=='412'`, as forms encode it.
+            let filter = format!("filter%5Bhistory%5D=jobReference%3D%3D%27{job}%27");
             (*o, *w) == (org, workspace) && request.query == filter
         }
         ("POST", ["api", "v1", "organization", o, "workspace", w, "history"]) => {
@@ -448,7 +444,8 @@ fn may_call(task: &Task, request: &Request, path: &str) -> bool {
             let lines = body["data"].as_array();
             lines.is_some_and(|lines| {
                 let mut lines = lines.iter();
-                lines.all(|line| line["jobId"].to_string() == job && line["stepId"] == step)
+                let number = job.parse::<u64>().ok();
+                lines.all(|line| line["jobId"].as_u64() == number && line["stepId"] == step)
             })
         }
         (

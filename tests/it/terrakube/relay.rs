@@ -275,6 +275,21 @@ async fn a_heartbeat_brings_the_order_to_stop_and_the_state_is_stored() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_cancellation_of_the_job_is_seen_through_the_relay() {
+    let pool = Pool::new().await;
+    let gate = Gate::new(pool.stage.site());
+    let (job, step, executor) = pool.at_the_gate(&gate).await;
+    pool.platform().cancel(job).await;
+    let outcome = wait(executor).expect_code(1);
+    assert!(outcome.log().contains("Interrupt received"), "{outcome}");
+    let resources = pool.stage.resources(job);
+    assert!(resources.contains(&"first".to_owned()), "{outcome}");
+    assert_ended(&pool.hub.task(step.lease), TaskState::Cancelled, 1);
+    assert_eq!(pool.platform().job(job).status, Status::Cancelled);
+    pool.hub.assert_nothing_refused();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_the_hub_has_given_up_stores_its_state_and_leaves_all_statuses_alone() {
     let pool = Pool::new().await;
     let gate = Gate::new(pool.stage.site());
@@ -359,6 +374,7 @@ async fn pages_with_status_200_are_no_answers() {
     gate.open().await;
     wait(executor).expect_code(0);
     assert_eq!(pool.hub.pages_left(), 0);
+    pool.hub.assert_nothing_refused();
     assert_ended(&pool.hub.task(step.lease), TaskState::Completed, 0);
     pool.platform().until_job(job, Status::Completed).await;
     assert_eq!(pool.platform().records().histories.len(), 1);

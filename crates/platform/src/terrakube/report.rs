@@ -67,19 +67,14 @@ impl Terrakube {
         deadline: &Deadline,
     ) -> Result<(), TerrakubeError> {
         let is_lost = self.0.lease.as_ref().is_some_and(Lease::is_lost);
-        let told = if is_lost {
-            None
-        } else {
-            Some(self.change_statuses(step, outcome, deadline).await)
-        };
-        match told {
-            Some(Err(error)) if error.lost_lease().is_none() => Err(error),
-            Some(Ok(())) => Ok(()),
-            _ => {
-                warn!("the hub has given the run up: its statuses are left alone");
-                Ok(())
+        if !is_lost {
+            match self.change_statuses(step, outcome, deadline).await {
+                Err(error) if error.lost_lease().is_some() => {}
+                told => return told,
             }
         }
+        warn!("the hub has given the run up: its statuses are left alone");
+        Ok(())
     }
 
     /// The step before the job, because any change of the job makes the platform look for the next step that is still
