@@ -10,6 +10,8 @@
     )
 )]
 
+#[cfg(feature = "kubernetes")]
+mod agent;
 pub mod cli;
 mod data;
 #[cfg(feature = "kubernetes")]

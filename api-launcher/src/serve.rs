@@ -98,7 +98,8 @@ pub fn serve(args: &ServeArgs) -> u8 {
     }
 }
 
-fn refuse(problems: &[SettingProblem]) -> u8 {
+/// Says what is wrong with the settings, and returns the exit code.
+pub(crate) fn refuse(problems: &[SettingProblem]) -> u8 {
     let mut text = String::from("error: the configuration cannot be used\n");
     for problem in problems {
         text = format!("{text}  {} {}\n", problem.variable, problem.text);

@@ -74,6 +74,7 @@ const INHERITED_PREFIXES: &[&str] = &["LC_"];
 /// its storage (contract 10.1).
 const NEVER: &[&str] = &[
     env::REPORT_KEY,
+    env::LEASE_TOKEN,
     "InternalSecret",
     "AwsTerraformStateAccessKey",
     "AwsTerraformStateSecretKey",
@@ -298,6 +299,7 @@ mod tests {
             ("PATH", "/bin"),
             ("LC_ALL", "C"),
             ("InternalSecret", "s"),
+            (env::LEASE_TOKEN, "s"),
             ("EphemeralJobData", "d"),
             ("AwsTerraformStateSecretKey", "k"),
             ("OTHER", "o"),
@@ -307,7 +309,7 @@ mod tests {
             "EPHEMERAL_JOB_ENV_VARS",
             "WANTED=w; InternalSecret=x;OTHER=mine",
         )]);
-        let forward = ["EXTRA".to_owned(), "InternalSecret".to_owned()];
+        let forward = ["EXTRA", "InternalSecret", env::LEASE_TOKEN].map(str::to_owned);
         let env = ChildEnv::new(own, &forward, &job).unwrap();
         let names: Vec<_> = env.iter().map(|(name, _)| name.to_str().unwrap()).collect();
         assert_eq!(

@@ -9,10 +9,11 @@ use artifact_store::{Store, StoreArgs, StoreConfigError};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Args, CommandFactory as _, Parser};
 use job_contract::{Exit, Records, StepType, env};
+use platform::lease::LeaseArgs;
 use platform::redis::{Redis, RedisArgs};
 use platform::terrakube::{TerrakubeArgs, TerrakubeConfig};
 use reqwest::Url;
-use runtime::setting::parse_over_environment;
+use runtime::setting::{SettingProblem, parse_over_environment};
 use runtime::telemetry::LogFormat;
 
 use crate::error::StepError;
@@ -33,7 +34,7 @@ use crate::workspace::ArchiveLimits;
                   another executor holds the step, 128+n ended by signal n. Unless MAYFLY_OUTCOME_EXIT_CODE is \
                   true, every outcome that was reported ends with 0.\n\n\
                   Secrets are given by the environment and are no options, because every user of a machine can \
-                  read command lines: EphemeralJobData (or a file, --job-data-file), InternalSecret, MAYFLY_REPORT_KEY, TerrakubeRedisPassword, \
+                  read command lines: EphemeralJobData (or a file, --job-data-file), InternalSecret, MAYFLY_LEASE_TOKEN, MAYFLY_REPORT_KEY, TerrakubeRedisPassword, \
                   TerrakubeRedisSentinelPassword and the keys of the artifact store."
 )]
 pub struct Config {
@@ -41,6 +42,8 @@ pub struct Config {
     pub job: JobConfig,
     #[command(flatten)]
     pub platform: TerrakubeArgs,
+    #[command(flatten)]
+    pub lease: LeaseArgs,
     #[command(flatten)]
     pub redis: RedisArgs,
     #[command(flatten)]
@@ -419,7 +422,7 @@ impl Config {
 
     fn check_records_in(&self, is_pod: bool) -> Result<(), ConfigError> {
         let records = self.run.records;
-        let has_platform = self.platform.is_set();
+        let has_platform = self.platform.is_set() || self.lease.is_set();
         let missing = match records {
             _ if has_platform => None,
             Some(Records::Pod) => None,
@@ -435,7 +438,7 @@ impl Config {
     /// The platform's API and its Redis, as far as they are named. All problems are reported at once.
     pub fn network(&self) -> Result<(Option<TerrakubeConfig>, Option<Redis>), ConfigError> {
         let mut problems = Vec::new();
-        let platform = self.platform.resolve().unwrap_or_else(|wrong| {
+        let platform = self.terrakube().unwrap_or_else(|wrong| {
             problems.extend(wrong.iter().map(ToString::to_string));
             None
         });
@@ -452,7 +455,19 @@ impl Config {
 
     /// The platform's API alone, if it is named and its settings are sound.
     pub fn api(&self) -> Option<TerrakubeConfig> {
-        self.platform.resolve().ok().flatten()
+        self.terrakube().ok().flatten()
+    }
+
+    /// The platform's API, named or behind the hub that has given a lease on the step.
+    fn terrakube(&self) -> Result<Option<TerrakubeConfig>, Vec<SettingProblem>> {
+        match self.lease.resolve() {
+            Ok(None) => self.platform.resolve(),
+            Ok(Some(lease)) => self.platform.resolve_leased(lease).map(Some),
+            Err(mut problems) => {
+                problems.extend(self.platform.resolve().err().into_iter().flatten());
+                Err(problems)
+            }
+        }
     }
 
     /// Where releases of Terraform and of OpenTofu are listed.
@@ -484,6 +499,7 @@ mod tests {
         let help = Config::command().render_long_help().to_string();
         for option in [
             "internal-secret",
+            "lease-token",
             "redis-password",
             "secret-key",
             "access-key",
@@ -491,7 +507,12 @@ mod tests {
         ] {
             assert!(!help.contains(option), "{option} in {help}");
         }
-        for variable in [env::INTERNAL_SECRET, env::REDIS_PASSWORD, env::JOB_DATA] {
+        for variable in [
+            env::INTERNAL_SECRET,
+            env::LEASE_TOKEN,
+            env::REDIS_PASSWORD,
+            env::JOB_DATA,
+        ] {
             assert!(help.contains(variable), "{variable} in {help}");
         }
         let secrets = |argument: &&clap::Arg| argument.is_hide_env_values_set();
@@ -561,6 +582,42 @@ mod tests {
         }
         let folder_alone = [folder, ["--records", "platform"]].concat();
         assert_eq!(missing(&folder_alone, true), Some(env::API_URL));
+    }
+
+    #[test]
+    fn a_lease_leads_to_the_platform_through_its_hub_unless_the_api_is_named() {
+        let lease = [
+            "--lease-url",
+            "https://hub/leases/1",
+            "--lease-token",
+            "mfr_1",
+            "--public-api-url",
+            "https://api.example.test",
+        ];
+        let relayed = config(&lease);
+        relayed.check_records_in(true).unwrap();
+        let relayed = relayed.network().unwrap().0.unwrap();
+        assert!(relayed.is_relayed() && relayed.lease.is_some());
+        assert_eq!(relayed.api_url.as_str(), "https://hub/leases/1/platform");
+        assert_eq!(relayed.public_url.as_str(), "https://api.example.test/");
+
+        let api = ["--api-url", "http://api", "--enable-security", "false"];
+        let direct = config(&[&lease[..], &api].concat());
+        let direct = direct.network().unwrap().0.unwrap();
+        assert!(!direct.is_relayed() && direct.lease.is_some());
+        assert_eq!(direct.api_url.as_str(), "http://api/");
+
+        let problem = |args: &[&str]| config(args).network().unwrap_err().to_string();
+        let half = problem(&lease[..2]);
+        assert!(
+            half.starts_with("`MAYFLY_LEASE_TOKEN` is not set"),
+            "{half}"
+        );
+        let nameless = problem(&lease[..4]);
+        assert!(
+            nameless.contains("`TerrakubeApiUrl` is not set"),
+            "{nameless}"
+        );
     }
 
     #[test]

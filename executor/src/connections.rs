@@ -9,7 +9,7 @@ use platform::heartbeat::Heartbeat;
 use platform::live::LiveStream;
 use platform::local::LocalPlatform;
 use platform::redis::Redis;
-use platform::sinks::{ApiLog, ApiSink, Bearer, RedisLog, RedisSink};
+use platform::sinks::{ApiLog, ApiSink, RedisLog, RedisSink};
 use platform::terrakube::{Terrakube, TokenSource, token};
 use platform::{Platform, PlatformError};
 use run_log::{LimitedSink, Sink};
@@ -19,7 +19,7 @@ use tracing::warn;
 use crate::config::{Config, Folders};
 use crate::error::StepError;
 use crate::stop::Stop;
-use crate::workspace::ContentToken;
+use crate::workspace::{ContentToken, Relay};
 
 /// How long the outcome is reported to a platform of files.
 const LOCAL_PATIENCE: Duration = Duration::from_mins(1);
@@ -77,9 +77,10 @@ impl Connections {
         }
     }
 
-    /// Heartbeats of the job, from now on. A run without them continues: the platform may wait long enough.
+    /// Heartbeats of the job, from now on. A run without them continues: the platform may wait long enough. A hub that has
+    /// given the step writes them itself.
     pub(crate) fn heartbeat(&self, job_id: &str) -> Option<Heartbeat> {
-        let redis = self.redis.as_ref()?;
+        let redis = self.redis.as_ref().filter(|_| !self.platform.is_leased())?;
         Heartbeat::start(redis, job_id)
             .inspect_err(|error| warn!(error = chain(error), "the run has no heartbeat"))
             .ok()
@@ -92,13 +93,13 @@ impl Connections {
     }
 
     fn whole_live_log(&self, job: &JobData) -> Option<Box<dyn Sink>> {
-        if let (true, Some(terrakube)) = (self.log_via_api, self.terrakube()) {
-            let tokens = terrakube.config().tokens.clone();
+        let api = self.terrakube().map(Terrakube::config);
+        if let Some(api) = api.filter(|api| self.log_via_api || api.is_relayed()) {
             return Some(Box::new(ApiSink::new(ApiLog {
-                base: terrakube.config().api_url.clone(),
+                base: api.api_url.clone(),
                 job_id: job.job_id.parse().ok()?,
                 step_id: job.step_id.clone(),
-                bearer: Bearer::new(move || tokens.mint(token::CALL)),
+                tokens: api.tokens.clone(),
             })));
         }
         let redis = self.redis.clone()?;
@@ -115,6 +116,12 @@ impl Connections {
         Some(LiveStream::start(redis, &job.job_id, &job.step_id))
     }
 
+    /// Whether scripts go without the platform's token: behind a hub there is only that of the lease.
+    pub(crate) fn withholds_tokens(&self) -> bool {
+        self.terrakube()
+            .is_some_and(|terrakube| terrakube.config().is_relayed())
+    }
+
     /// What the platform's tokens are minted with.
     pub(crate) fn tokens(&self) -> Option<&TokenSource> {
         Some(&self.terrakube()?.config().tokens)
@@ -126,7 +133,11 @@ impl Connections {
         let tokens = config.tokens.clone();
         Some(ContentToken {
             origins: vec![config.public_url.origin(), config.api_url.origin()],
-            mint: Arc::new(move || tokens.mint(token::BRIEF)),
+            relay: config.is_relayed().then(|| Relay {
+                public: config.public_url.clone(),
+                base: config.api_url.clone(),
+            }),
+            authorize: Arc::new(move |request| tokens.authorize(request, token::BRIEF)),
         })
     }
 

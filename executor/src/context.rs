@@ -114,6 +114,17 @@ impl<'c> RunContext<'c> {
         })
     }
 
+    /// Opens the run's log to those who follow it. Under a lease that waits for the claim: another executor may be the one
+    /// that writes.
+    pub(crate) fn open_live_log(&self, is_claimed: bool) -> Result<(), StepError> {
+        let is_time = is_claimed == self.connections.platform.is_leased();
+        let sink = is_time.then(|| self.connections.live_log(&self.job));
+        if let Some(sink) = sink.flatten() {
+            self.log.attach(sink)?;
+        }
+        Ok(())
+    }
+
     /// How long the platform is asked or told something.
     pub(crate) fn deadline(&self) -> Deadline {
         self.connections.deadline(&self.stop, self.budget.saving)
@@ -222,6 +233,7 @@ fn open_log(
         .secrets()
         .into_iter()
         .chain(config.platform.secrets())
+        .chain(config.lease.secrets())
         .chain(config.redis.secrets());
     secrets.extend(own.map(|secret| secret.expose_secret().to_owned()));
     secrets.extend(std::env::var(env::REPORT_KEY));

@@ -1,8 +1,11 @@
 //! One step from top to bottom: prepare, run the operation or the scripts, conclude. This page shows how the phases follow
 //! one another, and that the last one happens whatever became of the rest.
 
-use job_contract::{Exit, JobData, chain};
-use platform::{Platform, StepRef};
+use std::time::Duration;
+
+use job_contract::report::StopReason;
+use job_contract::{Exit, JobData, StepType, chain};
+use platform::{Platform, RunEnd, RunResult, StepRef};
 use run_log::LogWriter;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
@@ -23,7 +26,7 @@ use crate::phases::run_scripts::run_script_step;
 use crate::pipeline::prepare::{PreparedStep, prepare};
 use crate::pipeline::run_operation::run_operation;
 use crate::step_result::StepResult;
-use crate::stop::{Cause, Stop};
+use crate::stop::{Budget, Cause, Stop};
 
 mod prepare;
 mod run_operation;
@@ -44,9 +47,13 @@ pub(crate) async fn run(
         .validate()
         .ok()
         .and_then(|()| connections.heartbeat(&job.job_id));
-    let run = run_connected(config, folders, &connections, job, stop);
+    let grace = config
+        .run
+        .grace_period(job.step_type().unwrap_or(StepType::Approval));
+    let run = run_connected(config, folders, &connections, job, stop.clone());
     let finished = Box::pin(run).await;
     deadline.set_exit_code(finished.exit_code(config));
+    end_task(config, &connections, &finished, &stop, grace).await;
     match heartbeat {
         Some(heartbeat) if finished.reported => heartbeat.stop().await,
         // The executor that runs the step now or next sends heartbeats for the same job.
@@ -67,7 +74,7 @@ pub(crate) async fn reject(config: &Config, failure: JobError, stop: &Stop) -> F
     };
     let failure = StepError::from(failure);
     match open_connections(config) {
-        Ok((_, connections)) => reject_run(config, &connections, &job, &failure, stop).await,
+        Ok((_, connections)) => reject_and_end(config, &connections, &job, &failure, stop).await,
         // What is wrong with the document is found in every environment.
         Err(_) => reject_unconnected(config, &job, &failure, stop).await,
     }
@@ -81,8 +88,49 @@ async fn reject_unconnected(
     stop: &Stop,
 ) -> FinishedRun {
     match Connections::to_api(config) {
-        Some(connections) => reject_run(config, &connections, job, failure, stop).await,
+        Some(connections) => reject_and_end(config, &connections, job, failure, stop).await,
         None => end_unreported(job, failure),
+    }
+}
+
+async fn reject_and_end(
+    config: &Config,
+    connections: &Connections,
+    job: &JobData,
+    failure: &StepError,
+    stop: &Stop,
+) -> FinishedRun {
+    let finished = reject_run(config, connections, job, failure, stop).await;
+    let grace = config.run.grace_period(StepType::Approval);
+    end_task(config, connections, &finished, stop, grace).await;
+    finished
+}
+
+/// Tells the hub that has given the step how it ended. What the hub does not hear, its agent says.
+async fn end_task(
+    config: &Config,
+    connections: &Connections,
+    finished: &FinishedRun,
+    stop: &Stop,
+    grace: Duration,
+) {
+    let report = &finished.report;
+    let end = RunEnd {
+        result: match report.stopped {
+            Some(StopReason::Cancelled) => RunResult::Cancelled,
+            _ if report.outcome == Exit::Done.code() => RunResult::Completed,
+            _ => RunResult::Failed,
+        },
+        exit_code: finished.exit_code(config),
+        diagnostic: report.error.clone().unwrap_or_default(),
+        reported: finished.reported,
+    };
+    let deadline = connections.deadline(stop, Budget::of(grace).report);
+    if let Err(error) = connections.platform.end(&end, &deadline).await {
+        warn!(
+            error = chain(&error),
+            "the hub could not be told that the run is over"
+        );
     }
 }
 
@@ -166,7 +214,12 @@ async fn fail_before_claim(run: &RunContext<'_>, failure: &StepError) -> StepRes
         return result;
     }
     match claim_to_report(&run.connections.platform, run.config, &run.job).await {
-        Ok(None) => result,
+        Ok(None) => {
+            if let Err(error) = run.open_live_log(true) {
+                warn!(%error, "the run's log cannot be followed");
+            }
+            result
+        }
         Ok(Some(not_run)) => not_run,
         Err(error) => {
             warn!(

@@ -27,6 +27,8 @@ mod groovy;
 
 /// File through which scripts hand variables to what runs after them.
 const TEMP_ENV: &str = ".terrakube_temp_env";
+/// Variable of the token for the platform.
+pub(crate) const PLATFORM_TOKEN: &str = "terrakubeToken";
 /// More than any environment can hold.
 const MAX_TEMP_ENV_BYTES: u64 = 4 << 20;
 /// Folder of tools that scripts install for one another.
@@ -130,6 +132,12 @@ pub fn check(job: &JobData, path: &std::ffi::OsStr) -> Result<(), ScriptError> {
         }
     }
     Ok(())
+}
+
+/// Whether a script of the step speaks of the platform's token.
+pub fn name_token(job: &JobData) -> bool {
+    let mut scripts = job.command_list.iter().chain(&job.on_failure_list);
+    scripts.any(|command| command.script.contains(PLATFORM_TOKEN))
 }
 
 /// Runs scripts in one folder.
@@ -289,7 +297,7 @@ impl Scripts<'_> {
             ("accessToken", text(job.access_token.as_deref())),
             ("terraformOutput", terraform_output.to_owned()),
             ("terrakubeApi", text(self.public_api_url)),
-            ("terrakubeToken", token.to_owned()),
+            (PLATFORM_TOKEN, token.to_owned()),
         ];
         let mut variables: BTreeMap<String, OsString> = own
             .into_iter()

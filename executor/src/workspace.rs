@@ -33,7 +33,7 @@ pub use self::azure::AzureEnvironment;
 pub use self::credentials::CredentialError;
 use self::credentials::VcsAccess;
 use self::download::Download;
-pub use self::download::{ContentToken, DownloadError};
+pub use self::download::{ContentToken, DownloadError, Relay};
 use self::git::Git;
 pub use self::git::GitError;
 use self::http::ProxySettings;

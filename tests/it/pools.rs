@@ -1,5 +1,8 @@
 //! The hub as a process, with the test platform, and a small client in the place of agents and executors.
 
+mod agent;
+mod agent_in_cluster;
+mod agent_stops;
 mod client;
 mod crashes;
 mod endings;

@@ -6,6 +6,7 @@ mod endings;
 mod in_cluster;
 mod logs;
 mod recorded;
+mod relay;
 mod runs;
 mod turns;
 

@@ -11,6 +11,7 @@
 
 pub mod container;
 pub mod fake_tool;
+pub mod hub;
 pub mod job;
 pub mod laptop;
 pub mod process;
@@ -20,6 +21,7 @@ pub mod test_secrets;
 pub mod tool;
 
 pub use fake_tool::FakeTool;
+pub use hub::Hub;
 pub use laptop::Laptop;
 pub use process::{Finished, Running};
 pub use repository::Repository;

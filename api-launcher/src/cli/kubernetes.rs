@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
+use crate::agent::{self, AgentArgs};
 use crate::hub::token_command::PoolArgs;
 use crate::kubernetes::commands::{
     self, CancelArgs, CheckArgs, ExplainArgs, LaunchArgs, ListArgs, LogsArgs,
@@ -16,6 +17,7 @@ use crate::serve::config::ServeArgs;
 #[derive(Debug, Subcommand)]
 pub enum KubernetesCommand {
     Serve(Box<ServeArgs>),
+    Agent(Box<AgentArgs>),
     /// Print the Kubernetes objects a job document would become
     #[command(after_help = RENDER_NOTES)]
     Render(Box<RenderArgs>),
@@ -41,6 +43,7 @@ impl KubernetesCommand {
     pub(crate) fn run(&self) -> ExitCode {
         let code = match self {
             Self::Serve(args) => serve::serve(args),
+            Self::Agent(args) => agent::run(args),
             Self::Render(args) => render::run(args).code(),
             Self::Launch(args) => commands::launch(args).code(),
             Self::List(args) => commands::list(args).code(),

@@ -13,6 +13,7 @@ mod credential;
 mod error;
 pub mod explain;
 pub mod lease;
+mod leased;
 pub mod limit;
 mod logs;
 mod readiness;
@@ -37,6 +38,7 @@ use serde::Serialize;
 
 use self::clock::ServerClock;
 use self::limit::RateLimit;
+use crate::agent::lease::LeaseRef;
 
 pub use cancel::Cancelled;
 pub use connect::{Access, ConnectError};
@@ -56,6 +58,23 @@ pub mod labels {
     pub const SELECTOR: &str = "app.kubernetes.io/managed-by=mayfly";
     /// Set by the Job controller on its pods.
     pub const JOB_NAME: &str = "batch.kubernetes.io/job-name";
+    /// The agent that runs the task; without it, a launcher of this cluster does.
+    pub const AGENT: &str = "mayfly.dev/agent";
+    /// The task of a hub.
+    pub const TASK: &str = "mayfly.dev/task-id";
+    /// The lease on it.
+    pub const LEASE: &str = "mayfly.dev/lease-id";
+
+    /// Selects the objects of the runs that the launcher watches itself.
+    pub fn of_launcher() -> String {
+        format!("{SELECTOR},!{AGENT}")
+    }
+
+    /// Selects the objects of the runs of an agent.
+    pub fn of_agent(name: &str) -> String {
+        format!("{SELECTOR},{AGENT}={name}")
+    }
+
     /// With this label the queue of the cluster releases the Job, not the launcher.
     pub const KUEUE_QUEUE: &str = "kueue.x-k8s.io/queue-name";
 }
@@ -64,6 +83,8 @@ pub mod labels {
 pub mod annotations {
     /// The Secret of this Job is stored: it can be released by anyone.
     pub const STORED_AT: &str = "mayfly.dev/stored-at";
+    /// Grows with each lease of the task.
+    pub const FENCING_TOKEN: &str = "mayfly.dev/fencing-token";
     /// The Job was allowed to run.
     pub const RELEASED_AT: &str = "mayfly.dev/released-at";
     /// A person or the platform asked for the end of the run.
@@ -97,6 +118,9 @@ pub struct RunKey {
     /// What its step does, as the platform writes it; empty where the Job does not say.
     #[serde(skip)]
     pub step_type: String,
+    /// The lease of the agent that runs it.
+    #[serde(skip)]
+    pub(crate) lease: Option<LeaseRef>,
 }
 
 impl RunKey {
@@ -115,6 +139,7 @@ impl RunKey {
                 .and_then(|value| labels::step_type(value))
                 .map(|step_type| step_type.name().to_owned())
                 .unwrap_or_default(),
+            lease: lease_of(meta),
         })
     }
 
@@ -170,6 +195,8 @@ pub struct Cluster {
     /// For what must not wait behind the rest.
     urgent: Client,
     namespace: String,
+    /// Tells this cluster and namespace from others.
+    identity: String,
     max_in_flight: usize,
     retry_policy: RetryPolicy,
     rate: Option<RateLimit>,
@@ -197,6 +224,7 @@ impl Cluster {
             client: client.clone(),
             connection: client,
             namespace: namespace.into(),
+            identity: String::new(),
             max_in_flight: 0,
             retry_policy: RetryPolicy::default(),
             rate: None,
@@ -253,6 +281,11 @@ impl Cluster {
         self.clock.now()
     }
 
+    /// What tells this cluster and namespace from others.
+    pub(crate) fn identity(&self) -> &str {
+        &self.identity
+    }
+
     /// Namespace of the runs.
     pub fn namespace(&self) -> &str {
         &self.namespace
@@ -292,6 +325,15 @@ impl Cluster {
         let stored = self.stored.lock().expect("no holder of this lock panics");
         stored.contains(uid)
     }
+}
+
+/// The lease that the Job carries.
+fn lease_of(meta: &ObjectMeta) -> Option<LeaseRef> {
+    Some(LeaseRef {
+        task: label(meta, labels::TASK)?.parse().ok()?,
+        lease: label(meta, labels::LEASE)?.parse().ok()?,
+        fencing_token: annotation(meta, annotations::FENCING_TOKEN)?.parse().ok()?,
+    })
 }
 
 /// An annotation of ours.

@@ -344,6 +344,7 @@ mod tests {
             organization_id: "org".into(),
             workspace_id: "ws".into(),
             step_type: "terraformPlan".into(),
+            lease: None,
         };
         let (mut out, shown, said) = output(false);
         let exit = launch::stay(&cluster("runs"), &key, true, &mut out)

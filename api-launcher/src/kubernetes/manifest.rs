@@ -91,12 +91,60 @@ impl Manifest {
     #[must_use]
     pub fn job_of_attempt(&self, attempt: &str) -> Job {
         let mut job = self.job.clone();
-        let name = names::secret_name(job.metadata.name.as_deref().unwrap_or_default(), attempt);
+        let own = job.metadata.name.clone().unwrap_or_default();
+        let name = names::secret_name(&own, attempt);
         let spec = job.spec.as_mut();
         if let Some(spec) = spec.and_then(|spec| spec.template.spec.as_mut()) {
-            pod::read_job_data_from(spec, &name);
+            pod::read_from_attempt(spec, &own, &name);
         }
         job
+    }
+
+    /// The same with these variables in the executor's environment, and their values in the Secret.
+    ///
+    /// # Panics
+    /// If the job data travels in the Job: then there is no Secret.
+    #[must_use]
+    pub(crate) fn with_secret_environment(mut self, variables: &[(&str, &str)]) -> Self {
+        let name = self.job.metadata.name.clone().unwrap_or_default();
+        let secret = self.secret.as_mut().expect("leases have Secrets");
+        let data = secret.data.get_or_insert_default();
+        let spec = self.job.spec.as_mut();
+        let spec = spec.and_then(|spec| spec.template.spec.as_mut());
+        for (variable, value) in variables {
+            let value = ByteString(value.as_bytes().to_vec());
+            data.insert((*variable).to_owned(), value);
+        }
+        if let Some(spec) = spec {
+            let variables = variables.iter().map(|(variable, _)| *variable);
+            pod::read_from_secret(spec, &name, variables);
+        }
+        self
+    }
+
+    /// The same with these labels on the Job and its pods, and these annotations on the Job.
+    #[must_use]
+    pub(crate) fn labelled(
+        mut self,
+        labels: &[(&str, &str)],
+        annotations: &[(&str, &str)],
+    ) -> Self {
+        let owned = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
+            let pairs = pairs.iter();
+            pairs
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect()
+        };
+        let meta = &mut self.job.metadata;
+        meta.labels.get_or_insert_default().extend(owned(labels));
+        meta.annotations
+            .get_or_insert_default()
+            .extend(owned(annotations));
+        if let Some(spec) = &mut self.job.spec {
+            let meta = spec.template.metadata.get_or_insert_default();
+            meta.labels.get_or_insert_default().extend(owned(labels));
+        }
+        self
     }
 
     /// Both objects in a `v1/List`, in the order they are created.

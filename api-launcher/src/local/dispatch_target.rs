@@ -1,12 +1,9 @@
 //! The target `process`: a durable queue in the data directory, oldest run first, and a limited number of executors. Runs of
 //! one workspace may overlap: the lock of the tool protects the state.
 
-mod detached;
 mod index;
 mod queue;
-mod report_verifier;
 mod run;
-mod run_folder;
 pub(crate) mod settings;
 
 use std::collections::HashMap;
@@ -27,12 +24,12 @@ use tracing::{error, info, warn};
 
 use self::index::{Index, Turn};
 use self::queue::{Queue, RunKey, Stamp};
-use self::report_verifier::ReportVerifier;
 use self::settings::{ProcessSettings, RunsOnStop};
 use crate::data::{DataError, attempt_lock};
 use crate::dispatch::response::ResponseSent;
 use crate::dispatch::{Acceptance, DispatchError, DispatchTarget, Readiness};
 use crate::local::executor::Program;
+use crate::local::report_verifier::ReportVerifier;
 use crate::metrics::{Load, Metrics};
 use crate::reporter::settings::PlatformSetupError;
 use crate::reporter::{LocalReporter, PlatformReporter};

@@ -8,6 +8,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use job_contract::{Document, encoding, env};
+use secrecy::{ExposeSecret as _, SecretString};
 
 /// What differs between steps and machines.
 #[derive(Debug)]
@@ -22,8 +23,27 @@ pub(crate) struct Setup<'a> {
     pub(crate) color: bool,
     /// What the executor seals its report with, for a launcher that acts on it.
     pub(crate) report_key: Option<String>,
-    /// Whether the platform is Terrakube, not a record on this machine.
-    pub(crate) remote: bool,
+    pub(crate) platform: Platform<'a>,
+}
+
+/// Which platform the executor reports to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Platform<'a> {
+    /// The records of this machine.
+    Machine,
+    /// The one that the caller's environment names.
+    Terrakube,
+    /// The one behind a hub. The executor has a lease, and no secret of the platform.
+    Hub(&'a Lease<'a>),
+}
+
+/// The lease of an executor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lease<'a> {
+    pub(crate) url: &'a str,
+    pub(crate) token: &'a SecretString,
+    /// Variables of the caller that the executor, its tool and its scripts get too.
+    pub(crate) forwarded: &'a [String],
 }
 
 /// What a process needs on any machine: where programs and certificates are, how to reach the network.
@@ -74,19 +94,13 @@ const DEPLOYMENT: [&str; 18] = [
     env::MIXED_FLEET,
 ];
 
-/// Where the platform is that the caller's environment names, and what belongs to it; the store comes with it.
-const PLATFORM: [&str; 47] = [
+/// How the platform is reached that the caller's environment names.
+const PLATFORM_ACCESS: [&str; 20] = [
     env::API_URL,
-    env::PUBLIC_API_URL,
     env::INTERNAL_SECRET,
     env::ENABLE_SECURITY,
-    env::REGISTRY_DOMAIN,
-    env::DISPATCH_WAIT_SECONDS,
-    env::STATUS_POLL_SECONDS,
-    env::REPORT_PATIENCE_SECONDS,
     env::DISABLE_ACKNOWLEDGE,
     env::LOG_VIA_API,
-    env::LIVE_LOG_MAX_BYTES,
     env::REDIS_HOSTNAME,
     env::REDIS_PORT,
     env::REDIS_USERNAME,
@@ -102,6 +116,16 @@ const PLATFORM: [&str; 47] = [
     env::REDIS_SENTINEL_NODES,
     env::REDIS_SENTINEL_USERNAME,
     env::REDIS_SENTINEL_PASSWORD,
+];
+
+/// What belongs to a platform; the store comes with it.
+const PLATFORM: [&str; 27] = [
+    env::PUBLIC_API_URL,
+    env::REGISTRY_DOMAIN,
+    env::DISPATCH_WAIT_SECONDS,
+    env::STATUS_POLL_SECONDS,
+    env::REPORT_PATIENCE_SECONDS,
+    env::LIVE_LOG_MAX_BYTES,
     env::STATE_TYPE,
     env::BACKEND_CREDENTIALS,
     env::AWS_BUCKET,
@@ -133,12 +157,22 @@ pub(crate) fn build(
     job: &Document,
     own: impl Fn(&str) -> Option<OsString>,
 ) -> io::Result<Vec<(OsString, OsString)>> {
-    let forwarded = own(env::ENV_FORWARD).unwrap_or_default();
-    let forwarded = forwarded.to_string_lossy();
+    let forwarded = match setup.platform {
+        Platform::Hub(lease) => lease.forwarded.join(","),
+        _ => own(env::ENV_FORWARD)
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned(),
+    };
+    let (access, platform): (&[&str], &[&str]) = match setup.platform {
+        Platform::Machine => (&[], &[]),
+        Platform::Terrakube => (&PLATFORM_ACCESS, &PLATFORM),
+        Platform::Hub(_) => (&[], &PLATFORM),
+    };
     let names = MACHINE
         .into_iter()
         .chain(DEPLOYMENT)
-        .chain(PLATFORM.into_iter().filter(|_| setup.remote))
+        .chain(access.iter().chain(platform).copied())
         .chain(forwarded.split(',').map(str::trim));
     let mut variables: Vec<(OsString, OsString)> = names
         .filter(|name| !name.is_empty())
@@ -151,8 +185,14 @@ pub(crate) fn build(
         variables.push((name.into(), value.to_owned()));
     };
     set(env::BATCH, &flag(true));
-    if !setup.remote {
-        set(env::STATE_TYPE, OsStr::new("LocalTerraformStateImpl"));
+    match setup.platform {
+        Platform::Machine => set(env::STATE_TYPE, OsStr::new("LocalTerraformStateImpl")),
+        Platform::Terrakube => {}
+        Platform::Hub(lease) => {
+            set(env::LEASE_URL, OsStr::new(lease.url));
+            set(env::LEASE_TOKEN, OsStr::new(lease.token.expose_secret()));
+            set(env::ENV_FORWARD, OsStr::new(&forwarded));
+        }
     }
     set(env::DATA_DIR, setup.data_dir.as_os_str());
     set(env::WORK_DIR, setup.work_dir.as_os_str());
@@ -205,6 +245,15 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     fn environment(folder: &Path, job: &JobData, own: &[(&str, &str)]) -> BTreeMap<String, String> {
+        environment_on(Platform::Machine, folder, job, own)
+    }
+
+    fn environment_on(
+        platform: Platform<'_>,
+        folder: &Path,
+        job: &JobData,
+        own: &[(&str, &str)],
+    ) -> BTreeMap<String, String> {
         let setup = Setup {
             data_dir: Path::new("/data"),
             work_dir: Path::new("/work"),
@@ -212,7 +261,7 @@ mod tests {
             job_file: folder.join("job"),
             color: false,
             report_key: None,
-            remote: false,
+            platform,
         };
         let own = |name: &str| {
             own.iter()
@@ -265,6 +314,43 @@ mod tests {
             .map(|(name, value)| (name.as_str(), value.as_str()))
             .collect();
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn an_executor_with_a_lease_gets_no_way_to_the_platform_but_the_hub() {
+        let temp = tempfile::tempdir().unwrap();
+        let own = [
+            ("InternalSecret", "hunter2"),
+            ("AzBuilderApiUrl", "http://api"),
+            ("TerrakubeRedisPassword", "hunter2"),
+            ("TerrakubeApiUrl", "https://terrakube.example.test"),
+            ("TerraformStateType", "AwsTerraformStateImpl"),
+            ("MAYFLY_ENV_FORWARD", "OTHER"),
+            ("OTHER", "hunter2"),
+            ("CORP_ID", "7"),
+        ];
+        let lease = Lease {
+            url: "http://hub/lease",
+            token: &"mfr_token".into(),
+            forwarded: &["CORP_ID".to_owned(), "ABSENT".to_owned()],
+        };
+        let job = JobData::default();
+        let found = environment_on(Platform::Hub(&lease), temp.path(), &job, &own);
+        assert!(
+            !found.values().any(|value| value.contains("hunter2")),
+            "{found:?}"
+        );
+        assert!(!found.contains_key("AzBuilderApiUrl") && !found.contains_key("ABSENT"));
+        for (name, value) in [
+            ("MAYFLY_LEASE_URL", "http://hub/lease"),
+            ("MAYFLY_LEASE_TOKEN", "mfr_token"),
+            ("MAYFLY_ENV_FORWARD", "CORP_ID,ABSENT"),
+            ("CORP_ID", "7"),
+            ("TerrakubeApiUrl", "https://terrakube.example.test"),
+            ("TerraformStateType", "AwsTerraformStateImpl"),
+        ] {
+            assert_eq!(found[name], value, "{name}");
+        }
     }
 
     fn with_a_value_of(bytes: usize) -> JobData {

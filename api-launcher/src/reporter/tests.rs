@@ -55,6 +55,7 @@ async fn reporter(known: Known) -> (TerrakubeReporter, Platform) {
         dispatch_wait: Duration::from_millis(50),
         status_poll: Duration::from_millis(50),
         report_patience: Duration::from_secs(5),
+        lease: None,
     };
     let terrakube = Terrakube::new(config, None).unwrap();
     (TerrakubeReporter::new(terrakube, None, None).unwrap(), api)

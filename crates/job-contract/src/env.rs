@@ -64,6 +64,12 @@ pub const TOOLS_REPOSITORY: &str = "TerrakubeToolsRepository";
 /// See [`TOOLS_REPOSITORY`].
 pub const TOOLS_BRANCH: &str = "TerrakubeToolsBranch";
 
+/// URL of the lease that a hub has given on this step. The hub holds the claim. Without [`API_URL`], it also relays the calls
+/// to the platform.
+pub const LEASE_URL: &str = "MAYFLY_LEASE_URL";
+/// Token of that lease. Never reaches a tool or a script.
+pub const LEASE_TOKEN: &str = "MAYFLY_LEASE_TOKEN";
+
 /// `true` sends the log through the platform's API instead of Redis. Contract 7.7.
 pub const LOG_VIA_API: &str = "LogViaApi";
 /// Limit of what one step adds to the live log, in bytes.
@@ -334,6 +340,41 @@ pub const DEPLOYMENT_PLUGIN_CACHE_CLAIM: &str = "MAYFLY_PLUGIN_CACHE_CLAIM";
 pub const WORK_SIZE_LIMIT: &str = "MAYFLY_WORK_SIZE_LIMIT";
 /// Size of the volume of temporary files.
 pub const TMP_SIZE_LIMIT: &str = "MAYFLY_TMP_SIZE_LIMIT";
+
+// Settings of an agent of a pool.
+
+/// The configuration file of an agent.
+pub const AGENT_CONFIG: &str = "MAYFLY_AGENT_CONFIG";
+/// Token of the pool. A secret.
+pub const AGENT_TOKEN: &str = "MAYFLY_AGENT_TOKEN";
+/// File with that token.
+pub const AGENT_TOKEN_FILE: &str = "MAYFLY_AGENT_TOKEN_FILE";
+/// Address of the hub.
+pub const AGENT_SERVICE_URL: &str = "MAYFLY_AGENT_SERVICE_URL";
+/// Name of the agent.
+pub const AGENT_NAME: &str = "MAYFLY_AGENT_NAME";
+/// How many tasks an agent runs at a time.
+pub const AGENT_SLOTS: &str = "MAYFLY_AGENT_SLOTS";
+/// Where an agent's executors run.
+pub const AGENT_DEPLOY_TARGET: &str = "MAYFLY_AGENT_DEPLOY_TARGET";
+/// `true` ends the agent with its first task.
+pub const AGENT_SINGLE_RUN: &str = "MAYFLY_AGENT_SINGLE_RUN";
+/// An agent without a run for so many seconds ends.
+pub const AGENT_IDLE_TIMEOUT: &str = "MAYFLY_AGENT_IDLE_TIMEOUT";
+/// What happens to the runs when an agent stops.
+pub const AGENT_ON_STOP: &str = "MAYFLY_AGENT_ON_STOP";
+/// How long an agent that stops waits for its runs, in seconds.
+pub const AGENT_DRAIN_TIMEOUT: &str = "MAYFLY_AGENT_DRAIN_TIMEOUT";
+/// How long it waits after it has asked them to stop, in seconds.
+pub const AGENT_GRACE_TIMEOUT: &str = "MAYFLY_AGENT_GRACE_TIMEOUT";
+/// Whether a stopped agent leaves the list of its pool at once.
+pub const AGENT_DISCONNECT_ON_STOP: &str = "MAYFLY_AGENT_DISCONNECT_ON_STOP";
+/// Variables of the agent that executors get, separated by blanks.
+pub const AGENT_ENV_FORWARD_ALLOWLIST: &str = "MAYFLY_AGENT_ENV_FORWARD_ALLOWLIST";
+/// Where an agent keeps runs that are processes.
+pub const AGENT_WORKING_DIRECTORY: &str = "MAYFLY_AGENT_WORKING_DIRECTORY";
+/// Where an agent answers health checks.
+pub const AGENT_LISTEN: &str = "MAYFLY_AGENT_LISTEN";
 
 /// Largest environment string Linux accepts at `execve`, name, `=` and NUL included (`MAX_ARG_STRLEN`).
 pub const MAX_ENV_STRING_BYTES: usize = 131_072;

@@ -5,6 +5,7 @@ pub mod context;
 mod error;
 pub mod heartbeat;
 pub mod java;
+pub mod lease;
 pub mod live;
 pub mod local;
 mod platform;
@@ -17,5 +18,6 @@ pub mod terrakube;
 pub use error::PlatformError;
 pub use platform::Platform;
 pub use step::{
-    Claim, History, Holder, Outcome, PlanReference, Start, StartPermission, StepRef, StepView,
+    Claim, History, Holder, Outcome, PlanReference, RunEnd, RunResult, Start, StartPermission,
+    StepRef, StepView,
 };

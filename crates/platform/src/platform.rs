@@ -9,7 +9,9 @@ use serde_json::{Map, Value};
 
 use crate::error::PlatformError;
 use crate::local::LocalPlatform;
-use crate::step::{Claim, History, Holder, Outcome, Start, StartPermission, StepRef, StepView};
+use crate::step::{
+    Claim, History, Holder, Outcome, RunEnd, Start, StartPermission, StepRef, StepView,
+};
 use crate::terrakube::Terrakube;
 
 /// A platform. Closed set: every executor speaks to exactly one.
@@ -78,6 +80,22 @@ impl Platform {
         match self {
             Self::Local(local) => local.claim(step, holder),
             Self::Terrakube(terrakube) => Ok(terrakube.claim(step, holder).await?),
+        }
+    }
+
+    /// Whether a hub has given the step to this executor alone: then nothing is written before the claim.
+    pub fn is_leased(&self) -> bool {
+        match self {
+            Self::Local(_) => false,
+            Self::Terrakube(terrakube) => terrakube.config().lease.is_some(),
+        }
+    }
+
+    /// Tells a hub that the run is over, if one has given it and the claim was granted.
+    pub async fn end(&self, end: &RunEnd, deadline: &Deadline) -> Result<(), PlatformError> {
+        match self {
+            Self::Local(_) => Ok(()),
+            Self::Terrakube(terrakube) => Ok(terrakube.end(end, deadline).await?),
         }
     }
 

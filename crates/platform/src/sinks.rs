@@ -3,5 +3,5 @@
 mod api;
 mod redis;
 
-pub use self::api::{ApiLog, ApiSink, Bearer};
+pub use self::api::{ApiLog, ApiSink};
 pub use self::redis::{JobStream, RedisLog, RedisSink};

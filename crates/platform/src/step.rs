@@ -123,6 +123,30 @@ pub enum Claim {
     Granted,
     /// An executor holds it, or held it.
     Held(Holder),
+    /// It is not ours, for this reason, and not to be run whatever it does.
+    Refused(String),
+}
+
+/// How a run ended, for the hub that has given it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunEnd {
+    /// Its result.
+    pub result: RunResult,
+    /// The exit code of the executor.
+    pub exit_code: u8,
+    /// What to tell people. Never a secret.
+    pub diagnostic: String,
+    /// Whether the platform knows the outcome.
+    pub reported: bool,
+}
+
+/// The result of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunResult {
+    Completed,
+    Failed,
+    /// It was stopped because its job was cancelled.
+    Cancelled,
 }
 
 /// What happens to the job's reference to its plan (contract 5.4).

@@ -4,9 +4,9 @@
 
 pub mod args;
 mod claims;
-mod client;
+pub(crate) mod client;
 mod context;
-mod document;
+pub(crate) mod document;
 pub mod error;
 mod report;
 mod step_view;
@@ -25,7 +25,9 @@ use tracing::debug;
 
 use self::client::{Call, Client, JSON_API, Pace};
 use self::document::{Change, HISTORY_REFERENCE_WIDTH, HistoryDocument, JobDocument, fitting};
+use crate::lease::Lease;
 use crate::redis::Redis;
+use crate::step::RunEnd;
 use crate::{History, StepRef};
 use runtime::Deadline;
 
@@ -47,8 +49,9 @@ struct Inner {
     config: TerrakubeConfig,
     client: Client,
     pace: Pace,
-    /// Where claims are atomic.
+    /// Where claims are atomic, unless a hub holds them.
     redis: Option<Redis>,
+    lease: Option<Lease>,
     /// Merging is reading and writing: our own merges must not overtake one another.
     merging: tokio::sync::Mutex<()>,
 }
@@ -56,7 +59,7 @@ struct Inner {
 impl Terrakube {
     /// The platform at those addresses, and the Redis that belongs to it. Nothing is sent yet.
     pub fn new(config: TerrakubeConfig, redis: Option<Redis>) -> Result<Self, TerrakubeError> {
-        Self::with_pace(config, redis, Pace::default())
+        Self::with_pace(config, redis, Pace::USUAL)
     }
 
     fn with_pace(
@@ -66,6 +69,7 @@ impl Terrakube {
     ) -> Result<Self, TerrakubeError> {
         Ok(Self(Arc::new(Inner {
             client: Client::new(config.tokens.clone(), pace)?,
+            lease: config.lease.clone().map(Lease::new).transpose()?,
             config,
             redis,
             pace,
@@ -76,6 +80,14 @@ impl Terrakube {
     /// How the API is reached.
     pub fn config(&self) -> &TerrakubeConfig {
         &self.0.config
+    }
+
+    /// Ends the task of the step at its hub, if there is one.
+    pub async fn end(&self, end: &RunEnd, deadline: &Deadline) -> Result<(), TerrakubeError> {
+        match &self.0.lease {
+            Some(lease) => lease.end(end, deadline).await,
+            None => Ok(()),
+        }
     }
 
     /// The address under which the platform shows the stored output of a step (contract 6.3).
@@ -210,7 +222,7 @@ fn of_job(reference: &str) -> String {
 }
 
 /// Ids are encoded on the way, so that none can lead elsewhere.
-fn extended(base: &Url, path: &[&str]) -> Url {
+pub(crate) fn extended(base: &Url, path: &[&str]) -> Url {
     let mut url = base.clone();
     url.path_segments_mut()
         .expect("base addresses are http or https")

@@ -70,6 +70,13 @@ impl<T: SettingValue> Setting<T> {
     }
 }
 
+impl<T: SettingValue> Setting<T> {
+    /// A setting that was found elsewhere than among options and variables. Problems name it so.
+    pub fn named(name: impl Into<String>, text: &str) -> Self {
+        Self::parse(name.into(), OsStr::new(""), OsStr::new(text))
+    }
+}
+
 /// A setting that has no name, as programs make them for themselves.
 impl<T: SettingValue> From<&str> for Setting<T> {
     fn from(text: &str) -> Self {

@@ -30,9 +30,7 @@ pub(crate) async fn ask_permission(run: &RunContext<'_>) -> Result<StartDecision
             return Ok(do_not_start(not_dispatched(run, &status)));
         }
     };
-    if let Some(sink) = run.connections.live_log(&run.job) {
-        run.log.attach(sink)?;
-    }
+    run.open_live_log(false)?;
     Ok(StartDecision::Start(run.view.get_or_init(|| view).clone()))
 }
 

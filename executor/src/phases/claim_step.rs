@@ -55,7 +55,14 @@ pub(crate) async fn claim_step(
             }
             info!(%holder, "the step was started before; repeating it changes nothing");
         }
-        Claim::Granted => {}
+        Claim::Refused(why) => {
+            let result = refused(&run.step, &why);
+            if let Some(text) = &result.error {
+                run.log_failure(text).await;
+            }
+            return Ok(Some(result));
+        }
+        Claim::Granted => run.open_live_log(true)?,
     }
     if run.config.run.disable_acknowledge {
         return Ok(None);
@@ -105,13 +112,21 @@ pub(crate) async fn claim_to_report(
     job: &JobData,
 ) -> Result<Option<StepResult>, PlatformError> {
     let step = StepRef::of(job);
-    if !changes_something(job) {
+    // What may be run twice may be reported by each, unless a hub gives the step to one alone.
+    if !changes_something(job) && !platform.is_leased() {
         return Ok(None);
     }
     Ok(match platform.claim(&step, &holder(config)).await? {
         Claim::Granted => None,
         Claim::Held(holder) => Some(held_by(&step, &holder)),
+        Claim::Refused(why) => Some(refused(&step, &why)),
     })
+}
+
+fn refused(step: &StepRef, why: &str) -> StepResult {
+    let text = format!("step {} is not this executor's to run: {why}", step.step_id);
+    warn!("{text}");
+    StepResult::not_run(Exit::Claimed, text)
 }
 
 fn held_by(step: &StepRef, holder: &Holder) -> StepResult {

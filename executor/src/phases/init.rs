@@ -86,6 +86,14 @@ pub(crate) async fn init(
         });
     let done = init.await;
     token.withdraw()?;
+    let connections = &context.run.connections;
+    let hosts = connections.tool_hosts().join(", ");
+    if matches!(done, Ok(false)) && connections.withholds_tokens() {
+        let text = format!(
+            "`init` had no token for {hosts}: executors of a pool have none of the platform."
+        );
+        context.run.log.writer().line(&text).await;
+    }
     done
 }
 

@@ -9,9 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable as _};
-use reqwest::{Client, Response, StatusCode};
+use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use runtime::regular_file;
-use secrecy::{ExposeSecret as _, SecretString};
 use tokio::io::AsyncWriteExt as _;
 use url::{Origin, Url};
 
@@ -24,8 +23,19 @@ use super::source::{SourceError, display_address, local_path};
 pub struct ContentToken {
     /// Schemes, hosts and ports of the platform's API.
     pub origins: Vec<Origin>,
-    /// Makes the bearer token of one request: it lives for a minute, and a download may be tried for longer.
-    pub mint: Arc<dyn Fn() -> Option<SecretString> + Send + Sync>,
+    /// Where requests to the platform go instead, if a hub relays them.
+    pub relay: Option<Relay>,
+    /// Adds the token to one request: it lives for a minute, and a download may be tried for longer.
+    pub authorize: Arc<dyn Fn(RequestBuilder) -> RequestBuilder + Send + Sync>,
+}
+
+/// A hub that relays requests to the platform.
+#[derive(Clone, Debug)]
+pub struct Relay {
+    /// The platform's address as job data have it.
+    pub public: Url,
+    /// The address of the relay.
+    pub base: Url,
 }
 
 impl fmt::Debug for ContentToken {
@@ -40,6 +50,25 @@ impl ContentToken {
     /// Whether `url` is the platform's own.
     pub(super) fn is_for(&self, url: &Url) -> bool {
         self.origins.contains(&url.origin())
+    }
+
+    /// A request for `url`, which is the platform's own.
+    fn request(&self, client: &Client, url: &Url) -> RequestBuilder {
+        let relayed = self.relay.as_ref().map(|relay| relay.address(url));
+        (self.authorize)(client.get(relayed.unwrap_or_else(|| url.clone())))
+    }
+}
+
+impl Relay {
+    /// Where the relay has what the platform has at `url`.
+    fn address(&self, url: &Url) -> Url {
+        let base = |url: &Url| url.path().trim_end_matches('/').to_owned();
+        let path = url.path();
+        let rest = path.strip_prefix(&base(&self.public)).unwrap_or(path);
+        let mut address = self.base.clone();
+        address.set_path(&format!("{}{rest}", base(&self.base)));
+        address.set_query(url.query());
+        address
     }
 }
 
@@ -200,11 +229,11 @@ impl Download<'_> {
     async fn follow(&self, client: &Client, start: &Url) -> Result<Response, DownloadError> {
         let mut url = start.clone();
         for _ in 0..=MAX_REDIRECTS {
-            let mut request = client.get(url.clone());
             let token = self.token.filter(|token| token.is_for(&url));
-            if let Some(token) = token.and_then(|token| (token.mint)()) {
-                request = request.bearer_auth(token.expose_secret());
-            }
+            let request = match token {
+                Some(token) => token.request(client, &url),
+                None => client.get(url.clone()),
+            };
             let answer = request.send().await.map_err(|e| transfer(&url, e))?;
             let status = answer.status();
             if status.is_success() {

@@ -96,7 +96,15 @@ impl Server {
     pub fn start(
         handler: impl Fn(&Request) -> Response + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        Self::listen(None, None, Arc::new(handler))
+        Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), handler)
+    }
+
+    /// Starts a server without TLS at this address.
+    pub fn start_at(
+        address: SocketAddr,
+        handler: impl Fn(&Request) -> Response + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        Self::listen(address, None, None, Arc::new(handler))
     }
 
     /// Starts a server with a self-signed certificate for `127.0.0.1` and `localhost`.
@@ -114,6 +122,7 @@ impl Server {
             .with_single_cert(vec![signed.cert.der().clone()], PrivateKeyDer::Pkcs8(key))
             .map_err(io::Error::other)?;
         Self::listen(
+            SocketAddr::from(([127, 0, 0, 1], 0)),
             Some(Arc::new(config)),
             Some(signed.cert.pem()),
             Arc::new(handler),
@@ -121,11 +130,12 @@ impl Server {
     }
 
     fn listen(
+        address: SocketAddr,
         tls: Option<Arc<ServerConfig>>,
         certificate: Option<String>,
         handler: Arc<Handler>,
     ) -> io::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let listener = TcpListener::bind(address)?;
         let address = listener.local_addr()?;
         let requests = Arc::<Mutex<Vec<Request>>>::default();
         let stopping = Arc::<AtomicBool>::default();
@@ -224,7 +234,7 @@ pub(crate) fn ask(
 }
 
 /// Asks another server the same, under the name of a host, and returns its answer.
-pub(crate) fn pass_on(request: &Request, server: SocketAddr, host: &str) -> io::Result<Response> {
+pub fn pass_on(request: &Request, server: SocketAddr, host: &str) -> io::Result<Response> {
     let mut stream = TcpStream::connect(server)?;
     stream.set_read_timeout(Some(SILENCE))?;
     let query = match &*request.query {

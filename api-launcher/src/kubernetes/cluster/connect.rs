@@ -17,7 +17,9 @@ use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigEr
 use kube::core::Status;
 use kube::core::response::StatusDetails;
 use kube::{Client, Config};
+use sha2::{Digest as _, Sha256};
 use tower::{BoxError, service_fn};
+use uuid::Uuid;
 
 use super::Cluster;
 use super::clock::ServerClock;
@@ -185,12 +187,30 @@ impl Cluster {
         if !has_usable_token(&config) {
             return Err(ConnectError::Credential(CredentialError::Token));
         }
+        let identity = identity_of(&config, &namespace);
         let client = ClientBuilder::try_from(config)
             .map_err(ConnectError::of_client)?
             .build();
         let client = discreet(client, &namespace);
-        Ok(Self::from_client(client, namespace))
+        let mut cluster = Self::from_client(client, namespace);
+        cluster.identity = identity;
+        Ok(cluster)
     }
+}
+
+/// Clusters have addresses in common, but hardly ever an authority.
+fn identity_of(config: &Config, namespace: &str) -> String {
+    let mut hash = Sha256::new();
+    hash.update(config.cluster_url.to_string());
+    for certificate in config.root_cert.iter().flatten() {
+        hash.update(certificate);
+    }
+    hash.update([0]);
+    hash.update(namespace);
+    let digest = hash.finalize();
+    let mut id = [0; 16];
+    id.copy_from_slice(&digest[..16]);
+    Uuid::from_bytes(id).to_string()
 }
 
 /// A client that gives a request up when its answer takes too long, and keeps what the server asked for: the client it

@@ -80,6 +80,11 @@ impl ClusterError {
         }
     }
 
+    /// Whether a quota of the namespace has no room.
+    pub fn is_quota(&self) -> bool {
+        matches!(self, Self::Busy { message, .. } if message.contains("exceeded quota"))
+    }
+
     /// How long the API server asked to wait.
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -156,7 +161,7 @@ impl ClusterError {
     fn is_worth_a_retry(&self) -> bool {
         match self {
             Self::NoAnswer { .. } | Self::Credential { .. } => true,
-            Self::Busy { message, .. } => !message.contains("exceeded quota"),
+            Self::Busy { .. } => !self.is_quota(),
             _ => false,
         }
     }

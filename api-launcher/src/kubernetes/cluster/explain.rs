@@ -154,6 +154,7 @@ fn key_of(name: &str) -> Option<RunKey> {
         organization_id: String::new(),
         workspace_id: String::new(),
         step_type: String::new(),
+        lease: None,
     })
 }
 

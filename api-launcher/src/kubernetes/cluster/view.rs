@@ -299,6 +299,7 @@ mod tests {
             organization_id: "org".into(),
             workspace_id: "ws".into(),
             step_type: "terraformPlan".into(),
+            lease: None,
         };
         let now = Timestamp::from_second(1_767_225_601).unwrap();
         view(key, &job, &[], now).state

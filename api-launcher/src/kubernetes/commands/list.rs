@@ -136,6 +136,7 @@ pub(super) mod tests {
                 organization_id: "org".into(),
                 workspace_id: "ws".into(),
                 step_type: "terraformPlan".into(),
+                lease: None,
             },
             step_type: Some("plan".into()),
             organization: Some("org".into()),

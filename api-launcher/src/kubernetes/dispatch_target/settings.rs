@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use job_contract::env;
+use job_contract::{Records, env};
 use runtime::setting::{ReadSetting as _, Setting, SettingProblem, SettingValue, unexpected};
 
 use crate::data::DataDirArgs;
@@ -14,6 +14,7 @@ use crate::kubernetes::cluster::watch::HistoryLimits;
 use crate::kubernetes::cluster::watch::WatchSettings;
 use crate::kubernetes::config::{Deployment, DeploymentArgs};
 use crate::kubernetes::manifest::check;
+use crate::kubernetes::manifest::job_data::Mode;
 use crate::kubernetes::verdict::Timeouts;
 use crate::reporter::settings::{PlatformArgs, PlatformSettings};
 
@@ -159,6 +160,30 @@ impl KubernetesArgs {
         }
     }
 
+    /// Returns the settings of an agent. Its executors have leases of a hub, and no secret of the platform.
+    pub(crate) fn resolve_leased(
+        &self,
+        hub: Option<&str>,
+        problems: &mut Vec<SettingProblem>,
+    ) -> Option<(Deployment, ClusterSettings)> {
+        let cluster = self.resolve_cluster(problems);
+        let mut deployment = self
+            .deployment
+            .resolve(hub)
+            .map_err(|wrong| problems.extend(wrong.iter().map(SettingProblem::from)))
+            .ok()?;
+        if self.deployment.env_secrets.is_none() {
+            deployment.env_secrets.clear();
+        }
+        // The hub has the claims.
+        deployment.records = Some(Records::Platform);
+        if deployment.job_data_mode == Mode::Env {
+            let text = "is `env`, but the token of a lease has to be in a Secret";
+            problems.push(SettingProblem::new(env::JOB_DATA_MODE, text));
+        }
+        Some((deployment, cluster))
+    }
+
     fn resolve_cluster(&self, problems: &mut Vec<SettingProblem>) -> ClusterSettings {
         let default = ClusterSettings::default();
         let max_in_flight = self.max_jobs_in_flight.read(problems);
@@ -201,6 +226,7 @@ impl KubernetesArgs {
             problems.push(SettingProblem::new(env::REPORT_RETRY_SECONDS, text));
         }
         WatchSettings {
+            selector: default.selector,
             timeouts,
             history: self.resolve_history(problems, default.history),
             incomplete_after: incomplete_after.unwrap_or(default.incomplete_after),

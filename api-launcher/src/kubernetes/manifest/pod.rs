@@ -184,17 +184,9 @@ fn job_data(from: &Ingredients<'_>) -> Vec<EnvVar> {
             .map(|(index, part)| literal(&env::job_data_part(index), part))
             .collect(),
         Transport::Secret(parts) => (0..parts.len())
-            .map(|index| EnvVar {
-                name: env::job_data_part(index),
-                value: None,
-                value_from: Some(EnvVarSource {
-                    secret_key_ref: Some(SecretKeySelector {
-                        name: from.name.to_owned(),
-                        key: job_data_key(index),
-                        optional: None,
-                    }),
-                    ..EnvVarSource::default()
-                }),
+            .map(|index| {
+                let name = env::job_data_part(index);
+                secret_variable(&name, from.name, job_data_key(index))
             })
             .collect(),
     }
@@ -480,15 +472,47 @@ pub fn job_data_secret(spec: &PodSpec) -> Option<&str> {
     Some(&key.name)
 }
 
-/// Has the pod read its job data from the Secret of that name, if it reads it from one.
-pub(super) fn read_job_data_from(spec: &mut PodSpec, secret: &str) {
+/// Has the executor read these variables from the Secret of that name.
+pub(super) fn read_from_secret<'a>(
+    spec: &mut PodSpec,
+    secret: &str,
+    variables: impl Iterator<Item = &'a str>,
+) {
     let Some(executor) = container::executor_mut(spec) else {
         return;
     };
-    let variables = executor.env.iter_mut().flatten();
-    for variable in variables.filter(|variable| env::is_job_data(&variable.name)) {
+    for name in variables {
+        let variable = secret_variable(name, secret, name.to_owned());
+        set_env(executor.env.get_or_insert_default(), variable);
+    }
+}
+
+fn secret_variable(name: &str, secret: &str, key: String) -> EnvVar {
+    EnvVar {
+        name: name.to_owned(),
+        value: None,
+        value_from: Some(EnvVarSource {
+            secret_key_ref: Some(SecretKeySelector {
+                name: secret.to_owned(),
+                key,
+                optional: None,
+            }),
+            ..EnvVarSource::default()
+        }),
+    }
+}
+
+/// Has the pod read from the Secret of an attempt what it reads from that with the Job's `own` name.
+pub(super) fn read_from_attempt(spec: &mut PodSpec, own: &str, secret: &str) {
+    let Some(executor) = container::executor_mut(spec) else {
+        return;
+    };
+    for variable in executor.env.iter_mut().flatten() {
         let source = variable.value_from.as_mut();
-        if let Some(key) = source.and_then(|source| source.secret_key_ref.as_mut()) {
+        if let Some(key) = source
+            .and_then(|source| source.secret_key_ref.as_mut())
+            .filter(|key| key.name == own)
+        {
             secret.clone_into(&mut key.name);
         }
     }

@@ -165,6 +165,23 @@ impl Verdict {
             .is_some_and(|report| !report.unreported)
     }
 
+    /// The verdict as people read it.
+    pub(crate) fn text(&self) -> String {
+        let evidence = self
+            .evidence
+            .iter()
+            .map(|evidence| format!("  {}: {}", evidence.source, evidence.text));
+        let advice = self
+            .advice
+            .iter()
+            .map(|advice| format!("What to do: {advice}"));
+        let lines: Vec<String> = std::iter::once(self.sentence.clone())
+            .chain(evidence)
+            .chain(advice)
+            .collect();
+        lines.join("\n")
+    }
+
     /// The executor's report of a step that was done, of which the platform was not told.
     pub fn unreported_success(&self) -> Option<&FinalReport> {
         self.report

@@ -13,14 +13,15 @@ use platform::StepRef;
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{error, info, warn};
 
-use super::detached::{DetachedExecutor, StartError, kill_leftovers};
 use super::queue::RunKey;
-use super::run_folder::RunFolder;
 use super::settings::RunsOnStop;
 use super::{Inner, RunSlot, blocking, now};
 use crate::data;
 use crate::dispatch::has_nothing_to_run;
+use crate::local::detached::{DetachedExecutor, StartError, kill_leftovers};
+use crate::local::environment::Platform;
 use crate::local::executor;
+use crate::local::run_folder::RunFolder;
 use crate::reporter::{ReportError, StepState};
 
 /// How often the platform is asked whether the job was cancelled.
@@ -288,7 +289,11 @@ fn start_executor(
         folder,
         &inner.program,
         &inner.data,
-        inner.reporter.executors_use_api(),
+        if inner.reporter.executors_use_api() {
+            Platform::Terrakube
+        } else {
+            Platform::Machine
+        },
         inner.verifier.secret_of(folder),
         job,
     )?;

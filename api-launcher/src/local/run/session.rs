@@ -17,7 +17,7 @@ use super::follow::Running;
 use super::signals::Signals;
 use super::view::View;
 use crate::data::{DataDir, WorkFolder, WorkspaceLock};
-use crate::local::environment::{self, Setup};
+use crate::local::environment::{self, Platform, Setup};
 use crate::local::executor::{self, Program, tree};
 
 /// A run that has its job and its place on this machine.
@@ -138,7 +138,7 @@ impl<'a> Session<'a> {
             job_file: self.work.join(format!("job-{}", self.steps_run)),
             color: self.color,
             report_key: None,
-            remote: false,
+            platform: Platform::Machine,
         };
         let environment = environment::build(&setup, job, |name| std::env::var_os(name))
             .map_err(RunError::Environment)?;

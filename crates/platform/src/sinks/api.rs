@@ -1,18 +1,18 @@
 //! The platform's API as a sink of the run's log, for executors that do not reach Redis (contract 7.7): the API adds the
 //! lines to the same stream.
 
-use std::fmt;
 use std::io;
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use reqwest::header::CONTENT_TYPE;
+use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use run_log::{Batch, POLL_INTERVAL, Sink, SinkError, char_boundary, whole_lines_len};
-use secrecy::{ExposeSecret as _, SecretString};
 use serde::Serialize;
 use tokio::runtime::Runtime;
+
+use crate::terrakube::client::USER_AGENT;
+use crate::terrakube::{TokenSource, token};
 
 const MEDIA_TYPE: &str = "application/vnd.api+json";
 /// How long one request may take, connecting included.
@@ -24,22 +24,6 @@ const LONGEST_CHAR: usize = 4;
 /// So many bytes wait for nothing.
 const ENOUGH: usize = 16 * 1024;
 
-/// Makes the token for one request, if the platform asks for any.
-#[derive(Clone)]
-pub struct Bearer(Arc<dyn Fn() -> Option<SecretString> + Send + Sync>);
-
-impl Bearer {
-    pub fn new(mint: impl Fn() -> Option<SecretString> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(mint))
-    }
-}
-
-impl fmt::Debug for Bearer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Bearer")
-    }
-}
-
 /// Which API, and as whom.
 #[derive(Clone, Debug)]
 pub struct ApiLog {
@@ -49,7 +33,7 @@ pub struct ApiLog {
     pub job_id: u32,
     /// The step that writes.
     pub step_id: String,
-    pub bearer: Bearer,
+    pub tokens: TokenSource,
 }
 
 /// Posts lines to the API.
@@ -105,7 +89,7 @@ impl Sink for ApiSink {
         let taken = driver.runtime.block_on(self.post(&driver.client, batch));
         self.driver = Some(driver);
         self.last_post = Some(Instant::now());
-        taken.map_err(SinkError::Unavailable)
+        taken
     }
 }
 
@@ -126,24 +110,27 @@ impl ApiSink {
         bytes < ENOUGH && self.last_post.is_some_and(|last| last.elapsed() < INTERVAL)
     }
 
-    async fn post(&mut self, client: &Client, batch: Batch<'_>) -> io::Result<usize> {
+    async fn post(&mut self, client: &Client, batch: Batch<'_>) -> Result<usize, SinkError> {
         if !self.is_set_up {
             let path = format!("logs/{}/setup-consumer-groups", self.log.job_id);
             let request = client.post(self.address(&path));
-            accepted(self.send(request).await?)?;
+            let answer = self.send(request).await;
+            self.accepted(answer.map_err(SinkError::Unavailable)?)?;
             self.is_set_up = true;
         }
         let text = self.some_of(batch.text);
         // All of it, unless it is a line that is too long.
         while self.posted_of_line < text.len() {
             let piece = self.piece_of(&text[self.posted_of_line..]);
-            let body = self.render(piece, batch.first_line)?;
+            let body = self
+                .render(piece, batch.first_line)
+                .map_err(SinkError::Unavailable)?;
             let request = client.post(self.address("logs")).body(body);
-            let answer = self.send(request).await?;
+            let answer = self.send(request).await.map_err(SinkError::Unavailable)?;
             if answer == StatusCode::PAYLOAD_TOO_LARGE && piece.len() > 1 {
                 self.most_bytes = piece.len() / 2;
             }
-            accepted(answer)?;
+            self.accepted(answer)?;
             self.posted_of_line += piece.len();
         }
         self.posted_of_line = 0;
@@ -204,17 +191,33 @@ impl ApiSink {
         address
     }
 
-    async fn send(&self, request: RequestBuilder) -> io::Result<StatusCode> {
-        let mut request = request.header(CONTENT_TYPE, MEDIA_TYPE);
-        if let Some(token) = (self.log.bearer.0)() {
-            request = request.bearer_auth(token.expose_secret());
+    fn accepted(&self, status: StatusCode) -> Result<(), SinkError> {
+        if status.is_success() {
+            return Ok(());
         }
+        let error = io::Error::other(format!("the API answers {status}"));
+        // A hub takes nothing more of a task that is over for it.
+        if status == StatusCode::CONFLICT && self.log.tokens.is_of_lease() {
+            return Err(SinkError::Gone(error));
+        }
+        Err(SinkError::Unavailable(error))
+    }
+
+    async fn send(&self, request: RequestBuilder) -> io::Result<StatusCode> {
+        let request = request.header(CONTENT_TYPE, MEDIA_TYPE);
+        let request = self.log.tokens.authorize(request, token::CALL);
         // Addresses may hold credentials.
         let answer = request
             .send()
             .await
             .map_err(|error| io::Error::other(error.without_url()))?;
-        Ok(answer.status())
+        let status = answer.status();
+        let media_type = answer.headers().get(CONTENT_TYPE);
+        if status.is_success() && media_type.is_some_and(is_page) {
+            let text = format!("a page with status {status} came, which the API does not send");
+            return Err(io::Error::other(text));
+        }
+        Ok(status)
     }
 }
 
@@ -226,6 +229,7 @@ impl Driver {
                 .build()?,
             client: Client::builder()
                 .timeout(TIMEOUT)
+                .user_agent(USER_AGENT)
                 // The token is for this API alone.
                 .redirect(reqwest::redirect::Policy::none())
                 .build()
@@ -234,9 +238,7 @@ impl Driver {
     }
 }
 
-fn accepted(status: StatusCode) -> io::Result<()> {
-    if status.is_success() {
-        return Ok(());
-    }
-    Err(io::Error::other(format!("the API answers {status}")))
+/// Whether it is what proxies send in the place of an API.
+fn is_page(media_type: &HeaderValue) -> bool {
+    media_type.as_bytes().starts_with(b"text/html")
 }

@@ -9,6 +9,7 @@ use reqwest::Url;
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::token::TokenSource;
+use crate::lease::LeaseConfig;
 use runtime::setting::{HttpUrl, ReadSetting as _, Seconds, Setting, SettingProblem};
 
 const DISPATCH_WAIT: Duration = Duration::from_secs(30);
@@ -50,7 +51,7 @@ pub struct TerrakubeArgs {
 pub struct TerrakubeConfig {
     /// Base URL of API calls.
     pub api_url: Url,
-    /// Base URL of the job context and of the addresses written into records.
+    /// Base URL of the addresses written into records, and of the job context unless a hub relays the calls.
     pub public_url: Url,
     /// Host of the module registry.
     pub registry_domain: Option<String>,
@@ -62,6 +63,15 @@ pub struct TerrakubeConfig {
     pub status_poll: Duration,
     /// How long the final report is tried.
     pub report_patience: Duration,
+    /// The lease on the step, where a hub has given one.
+    pub lease: Option<LeaseConfig>,
+}
+
+impl TerrakubeConfig {
+    /// Whether a hub relays the calls to the platform.
+    pub const fn is_relayed(&self) -> bool {
+        self.tokens.is_of_lease()
+    }
 }
 
 impl TerrakubeArgs {
@@ -90,17 +100,39 @@ impl TerrakubeArgs {
         if !self.is_set() {
             return Ok(None);
         }
+        self.resolve_with(None).map(Some)
+    }
+
+    /// The settings of an executor that has a lease. Its calls go to the API if one is named, else through the hub's relay.
+    pub fn resolve_leased(
+        &self,
+        lease: LeaseConfig,
+    ) -> Result<TerrakubeConfig, Vec<SettingProblem>> {
+        self.resolve_with(Some(lease))
+    }
+
+    fn resolve_with(
+        &self,
+        lease: Option<LeaseConfig>,
+    ) -> Result<TerrakubeConfig, Vec<SettingProblem>> {
         let problems = &mut Vec::new();
         let seconds = |setting: &Option<Setting<Seconds>>, default, problems: &mut _| {
             setting.read(problems).map_or(default, |Seconds(time)| time)
         };
-        let api_url = base_url(env::API_URL, self.api_url.as_ref(), problems);
+        let relay = lease.as_ref().filter(|_| !self.is_set());
+        let api_url = match relay {
+            Some(lease) => Some(lease.relay()),
+            None => base_url(env::API_URL, self.api_url.as_ref(), problems),
+        };
         let public_url = base_url(env::PUBLIC_API_URL, self.public_api_url.as_ref(), problems);
         let registry_domain = self.registry_domain.read(problems);
         let dispatch_wait = seconds(&self.dispatch_wait_seconds, DISPATCH_WAIT, problems);
         let status_poll = seconds(&self.status_poll_seconds, STATUS_POLL, problems);
         let report_patience = seconds(&self.report_patience_seconds, REPORT_PATIENCE, problems);
-        let tokens = self.tokens(problems);
+        let tokens = match relay {
+            Some(lease) => Some(TokenSource::of_lease(lease.token.clone())),
+            None => self.tokens(problems),
+        };
         let config = || {
             Some(TerrakubeConfig {
                 api_url: api_url?,
@@ -110,10 +142,11 @@ impl TerrakubeArgs {
                 dispatch_wait,
                 status_poll,
                 report_patience,
+                lease,
             })
         };
         match config() {
-            Some(config) if problems.is_empty() => Ok(Some(config)),
+            Some(config) if problems.is_empty() => Ok(config),
             _ => Err(std::mem::take(problems)),
         }
     }
@@ -137,7 +170,8 @@ impl TerrakubeArgs {
     }
 }
 
-fn base_url(
+/// The address, unless it holds what does not belong there.
+pub(crate) fn base_url(
     variable: &'static str,
     setting: Option<&Setting<HttpUrl>>,
     problems: &mut Vec<SettingProblem>,

@@ -17,6 +17,7 @@ use tracing::warn;
 
 use super::context::Note;
 use super::{ORDINARY, Terrakube, TerrakubeError};
+use crate::lease::Lease;
 use crate::redis::{Redis, Taken};
 use crate::{Claim, Holder, StepRef, StepView};
 use runtime::Deadline;
@@ -34,6 +35,9 @@ const SETTLING: Duration = Duration::from_secs(2);
 impl Terrakube {
     /// Claims the step for `holder`.
     pub async fn claim(&self, step: &StepRef, holder: &Holder) -> Result<Claim, TerrakubeError> {
+        if let Some(lease) = &self.0.lease {
+            return self.claim_by_lease(lease, step, holder).await;
+        }
         let view = self.step_view(step, &Deadline::after(ORDINARY)).await?;
         let redis = self.0.redis.as_ref();
         if is_taken(&view) {
@@ -62,6 +66,24 @@ impl Terrakube {
                 self.claim_by_note(step, holder, &view).await?
             }
         })
+    }
+
+    /// Claims the step at the hub, unless it was begun already: a hub that was restored may not know of it.
+    async fn claim_by_lease(
+        &self,
+        lease: &Lease,
+        step: &StepRef,
+        holder: &Holder,
+    ) -> Result<Claim, TerrakubeError> {
+        let view = match self.step_view(step, &Deadline::after(ORDINARY)).await {
+            Ok(view) => view,
+            Err(error) => return error.lost_lease().map(Claim::Refused).ok_or(error),
+        };
+        if is_taken(&view) && !is_repeatable(step) {
+            let text = "the platform says that the step was begun before";
+            return Ok(Claim::Refused(text.to_owned()));
+        }
+        lease.accept(holder).await
     }
 
     /// Claims the step in the job context, unless it may be run twice, or belongs to a rejected job: the platform takes no
@@ -126,9 +148,13 @@ impl Terrakube {
 /// Whether claims on the step are noted: neither on one that may be run twice, nor in a job of which the platform takes no
 /// context.
 fn takes_note(step: &StepRef, view: &StepView) -> bool {
+    !is_repeatable(step) && view.status != JobStatus::Rejected
+}
+
+/// Whether the step may be run twice.
+fn is_repeatable(step: &StepRef) -> bool {
     let kind = StepType::parse(&step.step_type);
-    let is_repeatable = kind.is_some_and(|kind| kind.uses_tool() && !kind.changes_infrastructure());
-    !is_repeatable && view.status != JobStatus::Rejected
+    kind.is_some_and(|kind| kind.uses_tool() && !kind.changes_infrastructure())
 }
 
 /// A note that cannot be read still counts as a claim.

@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use job_contract::chain;
+use pool_protocol::problem::Problem;
+use pool_protocol::{IDEMPOTENCY_KEY, version};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Method, Response, StatusCode, Url};
-use secrecy::ExposeSecret as _;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use tracing::warn;
+use uuid::Uuid;
 
 use super::error::TerrakubeError;
 use super::token::TokenSource;
@@ -19,38 +21,36 @@ use runtime::Deadline;
 
 /// Media type of JSON:API, asked for by the platform in every change.
 pub(super) const JSON_API: &str = "application/vnd.api+json";
-/// Media type of the job context.
-pub(super) const JSON: &str = "application/json";
+/// Media type of the job context, and of a hub.
+pub(crate) const JSON: &str = "application/json";
 
+/// How servers know Mayfly.
+pub(crate) const USER_AGENT: &str = concat!("mayfly/", env!("CARGO_PKG_VERSION"));
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The platform answers a change of a job only when it holds the job's row, for which it may wait a while.
 const CALL_TIMEOUT: Duration = Duration::from_mins(1);
 /// More is asked for by no platform that means to be asked again.
-const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
+pub(crate) const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 /// How much of an explanation is passed on.
 const DETAIL_CHARS: usize = 300;
 
 /// How quickly failed calls are repeated.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pace {
-    pub(super) first_pause: Duration,
-    pub(super) longest_pause: Duration,
+pub(crate) struct Pace {
+    pub(crate) first_pause: Duration,
+    pub(crate) longest_pause: Duration,
     /// Between two questions whether a dispatch is recorded.
-    pub(super) dispatch_poll: Duration,
-}
-
-impl Default for Pace {
-    fn default() -> Self {
-        Self {
-            first_pause: Duration::from_millis(500),
-            longest_pause: Duration::from_secs(15),
-            dispatch_poll: Duration::from_secs(1),
-        }
-    }
+    pub(crate) dispatch_poll: Duration,
 }
 
 impl Pace {
-    fn pauses(self) -> ExponentialBackoff {
+    pub(crate) const USUAL: Self = Self {
+        first_pause: Duration::from_millis(500),
+        longest_pause: Duration::from_secs(15),
+        dispatch_poll: Duration::from_secs(1),
+    };
+
+    pub(crate) fn pauses(self) -> ExponentialBackoff {
         ExponentialBuilder::default()
             .with_min_delay(self.first_pause)
             .with_max_delay(self.longest_pause)
@@ -62,7 +62,7 @@ impl Pace {
 
 /// One call.
 #[derive(Debug)]
-pub(super) struct Call {
+pub(crate) struct Call {
     method: Method,
     url: Url,
     media_type: &'static str,
@@ -71,10 +71,12 @@ pub(super) struct Call {
     limit: usize,
     /// How long the call's token is valid.
     lifetime: Duration,
+    /// Names the call at a hub, which takes its repetition for the same.
+    key: Option<Uuid>,
 }
 
 impl Call {
-    pub(super) fn new(method: Method, url: Url, media_type: &'static str) -> Self {
+    pub(crate) fn new(method: Method, url: Url, media_type: &'static str) -> Self {
         Self {
             method,
             url,
@@ -82,14 +84,21 @@ impl Call {
             body: None,
             limit: 4 * 1024 * 1024,
             lifetime: super::token::CALL,
+            key: None,
         }
     }
 
     /// With a document to send.
-    pub(super) fn body(mut self, document: &impl Serialize) -> Self {
+    pub(crate) fn body(mut self, document: &impl Serialize) -> Self {
         let body =
             serde_json::to_vec(document).expect("documents have string keys and plain values");
         self.body = Some(body);
+        self
+    }
+
+    /// For a hub itself, not for the platform behind it.
+    pub(crate) fn for_hub(mut self) -> Self {
+        self.key = Some(Uuid::new_v4());
         self
     }
 
@@ -111,35 +120,56 @@ impl Call {
 
 /// An HTTP client that shows the platform's tokens.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(crate) struct Client {
     http: reqwest::Client,
     tokens: TokenSource,
     pace: Pace,
 }
 
 impl Client {
-    pub(super) fn new(tokens: TokenSource, pace: Pace) -> Result<Self, TerrakubeError> {
+    pub(crate) fn new(tokens: TokenSource, pace: Pace) -> Result<Self, TerrakubeError> {
         // A token is for the address it was meant for, so no answer may send it elsewhere.
         let http = reqwest::Client::builder()
             .redirect(Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
             .timeout(CALL_TIMEOUT)
-            .user_agent(concat!("mayfly/", env!("CARGO_PKG_VERSION")))
+            .user_agent(USER_AGENT)
             .build()
             .map_err(TerrakubeError::Client)?;
         Ok(Self { http, tokens, pace })
     }
 
     /// Makes a call, again and again while that may help, and returns the document it is answered with.
-    pub(super) async fn ask<T: DeserializeOwned>(
+    pub(crate) async fn ask<T: DeserializeOwned>(
         &self,
         call: &Call,
         deadline: &Deadline,
     ) -> Result<T, TerrakubeError> {
-        let answer = self.tell(call, deadline).await?;
-        serde_json::from_slice(&answer).map_err(|source| TerrakubeError::Malformed {
-            call: call.name(),
-            source,
+        let mut retry = self.retry(deadline);
+        loop {
+            match self.document(call, deadline).await {
+                Ok(document) => return Ok(document),
+                Err(error) => retry.after(error).await?,
+            }
+        }
+    }
+
+    /// Makes a call once, and returns the document it is answered with.
+    pub(crate) async fn document<T: DeserializeOwned>(
+        &self,
+        call: &Call,
+        deadline: &Deadline,
+    ) -> Result<T, TerrakubeError> {
+        let answer = self.once(call, deadline).await?;
+        serde_json::from_slice(&answer).map_err(|source| {
+            let call_name = call.name();
+            if call.key.is_some() {
+                return TerrakubeError::foreign(call_name, StatusCode::OK, None);
+            }
+            TerrakubeError::Malformed {
+                call: call_name,
+                source,
+            }
         })
     }
 
@@ -194,10 +224,11 @@ impl Client {
                 .header(CONTENT_TYPE, call.media_type)
                 .body(body.clone());
         }
-        // Each attempt with a token of its own: the last one may be minutes after the first.
-        if let Some(token) = self.tokens.mint(call.lifetime) {
-            request = request.bearer_auth(token.expose_secret());
+        if let Some(key) = call.key {
+            request = request.header(IDEMPOTENCY_KEY, key.to_string());
         }
+        // Each attempt with a token of its own: the last one may be minutes after the first.
+        request = self.tokens.authorize(request, call.lifetime);
         let transfer = |source: reqwest::Error| TerrakubeError::Transfer {
             call: call.name(),
             source: source.without_url(),
@@ -205,7 +236,7 @@ impl Client {
         let mut answer = request.send().await.map_err(transfer)?;
         let status = answer.status();
         if !status.is_success() {
-            return Err(refusal(call, answer).await);
+            return Err(self.refusal(call, answer).await);
         }
         let mut body = Vec::new();
         while let Some(chunk) = answer.chunk().await.map_err(transfer)? {
@@ -217,7 +248,43 @@ impl Client {
             }
             body.extend_from_slice(&chunk);
         }
+        if self.tokens.is_of_lease() && is_foreign(&body) {
+            return Err(TerrakubeError::foreign(call.name(), status, None));
+        }
         Ok(body)
+    }
+
+    async fn refusal(&self, call: &Call, answer: Response) -> TerrakubeError {
+        let (name, status) = (call.name(), answer.status());
+        let retry_after = retry_after(answer.headers());
+        let body = explanation(answer).await;
+        if self.tokens.is_of_lease() {
+            // The hub's own words, and not the platform's.
+            if let Ok(problem) = serde_json::from_slice::<Problem>(&body) {
+                return TerrakubeError::Hub {
+                    call: name,
+                    status,
+                    code: problem.code,
+                    detail: in_one_line(&hub_detail(&problem)),
+                    retry_after,
+                };
+            }
+            if call.key.is_some() || is_foreign(&body) {
+                return TerrakubeError::foreign(name, status, retry_after);
+            }
+        }
+        match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                TerrakubeError::Refused { call: name, status }
+            }
+            StatusCode::NOT_FOUND | StatusCode::GONE => TerrakubeError::Gone { call: name },
+            _ => TerrakubeError::Status {
+                call: name,
+                status,
+                retry_after,
+                detail: detail(&body),
+            },
+        }
     }
 }
 
@@ -261,22 +328,6 @@ impl Retry<'_> {
     }
 }
 
-async fn refusal(call: &Call, answer: Response) -> TerrakubeError {
-    let (call, status) = (call.name(), answer.status());
-    match status {
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-            TerrakubeError::Refused { call, status }
-        }
-        StatusCode::NOT_FOUND | StatusCode::GONE => TerrakubeError::Gone { call },
-        _ => TerrakubeError::Status {
-            call,
-            status,
-            retry_after: retry_after(answer.headers()),
-            detail: detail(answer).await,
-        },
-    }
-}
-
 /// The time in seconds, which is what servers send; the form with a date is left to our own pace.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers
@@ -289,18 +340,27 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
-/// What JSON:API says about a failure, in one line: `: ` and the text, or nothing.
-async fn detail(mut answer: Response) -> String {
+/// Whether it is the page of a proxy, and not a document.
+fn is_foreign(body: &[u8]) -> bool {
+    !body.is_empty() && serde_json::from_slice::<IgnoredAny>(body).is_err()
+}
+
+/// The body of an answer that is no success. The failure itself is known: whatever does not arrive is not missed.
+async fn explanation(mut answer: Response) -> Vec<u8> {
     const LIMIT: usize = 64 * 1024;
     let mut body = Vec::new();
-    // The failure itself is known; whatever of its explanation does not arrive is not missed.
     while let Ok(Some(chunk)) = answer.chunk().await {
         body.extend_from_slice(&chunk);
         if body.len() > LIMIT {
-            return String::new();
+            break;
         }
     }
-    let document = serde_json::from_slice::<serde_json::Value>(&body).unwrap_or_default();
+    body
+}
+
+/// What JSON:API says about a failure, in one line: `: ` and the text, or nothing.
+fn detail(body: &[u8]) -> String {
+    let document = serde_json::from_slice::<serde_json::Value>(body).unwrap_or_default();
     let text = document
         .pointer("/errors/0/detail")
         .or_else(|| document.pointer("/message"))
@@ -309,11 +369,27 @@ async fn detail(mut answer: Response) -> String {
     if text.is_empty() {
         return String::new();
     }
+    format!(": {}", in_one_line(text))
+}
+
+/// What a hub says about a failure, with the versions of both sides where these do not meet.
+fn hub_detail(problem: &Problem) -> String {
+    match (problem.min_version, problem.max_version) {
+        (Some(min), Some(max)) => format!(
+            "{}; the hub speaks versions {min} to {max} of the protocol, this executor version {}",
+            problem.title,
+            version::VERSION
+        ),
+        _ => problem.title.clone(),
+    }
+}
+
+fn in_one_line(text: &str) -> String {
     let text = text
         .chars()
         .map(|c| if c.is_control() { ' ' } else { c })
         .take(DETAIL_CHARS);
-    format!(": {}", text.collect::<String>().trim())
+    text.collect::<String>().trim().to_owned()
 }
 
 #[cfg(test)]
@@ -330,7 +406,7 @@ mod tests {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         server.set_nonblocking(true).unwrap();
         let url = format!("http://{}/", server.local_addr().unwrap());
-        let client = Client::new(TokenSource::disabled(), Pace::default()).unwrap();
+        let client = Client::new(TokenSource::disabled(), Pace::USUAL).unwrap();
         let call = Call::new(Method::GET, Url::parse(&url).unwrap(), JSON);
         let deadline = Deadline::after(Duration::ZERO);
         let told = client.tell(&call, &deadline).await;

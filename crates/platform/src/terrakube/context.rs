@@ -120,6 +120,12 @@ impl Terrakube {
     }
 
     fn context_url(&self, step: &StepRef) -> Url {
-        extended(&self.config().public_url, &["context", "v1", &step.job_id])
+        let config = self.config();
+        let base = if config.is_relayed() {
+            &config.api_url
+        } else {
+            &config.public_url
+        };
+        extended(base, &["context", "v1", &step.job_id])
     }
 }

@@ -204,7 +204,7 @@ pub(super) struct StepChange<'c> {
 }
 
 /// The beginning of a text that fits a column.
-pub(super) fn fitting(text: &str, width: usize) -> &str {
+pub(crate) fn fitting(text: &str, width: usize) -> &str {
     text.char_indices()
         .nth(width)
         .map_or(text, |(end, _)| &text[..end])

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use job_contract::{Exit, env};
+use pool_protocol::problem::Code;
 use reqwest::StatusCode;
 
 /// A call that did not succeed. Calls are named by method and address, never with a token or their content.
@@ -43,6 +44,32 @@ pub enum TerrakubeError {
         status: StatusCode,
         /// What the answer says about it, after a colon; may be empty.
         detail: String,
+        /// When to come back, where the answer says so.
+        retry_after: Option<Duration>,
+    },
+    /// The hub that has given the lease on the step does not do it.
+    #[error("the hub refused `{call}` with {status}: {detail}")]
+    Hub {
+        /// Method and address.
+        call: String,
+        /// The answer's status.
+        status: StatusCode,
+        /// By which programs tell refusals apart.
+        code: Code,
+        /// What the hub says about it.
+        detail: String,
+        /// When to come back, where the answer says so.
+        retry_after: Option<Duration>,
+    },
+    /// An answer of something between: neither the hub's nor the platform's.
+    #[error(
+        "`{call}` was answered {status}, and not by the hub: something between answers in its place"
+    )]
+    Foreign {
+        /// Method and address.
+        call: String,
+        /// The answer's status.
+        status: StatusCode,
         /// When to come back, where the answer says so.
         retry_after: Option<Duration>,
     },
@@ -87,11 +114,48 @@ pub enum TerrakubeError {
 }
 
 impl TerrakubeError {
+    pub(super) const fn foreign(
+        call: String,
+        status: StatusCode,
+        retry_after: Option<Duration>,
+    ) -> Self {
+        Self::Foreign {
+            call,
+            status,
+            retry_after,
+        }
+    }
+
+    /// Why the lease is not this executor's any more, if it is not.
+    pub(crate) fn lost_lease(&self) -> Option<String> {
+        match self {
+            Self::Hub {
+                status: StatusCode::CONFLICT,
+                detail,
+                ..
+            } if !self.is_unaccepted() => Some(detail.clone()),
+            _ => None,
+        }
+    }
+
+    /// Whether the hub does not know that the task was accepted, as one that was restored may not.
+    pub(crate) const fn is_unaccepted(&self) -> bool {
+        matches!(
+            self,
+            Self::Hub {
+                code: Code::LeaseNotAccepted,
+                ..
+            }
+        )
+    }
+
     /// Whether trying again may help.
     pub(super) fn is_transient(&self) -> bool {
         match self {
-            Self::Transfer { .. } => true,
-            Self::Status { status, .. } => {
+            Self::Transfer { .. } | Self::Foreign { .. } => true,
+            // The next heartbeat says so.
+            _ if self.is_unaccepted() => true,
+            Self::Status { status, .. } | Self::Hub { status, .. } => {
                 status.is_server_error()
                     || matches!(
                         *status,
@@ -132,9 +196,11 @@ impl TerrakubeError {
     }
 
     /// When the platform asks us to come back.
-    pub(super) const fn retry_after(&self) -> Option<Duration> {
+    pub(crate) const fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Status { retry_after, .. } => *retry_after,
+            Self::Status { retry_after, .. }
+            | Self::Hub { retry_after, .. }
+            | Self::Foreign { retry_after, .. } => *retry_after,
             _ => None,
         }
     }
@@ -142,12 +208,22 @@ impl TerrakubeError {
     /// The exit code when this keeps a step from being started.
     pub const fn exit(&self) -> Exit {
         match self {
-            Self::Refused { .. } => Exit::BadConfiguration,
+            Self::Refused { .. }
+            | Self::Hub {
+                status: StatusCode::UPGRADE_REQUIRED,
+                ..
+            } => Exit::BadConfiguration,
+            Self::Hub {
+                status: StatusCode::CONFLICT,
+                ..
+            } => Exit::Claimed,
             // The job of the step was deleted, and another attempt does not bring it back.
             Self::Gone { .. } => Exit::StepFailed,
             Self::Client(_)
             | Self::Transfer { .. }
             | Self::Status { .. }
+            | Self::Hub { .. }
+            | Self::Foreign { .. }
             | Self::TooLarge { .. }
             | Self::Malformed { .. }
             | Self::NoSteps { .. }
@@ -159,12 +235,19 @@ impl TerrakubeError {
 
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
-        let (api, secret) = (env::API_URL, env::INTERNAL_SECRET);
+        let (api, secret, lease) = (env::API_URL, env::INTERNAL_SECRET, env::LEASE_URL);
         Some(match self {
             Self::Client(_) => "check the proxy variables".to_owned(),
             Self::Transfer { .. } | Self::OutOfTime { .. } => format!(
-                "check that the address in `{api}` is reachable from here, and the proxy variables and network policy"
+                "check that the address in `{api}` or `{lease}` is reachable from here, and the proxy variables and network policy"
             ),
+            Self::Foreign { .. } => format!(
+                "check that the address in `{lease}` is the hub's, and which proxy or gateway is before it"
+            ),
+            Self::Hub {
+                status: StatusCode::UPGRADE_REQUIRED,
+                ..
+            } => "use an executor and a hub that speak a common version: those of one release do".to_owned(),
             Self::Refused { .. } => format!(
                 "check that `{secret}` is the platform's secret, and that the clocks of both machines agree"
             ),
@@ -183,7 +266,7 @@ impl TerrakubeError {
                  that answers, no note is needed"
                     .to_owned()
             }
-            Self::Status { .. } | Self::TooLarge { .. } => return None,
+            Self::Status { .. } | Self::Hub { .. } | Self::TooLarge { .. } => return None,
         })
     }
 }

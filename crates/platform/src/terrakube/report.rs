@@ -9,7 +9,7 @@ use std::time::Duration;
 use job_contract::StepType;
 use job_contract::settlement::Settlement;
 use job_contract::status::{JobStatus, StepStatus};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::document::{
     JOB_COMMIT_WIDTH, JOB_OUTPUT_WIDTH, JOB_PLAN_WIDTH, JobChange, JobDocument, STEP_NAME_WIDTH,
@@ -17,6 +17,7 @@ use super::document::{
 };
 use super::step_view::has_ended;
 use super::{Terrakube, TerrakubeError};
+use crate::lease::Lease;
 use crate::{Outcome, PlanReference, Start, StepRef};
 use runtime::Deadline;
 
@@ -58,9 +59,27 @@ impl Terrakube {
         Ok(Start::Told)
     }
 
-    /// Reports how the step ended: the step before the job, because any change of the job makes the platform look for
-    /// the next step that is still pending.
+    /// Reports how the step ended, unless a hub has given the run up and speaks for it.
     pub async fn report_outcome(
+        &self,
+        step: &StepRef,
+        outcome: &Outcome,
+        deadline: &Deadline,
+    ) -> Result<(), TerrakubeError> {
+        let is_lost = self.0.lease.as_ref().is_some_and(Lease::is_lost);
+        if !is_lost {
+            match self.change_statuses(step, outcome, deadline).await {
+                Err(error) if error.lost_lease().is_some() => {}
+                told => return told,
+            }
+        }
+        warn!("the hub has given the run up: its statuses are left alone");
+        Ok(())
+    }
+
+    /// The step before the job, because any change of the job makes the platform look for the next step that is still
+    /// pending.
+    async fn change_statuses(
         &self,
         step: &StepRef,
         outcome: &Outcome,

@@ -96,10 +96,21 @@ impl Terrakube {
         Ok(true)
     }
 
-    /// Returns once the job was cancelled, or failed by another client: nothing else tells an executor
+    /// Returns once the job was cancelled, or failed by another client, or once a hub says so of the step.
+    pub async fn cancelled(&self, step: &StepRef) -> JobStatus {
+        match &self.0.lease {
+            Some(lease) => tokio::select! {
+                status = self.cancelled_by_platform(step) => status,
+                status = lease.stopped() => status,
+            },
+            None => self.cancelled_by_platform(step).await,
+        }
+    }
+
+    /// Returns once the job was cancelled, or failed by another client: nothing else of the platform tells an executor
     /// (contract 11.4). A platform that does not answer has cancelled nothing. One that has not known the job for
     /// [`GONE_READS`] times has removed it, which ends it as well.
-    pub async fn cancelled(&self, step: &StepRef) -> JobStatus {
+    async fn cancelled_by_platform(&self, step: &StepRef) -> JobStatus {
         let mut gone = 0;
         // Pauses of once to twice the time, so that many executors do not ask at the same moment.
         let pauses = ConstantBuilder::default()

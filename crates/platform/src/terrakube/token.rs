@@ -1,13 +1,17 @@
-//! The bearer tokens Mayfly shows to the platform (contract 5.2): signed with the shared secret, minutes long. Knows
-//! neither requests nor who asks for a token.
+//! The bearer tokens Mayfly shows to the platform (contract 5.2): signed with the shared secret, minutes long. Behind a
+//! hub's relay there is the token of the lease instead, which is for requests alone.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use job_contract::secret::{self, SecretError};
 use jsonwebtoken::{EncodingKey, Header, encode};
-use secrecy::SecretString;
+use pool_protocol::version;
+use reqwest::RequestBuilder;
+use secrecy::{ExposeSecret as _, SecretString};
 use serde::Serialize;
+
+use crate::lease::JobToken;
 
 /// Issuer by which the platform tells these tokens from those of people.
 const ISSUER: &str = "TerrakubeInternal";
@@ -22,16 +26,24 @@ pub const SCRIPT: Duration = Duration::from_mins(5);
 /// downloads anything large.
 pub const INIT: Duration = Duration::from_mins(10);
 
-/// Mints tokens, or none where the platform asks for none. Clones share the key.
+/// What requests show to the platform, or to the hub before it. Clones share the key or the token.
 #[derive(Clone)]
-pub struct TokenSource(Option<EncodingKey>);
+pub struct TokenSource(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    Disabled,
+    Signing(EncodingKey),
+    Lease(JobToken),
+}
 
 /// The key is a secret of the whole platform.
 impl fmt::Debug for TokenSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            Some(_) => "TokenSource(signing)",
-            None => "TokenSource(disabled)",
+            Kind::Disabled => "TokenSource(disabled)",
+            Kind::Signing(_) => "TokenSource(signing)",
+            Kind::Lease(_) => "TokenSource(lease)",
         })
     }
 }
@@ -54,16 +66,38 @@ struct Claims<'c> {
 impl TokenSource {
     /// For a platform without security: requests carry no token.
     pub const fn disabled() -> Self {
-        Self(None)
+        Self(Kind::Disabled)
+    }
+
+    /// For a hub: requests carry the token of a lease, and the version of the protocol.
+    pub const fn of_lease(token: JobToken) -> Self {
+        Self(Kind::Lease(token))
+    }
+
+    /// Whether requests go to a hub.
+    pub(crate) const fn is_of_lease(&self) -> bool {
+        matches!(self.0, Kind::Lease(_))
+    }
+
+    /// Adds to a request what proves whose it is. A token that is minted for it is valid that long.
+    pub fn authorize(&self, request: RequestBuilder, lifetime: Duration) -> RequestBuilder {
+        match (&self.0, self.mint(lifetime)) {
+            (Kind::Lease(token), _) => request
+                .header(version::HEADER, version::VERSION)
+                .bearer_auth(token.current().expose_secret()),
+            (_, Some(token)) => request.bearer_auth(token.expose_secret()),
+            (_, None) => request,
+        }
     }
 
     /// Signs with the platform's secret, written as [`secret::decode`] reads it.
     pub fn parse(text: &str) -> Result<Self, SecretError> {
         let key = secret::decode(text)?;
-        Ok(Self(Some(EncodingKey::from_secret(&key))))
+        Ok(Self(Kind::Signing(EncodingKey::from_secret(&key))))
     }
 
-    /// A token that is valid from now on; `None` where none is asked for.
+    /// A token that is valid from now on; `None` where none is asked for. Nor is there one behind a hub: the token of a
+    /// lease stays in this process.
     pub fn mint(&self, lifetime: Duration) -> Option<SecretString> {
         self.mint_at(SystemTime::now(), lifetime, None)
     }
@@ -83,7 +117,9 @@ impl TokenSource {
         lifetime: Duration,
         workspace_id: Option<&str>,
     ) -> Option<SecretString> {
-        let key = self.0.as_ref()?;
+        let Kind::Signing(key) = &self.0 else {
+            return None;
+        };
         let iat = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let claims = Claims {
             iss: ISSUER,
@@ -108,7 +144,6 @@ mod tests {
     use base64::Engine as _;
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
     use rstest::rstest;
-    use secrecy::ExposeSecret as _;
     use serde_json::Value;
 
     const SECRET: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
@@ -157,8 +192,33 @@ mod tests {
     }
 
     #[test]
-    fn the_key_is_not_shown() {
+    fn the_token_of_a_lease_is_for_requests_alone() {
+        // Each client does this. An earlier provider stays.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let token = JobToken::new("mfr_planted".to_owned().into());
+        let source = TokenSource::of_lease(token.clone());
+        assert!(source.mint(CALL).is_none());
+        assert!(source.mint_for_workspace(INIT, "7c0f2b44").is_none());
+        let authorization = || {
+            let request = reqwest::Client::new().get("http://hub.example.test");
+            let request = source.authorize(request, CALL).build().unwrap();
+            assert_eq!(request.headers()[version::HEADER], "1");
+            request.headers()["authorization"]
+                .to_str()
+                .unwrap()
+                .to_owned()
+        };
+        assert_eq!(authorization(), "Bearer mfr_planted");
+        token.replace("mfr_next");
+        assert_eq!(authorization(), "Bearer mfr_next");
+    }
+
+    #[test]
+    fn no_key_and_no_token_is_shown() {
         let shown = format!("{:?}", TokenSource::parse(SECRET).unwrap());
         assert_eq!(shown, "TokenSource(signing)");
+        let token = JobToken::new("mfr_planted".to_owned().into());
+        let shown = format!("{token:?} {:?}", TokenSource::of_lease(token.clone()));
+        assert!(!shown.contains("planted"), "{shown}");
     }
 }

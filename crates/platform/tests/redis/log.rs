@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use platform::java;
+use platform::lease::JobToken;
 use platform::redis::{Redis, RedisArgs};
-use platform::sinks::{ApiLog, ApiSink, Bearer, JobStream, RedisLog, RedisSink};
+use platform::sinks::{ApiLog, ApiSink, JobStream, RedisLog, RedisSink};
+use platform::terrakube::TokenSource;
 use run_log::{LimitedSink, LogConfig, LogWriter, Redactor, RunLog, Sink};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -306,7 +308,7 @@ fn api_sink(server: &Server) -> Box<dyn Sink> {
         base: format!("{}/base/", server.url()).parse().unwrap(),
         job_id: 412,
         step_id: STEP.to_owned(),
-        bearer: Bearer::new(|| Some("minted".to_owned().into())),
+        tokens: TokenSource::of_lease(JobToken::new("minted".to_owned().into())),
     }))
 }
 

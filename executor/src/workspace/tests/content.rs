@@ -10,6 +10,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use job_contract::JobData;
 use job_contract::job::REMOTE_CONTENT;
+use reqwest::RequestBuilder;
 use rstest::rstest;
 use test_peers::http::{Response, Server};
 use test_peers::port::Port;
@@ -44,7 +45,8 @@ fn with_token(server: &Server) -> Bench {
     let mut bench = Bench::new();
     bench.config.content_token = Some(ContentToken {
         origins: vec![Url::parse(&server.url()).unwrap().origin()],
-        mint: Arc::new(|| Some(TOKEN.into())),
+        relay: None,
+        authorize: Arc::new(|request| request.bearer_auth(TOKEN)),
     });
     bench
 }
@@ -55,11 +57,9 @@ async fn every_attempt_brings_a_token_of_its_own() {
     let server = Server::start(|_| Response::new(503, "")).unwrap();
     let mut bench = with_token(&server);
     let minted = AtomicUsize::new(0);
-    let mint = move || {
-        let number = minted.fetch_add(1, Ordering::Relaxed);
-        Some(number.to_string().into())
-    };
-    bench.config.content_token.as_mut().unwrap().mint = Arc::new(mint);
+    let authorize =
+        move |request: RequestBuilder| request.bearer_auth(minted.fetch_add(1, Ordering::Relaxed));
+    bench.config.content_token.as_mut().unwrap().authorize = Arc::new(authorize);
     let source = format!("{}/content.tar.gz", server.url());
     bench.prepare(&content_job(&source)).await.unwrap_err();
     let brought = ["Bearer 0", "Bearer 1", "Bearer 2"].map(|token| Some(token.to_owned()));
@@ -95,6 +95,29 @@ async fn a_local_tarball_is_unpacked_and_has_no_commit() {
 }
 
 #[tokio::test]
+async fn a_hub_relays_what_the_platform_has_under_its_own_address() {
+    let hub = Server::start(|_| Response::new(200, tarball())).unwrap();
+    let mut bench = with_token(&hub);
+    let public = Url::parse("https://terrakube.example.test/api/").unwrap();
+    let token = bench.config.content_token.as_mut().unwrap();
+    token.origins = vec![public.origin()];
+    token.relay = Some(Relay {
+        public,
+        base: Url::parse(&format!("{}/leases/1/platform", hub.url())).unwrap(),
+    });
+    let source = "https://terrakube.example.test/api/remote/v2/x/content.tar.gz?a=b";
+    bench.prepare(&content_job(source)).await.unwrap();
+    let requests = hub.requests();
+    assert_eq!(requests.len(), 1);
+    assert_eq!(
+        requests[0].path,
+        "/leases/1/platform/remote/v2/x/content.tar.gz"
+    );
+    assert_eq!(requests[0].query, "a=b");
+    assert_eq!(tokens(&hub), [Some(format!("Bearer {TOKEN}"))]);
+}
+
+#[tokio::test]
 async fn the_token_goes_to_the_platform_and_to_nobody_it_redirects_to() {
     let elsewhere = Server::start(|_| Response::new(200, tarball())).unwrap();
     let target = format!("{}/blob?sig=1", elsewhere.url());
@@ -124,7 +147,8 @@ async fn another_host_gets_no_token() {
 fn scheme_host_and_port_decide_who_sees_the_token() {
     let token = ContentToken {
         origins: vec![Url::parse("https://api.example.test").unwrap().origin()],
-        mint: Arc::new(|| Some(TOKEN.into())),
+        relay: None,
+        authorize: Arc::new(|request| request.bearer_auth(TOKEN)),
     };
     for (url, shown) in [
         ("https://api.example.test/remote/c.tar.gz", true),

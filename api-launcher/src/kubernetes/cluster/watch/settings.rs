@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use super::history::HistoryLimits;
+use crate::kubernetes::cluster::labels;
 use crate::kubernetes::verdict::Timeouts;
 
 /// How the watcher behaves.
 #[derive(Clone, Debug)]
 pub struct WatchSettings {
+    /// Which Jobs and pods are watched.
+    pub selector: String,
     pub timeouts: Timeouts,
     pub history: HistoryLimits,
     /// A suspended Job whose job data is still missing after this time is removed: its submitter is dead.
@@ -19,6 +22,7 @@ pub struct WatchSettings {
 impl Default for WatchSettings {
     fn default() -> Self {
         Self {
+            selector: labels::of_launcher(),
             timeouts: Timeouts::default(),
             history: HistoryLimits::default(),
             incomplete_after: Duration::from_mins(1),

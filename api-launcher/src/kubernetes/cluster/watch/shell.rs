@@ -13,7 +13,7 @@ use super::message::{Diagnostic, Effect, Input, JobRef, Now, ObserverCall, Reque
 use super::observer::RunObserver;
 use super::settings::WatchSettings;
 use super::state::WatchState;
-use crate::kubernetes::cluster::{Cluster, labels, report_seal};
+use crate::kubernetes::cluster::{Cluster, report_seal};
 
 /// Changes are gathered for this long before the release queue is reviewed.
 const GATHER: Duration = Duration::from_millis(20);
@@ -31,6 +31,7 @@ pub(super) async fn watch(
     settings: WatchSettings,
     observer: Arc<dyn RunObserver>,
 ) {
+    let selector = settings.selector.clone();
     let mut state = WatchState::new(settings, cluster.max_in_flight);
     let (responses, mut inbox) = mpsc::unbounded_channel();
     let shell = Shell {
@@ -40,8 +41,8 @@ pub(super) async fn watch(
         requests: Arc::new(Semaphore::new(AT_ONCE)),
         reports: Arc::new(Semaphore::new(AT_ONCE)),
     };
-    let mut jobs = std::pin::pin!(job_events(cluster).fuse());
-    let mut pods = std::pin::pin!(pod_events(cluster).fuse());
+    let mut jobs = std::pin::pin!(job_events(cluster, &selector).fuse());
+    let mut pods = std::pin::pin!(pod_events(cluster, &selector).fuse());
     let mut resync = tokio::time::interval(RESYNC);
     resync.tick().await;
     let mut review_at: Option<tokio::time::Instant> = None;
@@ -87,15 +88,13 @@ async fn sleep_until_if(at: Option<tokio::time::Instant>) {
 }
 
 /// Lists are consistent ones: for any older state, an API server may send all objects in one page.
-fn watch_config() -> watcher::Config {
-    watcher::Config::default()
-        .labels(labels::SELECTOR)
-        .page_size(PAGE)
+fn watch_config(selector: &str) -> watcher::Config {
+    watcher::Config::default().labels(selector).page_size(PAGE)
 }
 
 /// The watch of Jobs. It retries its own errors, with growing pauses.
-fn job_events(cluster: &Cluster) -> impl Stream<Item = Input> + Send + use<> {
-    watcher(cluster.jobs(), watch_config())
+fn job_events(cluster: &Cluster, selector: &str) -> impl Stream<Item = Input> + Send + use<> {
+    watcher(cluster.jobs(), watch_config(selector))
         .modify(|job| {
             job.metadata.managed_fields = None;
             if let Some(spec) = &mut job.spec {
@@ -110,9 +109,9 @@ fn job_events(cluster: &Cluster) -> impl Stream<Item = Input> + Send + use<> {
 }
 
 /// The watch of pods. It retries its own errors too. That pods may not be watched at all is an input.
-fn pod_events(cluster: &Cluster) -> impl Stream<Item = Input> + Send + use<> {
+fn pod_events(cluster: &Cluster, selector: &str) -> impl Stream<Item = Input> + Send + use<> {
     let key = cluster.report_key.clone();
-    watcher(cluster.pods(), watch_config())
+    watcher(cluster.pods(), watch_config(selector))
         .modify(move |pod| {
             pod.metadata.managed_fields = None;
             report_seal::mark_unproven(pod, key.as_ref());

@@ -65,7 +65,7 @@ impl Observer {
             }
             None => {
                 reporter
-                    .report_failure(&step, &verdict_text(verdict), log.as_deref())
+                    .report_failure(&step, &verdict.text(), log.as_deref())
                     .await?;
             }
         }
@@ -165,21 +165,4 @@ impl Observer {
         verdict.kind != VerdictKind::NodeLost
             && ended.is_some_and(|ended| ended.elapsed() < reporter.log_patience())
     }
-}
-
-/// The verdict as people read it in the log of the run.
-fn verdict_text(verdict: &Verdict) -> String {
-    let evidence = verdict
-        .evidence
-        .iter()
-        .map(|evidence| format!("  {}: {}", evidence.source, evidence.text));
-    let advice = verdict
-        .advice
-        .iter()
-        .map(|advice| format!("What to do: {advice}"));
-    let lines: Vec<String> = std::iter::once(verdict.sentence.clone())
-        .chain(evidence)
-        .chain(advice)
-        .collect();
-    lines.join("\n")
 }

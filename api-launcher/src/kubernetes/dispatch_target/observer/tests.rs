@@ -31,6 +31,7 @@ fn run() -> RunKey {
         organization_id: "org".into(),
         workspace_id: "ws".into(),
         step_type: "terraformPlan".into(),
+        lease: None,
     }
 }
 

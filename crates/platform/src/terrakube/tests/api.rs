@@ -99,6 +99,7 @@ impl Api {
             dispatch_wait: Duration::from_millis(50),
             status_poll: Duration::from_millis(5),
             report_patience: Duration::from_secs(5),
+            lease: None,
         }
     }
 

@@ -15,7 +15,7 @@ use tokio::process::Child;
 use super::report_verifier::ReportVerifier;
 use super::run_folder::RunFolder;
 use crate::data::{DataError, attempt_lock};
-use crate::local::environment::{self, Setup};
+use crate::local::environment::{self, Platform, Setup};
 use crate::local::executor::{ExecutorError, Program, Streams, tree};
 
 /// How often a former launcher's executor is looked at.
@@ -23,7 +23,7 @@ const WATCH: Duration = Duration::from_millis(250);
 
 /// Why an executor could not be started or found.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum StartError {
+pub(crate) enum StartError {
     #[error("could not prepare the run's folder")]
     Folder(#[source] io::Error),
     #[error(transparent)]
@@ -36,14 +36,14 @@ pub(super) enum StartError {
 
 /// A running executor: a child of this process, or one that a former launcher started.
 #[derive(Debug)]
-pub(super) struct DetachedExecutor {
+pub(crate) struct DetachedExecutor {
     folder: RunFolder,
     child: Option<Child>,
 }
 
 impl DetachedExecutor {
     /// Returns the executor that a former launcher left running here.
-    pub(super) fn find(folder: &RunFolder) -> Option<Self> {
+    pub(crate) fn find(folder: &RunFolder) -> Option<Self> {
         (folder.lock().exists() && folder.is_locked()).then(|| Self {
             folder: folder.clone(),
             child: None,
@@ -51,11 +51,11 @@ impl DetachedExecutor {
     }
 
     /// Starts an executor for the job.
-    pub(super) fn start(
+    pub(crate) fn start(
         folder: &RunFolder,
         program: &Program,
         data_dir: &Path,
-        uses_api: bool,
+        platform: Platform<'_>,
         report_key: String,
         job: &Document,
     ) -> Result<Self, StartError> {
@@ -68,7 +68,7 @@ impl DetachedExecutor {
             report: &folder.report(),
             job_file: folder.job_data(),
             color: false,
-            remote: uses_api,
+            platform,
             report_key: Some(report_key),
         };
         let environment = environment::build(&setup, job, |name| std::env::var_os(name))
@@ -92,7 +92,7 @@ impl DetachedExecutor {
     }
 
     /// Waits for the end of the executor. Only a child has an exit status. The future may be dropped and called again.
-    pub(super) async fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
+    pub(crate) async fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
         if let Some(child) = &mut self.child {
             return child.wait().await.map(Some);
         }
@@ -102,15 +102,20 @@ impl DetachedExecutor {
         Ok(None)
     }
 
+    /// Returns the process id, while it runs.
+    pub(crate) fn id(&self) -> Option<i32> {
+        self.pid().map(Pid::as_raw)
+    }
+
     /// Asks it to stop gracefully.
-    pub(super) fn terminate(&self) {
+    pub(crate) fn terminate(&self) {
         if let Some(pid) = self.pid() {
             let _ = kill(pid, Signal::SIGTERM);
         }
     }
 
     /// Kills it with all that it started.
-    pub(super) fn kill(&self) {
+    pub(crate) fn kill(&self) {
         if let Some(pid) = self.pid() {
             let _ = tree::kill(pid);
         }
@@ -133,7 +138,7 @@ impl DetachedExecutor {
 
 /// Kills what an ended executor left running, unless its report says that it reached its end: then it left only what was
 /// meant to stay.
-pub(super) async fn kill_leftovers(
+pub(crate) async fn kill_leftovers(
     folder: &RunFolder,
     verifier: &ReportVerifier,
     status: Option<ExitStatus>,
@@ -190,8 +195,15 @@ mod tests {
         let job = Document::written(&job_contract::JobData::default());
         let verifier = ReportVerifier::new(None);
         let secret = verifier.secret_of(&folder);
-        let mut executor =
-            DetachedExecutor::start(&folder, &program, temp.path(), false, secret, &job).unwrap();
+        let mut executor = DetachedExecutor::start(
+            &folder,
+            &program,
+            temp.path(),
+            Platform::Machine,
+            secret,
+            &job,
+        )
+        .unwrap();
         let tool = noted(&tool).await;
         executor.terminate();
         assert!(is_at_work(tool));

@@ -6,61 +6,61 @@ use crate::data::attempt_lock;
 
 /// The folder of one run in progress.
 #[derive(Clone, Debug)]
-pub(super) struct RunFolder {
+pub(crate) struct RunFolder {
     path: PathBuf,
 }
 
 impl RunFolder {
-    pub(super) const fn new(path: PathBuf) -> Self {
+    pub(crate) const fn new(path: PathBuf) -> Self {
         Self { path }
     }
 
-    pub(super) fn exists(&self) -> bool {
+    pub(crate) fn exists(&self) -> bool {
         self.path.exists()
     }
 
     /// What the executor printed.
-    pub(super) fn log(&self) -> PathBuf {
+    pub(crate) fn log(&self) -> PathBuf {
         self.path.join("log")
     }
 
     /// The diagnostics of the executor.
-    pub(super) fn diagnostics(&self) -> PathBuf {
+    pub(crate) fn diagnostics(&self) -> PathBuf {
         self.path.join("diagnostics")
     }
 
     /// The final report of the executor.
-    pub(super) fn report(&self) -> PathBuf {
+    pub(crate) fn report(&self) -> PathBuf {
         self.path.join("report")
     }
 
     /// Job data that are too large for the environment.
-    pub(super) fn job_data(&self) -> PathBuf {
+    pub(crate) fn job_data(&self) -> PathBuf {
         self.path.join("job")
     }
 
     /// The standard input of the executor, locked while it runs.
-    pub(super) fn lock(&self) -> PathBuf {
+    pub(crate) fn lock(&self) -> PathBuf {
         self.path.join("lock")
     }
 
     /// The process id of the executor.
-    pub(super) fn pid(&self) -> PathBuf {
+    pub(crate) fn pid(&self) -> PathBuf {
         self.path.join("pid")
     }
 
     /// The working folder of the executor.
-    pub(super) fn work(&self) -> PathBuf {
+    pub(crate) fn work(&self) -> PathBuf {
         self.path.join("work")
     }
 
     /// The name of the run in its report. Every process of the run has it in its environment.
-    pub(super) fn run_name(&self) -> String {
+    pub(crate) fn run_name(&self) -> String {
         self.work().to_string_lossy().into_owned()
     }
 
     /// Returns whether an executor runs here.
-    pub(super) fn is_locked(&self) -> bool {
+    pub(crate) fn is_locked(&self) -> bool {
         matches!(attempt_lock(&self.lock()), Ok(None))
     }
 }

@@ -14,14 +14,14 @@ use super::run_folder::RunFolder;
 
 /// Derives the key of each run on this machine, and verifies reports with it.
 #[derive(Debug)]
-pub(super) struct ReportVerifier {
+pub(crate) struct ReportVerifier {
     root: ReportKey,
 }
 
 impl ReportVerifier {
     /// Creates a verifier from the key of the environment, which a later launcher shares. Without such a key, a later
     /// launcher cannot verify the reports of executors that outlive this one.
-    pub(super) fn new(key: Option<ReportKey>) -> Self {
+    pub(crate) fn new(key: Option<ReportKey>) -> Self {
         let root = key.unwrap_or_else(|| {
             let random = [Uuid::new_v4(), Uuid::new_v4()].map(Uuid::into_bytes);
             ReportKey::parse(&STANDARD.encode(random.concat()))
@@ -31,12 +31,12 @@ impl ReportVerifier {
     }
 
     /// Returns the key of the run, as its executor is given it.
-    pub(super) fn secret_of(&self, folder: &RunFolder) -> String {
+    pub(crate) fn secret_of(&self, folder: &RunFolder) -> String {
         self.root.secret_of_run(&folder.run_name())
     }
 
     /// Returns the verified report of the executor of this folder. `status` is `None` if a former launcher started it.
-    pub(super) fn read_report(
+    pub(crate) fn read_report(
         &self,
         folder: &RunFolder,
         status: Option<ExitStatus>,

@@ -1,0 +1,252 @@
+//! Speaks to the hub. Each function makes one attempt. What follows a failure is decided in [`answer`].
+
+pub(crate) mod answer;
+pub(crate) mod token;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use job_contract::chain;
+use pool_protocol::IDEMPOTENCY_KEY;
+use pool_protocol::id::InstanceId;
+use pool_protocol::instance::{InstanceHeartbeat, InstanceOrders, Registered, Registration};
+use pool_protocol::path::{self, LeaseCall};
+use pool_protocol::task::{LeasedTask, TaskRequest};
+use pool_protocol::version;
+use reqwest::redirect::Policy;
+use reqwest::{Method, header};
+use secrecy::{ExposeSecret as _, SecretString};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use url::Url;
+use uuid::Uuid;
+
+use self::answer::{Answer, Failure};
+use self::token::PoolTokenSource;
+use super::lease::LeaseRef;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an answer may take beside what the hub was asked to wait.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// More than a task with the largest job document has.
+const MAX_ANSWER_BYTES: usize = 32 * 1024 * 1024;
+
+/// A client of one hub. Clones share the connection.
+#[derive(Clone, Debug)]
+pub(crate) struct HubClient {
+    http: reqwest::Client,
+    base: String,
+    token: PoolTokenSource,
+    contact: Arc<Mutex<Contact>>,
+}
+
+/// When the hub was reached, and what it does not accept.
+#[derive(Debug)]
+struct Contact {
+    last: Instant,
+    problem: Option<String>,
+}
+
+/// What a call is about.
+struct Call<'a> {
+    method: Method,
+    path: &'a str,
+    /// Of a lease. Without one, that of the pool is used.
+    token: Option<&'a SecretString>,
+    key: Option<Uuid>,
+    timeout: Duration,
+}
+
+impl HubClient {
+    /// A client of the hub at this address.
+    pub(crate) fn new(base: &Url, token: PoolTokenSource) -> Result<Self, reqwest::Error> {
+        let http = reqwest::Client::builder()
+            // A token is for the address it was meant for.
+            .redirect(Policy::none())
+            .connect_timeout(CONNECT_TIMEOUT)
+            .user_agent(concat!("mayfly-agent/", env!("CARGO_PKG_VERSION")))
+            .build()?;
+        Ok(Self {
+            http,
+            base: base.as_str().trim_end_matches('/').to_owned(),
+            token,
+            contact: Arc::new(Mutex::new(Contact {
+                last: Instant::now(),
+                problem: None,
+            })),
+        })
+    }
+
+    /// Registers this process.
+    pub(crate) async fn register(
+        &self,
+        key: Uuid,
+        registration: &Registration,
+    ) -> Result<Registered, Failure> {
+        let call = Call::post(path::REGISTER).with_key(key);
+        self.ask(call, registration).await
+    }
+
+    /// Says that this process lives.
+    pub(crate) async fn heartbeat(
+        &self,
+        instance: InstanceId,
+        heartbeat: &InstanceHeartbeat,
+    ) -> Result<InstanceOrders, Failure> {
+        let path = path::instance_heartbeat(instance);
+        self.ask(Call::post(&path), heartbeat).await
+    }
+
+    /// Waits for a task. What the agent holds differs from request to request, so that none is a repetition.
+    pub(crate) async fn request_task(
+        &self,
+        request: &TaskRequest,
+    ) -> Result<Option<LeasedTask>, Failure> {
+        let mut call = Call::post(path::REQUEST_TASK).with_key(Uuid::new_v4());
+        call.timeout += Duration::from_secs(request.wait_seconds.into());
+        self.tell(call, request).await
+    }
+
+    /// Says something about a lease. An agent that has found the lease has no token of it, and uses that of the pool.
+    pub(crate) async fn lease<T: DeserializeOwned>(
+        &self,
+        lease: &LeaseRef,
+        token: Option<&SecretString>,
+        call: LeaseCall,
+        key: Uuid,
+        body: &impl Serialize,
+    ) -> Result<T, Failure> {
+        let path = path::lease(lease.task, lease.lease, call);
+        let mut call = Call::post(&path).with_key(key);
+        call.token = token;
+        self.ask(call, body).await
+    }
+
+    /// Removes this process from the list of agents.
+    pub(crate) async fn remove(&self, instance: InstanceId) -> Result<(), Failure> {
+        let path = path::instance(instance);
+        let call = Call {
+            method: Method::DELETE,
+            ..Call::post(&path)
+        };
+        let answer = self.send(call, None).await?;
+        self.note(answer.read::<serde::de::IgnoredAny>(), true)
+            .map(drop)
+    }
+
+    /// The address of a lease, which its executor is given.
+    pub(crate) fn lease_url(&self, lease: &LeaseRef) -> String {
+        let relay = path::relay(lease.task, lease.lease);
+        let path = relay.rsplit_once('/').map_or("", |(lease, _)| lease);
+        format!("{}{path}", self.base)
+    }
+
+    /// For how long the hub was not reached, and what it does not accept at the moment.
+    pub(crate) fn silence(&self) -> (Duration, Option<String>) {
+        let contact = self.contact.lock().unwrap_or_else(PoisonError::into_inner);
+        (contact.last.elapsed(), contact.problem.clone())
+    }
+
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        call: Call<'_>,
+        body: &impl Serialize,
+    ) -> Result<T, Failure> {
+        let answer = self.tell(call, body).await?;
+        answer.ok_or_else(|| Failure::Unreachable("the answer has no body".to_owned()))
+    }
+
+    async fn tell<T: DeserializeOwned>(
+        &self,
+        call: Call<'_>,
+        body: &impl Serialize,
+    ) -> Result<Option<T>, Failure> {
+        let of_pool = call.token.is_none();
+        let body = serde_json::to_vec(body).expect("the bodies of the protocol are plain JSON");
+        let answer = self.send(call, Some(body)).await?;
+        self.note(answer.read(), of_pool)
+    }
+
+    async fn send(&self, call: Call<'_>, body: Option<Vec<u8>>) -> Result<Answer, Failure> {
+        let own = match call.token {
+            Some(_) => None,
+            None => Some(self.token.read().map_err(|error| {
+                let failure = Failure::Unauthorized(error.to_string());
+                self.note::<()>(Err(failure.clone()), true)
+                    .err()
+                    .unwrap_or(failure)
+            })?),
+        };
+        let token = call.token.or(own.as_ref());
+        let mut request = self
+            .http
+            .request(call.method, format!("{}{}", self.base, call.path))
+            .timeout(call.timeout)
+            .header(version::HEADER, version::VERSION);
+        if let Some(token) = token {
+            request = request.bearer_auth(token.expose_secret());
+        }
+        if let Some(key) = call.key {
+            request = request.header(IDEMPOTENCY_KEY, key.to_string());
+        }
+        if let Some(body) = body {
+            request = request
+                .header(header::CONTENT_TYPE, "application/json")
+                .body(body);
+        }
+        let unreachable = |error: reqwest::Error| Failure::Unreachable(chain(&error));
+        let mut response = request.send().await.map_err(unreachable)?;
+        let retry_after = response.headers().get(header::RETRY_AFTER);
+        let retry_after = retry_after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
+        let mut answer = Answer {
+            status: response.status().as_u16(),
+            retry_after: retry_after.map(Duration::from_secs),
+            body: Vec::new(),
+        };
+        while let Some(piece) = response.chunk().await.map_err(unreachable)? {
+            if answer.body.len() + piece.len() > MAX_ANSWER_BYTES {
+                return Err(Failure::Unreachable("the answer is too long".to_owned()));
+            }
+            answer.body.extend_from_slice(&piece);
+        }
+        Ok(answer)
+    }
+
+    /// Notes whether the hub was reached. The token of a lease says nothing about that of the pool.
+    fn note<T>(&self, result: Result<T, Failure>, of_pool: bool) -> Result<T, Failure> {
+        let mut contact = self.contact.lock().unwrap_or_else(PoisonError::into_inner);
+        match &result {
+            Err(Failure::Unreachable(_)) => {}
+            Err(failure @ (Failure::Unauthorized(_) | Failure::Forbidden(_))) => {
+                if of_pool {
+                    contact.problem = Some(failure.to_string());
+                }
+            }
+            _ => {
+                contact.last = Instant::now();
+                if of_pool {
+                    contact.problem = None;
+                }
+            }
+        }
+        drop(contact);
+        result
+    }
+}
+
+impl<'a> Call<'a> {
+    const fn post(path: &'a str) -> Self {
+        Self {
+            method: Method::POST,
+            path,
+            token: None,
+            key: None,
+            timeout: ANSWER_TIMEOUT,
+        }
+    }
+
+    const fn with_key(mut self, key: Uuid) -> Self {
+        self.key = Some(key);
+        self
+    }
+}

@@ -1,0 +1,52 @@
+//! The settings of the agent: options over the environment, over a file, over the defaults.
+
+pub(crate) mod args;
+pub(crate) mod file;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pool_protocol::id::AgentName;
+use url::Url;
+
+use super::client::token::PoolTokenSource;
+use super::kubernetes::KubernetesSettings;
+use super::process::ProcessSettings;
+use super::stop::StopMode;
+
+/// Everything the agent is told.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub(crate) agent: AgentSettings,
+    pub(crate) token: PoolTokenSource,
+    pub(crate) target: TargetSettings,
+    /// The file that was read.
+    pub(crate) file: Option<PathBuf>,
+    /// What is odd, and stops nothing.
+    pub(crate) warnings: Vec<String>,
+}
+
+/// How the agent works.
+#[derive(Debug)]
+pub(crate) struct AgentSettings {
+    pub(crate) service_url: Url,
+    pub(crate) name: AgentName,
+    /// How many tasks it runs at once.
+    pub(crate) slots: u32,
+    pub(crate) single_run: bool,
+    pub(crate) idle_timeout: Option<Duration>,
+    pub(crate) on_stop: StopMode,
+    pub(crate) drain_timeout: Duration,
+    pub(crate) grace_timeout: Duration,
+    pub(crate) disconnect_on_stop: bool,
+    /// Where health checks are answered.
+    pub(crate) listen: Option<SocketAddr>,
+}
+
+/// Where executors run.
+#[derive(Debug)]
+pub(crate) enum TargetSettings {
+    Process(ProcessSettings),
+    Kubernetes(Box<KubernetesSettings>),
+}

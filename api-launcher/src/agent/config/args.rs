@@ -1,0 +1,710 @@
+//! The options of the agent.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueHint};
+use job_contract::env;
+use platform::report_key;
+use pool_protocol::id::AgentName;
+use runtime::setting::{
+    HttpUrl, ReadSetting as _, Setting, SettingProblem, SettingValue, choice, present,
+};
+
+use super::file::{self, FileValues};
+use super::{AgentSettings, Settings, TargetSettings};
+use crate::agent::client::token::{self, PoolTokenSource};
+use crate::agent::configure::ConfigureArgs;
+use crate::agent::kubernetes::KubernetesSettings;
+use crate::agent::process::ProcessSettings;
+use crate::agent::stop::StopMode;
+use crate::data::DataDir;
+use crate::kubernetes::dispatch_target::settings::KubernetesArgs;
+use crate::local::executor::Program;
+use crate::serve::config::TelemetryArgs;
+
+const SLOTS: u32 = 25;
+const DRAIN_SECONDS: u64 = 3600;
+const GRACE_SECONDS: u64 = 60;
+
+/// Take tasks of a pool from a hub, and run them here.
+///
+/// The agent needs outgoing connections to the hub only, and no secret of the platform. Its settings come from options, over
+/// the environment, over `mayfly-agent.yaml`. The file is looked for in the current folder, `$HOME`, `/etc` and beside this
+/// program; the keys are the names of the options, with `_` for `-`.
+#[derive(Args, Clone, Debug, Default)]
+#[command(after_help = NOTES)]
+pub struct AgentArgs {
+    #[command(subcommand)]
+    command: Option<AgentCommand>,
+
+    /// The configuration file, instead of the first one that is found
+    #[arg(long, value_name = "FILE", env = env::AGENT_CONFIG, value_hint = ValueHint::FilePath)]
+    config: Option<PathBuf>,
+
+    #[command(flatten)]
+    settings: SettingsArgs,
+
+    #[command(flatten)]
+    pub(crate) telemetry: TelemetryArgs,
+
+    #[command(flatten)]
+    kubernetes: KubernetesArgs,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum AgentCommand {
+    /// Write a configuration file
+    Configure(ConfigureArgs),
+}
+
+const NOTES: &str = "\
+Examples:
+  api-launcher agent configure --service-url https://hub.example.com --token-file /etc/mayfly/token
+  MAYFLY_AGENT_TOKEN=mfp_… MAYFLY_AGENT_SERVICE_URL=https://hub.example.com api-launcher agent --deploy-target process
+
+The token of the pool is given by MAYFLY_AGENT_TOKEN, by `token` in the file, or by a file of its own, and is no option,
+because every user of a machine can read command lines.
+
+SIGTERM stops the agent as --on-stop says. A second signal leads from `drain` to `grace`, and from `grace` to `force`.";
+
+/// The settings that options, environment and file share.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct SettingsArgs {
+    /// Address of the hub
+    #[arg(long, value_name = "URL", env = env::AGENT_SERVICE_URL)]
+    service_url: Option<Setting<HttpUrl>>,
+
+    /// File with the token of the pool; it is read again for each call
+    #[arg(long, value_name = "FILE", env = env::AGENT_TOKEN_FILE, value_hint = ValueHint::FilePath)]
+    token_file: Option<Setting<PathBuf>>,
+
+    /// Name of the agent, unique in its pool [default: the name of this host]
+    #[arg(long, value_name = "NAME", env = env::AGENT_NAME)]
+    name: Option<Setting<Name>>,
+
+    /// How many tasks run at a time [default: 25]
+    #[arg(long, value_name = "N", env = env::AGENT_SLOTS)]
+    slots: Option<Setting<Slots>>,
+
+    /// Where executors run: `kubernetes`, as Jobs, or `process`, on this machine [default: kubernetes]
+    #[arg(long, value_name = "TARGET", env = env::AGENT_DEPLOY_TARGET)]
+    deploy_target: Option<Setting<TargetName>>,
+
+    /// Take one task, and end with it; the exit code is 0 however the run ends, and 1 if the agent fails [default: false]
+    #[arg(long, value_name = "BOOL", env = env::AGENT_SINGLE_RUN, num_args = 0..=1, default_missing_value = "true")]
+    single_run: Option<Setting<bool>>,
+
+    /// End after so many seconds without a run; 0 means never [default: 0]
+    #[arg(long, value_name = "SECONDS", env = env::AGENT_IDLE_TIMEOUT)]
+    idle_timeout: Option<Setting<u64>>,
+
+    /// What happens to the runs when the agent stops: `detach`, `drain`, `grace` or `force`
+    /// [default: detach on target `kubernetes`, drain on target `process`]
+    #[arg(long, value_name = "MODE", env = env::AGENT_ON_STOP)]
+    on_stop: Option<Setting<StopMode>>,
+
+    /// How long `drain` waits before `grace` [default: 3600]
+    #[arg(long, value_name = "SECONDS", env = env::AGENT_DRAIN_TIMEOUT)]
+    drain_timeout: Option<Setting<u64>>,
+
+    /// How long `grace` waits before `force` [default: 60]
+    #[arg(long, value_name = "SECONDS", env = env::AGENT_GRACE_TIMEOUT)]
+    grace_timeout: Option<Setting<u64>>,
+
+    /// Whether a stopped agent leaves the list of the pool at once, instead of going offline [default: true]
+    #[arg(long, value_name = "BOOL", env = env::AGENT_DISCONNECT_ON_STOP)]
+    disconnect_on_stop: Option<Setting<bool>>,
+
+    /// Names of variables of the agent's environment that executors, tools and scripts get, separated by blanks
+    /// [default: none]
+    #[arg(long, value_name = "NAMES", env = env::AGENT_ENV_FORWARD_ALLOWLIST)]
+    env_forward_allowlist: Option<Setting<VariableNames>>,
+
+    /// Where target `process` keeps the files of its runs, and its executors their tools
+    /// [default: `mayfly` in your data folder]
+    #[arg(long, value_name = "DIR", env = env::AGENT_WORKING_DIRECTORY, value_hint = ValueHint::DirPath)]
+    working_directory: Option<Setting<PathBuf>>,
+
+    /// Another executor binary than the built-in one, for target `process`
+    #[arg(long, value_name = "PATH", env = env::EXECUTOR, value_hint = ValueHint::ExecutablePath)]
+    executor: Option<Setting<PathBuf>>,
+
+    /// Address where `/healthz` and `/readyz` are answered [default: none]
+    #[arg(long, value_name = "ADDRESS:PORT", env = env::AGENT_LISTEN)]
+    listen: Option<Setting<SocketAddr>>,
+}
+
+/// Where executors run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TargetName {
+    Kubernetes,
+    Process,
+}
+
+impl SettingValue for TargetName {
+    fn parse(text: &str) -> Result<Self, String> {
+        let words = [("kubernetes", Self::Kubernetes), ("process", Self::Process)];
+        choice(text, &words)
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Name(AgentName);
+
+impl SettingValue for Name {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse()
+            .map(Self)
+            .map_err(|error| format!("cannot be used: {error}"))
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slots(u32);
+
+impl SettingValue for Slots {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(slots @ 1..) => Ok(Self(slots)),
+            _ => Err(format!("is `{text}`, expected a number from 1")),
+        }
+    }
+}
+
+/// Names of environment variables.
+#[derive(Clone, Debug)]
+struct VariableNames(Vec<String>);
+
+impl SettingValue for VariableNames {
+    fn parse(text: &str) -> Result<Self, String> {
+        let is_name = |name: &&str| {
+            name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+                && !name.starts_with(|c: char| c.is_ascii_digit())
+        };
+        match text.split_whitespace().find(|name| !is_name(name)) {
+            Some(wrong) => Err(format!(
+                "names `{wrong}`, which is no name of a variable; names are separated by blanks"
+            )),
+            None => Ok(Self(text.split_whitespace().map(str::to_owned).collect())),
+        }
+    }
+}
+
+macro_rules! keys {
+    ($($key:ident),*) => {
+        /// The keys of the file. The token is no option.
+        const KEYS: &[&str] = &["token", $(stringify!($key)),*];
+        /// Those that are options.
+        pub(crate) const OPTIONS: &[&str] = &[$(stringify!($key)),*];
+
+        impl SettingsArgs {
+            /// Adds what the file says of settings that are not made otherwise.
+            fn over(mut self, file: &mut FileValues) -> Self {
+                $(
+                    let text = file.take(stringify!($key));
+                    if let Some(text) = text.filter(|_| !self.$key.is_set()) {
+                        let name = file.name_of(stringify!($key));
+                        self.$key = Some(Setting::named(name, &text));
+                    }
+                )*
+                self
+            }
+        }
+    };
+}
+
+keys!(
+    service_url,
+    token_file,
+    name,
+    slots,
+    deploy_target,
+    single_run,
+    idle_timeout,
+    on_stop,
+    drain_timeout,
+    grace_timeout,
+    disconnect_on_stop,
+    env_forward_allowlist,
+    working_directory,
+    executor,
+    listen
+);
+
+impl AgentArgs {
+    /// The subcommand, if there is one.
+    pub(crate) const fn configure(&self) -> Option<&ConfigureArgs> {
+        match &self.command {
+            Some(AgentCommand::Configure(args)) => Some(args),
+            None => None,
+        }
+    }
+
+    /// Returns the settings, or everything that is invalid.
+    pub(crate) fn resolve(&self) -> Result<Settings, Vec<SettingProblem>> {
+        let file = file::find(self.config.as_deref(), &file::places());
+        let file = file.map_err(|problem| vec![problem])?;
+        let token = std::env::var(env::AGENT_TOKEN).ok();
+        self.settings
+            .clone()
+            .resolve(file, token.as_deref(), &self.kubernetes)
+    }
+}
+
+impl SettingsArgs {
+    /// Returns the settings, or everything that is invalid. `token` is the token of the environment.
+    pub(crate) fn resolve(
+        self,
+        mut file: Option<FileValues>,
+        token: Option<&str>,
+        kubernetes: &KubernetesArgs,
+    ) -> Result<Settings, Vec<SettingProblem>> {
+        let problems = &mut Vec::new();
+        let in_environment =
+            present(token).map(|token| (env::AGENT_TOKEN.to_owned(), token.to_owned()));
+        let in_file = file
+            .as_mut()
+            .and_then(|file| Some((file.name_of("token"), file.take("token")?)));
+        // A file of its own that the environment names is nearer than a token in the configuration file.
+        let is_file_nearer = self.token_file.is_set();
+        let this = match &mut file {
+            Some(file) => self.over(file),
+            None => self,
+        };
+        let token_file = this.token_file.read(problems);
+        let token = match (in_environment, in_file, token_file) {
+            (None, _, Some(path)) if is_file_nearer => Some(PoolTokenSource::File(path)),
+            (Some((name, text)), ..) | (None, Some((name, text)), _) => match token::check(&text) {
+                Ok(token) => Some(PoolTokenSource::Given(token)),
+                Err(error) => {
+                    problems.push(SettingProblem::new(
+                        name,
+                        format!("cannot be used: {error}"),
+                    ));
+                    None
+                }
+            },
+            (None, None, Some(path)) => Some(PoolTokenSource::File(path)),
+            (None, None, None) => {
+                let text = "is not set; a token of the pool is needed, or MAYFLY_AGENT_TOKEN_FILE";
+                problems.push(SettingProblem::new(env::AGENT_TOKEN, text));
+                None
+            }
+        };
+        if let Some(source @ PoolTokenSource::File(_)) = &token
+            && let Err(error) = source.read()
+        {
+            let text = format!("cannot be used: {error}");
+            problems.push(SettingProblem::new(env::AGENT_TOKEN_FILE, text));
+        }
+        let agent = this.resolve_agent(problems);
+        let target = this.resolve_target(kubernetes, problems);
+        let (Some(agent), Some(target), Some(token), []) =
+            (agent, target, token, problems.as_slice())
+        else {
+            return Err(std::mem::take(problems));
+        };
+        Ok(Settings {
+            agent,
+            token,
+            target,
+            warnings: file.iter().flat_map(|file| file.unknown(KEYS)).collect(),
+            file: file.map(|file| file.path),
+        })
+    }
+
+    fn resolve_agent(&self, problems: &mut Vec<SettingProblem>) -> Option<AgentSettings> {
+        let service_url = self.service_url.require(env::AGENT_SERVICE_URL, problems);
+        if let Some(HttpUrl { url, .. }) = &service_url
+            && (!url.username().is_empty()
+                || url.password().is_some()
+                || url.query().is_some()
+                || url.fragment().is_some())
+        {
+            let text = "has a login, a query or a fragment, which an address of a hub has not";
+            problems.push(SettingProblem::new(env::AGENT_SERVICE_URL, text));
+        }
+        let name = self.name.read(problems).map(|Name(name)| name);
+        let name = name.or_else(|| {
+            let name = host_name();
+            if name.is_none() && !self.name.is_set() {
+                let text = "is not set, and the name of this host cannot be used";
+                problems.push(SettingProblem::new(env::AGENT_NAME, text));
+            }
+            name
+        });
+        let seconds = |setting: &Option<Setting<u64>>, default, problems: &mut _| {
+            Duration::from_secs(setting.read(problems).unwrap_or(default))
+        };
+        let slots = self
+            .slots
+            .read(problems)
+            .map_or(SLOTS, |Slots(slots)| slots);
+        let single_run = self.single_run.read(problems).unwrap_or(false);
+        let idle_timeout = seconds(&self.idle_timeout, 0, problems);
+        let on_stop = self.on_stop.read(problems);
+        let drain_timeout = seconds(&self.drain_timeout, DRAIN_SECONDS, problems);
+        let grace_timeout = seconds(&self.grace_timeout, GRACE_SECONDS, problems);
+        let disconnect_on_stop = self.disconnect_on_stop.read(problems).unwrap_or(true);
+        let listen = self.listen.read(problems);
+        Some(AgentSettings {
+            service_url: service_url?.url,
+            name: name?,
+            slots,
+            single_run,
+            idle_timeout: Some(idle_timeout).filter(|timeout| !timeout.is_zero()),
+            on_stop: on_stop.unwrap_or(match self.target() {
+                TargetName::Kubernetes => StopMode::Detach,
+                TargetName::Process => StopMode::Drain,
+            }),
+            drain_timeout,
+            grace_timeout,
+            disconnect_on_stop,
+            listen,
+        })
+    }
+
+    fn target(&self) -> TargetName {
+        self.deploy_target
+            .get()
+            .copied()
+            .unwrap_or(TargetName::Kubernetes)
+    }
+
+    fn resolve_target(
+        &self,
+        kubernetes: &KubernetesArgs,
+        problems: &mut Vec<SettingProblem>,
+    ) -> Option<TargetSettings> {
+        let forwarded = self.env_forward_allowlist.read(problems);
+        let forwarded = forwarded.map_or_else(Vec::new, |VariableNames(names)| names);
+        let is_target_wrong = self.deploy_target.is_set() && self.deploy_target.get().is_none();
+        self.deploy_target.read(problems);
+        if is_target_wrong {
+            return None;
+        }
+        let report_key = report_key::from_lookup(|name| std::env::var(name).ok())
+            .map_err(|problem| problems.push(problem))
+            .ok();
+        let data = self.working_directory.read(problems);
+        let executor = self.executor.read(problems);
+        match self.target() {
+            TargetName::Kubernetes => {
+                let hub = self.service_url.get().map(|hub| hub.text.as_str());
+                let (deployment, cluster) = kubernetes.resolve_leased(hub, problems)?;
+                let value = |name: String| Some((std::env::var(&name).ok()?, name));
+                let forwarded = forwarded.into_iter().filter_map(value);
+                Some(TargetSettings::Kubernetes(Box::new(KubernetesSettings {
+                    deployment,
+                    cluster,
+                    forwarded: forwarded.map(|(value, name)| (name, value)).collect(),
+                    report_key: report_key?,
+                })))
+            }
+            TargetName::Process => {
+                let mut keep = |variable: &str, text: String| {
+                    problems.push(SettingProblem::new(variable, text));
+                };
+                let data = DataDir::locate(data.as_deref())
+                    .map_err(|error| keep(env::AGENT_WORKING_DIRECTORY, error.to_string()))
+                    .ok()?;
+                if let Some(path) = executor
+                    .as_deref()
+                    .filter(|path| which::which(path).is_err())
+                {
+                    let text = format!(
+                        "is `{}`, which is no program that can be started",
+                        path.display()
+                    );
+                    keep(env::EXECUTOR, text);
+                }
+                let program = Program::choose(executor.as_deref())
+                    .map_err(|error| keep(env::EXECUTOR, error.to_string()))
+                    .ok()?;
+                Some(TargetSettings::Process(ProcessSettings {
+                    data,
+                    program,
+                    forwarded,
+                    report_key: report_key?,
+                }))
+            }
+        }
+    }
+}
+
+/// The name of this host, without its domain.
+fn host_name() -> Option<AgentName> {
+    let name = nix::unistd::gethostname().ok()?.into_string().ok()?;
+    let name = name.split('.').next().unwrap_or_default();
+    name.to_ascii_lowercase().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rstest::rstest;
+    use runtime::setting::from_variables;
+    use secrecy::ExposeSecret as _;
+
+    use super::*;
+
+    const HUB: (&str, &str) = ("MAYFLY_AGENT_SERVICE_URL", "https://hub.example.test");
+
+    fn file(text: &str) -> FileValues {
+        FileValues::parse("/etc/mayfly-agent.yaml".into(), text).unwrap()
+    }
+
+    fn resolve(
+        variables: &[(&str, &str)],
+        token: Option<&str>,
+        text: &str,
+    ) -> Result<Settings, Vec<SettingProblem>> {
+        let mut args: SettingsArgs = from_variables(variables);
+        if !text.contains("deploy_target") {
+            args.deploy_target = Some("process".into());
+        }
+        args.resolve(Some(file(text)), token, &KubernetesArgs::default())
+    }
+
+    /// What a setting is, as text.
+    fn shown(settings: &Settings, key: &str) -> String {
+        let TargetSettings::Process(process) = &settings.target else {
+            panic!("another target");
+        };
+        let agent = &settings.agent;
+        match key {
+            "service_url" => agent.service_url.to_string(),
+            "name" => agent.name.to_string(),
+            "slots" => agent.slots.to_string(),
+            "single_run" => agent.single_run.to_string(),
+            "idle_timeout" => format!("{:?}", agent.idle_timeout),
+            "on_stop" => format!("{:?}", agent.on_stop),
+            "drain_timeout" => format!("{:?}", agent.drain_timeout),
+            "grace_timeout" => format!("{:?}", agent.grace_timeout),
+            "disconnect_on_stop" => agent.disconnect_on_stop.to_string(),
+            "listen" => format!("{:?}", agent.listen),
+            "env_forward_allowlist" => process.forwarded.join(","),
+            "working_directory" => process.data.path().display().to_string(),
+            other => panic!("no such key: {other}"),
+        }
+    }
+
+    #[rstest]
+    #[case(
+        "service_url",
+        "MAYFLY_AGENT_SERVICE_URL",
+        None,
+        "http://file:1",
+        "http://file:1/",
+        "http://env:2",
+        "http://env:2/"
+    )]
+    #[case(
+        "name",
+        "MAYFLY_AGENT_NAME",
+        None,
+        "of-file",
+        "of-file",
+        "of-env",
+        "of-env"
+    )]
+    #[case("slots", "MAYFLY_AGENT_SLOTS", Some("25"), "3", "3", "4", "4")]
+    #[case(
+        "single_run",
+        "MAYFLY_AGENT_SINGLE_RUN",
+        Some("false"),
+        "true",
+        "true",
+        "false",
+        "false"
+    )]
+    #[case(
+        "idle_timeout",
+        "MAYFLY_AGENT_IDLE_TIMEOUT",
+        Some("None"),
+        "3",
+        "Some(3s)",
+        "0",
+        "None"
+    )]
+    #[case(
+        "on_stop",
+        "MAYFLY_AGENT_ON_STOP",
+        Some("Drain"),
+        "force",
+        "Force",
+        "detach",
+        "Detach"
+    )]
+    #[case(
+        "drain_timeout",
+        "MAYFLY_AGENT_DRAIN_TIMEOUT",
+        Some("3600s"),
+        "3",
+        "3s",
+        "4",
+        "4s"
+    )]
+    #[case(
+        "grace_timeout",
+        "MAYFLY_AGENT_GRACE_TIMEOUT",
+        Some("60s"),
+        "3",
+        "3s",
+        "4",
+        "4s"
+    )]
+    #[case(
+        "disconnect_on_stop",
+        "MAYFLY_AGENT_DISCONNECT_ON_STOP",
+        Some("true"),
+        "false",
+        "false",
+        "true",
+        "true"
+    )]
+    #[case(
+        "listen",
+        "MAYFLY_AGENT_LISTEN",
+        Some("None"),
+        "127.0.0.1:1",
+        "Some(127.0.0.1:1)",
+        "[::1]:2",
+        "Some([::1]:2)"
+    )]
+    #[case(
+        "env_forward_allowlist",
+        "MAYFLY_AGENT_ENV_FORWARD_ALLOWLIST",
+        Some(""),
+        "[A, B]",
+        "A,B",
+        "C  D",
+        "C,D"
+    )]
+    #[case(
+        "working_directory",
+        "MAYFLY_AGENT_WORKING_DIRECTORY",
+        None,
+        "/of/file",
+        "/of/file",
+        "/of/env",
+        "/of/env"
+    )]
+    fn the_environment_counts_before_the_file_and_the_file_before_the_default(
+        #[case] key: &str,
+        #[case] variable: &str,
+        #[case] default: Option<&str>,
+        #[case] in_file: &str,
+        #[case] of_file: &str,
+        #[case] in_environment: &str,
+        #[case] of_environment: &str,
+    ) {
+        let hub = [HUB].into_iter().filter(|(name, _)| *name != variable);
+        let hub: Vec<_> = hub.collect();
+        let text = format!("{key}: {in_file}");
+        let by_file = resolve(&hub, Some("secret"), &text).unwrap();
+        assert_eq!(shown(&by_file, key), of_file);
+        let both = [hub.clone(), vec![(variable, in_environment)]].concat();
+        let by_both = resolve(&both, Some("secret"), &text).unwrap();
+        assert_eq!(shown(&by_both, key), of_environment);
+        assert_eq!(by_both.warnings, Vec::<String>::new());
+        // A blank counts as not set.
+        let blank = [hub.clone(), vec![(variable, " ")]].concat();
+        let by_blank = resolve(&blank, Some("secret"), &text).unwrap();
+        assert_eq!(shown(&by_blank, key), of_file);
+        if let Some(default) = default {
+            let by_default = resolve(&hub, Some("secret"), "").unwrap();
+            assert_eq!(shown(&by_default, key), default);
+        }
+    }
+
+    #[test]
+    fn the_nearest_token_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        fs::write(&path, "of-a-file").unwrap();
+        let path = path.to_str().unwrap();
+        let own = ("MAYFLY_AGENT_TOKEN_FILE", path);
+        let by_key = format!("token: of-yaml\ntoken_file: {path}");
+        for (variables, token, text, expected) in [
+            (vec![HUB, own], Some("of-env"), "token: of-yaml", "of-env"),
+            (vec![HUB, own], None, "token: of-yaml", "of-a-file"),
+            (vec![HUB], None, by_key.as_str(), "of-yaml"),
+            (vec![HUB], Some(" "), by_key.as_str(), "of-yaml"),
+        ] {
+            let settings = resolve(&variables, token, text).unwrap();
+            assert_eq!(settings.token.read().unwrap().expose_secret(), expected);
+            assert!(!format!("{settings:?}").contains("of-yaml"));
+        }
+    }
+
+    #[test]
+    fn every_problem_is_told_at_once_with_its_place_and_without_the_token() {
+        let cut = "mfp_eu_hunter2_000000";
+        let text = format!("token: {cut}\nslots: 0\non_stop: never\ndeploy_target: moon");
+        let variables = [
+            ("MAYFLY_AGENT_NAME", "No Name"),
+            ("MAYFLY_AGENT_LISTEN", "here"),
+        ];
+        let problems = resolve(&variables, None, &text).unwrap_err();
+        let mut names: Vec<_> = problems.iter().map(|p| p.variable.as_str()).collect();
+        names.sort_unstable();
+        assert_eq!(
+            names,
+            [
+                "MAYFLY_AGENT_LISTEN",
+                "MAYFLY_AGENT_NAME",
+                "MAYFLY_AGENT_SERVICE_URL",
+                "deploy_target in /etc/mayfly-agent.yaml",
+                "on_stop in /etc/mayfly-agent.yaml",
+                "slots in /etc/mayfly-agent.yaml",
+                "token in /etc/mayfly-agent.yaml",
+            ]
+        );
+        let all: String = problems.iter().map(ToString::to_string).collect();
+        assert!(!all.contains("hunter2"), "{all}");
+    }
+
+    #[test]
+    fn without_a_token_or_with_a_login_in_the_address_nothing_starts() {
+        let problems = resolve(&[HUB], None, "").unwrap_err();
+        assert_eq!(problems[0].variable, env::AGENT_TOKEN);
+        let hub = (
+            "MAYFLY_AGENT_SERVICE_URL",
+            "https://me:hunter2@hub.example.test",
+        );
+        let problems = resolve(&[hub], Some("secret"), "").unwrap_err();
+        assert!(
+            !problems[0].to_string().contains("hunter2"),
+            "{}",
+            problems[0]
+        );
+    }
+
+    #[test]
+    fn a_cluster_is_the_usual_target_and_its_runs_go_on() {
+        let args: SettingsArgs = from_variables(&[HUB]);
+        let settings = args
+            .resolve(None, Some("secret"), &KubernetesArgs::default())
+            .unwrap();
+        assert_eq!(settings.agent.on_stop, StopMode::Detach);
+        let TargetSettings::Kubernetes(kubernetes) = &settings.target else {
+            panic!("another target");
+        };
+        // No secret of the platform.
+        assert_eq!(kubernetes.deployment.env_secrets, Vec::<String>::new());
+    }
+
+    #[test]
+    fn an_unknown_key_is_a_warning() {
+        let settings = resolve(&[HUB], Some("secret"), "single-run: true").unwrap();
+        assert!(
+            settings.warnings[0].contains("`single_run`"),
+            "{:?}",
+            settings.warnings
+        );
+    }
+}

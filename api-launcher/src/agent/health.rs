@@ -1,0 +1,50 @@
+//! Answers whether the agent lives, and whether it reaches the hub.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::get;
+
+use super::Agent;
+
+/// How long the hub may be out of reach before the agent is not ready.
+const SILENCE: Duration = Duration::from_mins(1);
+
+pub(super) fn router(agent: Arc<Agent>) -> Router {
+    Router::new()
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(readiness))
+        .with_state(agent)
+}
+
+async fn readiness(State(agent): State<Arc<Agent>>) -> (StatusCode, String) {
+    let (silence, problem) = agent.client.silence();
+    match unready(silence, problem) {
+        None => (StatusCode::OK, "ok\n".to_owned()),
+        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
+    }
+}
+
+/// Why the agent is not ready, if it is not.
+fn unready(silence: Duration, problem: Option<String>) -> Option<String> {
+    problem.or_else(|| {
+        (silence >= SILENCE).then(|| format!("the hub was not reached for {} s", silence.as_secs()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_ready_while_the_hub_answers_and_takes_the_token() {
+        assert_eq!(unready(Duration::from_millis(59_999), None), None);
+        let reason = unready(Duration::from_mins(1), None).unwrap();
+        assert_eq!(reason, "the hub was not reached for 60 s");
+        let problem = Some("the hub does not accept the token: revoked".to_owned());
+        assert_eq!(unready(Duration::ZERO, problem.clone()), problem);
+    }
+}

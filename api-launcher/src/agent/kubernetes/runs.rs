@@ -1,0 +1,124 @@
+//! What the watch says of the Jobs of leases, for those who follow them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use pool_protocol::id::LeaseId;
+use tokio::sync::{mpsc, watch};
+
+use crate::kubernetes::cluster::RunKey;
+use crate::kubernetes::cluster::watch::{ReportOutcome, RunObserver};
+use crate::kubernetes::verdict::{Observation, Verdict};
+
+/// What is known of one run.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RunView {
+    /// Why it waits.
+    pub(super) reason: Option<String>,
+    /// How it ended.
+    pub(super) end: Option<Arc<Verdict>>,
+    /// Its Job is gone, and there is nothing to say of it.
+    pub(super) is_forgotten: bool,
+}
+
+/// The runs that are followed.
+#[derive(Debug, Default)]
+pub(super) struct Runs(Mutex<BTreeMap<LeaseId, watch::Sender<RunView>>>);
+
+impl Runs {
+    fn views(&self) -> MutexGuard<'_, BTreeMap<LeaseId, watch::Sender<RunView>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to follow a run, or joins who does.
+    pub(super) fn begin(&self, lease: LeaseId) -> watch::Receiver<RunView> {
+        self.views().entry(lease).or_default().subscribe()
+    }
+
+    /// The hub knows the end of the run.
+    pub(super) fn end(&self, lease: LeaseId) {
+        self.views().remove(&lease);
+    }
+
+    fn follows(&self, lease: LeaseId) -> bool {
+        self.views().contains_key(&lease)
+    }
+
+    fn change(&self, lease: LeaseId, change: impl FnOnce(&mut RunView)) {
+        if let Some(view) = self.views().get(&lease) {
+            view.send_modify(change);
+        }
+    }
+}
+
+/// Hands on what the watch says.
+#[derive(Debug)]
+pub(super) struct Observer {
+    runs: Arc<Runs>,
+    /// Takes runs that are not followed.
+    strangers: mpsc::UnboundedSender<RunKey>,
+}
+
+impl Observer {
+    pub(super) const fn new(runs: Arc<Runs>, strangers: mpsc::UnboundedSender<RunKey>) -> Self {
+        Self { runs, strangers }
+    }
+
+    /// The lease of a run, which is followed from now on.
+    fn lease_of(&self, run: &RunKey) -> Option<LeaseId> {
+        let lease = run.lease?.lease;
+        if !self.runs.follows(lease) {
+            drop(self.runs.begin(lease));
+            // Without a receiver the agent has ended.
+            let _ = self.strangers.send(run.clone());
+        }
+        Some(lease)
+    }
+}
+
+impl RunObserver for Observer {
+    fn on_forgotten(&self, run: &RunKey) {
+        if let Some(lease) = run.lease {
+            self.runs
+                .change(lease.lease, |view| view.is_forgotten = true);
+        }
+    }
+
+    fn on_observation(&self, run: &RunKey, observation: &Observation) {
+        let reason = match observation {
+            Observation::Ended(verdict) => {
+                // Otherwise the end follows when the Job has stopped. A run that is not followed was told before.
+                if let Some(lease) = run.lease.filter(|_| verdict.spoke()) {
+                    let end = Arc::new(Verdict::clone(verdict));
+                    self.runs.change(lease.lease, |view| view.end = Some(end));
+                }
+                return;
+            }
+            Observation::Waiting(wait) => wait.reason.is_news().then(|| wait.sentence.clone()),
+            Observation::InProgress => None,
+        };
+        if let Some(lease) = self.lease_of(run) {
+            self.runs.change(lease, |view| view.reason = reason);
+        }
+    }
+
+    fn on_ended<'a>(
+        &'a self,
+        run: &'a RunKey,
+        verdict: &'a Verdict,
+    ) -> BoxFuture<'a, ReportOutcome> {
+        async {
+            if let Some(lease) = self.lease_of(run) {
+                let mut view = self.runs.begin(lease);
+                let end = Arc::new(verdict.clone());
+                self.runs.change(lease, |view| view.end = Some(end));
+                // Until the hub knows, and nobody follows the run any more.
+                while view.changed().await.is_ok() {}
+            }
+            ReportOutcome::Delivered
+        }
+        .boxed()
+    }
+}

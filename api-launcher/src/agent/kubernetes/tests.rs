@@ -1,0 +1,150 @@
+//! Ends of Jobs, and objects of leases.
+
+use job_contract::report::FinalReport;
+use job_contract::{Document, JobData, StepType};
+use pool_protocol::id::{LeaseId, TaskId};
+use rstest::rstest;
+
+use super::*;
+use crate::kubernetes::cluster::watch::{ReportOutcome, RunObserver as _};
+use crate::kubernetes::verdict::Observation;
+
+fn verdict(kind: VerdictKind, begun: Begun, report: Option<FinalReport>) -> Verdict {
+    Verdict {
+        kind,
+        sentence: "The cause.".to_owned(),
+        evidence: Vec::new(),
+        advice: Some("do this".to_owned()),
+        outcome: kind.outcome(),
+        begun,
+        may_change: true,
+        job_over: true,
+        report,
+    }
+}
+
+fn spoken() -> FinalReport {
+    FinalReport::default()
+}
+
+#[rstest]
+#[case(VerdictKind::Completed, Begun::Yes, Some(spoken()), "COMPLETE true")]
+#[case(VerdictKind::Completed, Begun::Yes, None, "COMPLETE false")]
+#[case(VerdictKind::StepFailed, Begun::Yes, Some(spoken()), "FAIL true")]
+#[case(VerdictKind::Cancelled, Begun::Yes, None, "CANCELLED false")]
+#[case(VerdictKind::Claimed, Begun::No, None, "ELSEWHERE")]
+#[case(VerdictKind::Infrastructure, Begun::No, None, "AGAIN Failed")]
+#[case(VerdictKind::Infrastructure, Begun::Yes, None, "FAIL false")]
+#[case(VerdictKind::QuotaExceeded, Begun::No, None, "AGAIN Quota")]
+#[case(VerdictKind::NeverScheduled, Begun::No, None, "FAIL false")]
+#[case(VerdictKind::ImageNotPulled, Begun::No, None, "FAIL false")]
+#[case(VerdictKind::ConfigMissing, Begun::No, None, "FAIL false")]
+#[case(VerdictKind::OomKilled, Begun::Yes, None, "FAIL false")]
+fn what_another_try_may_cure_is_handed_back(
+    #[case] kind: VerdictKind,
+    #[case] begun: Begun,
+    #[case] report: Option<FinalReport>,
+    #[case] expected: &str,
+) {
+    let told = match judge(&verdict(kind, begun, report)) {
+        RunEnd::Again(reason, text) => {
+            assert!(text.contains("The cause."), "{text}");
+            format!("AGAIN {reason:?}")
+        }
+        RunEnd::Elsewhere => "ELSEWHERE".to_owned(),
+        RunEnd::Over(call, end) => {
+            assert_eq!(end.verdict.as_deref(), Some(kind.name()));
+            assert_eq!(end.exit_code, Some(kind.outcome().code().into()));
+            assert!(end.diagnostic.contains("What to do: do this"), "{end:?}");
+            format!("{} {}", call.name().to_uppercase(), end.reported)
+        }
+    };
+    assert_eq!(told, expected);
+}
+
+fn lease() -> LeaseRef {
+    LeaseRef {
+        task: TaskId::new(),
+        lease: LeaseId::new(),
+        fencing_token: 7,
+    }
+}
+
+fn key(lease: LeaseRef) -> RunKey {
+    RunKey {
+        job_id: "1".into(),
+        step_id: "s".into(),
+        name: "job-1-s".into(),
+        organization_id: "o".into(),
+        workspace_id: "w".into(),
+        step_type: String::new(),
+        lease: Some(lease),
+    }
+}
+
+#[tokio::test]
+async fn the_watch_hears_that_the_end_is_told_when_the_hub_knows_it() {
+    let runs = Arc::<Runs>::default();
+    let (sender, mut strangers) = mpsc::unbounded_channel();
+    let observer = Observer::new(Arc::clone(&runs), sender);
+    let run = key(lease());
+    let verdict = verdict(VerdictKind::OomKilled, Begun::Yes, None);
+    let mut told = std::pin::pin!(observer.on_ended(&run, &verdict));
+    assert!((&mut told).now_or_never().is_none());
+    // It was not followed.
+    assert_eq!(strangers.recv().await, Some(run.clone()));
+    let lease = run.lease.unwrap().lease;
+    assert!(runs.begin(lease).borrow().end.is_some());
+    runs.end(lease);
+    assert_eq!(told.await, ReportOutcome::Delivered);
+    // After that the watch speaks of a Job that is told.
+    observer.on_observation(&run, &Observation::Ended(Box::new(verdict.clone())));
+    assert!(strangers.try_recv().is_err());
+}
+
+#[test]
+fn the_token_is_in_the_secret_and_the_lease_on_the_job() {
+    let lease = lease();
+    let job = JobData {
+        step_type: Some(StepType::Apply.name().to_owned()),
+        organization_id: "o".to_owned(),
+        workspace_id: "w".to_owned(),
+        job_id: "1".to_owned(),
+        step_id: "s".to_owned(),
+        ..JobData::default()
+    };
+    let manifest = manifest::build(&Document::written(&job), &Deployment::default()).unwrap();
+    let manifest = manifest
+        .with_secret_environment(&[("MAYFLY_LEASE_TOKEN", "mfr_planted")])
+        .labelled(
+            &[
+                (labels::TASK, &lease.task.to_string()),
+                (labels::LEASE, &lease.lease.to_string()),
+                (labels::AGENT, "eu-1"),
+            ],
+            &[(annotations::FENCING_TOKEN, "7")],
+        );
+    let attempt = manifest.of_attempt("attempt");
+    let text = serde_json::to_string(&attempt.job).unwrap();
+    assert!(!text.contains("planted"), "{text}");
+    assert_eq!(
+        RunKey::of(&attempt.job.metadata).unwrap().lease,
+        Some(lease)
+    );
+    let secret = attempt.secret.unwrap();
+    let value = &secret.data.unwrap()["MAYFLY_LEASE_TOKEN"];
+    assert_eq!(value.0, b"mfr_planted");
+    let template = attempt.job.spec.unwrap().template;
+    assert_eq!(
+        template.metadata.unwrap().labels.unwrap()[labels::AGENT],
+        "eu-1"
+    );
+    let container = &template.spec.unwrap().containers[0];
+    let variable = container.env.iter().flatten();
+    let variable = variable
+        .into_iter()
+        .find(|v| v.name == "MAYFLY_LEASE_TOKEN");
+    let source = variable.unwrap().value_from.clone().unwrap();
+    let source = source.secret_key_ref.unwrap();
+    assert_eq!(Some(source.name), secret.metadata.name);
+}

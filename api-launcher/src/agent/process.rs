@@ -1,0 +1,455 @@
+//! Target `process`: executors as processes of this machine, each with a folder of its own. The folder outlives the agent,
+//! and so does the executor.
+
+use std::fs;
+use std::io;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use job_contract::report::{FinalReport, ReportKey, StopReason};
+use job_contract::{Exit, chain};
+use pool_protocol::lease::{DeclineReason, End};
+use pool_protocol::path::LeaseCall;
+use runtime::private_file::private_folder;
+use runtime::regular_file;
+use runtime::setting::is_wrong_place;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tracing::{error, warn};
+use uuid::Uuid;
+
+use super::lease::{Held, LeaseRef, Stop};
+use super::target::{Executor, Found, Order, RunEnd, StartFailure, Target, over};
+use crate::data::{self, DataDir, DataError, attempt_lock};
+use crate::local::detached::{DetachedExecutor, StartError, kill_leftovers};
+use crate::local::environment::{Lease, Platform};
+use crate::local::executor::{self, Program};
+use crate::local::report_verifier::ReportVerifier;
+use crate::local::run_folder::RunFolder;
+
+/// An executor stops within its own grace period of at most five minutes. One that takes longer hangs.
+const KILL_AFTER: Duration = Duration::from_mins(6);
+/// What a folder says of its lease.
+const LEASE: &str = "lease.json";
+const LEASE_BYTES: u64 = 64 * 1024;
+
+/// The settings of target `process`.
+#[derive(Debug)]
+pub(crate) struct ProcessSettings {
+    pub(crate) data: DataDir,
+    pub(crate) program: Program,
+    /// Variables of the agent's environment that executors get.
+    pub(crate) forwarded: Vec<String>,
+    /// Verifies the final reports of executors, also of those that an earlier agent has started.
+    pub(crate) report_key: Option<ReportKey>,
+}
+
+/// Why the target cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpenProcessError {
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error("could not open the folder of runs `{}`", path.display())]
+    Folder {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("another agent runs in `{}`", path.display())]
+    InUse { path: PathBuf },
+}
+
+impl OpenProcessError {
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            Self::Data(error) => error.exit(),
+            Self::Folder { source, .. } if is_wrong_place(source) => Exit::BadConfiguration,
+            Self::Folder { .. } | Self::InUse { .. } => Exit::Infrastructure,
+        }
+    }
+}
+
+/// The target.
+#[derive(Debug)]
+pub(crate) struct ProcessTarget {
+    /// The folder with the folders of runs.
+    runs: PathBuf,
+    data: PathBuf,
+    program: Program,
+    forwarded: Vec<String>,
+    verifier: Arc<ReportVerifier>,
+    installation: String,
+    /// Held so that no other agent uses the folder.
+    _lock: fs::File,
+}
+
+/// What a folder says of its lease, and of which step it is.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Note {
+    #[serde(flatten)]
+    lease: LeaseRef,
+    run: String,
+}
+
+impl ProcessTarget {
+    /// Opens the folder of runs.
+    pub(crate) fn open(settings: ProcessSettings) -> Result<Self, OpenProcessError> {
+        let data = settings.data.create()?;
+        let folder = data.launcher().join("agent");
+        let runs = folder.join("runs");
+        private_folder(&runs).map_err(|source| OpenProcessError::Folder {
+            path: runs.clone(),
+            source,
+        })?;
+        let lock = attempt_lock(&folder.join("lock"))?;
+        let lock = lock.ok_or_else(|| OpenProcessError::InUse {
+            path: data.path().to_owned(),
+        })?;
+        Ok(Self {
+            installation: installation(data.path()),
+            data: data.path().to_owned(),
+            runs,
+            program: settings.program,
+            forwarded: settings.forwarded,
+            verifier: Arc::new(ReportVerifier::new(settings.report_key)),
+            _lock: lock,
+        })
+    }
+
+    fn path(&self, lease: &LeaseRef) -> PathBuf {
+        self.runs.join(lease.lease.to_string())
+    }
+
+    fn process(&self, lease: &LeaseRef, running: Option<DetachedExecutor>) -> Process {
+        let path = self.path(lease);
+        Process {
+            folder: RunFolder::new(path.clone()),
+            path,
+            running,
+            verifier: Arc::clone(&self.verifier),
+            kill_at: None,
+        }
+    }
+
+    /// The executors of earlier agents. A folder without one is that of a start that was interrupted, and is removed.
+    fn scan(&self) -> io::Result<Vec<Found>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.runs)? {
+            let path = entry?.path();
+            let note = regular_file::read_text(&path.join(LEASE), LEASE_BYTES)
+                .ok()
+                .and_then(|text| serde_json::from_str::<Note>(&text).ok())
+                .filter(|note| self.path(&note.lease) == path);
+            let folder = RunFolder::new(path.clone());
+            match note {
+                // Diagnostics are made just before the executor starts.
+                Some(note) if folder.diagnostics().exists() => {
+                    let running = DetachedExecutor::find(&folder);
+                    found.push(Found {
+                        lease: note.lease,
+                        run: note.run,
+                        executor: Box::new(self.process(&note.lease, running)),
+                    });
+                }
+                _ => data::remove_folder(&path)?,
+            }
+        }
+        Ok(found)
+    }
+
+    fn begin(&self, order: &Order) -> Result<Process, StartError> {
+        let path = self.path(&order.lease);
+        let folder = RunFolder::new(path.clone());
+        if let Some(running) = DetachedExecutor::find(&folder) {
+            return Ok(self.process(&order.lease, Some(running)));
+        }
+        match data::remove_folder(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(StartError::Folder(error));
+            }
+            _ => {}
+        }
+        private_folder(&path).map_err(StartError::Folder)?;
+        let note = Note {
+            lease: order.lease,
+            run: format!("{}/{}", order.job.job_id, order.job.step_id),
+        };
+        let note = serde_json::to_vec(&note).map_err(io::Error::from);
+        note.and_then(|note| fs::write(path.join(LEASE), note))
+            .map_err(StartError::Folder)?;
+        let lease = Lease {
+            url: &order.url,
+            token: &order.token,
+            forwarded: &self.forwarded,
+        };
+        let running = DetachedExecutor::start(
+            &folder,
+            &self.program,
+            &self.data,
+            Platform::Hub(&lease),
+            self.verifier.secret_of(&folder),
+            &order.job,
+        )?;
+        Ok(self.process(&order.lease, Some(running)))
+    }
+}
+
+impl Target for ProcessTarget {
+    fn name(&self) -> &'static str {
+        "process"
+    }
+
+    fn installation(&self) -> &str {
+        &self.installation
+    }
+
+    fn find(&self) -> BoxFuture<'_, Result<Vec<Found>, String>> {
+        let found = self.scan().map_err(|error| {
+            let path = self.runs.display();
+            format!("`{path}` cannot be read: {error}")
+        });
+        std::future::ready(found).boxed()
+    }
+
+    fn start<'a>(
+        &'a self,
+        order: &'a Order,
+    ) -> BoxFuture<'a, Result<Box<dyn Executor>, StartFailure>> {
+        let started = match self.begin(order) {
+            Ok(process) => Ok(Box::new(process) as Box<dyn Executor>),
+            Err(failure) => {
+                let text = chain(&failure);
+                error!(error = text, "an executor could not be started");
+                Err(StartFailure::Again(DeclineReason::Failed, text))
+            }
+        };
+        std::future::ready(started).boxed()
+    }
+
+    fn work(&self, _found: mpsc::UnboundedSender<Found>) -> BoxFuture<'_, ()> {
+        std::future::pending().boxed()
+    }
+}
+
+/// An executor.
+#[derive(Debug)]
+struct Process {
+    path: PathBuf,
+    folder: RunFolder,
+    /// `None`: it had ended when it was found.
+    running: Option<DetachedExecutor>,
+    verifier: Arc<ReportVerifier>,
+    kill_at: Option<Instant>,
+}
+
+impl Executor for Process {
+    fn name(&self) -> String {
+        let pid = self.running.as_ref().and_then(DetachedExecutor::id);
+        let pid = pid.map_or_else(|| "ended".to_owned(), |pid| format!("process {pid}"));
+        format!("{pid} in {}", self.path.display())
+    }
+
+    fn ended<'a>(&'a mut self, _held: &'a Held) -> BoxFuture<'a, RunEnd> {
+        async {
+            let status = loop {
+                let kill_at = self.kill_at;
+                let Some(running) = &mut self.running else {
+                    break None;
+                };
+                tokio::select! {
+                    biased;
+                    ended = running.ended() => match ended {
+                        Ok(status) => break status,
+                        Err(error) => {
+                            error!(%error, "could not wait for an executor");
+                            break None;
+                        }
+                    },
+                    () = sleep_until(kill_at) => {
+                        warn!(path = %self.path.display(), "the executor did not stop: killed it");
+                        running.kill();
+                        self.kill_at = None;
+                    }
+                }
+            };
+            if status.is_none_or(|status| status.signal().is_some()) {
+                kill_leftovers(&self.folder, &self.verifier, status).await;
+            }
+            let report = self.verifier.read_report(&self.folder, status);
+            judge(report.as_ref(), status)
+        }
+        .boxed()
+    }
+
+    fn stop(&mut self, stop: Stop) -> BoxFuture<'_, Result<(), String>> {
+        if let Some(running) = &self.running {
+            match stop {
+                // It is at work. If it has not accepted the task, the hub refuses it, and it ends.
+                Stop::Withdraw => {}
+                Stop::Terminate => {
+                    running.terminate();
+                    self.kill_at = Some(Instant::now() + KILL_AFTER);
+                }
+                Stop::Kill => running.kill(),
+            }
+        }
+        std::future::ready(Ok(())).boxed()
+    }
+
+    fn forget(self: Box<Self>) -> BoxFuture<'static, ()> {
+        if let Err(error) = data::remove_folder(&self.path) {
+            warn!(path = %self.path.display(), %error, "the folder of a run could not be removed");
+        }
+        std::future::ready(()).boxed()
+    }
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What an ended executor means for its task. Without a status an earlier agent had started it.
+fn judge(report: Option<&FinalReport>, status: Option<ExitStatus>) -> RunEnd {
+    let (exit, complaint) = match (status, report) {
+        (Some(status), _) => executor::judge(executor::Ended {
+            status,
+            stopped_by: None,
+        }),
+        (None, Some(report)) => match Exit::from_code(report.outcome.into()) {
+            Some(exit) => (exit, None),
+            None => (Exit::Defect, None),
+        },
+        // The hub knows whether it had accepted the task, and how that ended.
+        (None, None) => {
+            let text = "the executor was lost while no agent watched it";
+            return RunEnd::Again(DeclineReason::Failed, text.to_owned());
+        }
+    };
+    let said = report.and_then(|report| report.error.clone()).or(complaint);
+    let text = said.unwrap_or_else(|| exit.to_string());
+    let reported = report.is_some_and(|report| !report.unreported);
+    let is_cancelled = report.is_some_and(|report| report.stopped == Some(StopReason::Cancelled));
+    let end = |verdict: Option<&str>, diagnostic: String| End {
+        exit_code: Some(exit.code().into()),
+        final_log_sequence: None,
+        diagnostic,
+        verdict: verdict.map(str::to_owned),
+        reported,
+    };
+    match exit {
+        Exit::Claimed => RunEnd::Elsewhere,
+        Exit::Infrastructure if !reported => RunEnd::Again(DeclineReason::Failed, text),
+        Exit::Done if report.is_some() => {
+            RunEnd::Over(LeaseCall::Complete, end(None, String::new()))
+        }
+        Exit::Done => {
+            let text = "the executor ended without a report of the step's outcome".to_owned();
+            over(LeaseCall::Fail, Some(0), "lost", text)
+        }
+        _ if is_cancelled => RunEnd::Over(LeaseCall::Cancelled, end(Some("cancelled"), text)),
+        Exit::StepFailed => RunEnd::Over(LeaseCall::Fail, end(Some("step_failed"), text)),
+        Exit::BadConfiguration => RunEnd::Over(LeaseCall::Fail, end(Some("config_missing"), text)),
+        Exit::BadJobData => RunEnd::Over(LeaseCall::Fail, end(Some("bad_job_data"), text)),
+        Exit::Signal(_) => RunEnd::Over(LeaseCall::Fail, end(Some("signalled"), text)),
+        Exit::Infrastructure => RunEnd::Over(LeaseCall::Fail, end(Some("infrastructure"), text)),
+        Exit::Defect => RunEnd::Over(LeaseCall::Fail, end(Some("defect"), text)),
+    }
+}
+
+/// What two agents of one name differ in: the machine, and the folder.
+fn installation(data: &Path) -> String {
+    let machine = fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    let host = nix::unistd::gethostname().unwrap_or_default();
+    let mut hash = Sha256::new();
+    for part in [
+        machine.trim().as_bytes(),
+        host.as_encoded_bytes(),
+        data.as_os_str().as_encoded_bytes(),
+    ] {
+        hash.update(part);
+        hash.update([0]);
+    }
+    let digest = hash.finalize();
+    let mut id = [0; 16];
+    id.copy_from_slice(&digest[..16]);
+    Uuid::from_bytes(id).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn exited(code: i32) -> ExitStatus {
+        ExitStatus::from_raw(code << 8)
+    }
+
+    fn report(outcome: Exit, unreported: bool) -> FinalReport {
+        FinalReport {
+            outcome: outcome.code(),
+            unreported,
+            ..FinalReport::default()
+        }
+    }
+
+    #[rstest]
+    #[case::done(Some(report(Exit::Done, false)), Some(exited(0)), "COMPLETE true")]
+    #[case::done_and_not_told(Some(report(Exit::Done, true)), Some(exited(0)), "COMPLETE false")]
+    #[case::done_says_nobody(None, Some(exited(0)), "FAIL lost false")]
+    #[case::failed(
+        Some(report(Exit::StepFailed, false)),
+        Some(exited(1)),
+        "FAIL step_failed true"
+    )]
+    #[case::infrastructure(None, Some(exited(75)), "AGAIN")]
+    #[case::infrastructure_not_told(
+        Some(report(Exit::Infrastructure, true)),
+        Some(exited(75)),
+        "AGAIN"
+    )]
+    #[case::claimed(None, Some(exited(76)), "ELSEWHERE")]
+    #[case::configuration(None, Some(exited(64)), "FAIL config_missing false")]
+    #[case::job_data(None, Some(exited(65)), "FAIL bad_job_data false")]
+    #[case::killed(None, Some(ExitStatus::from_raw(9)), "FAIL signalled false")]
+    #[case::panicked(None, Some(exited(101)), "FAIL defect false")]
+    #[case::lost(None, None, "AGAIN")]
+    #[case::left_a_report(Some(report(Exit::StepFailed, false)), None, "FAIL step_failed true")]
+    #[case::cancelled(
+        Some(FinalReport { stopped: Some(StopReason::Cancelled), ..report(Exit::Signal(15), false) }),
+        Some(exited(143)),
+        "CANCELLED cancelled true"
+    )]
+    fn each_end_of_an_executor_has_its_word(
+        #[case] report: Option<FinalReport>,
+        #[case] status: Option<ExitStatus>,
+        #[case] expected: &str,
+    ) {
+        let told = match judge(report.as_ref(), status) {
+            RunEnd::Again(DeclineReason::Failed, text) if !text.is_empty() => "AGAIN".to_owned(),
+            RunEnd::Again(..) => "another reason".to_owned(),
+            RunEnd::Elsewhere => "ELSEWHERE".to_owned(),
+            RunEnd::Over(call, end) => {
+                let verdict = end.verdict.map(|verdict| format!(" {verdict}"));
+                format!(
+                    "{}{} {}",
+                    call.name().to_uppercase(),
+                    verdict.unwrap_or_default(),
+                    end.reported
+                )
+            }
+        };
+        assert_eq!(told, expected);
+    }
+}

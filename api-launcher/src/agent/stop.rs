@@ -1,0 +1,106 @@
+//! How the agent stops.
+
+use std::io;
+
+use runtime::setting::{SettingValue, choice};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+/// What happens to the runs of an agent that stops. A second signal leads to the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StopMode {
+    /// They go on, and the next agent finds them.
+    Detach,
+    /// The agent waits for them.
+    Drain,
+    /// They are asked to stop: executors save the state.
+    Grace,
+    /// They are ended.
+    Force,
+}
+
+impl StopMode {
+    /// Returns what follows when this takes too long, or at the next signal.
+    pub(crate) const fn next(self) -> Option<Self> {
+        match self {
+            Self::Drain => Some(Self::Grace),
+            Self::Grace => Some(Self::Force),
+            // Nothing may end a run whose agent leaves it.
+            Self::Detach | Self::Force => None,
+        }
+    }
+}
+
+impl SettingValue for StopMode {
+    fn parse(text: &str) -> Result<Self, String> {
+        let words = [
+            ("detach", Self::Detach),
+            ("drain", Self::Drain),
+            ("grace", Self::Grace),
+            ("force", Self::Force),
+            // Scalr's words.
+            ("grace-shutdown", Self::Grace),
+            ("force-shutdown", Self::Force),
+        ];
+        choice(text, &words)
+    }
+}
+
+/// The signals that stop the agent.
+#[derive(Debug)]
+pub(crate) struct StopSignals {
+    mode: StopMode,
+    arrivals: mpsc::UnboundedReceiver<()>,
+}
+
+impl StopSignals {
+    /// Obeys SIGTERM, SIGINT and SIGHUP from now on.
+    pub(crate) fn listen(mode: StopMode) -> io::Result<Self> {
+        let (sender, arrivals) = mpsc::unbounded_channel();
+        for kind in [
+            SignalKind::terminate(),
+            SignalKind::interrupt(),
+            SignalKind::hangup(),
+        ] {
+            let mut signals = signal(kind)?;
+            let sender = sender.clone();
+            tokio::spawn(async move {
+                while signals.recv().await.is_some() {
+                    // Without a receiver the agent has ended.
+                    let _ = sender.send(());
+                }
+            });
+        }
+        Ok(Self { mode, arrivals })
+    }
+
+    /// Waits for the next signal, and returns how the first one stops the agent.
+    pub(crate) async fn next(&mut self) -> StopMode {
+        match self.arrivals.recv().await {
+            Some(()) => self.mode,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("detach", Ok(StopMode::Detach), None)]
+    #[case("Drain", Ok(StopMode::Drain), Some(StopMode::Grace))]
+    #[case("grace", Ok(StopMode::Grace), Some(StopMode::Force))]
+    #[case("grace-shutdown", Ok(StopMode::Grace), Some(StopMode::Force))]
+    #[case("force-shutdown", Ok(StopMode::Force), None)]
+    fn each_mode_has_its_word_and_the_next_one(
+        #[case] word: &str,
+        #[case] mode: Result<StopMode, String>,
+        #[case] next: Option<StopMode>,
+    ) {
+        assert_eq!(StopMode::parse(word), mode);
+        assert_eq!(mode.unwrap().next(), next);
+    }
+}

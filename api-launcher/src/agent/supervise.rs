@@ -1,0 +1,426 @@
+//! One task, from its lease to the moment the hub knows its end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use job_contract::Document;
+use pool_protocol::instance::Phase;
+use pool_protocol::lease::{Decline, DeclineReason, End, Ended, Lease, Started};
+use pool_protocol::path::LeaseCall;
+use pool_protocol::problem::Code;
+use pool_protocol::task::{LeasedTask, Task, TaskState};
+use secrecy::SecretString;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use super::Agent;
+use super::client::answer::{Failure, Next, Pauses, jitter};
+use super::lease::{Held, LeaseRef, Stop, StopOrder, StoppedBy};
+use super::target::{Executor, Found, Order, RunEnd, StartFailure};
+
+/// The verdict on a run that the agent has ended because it was told to stop at once.
+const FORCED: &str = "agent_forced";
+/// How long a stop that failed waits for its next attempt.
+const STOP_AGAIN: Duration = Duration::from_secs(5);
+
+/// Whether a task got as far as an executor, or to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TaskOutcome {
+    Ran,
+    HandedBack,
+}
+
+impl Agent {
+    /// Takes a task that the hub has given. `sent` is when the agent asked for it.
+    pub(crate) fn take(self: &Arc<Self>, task: LeasedTask, sent: Instant) {
+        let lease = LeaseRef {
+            task: task.task_id,
+            lease: task.lease_id,
+            fencing_token: task.fencing_token,
+        };
+        let run = format!("{}/{}", task.task.job_id, task.task.step_id);
+        let token = SecretString::from(task.job_token.clone());
+        let Some(held) = self.leases.add(lease, run, Some(token), Phase::Preparing) else {
+            return;
+        };
+        info!(run = held.run, lease = %lease.lease, attempt = task.attempt, "took a task");
+        let agent = Arc::clone(self);
+        tokio::spawn(async move {
+            let outcome = agent.run(&held, task, sent).await;
+            agent.finish(&held, outcome);
+        });
+    }
+
+    /// Follows an executor of an earlier agent, or one that was started elsewhere for this agent.
+    pub(crate) fn adopt(self: &Arc<Self>, found: Found) {
+        let Found {
+            lease,
+            run,
+            executor,
+        } = found;
+        let Some(held) = self.leases.add(lease, run, None, Phase::Started) else {
+            return;
+        };
+        info!(run = held.run, lease = %lease.lease, executor = executor.name(), "found an executor of an earlier agent");
+        let agent = Arc::clone(self);
+        tokio::spawn(async move {
+            agent.follow(&held, executor).await;
+            agent.finish(&held, TaskOutcome::Ran);
+        });
+    }
+
+    fn finish(&self, held: &Held, outcome: TaskOutcome) {
+        self.last_outcome.send_replace(Some(outcome));
+        self.leases.remove(held.lease.lease);
+        // The hub shows the free slot at once.
+        self.beat_now.notify_one();
+    }
+
+    async fn run(&self, held: &Held, task: LeasedTask, sent: Instant) -> TaskOutcome {
+        let expires_in = Duration::from_secs(task.expires_in_seconds.into());
+        // A hub that does not say how long counts it itself.
+        let is_late = !expires_in.is_zero() && sent.elapsed() >= expires_in;
+        if is_late {
+            warn!(run = held.run, "the lease was over before it arrived");
+            return TaskOutcome::HandedBack;
+        }
+        let order = match open(held, task, &self.client.lease_url(&held.lease)) {
+            Ok(order) => order,
+            Err((reason, text)) => return self.hand_back(held, reason, text).await,
+        };
+        if self.detaching.is_cancelled() {
+            let text = "the agent stops".to_owned();
+            return self.hand_back(held, DeclineReason::Draining, text).await;
+        }
+        match self.target.start(&order).await {
+            Ok(executor) => {
+                drop(order);
+                self.leases.set_phase(held, Phase::Started);
+                self.say_started(held, executor.name()).await;
+                self.follow(held, executor).await;
+                TaskOutcome::Ran
+            }
+            Err(StartFailure::Again(reason, text)) => self.hand_back(held, reason, text).await,
+            Err(StartFailure::Never(verdict, text)) => {
+                let end = super::target::over(LeaseCall::Fail, None, verdict, text);
+                self.tell(held, end).await;
+                TaskOutcome::Ran
+            }
+        }
+    }
+
+    async fn hand_back(&self, held: &Held, reason: DeclineReason, text: String) -> TaskOutcome {
+        self.tell(held, RunEnd::Again(reason, text)).await;
+        TaskOutcome::HandedBack
+    }
+
+    async fn say_started(&self, held: &Held, executor: String) {
+        info!(run = held.run, executor, "started an executor");
+        let started = Started { executor };
+        match self.say::<Lease>(held, LeaseCall::Started, &started).await {
+            Ok(lease) => {
+                held.set_token(lease.job_token.into());
+                if lease.state == TaskState::Running {
+                    self.leases.set_phase(held, Phase::Running);
+                }
+            }
+            Err(failure) => {
+                let stop = match failure.code() {
+                    // The executor was faster.
+                    Some(Code::TaskAlreadyTerminal) => return,
+                    Some(Code::TaskCancelled) => Stop::Terminate,
+                    // An executor that has not accepted the task cannot do so any more.
+                    _ => Stop::Withdraw,
+                };
+                warn!(run = held.run, %failure, "the hub does not want the executor that was started");
+                let by = StoppedBy::Hub;
+                held.order(StopOrder { stop, by });
+            }
+        }
+    }
+
+    /// Follows an executor to its end, stops it if that is ordered, and tells the hub what its executor may not have told.
+    async fn follow(&self, held: &Held, mut executor: Box<dyn Executor>) {
+        let mut orders = held.orders();
+        let mut stopped: Option<Stop> = None;
+        let (end, order) = loop {
+            let order = *orders.borrow_and_update();
+            let due = order.filter(|order| stopped < Some(order.stop));
+            if let Some(StopOrder { stop, by }) = due {
+                info!(run = held.run, ?stop, ?by, "stopping an executor");
+                match executor.stop(stop).await {
+                    Ok(()) => stopped = Some(stop),
+                    Err(error) => {
+                        warn!(
+                            run = held.run,
+                            error, "an executor could not be stopped, trying again"
+                        );
+                    }
+                }
+            }
+            let failed = due.is_some_and(|order| stopped < Some(order.stop));
+            tokio::select! {
+                end = executor.ended(held) => break (end, order),
+                // The sender is part of what is held.
+                _ = orders.changed() => {}
+                () = tokio::time::sleep(STOP_AGAIN), if failed => {}
+            }
+        };
+        self.tell(held, with_cause(end, order)).await;
+        executor.forget().await;
+    }
+
+    async fn tell(&self, held: &Held, end: RunEnd) {
+        let told = match &end {
+            RunEnd::Elsewhere => {
+                info!(run = held.run, "another executor has the task");
+                return;
+            }
+            RunEnd::Over(call, end) => self.say::<Ended>(held, *call, end).await,
+            RunEnd::Again(reason, text) => {
+                let decline = Decline {
+                    reason: *reason,
+                    diagnostic: text.clone(),
+                    delay_seconds: None,
+                };
+                match self.say::<Ended>(held, LeaseCall::Decline, &decline).await {
+                    Err(failure) if failure.code() == Some(Code::LeaseAccepted) => {
+                        let end = End {
+                            exit_code: None,
+                            final_log_sequence: None,
+                            diagnostic: text.clone(),
+                            verdict: Some("lost".to_owned()),
+                            reported: false,
+                        };
+                        self.say(held, LeaseCall::Fail, &end).await
+                    }
+                    told => told,
+                }
+            }
+        };
+        match told {
+            Ok(ended) => {
+                info!(run = held.run, end = ?end, state = ?ended.state, "a task has ended here");
+            }
+            // The executor has said how it ended.
+            Err(failure) if failure.code() == Some(Code::TaskAlreadyTerminal) => {
+                info!(run = held.run, "a task has ended");
+            }
+            Err(failure) => {
+                warn!(run = held.run, end = ?end, %failure, "the hub does not take the end of a task");
+            }
+        }
+    }
+
+    /// Makes a call about a lease, again until it is answered.
+    async fn say<T: DeserializeOwned>(
+        &self,
+        held: &Held,
+        call: LeaseCall,
+        body: &impl Serialize,
+    ) -> Result<T, Failure> {
+        let token = held.token();
+        let key = Uuid::new_v4();
+        let mut pauses = Pauses::default();
+        loop {
+            let said = self
+                .client
+                .lease(&held.lease, token.as_ref(), call, key, body);
+            let failure = match said.await {
+                Ok(answer) => return Ok(answer),
+                // The token of a lease stays what it is.
+                Err(failure @ (Failure::Unauthorized(_) | Failure::Forbidden(_)))
+                    if token.is_some() =>
+                {
+                    return Err(failure);
+                }
+                Err(failure) => failure,
+            };
+            let Next::Again(pause) = pauses.after(&failure, jitter) else {
+                return Err(failure);
+            };
+            tokio::time::sleep(pause).await;
+        }
+    }
+}
+
+/// Opens the payload of a task. It must belong to the task.
+fn open(held: &Held, task: LeasedTask, url: &str) -> Result<Order, (DeclineReason, String)> {
+    let LeasedTask {
+        job_token, task, ..
+    } = task;
+    let refused = |text: &str| (DeclineReason::Refused, text.to_owned());
+    let Some(payload) = &task.payload else {
+        return Err(match &task.sealed_payload {
+            Some(sealed) => (
+                DeclineReason::Sealed,
+                format!("the agent has no key `{}`", sealed.key_id),
+            ),
+            None => refused("the task has no job document"),
+        });
+    };
+    let json = serde_json::to_vec(payload).expect("a document that was read can be written");
+    // The text of the error may quote the document.
+    let job = Document::from_json(json).map_err(|_| refused("the job document cannot be read"))?;
+    if let Some(field) = difference(&task, &job) {
+        return Err(refused(&format!(
+            "the job document has another `{field}` than its task"
+        )));
+    }
+    Ok(Order {
+        lease: held.lease,
+        job,
+        url: url.to_owned(),
+        token: job_token.into(),
+    })
+}
+
+fn difference(task: &Task, job: &Document) -> Option<&'static str> {
+    [
+        (
+            "organizationId",
+            &task.organization_id,
+            &job.organization_id,
+        ),
+        ("jobId", &task.job_id, &job.job_id),
+        ("stepId", &task.step_id, &job.step_id),
+    ]
+    .into_iter()
+    .find(|(_, outside, inside)| outside != inside)
+    .map(|(field, _, _)| field)
+}
+
+/// The end of a run that was stopped, with who stopped it.
+fn with_cause(end: RunEnd, order: Option<StopOrder>) -> RunEnd {
+    match (end, order) {
+        (
+            RunEnd::Over(LeaseCall::Fail, end),
+            Some(StopOrder {
+                stop: Stop::Terminate | Stop::Kill,
+                by: StoppedBy::Hub,
+            }),
+        ) => RunEnd::Over(LeaseCall::Cancelled, end),
+        (
+            RunEnd::Over(LeaseCall::Fail, end),
+            Some(StopOrder {
+                stop: Stop::Kill,
+                by: StoppedBy::Agent,
+            }),
+        ) => RunEnd::Over(
+            LeaseCall::Fail,
+            End {
+                verdict: Some(FORCED.to_owned()),
+                diagnostic: format!(
+                    "The agent was told to stop at once and has ended the executor. {}",
+                    end.diagnostic
+                ),
+                ..end
+            },
+        ),
+        (end, _) => end,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pool_protocol::id::{LeaseId, TaskId};
+    use pool_protocol::task::SealedPayload;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::agent::lease::Leases;
+
+    fn task(payload: Option<Value>) -> LeasedTask {
+        LeasedTask {
+            task_id: TaskId::new(),
+            lease_id: LeaseId::new(),
+            fencing_token: 1,
+            leased_at: String::new(),
+            expires_at: String::new(),
+            expires_in_seconds: 30,
+            attempt: 1,
+            job_token: "mfr_planted".to_owned(),
+            task: Task {
+                organization_id: "org".to_owned(),
+                workspace_id: "ws".to_owned(),
+                job_id: "7".to_owned(),
+                step_id: "step".to_owned(),
+                kind: "terraformApply".to_owned(),
+                payload,
+                sealed_payload: None,
+                traceparent: None,
+            },
+        }
+    }
+
+    fn open_task(task: LeasedTask) -> Result<Order, (DeclineReason, String)> {
+        let lease = LeaseRef {
+            task: task.task_id,
+            lease: task.lease_id,
+            fencing_token: task.fencing_token,
+        };
+        let held = Leases::default().add(lease, String::new(), None, Phase::Preparing);
+        open(&held.unwrap(), task, "http://hub/lease")
+    }
+
+    #[test]
+    fn a_document_that_belongs_to_its_task_is_opened() {
+        let document =
+            json!({"organizationId": "org", "jobId": "7", "stepId": "step", "later": [1]});
+        let order = open_task(task(Some(document.clone()))).unwrap();
+        assert_eq!(order.url, "http://hub/lease");
+        let handed_on: Value = serde_json::from_slice(order.job.json()).unwrap();
+        assert_eq!(handed_on, document);
+        assert!(!format!("{order:?}").contains("planted"));
+    }
+
+    #[rstest]
+    #[case(json!({"organizationId": "other", "jobId": "7", "stepId": "step"}), "organizationId")]
+    #[case(json!({"organizationId": "org", "jobId": "8", "stepId": "step"}), "jobId")]
+    #[case(json!({"organizationId": "org", "jobId": "7", "stepId": "other"}), "stepId")]
+    #[case(json!({"organizationId": "org", "jobId": "7"}), "stepId")]
+    #[case(json!(["hunter2"]), "cannot be read")]
+    fn a_document_of_another_task_is_refused(#[case] payload: Value, #[case] word: &str) {
+        let (reason, text) = open_task(task(Some(payload))).unwrap_err();
+        assert_eq!(reason, DeclineReason::Refused);
+        assert!(text.contains(word) && !text.contains("hunter2"), "{text}");
+    }
+
+    #[test]
+    fn a_document_that_is_sealed_or_missing_is_handed_back() {
+        let (reason, _) = open_task(task(None)).unwrap_err();
+        assert_eq!(reason, DeclineReason::Refused);
+        let mut sealed = task(None);
+        sealed.task.sealed_payload = Some(SealedPayload {
+            key_id: "9f31c2aa".to_owned(),
+            encapsulated_key: String::new(),
+            ciphertext: String::new(),
+        });
+        let (reason, text) = open_task(sealed).unwrap_err();
+        assert_eq!(reason, DeclineReason::Sealed);
+        assert!(text.contains("9f31c2aa"), "{text}");
+    }
+
+    #[rstest]
+    #[case(None, LeaseCall::Fail, "lost")]
+    #[case(Some((Stop::Withdraw, StoppedBy::Hub)), LeaseCall::Fail, "lost")]
+    #[case(Some((Stop::Terminate, StoppedBy::Hub)), LeaseCall::Cancelled, "lost")]
+    #[case(Some((Stop::Kill, StoppedBy::Hub)), LeaseCall::Cancelled, "lost")]
+    #[case(Some((Stop::Terminate, StoppedBy::Agent)), LeaseCall::Fail, "lost")]
+    #[case(Some((Stop::Kill, StoppedBy::Agent)), LeaseCall::Fail, FORCED)]
+    fn who_stopped_a_run_is_told(
+        #[case] order: Option<(Stop, StoppedBy)>,
+        #[case] call: LeaseCall,
+        #[case] verdict: &str,
+    ) {
+        let order = order.map(|(stop, by)| StopOrder { stop, by });
+        let end = crate::agent::target::over(LeaseCall::Fail, Some(1), "lost", String::new());
+        let RunEnd::Over(told, end) = with_cause(end, order) else {
+            panic!("it is over");
+        };
+        assert_eq!((told, end.verdict.as_deref()), (call, Some(verdict)));
+    }
+}

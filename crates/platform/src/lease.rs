@@ -1,0 +1,181 @@
+//! The lease on a step that a hub has given to this executor: the claim, signs of life, and the end of the task. The hub
+//! may order the run to stop, and may give it up.
+
+mod args;
+mod heartbeat;
+#[cfg(test)]
+mod tests;
+mod token;
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use job_contract::chain;
+use job_contract::status::JobStatus;
+use pool_protocol::lease as wire;
+use pool_protocol::path::LeaseCall;
+use reqwest::{Method, Url};
+use serde::Serialize;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+pub use args::{LeaseArgs, LeaseConfig};
+pub use token::JobToken;
+
+use self::heartbeat::Heartbeat;
+use crate::step::{Claim, Holder, RunEnd, RunResult};
+use crate::terrakube::client::{Call, Client, JSON, Pace};
+use crate::terrakube::document::fitting;
+use crate::terrakube::{TerrakubeError, TokenSource};
+use runtime::Deadline;
+
+/// How long a claim is tried: longer than a hub takes to start. Nothing has been changed until then.
+const ACCEPT_PATIENCE: Duration = Duration::from_mins(5);
+/// Characters of a diagnostic.
+const DIAGNOSTIC: usize = 1000;
+const PACE: Pace = Pace {
+    first_pause: Duration::from_secs(1),
+    longest_pause: Duration::from_secs(30),
+    ..Pace::USUAL
+};
+
+/// One lease. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Lease(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    hub: Hub,
+    standing: watch::Sender<Standing>,
+    /// The claim, once it is granted.
+    accepted: OnceLock<wire::Acceptance>,
+    heartbeat: Mutex<Option<Heartbeat>>,
+}
+
+/// Where a lease stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Held,
+    /// The run is to stop.
+    CancelRequested,
+    /// The hub has given the run up, or another executor has it.
+    Lost,
+}
+
+/// The hub as one lease sees it.
+#[derive(Debug)]
+struct Hub {
+    config: LeaseConfig,
+    client: Client,
+}
+
+impl Hub {
+    fn new(config: LeaseConfig) -> Result<Self, TerrakubeError> {
+        let client = Client::new(TokenSource::of_lease(config.token.clone()), PACE)?;
+        Ok(Self { config, client })
+    }
+
+    fn call(&self, call: LeaseCall, body: &impl Serialize) -> Call {
+        let url: Url = self.config.call(call);
+        Call::new(Method::POST, url, JSON).for_hub().body(body)
+    }
+}
+
+impl Lease {
+    /// Nothing is sent yet.
+    pub(crate) fn new(config: LeaseConfig) -> Result<Self, TerrakubeError> {
+        Ok(Self(Arc::new(Inner {
+            hub: Hub::new(config)?,
+            standing: watch::channel(Standing::Held).0,
+            accepted: OnceLock::new(),
+            heartbeat: Mutex::default(),
+        })))
+    }
+
+    /// Takes the task for `holder`. From then on the hub gets heartbeats.
+    pub(crate) async fn accept(&self, holder: &Holder) -> Result<Claim, TerrakubeError> {
+        let acceptance = wire::Acceptance {
+            holder: wire::Holder {
+                uid: holder.uid.clone(),
+                name: holder.pod.clone(),
+            },
+            phase: None,
+        };
+        let hub = &self.0.hub;
+        let call = hub.call(LeaseCall::Accept, &acceptance);
+        let deadline = Deadline::after(ACCEPT_PATIENCE);
+        let lease: wire::Lease = match hub.client.ask(&call, &deadline).await {
+            Ok(lease) => lease,
+            Err(error) => return error.lost_lease().map(Claim::Refused).ok_or(error),
+        };
+        let acceptance = self.0.accepted.get_or_init(|| acceptance);
+        heartbeat::learn(&lease, &hub.config.token, &self.0.standing);
+        let mut heartbeat = self.heartbeat();
+        if heartbeat.is_none() {
+            let standing = self.0.standing.clone();
+            *heartbeat = Heartbeat::start(hub.config.clone(), &lease, acceptance.clone(), standing)
+                .inspect_err(|error| warn!(error = chain(error), "the run has no heartbeat"))
+                .ok();
+        }
+        Ok(Claim::Granted)
+    }
+
+    /// Whether the hub has given the run up: its statuses are not this executor's any more.
+    pub(crate) fn is_lost(&self) -> bool {
+        *self.0.standing.borrow() == Standing::Lost
+    }
+
+    /// Returns once the hub wants the run to stop, or has given it up.
+    pub(crate) async fn stopped(&self) -> JobStatus {
+        let mut standing = self.0.standing.subscribe();
+        // The sender lives as long as `self`.
+        let _ = standing.wait_for(|now| *now != Standing::Held).await;
+        if self.is_lost() {
+            JobStatus::Failed
+        } else {
+            JobStatus::Cancelled
+        }
+    }
+
+    /// Ends the task, if it was accepted and is not lost. There are heartbeats until the hub knows.
+    pub(crate) async fn end(
+        &self,
+        end: &RunEnd,
+        deadline: &Deadline,
+    ) -> Result<(), TerrakubeError> {
+        if self.0.accepted.get().is_none() || self.is_lost() {
+            return Ok(());
+        }
+        let call = match end.result {
+            RunResult::Completed => LeaseCall::Complete,
+            RunResult::Failed => LeaseCall::Fail,
+            RunResult::Cancelled => LeaseCall::Cancelled,
+        };
+        let body = wire::End {
+            exit_code: Some(end.exit_code.into()),
+            final_log_sequence: None,
+            diagnostic: fitting(&end.diagnostic, DIAGNOSTIC).to_owned(),
+            verdict: None,
+            reported: end.reported,
+        };
+        let hub = &self.0.hub;
+        let call = hub.call(call, &body);
+        let told = hub.client.ask::<wire::Ended>(&call, deadline).await;
+        drop(self.heartbeat().take());
+        match told {
+            Ok(_) => Ok(()),
+            Err(error) => match error.lost_lease() {
+                Some(why) => {
+                    info!(why, "the hub has ended the task already");
+                    Ok(())
+                }
+                None => Err(error),
+            },
+        }
+    }
+
+    fn heartbeat(&self) -> std::sync::MutexGuard<'_, Option<Heartbeat>> {
+        let heartbeat = self.0.heartbeat.lock();
+        heartbeat.unwrap_or_else(PoisonError::into_inner)
+    }
+}

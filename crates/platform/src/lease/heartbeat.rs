@@ -1,0 +1,148 @@
+//! Signs of life for a hub, from a thread of their own with a runtime of its own, which no run can starve. The answers say
+//! whether the run is to stop.
+
+use std::io;
+use std::thread;
+use std::time::Duration;
+
+use job_contract::chain;
+use pool_protocol::lease as wire;
+use pool_protocol::path::LeaseCall;
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, info, warn};
+
+use super::{Hub, JobToken, LeaseConfig, PACE, Standing};
+use crate::terrakube::client::LONGEST_RETRY_AFTER;
+use runtime::Deadline;
+
+/// Between two signs of life, unless the lease is short.
+const INTERVAL: Duration = Duration::from_secs(15);
+/// So often within a lease at least.
+const PER_LEASE: u32 = 3;
+/// How long one attempt may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// What a hub asks for that names less.
+const SHORTEST: Duration = Duration::from_secs(1);
+
+/// Signs of life, as long as this value lives.
+#[derive(Debug)]
+pub(super) struct Heartbeat {
+    _alive: oneshot::Sender<()>,
+}
+
+impl Heartbeat {
+    /// The first sign is due after one interval: the hub has just answered.
+    pub(super) fn start(
+        hub: LeaseConfig,
+        lease: &wire::Lease,
+        acceptance: wire::Acceptance,
+        standing: watch::Sender<Standing>,
+    ) -> io::Result<Self> {
+        let (alive, over) = oneshot::channel();
+        let beat = Beat {
+            acceptance,
+            interval: interval(lease),
+            standing,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let beats = move || {
+            runtime.block_on(async {
+                // Its connections belong to its runtime.
+                match Hub::new(hub) {
+                    Ok(hub) => tokio::select! {
+                        _ = over => {}
+                        () = beat.repeat(&hub) => {}
+                    },
+                    Err(error) => warn!(error = chain(&error), "the run has no heartbeat"),
+                }
+            });
+        };
+        thread::Builder::new()
+            .name("lease".to_owned())
+            .spawn(beats)?;
+        Ok(Self { _alive: alive })
+    }
+}
+
+fn interval(lease: &wire::Lease) -> Duration {
+    match lease.expires_in_seconds {
+        0 => INTERVAL,
+        seconds => INTERVAL.min(Duration::from_secs(seconds.into()) / PER_LEASE),
+    }
+}
+
+/// Uses what the hub says of the lease.
+pub(super) fn learn(lease: &wire::Lease, token: &JobToken, standing: &watch::Sender<Standing>) {
+    token.replace(&lease.job_token);
+    if lease.cancel_requested {
+        standing.send_if_modified(|now| {
+            let is_news = *now == Standing::Held;
+            if is_news {
+                *now = Standing::CancelRequested;
+            }
+            is_news
+        });
+    }
+}
+
+struct Beat {
+    acceptance: wire::Acceptance,
+    interval: Duration,
+    standing: watch::Sender<Standing>,
+}
+
+impl Beat {
+    /// Until the lease is lost.
+    async fn repeat(self, hub: &Hub) {
+        let (mut failing, mut kind) = (None, LeaseCall::Heartbeat);
+        let mut next = Instant::now() + self.interval;
+        loop {
+            sleep_until(next).await;
+            let call = hub.call(kind, &self.acceptance);
+            kind = LeaseCall::Heartbeat;
+            let deadline = Deadline::after(PATIENCE);
+            let begun = Instant::now();
+            match hub.client.document::<wire::Lease>(&call, &deadline).await {
+                Ok(lease) => {
+                    learn(&lease, &hub.config.token, &self.standing);
+                    if failing.take().is_some() {
+                        info!("heartbeats reach the hub again");
+                    }
+                    next = begun + self.interval;
+                }
+                // A hub that was restored may have forgotten it.
+                Err(error) if error.is_unaccepted() => {
+                    kind = LeaseCall::Accept;
+                    next = Instant::now() + SHORTEST;
+                }
+                Err(error) => {
+                    if let Some(why) = error.lost_lease() {
+                        warn!(
+                            why,
+                            "the hub has given this run up: its statuses are left alone"
+                        );
+                        self.standing.send_replace(Standing::Lost);
+                        return;
+                    }
+                    if failing.is_none() {
+                        warn!(
+                            error = chain(&error),
+                            "heartbeats do not reach the hub, trying again"
+                        );
+                    } else {
+                        debug!(error = chain(&error), "heartbeats do not reach the hub yet");
+                    }
+                    let pauses = failing.get_or_insert_with(|| PACE.pauses());
+                    let pause = pauses.next().unwrap_or(INTERVAL).min(INTERVAL);
+                    let asked = error.retry_after();
+                    let pause =
+                        asked.map_or(pause, |asked| asked.clamp(SHORTEST, LONGEST_RETRY_AFTER));
+                    next = Instant::now() + pause;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! One lease against a server that answers as it is told to.
+
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use job_contract::Exit;
+use job_contract::status::JobStatus;
+use pool_protocol::IDEMPOTENCY_KEY;
+use pool_protocol::id::{LeaseId, TaskId};
+use pool_protocol::lease as wire;
+use pool_protocol::problem::{Code, Problem};
+use pool_protocol::task::TaskState;
+use pool_protocol::version::{HEADER, Versions};
+use rstest::rstest;
+use test_peers::http::{Request, Response, Server};
+
+use super::*;
+
+/// No test waits longer.
+const LONG: Duration = Duration::from_secs(30);
+
+fn holder() -> Holder {
+    Holder {
+        pod: "pod".to_owned(),
+        uid: "uid".to_owned(),
+        since: String::new(),
+    }
+}
+
+fn held(job_token: &str, cancel_requested: bool) -> Response {
+    let lease = wire::Lease {
+        task_id: TaskId::new(),
+        lease_id: LeaseId::new(),
+        fencing_token: 1,
+        state: TaskState::Running,
+        expires_at: String::new(),
+        expires_in_seconds: 1,
+        job_token: job_token.to_owned(),
+        cancel_requested,
+    };
+    Response::new(200, serde_json::to_vec(&lease).unwrap())
+}
+
+fn problem(code: Code) -> Response {
+    let problem = Problem::new(code, "so it is").with_versions(Versions::OURS, None);
+    Response::new(problem.status, serde_json::to_vec(&problem).unwrap())
+}
+
+fn lease_at(server: &Server) -> Lease {
+    // Each program does this first. A test before this one may have done it.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let url = Url::parse(&format!("{}/leases/1", server.url())).unwrap();
+    let token = JobToken::new("mfr_first".to_owned().into());
+    Lease::new(LeaseConfig::new(url, token)).unwrap()
+}
+
+/// A server that answers each request with what the test sends.
+fn by_order() -> (Server, Sender<Response>) {
+    let (orders, answers) = channel();
+    let answers: Mutex<Receiver<Response>> = Mutex::new(answers);
+    let answer = move |_: &Request| {
+        let next = answers.lock().unwrap().recv_timeout(LONG);
+        next.unwrap_or_else(|_| Response::new(500, ""))
+    };
+    (Server::start(answer).unwrap(), orders)
+}
+
+fn end(result: RunResult) -> RunEnd {
+    RunEnd {
+        result,
+        exit_code: 0,
+        diagnostic: String::new(),
+        reported: true,
+    }
+}
+
+/// The test has one thread for its runtime, and keeps it.
+#[tokio::test]
+async fn heartbeats_go_on_while_the_run_has_every_thread_and_use_the_latest_token() {
+    let (beat, beats) = channel();
+    let beat = Mutex::new(beat);
+    let server = Server::start(move |request| {
+        if request.path.ends_with("/heartbeat") {
+            // The test may have seen enough.
+            let _ = beat.lock().unwrap().send(request.clone());
+        }
+        held("mfr_next", false)
+    });
+    let server = server.unwrap();
+    let lease = lease_at(&server);
+    assert_eq!(lease.accept(&holder()).await.unwrap(), Claim::Granted);
+    for _ in 0..2 {
+        let request = beats.recv_timeout(LONG).unwrap();
+        assert_eq!(request.header("authorization"), Some("Bearer mfr_next"));
+        assert_eq!(request.header(HEADER), Some("1"));
+        assert!(request.header("user-agent").unwrap().starts_with("mayfly/"));
+    }
+    let accepted = &server.requests()[0];
+    assert_eq!(accepted.header("authorization"), Some("Bearer mfr_first"));
+}
+
+#[tokio::test]
+async fn an_answer_that_is_lost_or_anothers_is_asked_for_again_as_the_same_request() {
+    let (server, orders) = by_order();
+    for answer in [
+        Response::new(200, "<html>sign in</html>"),
+        Response::new(404, ""),
+        problem(Code::StoreUnavailable).with_header("Retry-After", "0"),
+        held("", false),
+    ] {
+        orders.send(answer).unwrap();
+    }
+    let lease = lease_at(&server);
+    assert_eq!(lease.accept(&holder()).await.unwrap(), Claim::Granted);
+    let requests = server.requests();
+    let keys: Vec<_> = requests
+        .iter()
+        .filter(|request| request.path.ends_with("/accept"))
+        .map(|request| request.header(IDEMPOTENCY_KEY).unwrap())
+        .collect();
+    assert_eq!(keys, [keys[0]; 4]);
+}
+
+#[rstest]
+#[case(Code::LeaseSuperseded)]
+#[case(Code::LeaseExpired)]
+#[case(Code::TaskCancelled)]
+#[case(Code::TaskAlreadyTerminal)]
+#[tokio::test]
+async fn a_task_that_is_not_ours_is_refused_once_and_nothing_more_is_said(#[case] code: Code) {
+    let (server, orders) = by_order();
+    orders.send(problem(code)).unwrap();
+    let lease = lease_at(&server);
+    let Claim::Refused(why) = lease.accept(&holder()).await.unwrap() else {
+        panic!("granted");
+    };
+    assert!(why.starts_with("so it is"), "{why}");
+    let deadline = Deadline::after(LONG);
+    lease.end(&end(RunResult::Failed), &deadline).await.unwrap();
+    assert_eq!(server.requests().len(), 1);
+}
+
+#[rstest]
+#[case(
+    Code::ExecutorProtocolVersionUnsupported,
+    Exit::BadConfiguration,
+    "speaks versions 1 to 1"
+)]
+#[case(Code::ExecutorAuthenticationFailed, Exit::Infrastructure, "401")]
+#[case(Code::TaskNotFound, Exit::Infrastructure, "404")]
+#[tokio::test]
+async fn a_hub_that_cannot_say_whose_the_task_is_ends_the_attempt(
+    #[case] code: Code,
+    #[case] exit: Exit,
+    #[case] text: &str,
+) {
+    let (server, orders) = by_order();
+    orders.send(problem(code)).unwrap();
+    let error = lease_at(&server).accept(&holder()).await.unwrap_err();
+    assert_eq!(error.exit(), exit);
+    let shown = format!("{error} {error:?}");
+    assert!(shown.contains(text) && !shown.contains("mfr_"), "{shown}");
+}
+
+#[tokio::test]
+async fn a_hub_that_has_forgotten_the_claim_is_reminded_of_it() {
+    let (server, orders) = by_order();
+    let lease = lease_at(&server);
+    for answer in [
+        held("", false),
+        problem(Code::LeaseNotAccepted),
+        held("", false),
+        held("", true),
+    ] {
+        orders.send(answer).unwrap();
+    }
+    assert_eq!(lease.accept(&holder()).await.unwrap(), Claim::Granted);
+    assert_eq!(lease.stopped().await, JobStatus::Cancelled);
+    let called: Vec<_> = server
+        .requests()
+        .iter()
+        .map(|request| request.path.rsplit('/').next().unwrap().to_owned())
+        .collect();
+    assert_eq!(called, ["accept", "heartbeat", "accept", "heartbeat"]);
+}
+
+#[tokio::test]
+async fn the_wish_that_the_run_stops_and_the_loss_of_the_lease_are_heard() {
+    let (server, orders) = by_order();
+    let lease = lease_at(&server);
+    orders.send(held("", false)).unwrap();
+    assert_eq!(lease.accept(&holder()).await.unwrap(), Claim::Granted);
+    orders.send(held("", true)).unwrap();
+    assert_eq!(lease.stopped().await, JobStatus::Cancelled);
+    assert!(!lease.is_lost());
+    orders.send(problem(Code::TaskAlreadyTerminal)).unwrap();
+    let mut standing = lease.0.standing.subscribe();
+    standing
+        .wait_for(|now| *now == Standing::Lost)
+        .await
+        .unwrap();
+    assert_eq!(lease.stopped().await, JobStatus::Failed);
+    // What is over at the hub is not ended again.
+    let before = server.requests().len();
+    let deadline = Deadline::after(LONG);
+    lease
+        .end(&end(RunResult::Completed), &deadline)
+        .await
+        .unwrap();
+    assert_eq!(server.requests().len(), before);
+}
+
+#[rstest]
+#[case(RunResult::Completed, "complete")]
+#[case(RunResult::Failed, "fail")]
+#[case(RunResult::Cancelled, "cancelled")]
+#[tokio::test]
+async fn the_end_is_told_with_what_it_was(#[case] result: RunResult, #[case] name: &'static str) {
+    let ended = wire::Ended {
+        task_id: TaskId::new(),
+        state: TaskState::Completed,
+    };
+    let server = Server::start(move |request| {
+        if request.path == format!("/leases/1/{name}") {
+            return Response::new(200, serde_json::to_vec(&ended).unwrap());
+        }
+        held("", false)
+    });
+    let server = server.unwrap();
+    let lease = lease_at(&server);
+    lease.accept(&holder()).await.unwrap();
+    let end = RunEnd {
+        exit_code: 76,
+        diagnostic: "x".repeat(5000),
+        ..end(result)
+    };
+    lease.end(&end, &Deadline::after(LONG)).await.unwrap();
+    let requests = server.requests();
+    let told = requests.iter().find(|request| request.path.ends_with(name));
+    let told: wire::End = serde_json::from_slice(&told.unwrap().body).unwrap();
+    assert_eq!((told.exit_code, told.reported), (Some(76), true));
+    assert_eq!(told.diagnostic.len(), DIAGNOSTIC);
+}

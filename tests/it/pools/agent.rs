@@ -1,0 +1,297 @@
+//! Agents of a pool, with executors as processes. Neither has a secret of the platform.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use integration_tests::process::Stream;
+use integration_tests::site::fifo;
+use integration_tests::{Repository, Running};
+use job_contract::env;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use test_platform::{Flow, NewJob, Status, Workspace};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::place::{Hub, Place};
+use crate::in_cluster::PATIENCE;
+
+/// How soon a freed slot is used again, on a machine with nothing else to do at once.
+const PROMPT: Duration = Duration::from_secs(10);
+
+impl Place {
+    /// The agent `eu-1`, about to be started.
+    pub(super) fn agent(&self, hub: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
+        command
+            .args(["agent", "--deploy-target", "process", "--name", "eu-1"])
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap())
+            .env("HOME", self.path(""))
+            .env("MAYFLY_AGENT_SERVICE_URL", hub)
+            .env("MAYFLY_AGENT_TOKEN", self.token.reveal())
+            .env("MAYFLY_AGENT_WORKING_DIRECTORY", self.path("data"))
+            .env(env::LOG_FORMAT, "json")
+            .env(env::PUBLIC_API_URL, self.platform.url())
+            .env(env::STATE_TYPE, "LocalTerraformStateImpl")
+            .env(env::STATUS_POLL_SECONDS, "1");
+        command
+    }
+
+    pub(super) fn start_agent(&self, hub: &Hub) -> Running {
+        Running::start(&mut self.agent(&hub.url()))
+    }
+
+    /// A job of one script, which notes that it ran, and waits at a gate.
+    pub(super) fn start_script(&self, gate: &Gate) -> u32 {
+        let workspace = self
+            .platform
+            .workspace(Workspace::new(&gate.repository.url()));
+        let script = format!(
+            "echo ran >> {}; echo at-the-gate; cat {}",
+            self.path("ledger").display(),
+            gate.path.display()
+        );
+        let flow = Flow::new("customScripts", 100).with_script(&script);
+        self.platform.start_job(NewJob::new(&workspace, vec![flow]))
+    }
+
+    /// How often scripts have run.
+    pub(super) fn times_run(&self) -> usize {
+        let ledger = fs::read_to_string(self.path("ledger")).unwrap_or_default();
+        ledger.lines().count()
+    }
+
+    /// The folders of runs in progress.
+    pub(super) fn runs(&self) -> Vec<PathBuf> {
+        let runs = fs::read_dir(self.path("data/launcher/agent/runs")).unwrap();
+        runs.map(|run| run.unwrap().path()).collect()
+    }
+
+    /// The only executor that runs.
+    pub(super) fn executor(&self) -> Pid {
+        let runs = self.runs();
+        assert_eq!(runs.len(), 1, "{runs:?}");
+        let pid = fs::read_to_string(runs[0].join("pid")).unwrap();
+        Pid::from_raw(pid.trim().parse().unwrap())
+    }
+}
+
+/// A point at which scripts wait.
+pub(super) struct Gate {
+    path: PathBuf,
+    repository: Repository,
+}
+
+impl Gate {
+    pub(super) fn new(place: &Place) -> Self {
+        Self {
+            path: fifo(place.path("gate")),
+            repository: Repository::fixture(),
+        }
+    }
+
+    /// Lets one script pass.
+    pub(super) async fn open(&self) {
+        let path = self.path.clone();
+        let opened =
+            tokio::task::spawn_blocking(move || fs::OpenOptions::new().write(true).open(path));
+        let opened = tokio::time::timeout(PATIENCE, opened).await;
+        drop(
+            opened
+                .expect("no script came to the gate")
+                .unwrap()
+                .unwrap(),
+        );
+    }
+}
+
+/// Waits for the end of an agent, which has to be this.
+pub(super) fn ends_with(agent: Running, code: i32) -> String {
+    let ended = tokio::task::block_in_place(|| agent.wait());
+    assert_eq!(ended.code(), code, "{ended}");
+    ended.stderr
+}
+
+fn wait_for(agent: &Running, message: &str) {
+    tokio::task::block_in_place(|| agent.wait_for(Stream::Stderr, message));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plan_and_its_apply_run_without_a_secret_of_the_platform() {
+    let place = Place::new().await;
+    let hub = place.serve();
+    let agent = place.start_agent(&hub);
+    let repository = Repository::fixture();
+    let workspace = place.platform.workspace(Workspace::new(&repository.url()));
+    let job = NewJob::new(&workspace, Flow::plan_apply());
+    let job = place.platform.start_job(job);
+    let job = place.platform.until_job(job, Status::Completed).await;
+    assert_eq!(job.step_statuses(), [Status::Completed; 2]);
+    let output = place.output(job.id);
+    assert!(output.contains("1 to add"), "{output}");
+    agent.signal(Signal::SIGTERM);
+    let log = ends_with(agent, 0);
+    assert!(
+        !log.contains(place.token.reveal()) && !log.contains("mfr_"),
+        "{log}"
+    );
+    assert_eq!(place.runs(), Vec::<PathBuf>::new());
+    hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="running"} 0"#)
+        .await;
+    place.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_ends_frees_its_slot_for_the_next() {
+    let place = Place::new().await;
+    let hub = place.serve();
+    let gate = Gate::new(&place);
+    let mut command = place.agent(&hub.url());
+    let agent = Running::start(command.env("MAYFLY_AGENT_SLOTS", "1"));
+    let first = place.start_script(&gate);
+    place.platform.until_streamed(first, "at-the-gate").await;
+    let second = place.start_script(&gate);
+    hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="available"} 1"#)
+        .await;
+    assert_eq!(place.times_run(), 1);
+    gate.open().await;
+    place.platform.until_job(first, Status::Completed).await;
+    let freed = Instant::now();
+    place.platform.until_streamed(second, "at-the-gate").await;
+    assert!(freed.elapsed() < PROMPT, "{:?}", freed.elapsed());
+    gate.open().await;
+    place.platform.until_job(second, Status::Completed).await;
+    drop(agent);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_agent_finds_its_run_again() {
+    let place = Place::new().await;
+    let hub = place.serve();
+    let gate = Gate::new(&place);
+    let agent = place.start_agent(&hub);
+    let job = place.start_script(&gate);
+    place.platform.until_streamed(job, "at-the-gate").await;
+    agent.signal(Signal::SIGKILL);
+    drop(agent);
+    let agent = place.start_agent(&hub);
+    wait_for(&agent, "found an executor of an earlier agent");
+    gate.open().await;
+    place.platform.until_job(job, Status::Completed).await;
+    agent.signal(Signal::SIGTERM);
+    ends_with(agent, 0);
+    assert_eq!((place.times_run(), place.runs().len()), (1, 0));
+    place.platform.assert_kept().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_whose_executor_dies_while_no_agent_is_there_fails_once() {
+    let place = Place::new().await;
+    let hub = place.serve();
+    let gate = Gate::new(&place);
+    let agent = place.start_agent(&hub);
+    let job = place.start_script(&gate);
+    place.platform.until_streamed(job, "at-the-gate").await;
+    agent.signal(Signal::SIGKILL);
+    drop(agent);
+    kill(place.executor(), Signal::SIGKILL).unwrap();
+    let agent = place.start_agent(&hub);
+    place.platform.until_job(job, Status::Failed).await;
+    agent.signal(Signal::SIGTERM);
+    ends_with(agent, 0);
+    assert_eq!((place.times_run(), place.runs().len()), (1, 0));
+    hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="unreported"} 0"#)
+        .await;
+    assert_eq!(place.reports(job, Status::Failed), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_run_stops_and_frees_its_slot() {
+    let place = Place::new().await;
+    let hub = place.serve();
+    let gate = Gate::new(&place);
+    let mut command = place.agent(&hub.url());
+    let agent = Running::start(command.env("MAYFLY_AGENT_SLOTS", "1"));
+    let first = place.start_script(&gate);
+    place.platform.until_streamed(first, "at-the-gate").await;
+    place.platform.cancel(first).await;
+    let second = place.start_script(&gate);
+    place.platform.until_streamed(second, "at-the-gate").await;
+    gate.open().await;
+    place.platform.until_job(second, Status::Completed).await;
+    place.platform.until_job(first, Status::Cancelled).await;
+    drop(agent);
+}
+
+/// A proxy before a hub, which loses the first answer with a task.
+async fn losing_proxy(hub: &Hub) -> (String, Arc<AtomicBool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let target = hub.url().replace("http://", "");
+    let is_lost = Arc::new(AtomicBool::new(false));
+    let lost = Arc::clone(&is_lost);
+    tokio::spawn(async move {
+        loop {
+            let (client, _) = listener.accept().await.unwrap();
+            let server = TcpStream::connect(&target).await.unwrap();
+            tokio::spawn(pass(client, server, Arc::clone(&lost)));
+        }
+    });
+    (url, is_lost)
+}
+
+async fn pass(client: TcpStream, server: TcpStream, lost: Arc<AtomicBool>) {
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let up = async { tokio::io::copy(&mut from_client, &mut to_server).await };
+    let down = async {
+        let mut piece = vec![0; 64 * 1024];
+        loop {
+            let length = from_server.read(&mut piece).await.unwrap_or(0);
+            let text = String::from_utf8_lossy(&piece[..length]).into_owned();
+            let has_task = text.contains("\"jobToken\"") && text.contains("\"payload\"");
+            if length == 0 || has_task && !lost.swap(true, Ordering::SeqCst) {
+                return;
+            }
+            if to_client.write_all(&piece[..length]).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        _ = up => {}
+        () = down => {}
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_whose_answer_was_lost_comes_again_and_runs_once() {
+    let place = Place::new().await;
+    let hub = place.serve();
+    let (proxy, is_lost) = losing_proxy(&hub).await;
+    let agent = Running::start(&mut place.agent(&proxy));
+    wait_for(&agent, "\"registered\"");
+    let gate = Gate::new(&place);
+    let job = place.start_script(&gate);
+    place.platform.until_streamed(job, "at-the-gate").await;
+    assert!(is_lost.load(Ordering::SeqCst));
+    gate.open().await;
+    place.platform.until_job(job, Status::Completed).await;
+    agent.signal(Signal::SIGTERM);
+    let log = ends_with(agent, 0);
+    let lines = log
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let taken: Vec<Value> = lines
+        .filter(|line| line["message"] == "took a task")
+        .collect();
+    assert_eq!(taken.len(), 1, "{log}");
+    assert_eq!(taken[0]["attempt"], 1);
+    assert_eq!(place.times_run(), 1);
+}
