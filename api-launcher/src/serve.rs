@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use job_contract::report::ReportKey;
 use job_contract::{Exit, env};
 use platform::report_key;
-use runtime::setting::SettingProblem;
+use runtime::setting::SettingError;
 use tokio::net::TcpListener;
 use tracing::{error, info, warn};
 
@@ -74,10 +74,10 @@ pub fn serve(args: &ServeArgs) -> u8 {
     let (format, filter, settings, key) = match (telemetry, settings, key) {
         (Ok((format, filter)), Ok(settings), Ok(key)) => (format, filter, settings, key),
         (telemetry, settings, key) => {
-            let mut problems = settings.err().unwrap_or_default();
-            problems.extend(telemetry.err().unwrap_or_default());
-            problems.extend(key.err());
-            return refuse(&problems);
+            let mut errors = settings.err().unwrap_or_default();
+            errors.extend(telemetry.err().unwrap_or_default());
+            errors.extend(key.err());
+            return refuse(&errors);
         }
     };
     runtime::telemetry::subscribe(format, filter);
@@ -93,10 +93,10 @@ pub fn serve(args: &ServeArgs) -> u8 {
     }
 }
 
-fn refuse(problems: &[SettingProblem]) -> u8 {
+fn refuse(errors: &[SettingError]) -> u8 {
     let mut text = String::from("error: the configuration cannot be used\n");
-    for problem in problems {
-        text = format!("{text}  {} {}\n", problem.variable, problem.text);
+    for error in errors {
+        text = format!("{text}  {} {}\n", error.variable, error.text);
     }
     let _ = io::stderr().write_all(text.as_bytes());
     Exit::BadConfiguration.code()

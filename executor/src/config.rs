@@ -357,7 +357,7 @@ pub struct Folders {
 }
 
 impl StoreConfig {
-    /// The store these settings describe. All problems are reported at once.
+    /// The store these settings describe. All errors are reported at once.
     pub fn open(&self, folders: &Folders) -> Result<Store, StepError> {
         let settings = self.artifacts.resolve(&folders.data);
         Ok(Store::open(&settings.map_err(ConfigError::from)?)?)
@@ -432,21 +432,21 @@ impl Config {
         })
     }
 
-    /// The platform's API and its Redis, as far as they are named. All problems are reported at once.
+    /// The platform's API and its Redis, as far as they are named. All errors are reported at once.
     pub fn network(&self) -> Result<(Option<TerrakubeConfig>, Option<Redis>), ConfigError> {
-        let mut problems = Vec::new();
+        let mut errors = Vec::new();
         let platform = self.platform.resolve().unwrap_or_else(|wrong| {
-            problems.extend(wrong.iter().map(ToString::to_string));
+            errors.extend(wrong.iter().map(ToString::to_string));
             None
         });
         let redis = self.redis.resolve().unwrap_or_else(|wrong| {
-            problems.extend(wrong.iter().map(ToString::to_string));
+            errors.extend(wrong.iter().map(ToString::to_string));
             None
         });
-        if problems.is_empty() {
+        if errors.is_empty() {
             Ok((platform, redis.map(Redis::new)))
         } else {
-            Err(ConfigError::Platform(problems))
+            Err(ConfigError::Platform(errors))
         }
     }
 

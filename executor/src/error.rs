@@ -77,11 +77,11 @@ impl StepError {
         Self::new(Exit::Defect, "a phase of the run panicked")
     }
 
-    /// A folder or file of the executor's own could not be created, written or removed: `problem` says which.
-    pub fn work_folder(problem: &'static str, path: &Path, source: io::Error) -> Self {
+    /// A folder or file of the executor's own could not be created, written or removed: `failure` says which.
+    pub fn work_folder(failure: &'static str, path: &Path, source: io::Error) -> Self {
         let is_wrong_place = is_wrong_place(&source);
         let error = FileError {
-            problem,
+            failure,
             path: path.display().to_string(),
             source,
         };
@@ -101,7 +101,7 @@ impl StepError {
     /// A file of the tool's working directory could not be read or written.
     pub fn working_dir(path: &Path, source: io::Error) -> Self {
         let error = FileError {
-            problem: "could not write into the working directory",
+            failure: "could not write into the working directory",
             path: path.display().to_string(),
             source,
         };
@@ -135,9 +135,9 @@ impl fmt::Display for StepError {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("{problem} `{path}`")]
+#[error("{failure} `{path}`")]
 struct FileError {
-    problem: &'static str,
+    failure: &'static str,
     path: String,
     #[source]
     source: io::Error,
@@ -204,8 +204,8 @@ mod tests {
     #[test]
     fn a_place_that_cannot_serve_is_a_setting() {
         let denied = io::Error::from(io::ErrorKind::PermissionDenied);
-        let problem = "could not create the folder";
-        let error = StepError::work_folder(problem, Path::new("/w"), denied);
+        let failure = "could not create the folder";
+        let error = StepError::work_folder(failure, Path::new("/w"), denied);
         let text = error.to_string();
         assert!(
             text.starts_with("could not create the folder `/w`: "),

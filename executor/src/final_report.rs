@@ -12,7 +12,7 @@ use job_contract::report::{Author, FinalReport, ReportKey};
 use job_contract::{Exit, JobData, env};
 use nix::fcntl::OFlag;
 use platform::report_key;
-use runtime::setting::SettingProblem;
+use runtime::setting::SettingError;
 use tracing::debug;
 
 use crate::config::{Config, TERMINATION_LOG_PATH};
@@ -58,7 +58,7 @@ pub(crate) struct ReportWriter {
 
 impl ReportWriter {
     /// What the environment says.
-    pub(crate) fn from_environment() -> Result<Self, SettingProblem> {
+    pub(crate) fn from_environment() -> Result<Self, SettingError> {
         let key = report_key::from_lookup(|name| std::env::var(name).ok())?;
         Ok(Self {
             key,

@@ -30,9 +30,9 @@ pub enum JobError {
         source: io::Error,
     },
     /// It is no job document.
-    #[error("{problem}")]
+    #[error("{error}")]
     Undecodable {
-        problem: DecodeError,
+        error: DecodeError,
         /// Which step it is, as far as it says so.
         identity: Option<Box<JobData>>,
     },
@@ -76,9 +76,9 @@ pub fn decode(config: &JobConfig) -> Result<JobData, JobError> {
         }
         (_, None) => return Err(JobError::Absent),
     };
-    encoding::decode(&text).map_err(|problem| JobError::Undecodable {
+    encoding::decode(&text).map_err(|error| JobError::Undecodable {
         identity: encoding::identify(&text).map(Box::new),
-        problem,
+        error,
     })
 }
 

@@ -121,8 +121,8 @@ fn run_process(config: &Config, hardened: Hardened) -> u8 {
     let bad_configuration = Exit::BadConfiguration.code();
     let report_writer = match ReportWriter::from_environment() {
         Ok(report_writer) => report_writer,
-        Err(problem) => {
-            let error = problem.to_string();
+        Err(error) => {
+            let error = error.to_string();
             let _ = writeln!(io::stderr(), "error: {error}");
             let report = unusable(error, None);
             ReportWriter::unsigned().write(termination_log, report, bad_configuration);

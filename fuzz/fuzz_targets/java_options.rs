@@ -36,11 +36,11 @@ fn node_selector(options: &str) -> Option<BTreeMap<String, String>> {
     };
     match args.resolve(None) {
         Ok(deployment) => Some(deployment.defaults.node_selector.unwrap_or_default()),
-        Err(problems) => {
-            assert!(!problems.is_empty());
-            for problem in problems {
-                assert_eq!(problem.subject, env::JAVA_TOOL_OPTIONS);
-                let message = problem.to_string();
+        Err(errors) => {
+            assert!(!errors.is_empty());
+            for error in errors {
+                assert_eq!(error.subject, env::JAVA_TOOL_OPTIONS);
+                let message = error.to_string();
                 assert!(
                     message.len() <= 1024 && !message.contains('\n'),
                     "{message}"

@@ -23,9 +23,9 @@ fuzz_target!(|data: &[u8]| {
     let manifest = match build(&document, &deployment) {
         Ok(manifest) => manifest,
         Err(errors) => {
-            assert!(!errors.problems().is_empty());
-            for problem in errors.problems() {
-                let message = problem.to_string();
+            assert!(!errors.errors().is_empty());
+            for error in errors.errors() {
+                let message = error.to_string();
                 assert!(message.len() <= 2048, "{message}");
                 assert!(
                     !message.contains('\n') && !message.contains(TOKEN),

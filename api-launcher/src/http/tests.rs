@@ -223,8 +223,8 @@ async fn nothing_is_accepted_that_cannot_be_kept() {
     let health = service.get("/actuator/health/readiness").await;
     assert_eq!(health.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(health.json()["status"], "DOWN");
-    let problem = health.json()["problem"].to_string();
-    assert!(problem.contains("No such file"), "{problem}");
+    let reason = health.json()["problem"].to_string();
+    assert!(reason.contains("No such file"), "{reason}");
     let alive = service.get("/actuator/health/liveness").await;
     assert_eq!(alive.status, StatusCode::OK);
 

@@ -1,11 +1,11 @@
 //! The options of `api-launcher serve`. The parts of the service define their own options beside what they
-//! configure; this module composes them. It finds every problem before it reports any.
+//! configure; this module composes them. It finds every error before it reports any.
 
 use std::time::Duration;
 
 use clap::Args;
 use job_contract::env;
-use runtime::setting::{ReadSetting as _, Setting, SettingProblem, SettingValue, choice};
+use runtime::setting::{ReadSetting as _, Setting, SettingError, SettingValue, choice};
 use runtime::telemetry::LogFormat;
 use tracing_subscriber::EnvFilter;
 
@@ -131,70 +131,70 @@ pub(crate) struct Settings {
 
 impl TelemetryArgs {
     /// Format and filter, with what is wrong about them.
-    pub(crate) fn resolve(&self) -> Result<(LogFormat, EnvFilter), Vec<SettingProblem>> {
-        let mut problems = Vec::new();
-        let format = self.log_format.read(&mut problems);
-        let directives = self.log_filter.read(&mut problems);
+    pub(crate) fn resolve(&self) -> Result<(LogFormat, EnvFilter), Vec<SettingError>> {
+        let mut errors = Vec::new();
+        let format = self.log_format.read(&mut errors);
+        let directives = self.log_filter.read(&mut errors);
         let filter = EnvFilter::try_new(directives.as_deref().unwrap_or("info"));
         if filter.is_err() {
             let text = "holds no `tracing` directives";
-            problems.push(SettingProblem::new(env::LOG_FILTER, text));
+            errors.push(SettingError::new(env::LOG_FILTER, text));
         }
         match filter {
-            Ok(filter) if problems.is_empty() => {
+            Ok(filter) if errors.is_empty() => {
                 Ok((format.unwrap_or_else(LogFormat::detect), filter))
             }
-            _ => Err(problems),
+            _ => Err(errors),
         }
     }
 }
 
 impl ServeArgs {
     /// Returns the settings, or everything that is invalid. `secret` is the text of `InternalSecret`.
-    pub(crate) fn resolve(&self, secret: Option<&str>) -> Result<Settings, Vec<SettingProblem>> {
-        let problems = &mut Vec::new();
-        let target = self.target.read(problems);
+    pub(crate) fn resolve(&self, secret: Option<&str>) -> Result<Settings, Vec<SettingError>> {
+        let errors = &mut Vec::new();
+        let target = self.target.read(errors);
         let target = target.unwrap_or(TargetName::Kubernetes);
-        let http = self.http.resolve(problems, secret);
-        let (drain, shutdown) = self.resolve_stopping(problems, target);
+        let http = self.http.resolve(errors, secret);
+        let (drain, shutdown) = self.resolve_stopping(errors, target);
         let target = match target {
             TargetName::Kubernetes => self
                 .kubernetes
-                .resolve(problems, &self.data, &self.platform)
+                .resolve(errors, &self.data, &self.platform)
                 .map(|settings| TargetSettings::Kubernetes(Box::new(settings))),
             TargetName::Process => self
                 .process
-                .resolve(problems, &self.data, &self.platform)
+                .resolve(errors, &self.data, &self.platform)
                 .map(TargetSettings::Process),
         };
-        let routing = self.routing.resolve(problems);
+        let routing = self.routing.resolve(errors);
         match (target, routing) {
-            (Some(target), Some(routing)) if problems.is_empty() => Ok(Settings {
+            (Some(target), Some(routing)) if errors.is_empty() => Ok(Settings {
                 http,
                 target,
                 routing,
                 drain,
                 shutdown,
             }),
-            _ => Err(std::mem::take(problems)),
+            _ => Err(std::mem::take(errors)),
         }
     }
 
     /// How long dispatches are still accepted, and how long stopping may take in all.
     fn resolve_stopping(
         &self,
-        problems: &mut Vec<SettingProblem>,
+        errors: &mut Vec<SettingError>,
         target: TargetName,
     ) -> (Duration, Duration) {
-        let drain = self.drain_seconds.read(problems);
-        let all = self.shutdown_seconds.read(problems);
+        let drain = self.drain_seconds.read(errors);
+        let all = self.shutdown_seconds.read(errors);
         let all = all.unwrap_or(SHUTDOWN_SECONDS);
         if let Some(drain) = drain.filter(|drain| *drain > 0 && *drain >= all) {
             let text = format!(
                 "is `{drain}`, which leaves open requests no time: {} is {all}",
                 env::SHUTDOWN_SECONDS
             );
-            problems.push(SettingProblem::new(env::DRAIN_SECONDS, text));
+            errors.push(SettingError::new(env::DRAIN_SECONDS, text));
         }
         let drain = drain.unwrap_or(match target {
             TargetName::Kubernetes => DRAIN_SECONDS.min(all / 2),
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_is_told_at_once_and_named() {
+    fn every_error_is_told_at_once_and_named() {
         let args: ServeArgs = from_variables(&[
             (env::LISTEN, "nowhere"),
             (env::TARGET, "process"),
@@ -234,11 +234,8 @@ mod tests {
             (env::ROUTE_STRICT, "maybe"),
             (env::PERSISTENT_EXECUTOR_URL, "ftp://executor"),
         ]);
-        let problems = args.resolve(Some("hunter2")).unwrap_err();
-        let mut names: Vec<_> = problems
-            .iter()
-            .map(|problem| problem.variable.as_str())
-            .collect();
+        let errors = args.resolve(Some("hunter2")).unwrap_err();
+        let mut names: Vec<_> = errors.iter().map(|error| error.variable.as_str()).collect();
         names.sort_unstable();
         assert_eq!(
             names,
@@ -253,7 +250,7 @@ mod tests {
                 "MAYFLY_SHUTDOWN_SECONDS",
             ]
         );
-        let all: String = problems.iter().map(ToString::to_string).collect();
+        let all: String = errors.iter().map(ToString::to_string).collect();
         assert!(!all.contains("hunter2"), "{all}");
     }
 
@@ -282,17 +279,17 @@ mod tests {
             (env::ALLOW_UNAUTHENTICATED, "true"),
             (env::LISTEN, "0.0.0.0:8090"),
         ]);
-        let problems = args.resolve(None).unwrap_err();
-        assert_eq!(problems[0].variable, "MAYFLY_ALLOW_UNAUTHENTICATED");
+        let errors = args.resolve(None).unwrap_err();
+        assert_eq!(errors[0].variable, "MAYFLY_ALLOW_UNAUTHENTICATED");
     }
 
     #[test]
-    fn a_target_brings_its_own_settings_and_problems() {
+    fn a_target_brings_its_own_settings_and_errors() {
         let args = |target| -> ServeArgs {
             from_variables(&[(env::TARGET, target), (env::IMAGE_PULL_POLICY, "Sometimes")])
         };
-        let problems = args("moon").resolve(Some(SECRET)).unwrap_err();
-        let names: Vec<_> = problems.iter().map(|p| p.variable.as_str()).collect();
+        let errors = args("moon").resolve(Some(SECRET)).unwrap_err();
+        let names: Vec<_> = errors.iter().map(|p| p.variable.as_str()).collect();
         assert_eq!(names, ["MAYFLY_TARGET", "MAYFLY_IMAGE_PULL_POLICY"]);
         let settings = args("process").resolve(Some(SECRET)).unwrap();
         assert!(matches!(settings.target, TargetSettings::Process(_)));
@@ -324,19 +321,19 @@ mod tests {
     #[test]
     fn a_drain_that_leaves_no_time_for_open_requests_is_refused() {
         let args: ServeArgs = from_variables(&[(env::DRAIN_SECONDS, "25")]);
-        let problems = args.resolve(Some(SECRET)).unwrap_err();
-        assert_eq!(problems[0].variable, "MAYFLY_DRAIN_SECONDS");
+        let errors = args.resolve(Some(SECRET)).unwrap_err();
+        assert_eq!(errors[0].variable, "MAYFLY_DRAIN_SECONDS");
         assert!(
-            problems[0].text.contains("MAYFLY_SHUTDOWN_SECONDS is 25"),
+            errors[0].text.contains("MAYFLY_SHUTDOWN_SECONDS is 25"),
             "{}",
-            problems[0]
+            errors[0]
         );
     }
 
     #[test]
     fn routing_by_flag_needs_a_persistent_executor() {
         let args: ServeArgs = from_variables(&[(env::ROUTE, "flag")]);
-        let problems = args.resolve(Some(SECRET)).unwrap_err();
-        assert_eq!(problems[0].variable, "MAYFLY_PERSISTENT_EXECUTOR_URL");
+        let errors = args.resolve(Some(SECRET)).unwrap_err();
+        assert_eq!(errors[0].variable, "MAYFLY_PERSISTENT_EXECUTOR_URL");
     }
 }

@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use clap::Args;
 use job_contract::env;
-use runtime::setting::{HttpUrl, ReadSetting as _, Setting, SettingProblem, SettingValue};
+use runtime::setting::{HttpUrl, ReadSetting as _, Setting, SettingError, SettingValue};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use url::Url;
@@ -245,22 +245,22 @@ pub struct GcsSettings {
 
 /// Everything that is wrong with the settings of the store. Values of credentials are not repeated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the store cannot be used: {}", list(problems))]
+#[error("the store cannot be used: {}", list(errors))]
 pub struct StoreConfigError {
-    pub problems: Vec<SettingProblem>,
+    pub errors: Vec<SettingError>,
 }
 
-fn list(problems: &[SettingProblem]) -> String {
-    let texts: Vec<_> = problems.iter().map(SettingProblem::to_string).collect();
+fn list(errors: &[SettingError]) -> String {
+    let texts: Vec<_> = errors.iter().map(SettingError::to_string).collect();
     texts.join("; ")
 }
 
 impl StoreConfigError {
     /// What to do about it.
     pub fn hint(&self) -> String {
-        let problems = self.problems.iter();
-        let names: Vec<_> = problems
-            .map(|problem| format!("`{}`", problem.variable))
+        let errors = self.errors.iter();
+        let names: Vec<_> = errors
+            .map(|error| format!("`{}`", error.variable))
             .collect();
         format!("set in the environment: {}", names.join(", "))
     }
@@ -277,35 +277,35 @@ impl StoreArgs {
 
     /// The store these settings describe, or all that is wrong with them.
     pub fn resolve(&self, data_dir: &Path) -> Result<StoreSettings, StoreConfigError> {
-        let mut problems = Vec::new();
-        let kind = self.state_type.read(&mut problems);
+        let mut errors = Vec::new();
+        let kind = self.state_type.read(&mut errors);
         let settings = match kind.unwrap_or(StoreKind::Local) {
             StoreKind::Local => Some(StoreSettings::Local {
                 data_dir: data_dir.to_owned(),
             }),
-            StoreKind::S3 => self.s3(&mut problems).map(StoreSettings::S3),
-            StoreKind::Azure => self.azure(&mut problems).map(StoreSettings::Azure),
-            StoreKind::Gcs => self.gcs(&mut problems).map(StoreSettings::Gcs),
+            StoreKind::S3 => self.s3(&mut errors).map(StoreSettings::S3),
+            StoreKind::Azure => self.azure(&mut errors).map(StoreSettings::Azure),
+            StoreKind::Gcs => self.gcs(&mut errors).map(StoreSettings::Gcs),
         };
         settings
-            .filter(|_| problems.is_empty())
-            .ok_or(StoreConfigError { problems })
+            .filter(|_| errors.is_empty())
+            .ok_or(StoreConfigError { errors })
     }
 
-    /// Every setting is read before the first absence ends it, here and below: all problems are reported at once.
-    fn s3(&self, problems: &mut Vec<SettingProblem>) -> Option<S3Settings> {
-        let role = self.aws_enable_role_auth.read(problems);
-        let include_keys = self.aws_include_backend_keys.read(problems);
-        let handover = self.handover(problems);
-        let use_lockfile = self.aws_use_lockfile.read(problems);
-        let bucket = self.aws_bucket.require(env::AWS_BUCKET, problems);
-        let region = self.aws_region.require(env::AWS_REGION, problems);
-        let endpoint = self.aws_endpoint.read(problems);
+    /// Every setting is read before the first absence ends it, here and below: all errors are reported at once.
+    fn s3(&self, errors: &mut Vec<SettingError>) -> Option<S3Settings> {
+        let role = self.aws_enable_role_auth.read(errors);
+        let include_keys = self.aws_include_backend_keys.read(errors);
+        let handover = self.handover(errors);
+        let use_lockfile = self.aws_use_lockfile.read(errors);
+        let bucket = self.aws_bucket.require(env::AWS_BUCKET, errors);
+        let region = self.aws_region.require(env::AWS_REGION, errors);
+        let endpoint = self.aws_endpoint.read(errors);
         let credentials = if role == Some(true) {
             Some(S3Credentials::Role)
         } else {
-            let access = self.aws_access_key.require(env::AWS_ACCESS_KEY, problems);
-            let secret = self.aws_secret_key.require(env::AWS_SECRET_KEY, problems);
+            let access = self.aws_access_key.require(env::AWS_ACCESS_KEY, errors);
+            let secret = self.aws_secret_key.require(env::AWS_SECRET_KEY, errors);
             access.zip(secret).map(|(access_key, secret_key)| {
                 S3Credentials::Keys(StaticKeys {
                     access_key,
@@ -327,24 +327,22 @@ impl StoreArgs {
         })
     }
 
-    fn handover(&self, problems: &mut Vec<SettingProblem>) -> Handover {
-        let handover = self.backend_credentials.read(problems);
+    fn handover(&self, errors: &mut Vec<SettingError>) -> Handover {
+        let handover = self.backend_credentials.read(errors);
         handover.unwrap_or(Handover::Outside)
     }
 
-    fn azure(&self, problems: &mut Vec<SettingProblem>) -> Option<AzureSettings> {
-        let handover = self.handover(problems);
-        let account = self.azure_account.require(env::AZURE_ACCOUNT, problems);
-        let container = self.azure_container.require(env::AZURE_CONTAINER, problems);
-        let access_key = self
-            .azure_access_key
-            .require(env::AZURE_ACCESS_KEY, problems);
+    fn azure(&self, errors: &mut Vec<SettingError>) -> Option<AzureSettings> {
+        let handover = self.handover(errors);
+        let account = self.azure_account.require(env::AZURE_ACCOUNT, errors);
+        let container = self.azure_container.require(env::AZURE_CONTAINER, errors);
+        let access_key = self.azure_access_key.require(env::AZURE_ACCESS_KEY, errors);
         let is_base64 = |key: &SecretString| STANDARD.decode(key.expose_secret()).is_ok();
         if access_key.as_ref().is_some_and(|key| !is_base64(key)) {
             let text = "is not base64, as account keys are";
-            problems.push(SettingProblem::new(env::AZURE_ACCESS_KEY, text));
+            errors.push(SettingError::new(env::AZURE_ACCESS_KEY, text));
         }
-        let resource_group = self.azure_resource_group.read(problems);
+        let resource_group = self.azure_resource_group.read(errors);
         let AccountName(account) = account?;
         let endpoint = format!("https://{account}.blob.core.windows.net");
         Some(AzureSettings {
@@ -357,15 +355,13 @@ impl StoreArgs {
         })
     }
 
-    fn gcs(&self, problems: &mut Vec<SettingProblem>) -> Option<GcsSettings> {
-        let handover = self.handover(problems);
-        let bucket = self.gcp_bucket.require(env::GCP_BUCKET, problems);
-        let credentials = self
-            .gcp_credentials
-            .require(env::GCP_CREDENTIALS, problems)?;
+    fn gcs(&self, errors: &mut Vec<SettingError>) -> Option<GcsSettings> {
+        let handover = self.handover(errors);
+        let bucket = self.gcp_bucket.require(env::GCP_BUCKET, errors);
+        let credentials = self.gcp_credentials.require(env::GCP_CREDENTIALS, errors)?;
         let Some(credentials) = service_account(credentials.expose_secret()) else {
             let text = "is not base64 of a service account's JSON key";
-            problems.push(SettingProblem::new(env::GCP_CREDENTIALS, text));
+            errors.push(SettingError::new(env::GCP_CREDENTIALS, text));
             return None;
         };
         Some(GcsSettings {

@@ -42,9 +42,9 @@ pub enum DecodeError {
     #[error("the job data is not UTF-8 text at byte {offset}")]
     NotText { offset: usize },
     /// Not a JSON document of the contract's shape.
-    #[error("the job data is not a job document: {problem} at line {line} column {column}")]
+    #[error("the job data is not a job document: {reason} at line {line} column {column}")]
     NotJobData {
-        problem: &'static str,
+        reason: &'static str,
         line: usize,
         column: usize,
     },
@@ -84,7 +84,7 @@ pub fn document(text: &[u8]) -> Result<Document, DecodeError> {
         offset: e.valid_up_to(),
     })?;
     Document::from_json(json).map_err(|e| DecodeError::NotJobData {
-        problem: match e.classify() {
+        reason: match e.classify() {
             serde_json::error::Category::Eof => "it ends too early",
             serde_json::error::Category::Data => "a property has the wrong type",
             serde_json::error::Category::Syntax | serde_json::error::Category::Io => {
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(
             error,
             DecodeError::NotJobData {
-                problem: "a property has the wrong type",
+                reason: "a property has the wrong type",
                 line: 1,
                 column: 44
             }

@@ -1,5 +1,5 @@
 //! Settings that have their type where they are declared. A wrong value does not end the parsing: it is kept, with what
-//! is wrong, so that one start reports every problem. Knows clap and no setting.
+//! is wrong, so that one start reports every error. Knows clap and no setting.
 //!
 //! A program declares `Option<Setting<T>>` options, `T` being a [`SettingValue`], and reads each with
 //! [`ReadSetting::read`] or [`ReadSetting::require`].
@@ -21,15 +21,15 @@ pub use value::{HttpUrl, Milliseconds, Seconds, SettingValue, choice, unexpected
 
 /// What is wrong with one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SettingProblem {
+pub struct SettingError {
     /// Its variable, or the flag that set it.
     pub variable: String,
     /// What is wrong, as the end of a sentence that begins with the variable. Never quotes a secret.
     pub text: String,
 }
 
-impl SettingProblem {
-    /// A problem of the setting with this name.
+impl SettingError {
+    /// An error of the setting with this name.
     pub fn new(variable: impl Into<String>, text: impl Into<String>) -> Self {
         Self {
             variable: variable.into(),
@@ -38,7 +38,7 @@ impl SettingProblem {
     }
 }
 
-impl fmt::Display for SettingProblem {
+impl fmt::Display for SettingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}` {}", self.variable, self.text)
     }
@@ -48,12 +48,12 @@ impl fmt::Display for SettingProblem {
 /// empty values for what is not set. So does `${NAME}` for the variable `NAME`, which stock deployments leave (contract
 /// 10.1).
 #[derive(Clone, Debug)]
-pub struct Setting<T>(Result<Option<T>, SettingProblem>);
+pub struct Setting<T>(Result<Option<T>, SettingError>);
 
 impl<T: SettingValue> Setting<T> {
     fn parse(name: String, variable: &OsStr, text: &OsStr) -> Self {
         let Some(text) = text.to_str() else {
-            return Self(Err(SettingProblem::new(
+            return Self(Err(SettingError::new(
                 name,
                 "is not UTF-8 text, as every setting must be",
             )));
@@ -65,7 +65,7 @@ impl<T: SettingValue> Setting<T> {
         if text.is_empty() || placeholder.is_some_and(|inner| *inner == *variable) {
             return Self(Ok(None));
         }
-        let value = T::parse(text).map_err(|problem| SettingProblem::new(name, problem));
+        let value = T::parse(text).map_err(|error| SettingError::new(name, error));
         Self(value.map(Some))
     }
 }
@@ -83,15 +83,15 @@ impl<T: SettingValue> From<String> for Setting<T> {
     }
 }
 
-/// Reads settings, and keeps the problems of those that are wrong.
+/// Reads settings, and keeps the errors of those that are wrong.
 pub trait ReadSetting<T> {
     /// The value, `None` if it is not set or wrong.
-    fn read(&self, problems: &mut Vec<SettingProblem>) -> Option<T>;
+    fn read(&self, errors: &mut Vec<SettingError>) -> Option<T>;
 
     /// The value of a setting that must be set. `variable` names it if it is not.
-    fn require(&self, variable: &'static str, problems: &mut Vec<SettingProblem>) -> Option<T>;
+    fn require(&self, variable: &'static str, errors: &mut Vec<SettingError>) -> Option<T>;
 
-    /// The value, where another place reports the problem.
+    /// The value, where another place reports the error.
     fn get(&self) -> Option<&T>;
 
     /// Whether there is something in it, right or wrong.
@@ -99,21 +99,21 @@ pub trait ReadSetting<T> {
 }
 
 impl<T: Clone> ReadSetting<T> for Option<Setting<T>> {
-    fn read(&self, problems: &mut Vec<SettingProblem>) -> Option<T> {
+    fn read(&self, errors: &mut Vec<SettingError>) -> Option<T> {
         match &self.as_ref()?.0 {
             Ok(value) => value.clone(),
-            Err(problem) => {
-                problems.push(problem.clone());
+            Err(error) => {
+                errors.push(error.clone());
                 None
             }
         }
     }
 
-    fn require(&self, variable: &'static str, problems: &mut Vec<SettingProblem>) -> Option<T> {
+    fn require(&self, variable: &'static str, errors: &mut Vec<SettingError>) -> Option<T> {
         if !self.is_set() {
-            problems.push(SettingProblem::new(variable, "is not set"));
+            errors.push(SettingError::new(variable, "is not set"));
         }
-        self.read(problems)
+        self.read(errors)
     }
 
     fn get(&self) -> Option<&T> {
@@ -276,10 +276,10 @@ mod tests {
     }
 
     fn port(text: &str) -> (Option<u16>, Vec<String>) {
-        let mut problems = Vec::new();
+        let mut errors = Vec::new();
         let settings: Settings = from_variables(&[("PORT", text)]);
-        let port = settings.port.require("PORT", &mut problems);
-        (port, problems.iter().map(ToString::to_string).collect())
+        let port = settings.port.require("PORT", &mut errors);
+        (port, errors.iter().map(ToString::to_string).collect())
     }
 
     #[test]
@@ -293,16 +293,16 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_names_where_the_value_came_from() {
+    fn an_error_names_where_the_value_came_from() {
         let not_text = OsStr::from_bytes(b"\xff").to_owned();
         let args = ["x", "--port", "many", "--name"].map(OsString::from);
         let parsed = Program::parse_from(args.into_iter().chain([not_text]));
-        let mut problems = Vec::new();
-        assert_eq!(parsed.settings.port.read(&mut problems), None);
-        assert_eq!(parsed.settings.name.read(&mut problems), None);
-        assert_eq!(problems[0].variable, "--port");
+        let mut errors = Vec::new();
+        assert_eq!(parsed.settings.port.read(&mut errors), None);
+        assert_eq!(parsed.settings.name.read(&mut errors), None);
+        assert_eq!(errors[0].variable, "--port");
         assert_eq!(
-            problems[1].to_string(),
+            errors[1].to_string(),
             "`--name` is not UTF-8 text, as every setting must be"
         );
     }

@@ -54,7 +54,7 @@ fn policies_not_evaluated(what: &str) -> StepError {
          which passes over all of them",
         env::IGNORE_POLICIES
     );
-    let problem = format!("{what}, and this executor does not evaluate policies: nothing was run");
+    let error = format!("{what}, and this executor does not evaluate policies: nothing was run");
     // The document is valid. The setting it refers to forbids the step.
-    StepError::new(Exit::StepFailed, problem).with_hint(hint)
+    StepError::new(Exit::StepFailed, error).with_hint(hint)
 }

@@ -257,7 +257,7 @@ impl Unpacker<'_> {
     }
 
     /// Makes a folder and those above it, each of which must be new or a real folder.
-    fn folder(&mut self, path: &Path) -> Result<(), Problem> {
+    fn folder(&mut self, path: &Path) -> Result<(), EntryError> {
         if path.as_os_str().is_empty() || self.folders.contains(path) {
             return Ok(());
         }
@@ -276,7 +276,7 @@ impl Unpacker<'_> {
     }
 
     /// One path of 3 KB can name more folders than an honest archive has.
-    fn folders_above(&mut self, path: &Path) -> Result<(), Problem> {
+    fn folders_above(&mut self, path: &Path) -> Result<(), EntryError> {
         let Some(parent) = path.parent() else {
             return Ok(());
         };
@@ -289,7 +289,7 @@ impl Unpacker<'_> {
     }
 
     /// Makes the folders above `path` and removes an earlier file or link of that name: the last entry counts.
-    fn make_room(&mut self, path: &Path) -> Result<(), Problem> {
+    fn make_room(&mut self, path: &Path) -> Result<(), EntryError> {
         if path.as_os_str().is_empty() {
             return Err(Refusal::NoName.into());
         }
@@ -342,7 +342,7 @@ impl Unpacker<'_> {
     }
 
     /// A second name for a file this archive brought; its path is counted from the archive's root.
-    fn hard_link(&mut self, path: &Path, link: &[u8]) -> Result<(), Problem> {
+    fn hard_link(&mut self, path: &Path, link: &[u8]) -> Result<(), EntryError> {
         let existing = plain_path(link).map_err(|_| Refusal::OutwardLink)?;
         if existing == path {
             return Err(Refusal::DanglingHardLink.into());
@@ -369,7 +369,7 @@ impl Unpacker<'_> {
 }
 
 /// Why one entry failed, before it is known by name.
-enum Problem {
+enum EntryError {
     Refused(Refusal),
     Io(io::Error),
     TooMany(TooManyEntries),
@@ -386,19 +386,19 @@ impl From<TooManyEntries> for ArchiveError {
     }
 }
 
-impl From<TooManyEntries> for Problem {
+impl From<TooManyEntries> for EntryError {
     fn from(error: TooManyEntries) -> Self {
         Self::TooMany(error)
     }
 }
 
-impl From<Refusal> for Problem {
+impl From<Refusal> for EntryError {
     fn from(reason: Refusal) -> Self {
         Self::Refused(reason)
     }
 }
 
-impl From<io::Error> for Problem {
+impl From<io::Error> for EntryError {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
@@ -433,14 +433,14 @@ impl EntryName<'_> {
         }
     }
 
-    fn at(&self, problem: Problem) -> ArchiveError {
-        match problem {
-            Problem::Refused(reason) => self.refuse(reason),
-            Problem::Io(source) => ArchiveError::Write {
+    fn at(&self, error: EntryError) -> ArchiveError {
+        match error {
+            EntryError::Refused(reason) => self.refuse(reason),
+            EntryError::Io(source) => ArchiveError::Write {
                 entry: self.display(),
                 source,
             },
-            Problem::TooMany(error) => error.into(),
+            EntryError::TooMany(error) => error.into(),
         }
     }
 }

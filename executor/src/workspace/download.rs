@@ -232,9 +232,9 @@ fn open_local(path: PathBuf) -> Result<File, DownloadError> {
 }
 
 fn parse_url(address: &str) -> Result<Url, SourceError> {
-    let malformed = |problem| SourceError::Malformed {
+    let malformed = |reason| SourceError::Malformed {
         address: display_address(address),
-        problem,
+        reason,
     };
     let url = Url::parse(address).map_err(|_| malformed("it is not a valid URL"))?;
     match url.scheme() {

@@ -42,10 +42,10 @@ pub enum SourceError {
     #[error("the job data names no `source`")]
     Missing,
     /// Not an address of any accepted form.
-    #[error("the source `{address}` is not a usable address: {problem}")]
+    #[error("the source `{address}` is not a usable address: {reason}")]
     Malformed {
         address: String,
-        problem: &'static str,
+        reason: &'static str,
     },
     /// A transport that could run programs or is not spoken here.
     #[error("the source `{address}` uses the transport `{transport}`, which is not accepted")]
@@ -67,9 +67,9 @@ impl Source {
     /// Reads an address of any accepted form: URL, scp-like, or absolute path.
     pub(super) fn parse(text: &str) -> Result<Self, SourceError> {
         let text = text.trim();
-        let malformed = |problem| SourceError::Malformed {
+        let malformed = |reason| SourceError::Malformed {
             address: display_address(text),
-            problem,
+            reason,
         };
         if text.is_empty() {
             return Err(SourceError::Missing);
@@ -112,9 +112,9 @@ impl Source {
     }
 
     fn from_url(text: &str, scheme: &str, rest: &str) -> Result<Self, SourceError> {
-        let malformed = |problem| SourceError::Malformed {
+        let malformed = |reason| SourceError::Malformed {
             address: display_address(text),
-            problem,
+            reason,
         };
         let scheme = scheme.to_ascii_lowercase();
         let (userinfo, bare) = split_userinfo(rest);

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 
 use job_contract::env;
 
+use super::error::quote;
 use super::executor_kind::ExecutorKind;
 use super::policy::Patterns;
-use super::problem::quote;
 
 /// What reaches a stock executor unless the policy says otherwise: settings of the tool, and one of the executor's that
 /// decides about nothing but colours.

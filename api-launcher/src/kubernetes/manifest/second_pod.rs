@@ -284,12 +284,11 @@ mod tests {
             (limited(&ours, None), env::RECORDS),
             (limited("acme/executor:1", None), env::EXECUTOR_KIND),
         ] {
-            let problems: Vec<String> =
-                trial(&deployment).iter().map(ToString::to_string).collect();
-            assert_eq!(problems.len(), 1, "{problems:?}");
+            let errors: Vec<String> = trial(&deployment).iter().map(ToString::to_string).collect();
+            assert_eq!(errors.len(), 1, "{errors:?}");
             assert!(
-                problems[0].contains(env::BACKOFF_LIMIT) && problems[0].contains(reason),
-                "{problems:?}"
+                errors[0].contains(env::BACKOFF_LIMIT) && errors[0].contains(reason),
+                "{errors:?}"
             );
         }
         let never = Deployment {

@@ -102,7 +102,7 @@ fn env_of<'a>(pod: &'a Value, name: &str) -> Option<&'a Value> {
 
 fn errors(deployment: &Deployment, variables: &[(&str, &str)]) -> Vec<String> {
     let errors = build(&job("terraformPlan", variables), deployment).unwrap_err();
-    errors.problems().iter().map(ToString::to_string).collect()
+    errors.errors().iter().map(ToString::to_string).collect()
 }
 
 fn deployment_with(variables: &[(&str, &str)]) -> Deployment {
@@ -110,8 +110,8 @@ fn deployment_with(variables: &[(&str, &str)]) -> Deployment {
         .iter()
         .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
         .collect();
-    let (defaults, problems) = overrides::read(&variables, Names::DEPLOYMENT, Fault::Deployment);
-    assert_eq!(problems, []);
+    let (defaults, errors) = overrides::read(&variables, Names::DEPLOYMENT, Origin::Deployment);
+    assert_eq!(errors, []);
     Deployment {
         defaults,
         ..Deployment::default()
@@ -584,12 +584,12 @@ fn annotations_of_the_deployment_keep_to_the_standard_too() {
         (overlay, env::POD_TEMPLATE_FILE),
     ] {
         let errors = build(&job("terraformPlan", &[]), &deployment).unwrap_err();
-        let problem = &errors.problems()[0];
+        let error = &errors.errors()[0];
         assert_eq!(
-            (problem.subject.as_str(), problem.fault),
-            (subject, Fault::Deployment)
+            (error.subject.as_str(), error.origin),
+            (subject, Origin::Deployment)
         );
-        assert!(problem.rule.contains(key), "{problem}");
+        assert!(error.rule.contains(key), "{error}");
         let open = Deployment {
             policy: serde_saphyr::from_str("podSecurity: privileged").unwrap(),
             ..deployment
@@ -684,7 +684,7 @@ fn annotations_larger_than_an_object_may_carry_are_refused() {
 }
 
 #[test]
-fn every_problem_is_reported_at_once() {
+fn every_error_is_reported_at_once() {
     let variables = [
         (env::EPHEMERAL_CPU_REQUEST, "lots"),
         (env::EPHEMERAL_TOLERATIONS, ":;a:b"),
@@ -693,7 +693,7 @@ fn every_problem_is_reported_at_once() {
         (env::EPHEMERAL_MEMORY_LIMIT, "1Gi"),
     ];
     let errors = build(&job("terraformPlan", &variables), &Deployment::default()).unwrap_err();
-    assert_eq!(errors.problems().len(), 5, "{errors}");
+    assert_eq!(errors.errors().len(), 5, "{errors}");
     assert_eq!(errors.exit(), job_contract::Exit::BadJobData);
 }
 
@@ -932,7 +932,7 @@ fn a_manifest_does_not_show_its_data() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever a workspace writes, the result is an object or a list of problems.
+    /// Whatever a workspace writes, the result is an object or a list of errors.
     #[test]
     fn no_variable_makes_the_builder_panic(
         index in 1..ALL_OPTIONS.len(),

@@ -1,4 +1,4 @@
-//! The options that say where Redis is, and what they come to. All problems are found before any is reported, each
+//! The options that say where Redis is, and what they come to. All errors are found before any is reported, each
 //! named by its variable; no value of a secret is ever shown.
 
 use std::fmt;
@@ -10,7 +10,7 @@ use clap::Args;
 use job_contract::env;
 use secrecy::SecretString;
 
-use runtime::setting::{Milliseconds, ReadSetting as _, Setting, SettingProblem, SettingValue};
+use runtime::setting::{Milliseconds, ReadSetting as _, Setting, SettingError, SettingValue};
 
 const PORT: u16 = 6379;
 /// What the platform's own programs are configured with.
@@ -205,21 +205,21 @@ impl RedisArgs {
     }
 
     /// Makes sense of all options at once. `None` when there is no Redis.
-    pub fn resolve(&self) -> Result<Option<RedisConfig>, Vec<SettingProblem>> {
-        let mut problems = Vec::new();
-        let topology = self.topology(&mut problems);
-        let tls = self.tls(&mut problems);
-        let timeout = self.redis_timeout.read(&mut problems);
+    pub fn resolve(&self) -> Result<Option<RedisConfig>, Vec<SettingError>> {
+        let mut errors = Vec::new();
+        let topology = self.topology(&mut errors);
+        let tls = self.tls(&mut errors);
+        let timeout = self.redis_timeout.read(&mut errors);
         let sentinel_credentials = Credentials {
-            username: self.redis_sentinel_username.read(&mut problems),
-            password: self.redis_sentinel_password.read(&mut problems),
+            username: self.redis_sentinel_username.read(&mut errors),
+            password: self.redis_sentinel_password.read(&mut errors),
         };
         let own = Credentials {
-            username: self.redis_username.read(&mut problems),
-            password: self.redis_password.read(&mut problems),
+            username: self.redis_username.read(&mut errors),
+            password: self.redis_password.read(&mut errors),
         };
-        if !problems.is_empty() {
-            return Err(problems);
+        if !errors.is_empty() {
+            return Err(errors);
         }
         let timeout = timeout.map(|Milliseconds(timeout)| timeout);
         Ok(topology.map(|topology| RedisConfig {
@@ -238,9 +238,9 @@ impl RedisArgs {
         }))
     }
 
-    fn topology(&self, problems: &mut Vec<SettingProblem>) -> Option<Topology> {
-        let redirects = self.redis_cluster_max_redirects.read(problems);
-        if let Some(Nodes(seeds)) = self.redis_cluster_nodes.read(problems) {
+    fn topology(&self, errors: &mut Vec<SettingError>) -> Option<Topology> {
+        let redirects = self.redis_cluster_max_redirects.read(errors);
+        if let Some(Nodes(seeds)) = self.redis_cluster_nodes.read(errors) {
             return Some(Topology::Cluster {
                 seeds,
                 redirects: redirects
@@ -252,29 +252,29 @@ impl RedisArgs {
             let needs = |needed| format!("needs `{needed}`");
             if !self.redis_sentinel_master.is_set() {
                 let text = needs(env::REDIS_SENTINEL_MASTER);
-                problems.push(SettingProblem::new(env::REDIS_SENTINEL_NODES, text));
+                errors.push(SettingError::new(env::REDIS_SENTINEL_NODES, text));
             }
             if !self.redis_sentinel_nodes.is_set() {
                 let text = needs(env::REDIS_SENTINEL_NODES);
-                problems.push(SettingProblem::new(env::REDIS_SENTINEL_MASTER, text));
+                errors.push(SettingError::new(env::REDIS_SENTINEL_MASTER, text));
             }
-            let Nodes(sentinels) = self.redis_sentinel_nodes.read(problems)?;
-            let master = self.redis_sentinel_master.read(problems)?;
+            let Nodes(sentinels) = self.redis_sentinel_nodes.read(errors)?;
+            let master = self.redis_sentinel_master.read(errors)?;
             return Some(Topology::Sentinel { master, sentinels });
         }
-        let port = self.redis_port.read(problems).unwrap_or(PORT);
-        let host = self.redis_hostname.read(problems)?;
+        let port = self.redis_port.read(errors).unwrap_or(PORT);
+        let host = self.redis_hostname.read(errors)?;
         let host = host.trim_matches(['[', ']']).to_owned();
         Some(Topology::Standalone(Node { host, port }))
     }
 
-    fn tls(&self, problems: &mut Vec<SettingProblem>) -> Option<Tls> {
-        if self.redis_ssl.read(problems) != Some(true) {
+    fn tls(&self, errors: &mut Vec<SettingError>) -> Option<Tls> {
+        if self.redis_ssl.read(errors) != Some(true) {
             return None;
         }
-        let (variable, path) = match self.redis_ca_file.read(problems) {
+        let (variable, path) = match self.redis_ca_file.read(errors) {
             Some(path) => (env::REDIS_CA_FILE, path),
-            None => match self.redis_truststore_path.read(problems) {
+            None => match self.redis_truststore_path.read(errors) {
                 Some(path) => (env::REDIS_TRUSTSTORE_PATH, path),
                 None => return Some(Tls { authorities: None }),
             },
@@ -284,7 +284,7 @@ impl RedisArgs {
                 authorities: Some(pem),
             }),
             Err(text) => {
-                problems.push(SettingProblem::new(variable, text));
+                errors.push(SettingError::new(variable, text));
                 None
             }
         }
@@ -392,14 +392,14 @@ mod tests {
         assert_eq!(config.credentials.password.unwrap().expose_secret(), "own");
     }
 
-    fn problems(settings: &[(&str, &str)]) -> Vec<String> {
-        let problems = from_variables::<RedisArgs>(settings).resolve().unwrap_err();
-        problems.iter().map(ToString::to_string).collect()
+    fn errors(settings: &[(&str, &str)]) -> Vec<String> {
+        let errors = from_variables::<RedisArgs>(settings).resolve().unwrap_err();
+        errors.iter().map(ToString::to_string).collect()
     }
 
     #[test]
-    fn all_problems_are_told_at_once_by_their_variables() {
-        let told = problems(&[
+    fn all_errors_are_reported_at_once_with_their_variables() {
+        let told = errors(&[
             (env::REDIS_HOSTNAME, "redis"),
             (env::REDIS_PORT, "65536"),
             (env::REDIS_SSL, "yes"),
@@ -414,14 +414,14 @@ mod tests {
             ]
         );
         assert_eq!(
-            problems(&[(env::REDIS_SENTINEL_NODES, "a:b")]),
+            errors(&[(env::REDIS_SENTINEL_NODES, "a:b")]),
             [
                 "`TerrakubeRedisSentinelNodes` needs `TerrakubeRedisSentinelMaster`",
                 "`TerrakubeRedisSentinelNodes` has `a:b`, expected `host:port`",
             ]
         );
         assert_eq!(
-            problems(&[(env::REDIS_SENTINEL_MASTER, "m")]),
+            errors(&[(env::REDIS_SENTINEL_MASTER, "m")]),
             ["`TerrakubeRedisSentinelMaster` needs `TerrakubeRedisSentinelNodes`"]
         );
     }
@@ -448,9 +448,9 @@ mod tests {
             ("", &*keystore, env::REDIS_TRUSTSTORE_PATH),
             (&*keystore, "", env::REDIS_CA_FILE),
         ] {
-            let problem = tls("true", ours, javas).unwrap_err().remove(0);
-            assert_eq!(problem.variable, variable);
-            let text = problem.text;
+            let error = tls("true", ours, javas).unwrap_err().remove(0);
+            assert_eq!(error.variable, variable);
+            let text = error.text;
             assert!(text.contains("no certificate in PEM form"), "{text}");
             assert!(text.contains("keytool -exportcert -rfc"), "{text}");
             assert!(text.contains("MAYFLY_REDIS_CA_FILE"), "{text}");

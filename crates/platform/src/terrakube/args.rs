@@ -9,7 +9,7 @@ use reqwest::Url;
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::token::TokenSource;
-use runtime::setting::{HttpUrl, ReadSetting as _, Seconds, Setting, SettingProblem};
+use runtime::setting::{HttpUrl, ReadSetting as _, Seconds, Setting, SettingError};
 
 const DISPATCH_WAIT: Duration = Duration::from_secs(30);
 const STATUS_POLL: Duration = Duration::from_secs(5);
@@ -86,21 +86,21 @@ impl TerrakubeArgs {
     }
 
     /// The settings, `None` when no API is named, or everything that is wrong with them.
-    pub fn resolve(&self) -> Result<Option<TerrakubeConfig>, Vec<SettingProblem>> {
+    pub fn resolve(&self) -> Result<Option<TerrakubeConfig>, Vec<SettingError>> {
         if !self.is_set() {
             return Ok(None);
         }
-        let problems = &mut Vec::new();
-        let seconds = |setting: &Option<Setting<Seconds>>, default, problems: &mut _| {
-            setting.read(problems).map_or(default, |Seconds(time)| time)
+        let errors = &mut Vec::new();
+        let seconds = |setting: &Option<Setting<Seconds>>, default, errors: &mut _| {
+            setting.read(errors).map_or(default, |Seconds(time)| time)
         };
-        let api_url = base_url(env::API_URL, self.api_url.as_ref(), problems);
-        let public_url = base_url(env::PUBLIC_API_URL, self.public_api_url.as_ref(), problems);
-        let registry_domain = self.registry_domain.read(problems);
-        let dispatch_wait = seconds(&self.dispatch_wait_seconds, DISPATCH_WAIT, problems);
-        let status_poll = seconds(&self.status_poll_seconds, STATUS_POLL, problems);
-        let report_patience = seconds(&self.report_patience_seconds, REPORT_PATIENCE, problems);
-        let tokens = self.tokens(problems);
+        let api_url = base_url(env::API_URL, self.api_url.as_ref(), errors);
+        let public_url = base_url(env::PUBLIC_API_URL, self.public_api_url.as_ref(), errors);
+        let registry_domain = self.registry_domain.read(errors);
+        let dispatch_wait = seconds(&self.dispatch_wait_seconds, DISPATCH_WAIT, errors);
+        let status_poll = seconds(&self.status_poll_seconds, STATUS_POLL, errors);
+        let report_patience = seconds(&self.report_patience_seconds, REPORT_PATIENCE, errors);
+        let tokens = self.tokens(errors);
         let config = || {
             Some(TerrakubeConfig {
                 api_url: api_url?,
@@ -113,36 +113,36 @@ impl TerrakubeArgs {
             })
         };
         match config() {
-            Some(config) if problems.is_empty() => Ok(Some(config)),
-            _ => Err(std::mem::take(problems)),
+            Some(config) if errors.is_empty() => Ok(Some(config)),
+            _ => Err(std::mem::take(errors)),
         }
     }
 
-    fn tokens(&self, problems: &mut Vec<SettingProblem>) -> Option<TokenSource> {
-        if self.enable_security.read(problems) == Some(false) {
+    fn tokens(&self, errors: &mut Vec<SettingError>) -> Option<TokenSource> {
+        if self.enable_security.read(errors) == Some(false) {
             return Some(TokenSource::disabled());
         }
-        let mut problem = |text: String| {
-            problems.push(SettingProblem::new(env::INTERNAL_SECRET, text));
+        let mut reject = |text: String| {
+            errors.push(SettingError::new(env::INTERNAL_SECRET, text));
             None
         };
         let Some(secret) = self.internal_secret.get() else {
-            return problem(format!(
+            return reject(format!(
                 "is not set; without it the platform rejects every request, unless `{}` is false",
                 env::ENABLE_SECURITY
             ));
         };
         TokenSource::parse(secret.expose_secret())
-            .map_or_else(|error| problem(error.to_string()), Some)
+            .map_or_else(|error| reject(error.to_string()), Some)
     }
 }
 
 fn base_url(
     variable: &'static str,
     setting: Option<&Setting<HttpUrl>>,
-    problems: &mut Vec<SettingProblem>,
+    errors: &mut Vec<SettingError>,
 ) -> Option<Url> {
-    let HttpUrl { url, .. } = setting.cloned().require(variable, problems)?;
+    let HttpUrl { url, .. } = setting.cloned().require(variable, errors)?;
     // Addresses are written into records and logs.
     let text = if !url.username().is_empty() || url.password().is_some() {
         "holds credentials, which do not belong there"
@@ -151,7 +151,7 @@ fn base_url(
     } else {
         return Some(url);
     };
-    problems.push(SettingProblem::new(variable, text));
+    errors.push(SettingError::new(variable, text));
     None
 }
 
@@ -178,7 +178,7 @@ mod tests {
     fn resolve(more: &[(&str, &str)]) -> Result<Option<TerrakubeConfig>, Vec<String>> {
         from_variables::<TerrakubeArgs>(&[USUAL, more].concat())
             .resolve()
-            .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+            .map_err(|errors| errors.iter().map(ToString::to_string).collect())
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn everything_that_is_wrong_is_told_at_once_and_no_secret_with_it() {
-        let problems = resolve(&[
+        let errors = resolve(&[
             (env::API_URL, "ftp://api"),
             (env::PUBLIC_API_URL, "https://me:hunter2@api.example.test"),
             (env::INTERNAL_SECRET, "hunter2 hunter2"),
@@ -219,7 +219,7 @@ mod tests {
         ])
         .unwrap_err();
         assert_eq!(
-            problems,
+            errors,
             [
                 "`AzBuilderApiUrl` is not an http or https URL",
                 "`TerrakubeApiUrl` holds credentials, which do not belong there",
@@ -232,10 +232,10 @@ mod tests {
 
     #[test]
     fn a_forgotten_secret_is_named() {
-        let problems = resolve(&[(env::INTERNAL_SECRET, "")]).unwrap_err();
+        let errors = resolve(&[(env::INTERNAL_SECRET, "")]).unwrap_err();
         assert!(
-            problems[0].starts_with("`InternalSecret` is not set"),
-            "{problems:?}"
+            errors[0].starts_with("`InternalSecret` is not set"),
+            "{errors:?}"
         );
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use job_contract::{chain, env};
 use platform::redis::{Redis, RedisArgs};
-use runtime::setting::SettingProblem;
+use runtime::setting::SettingError;
 
 use crate::kubernetes::cluster::check::CheckResult;
 
@@ -34,13 +34,13 @@ pub(super) async fn check(args: &PeerArgs) -> Vec<CheckResult> {
     match args.redis.resolve() {
         Ok(None) => {}
         Ok(Some(config)) => results.push(redis(&Redis::new(config)).await),
-        Err(problems) => results.extend(problems.iter().map(unusable)),
+        Err(errors) => results.extend(errors.iter().map(unusable)),
     }
     results
 }
 
-fn unusable(problem: &SettingProblem) -> CheckResult {
-    let finding = problem.to_string();
+fn unusable(error: &SettingError) -> CheckResult {
+    let finding = error.to_string();
     CheckResult::failed("Redis", finding, "correct the variable that is named")
 }
 

@@ -8,8 +8,8 @@ use super::*;
 fn refusals(policy: &str, variable: &str, value: &str) -> Vec<String> {
     let policy: Policy = serde_saphyr::from_str(policy).unwrap();
     let variables = [(variable.to_owned(), value.to_owned())].into();
-    let (requested, problems) = read(&variables, Names::WORKSPACE, Fault::Run);
-    assert_eq!(problems, []);
+    let (requested, errors) = read(&variables, Names::WORKSPACE, Origin::Run);
+    assert_eq!(errors, []);
     policy
         .refusals(&requested)
         .iter()
