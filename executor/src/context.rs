@@ -32,7 +32,7 @@ use crate::phase_timer::PhaseTimer;
 use crate::running_report::RepeatedReport;
 use crate::stop::{Budget, Stop};
 use crate::store_watch;
-use crate::workspace::{self, Layout};
+use crate::workspace::{Layout, LayoutConfig};
 
 /// How long the platform may take for the job context.
 const CONTEXT_TIME: Duration = Duration::from_secs(10);
@@ -86,7 +86,7 @@ impl<'c> RunContext<'c> {
                     StepError::work_folder("could not create the folder", folder, source)
                 })?;
         }
-        let layout = Layout::create(workspace::Site {
+        let layout = Layout::create(LayoutConfig {
             work_dir: &folders.work,
             checkouts: &folders.checkouts,
             name: &format!("{}_{}", job.organization_id, job.workspace_id),

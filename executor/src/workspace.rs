@@ -38,7 +38,7 @@ use self::git::Git;
 pub use self::git::GitError;
 use self::http::ProxySettings;
 pub(crate) use self::layout::write_private_file;
-pub use self::layout::{Layout, Site};
+pub use self::layout::{Layout, LayoutConfig};
 use self::layout::{remove_file_if_present, remove_tree};
 use self::source::Source;
 pub use self::source::SourceError;

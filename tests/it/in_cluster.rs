@@ -24,14 +24,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use integration_tests::process::Stream;
-use integration_tests::{Repository, Running, Site, job};
+use integration_tests::{Machine, Repository, Running, job};
 use job_contract::{JobData, env};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::{Value, json};
 use test_cluster::{Builder, Cluster, Fault, Recorded, Request, Rule, State};
 use test_peers::skips::needed;
 
-use crate::site;
+use crate::machine;
 
 /// What the names of namespaces of runs begin with.
 const RUNS: &str = "runs";
@@ -55,7 +55,7 @@ pub(crate) struct Place {
     rules: Vec<Rule>,
     /// The journey is about rights, and looks itself at what is refused.
     is_refused: bool,
-    pub(crate) site: Site,
+    pub(crate) machine: Machine,
 }
 
 impl Place {
@@ -86,7 +86,7 @@ impl Place {
             runs,
             rules: rules.to_vec(),
             is_refused: rules.is_empty(),
-            site: site(),
+            machine: machine(),
         };
         place.image_that_first("");
         Some(place)
@@ -110,7 +110,7 @@ impl Place {
 
     pub(crate) fn program_that_first(&self, words: &str) -> PathBuf {
         // In a script, since the pod has its own `/tmp`, and a path in a variable would be one of the pod.
-        let shared = self.site.data_dir();
+        let shared = self.machine.data_dir();
         self.program(&format!(
             "export {}='{}'\n{words}",
             env::DATA_DIR,
@@ -124,7 +124,7 @@ impl Place {
     }
 
     fn program(&self, words: &str) -> PathBuf {
-        let path = self.site.scratch("image");
+        let path = self.machine.scratch("image");
         let script = format!(
             "#!/bin/sh\nexport {}={REPORT_KEY} {}=installed\n{words}\nexec '{}'\n",
             env::REPORT_KEY,
@@ -132,7 +132,7 @@ impl Place {
             env!("CARGO_BIN_EXE_executor_under_test"),
         );
         // Renamed over the old one, which may be running.
-        let new = self.site.scratch("image.new");
+        let new = self.machine.scratch("image.new");
         fs::write(&new, script).unwrap();
         fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
         fs::rename(new, &path).unwrap();
@@ -165,7 +165,7 @@ impl Place {
             .args(args)
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap())
-            .env("HOME", self.site.scratch("home"))
+            .env("HOME", self.machine.scratch("home"))
             .env("KUBECONFIG", kubeconfig.unwrap())
             .env("ExecutorEphemeralNamespace", &self.runs)
             .env("ExecutorEphemeralImage", IMAGE)

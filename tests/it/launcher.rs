@@ -70,7 +70,7 @@ fn a_folder_is_applied_then_unchanged_then_destroyed() {
 fn nothing_is_written_into_the_folder() {
     let laptop = laptop(ROOT_MODULE);
     expect(laptop.run(&["run", "stack", "--auto-approve"]), 0);
-    let files = integration_tests::site::files_below(&laptop.home().join("stack"));
+    let files = integration_tests::machine::files_below(&laptop.home().join("stack"));
     assert_eq!(files, [laptop.home().join("stack/main.tf")]);
 }
 

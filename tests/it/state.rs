@@ -14,9 +14,9 @@ use std::path::PathBuf;
 use artifact_store::{
     Handover, HttpUrl, S3Credentials, S3Settings, StaticKeys, Store, StoreSettings,
 };
+use integration_tests::machine::{ExecutorRun, RunningExecutor};
 use integration_tests::process::Stream;
-use integration_tests::site::{ExecutorRun, RunningExecutor};
-use integration_tests::{Outcome, Repository, Site, fifo, job};
+use integration_tests::{Machine, Outcome, Repository, fifo, job};
 use job_contract::keys::ObjectKey;
 use job_contract::report::StateStanding;
 use job_contract::{JobData, Tool, env};
@@ -27,7 +27,7 @@ use test_peers::http_proxy::HttpProxy;
 use test_peers::s3::{self, S3};
 use url::Url;
 
-use crate::site;
+use crate::machine;
 
 /// A bucket in which the tool locks its state, behind a door.
 struct Bucket {
@@ -63,8 +63,9 @@ impl Bucket {
         }
     }
 
-    fn executor<'s>(&self, site: &'s Site, job: &JobData) -> ExecutorRun<'s> {
-        site.executor(job)
+    fn executor<'s>(&self, machine: &'s Machine, job: &JobData) -> ExecutorRun<'s> {
+        machine
+            .executor(job)
             .env(env::STATE_TYPE, "AwsTerraformStateImpl")
             .env(env::AWS_BUCKET, s3::BUCKET)
             .env(env::AWS_REGION, s3::REGION)
@@ -135,17 +136,17 @@ struct Gate {
 const AT_THE_GATE: &str = "at-the-gate tool-";
 
 impl Gate {
-    fn new(site: &Site) -> Self {
-        Self::that(site, "")
+    fn new(machine: &Machine) -> Self {
+        Self::that(machine, "")
     }
 
     /// The provisioner of the second resource is that of its end.
-    fn at_the_end(site: &Site) -> Self {
-        Self::that(site, "    when = destroy\n")
+    fn at_the_end(machine: &Machine) -> Self {
+        Self::that(machine, "    when = destroy\n")
     }
 
-    fn that(site: &Site, when: &str) -> Self {
-        let fifo = fifo(site.scratch("gate"));
+    fn that(machine: &Machine, when: &str) -> Self {
+        let fifo = fifo(machine.scratch("gate"));
         let module = format!(
             "resource \"terraform_data\" \"first\" {{\n  input = \"made\"\n}}\nresource \"terraform_data\" \
              \"second\" {{\n  depends_on = [terraform_data.first]\n  provisioner \"local-exec\" {{\n{when}    \
@@ -174,7 +175,7 @@ fn tool_at_the_gate(run: &RunningExecutor) -> Pid {
 /// An apply that comes to its gate.
 struct Journey {
     bucket: Bucket,
-    site: Site,
+    machine: Machine,
     gate: Gate,
     apply: JobData,
 }
@@ -191,27 +192,27 @@ impl Journey {
     }
 
     fn that(tool: Tool, is_planned: bool) -> Self {
-        let (bucket, site) = (Bucket::new(), site());
-        let gate = Gate::new(&site);
+        let (bucket, machine) = (Bucket::new(), machine());
+        let gate = Gate::new(&machine);
         let plan = job::plan_by(tool, &gate.repository);
         let apply = job::apply_after(&plan);
         if is_planned {
-            site.queue(&[&plan, &apply]);
-            bucket.executor(&site, &plan).run().expect_code(0);
+            machine.queue(&[&plan, &apply]);
+            bucket.executor(&machine, &plan).run().expect_code(0);
             assert!(bucket.lock().is_none(), "a plan gives its lock back");
         } else {
-            site.queue(&[&apply]);
+            machine.queue(&[&apply]);
         }
         Self {
             bucket,
-            site,
+            machine,
             gate,
             apply,
         }
     }
 
     fn executor(&self) -> ExecutorRun<'_> {
-        self.bucket.executor(&self.site, &self.apply)
+        self.bucket.executor(&self.machine, &self.apply)
     }
 
     /// What holds however the tool was interrupted in the middle and saved its state itself.
@@ -250,7 +251,7 @@ impl Journey {
     #[track_caller]
     fn assert_published(&self, outcome: &Outcome) {
         assert!(self.bucket.lock().is_none(), "still locked: {outcome}");
-        let history = self.site.record(&self.apply).history;
+        let history = self.machine.record(&self.apply).history;
         assert_eq!(history.len(), 1, "{outcome}");
         let state = self.bucket.state().unwrap();
         assert_eq!(history[0].serial, state["serial"].as_u64().unwrap());

@@ -10,8 +10,8 @@ use artifact_store::{
 };
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use integration_tests::site::{ExecutorRun, files_below};
-use integration_tests::{FakeTool, Outcome, Repository, Site, job};
+use integration_tests::machine::{ExecutorRun, files_below};
+use integration_tests::{FakeTool, Machine, Outcome, Repository, job};
 use job_contract::keys::{Area, ObjectKey, PLAN_FILE};
 use job_contract::{JobData, env};
 use secrecy::SecretString;
@@ -23,7 +23,7 @@ use test_peers::gcs::{self, Gcs};
 use test_peers::s3::{self, S3};
 use url::Url;
 
-use crate::site;
+use crate::machine;
 
 const MODULE: &str = "resource \"terraform_data\" \"kept\" {\n  input = \"in the store\"\n}\n\
                       output \"kept\" {\n  value = terraform_data.kept.output\n}\n";
@@ -49,7 +49,7 @@ struct Place {
 
 struct Journey<'p> {
     place: &'p Place,
-    site: Site,
+    machine: Machine,
     look: TempDir,
 }
 
@@ -57,7 +57,7 @@ impl<'p> Journey<'p> {
     fn new(place: &'p Place) -> Self {
         Self {
             place,
-            site: site(),
+            machine: machine(),
             look: tempfile::tempdir().unwrap(),
         }
     }
@@ -76,7 +76,7 @@ impl<'p> Journey<'p> {
     }
 
     fn executor(&self, job: &JobData) -> ExecutorRun<'_> {
-        let start = self.site.executor(job);
+        let start = self.machine.executor(job);
         let place = &self.place.environment;
         place
             .iter()
@@ -132,7 +132,7 @@ fn plans_and_applies(place: &Place) -> TempDir {
     let (journey, repository) = (Journey::new(place), Repository::module(MODULE));
     let plan = journey.plan(&repository);
     let apply = job::apply_after(&plan);
-    journey.site.queue(&[&plan, &apply]);
+    journey.machine.queue(&[&plan, &apply]);
 
     let outcome = journey.run(&plan);
     let key = ObjectKey::plan(
@@ -141,7 +141,7 @@ fn plans_and_applies(place: &Place) -> TempDir {
         &plan.job_id,
         &plan.step_id,
     );
-    let reference = journey.site.record(&plan).terraform_plan;
+    let reference = journey.machine.record(&plan).terraform_plan;
     assert_eq!(reference, Some(format!("{}{}", place.address, key.path)));
     assert!(journey.read(&key).unwrap().starts_with(b"PK"));
     journey.assert_no_secret_lies_about(&outcome);
@@ -156,7 +156,7 @@ fn plans_and_applies(place: &Place) -> TempDir {
 
     let outcome = journey.run(&apply);
     assert_eq!(
-        journey.site.statuses(&apply),
+        journey.machine.statuses(&apply),
         ("completed".into(), "completed".into())
     );
     journey.assert_no_secret_lies_about(&outcome);
@@ -176,7 +176,7 @@ fn plans_and_applies(place: &Place) -> TempDir {
 fn publishes_its_state(journey: &Journey<'_>, apply: &JobData) {
     let current = journey.state(&journey.place.state);
     assert_eq!(current["outputs"]["kept"]["value"], "in the store");
-    let record = journey.site.record(apply);
+    let record = journey.machine.record(apply);
     let published = record.history.last().unwrap();
     assert_eq!(published.serial, current["serial"].as_u64().unwrap());
     assert_eq!(published.lineage, current["lineage"].as_str().unwrap());
@@ -422,10 +422,10 @@ fn gcs_keeps_a_whole_job() {
 fn a_store_that_refuses_its_credentials_is_told_by_the_names_of_its_settings() {
     let server = S3::start().unwrap();
     let place = s3_with_keys(&server);
-    let (site, repository) = (site(), Repository::module(MODULE));
+    let (machine, repository) = (machine(), Repository::module(MODULE));
     let scripts = job::scripts(&repository, vec![job::bash(1, "true")]);
-    site.queue(&[&scripts]);
-    let start = site.executor(&scripts);
+    machine.queue(&[&scripts]);
+    let start = machine.executor(&scripts);
     let settings = place.environment.iter();
     let run = settings.fold(start, |run, (name, value)| run.env(name, value));
     let outcome = run.env(env::AWS_SECRET_KEY, "wrong-secret").run();

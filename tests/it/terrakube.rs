@@ -16,7 +16,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use integration_tests::{Repository, Site, fifo};
+use integration_tests::{Machine, Repository, fifo};
 use job_contract::env;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -30,7 +30,7 @@ use test_platform::{
 };
 
 use crate::in_cluster::{Launcher, PATIENCE, Place};
-use crate::site;
+use crate::machine;
 
 /// Name of the Secret every pod of a stock installation gets its settings from.
 const SETTINGS: &str = "terrakube-executor-secrets";
@@ -53,14 +53,14 @@ struct Stage {
 /// Where runs happen.
 enum Ground {
     Cluster(Box<Place>),
-    Machine(Site),
+    Machine(Machine),
 }
 
 impl Ground {
-    fn site(&self) -> &Site {
+    fn machine(&self) -> &Machine {
         match self {
-            Self::Cluster(place) => &place.site,
-            Self::Machine(site) => site,
+            Self::Cluster(place) => &place.machine,
+            Self::Machine(machine) => machine,
         }
     }
 }
@@ -74,7 +74,7 @@ impl Stage {
 
     /// Runs are processes of this machine.
     async fn on_this_machine() -> Self {
-        Self::on(Ground::Machine(site()), Platform::builder()).await
+        Self::on(Ground::Machine(machine()), Platform::builder()).await
     }
 
     /// A platform like this, with a Redis of its own.
@@ -98,7 +98,7 @@ impl Stage {
         redis: Option<RedisServer>,
         more: Settings,
     ) -> Self {
-        let outputs = ground.site().data_dir().join("local/output");
+        let outputs = ground.machine().data_dir().join("local/output");
         let platform = platform
             .outputs(Outputs::folder(&outputs))
             .start()
@@ -118,8 +118,8 @@ impl Stage {
         stage
     }
 
-    fn site(&self) -> &Site {
-        self.ground.site()
+    fn machine(&self) -> &Machine {
+        self.ground.machine()
     }
 
     /// The cluster. Fails without one.
@@ -178,7 +178,7 @@ impl Stage {
         settings.insert(env::ENV_SECRETS.to_owned(), SETTINGS.to_owned());
         settings.insert(
             env::DATA_DIR.to_owned(),
-            self.site().data_dir().display().to_string(),
+            self.machine().data_dir().display().to_string(),
         );
         settings.extend(
             more.iter()
@@ -192,12 +192,12 @@ impl Stage {
                     .collect();
                 place.serve_with(&settings)
             }
-            Ground::Machine(site) => Launcher::start(
+            Ground::Machine(machine) => Launcher::start(
                 Command::new(env!("CARGO_BIN_EXE_launcher_under_test"))
                     .args(["serve", "--target", "process"])
                     .env_clear()
                     .env("PATH", std::env::var_os("PATH").unwrap())
-                    .env("HOME", site.scratch("home"))
+                    .env("HOME", machine.scratch("home"))
                     .env(env::LISTEN, "127.0.0.1:0")
                     .env(env::LOG_FORMAT, "json")
                     .env(env::TOOL_SELECTION, "installed")
@@ -247,7 +247,7 @@ impl Stage {
         let workspace = self.platform.job(job).workspace;
         let path =
             job_contract::keys::local_backend_state(&self.platform.organization(), &workspace);
-        let text = fs::read(self.site().data_dir().join(path)).unwrap_or_default();
+        let text = fs::read(self.machine().data_dir().join(path)).unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
@@ -294,8 +294,8 @@ struct Gate(PathBuf);
 impl Gate {
     const SAID: [&str; 2] = ["at-the-gate", "past-the-gate"];
 
-    fn new(site: &Site) -> Self {
-        Self(fifo(site.scratch("gate")))
+    fn new(machine: &Machine) -> Self {
+        Self(fifo(machine.scratch("gate")))
     }
 
     /// Shell commands that print a line, wait at the gate, and print another line.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::process::{Finished, Running};
-use crate::site::files_below;
+use crate::machine::files_below;
 
 /// A home that dies with its test.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ pub mod job;
 pub mod laptop;
 pub mod process;
 pub mod repository;
-pub mod site;
+pub mod machine;
 pub mod test_secrets;
 pub mod tool;
 
@@ -23,5 +23,5 @@ pub use fake_tool::FakeTool;
 pub use laptop::Laptop;
 pub use process::{Finished, Running};
 pub use repository::Repository;
-pub use site::{ExecutorRun, Outcome, Site, fifo};
+pub use machine::{ExecutorRun, Outcome, Machine, fifo};
 pub use test_secrets::{Search, TestSecret};

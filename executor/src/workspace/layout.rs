@@ -28,7 +28,7 @@ const MAX_HOLDER_BYTES: u64 = 512;
 
 /// Where the folders of a run are made.
 #[derive(Clone, Copy, Debug)]
-pub struct Site<'p> {
+pub struct LayoutConfig<'p> {
     /// For what belongs to this run alone.
     pub work_dir: &'p Path,
     /// For the work trees of workspaces.
@@ -57,9 +57,9 @@ pub struct Layout {
 impl Layout {
     /// Makes the run's own folders, and the folders they are in if these are missing. The work tree is made when it is
     /// this run's turn.
-    pub fn create(site: Site<'_>) -> Result<Self, WorkspaceError> {
-        let work_dir = made(site.work_dir)?;
-        let checkouts = made(site.checkouts)?;
+    pub fn create(config: LayoutConfig<'_>) -> Result<Self, WorkspaceError> {
+        let work_dir = made(config.work_dir)?;
+        let checkouts = made(config.checkouts)?;
         // Sweeping and creating exclude each other, so that no folder is seen without its lock.
         let _area_lock = lock_folder(&work_dir);
         sweep_runs(&work_dir);
@@ -73,8 +73,8 @@ impl Layout {
         let layout = Self {
             private: root.join("private"),
             spool: root.join("spool"),
-            checkout: checkouts.join(site.name),
-            checkout_lock: checkouts.join(format!("{}.{TREE_LOCK}", site.name)),
+            checkout: checkouts.join(config.name),
+            checkout_lock: checkouts.join(format!("{}.{TREE_LOCK}", config.name)),
             turn: OnceLock::new(),
             _alive: lock_folder(&root),
             root,
@@ -308,7 +308,7 @@ mod tests {
     }
 
     fn layout_of(work: &Path, name: &str) -> Layout {
-        Layout::create(Site {
+        Layout::create(LayoutConfig {
             work_dir: work,
             checkouts: &work.join("workspaces"),
             name,

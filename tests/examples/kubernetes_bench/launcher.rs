@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result, ensure};
 use base64::Engine as _;
 use integration_tests::process::{Running, Stream};
-use integration_tests::{Site, process};
+use integration_tests::{Machine, process};
 use job_contract::{JobData, env};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::{Value, json};
@@ -21,8 +21,8 @@ const SECRET: [u8; 64] = [0xfb; 64];
 pub(crate) enum Reports {
     /// Its log alone: nothing on disk slows a dispatch down.
     Nowhere,
-    /// The local platform of the site.
-    ToSite,
+    /// The local platform of the machine.
+    ToRecords,
 }
 
 /// A launcher; killed when dropped.
@@ -44,19 +44,19 @@ impl Launcher {
     pub(crate) fn start(
         program: &str,
         server: &ApiServer,
-        site: &Site,
+        machine: &Machine,
         reports: Reports,
     ) -> Result<Self> {
         let secret = base64::engine::general_purpose::STANDARD.encode(SECRET);
         let mut command = Command::new(program);
         command.env_clear();
-        if reports == Reports::ToSite {
-            command.env(env::DATA_DIR, site.data_dir());
+        if reports == Reports::ToRecords {
+            command.env(env::DATA_DIR, machine.data_dir());
         }
         let running = Running::start(
             command
                 .args(["serve", "--target", "kubernetes"])
-                .env("HOME", site.scratch("home"))
+                .env("HOME", machine.scratch("home"))
                 .env("KUBECONFIG", &server.kubeconfig)
                 .env(env::INTERNAL_SECRET, secret)
                 .env(env::LISTEN, "127.0.0.1:0")

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use api_launcher::kubernetes::manifest::Manifest;
-use integration_tests::{Site, job};
+use integration_tests::{Machine, job};
 use job_contract::JobData;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -35,9 +35,9 @@ struct Bench {
 
 pub(crate) async fn measure(server: [&str; 2], program: &str, runs: usize) -> Result<Value> {
     let server = ApiServer::start(server).await?;
-    let site = Site::new("");
+    let machine = Machine::new("");
     let client = server.client().await?;
-    let launcher = Launcher::start(program, &server, &site, Reports::Nowhere)?;
+    let launcher = Launcher::start(program, &server, &machine, Reports::Nowhere)?;
     let mut bench = Bench {
         door: launcher.door(),
         _launcher: launcher,

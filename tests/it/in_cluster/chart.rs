@@ -248,14 +248,14 @@ impl Installed {
             let cluster = &self.place.cluster;
             let folder = cluster.claim_dir(claim.namespace(), claim.name());
             fs::create_dir_all(folder.parent().unwrap()).unwrap();
-            symlink(self.place.site.data_dir(), folder).unwrap();
+            symlink(self.place.machine.data_dir(), folder).unwrap();
         }
     }
 
     fn put_images(&self) {
         let (place, cluster) = (&self.place, &self.place.cluster);
         let kubeconfig = cluster.kubeconfig_file(LAUNCHER, &place.runs).unwrap();
-        let launcher = place.site.scratch("launcher");
+        let launcher = place.machine.scratch("launcher");
         // In a script, since the pod has its own `/tmp`, and a path in a variable would be one of the pod. In a cluster the
         // account's token is where the client looks for it.
         let script = format!(
@@ -418,15 +418,15 @@ async fn an_installed_launcher_runs_what_is_dispatched_to_it() {
     let installed = or_skip!(Installed::with(over).await);
     let place = &installed.place;
     let apply = job::apply_after(&plan);
-    place.site.queue(&[&plan, &apply]);
+    place.machine.queue(&[&plan, &apply]);
 
     let (launcher, door) = installed.launch().await;
     assert_eq!(door.post(&plan).await.unwrap(), 202);
     place.until_over(&plan, "Complete").await;
-    assert!(place.site.record(&plan).plan_changes);
+    assert!(place.machine.record(&plan).plan_changes);
     assert_eq!(door.post(&apply).await.unwrap(), 202);
     place.until_over(&apply, "Complete").await;
-    assert_eq!(place.site.resources(&apply), ["terraform_data.greeting"]);
+    assert_eq!(place.machine.resources(&apply), ["terraform_data.greeting"]);
 
     let said = installed.tested("-test-http").await;
     assert!(said.contains("readiness: 200"), "{said}");

@@ -36,7 +36,7 @@ impl Place {
 
     /// The document of a step, as a file.
     pub(super) fn document(&self, job: &JobData) -> String {
-        let path = self.site.scratch(&format!("{}.json", job.step_id));
+        let path = self.machine.scratch(&format!("{}.json", job.step_id));
         fs::write(&path, serde_json::to_vec(job).unwrap()).unwrap();
         path.to_str().unwrap().to_owned()
     }
@@ -81,7 +81,7 @@ async fn a_run_is_launched_followed_and_looked_at_afterwards() {
     let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
     let plan = job::plan(&repository);
     let name = name(&plan);
-    place.site.queue(&[&plan]);
+    place.machine.queue(&[&plan]);
     let document = place.document(&plan);
 
     let followed = place.run(&["launch", "-f", &document, "--follow"]);
@@ -90,7 +90,7 @@ async fn a_run_is_launched_followed_and_looked_at_afterwards() {
     assert!(!followed.stdout.contains("\"target\""), "{followed}");
     assert!(followed.stderr.contains(&name), "{followed}");
     assert_eq!(
-        place.site.statuses(&plan),
+        place.machine.statuses(&plan),
         ("completed".into(), "completed".into())
     );
     place.until_over(&plan, "Complete").await;
@@ -143,7 +143,7 @@ async fn the_outcome_of_a_run_is_the_exit_code_of_whoever_waits_for_it() {
     let place = or_skip!(Place::new().await);
     let repository = Repository::module("output \"a\" {\n  value = nothing.such\n}\n");
     let plan = job::plan(&repository);
-    place.site.queue(&[&plan]);
+    place.machine.queue(&[&plan]);
     let document = place.document(&plan);
 
     let waited = place.run(&["launch", "-f", &document, "--wait", "-o", "json"]);
@@ -251,7 +251,7 @@ async fn what_is_meant_must_be_there_and_be_one_run() {
         "a word that may mean several runs cancels none"
     );
 
-    let broken = place.site.scratch("broken.json");
+    let broken = place.machine.scratch("broken.json");
     fs::write(&broken, "{").unwrap();
     let refused = place.run(&["launch", "-f", broken.to_str().unwrap()]);
     assert_refused(&refused, 65, &["broken.json"]);
@@ -268,7 +268,7 @@ async fn what_is_meant_must_be_there_and_be_one_run() {
 async fn a_cluster_that_is_not_there_is_named_with_a_way_out() {
     let place = or_skip!(Place::without_pods().await);
     let document = place.document(&job::plan(&Repository::fixture()));
-    let away = place.site.scratch("away");
+    let away = place.machine.scratch("away");
     let kubeconfig = place
         .cluster
         .kubeconfig_file(LAUNCHER, &place.runs)

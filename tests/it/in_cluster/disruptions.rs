@@ -18,7 +18,7 @@ impl Place {
     /// An image whose first executor gets no further than fetching the source: `begun` appears, and the fetch
     /// never ends. Later ones do their work.
     fn image_that_hangs_once(&self) -> std::path::PathBuf {
-        let (bin, begun) = (self.site.scratch("bin"), self.site.scratch("begun"));
+        let (bin, begun) = (self.machine.scratch("bin"), self.machine.scratch("begun"));
         fs::create_dir(&bin).unwrap();
         let script = format!(
             "#!/bin/sh\nif ! test -e '{0}'; then : > '{0}'; exec sleep 1000; fi\nPATH=\"${{PATH#*:}}\" exec git \"$@\"\n",
@@ -46,14 +46,14 @@ async fn a_run_preempted_before_its_claim_is_run_by_another_pod() {
     let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
     let begun = place.image_that_hangs_once();
     let apply = job::step(StepType::Apply, &repository);
-    place.site.queue(&[&apply]);
+    place.machine.queue(&[&apply]);
     let launcher = place.serve_reporting();
     launcher.accept(&apply).await;
     let pod = place.first_pod(&name(&apply), || begun.exists()).await;
     place.cluster.preempt(&pod).await.unwrap();
     place.until_over(&apply, "Complete").await;
     assert_eq!(
-        place.site.statuses(&apply),
+        place.machine.statuses(&apply),
         ("completed".into(), "completed".into())
     );
     let explanation = place.library().explain(&name(&apply)).await.unwrap();
@@ -64,25 +64,25 @@ async fn a_run_preempted_before_its_claim_is_run_by_another_pod() {
 async fn what_a_run_waited_for_stays_in_its_log() {
     let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
     let image = "registry.example.test/late:1";
-    let data = place.site.data_dir();
+    let data = place.machine.data_dir();
     let settings = [
         ("ExecutorEphemeralImage", image),
         (env::DATA_DIR, data.to_str().unwrap()),
     ];
     let launcher = place.serve_with(&settings);
     let plan = job::plan(&repository);
-    place.site.queue(&[&plan]);
+    place.machine.queue(&[&plan]);
     launcher.accept(&plan).await;
     let said = |text: &str| text.contains("late:1");
     place
         .until("the reason is in the log", |_| {
-            let output = place.site.output_if_any(&plan)?;
+            let output = place.machine.output_if_any(&plan)?;
             said(&output).then_some(())
         })
         .await;
     place.cluster.image(image, &place.program_that_first(""));
     place.until_over(&plan, "Complete").await;
-    let stored = place.site.step_output(&plan);
+    let stored = place.machine.step_output(&plan);
     let (head, rest) = stored.split_once('\n').unwrap();
     assert!(said(head), "{stored}");
     assert!(
@@ -96,14 +96,14 @@ async fn a_run_evicted_without_grace_before_its_claim_is_run_by_another_pod() {
     let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
     let begun = place.image_that_hangs_once();
     let plan = job::plan(&repository);
-    place.site.queue(&[&plan]);
+    place.machine.queue(&[&plan]);
     let launcher = place.serve_reporting();
     launcher.accept(&plan).await;
     let pod = place.first_pod(&name(&plan), || begun.exists()).await;
     place.cluster.lose_node(&pod).await.unwrap();
     place.cluster.remove_node_of(&pod).await.unwrap();
     place.until_over(&plan, "Complete").await;
-    let statuses = place.site.statuses(&plan);
+    let statuses = place.machine.statuses(&plan);
     assert_eq!(statuses.1, "completed");
 }
 
@@ -136,7 +136,7 @@ async fn a_run_preempted_at_work_says_so_when_its_pod_is_gone() {
     let explanation = place.library().explain(&run).await.unwrap();
     assert_eq!(explanation.verdict.unwrap().kind, VerdictKind::Preempted);
     assert_eq!(
-        place.site.statuses(&apply),
+        place.machine.statuses(&apply),
         ("failed".into(), "failed".into())
     );
     assert_eq!(super::endings::begun(&place), 1);
@@ -146,7 +146,7 @@ async fn a_run_preempted_at_work_says_so_when_its_pod_is_gone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_apply_on_a_node_that_is_drained_saves_its_state_and_says_how_far_it_came() {
     let place = or_skip!(Place::new().await);
-    let begun = place.site.scratch("begun");
+    let begun = place.machine.scratch("begun");
     let repository = Repository::module(&format!(
         "resource \"terraform_data\" \"first\" {{}}\nresource \"terraform_data\" \"second\" {{\n  depends_on = \
          [terraform_data.first]\n  provisioner \"local-exec\" {{\n    command = \"touch {}; exec sleep 1000\"\n  \
@@ -154,7 +154,7 @@ async fn an_apply_on_a_node_that_is_drained_saves_its_state_and_says_how_far_it_
         begun.display()
     ));
     let apply = job::step(StepType::Apply, &repository);
-    place.site.queue(&[&apply]);
+    place.machine.queue(&[&apply]);
     let launcher = place.serve_reporting();
     launcher.accept(&apply).await;
     let pod = place.first_pod(&name(&apply), || begun.exists()).await;
@@ -163,11 +163,11 @@ async fn an_apply_on_a_node_that_is_drained_saves_its_state_and_says_how_far_it_
     pods.evict(&pod, &EvictParams::default()).await.unwrap();
     place.until_over(&apply, "Failed").await;
 
-    let resources = place.site.resources(&apply);
+    let resources = place.machine.resources(&apply);
     assert!(resources.contains(&"terraform_data.first".to_owned()));
     assert!(!resources.contains(&"terraform_data.third".to_owned()));
-    assert_eq!(place.site.record(&apply).history.len(), 1);
-    let output = place.site.step_output(&apply);
+    assert_eq!(place.machine.record(&apply).history.len(), 1);
+    let output = place.machine.step_output(&apply);
     assert_eq!(output.matches("Interrupt received").count(), 1, "{output}");
     for words in [
         "stopped by signal 15 before it was done: 1 of 3 changes was made",
@@ -182,7 +182,7 @@ async fn an_apply_on_a_node_that_is_drained_saves_its_state_and_says_how_far_it_
 async fn an_apply_whose_claim_ends_with_its_pod_is_never_begun_again() {
     let place = or_skip!(Place::new().await);
     place.image_that_shares_nothing();
-    let ledger = place.site.scratch("ledger");
+    let ledger = place.machine.scratch("ledger");
     // The executor is stopped, so that it neither saves nor reports anything.
     let repository = Repository::module(&format!(
         "resource \"terraform_data\" \"a\" {{\n  provisioner \"local-exec\" {{\n    command = \"kill -STOP $(cut -d' ' \

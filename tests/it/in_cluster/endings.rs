@@ -71,7 +71,7 @@ impl Place {
     }
 
     pub(super) fn serve_reporting_with(&self, settings: &[(&str, &str)]) -> Launcher {
-        let data = self.site.data_dir();
+        let data = self.machine.data_dir();
         let reporting = [(env::DATA_DIR, data.to_str().unwrap())];
         self.serve_with(&[&reporting, settings].concat())
     }
@@ -79,8 +79,8 @@ impl Place {
     /// Returns when the platform knows that the step failed, and why.
     pub(super) async fn until_reported(&self, job: &JobData, words: &str) {
         let failed = |_: &State| {
-            let (_, step) = self.site.statuses(job);
-            let told = || self.site.step_output(job).contains(words);
+            let (_, step) = self.machine.statuses(job);
+            let told = || self.machine.step_output(job).contains(words);
             (step == "failed" && told()).then_some(())
         };
         self.until("the platform is told", failed).await;
@@ -102,7 +102,7 @@ impl Place {
         let library = self.library();
         let said = async {
             loop {
-                let target = self.site.scratch("seen");
+                let target = self.machine.scratch("seen");
                 library.save_log(&name(job), &target).await.unwrap();
                 let printed = numbers(&fs::read_to_string(&target).unwrap());
                 if printed.last() == Some(&number) {
@@ -125,19 +125,19 @@ impl Place {
 
 /// An apply that notes in a file that it began, and then takes very long.
 pub(super) fn endless(place: &Place) -> (Repository, JobData) {
-    let ledger = place.site.scratch("ledger");
+    let ledger = place.machine.scratch("ledger");
     let module = format!(
         "resource \"terraform_data\" \"a\" {{\n  provisioner \"local-exec\" {{\n    command = \"echo begun >> {}; sleep 600\"\n  }}\n}}\n",
         ledger.display()
     );
     let repository = Repository::module(&module);
     let apply = job::step(StepType::Apply, &repository);
-    place.site.queue(&[&apply]);
+    place.machine.queue(&[&apply]);
     (repository, apply)
 }
 
 pub(super) fn begun(place: &Place) -> usize {
-    let ledger = fs::read_to_string(place.site.scratch("ledger")).unwrap_or_default();
+    let ledger = fs::read_to_string(place.machine.scratch("ledger")).unwrap_or_default();
     ledger.lines().count()
 }
 
@@ -153,7 +153,7 @@ async fn what_a_run_waits_for_is_said_and_it_goes_on_once_that_is_there() {
     let selector = "EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS".to_owned();
     plan.environment_variables
         .insert(selector, "disk=ssd".to_owned());
-    place.site.queue(&[&plan]);
+    place.machine.queue(&[&plan]);
     launcher.accept(&plan).await;
 
     place.until_waiting(&plan, WaitReason::Node, "node").await;
@@ -247,7 +247,7 @@ async fn a_pod_evicted_before_its_image_was_there_is_replaced() {
     let other = "registry.example.test/mayfly-executor-late:1";
     let launcher = place.serve_with(&[("ExecutorEphemeralImage", other)]);
     let plan = job::plan(&repository);
-    place.site.queue(&[&plan]);
+    place.machine.queue(&[&plan]);
     launcher.accept(&plan).await;
     place
         .until_waiting(&plan, WaitReason::Image, "late:1")
@@ -263,13 +263,13 @@ async fn a_pod_evicted_before_its_image_was_there_is_replaced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_executor_that_started_nothing_is_tried_again() {
     let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
-    let tried = place.site.scratch("tried");
+    let tried = place.machine.scratch("tried");
     let tried = tried.display();
     place.image_that_first(&format!(
         "if ! test -e '{tried}'; then : > '{tried}'; exit 75; fi"
     ));
     let plan = job::plan(&repository);
-    place.site.queue(&[&plan]);
+    place.machine.queue(&[&plan]);
     let launcher = place.serve();
     launcher.accept(&plan).await;
     place.until_over(&plan, "Complete").await;
@@ -279,14 +279,14 @@ async fn an_executor_that_started_nothing_is_tried_again() {
 
 /// An apply that prints as many lines, and then takes very long.
 fn talkative(place: &Place, lines: usize) -> (Repository, JobData) {
-    let ledger = place.site.scratch("ledger");
+    let ledger = place.machine.scratch("ledger");
     let module = format!(
         "resource \"terraform_data\" \"a\" {{\n  provisioner \"local-exec\" {{\n    command = \"seq -f 'numbered-%g.' 1 {lines}; echo begun >> {}; sleep 600\"\n  }}\n}}\n",
         ledger.display()
     );
     let repository = Repository::module(&module);
     let apply = job::step(StepType::Apply, &repository);
-    place.site.queue(&[&apply]);
+    place.machine.queue(&[&apply]);
     (repository, apply)
 }
 
@@ -313,7 +313,7 @@ async fn what_a_killed_executor_had_printed_is_in_the_output_of_its_step_once_an
     place.until_printed(&apply, 3000).await;
     assert!(place.cluster.oom_kill(&pod));
     place.until_reported(&apply, "memory").await;
-    let output = place.site.step_output(&apply);
+    let output = place.machine.step_output(&apply);
     let expected: Vec<usize> = (1..=3000).collect();
     assert_eq!(numbers(&output), expected);
     assert!(!output.contains("\"target\":"), "messages of the executor");
@@ -337,8 +337,8 @@ async fn the_log_of_a_killed_executor_is_asked_for_again_while_the_cluster_canno
     assert!(place.cluster.oom_kill(&pod));
     place.until_reported(&apply, "memory").await;
     let expected: Vec<usize> = (1..=300).collect();
-    assert_eq!(numbers(&place.site.step_output(&apply)), expected);
-    assert_eq!(place.site.statuses(&apply).1, "failed");
+    assert_eq!(numbers(&place.machine.step_output(&apply)), expected);
+    assert_eq!(place.machine.statuses(&apply).1, "failed");
 }
 
 /// A file stands where the outputs are stored.
@@ -348,8 +348,8 @@ async fn a_log_that_no_store_took_is_stored_by_the_launcher_once_one_does() {
     let module = "resource \"terraform_data\" \"a\" {\n  provisioner \"local-exec\" {\n    command = \"seq -f 'numbered-%g.' 1 50\"\n  }\n}\n";
     let repository = Repository::module(module);
     let apply = job::step(StepType::Apply, &repository);
-    place.site.queue(&[&apply]);
-    let outputs = place.site.data_dir().join("local/output");
+    place.machine.queue(&[&apply]);
+    let outputs = place.machine.data_dir().join("local/output");
     let _ = fs::remove_dir_all(&outputs);
     fs::create_dir_all(outputs.parent().unwrap()).unwrap();
     fs::write(&outputs, "in the way").unwrap();
@@ -359,13 +359,13 @@ async fn a_log_that_no_store_took_is_stored_by_the_launcher_once_one_does() {
     fs::remove_file(&outputs).unwrap();
     place
         .until("the log is stored", |_| {
-            let output = place.site.output_if_any(&apply)?;
+            let output = place.machine.output_if_any(&apply)?;
             (numbers(&output).len() == 50).then_some(())
         })
         .await;
     // The executor had reported the end of the step, and the launcher does not contradict it.
     assert_eq!(
-        place.site.statuses(&apply),
+        place.machine.statuses(&apply),
         ("completed".into(), "completed".into())
     );
 }

@@ -12,8 +12,8 @@ use images::base::Base;
 use images::bill::{Bill, DOC_DIR, LICENCES, SBOM};
 use images::builder::{Build, Builder, Image};
 use integration_tests::container::{Container, RunningContainer};
+use integration_tests::machine::{files_below, give_away};
 use integration_tests::process::Stream;
-use integration_tests::site::{files_below, give_away};
 use integration_tests::{Finished, Repository, Running, job};
 use job_contract::{JobData, env};
 use k8s_openapi::api::core::v1::{EnvVar, PodSpec};
@@ -174,7 +174,7 @@ fn serve(place: &Place, (root, image): &(PathBuf, Image)) -> (RunningContainer, 
         .cluster
         .kubeconfig_file(LAUNCHER, &place.runs)
         .unwrap();
-    let readable = place.site.scratch("kubeconfig");
+    let readable = place.machine.scratch("kubeconfig");
     fs::copy(kubeconfig, &readable).unwrap();
     fs::set_permissions(&readable, fs::Permissions::from_mode(0o644)).unwrap();
     let secret = base64::engine::general_purpose::STANDARD.encode(SECRET);
@@ -216,7 +216,7 @@ fn run_pod(place: &Place, (root, image): &(PathBuf, Image), pod: &Pod, source: &
         .bind(source, SOURCE, &["ro"])
         .bind(&tool, "/usr/local/bin/terraform", &["ro"])
         // The platform of this journey: records and plans in a folder.
-        .bind(&place.site.data_dir(), "/srv/data", &["rw"])
+        .bind(&place.machine.data_dir(), "/srv/data", &["rw"])
         .env(env::DATA_DIR, "/srv/data")
         .env(env::TOOL_SELECTION, "installed")
         .run()
@@ -282,17 +282,17 @@ async fn a_step_dispatched_to_the_launchers_image_runs_in_the_executors_image() 
             source: Some(format!("file://{SOURCE}")),
             ..job::in_job(&job::plan(repository), number)
         };
-        place.site.queue(&[&step]);
+        place.machine.queue(&[&step]);
         assert_eq!(door.post(&step).await.unwrap(), 202);
         let pod = pod_of(&place, &step).await;
         repository.give_to(USER);
-        give_away(&place.site.data_dir(), USER);
+        give_away(&place.machine.data_dir(), USER);
 
         let finished = run_pod(&place, &executor, &pod, repository.path());
 
         assert_eq!(finished.code(), code, "{finished}");
         assert!(finished.stdout.contains(shown), "{finished}");
-        assert_eq!(place.site.plan_file(&step).exists(), code == 0);
+        assert_eq!(place.machine.plan_file(&step).exists(), code == 0);
     }
 
     serving.running().signal(Signal::SIGTERM);

@@ -43,8 +43,8 @@ pub(super) async fn everything_it_does(place: Place) {
         let job = job::plan(&repository);
         job::in_job(&job, id)
     });
-    place.site.queue(&[&plan]);
-    place.site.queue(&[&other]);
+    place.machine.queue(&[&plan]);
+    place.machine.queue(&[&other]);
 
     place.told(&["check"]);
     let launcher = place.serve();
@@ -93,13 +93,13 @@ async fn a_launcher_without_rights_puts_runs_off_and_then_fails_them() {
     let place = or_skip!(Place::without_pods().await).where_it_is_refused();
     place.cluster.revoke(super::LAUNCHER).await.unwrap();
     let plan = job::plan(&Repository::fixture());
-    place.site.queue(&[&plan]);
-    let data_dir = place.site.data_dir();
+    place.machine.queue(&[&plan]);
+    let data_dir = place.machine.data_dir();
     let launcher = place.serve_with(&[(env::DATA_DIR, data_dir.to_str().unwrap())]);
     let door = launcher.door();
     assert_eq!(door.post(&plan).await.unwrap(), 503);
     assert_eq!(door.get("/actuator/health/readiness").await, 503);
-    assert!(!place.site.record(&plan).status.is_over());
+    assert!(!place.machine.record(&plan).status.is_over());
 
     let until = Instant::now() + PATIENCE;
     let answer = loop {
@@ -111,8 +111,8 @@ async fn a_launcher_without_rights_puts_runs_off_and_then_fails_them() {
     };
     // A platform on record is told so by the answer too.
     assert_eq!(answer, 400);
-    assert_eq!(place.site.record(&plan).status, JobStatus::Failed);
-    let output = place.site.step_output(&plan);
+    assert_eq!(place.machine.record(&plan).status, JobStatus::Failed);
+    let output = place.machine.step_output(&plan);
     assert!(output.contains("cannot create resource"), "{output}");
     // A launcher that is not ready gets no dispatch, and could fail none.
     assert_eq!(door.get("/actuator/health/readiness").await, 200);
@@ -126,7 +126,7 @@ async fn with_job_data_in_the_environment_the_rights_of_the_documentation_carry_
     let place = place.where_it_is_refused();
     let repository = Repository::fixture();
     let plan = job::plan(&repository);
-    place.site.queue(&[&plan]);
+    place.machine.queue(&[&plan]);
     let launcher = place.serve_with(&[(env::JOB_DATA_MODE, "env")]);
     launcher
         .running
@@ -135,7 +135,7 @@ async fn with_job_data_in_the_environment_the_rights_of_the_documentation_carry_
     launcher.accept(&plan).await;
     launcher.accept(&plan).await;
     place.until_over(&plan, "Complete").await;
-    assert!(place.site.record(&plan).plan_changes);
+    assert!(place.machine.record(&plan).plan_changes);
 
     let asked = place.asked();
     let denied = rights(&asked.denied());
@@ -164,9 +164,9 @@ async fn with_the_rights_of_the_documentation_failures_are_reported_and_cancelle
     let nowhere = ("EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS", "disk=none");
     let variables = &mut stuck.environment_variables;
     variables.insert(nowhere.0.to_owned(), nowhere.1.to_owned());
-    place.site.queue(&[&stuck]);
-    place.site.queue(&[&failing]);
-    let data = place.site.data_dir();
+    place.machine.queue(&[&stuck]);
+    place.machine.queue(&[&failing]);
+    let data = place.machine.data_dir();
     let launcher = place.serve_with(&[
         (env::JOB_DATA_MODE, "env"),
         (env::DATA_DIR, data.to_str().unwrap()),
@@ -175,7 +175,7 @@ async fn with_the_rights_of_the_documentation_failures_are_reported_and_cancelle
         .running
         .wait_for(Stream::Stderr, "judged by their Jobs alone");
     launcher.accept(&stuck).await;
-    place.site.set_status(&stuck, JobStatus::Cancelled);
+    place.machine.set_status(&stuck, JobStatus::Cancelled);
 
     // Its executor is killed before it can say anything.
     place.image_that_first("kill -9 $$");

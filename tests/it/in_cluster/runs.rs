@@ -20,25 +20,25 @@ async fn a_plan_and_its_apply_run_as_two_jobs() {
         ..plan
     };
     let apply = job::apply_after(&plan);
-    place.site.queue(&[&plan, &apply]);
+    place.machine.queue(&[&plan, &apply]);
     let launcher = place.serve();
 
     launcher.accept(&plan).await;
     place.until_over(&plan, "Complete").await;
     assert_eq!(
-        place.site.statuses(&plan),
+        place.machine.statuses(&plan),
         ("pending".into(), "completed".into())
     );
-    assert!(place.site.record(&plan).plan_changes);
+    assert!(place.machine.record(&plan).plan_changes);
 
     launcher.accept(&apply).await;
     place.until_over(&apply, "Complete").await;
     assert_eq!(
-        place.site.statuses(&apply),
+        place.machine.statuses(&apply),
         ("completed".into(), "completed".into())
     );
-    assert_eq!(place.site.resources(&apply), ["terraform_data.greeting"]);
-    assert_eq!(place.site.output(&apply, "greeting"), SENSITIVE);
+    assert_eq!(place.machine.resources(&apply), ["terraform_data.greeting"]);
+    assert_eq!(place.machine.output(&apply, "greeting"), SENSITIVE);
 
     // Delivered again after its end, it is answered and nothing happens.
     launcher.accept(&apply).await;

@@ -21,7 +21,7 @@ async fn no_more_jobs_are_released_than_may_be_in_flight_and_the_lease_is_the_on
     assert_ne!(roles, ROLES);
     let place = or_skip!(Place::of(Cluster::builder(), &rules(&roles)).await);
     let repository = Repository::fixture();
-    let gate = fifo(place.site.scratch("gate"));
+    let gate = fifo(place.machine.scratch("gate"));
     let begun = gate.with_extension("begun");
     // The first of them waits at the gate.
     place.image_that_first(&format!(
@@ -35,7 +35,7 @@ async fn no_more_jobs_are_released_than_may_be_in_flight_and_the_lease_is_the_on
     ]);
     let first = job::plan(&repository);
     let second = job::apply_after(&first);
-    place.site.queue(&[&first, &second]);
+    place.machine.queue(&[&first, &second]);
     launcher.accept(&first).await;
     let at_work = |_: &test_cluster::State| begun.exists().then_some(());
     place.until("the first is at work", at_work).await;
@@ -53,7 +53,7 @@ async fn no_more_jobs_are_released_than_may_be_in_flight_and_the_lease_is_the_on
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_no_node_takes_is_given_up_when_the_operator_says() {
     let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
-    let data = place.site.data_dir();
+    let data = place.machine.data_dir();
     let launcher = place.serve_with(&[
         (env::UNSCHEDULABLE_SECONDS, "1"),
         (env::DATA_DIR, data.to_str().unwrap()),
@@ -62,7 +62,7 @@ async fn a_run_no_node_takes_is_given_up_when_the_operator_says() {
     let selector = "EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS".to_owned();
     plan.environment_variables
         .insert(selector, "disk=none".to_owned());
-    place.site.queue(&[&plan]);
+    place.machine.queue(&[&plan]);
     launcher.accept(&plan).await;
     place.until_over(&plan, "Failed").await;
     let explanation = place.library().explain(&name(&plan)).await.unwrap();
@@ -85,7 +85,7 @@ async fn a_request_rate_holds_up_but_loses_nothing() {
     ]);
     let jobs = super::many(&job::plan(&repository), 6);
     for job in &jobs {
-        place.site.queue(&[job]);
+        place.machine.queue(&[job]);
         launcher.accept(job).await;
     }
     place.assert_exactly_one_each(&jobs).await;

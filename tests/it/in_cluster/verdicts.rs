@@ -40,7 +40,7 @@ impl Place {
     }
 
     async fn dispatch(&self, launcher: &Launcher, job: JobData) -> JobData {
-        self.site.queue(&[&job]);
+        self.machine.queue(&[&job]);
         launcher.accept(&job).await;
         job
     }
@@ -68,7 +68,7 @@ impl Place {
         let sentence = verdict["sentence"].as_str().unwrap();
         let advice = verdict["advice"].as_str().unwrap();
         assert!(sentence.contains(words), "{verdict:#}");
-        let output = self.site.step_output(job);
+        let output = self.machine.step_output(job);
         assert!(
             output.contains(sentence) && output.contains(advice),
             "{output}"
@@ -218,7 +218,7 @@ async fn a_quota_is_waited_for_until_the_deadline() {
         .until_waiting(&plan, WaitReason::Quota, "exceeded quota")
         .await;
     let noted = |_: &State| {
-        let (_, step) = place.site.statuses(&plan);
+        let (_, step) = place.machine.statuses(&plan);
         assert_eq!(step, "pending");
         let explanation = place.json(&["explain", &name(&plan)]);
         let since: k8s_openapi::jiff::Timestamp =
@@ -242,7 +242,7 @@ async fn a_run_at_work_that_exceeds_its_deadline_is_told_so() {
     place.pod_at_work(&apply, || begun(&place) == 1).await;
     place.end_soon(&apply).await;
     place.until_over(&apply, "Failed").await;
-    let over = |_: &State| (place.site.statuses(&apply).1 == "failed").then_some(());
+    let over = |_: &State| (place.machine.statuses(&apply).1 == "failed").then_some(());
     place.until("the platform is told", over).await;
     let verdict = &place.json(&["explain", &name(&apply)])["verdict"];
     assert_eq!(verdict["kind"], "deadline_exceeded", "{verdict:#}");
@@ -268,9 +268,9 @@ async fn a_report_that_anybody_could_have_written_is_shown_and_not_believed() {
     ));
     let launcher = place.serve_reporting();
     let plan = place.dispatched(&launcher).await;
-    let over = |_: &State| (place.site.statuses(&plan).1 == "failed").then_some(());
+    let over = |_: &State| (place.machine.statuses(&plan).1 == "failed").then_some(());
     place.until("the step has failed", over).await;
-    assert_eq!(place.site.record(&plan).terraform_plan, None);
+    assert_eq!(place.machine.record(&plan).terraform_plan, None);
     let verdict = &place.json(&["explain", &name(&plan)])["verdict"];
     assert_eq!(verdict["kind"], "step_failed", "{verdict:#}");
     let evidence = verdict["evidence"].to_string();
@@ -309,7 +309,7 @@ async fn a_job_that_somebody_deletes_ends_its_run_at_the_platform() {
     place
         .until_reported(&plan, "the run's Job was deleted before it had started")
         .await;
-    let output = place.site.step_output(&plan);
+    let output = place.machine.step_output(&plan);
     assert!(output.contains("start the run again"), "{output}");
 }
 
@@ -332,14 +332,14 @@ async fn an_ended_run_is_removed_when_its_time_to_live_is_over() {
     let repository = Repository::fixture();
     let launcher = place.serve_reporting_with(&[(env::TTL_SECONDS_AFTER_FINISHED, "1")]);
     let plan = place.dispatch(&launcher, job::plan(&repository)).await;
-    let completed = |_: &State| (place.site.statuses(&plan).1 == "completed").then_some(());
+    let completed = |_: &State| (place.machine.statuses(&plan).1 == "completed").then_some(());
     place.until("the step is completed", completed).await;
     let empty = |state: &State| {
         let left = state.jobs.len() + state.pods.len() + state.secrets.len();
         (left == 0).then_some(())
     };
     place.until("nothing is left of it", empty).await;
-    assert_eq!(place.site.statuses(&plan).1, "completed");
+    assert_eq!(place.machine.statuses(&plan).1, "completed");
     let explained = place.told(&["explain", &plan.job_id]);
     assert!(explained.contains("completed"), "{explained}");
 }
@@ -386,5 +386,5 @@ async fn no_more_ended_runs_are_kept_than_the_history_allows() {
     let newest = |state: &State| state.job(&name(&first)).is_none().then_some(());
     place.until("the older one is removed", newest).await;
     assert!(place.state().await.job(&name(&second)).is_some());
-    assert_eq!(place.site.statuses(&first).1, "completed");
+    assert_eq!(place.machine.statuses(&first).1, "completed");
 }

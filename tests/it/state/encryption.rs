@@ -44,8 +44,11 @@ mod tools {
         bucket.write(&state_key(), state.to_string());
         let plan = job::in_job(&job::plan_by(tool, &journey.gate.repository), "413");
         let plan = job::encrypted(&plan);
-        journey.site.queue(&[&plan]);
-        let outcome = bucket.executor(&journey.site, &plan).run().expect_code(0);
+        journey.machine.queue(&[&plan]);
+        let outcome = bucket
+            .executor(&journey.machine, &plan)
+            .run()
+            .expect_code(0);
         let is_made = |name: &str| {
             let words = format!("terraform_data.{name} will be created");
             outcome.log().contains(&words)

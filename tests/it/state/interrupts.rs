@@ -10,7 +10,7 @@ use job_contract::{StepType, Tool, env};
 use nix::sys::signal::{Signal, killpg};
 
 use super::{AT_THE_GATE, Bucket, Gate, Journey, assert_interrupted_once, tool_at_the_gate};
-use crate::site;
+use crate::machine;
 
 with_both_tools! {
     an_apply_that_is_told_to_end_saves_its_state_and_says_how_far_it_came,
@@ -71,7 +71,7 @@ fn an_apply_whose_job_is_cancelled_saves_its_state(tool: Tool) {
     let run = journey.executor().start();
     tool_at_the_gate(&run);
     journey
-        .site
+        .machine
         .set_status(&journey.apply, JobStatus::Cancelled);
     let outcome = run.wait();
     assert_eq!(outcome.report().stopped, Some(StopReason::Cancelled));
@@ -80,18 +80,18 @@ fn an_apply_whose_job_is_cancelled_saves_its_state(tool: Tool) {
 }
 
 fn an_interrupted_destroy_keeps_what_it_has_not_destroyed(tool: Tool) {
-    let (bucket, site) = (Bucket::new(), site());
-    let gate = Gate::at_the_end(&site);
+    let (bucket, machine) = (Bucket::new(), machine());
+    let gate = Gate::at_the_end(&machine);
     let apply = job::step_by(tool, StepType::Apply, &gate.repository);
-    site.queue(&[&apply]);
-    bucket.executor(&site, &apply).run().expect_code(0);
+    machine.queue(&[&apply]);
+    bucket.executor(&machine, &apply).run().expect_code(0);
     let destroy = job::in_job(
         &job::step_by(tool, StepType::Destroy, &gate.repository),
         "413",
     );
-    site.queue(&[&destroy]);
+    machine.queue(&[&destroy]);
 
-    let run = bucket.executor(&site, &destroy).start();
+    let run = bucket.executor(&machine, &destroy).start();
     tool_at_the_gate(&run);
     run.running.signal(Signal::SIGTERM);
     let outcome = run.wait().expect_code(143);
@@ -133,7 +133,7 @@ fn an_executor_that_is_told_to_end_reports_in_time_though_the_store_holds_everyt
     let words = "no copy of it is published: the object store did not take it in time";
     assert!(outcome.error().contains(words), "{outcome}");
     assert_eq!(
-        journey.site.statuses(&journey.apply),
+        journey.machine.statuses(&journey.apply),
         ("failed".into(), "failed".into())
     );
 }

@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::{Bucket, Gate, Journey, lock_key, tool_at_the_gate};
-use crate::site;
+use crate::machine;
 
 with_both_tools! {
     a_tool_that_dies_loses_its_lock_and_the_report_names_what_the_state_lacks,
@@ -55,12 +55,12 @@ fn a_tool_that_dies_loses_its_lock_and_the_report_names_what_the_state_lacks(too
 }
 
 fn a_tool_that_dies_leaves_in_a_local_state_what_it_has_written(tool: Tool) {
-    let site = site();
-    let gate = Gate::new(&site);
+    let machine = machine();
+    let gate = Gate::new(&machine);
     // Without a plan, and so without events: its lines tell as much.
     let apply = job::step_by(tool, StepType::Apply, &gate.repository);
-    site.queue(&[&apply]);
-    let run = site.executor(&apply).start();
+    machine.queue(&[&apply]);
+    let run = machine.executor(&apply).start();
     kill(tool_at_the_gate(&run), Signal::SIGKILL).unwrap();
     let outcome = run.wait().expect_code(1);
     assert_eq!(outcome.report().lock, None, "{outcome}");
@@ -73,8 +73,8 @@ fn a_tool_that_dies_leaves_in_a_local_state_what_it_has_written(tool: Tool) {
         assert_eq!(outcome.report().state, Some(StateStanding::Unknown));
         return;
     }
-    assert_eq!(site.resources(&apply), ["terraform_data.first"]);
-    assert_eq!(site.record(&apply).history.len(), 1, "{outcome}");
+    assert_eq!(machine.resources(&apply), ["terraform_data.first"]);
+    assert_eq!(machine.record(&apply).history.len(), 1, "{outcome}");
     let stored = format!("{progress}; the state is stored");
     assert_eq!(outcome.error(), stored, "{outcome}");
     assert_eq!(outcome.report().state, Some(StateStanding::Stored));
@@ -100,8 +100,8 @@ fn a_tool_that_is_deaf_is_killed_and_its_lock_released(tool: Tool) {
 }
 
 fn a_plan_that_dies_gives_its_lock_back(tool: Tool) {
-    let (bucket, site) = (Bucket::new(), site());
-    let fifo = fifo(site.scratch("gate"));
+    let (bucket, machine) = (Bucket::new(), machine());
+    let fifo = fifo(machine.scratch("gate"));
     // Read while planning, under the lock.
     let repository = Repository::module(&format!(
         "data \"terraform_remote_state\" \"waits\" {{\n  backend = \"local\"\n  config = {{\n    path = \"{}\"\n  \
@@ -109,8 +109,8 @@ fn a_plan_that_dies_gives_its_lock_back(tool: Tool) {
         fifo.display()
     ));
     let plan = job::plan_by(tool, &repository);
-    site.queue(&[&plan]);
-    let run = bucket.executor(&site, &plan).start();
+    machine.queue(&[&plan]);
+    let run = bucket.executor(&machine, &plan).start();
     run.running.wait_for(Stream::Stdout, "Refreshing...");
     assert!(bucket.lock().is_some());
     let process = child_of(run.running.pid());
@@ -125,13 +125,13 @@ fn a_plan_that_dies_gives_its_lock_back(tool: Tool) {
 #[test]
 fn a_plan_that_left_no_plan_is_followed_by_a_look_for_its_lock_and_one_that_fails_is_told() {
     for (made, looked) in [("", true), ("echo plan > \"$out\"; ", false)] {
-        let (site, repository) = (site(), Repository::fixture());
+        let (machine, repository) = (machine(), Repository::fixture());
         let tool = FakeTool::new()
             .on("plan", &format!("{made}exit 2"))
             .on("untaint", "echo 'no route to the backend'; exit 1");
         let plan = job::plan(&repository);
-        site.queue(&[&plan]);
-        let outcome = site.executor(&plan).env("PATH", tool.path()).run();
+        machine.queue(&[&plan]);
+        let outcome = machine.executor(&plan).env("PATH", tool.path()).run();
         assert_eq!(tool.was_called("untaint"), looked, "{outcome}");
         for words in [
             "no route to the backend",
@@ -165,7 +165,7 @@ fn a_lock_of_another_run_is_named_with_its_holder_and_left_alone(tool: Tool) {
     let locked = holder.bucket.lock().expect("a lock");
     let id = locked["ID"].as_str().unwrap();
 
-    let site = site();
+    let machine = machine();
     let repository = Repository::fixture();
     // Each in a job of its own: a job whose plan has failed is not applied.
     for (job_id, step) in [
@@ -174,8 +174,12 @@ fn a_lock_of_another_run_is_named_with_its_holder_and_left_alone(tool: Tool) {
         ("13", StepType::Destroy),
     ] {
         let second = job::in_job(&job::step_by(tool, step, &repository), job_id);
-        site.queue(&[&second]);
-        let outcome = holder.bucket.executor(&site, &second).run().expect_code(1);
+        machine.queue(&[&second]);
+        let outcome = holder
+            .bucket
+            .executor(&machine, &second)
+            .run()
+            .expect_code(1);
 
         let lock = outcome.report().lock.clone().expect("the lock");
         let StateLock { who, operation, .. } = &lock;
@@ -191,7 +195,7 @@ fn a_lock_of_another_run_is_named_with_its_holder_and_left_alone(tool: Tool) {
         let unlock = format!("`{} force-unlock {id}`", tool.binary());
         assert!(outcome.report().hint.as_ref().unwrap().contains(&unlock));
         assert!(outcome.log().contains(&unlock), "{outcome}");
-        assert!(site.record(&second).history.is_empty(), "{outcome}");
+        assert!(machine.record(&second).history.is_empty(), "{outcome}");
         assert_eq!(holder.bucket.lock().as_ref(), Some(&locked), "{outcome}");
     }
     holder.gate.open();
@@ -202,10 +206,10 @@ fn a_lock_of_another_run_is_named_with_its_holder_and_left_alone(tool: Tool) {
 /// The tool dies before it has a lock, and another run on the same machine takes one meanwhile: all that can be seen
 /// of that lock would fit the tool as well.
 fn a_lock_that_may_be_another_ones_is_left_alone_and_named(tool: Tool) {
-    let (bucket, site, repository) = (Bucket::new(), site(), Repository::fixture());
+    let (bucket, machine, repository) = (Bucket::new(), machine(), Repository::fixture());
     let apply = job::step_by(tool, StepType::Apply, &repository);
-    site.queue(&[&apply]);
-    let bin = site.scratch("bin");
+    machine.queue(&[&apply]);
+    let bin = machine.scratch("bin");
     fs::create_dir(&bin).unwrap();
     let wrapper = bin.join(tool.binary());
     // Everything but the apply is done by the real tool.
@@ -218,7 +222,7 @@ fn a_lock_that_may_be_another_ones_is_left_alone_and_named(tool: Tool) {
     fs::write(&wrapper, script).unwrap();
     fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
-    let run = bucket.executor(&site, &apply).env("PATH", path).start();
+    let run = bucket.executor(&machine, &apply).env("PATH", path).start();
     run.running.wait_for(Stream::Stdout, "before-the-lock");
     let host = nix::unistd::gethostname().unwrap().into_string().unwrap();
     let now = String::from_utf8(

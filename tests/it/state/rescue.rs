@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
 use super::{Journey, is_state, tool_at_the_gate};
-use crate::site;
+use crate::machine;
 
 with_both_tools! {
     a_state_the_backend_refused_is_pushed_again,
@@ -119,9 +119,9 @@ fn a_state_that_can_be_put_nowhere_to_the_end_is_laid_aside_and_named(tool: Tool
     );
     // The launcher removes what the executor leaves in its work folder.
     assert!(outcome.left_behind.is_empty(), "{outcome}");
-    let Journey { site, apply, .. } = &journey;
+    let Journey { machine, apply, .. } = &journey;
     let name = format!("errored-{}-{}.tfstate", apply.job_id, apply.step_id);
-    let aside = site.data_dir().join("errored").join(name);
+    let aside = machine.data_dir().join("errored").join(name);
     let state: Value = serde_json::from_slice(&fs::read(&aside).unwrap()).unwrap();
     assert_eq!(state["resources"].as_array().unwrap().len(), 3, "{outcome}");
     let aside = aside.to_str().unwrap();
@@ -167,13 +167,13 @@ fn a_state_the_tool_could_only_say_is_stored_and_kept_out_of_the_log(tool: Tool)
 }
 
 fn an_errored_state_that_came_with_the_content_is_never_pushed(tool: Tool) {
-    let site = site();
+    let machine = machine();
     let fails = "resource \"terraform_data\" \"a\" {\n  provisioner \"local-exec\" {\n    command = \"exit 9\"\n  }\n}\n";
     let errored = "{\"version\":4,\"serial\":99,\"lineage\":\"x\"}";
     let repository = Repository::with(&[("main.tf", fails), ("errored.tfstate", errored)]);
     let apply = job::step_by(tool, StepType::Apply, &repository);
-    site.queue(&[&apply]);
-    let outcome = site.run(&apply).expect_code(1);
+    machine.queue(&[&apply]);
+    let outcome = machine.run(&apply).expect_code(1);
     assert_eq!(outcome.report().state, Some(StateStanding::Stored));
-    assert_ne!(site.state(&apply).unwrap()["lineage"], "x", "{outcome}");
+    assert_ne!(machine.state(&apply).unwrap()["lineage"], "x", "{outcome}");
 }

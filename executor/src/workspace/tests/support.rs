@@ -117,7 +117,7 @@ impl Bench {
         drop(rustls::crypto::ring::default_provider().install_default());
         let work = tempfile::tempdir().unwrap();
         let work_dir = work.path().join("a work dir");
-        let layout = Layout::create(Site {
+        let layout = Layout::create(LayoutConfig {
             work_dir: &work_dir,
             checkouts: &work_dir.join("workspaces"),
             name: "o_w",

@@ -79,7 +79,7 @@ impl Stage {
     async fn at_work(grace: Duration) -> Option<(Self, Gate, Launcher, u32)> {
         let ground = Ground::Cluster(Box::new(Place::new().await?));
         let stage = Self::on(ground, Platform::builder().grace(grace)).await;
-        let gate = Gate::new(stage.site());
+        let gate = Gate::new(stage.machine());
         let launcher = stage.serve();
         let job = stage.start(gate.module(), Flow::only("terraformApply"));
         stage.platform.until_streamed(job, "at-the-gate").await;
@@ -134,7 +134,7 @@ impl Stage {
     async fn waiting() -> Option<(Self, Gate, Launcher, u32)> {
         let ground = Ground::Cluster(Box::new(Place::new().await?));
         let stage = Self::on(ground, Platform::builder().grace(GRACE)).await;
-        let gate = Gate::new(stage.site());
+        let gate = Gate::new(stage.machine());
         stage
             .place()
             .image_that_first(&format!("{}{}", quick(), gate.words()));

@@ -98,7 +98,7 @@ async fn a_plan_is_interrupted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_apply_is_interrupted_and_what_it_made_is_published() {
     let stage = or_skip!(Stage::in_cluster().await);
-    let gate = Gate::new(stage.site());
+    let gate = Gate::new(stage.machine());
     let _launcher = stage.serve();
     let job = stage.start(gate.module(), Flow::plan_apply());
     stage.platform.until_streamed(job, "at-the-gate").await;

@@ -78,7 +78,7 @@ async fn a_pod_no_node_takes_fails_the_step_with_the_words_of_the_scheduler() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_is_killed_for_its_memory_fails_the_step_and_is_not_replaced() {
     let stage = or_skip!(Stage::in_cluster().await);
-    let gate = Gate::new(stage.site());
+    let gate = Gate::new(stage.machine());
     let _launcher = stage.serve();
     let job = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
@@ -151,7 +151,7 @@ async fn an_apply_whose_executor_gave_up_telling_of_it_is_told_as_done_by_the_la
     let patience = format!("export {}=1\n", env::REPORT_PATIENCE_SECONDS);
     let words = quick() + &patience;
     stage.place().image_that_first(&words);
-    let gate = Gate::new(stage.site());
+    let gate = Gate::new(stage.machine());
     let _launcher = stage.serve_with(&[(env::REPORT_RETRY_SECONDS, "1")]);
     let platform = &stage.platform;
     let job = stage.start(gate.module(), Flow::only("terraformApply"));

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use integration_tests::site::files_below;
+use integration_tests::machine::files_below;
 use integration_tests::{Repository, Search, TestSecret};
 use job_contract::env;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -447,17 +447,17 @@ impl Scene {
             .platform
             .read_outputs(Outputs::from_fn(|_, _, _| Some(Vec::new())));
         let wrappers = ProgramWrappers::new();
-        let site = stage.site();
-        let temporary = site.scratch("tmp");
+        let machine = stage.machine();
+        let temporary = machine.scratch("tmp");
         fs::create_dir(&temporary).unwrap();
         stage.place().image_that_first(&format!(
             "{}export PATH='{}':\"$PATH\" HOME='{}' TMPDIR='{}'\n",
             quick(),
             wrappers.bin().display(),
-            site.scratch("home").display(),
+            machine.scratch("home").display(),
             temporary.display(),
         ));
-        let gate = Gate::new(site);
+        let gate = Gate::new(machine);
         Some(Self {
             stage,
             store,
@@ -683,7 +683,7 @@ async fn secrets_appear_only_where_they_are_needed() {
     let nodes = contents(stage.place().cluster.folder());
     assert!(nodes.iter().any(|(name, _)| name.ends_with(".termination")));
     findings.look("nodes", open, &all, &nodes);
-    let left = contents(stage.site().folder());
+    let left = contents(stage.machine().folder());
     findings.look("files left behind", open, &all, &left);
     let others = secrets.all().into_iter();
     let others = others

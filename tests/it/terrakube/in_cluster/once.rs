@@ -107,7 +107,7 @@ impl Twins {
     }
 
     fn of(stage: Stage) -> Self {
-        let ledger = stage.site().scratch("ledger");
+        let ledger = stage.machine().scratch("ledger");
         Self { stage, ledger }
     }
 
@@ -191,7 +191,7 @@ async fn without_redis_too_one_of_two_pods_does_it_and_the_other_names_it() {
 async fn one_of_two_pods_does_it(redis: bool) {
     let twins = Twins::of(or_skip!(stage_with(redis, Platform::builder()).await));
     let (stage, place) = (&twins.stage, twins.stage.place());
-    place.image_that_first(&Twins::barrier(&stage.site().scratch("starts")));
+    place.image_that_first(&Twins::barrier(&stage.machine().scratch("starts")));
     let module = twins.module();
     let workspace = stage.platform.workspace(Workspace::new(&module.url()));
     for (kind, noted) in [

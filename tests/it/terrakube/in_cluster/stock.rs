@@ -132,7 +132,7 @@ async fn an_outcome_that_was_reported_looks_like_success_to_a_job_that_would_rep
     let failed = stage.start(failing, Flow::plan_apply());
     stage.platform.until_job(failed, Status::Failed).await;
 
-    let gate = Gate::new(stage.site());
+    let gate = Gate::new(stage.machine());
     let cancelled = stage.start(gate.module(), Flow::only("terraformApply"));
     stage
         .platform
@@ -152,7 +152,7 @@ async fn an_outcome_that_was_reported_looks_like_success_to_a_job_that_would_rep
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_is_told_to_end_publishes_its_state_and_reports_before_it_does() {
     let stage = native(or_skip!(Place::new().await)).await;
-    let gate = Gate::new(stage.site());
+    let gate = Gate::new(stage.machine());
     let job = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
     let client = stage.place().cluster.client(ADMIN).unwrap();
@@ -212,8 +212,8 @@ async fn an_executor_that_is_there_before_its_dispatch_is_on_record_waits_for_it
 async fn the_report_of_an_executor_without_a_final_report_stays_as_it_is() {
     for status in [Status::Completed, Status::Failed] {
         let stage = or_skip!(Stage::in_cluster().await);
-        let gate = Gate::new(stage.site());
-        let at_work = stage.site().scratch("at-work");
+        let gate = Gate::new(stage.machine());
+        let at_work = stage.machine().scratch("at-work");
         let words = format!(": > '{}'\n{}\nexit 0", at_work.display(), gate.words());
         stage.place().image_that_first(&words);
         let launcher = stage.serve();
@@ -239,7 +239,7 @@ async fn the_report_of_an_executor_without_a_final_report_stays_as_it_is() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_container_of_another_make_printed_is_no_log_of_the_run() {
     let stage = or_skip!(Stage::in_cluster().await);
-    let at_work = stage.site().scratch("at-work");
+    let at_work = stage.machine().scratch("at-work");
     stage.place().image_that_first(&format!(
         "echo 'password = hunter2'\n: > '{}'\nexec sleep 600",
         at_work.display()
