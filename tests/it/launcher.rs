@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use integration_tests::laptop::{events, plain};
+use integration_tests::laptop::plain;
 use integration_tests::process::Stream;
 use integration_tests::repository::ROOT_MODULE;
 use integration_tests::{Finished, Laptop, Repository, fifo, job};
@@ -33,7 +33,8 @@ fn gated() -> Laptop {
 }
 
 fn statuses(finished: &Finished) -> Vec<String> {
-    events(finished)
+    finished
+        .events()
         .iter()
         .filter_map(|event| Some(event["status"].as_str()?.to_owned()))
         .collect()
@@ -89,7 +90,7 @@ fn json_output_is_one_event_a_line_from_start_to_end() {
         laptop.run(&["run", "stack", "--auto-approve", "--output", "json"]),
         0,
     );
-    let events = events(&finished);
+    let events = finished.events();
     assert_eq!(events.first().unwrap()["type"], "run_started");
     let last = events.last().unwrap();
     assert_eq!(
@@ -174,7 +175,7 @@ fn ctrl_c_in_an_apply_saves_the_state_and_exits_130() {
 #[test]
 fn ctrl_c_on_a_terminal_reaches_the_launcher_once() {
     let laptop = gated();
-    let mut running = laptop.on_terminal(&["run", "stack", "--auto-approve"], &[]);
+    let mut running = laptop.on_terminal(&["run", "stack", "--auto-approve"]);
     running.wait_for(Stream::Stdout, "at-the-gate");
     running.write("\x03");
     let finished = expect(running.wait(), 130);
@@ -192,7 +193,7 @@ fn a_terminal_is_asked_before_anything_is_applied() {
         ("no\n", vec![], "Not applied"),
     ] {
         let laptop = laptop(ROOT_MODULE);
-        let mut running = laptop.on_terminal(&["run", "stack"], &[]);
+        let mut running = laptop.on_terminal(&["run", "stack"]);
         running.wait_for(Stream::Stdout, "Apply");
         running.write(answer);
         let finished = expect(running.wait(), 0);
@@ -226,7 +227,8 @@ fn variables_come_from_files_and_the_command_line() {
         ]),
         0,
     );
-    let outputs = events(&finished)
+    let outputs = finished
+        .events()
         .into_iter()
         .rfind(|event| event["type"] == "outputs")
         .unwrap();

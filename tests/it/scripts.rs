@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use integration_tests::job::{after, bash, before, before_init};
-use integration_tests::process::comes_to_an_end;
+use integration_tests::process::ends;
 use integration_tests::{FakeTool, Repository, job};
 use job_contract::{Command, JobData};
 
@@ -362,10 +362,7 @@ fn a_process_left_in_the_background_does_not_hold_the_run() {
         .lines()
         .find_map(|line| line.strip_prefix("left "))
         .unwrap_or_else(|| panic!("{outcome}"));
-    assert!(
-        comes_to_an_end(pid),
-        "process {pid} outlived the run\n{outcome}"
-    );
+    assert!(ends(pid), "process {pid} outlived the run\n{outcome}");
 }
 
 /// The file through which scripts export variables may be anything once they have run.

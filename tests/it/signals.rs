@@ -4,7 +4,7 @@ use std::fs::{self, File, FileTimes};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use integration_tests::process::{Stream, comes_to_an_end};
+use integration_tests::process::{Stream, ends};
 use integration_tests::{FakeTool, Repository, fifo, job};
 use job_contract::keys::local_backend_state;
 use job_contract::{JobData, StepType, env};
@@ -40,10 +40,7 @@ while :; do wait; done"#,
 
     for name in ["child", "self"] {
         let pid = fs::read_to_string(tool.file(name)).unwrap();
-        assert!(
-            comes_to_an_end(pid.trim()),
-            "{name} is still alive\n{outcome}"
-        );
+        assert!(ends(pid.trim()), "{name} is still alive\n{outcome}");
     }
     assert_eq!(
         fs::read_to_string(tool.file("signals")).unwrap(),

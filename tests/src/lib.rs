@@ -13,15 +13,14 @@ pub mod container;
 pub mod fake_tool;
 pub mod job;
 pub mod laptop;
-pub mod process;
-pub mod repository;
 pub mod machine;
+pub mod repository;
 pub mod test_secrets;
 pub mod tool;
 
 pub use fake_tool::FakeTool;
 pub use laptop::Laptop;
-pub use process::{Finished, Running};
+pub use machine::{ExecutorRun, Machine, Outcome, fifo};
 pub use repository::Repository;
-pub use machine::{ExecutorRun, Outcome, Machine, fifo};
+pub use test_peers::process::{self, Finished, Running};
 pub use test_secrets::{Search, TestSecret};

@@ -1,12 +1,11 @@
 //! `run -f`: one document, one step.
 
 use std::fs;
-use std::io::Write as _;
-use std::process::Stdio;
 
 use serde_json::json;
+use test_peers::process::Running;
 
-use crate::harness::{Bench, Process};
+use crate::harness::Bench;
 
 const WORKS: &str = r#"
 [[ $type == terraformApply ]] && cp "$MAYFLY_DATA_DIR/platform/jobs/$job_id.json" "$MAYFLY_DATA_DIR/seen"
@@ -75,15 +74,10 @@ fn an_apply_document_finds_the_record_its_plan_left() {
 #[test]
 fn a_document_may_come_from_standard_input() {
     let bench = Bench::new(WORKS);
-    let mut command = bench.launcher("-f -");
-    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    stdin
-        .write_all(document("customScripts", "s1").as_bytes())
-        .unwrap();
-    drop(stdin);
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(0));
+    let mut run = Running::start_interactive(&mut bench.launcher("-f -"));
+    run.write(&document("customScripts", "s1"));
+    run.close_input();
+    assert_eq!(run.wait().code(), 0);
     assert_eq!(bench.read("started"), "customScripts\n");
 }
 
@@ -92,7 +86,7 @@ fn what_cannot_be_decoded_is_located_and_not_quoted() {
     let bench = Bench::new(WORKS);
     let broken = "{\n  \"accessToken\": \"hunter2\",\n  \"tofu\": \"hunter2\"\n}";
     fs::write(bench.path("job.json"), broken).unwrap();
-    let done = Process::spawn(&mut bench.launcher("-f job.json")).finish();
+    let done = bench.run("-f job.json");
     assert_eq!(done.code(), 65);
     assert!(done.stderr.contains("line 3"), "{}", done.stderr);
     assert!(!done.stderr.contains("hunter2"), "{}", done.stderr);

@@ -6,8 +6,9 @@ use std::process::{Command, Stdio};
 
 use rstest::rstest;
 use serde_json::{Value, json};
+use test_peers::process::Running;
 
-use crate::harness::{Bench, Process, names_in};
+use crate::harness::{Bench, names_in};
 
 /// Plans one change and applies it.
 const CHANGES: &str = r#"
@@ -212,7 +213,7 @@ fn bad_input_is_named_and_nothing_is_created(
     let bench = Bench::new("");
     fs::create_dir(bench.path("empty")).unwrap();
     let data = bench.path("untouched");
-    let done = Process::spawn(bench.launcher(words).env("MAYFLY_DATA_DIR", &data)).finish();
+    let done = Running::start(bench.launcher(words).env("MAYFLY_DATA_DIR", &data)).wait();
     assert_eq!(done.code(), code, "{}", done.stderr);
     assert!(done.stderr.contains(expected), "{}", done.stderr);
     assert_eq!(done.stdout, "");
@@ -232,17 +233,13 @@ fn an_executor_that_is_no_program_is_named(#[case] path: &str) {
     fs::set_permissions(bench.path("program"), Permissions::from_mode(0o700)).unwrap();
     let path = format!("./{path}");
     let by_option = bench.run(&format!("stack --executor {path}"));
-    let by_variable = bench
-        .launcher("stack")
-        .env("MAYFLY_EXECUTOR", &path)
-        .output();
-    let by_variable = by_variable.unwrap();
-    let told = String::from_utf8(by_variable.stderr).unwrap();
-    assert_eq!(by_variable.status.code(), Some(64), "{told}");
-    assert_eq!(by_option.code(), 64, "{}", by_option.stderr);
-    assert_eq!(by_option.stderr, told);
-    assert!(told.contains(&format!("`{path}`")), "{told}");
-    assert!(told.contains("hint: name a program"), "{told}");
+    let mut launcher = bench.launcher("stack");
+    let by_variable = Running::start(launcher.env("MAYFLY_EXECUTOR", &path)).wait();
+    assert_eq!((by_option.code(), by_variable.code()), (64, 64));
+    assert_eq!(by_option.stderr, by_variable.stderr);
+    for words in [&format!("`{path}`"), "hint: name a program"] {
+        assert!(by_option.stderr.contains(words), "{by_option}");
+    }
 }
 
 #[rstest]
@@ -331,7 +328,8 @@ fn the_run_goes_on_when_nobody_reads_its_output_any_more() {
         "for n in $(seq 20000); do echo \"line $n\"; done\n{CHANGES}"
     ));
     let mut command = bench.launcher("stack --auto-approve");
-    let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+    command.stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
     drop(child.stdout.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));
     assert_eq!(bench.read("started"), "terraformPlan\nterraformApply\n");

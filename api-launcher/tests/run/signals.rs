@@ -1,11 +1,10 @@
 //! Stopping a run, once and twice; and two runs at once.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use rstest::rstest;
+use test_peers::process::{Stream, ends};
 
 use crate::harness::Bench;
 
@@ -35,10 +34,10 @@ wait_for_signal
 #[case(Signal::SIGHUP, 129)]
 fn one_signal_lets_the_executor_finish(#[case] signal: Signal, #[case] code: i32) {
     let bench = Bench::new(GRACEFUL);
-    let mut run = bench.start("stack --auto-approve");
-    run.wait_for("working");
+    let run = bench.start("stack --auto-approve");
+    run.wait_for(Stream::Stdout, "working");
     run.signal(signal);
-    let done = run.finish();
+    let done = run.wait();
     assert_eq!(done.code(), code, "{}", done.stderr);
     assert!(done.stdout.contains("stored the state"), "{}", done.stdout);
     assert!(!done.stdout.contains("reached me"), "{}", done.stdout);
@@ -51,29 +50,15 @@ fn one_signal_lets_the_executor_finish(#[case] signal: Signal, #[case] code: i32
     assert!(bench.leftovers().is_empty());
 }
 
-/// Ended, or a zombie until whoever adopts it has looked. The kernel takes a moment to end what it has killed.
-fn ends(pid: Pid) -> bool {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    while Instant::now() < deadline {
-        let zombie = std::fs::read_to_string(format!("/proc/{pid}/stat"))
-            .is_ok_and(|stat| stat.contains(") Z "));
-        if zombie || kill(pid, None) == Err(Errno::ESRCH) {
-            return true;
-        }
-        std::thread::yield_now();
-    }
-    false
-}
-
 #[test]
 fn a_second_signal_kills_the_executor_and_says_what_that_risks() {
     let bench = Bench::new(STUBBORN);
-    let mut run = bench.start("stack --auto-approve");
-    run.wait_for("working");
+    let run = bench.start("stack --auto-approve");
+    run.wait_for(Stream::Stdout, "working");
     run.signal(Signal::SIGINT);
-    run.wait_for("not yet");
+    run.wait_for(Stream::Stdout, "not yet");
     run.signal(Signal::SIGINT);
-    let done = run.finish();
+    let done = run.wait();
     assert_eq!(done.code(), 130, "{}", done.stderr);
     assert!(
         done.stderr.contains("may exist without being in the state"),
@@ -89,10 +74,10 @@ fn a_plan_that_finishes_after_the_signal_is_not_applied() {
     let bench = Bench::new(
         "trap 'record pending completed true; exit 0' TERM\necho working\nwait_for_signal",
     );
-    let mut run = bench.start("stack --auto-approve");
-    run.wait_for("working");
+    let run = bench.start("stack --auto-approve");
+    run.wait_for(Stream::Stdout, "working");
     run.signal(Signal::SIGINT);
-    let done = run.finish();
+    let done = run.wait();
     assert_eq!(done.code(), 130, "{}", done.stderr);
     assert_eq!(bench.read("started"), "terraformPlan\n");
     assert_eq!(bench.record("1")["status"], "cancelled");
@@ -101,8 +86,8 @@ fn a_plan_that_finishes_after_the_signal_is_not_applied() {
 #[test]
 fn a_second_run_of_the_folder_is_sent_away_and_one_of_another_is_not() {
     let bench = Bench::new(GRACEFUL);
-    let mut first = bench.start("stack");
-    first.wait_for("working");
+    let first = bench.start("stack");
+    first.wait_for(Stream::Stdout, "working");
     let second = bench.run("./stack/../stack --output json");
     assert_eq!(second.code(), 75);
     assert!(
@@ -113,12 +98,12 @@ fn a_second_run_of_the_folder_is_sent_away_and_one_of_another_is_not() {
 
     std::fs::create_dir(bench.path("other")).unwrap();
     std::fs::write(bench.path("other/main.tf"), "").unwrap();
-    let mut third = bench.start("other");
-    third.wait_for("working");
+    let third = bench.start("other");
+    third.wait_for(Stream::Stdout, "working");
     for run in [&first, &third] {
         run.signal(Signal::SIGTERM);
     }
-    assert_eq!((first.finish().code(), third.finish().code()), (143, 143));
+    assert_eq!((first.wait().code(), third.wait().code()), (143, 143));
 }
 
 #[test]

@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
 
 use job_contract::Exit;
 use job_contract::report::{Author, FinalReport, ReportKey, Untold};
@@ -13,17 +12,15 @@ use job_contract::status::{JobStatus, StepStatus};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use platform::local::JobRecord;
+use test_peers::process::{ends, has_ended};
 
 use crate::harness::{Barrier, Launcher, Place, secret, step_ref};
-
-/// Nothing that was killed takes so long to end.
-const GONE_WITHIN: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_run_accepted_in_a_burst_runs_once_although_the_launcher_is_killed() {
     const JOBS: usize = 40;
     let place = Place::new();
-    let mut first = place.serve(&[]);
+    let first = place.serve(&[]);
     let requests: Vec<_> = (1..=JOBS)
         .map(|job| {
             let request = first.request(&place.script(job, ""));
@@ -41,7 +38,7 @@ async fn every_run_accepted_in_a_burst_runs_once_although_the_launcher_is_killed
         accepted.extend(request.await.unwrap());
     }
 
-    let mut second = place.serve(&[]);
+    let second = place.serve(&[]);
     // The platform delivers again what it got no answer to, and something it did.
     for job in 1..=JOBS {
         if !accepted.contains(&job) || job % 5 == 0 {
@@ -77,7 +74,7 @@ async fn an_executor_that_outlives_its_launcher_is_waited_for() {
     barrier.reached();
     first.crash();
 
-    let mut second = place.serve(&[]);
+    let second = place.serve(&[]);
     second.wait_for("found the executor of a former launcher at work", |_| true);
     second.post(&place.script(1, &barrier.wait())).await;
     barrier.open();
@@ -100,7 +97,7 @@ async fn a_claimed_step_whose_executor_died_too_is_failed_and_not_run_again() {
     first.crash();
     killpg(executor, Signal::SIGKILL).unwrap();
 
-    let mut second = place.serve(&[]);
+    let second = place.serve(&[]);
     second.wait_for_end(1, "step");
     let record = place.record(1);
     assert_eq!(record.status, JobStatus::Failed);
@@ -119,7 +116,7 @@ async fn a_claimed_step_whose_executor_died_too_is_failed_and_not_run_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_executor_that_is_killed_fails_its_step() {
     let place = Place::new();
-    let mut launcher = place.serve(&[]);
+    let launcher = place.serve(&[]);
     let barrier = place.barrier("barrier");
     let job = place.script(1, &format!("echo so far; {}", barrier.wait()));
     launcher.post(&job).await;
@@ -153,7 +150,7 @@ fn both_at_work(place: &Place) -> [Pid; 2] {
     ["script", "child"].map(|name| {
         let noted = fs::read_to_string(place.path(name)).unwrap();
         let process = Pid::from_raw(noted.trim().parse().unwrap());
-        assert!(is_at_work(process), "{name}");
+        assert!(!has_ended(process), "{name}");
         process
     })
 }
@@ -161,7 +158,7 @@ fn both_at_work(place: &Place) -> [Pid; 2] {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_of_a_step_goes_on_once_its_executor_is_killed() {
     let place = Place::new();
-    let mut launcher = place.serve(&[]);
+    let launcher = place.serve(&[]);
     let barrier = place.barrier("barrier");
     launcher
         .post(&place.script(1, &entangled(&place, &barrier)))
@@ -188,7 +185,7 @@ async fn nothing_of_a_step_goes_on_once_its_executor_and_launcher_are_killed() {
     kill(executor, Signal::SIGKILL).unwrap();
     until_gone(executor);
     let both = both_at_work(&place);
-    let mut second = place.serve(&[]);
+    let second = place.serve(&[]);
     second.wait_for_end(1, "step");
     both.into_iter().for_each(until_gone);
     assert_eq!(place.step_status(1, "step"), StepStatus::Failed);
@@ -257,7 +254,7 @@ fn assert_told_as_done(place: &Place) {
 async fn a_step_that_was_done_and_not_told_is_told_with_its_log() {
     let place = Place::new();
     let program = executor(&place, "", &done());
-    let mut launcher = place.serve(&[("MAYFLY_EXECUTOR", &program)]);
+    let launcher = place.serve(&[("MAYFLY_EXECUTOR", &program)]);
     launcher.post(&place.script(1, "")).await;
     launcher.wait_for_end(1, "step");
     assert_told_as_done(&place);
@@ -269,7 +266,7 @@ async fn a_step_that_was_done_under_a_former_launcher_and_not_told_is_told_by_th
         let place = Place::new();
         let barrier = place.barrier("barrier");
         let program = executor(&place, &barrier.wait(), &done());
-        let mut second = taken_over(&place, &barrier, &program, watched).await;
+        let second = taken_over(&place, &barrier, &program, watched).await;
         second.wait_for_end(1, "step");
         assert_told_as_done(&place);
         assert_eq!(second.count("started an executor"), 0);
@@ -284,7 +281,7 @@ async fn a_step_is_not_told_as_done_because_of_a_report_that_anybody_could_have_
     for forged in [&unsealed as &dyn Fn(&Place) -> String, &of_another_end] {
         let place = Place::new();
         let program = executor_that_leaves(&place, "", &forged(&place), 1);
-        let mut launcher = place.serve(&[("MAYFLY_EXECUTOR", &program)]);
+        let launcher = place.serve(&[("MAYFLY_EXECUTOR", &program)]);
         launcher.post(&place.script(1, "")).await;
         launcher.wait_for_end(1, "step");
         assert_eq!(place.step_status(1, "step"), StepStatus::Failed);
@@ -298,7 +295,7 @@ async fn what_a_cancelled_step_came_to_is_told_to_nobody() {
     let barrier = place.barrier("barrier");
     let words = format!("trap '' TERM; {}", barrier.wait());
     let program = executor(&place, &words, &done());
-    let mut launcher = place.serve(&[("MAYFLY_EXECUTOR", &program)]);
+    let launcher = place.serve(&[("MAYFLY_EXECUTOR", &program)]);
     let job = place.script(1, "");
     launcher.post(&job).await;
     barrier.reached();
@@ -326,7 +323,7 @@ async fn a_step_that_another_executor_holds_is_left_to_it_by_the_next_launcher_t
         let place = Place::new();
         let barrier = place.barrier("barrier");
         let program = executor(&place, &barrier.wait(), &claimed);
-        let mut second = taken_over(&place, &barrier, &program, watched).await;
+        let second = taken_over(&place, &barrier, &program, watched).await;
         second.wait_for_end(1, "step");
         assert_eq!(second.count("another executor holds the step"), 1);
         assert!(!place.record(1).status.is_over());
@@ -358,7 +355,7 @@ fn executor_behind_failures(place: &Place, failures: usize) -> String {
 async fn a_step_before_which_infrastructure_failed_is_started_again() {
     let place = Place::new();
     let program = executor_behind_failures(&place, 1);
-    let mut launcher = place.serve(&[("MAYFLY_EXECUTOR", &program)]);
+    let launcher = place.serve(&[("MAYFLY_EXECUTOR", &program)]);
     launcher.post(&place.script(1, "")).await;
     launcher.wait_for_end(1, "step");
     assert_eq!(place.times_run(1), 2);
@@ -369,7 +366,7 @@ async fn a_step_before_which_infrastructure_failed_is_started_again() {
 async fn a_step_before_which_infrastructure_fails_again_and_again_fails_with_the_reason() {
     let place = Place::new();
     let program = executor_behind_failures(&place, 99);
-    let mut launcher = place.serve(&[("MAYFLY_EXECUTOR", &program)]);
+    let launcher = place.serve(&[("MAYFLY_EXECUTOR", &program)]);
     launcher.post(&place.script(1, "")).await;
     launcher.wait_for_end(1, "step");
     assert_eq!(place.times_run(1), 3);
@@ -390,7 +387,7 @@ async fn a_step_that_was_taken_is_not_started_again_whatever_its_executor_ends_w
     let words = fs::read_to_string(executor_behind_failures(&place, 99)).unwrap();
     let program = place.path("executor");
     fs::write(&program, words.replacen('\n', &format!("\n{wait}"), 1)).unwrap();
-    let mut launcher = place.serve(&[("MAYFLY_EXECUTOR", program.to_str().unwrap())]);
+    let launcher = place.serve(&[("MAYFLY_EXECUTOR", program.to_str().unwrap())]);
     let job = place.script(1, "");
     launcher.post(&job).await;
     barrier.reached();
@@ -404,7 +401,7 @@ async fn a_step_that_was_taken_is_not_started_again_whatever_its_executor_ends_w
 /// A launcher after one that has crashed, and whose executor comes to its end while it is watched, or before.
 async fn taken_over(place: &Place, barrier: &Barrier, program: &str, watched: bool) -> Launcher {
     let settings = [("MAYFLY_EXECUTOR", program)];
-    let mut first = place.serve(&settings);
+    let first = place.serve(&settings);
     let job = place.script(1, "");
     first.post(&job).await;
     first.wait_for("started an executor", |_| true);
@@ -413,7 +410,7 @@ async fn taken_over(place: &Place, barrier: &Barrier, program: &str, watched: bo
     let executor = place.executor(1);
     first.crash();
     if watched {
-        let mut second = place.serve(&settings);
+        let second = place.serve(&settings);
         second.wait_for("found the executor of a former launcher at work", |_| true);
         barrier.open();
         second
@@ -424,25 +421,14 @@ async fn taken_over(place: &Place, barrier: &Barrier, program: &str, watched: bo
     }
 }
 
-/// A zombie is not.
-fn is_at_work(process: Pid) -> bool {
-    let folder = format!("/proc/{process}/cwd");
-    Path::new(&folder).read_link().is_ok()
-}
-
-/// It is no child of ours, and the kernel takes a moment to end what was killed.
 fn until_gone(process: Pid) {
-    let begun = Instant::now();
-    while is_at_work(process) {
-        assert!(begun.elapsed() < GONE_WITHIN, "{process} goes on");
-        std::thread::yield_now();
-    }
+    assert!(ends(process), "{process} goes on");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_left_on_purpose_are_found_again() {
     let place = Place::new();
-    let mut first = place.serve(&[("MAYFLY_RUNS_ON_STOP", "leave")]);
+    let first = place.serve(&[("MAYFLY_RUNS_ON_STOP", "leave")]);
     let barrier = place.barrier("barrier");
     first.post(&place.script(1, &barrier.wait())).await;
     barrier.reached();
@@ -450,7 +436,7 @@ async fn runs_left_on_purpose_are_found_again() {
     first.wait_for("stopped", |_| true);
     assert!(first.end().success());
 
-    let mut second = place.serve(&[]);
+    let second = place.serve(&[]);
     barrier.open();
     second.wait_for_end(1, "step");
     assert_eq!(place.step_status(1, "step"), StepStatus::Completed);

@@ -11,7 +11,7 @@ use crate::harness::{Place, step_ref};
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plan_and_its_apply_run_to_completed() {
     let place = Place::new();
-    let mut launcher = place.serve(&[]);
+    let launcher = place.serve(&[]);
     let mut plan = place.job(7, "plan", "terraformPlan");
     plan["variables"]["password"] = "hunter2".into();
     launcher.post(&plan).await;
@@ -42,7 +42,7 @@ async fn a_plan_and_its_apply_run_to_completed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn twenty_concurrent_duplicates_are_one_run() {
     let place = Place::new();
-    let mut launcher = place.serve(&[]);
+    let launcher = place.serve(&[]);
     let job = place.script(1, "");
     futures_util::future::join_all((0..20).map(|_| launcher.post(&job))).await;
     launcher.wait_for_end(1, "step");
@@ -57,7 +57,7 @@ async fn twenty_concurrent_duplicates_are_one_run() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_oldest_waiting_run_is_next() {
     let place = Place::new();
-    let mut launcher = place.serve(&[("MAYFLY_CONCURRENCY", "1")]);
+    let launcher = place.serve(&[("MAYFLY_CONCURRENCY", "1")]);
     let barrier = place.barrier("barrier");
     launcher.post(&place.script(9, &barrier.wait())).await;
     barrier.reached();
@@ -79,7 +79,7 @@ async fn the_oldest_waiting_run_is_next() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_job_stops_whether_it_runs_or_waits() {
     let place = Place::new();
-    let mut launcher = place.serve(&[("MAYFLY_CONCURRENCY", "1")]);
+    let launcher = place.serve(&[("MAYFLY_CONCURRENCY", "1")]);
     let barrier = place.barrier("barrier");
     let running = place.script(1, &barrier.wait());
     launcher.post(&running).await;
@@ -104,7 +104,7 @@ async fn a_cancelled_job_stops_whether_it_runs_or_waits() {
 #[tokio::test(flavor = "multi_thread")]
 async fn stopping_interrupts_what_runs_and_keeps_what_waits() {
     let place = Place::new();
-    let mut launcher = place.serve(&[("MAYFLY_CONCURRENCY", "1")]);
+    let launcher = place.serve(&[("MAYFLY_CONCURRENCY", "1")]);
     let barrier = place.barrier("barrier");
     launcher.post(&place.script(1, &barrier.wait())).await;
     barrier.reached();
@@ -115,7 +115,7 @@ async fn stopping_interrupts_what_runs_and_keeps_what_waits() {
     assert_eq!(place.step_status(1, "step"), StepStatus::Failed);
     assert_eq!(place.times_run(2), 0);
 
-    let mut launcher = place.serve(&[]);
+    let launcher = place.serve(&[]);
     launcher.wait_for_end(2, "step");
     assert_eq!(place.step_status(2, "step"), StepStatus::Completed);
     assert_eq!(place.times_run(1), 1);
@@ -128,7 +128,7 @@ async fn an_executor_that_cannot_start_fails_its_step_with_the_reason() {
     let executor = place.path("executor");
     fs::write(&executor, "#!/nonexistent/interpreter\n").unwrap();
     fs::set_permissions(&executor, Permissions::from_mode(0o755)).unwrap();
-    let mut launcher = place.serve(&[("MAYFLY_EXECUTOR", executor.to_str().unwrap())]);
+    let launcher = place.serve(&[("MAYFLY_EXECUTOR", executor.to_str().unwrap())]);
     launcher.post(&place.script(1, "")).await;
     launcher.wait_for_end(1, "step");
     assert_eq!(place.record(1).status, JobStatus::Failed);

@@ -19,7 +19,7 @@ fn persistent_executor() -> (Server, String) {
 async fn workspaces_without_the_flag_go_on_unchanged_and_so_does_the_answer() {
     let place = Place::new();
     let (executor, url) = persistent_executor();
-    let mut launcher = place.serve(&[
+    let launcher = place.serve(&[
         ("MAYFLY_ROUTE", "flag"),
         ("MAYFLY_PERSISTENT_EXECUTOR_URL", &url),
     ]);

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 use std::time::Instant;
 
-use integration_tests::process::{DEADLINE, Stream, comes_to_an_end};
+use integration_tests::process::{DEADLINE, Stream, ends};
 use integration_tests::tool::program;
 use integration_tests::{FakeTool, Repository, fifo, job};
 use job_contract::report::{LockStanding, StateLock, StateStanding, StopReason};
@@ -96,7 +96,7 @@ fn a_tool_that_is_deaf_is_killed_and_its_lock_released(tool: Tool) {
     assert_eq!(standing, Some(LockStanding::Released), "{outcome}");
     assert_eq!(report.stopped, Some(StopReason::Signal));
     assert!(report.progress.is_some(), "{outcome}");
-    assert!(comes_to_an_end(&process.to_string()), "{outcome}");
+    assert!(ends(process), "{outcome}");
 }
 
 fn a_plan_that_dies_gives_its_lock_back(tool: Tool) {

@@ -1,4 +1,5 @@
-//! Real peers that tests start on loopback, each on a free port, each stopped when its value is dropped.
+//! Real peers that tests start on loopback, each on a free port, each stopped when its value is dropped. And the programs
+//! under test as processes.
 
 pub mod azurite;
 pub mod clouds;
@@ -8,6 +9,7 @@ pub mod git_http;
 pub mod http;
 pub mod http_proxy;
 pub mod port;
+pub mod process;
 pub mod providers;
 pub mod proxy;
 pub mod redis;
