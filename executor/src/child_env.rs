@@ -329,7 +329,7 @@ mod tests {
 
     /// As with the stock executor, whose container has the first and whose tool gets the second over it.
     #[test]
-    fn extra_variables_come_from_the_document_and_give_way_to_those_of_the_same_name() {
+    fn variables_of_the_same_name_override_extra_variables_of_the_document() {
         let own = own(&[("AWS_REGION", "of the pod"), ("HTTPS_PROXY", "of the pod")]);
         let job = job(&[
             (
@@ -353,7 +353,7 @@ mod tests {
 
     /// The order is that of a container's environment: of a config map, of the container, of the document.
     #[test]
-    fn what_a_config_map_of_the_run_holds_reaches_children_alone_and_gives_way() {
+    fn values_of_the_runs_config_map_reach_children_only_and_are_overridden() {
         let own = own(&[
             ("AWS_REGION", "of the pod"),
             ("PATH", "/bin"),

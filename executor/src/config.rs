@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_a_place_for_records_is_told_the_variable() {
+    fn the_error_of_a_pod_without_records_names_the_variable() {
         let missing = |args: &[&str], is_pod| match config(args).check_records_in(is_pod) {
             Ok(()) => None,
             Err(error @ ConfigError::NoRecords { missing, .. }) => {
@@ -564,12 +564,12 @@ mod tests {
     }
 
     #[test]
-    fn launchers_say_which_pod_it_is() {
+    fn the_launcher_passes_the_pods_name() {
         assert!(config(&["--pod-name", "job-1-s-abcde"]).is_in_pod());
     }
 
     #[test]
-    fn the_platform_lists_opentofu_releases_unless_told_otherwise() {
+    fn the_platform_lists_opentofu_releases_by_default() {
         let tofu = |args: &[&str]| config(args).release_indexes().1.to_string();
         assert_eq!(tofu(&[]), TOFU_RELEASES);
         assert_eq!(

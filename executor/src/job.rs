@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_that_cannot_be_read_may_still_say_whose_it_is() {
+    fn an_unreadable_document_may_still_name_its_step() {
         let whose = |data: &str| match decode(&config(Some(data), None)) {
             Err(JobError::Undecodable { identity, .. }) => {
                 identity.map(|job| (job.job_id, job.step_id))

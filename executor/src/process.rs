@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_document_is_made_of_what_is_read_and_of_nothing_that_is_said_beside_it() {
+    async fn a_document_has_standard_output_and_no_standard_error() {
         let invocation = Invocation {
             input: Some(Bytes::from(vec![b'x'; 1 << 20])),
             prints_document: true,

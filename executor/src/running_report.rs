@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_said_once_the_step_is_over() {
+    async fn nothing_is_reported_once_the_step_is_over() {
         let (folder, running) = away();
         let repeated = running.repeat();
         repeated.end(&Deadline::after(LAST_ATTEMPT)).await;

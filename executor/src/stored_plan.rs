@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn where_nobody_else_remembers_the_plan_the_note_in_the_store_does() {
+    async fn the_note_in_the_store_is_used_if_no_other_record_has_the_plan() {
         let fixture = Fixture::new(b"PK\x03\x04plan").await;
         let fetch = async |on_record| {
             let change = |handover: &mut Handover<'_>| handover.on_record = on_record;

@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_tells_who_needs_whom() {
+    fn a_dependency_tree_is_parsed() {
         let text = "0 top v1.0.0 (/src/top)\n1 left v0.1.0\n2 deep v2.0.0+meta\n1 right v0.2.0\n2 deep v2.0.0+meta (*)\n";
         let (root, edges) = tree(text).unwrap();
         assert_eq!(root, id("top", "1.0.0"));

@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_layout_names_its_image_for_whoever_imports_it() {
+    fn a_layout_has_the_name_of_its_image() {
         let mut index = json!({"schemaVersion": 2, "manifests": [{"digest": "sha256:1"}]});
         name_in(
             &mut index,

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_takes_libraries_is_told_from_one_that_does_not() {
+    fn dynamic_programs_differ_from_static_ones() {
         let folder = tempfile::tempdir().unwrap();
         let source = folder.path().join("main.rs");
         std::fs::write(&source, "fn main() {}").unwrap();

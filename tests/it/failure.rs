@@ -131,7 +131,7 @@ fn a_folder_that_cannot_be_is_refused_with_the_setting_that_names_it() {
 }
 
 #[test]
-fn what_comes_with_policies_is_not_run_unless_the_operator_says_so() {
+fn a_step_with_policies_is_not_run_unless_the_operator_allows_it() {
     let repository = Repository::fixture();
     let with_policies = || {
         let mut plan = job::plan(&repository);
@@ -280,7 +280,7 @@ fn a_source_that_cannot_be_fetched_fails_before_the_claim() {
 }
 
 #[test]
-fn what_may_pass_is_reported_where_nobody_reads_exit_codes() {
+fn temporary_failures_are_reported_if_exit_codes_are_not_read() {
     let (machine, repository) = (machine(), Repository::fixture());
     let plan = JobData {
         source: Some("http://127.0.0.1:9/not/there.git".into()),

@@ -268,7 +268,7 @@ fn only_named_variables_of_the_callers_environment_reach_the_tool() {
 }
 
 #[test]
-fn modules_beside_the_folder_come_along() {
+fn modules_beside_the_folder_are_packed_too() {
     let laptop = laptop("module \"m\" {\n  source = \"../shared/m\"\n}\n");
     laptop.write(
         "shared/m/main.tf",
@@ -279,14 +279,14 @@ fn modules_beside_the_folder_come_along() {
 }
 
 #[test]
-fn a_failing_plan_says_so_in_the_exit_code() {
+fn a_failing_plan_has_its_exit_code() {
     let laptop = laptop("resource {\n");
     let finished = expect(laptop.run(&["run", "stack", "--auto-approve"]), 1);
     assert!(finished.stdout.contains("main.tf"), "{finished}");
 }
 
 #[test]
-fn two_runs_of_one_folder_take_turns_or_say_why_not() {
+fn a_second_run_of_a_folder_in_use_is_refused() {
     let laptop = gated();
     let first =
         integration_tests::Running::start(&mut laptop.command(&["run", "stack", "--auto-approve"]));
@@ -350,7 +350,7 @@ fn a_variable_that_is_blank_is_one_that_is_not_set() {
 }
 
 #[test]
-fn an_answer_that_cannot_be_written_is_an_error_and_one_that_nobody_reads_is_not() {
+fn output_to_a_full_disk_is_an_error_and_a_closed_pipe_is_not() {
     let laptop = laptop("");
     let completions = || laptop.command(&["completions", "bash"]);
     let full = File::options().write(true).open("/dev/full").unwrap();

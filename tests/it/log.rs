@@ -8,7 +8,7 @@ use job_contract::keys::ObjectKey;
 use crate::machine;
 
 #[test]
-fn what_was_written_before_the_executor_came_stays_at_the_head() {
+fn lines_written_before_the_executor_stay_at_the_start() {
     let (machine, repository) = (machine(), Repository::fixture());
     let job = job::scripts(&repository, vec![job::bash(1, "echo from the script")]);
     let key = ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id);
@@ -66,7 +66,7 @@ fn events_become_their_messages_and_other_lines_stay() {
 }
 
 #[test]
-fn the_log_goes_to_a_file_too_when_asked() {
+fn the_log_is_written_to_a_file_too_if_configured() {
     let (machine, repository) = (machine(), Repository::fixture());
     let plan = job::plan(&repository);
     machine.queue(&[&plan]);
@@ -81,7 +81,7 @@ fn the_log_goes_to_a_file_too_when_asked() {
 
 /// The limit on file sizes makes the kernel behave as it does when a disk is full.
 #[test]
-fn a_run_whose_disk_is_full_is_shown_to_its_end_and_its_stored_log_says_what_it_lacks() {
+fn a_run_with_a_full_disk_is_shown_to_its_end_and_its_stored_log_names_the_gap() {
     const LINES: usize = 60_000;
     let (machine, repository) = (machine(), Repository::fixture());
     let script = format!("seq -f 'line %.0f of many' 1 {LINES}; echo last words");

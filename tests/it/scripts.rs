@@ -168,7 +168,7 @@ fn a_failing_script_after_a_plan_fails_the_step_and_the_plan_is_recorded() {
 }
 
 #[test]
-fn a_script_hands_variables_to_what_follows() {
+fn a_script_passes_variables_to_later_commands() {
     let (machine, repository) = (machine(), Repository::fixture());
     let plan = JobData {
         command_list: vec![
@@ -303,7 +303,7 @@ fn groovy_scripts_run_where_groovy_is() {
 }
 
 #[test]
-fn groovy_scripts_fail_early_and_in_words_where_it_is_not() {
+fn without_groovy_its_scripts_fail_early_with_an_error() {
     let (machine, repository) = (machine(), Repository::fixture());
     let programs = machine.scratch("programs");
     fs::create_dir(&programs).unwrap();

@@ -135,7 +135,7 @@ fn a_user_process_cannot_read_the_executors_environment() {
 
 /// The C library's resolver reads these in whatever process has them: at work there must be none that has.
 #[test]
-fn no_variable_says_where_the_executor_sends_its_requests() {
+fn no_workspace_variable_changes_where_the_executor_sends_its_requests() {
     assert!(
         nix::unistd::geteuid().is_root(),
         "only root may look into an executor: run this test as root"

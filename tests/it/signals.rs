@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use crate::machine;
 
 #[test]
-fn a_deaf_tool_and_its_children_are_killed_at_the_end_of_the_grace_period() {
+fn a_tool_that_ignores_interrupts_and_its_children_are_killed_at_the_end_of_the_grace_period() {
     let (machine, repository) = (machine(), Repository::fixture());
     let state = machine
         .data_dir()

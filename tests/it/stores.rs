@@ -419,7 +419,7 @@ fn gcs_keeps_a_whole_job() {
 }
 
 #[test]
-fn a_store_that_refuses_its_credentials_is_told_by_the_names_of_its_settings() {
+fn the_error_of_a_store_that_refuses_credentials_names_their_settings() {
     let server = S3::start().unwrap();
     let place = s3_with_keys(&server);
     let (machine, repository) = (machine(), Repository::module(MODULE));

@@ -137,7 +137,7 @@ fn a_variable_the_module_does_not_declare_stops_nothing() {
 }
 
 #[test]
-fn settings_of_the_executor_that_a_workspace_names_have_no_effect_and_the_log_says_so() {
+fn executor_settings_of_a_workspace_have_no_effect_and_are_named_in_the_log() {
     let repository =
         Repository::module("variable \"seen\" {}\noutput \"seen\" {\n  value = var.seen\n}\n");
     let machine = machine();
@@ -170,7 +170,7 @@ fn settings_of_the_executor_that_a_workspace_names_have_no_effect_and_the_log_sa
 }
 
 #[test]
-fn a_variable_of_the_wrong_type_fails_the_plan_in_the_tools_words() {
+fn a_variable_of_the_wrong_type_fails_the_plan_with_the_tools_message() {
     let (machine, repository) = (machine(), Repository::fixture());
     let plan = JobData {
         variables: [("replicas".to_owned(), "many".into())].into(),
@@ -205,7 +205,7 @@ fn variables_are_in_no_command_line_and_in_no_file_of_the_work_tree() {
 }
 
 #[test]
-fn the_array_form_says_which_values_are_expressions() {
+fn the_array_form_marks_values_that_are_expressions() {
     let (machine, repository) = (
         machine(),
         Repository::module(

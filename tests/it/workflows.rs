@@ -136,7 +136,7 @@ fn scripts_are_sound_and_no_expression_is_pasted_into_them() {
 }
 
 #[test]
-fn the_order_of_jobs_and_what_they_hand_on_is_sound() {
+fn every_need_of_a_workflow_job_names_a_job_and_its_outputs() {
     for (path, text, workflow) in workflows() {
         let names: BTreeSet<_> = jobs(&workflow).map(|(name, _)| name.clone()).collect();
         for (name, job) in jobs(&workflow) {
@@ -205,7 +205,7 @@ fn nothing_is_published_before_the_tests_have_passed() {
 
 /// What the release hands to the build exists there, and the build is of the toolchain everybody uses.
 #[test]
-fn the_release_and_the_dockerfile_speak_of_the_same_things() {
+fn the_release_builds_the_targets_of_the_dockerfile_with_its_arguments() {
     let root = images::workspace_root();
     let dockerfile = fs::read_to_string(root.join("images/Dockerfile")).unwrap();
     let words = |prefix: &str, end: &[char]| -> BTreeSet<String> {

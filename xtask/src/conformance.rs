@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_handed_on_as_they_are() {
+    fn options_are_passed_on_unchanged() {
         let asked = [
             "conformance",
             "--api",

@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_find_is_told_with_the_way_to_see_it_again() {
+    fn a_finding_is_shown_with_the_command_to_repeat_it() {
         let log = "INFO: Seed: 1\n\nthread '<unnamed>' (7) panicked at fuzz/fuzz_targets/pairs.rs:12:5:\n\
                    no\nstack backtrace:\n   0: rust\nartifact_prefix='x/'; Test unit written to x/crash-1\n";
         let told = judge("cargo xtask fuzz pairs", false, log)

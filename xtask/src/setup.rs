@@ -362,7 +362,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named_in_one_line_with_a_way_to_get_it() {
+    fn missing_programs_are_named_in_one_line_with_the_command_to_install_them() {
         let needs: Vec<_> = NEEDS
             .iter()
             .filter(|need| ["terraform", "sshd"].contains(&need.program))

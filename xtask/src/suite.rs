@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn cargo_is_called_as_by_hand() {
+    fn cargo_is_called_as_on_the_command_line() {
         // Cargo has set it for this test.
         let command = cargo(["test"]);
         let mut removed = command.get_envs().filter(|(_, value)| value.is_none());
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn nextest_has_the_same_words() {
+    fn nextest_gets_the_same_arguments() {
         let lines = lines(&["plan"], &["chart::"], true);
         assert_eq!(lines.len(), 1);
         assert!(lines[0].ends_with(" -- plan --skip chart::"), "{lines:?}");

@@ -163,7 +163,7 @@ async fn concurrent_deliveries_of_one_pair_are_all_accepted_and_kept_once() {
     "signature does not match"
 )]
 #[tokio::test]
-async fn whoever_is_not_the_platform_is_told_so(
+async fn requests_without_the_platforms_token_are_refused(
     #[case] authorization: Option<&str>,
     #[case] expected: &str,
 ) {

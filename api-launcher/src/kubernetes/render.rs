@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn yaml_and_json_say_the_same() {
+    fn yaml_and_json_have_the_same_content() {
         let yaml = rendered(JOB, Format::Yaml, DeploymentArgs::default()).unwrap();
         let json = rendered(JOB, Format::Json, DeploymentArgs::default()).unwrap();
         let from_yaml: Value = serde_saphyr::from_str(&yaml).unwrap();

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn every_error_is_told_at_once_and_named() {
+    fn all_errors_are_reported_at_once_with_their_names() {
         let args: ServeArgs = from_variables(&[
             (env::LISTEN, "nowhere"),
             (env::TARGET, "process"),
@@ -259,7 +259,7 @@ mod tests {
     #[case("true", Some("[::1]:0"), "[::1]:0")]
     #[case("everywhere", None, "0.0.0.0:8090")]
     #[case("everywhere", Some("10.0.0.1:80"), "10.0.0.1:80")]
-    fn without_a_secret_it_listens_where_it_is_told_to(
+    fn without_a_secret_it_listens_on_the_configured_address(
         #[case] open: &str,
         #[case] listen: Option<&str>,
         #[case] expected: &str,

@@ -130,7 +130,7 @@ fn the_executors_end_is_the_runs(#[case] scenario: &str, #[case] code: i32, #[ca
 }
 
 #[test]
-fn an_executor_that_dies_does_not_leave_its_job_running() {
+fn the_job_of_a_killed_executor_does_not_stay_running() {
     let bench = Bench::new("record running running false; kill -KILL $$");
     bench.run("stack");
     let record = bench.record("1");
@@ -297,7 +297,7 @@ fn a_data_directory_that_cannot_be_is_named_with_what_to_do(
 }
 
 #[test]
-fn variable_files_go_along_under_names_read_last() {
+fn variable_files_are_added_under_names_that_the_tool_reads_last() {
     let bench = Bench::new(CHANGES);
     fs::write(bench.path("prod.tfvars"), "a = 1").unwrap();
     fs::write(bench.path("more.tfvars.json"), "{}").unwrap();
@@ -323,7 +323,7 @@ fn a_state_file_in_the_folder_is_pointed_out() {
 }
 
 #[test]
-fn the_run_goes_on_when_nobody_reads_its_output_any_more() {
+fn the_run_continues_when_its_output_is_closed() {
     let bench = Bench::new(&format!(
         "for n in $(seq 20000); do echo \"line $n\"; done\n{CHANGES}"
     ));

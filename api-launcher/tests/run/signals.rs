@@ -51,7 +51,7 @@ fn one_signal_lets_the_executor_finish(#[case] signal: Signal, #[case] code: i32
 }
 
 #[test]
-fn a_second_signal_kills_the_executor_and_says_what_that_risks() {
+fn a_second_signal_kills_the_executor_and_names_the_risk() {
     let bench = Bench::new(STUBBORN);
     let run = bench.start("stack --auto-approve");
     run.wait_for(Stream::Stdout, "working");
@@ -84,7 +84,7 @@ fn a_plan_that_finishes_after_the_signal_is_not_applied() {
 }
 
 #[test]
-fn a_second_run_of_the_folder_is_sent_away_and_one_of_another_is_not() {
+fn a_second_run_of_a_folder_is_refused_and_one_of_another_folder_is_not() {
     let bench = Bench::new(GRACEFUL);
     let first = bench.start("stack");
     first.wait_for(Stream::Stdout, "working");
@@ -107,7 +107,7 @@ fn a_second_run_of_the_folder_is_sent_away_and_one_of_another_is_not() {
 }
 
 #[test]
-fn what_an_executor_that_is_killed_leaves_at_work_is_killed_wherever_it_went() {
+fn processes_of_a_killed_executor_are_killed_in_every_session() {
     let bench = Bench::new(
         "setsid --fork bash -c 'trap \"\" TERM; cd /; echo $$ >\"$1\"; while :; do sleep 1; done' \
          _ \"$MAYFLY_DATA_DIR/pid\" </dev/null >/dev/null 2>&1\n\

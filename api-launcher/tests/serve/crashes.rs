@@ -86,7 +86,7 @@ async fn an_executor_that_outlives_its_launcher_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claimed_step_whose_executor_died_too_is_failed_and_not_run_again() {
+async fn a_claimed_step_whose_executor_is_killed_too_fails_and_is_not_run_again() {
     let place = Place::new();
     let first = place.serve(&[]);
     let barrier = place.barrier("barrier");
@@ -156,7 +156,7 @@ fn both_at_work(place: &Place) -> [Pid; 2] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_of_a_step_goes_on_once_its_executor_is_killed() {
+async fn all_processes_of_a_step_end_once_its_executor_is_killed() {
     let place = Place::new();
     let launcher = place.serve(&[]);
     let barrier = place.barrier("barrier");
@@ -172,7 +172,7 @@ async fn nothing_of_a_step_goes_on_once_its_executor_is_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_of_a_step_goes_on_once_its_executor_and_launcher_are_killed() {
+async fn all_processes_of_a_step_end_once_its_executor_and_launcher_are_killed() {
     let place = Place::new();
     let first = place.serve(&[]);
     let barrier = place.barrier("barrier");
@@ -251,7 +251,7 @@ fn assert_told_as_done(place: &Place) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_step_that_was_done_and_not_told_is_told_with_its_log() {
+async fn a_finished_step_without_a_report_is_reported_with_its_log() {
     let place = Place::new();
     let program = executor(&place, "", &done());
     let launcher = place.serve(&[("MAYFLY_EXECUTOR", &program)]);
@@ -261,7 +261,7 @@ async fn a_step_that_was_done_and_not_told_is_told_with_its_log() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_step_that_was_done_under_a_former_launcher_and_not_told_is_told_by_the_next() {
+async fn the_next_launcher_reports_a_step_that_finished_without_a_report() {
     for watched in [true, false] {
         let place = Place::new();
         let barrier = place.barrier("barrier");
@@ -275,7 +275,7 @@ async fn a_step_that_was_done_under_a_former_launcher_and_not_told_is_told_by_th
 
 /// The run's own code can write to that file, also what an earlier executor of the run has sealed.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_step_is_not_told_as_done_because_of_a_report_that_anybody_could_have_written() {
+async fn a_step_is_not_reported_as_done_because_of_an_unsealed_report() {
     let unsealed = |_: &Place| serde_json::to_string(&done()).unwrap();
     let of_another_end = |place: &Place| sealed(place, &done());
     for forged in [&unsealed as &dyn Fn(&Place) -> String, &of_another_end] {
@@ -290,7 +290,7 @@ async fn a_step_is_not_told_as_done_because_of_a_report_that_anybody_could_have_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_cancelled_step_came_to_is_told_to_nobody() {
+async fn the_outcome_of_a_cancelled_step_is_not_reported() {
     let place = Place::new();
     let barrier = place.barrier("barrier");
     let words = format!("trap '' TERM; {}", barrier.wait());

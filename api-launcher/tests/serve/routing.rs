@@ -16,7 +16,7 @@ fn persistent_executor() -> (Server, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn workspaces_without_the_flag_go_on_unchanged_and_so_does_the_answer() {
+async fn dispatches_without_the_flag_and_their_responses_are_forwarded_unchanged() {
     let place = Place::new();
     let (executor, url) = persistent_executor();
     let launcher = place.serve(&[
@@ -47,7 +47,7 @@ async fn workspaces_without_the_flag_go_on_unchanged_and_so_does_the_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_strict_flag_may_say_no() {
+async fn with_strict_routing_a_flag_of_false_is_forwarded() {
     let place = Place::new();
     let (executor, url) = persistent_executor();
     let launcher = place.serve(&[
@@ -63,7 +63,7 @@ async fn a_strict_flag_may_say_no() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_persistent_executor_that_is_away_means_later() {
+async fn an_unreachable_persistent_executor_gives_status_503() {
     let place = Place::new();
     // Kept, so that nobody listens on it.
     let port = Port::take().unwrap();

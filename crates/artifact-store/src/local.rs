@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn objects_come_back_as_they_were_and_are_private() {
+    async fn objects_are_read_back_unchanged_and_are_private() {
         let folder = tempfile::tempdir().unwrap();
         let store = Local::new(folder.path());
         let key = ObjectKey::plan("o", "w", "1", "s");
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_too_large_for_memory_is_said_to_be() {
+    async fn an_object_too_large_for_memory_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let store = Local::new(folder.path());
         let key = ObjectKey::step_output("o", "1", "s");

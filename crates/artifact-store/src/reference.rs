@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_told_apart_from_what_only_looks_like_them() {
+    fn references_differ_from_texts_that_only_resemble_them() {
         let key = key_of("tfstate/o/w/1/s/terraformLibrary.tfPlan").unwrap();
         assert_eq!(key, ObjectKey::plan("o", "w", "1", "s"));
         assert_eq!(

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn watchers_learn_when_trouble_begins_and_ends() {
+    fn observers_are_notified_when_failures_begin_and_end() {
         let health = Health::default();
         let mut watch = health.watch();
         for text in ["one", "two"] {

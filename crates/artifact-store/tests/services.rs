@@ -104,7 +104,7 @@ async fn keeps_what_it_is_given(store: &Store) {
     let folder = tempfile::tempdir().unwrap();
     small_objects_come_back(store, &folder).await;
     large_files_come_back(store, &folder).await;
-    what_is_missing_or_empty_is_told_apart(store, &folder).await;
+    missing_and_empty_objects_differ(store, &folder).await;
 }
 
 async fn small_objects_come_back(store: &Store, folder: &TempDir) {
@@ -135,7 +135,7 @@ async fn large_files_come_back(store: &Store, folder: &TempDir) {
     assert!(matches!(again, Err(StoreError::Target { .. })), "{again:?}");
 }
 
-async fn what_is_missing_or_empty_is_told_apart(store: &Store, folder: &TempDir) {
+async fn missing_and_empty_objects_differ(store: &Store, folder: &TempDir) {
     let target = folder.path().join("nothing");
     let missing = store.reference(&ObjectKey::plan("o", "w", "1", "never"));
     let error = store.fetch(&missing, &target).await.unwrap_err();
@@ -209,7 +209,7 @@ async fn gcs_keeps_what_it_is_given() {
     let store = open(gcs_at(&server, gcs::BUCKET));
     let folder = tempfile::tempdir().unwrap();
     small_objects_come_back(&store, &folder).await;
-    what_is_missing_or_empty_is_told_apart(&store, &folder).await;
+    missing_and_empty_objects_differ(&store, &folder).await;
     assert_eq!(
         store.reference(&ObjectKey::plan("o", "w", "1", "s")),
         "https://storage.cloud.google.com/states/tfstate/o/w/1/s/terraformLibrary.tfPlan"
@@ -241,7 +241,7 @@ async fn is_refused(store: &Store, settings: &[&str], secret: &str) {
 }
 
 #[tokio::test]
-async fn wrong_credentials_are_told_by_the_names_of_their_settings() {
+async fn the_error_of_wrong_credentials_names_their_settings() {
     let server = S3::start().unwrap();
     let keys = ["AwsTerraformStateAccessKey", "AwsTerraformStateSecretKey"];
     let url = server.url();
@@ -268,7 +268,7 @@ async fn wrong_credentials_are_told_by_the_names_of_their_settings() {
 }
 
 #[tokio::test]
-async fn a_missing_bucket_is_told_by_the_name_of_its_setting() {
+async fn the_error_of_a_missing_bucket_names_its_setting() {
     let server = S3::start().unwrap();
     let settings = s3_at(
         &server.url(),
@@ -357,7 +357,7 @@ async fn a_service_is_not_asked_sooner_than_it_wants() {
 }
 
 #[tokio::test]
-async fn a_service_that_keeps_failing_is_told_with_what_it_says() {
+async fn the_error_of_a_failing_service_has_its_message() {
     let (server, store) = s3_that(|_| {
         Response::new(
             500,
@@ -439,7 +439,7 @@ async fn half_a_download_is_no_file() {
 }
 
 #[tokio::test]
-async fn what_is_too_large_for_memory_is_said_to_be_before_it_is_read() {
+async fn an_object_too_large_for_memory_is_refused_before_it_is_read() {
     let body = vec![b'x'; usize::try_from(artifact_store::READ_BYTES).unwrap() + 1];
     let (_server, store) = s3_that(move |_| {
         Response::new(200, body.clone())

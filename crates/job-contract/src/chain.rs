@@ -29,7 +29,7 @@ mod tests {
     struct Outer(#[source] io::Error);
 
     #[test]
-    fn causes_are_told_outermost_first_and_nothing_twice() {
+    fn causes_are_listed_outermost_first_and_once() {
         assert_eq!(
             chain(&Outer(io::Error::other("disk full"))),
             "could not read `x`: disk full"

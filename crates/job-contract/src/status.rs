@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statuses_read_and_write_the_platforms_words() {
+    fn statuses_have_the_platforms_names() {
         for (status, word) in [
             (JobStatus::WaitingApproval, "waitingApproval"),
             (JobStatus::NoChanges, "noChanges"),

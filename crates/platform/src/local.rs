@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn plan_and_apply_walk_the_record_to_completed() {
+    fn plan_and_apply_bring_the_record_to_completed() {
         let folder = tempfile::tempdir().unwrap();
         let platform = LocalPlatform::new(folder.path());
         two_steps(&platform);

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sink_too_slow_for_a_full_disk_loses_lines_it_is_told_of_in_their_place() {
+    fn a_slow_sink_on_a_full_disk_gets_a_note_in_place_of_lost_lines() {
         let feed = Feed::default();
         feed.add_direct(&text(DIRECT_BYTES), 7);
         feed.add_direct(&text(10), 10);

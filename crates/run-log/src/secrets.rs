@@ -401,7 +401,7 @@ mod tests {
     #[case("wireguard_key", "cGFzc3dvcmQ1MjM0NQ==")]
     #[case("basic_auth", "user:pa55word")]
     #[case("storage_sas", "?sv=2020&sig=abcDEF%3D")]
-    fn values_of_names_that_speak_of_secrets_are_secret(#[case] name: &str, #[case] value: &str) {
+    fn values_with_names_of_secrets_are_secret(#[case] name: &str, #[case] value: &str) {
         assert!(
             secrets_in(name, value).iter().any(|found| found == value),
             "{name}"
@@ -443,14 +443,17 @@ mod tests {
     #[case("https://git.example.test/acme/network.git", &[])]
     #[case("Server=db;User=sa;Password=hunter22!;Encrypt=true", &["hunter22!"])]
     #[case("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl", &["eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"])]
-    fn shapes_tell_secrets_under_ordinary_names(#[case] value: &str, #[case] secrets: &[&str]) {
+    fn secrets_under_ordinary_names_are_found_by_their_shape(
+        #[case] value: &str,
+        #[case] secrets: &[&str],
+    ) {
         let mut found = secrets_in("ordinary", value);
         found.dedup();
         assert_eq!(found, secrets);
     }
 
     #[test]
-    fn string_leaves_of_credential_documents_are_secret_except_what_everybody_knows() {
+    fn strings_in_credential_documents_are_secret_except_public_ones() {
         let document = r#"{"type":"service_account","private_key":"-----BEGIN PRIVATE KEY-----\nMIIE\n",
             "client_email":"ci@acme.example.test","auth_uri":"https://accounts.example.test/auth","n":1}"#;
         let found = secrets_in("GOOGLE_CREDENTIALS", document);

@@ -123,7 +123,7 @@ async fn everything_written_is_in_the_spool_and_at_every_sink_without_secrets() 
 }
 
 #[tokio::test]
-async fn the_public_way_in_starts_a_log_over_configured_sinks() {
+async fn the_public_constructor_starts_a_log_with_the_configured_sinks() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("copy.log");
     let log = RunLog::start(
@@ -197,7 +197,7 @@ async fn what_a_reader_did_not_take_by_the_deadline_is_counted_to_the_line() {
 }
 
 #[tokio::test]
-async fn a_reader_that_goes_away_costs_only_its_own_lines() {
+async fn a_reader_that_closes_loses_only_its_own_lines() {
     let folder = TempDir::new().unwrap();
     let (reader, pipe) = pipe_sink();
     let log = start(
@@ -225,7 +225,7 @@ async fn a_reader_that_goes_away_costs_only_its_own_lines() {
 }
 
 #[tokio::test]
-async fn a_descriptor_somebody_made_non_blocking_gets_everything() {
+async fn a_non_blocking_descriptor_gets_everything() {
     let folder = TempDir::new().unwrap();
     let (reader, writer) = io::pipe().unwrap();
     fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
@@ -238,7 +238,7 @@ async fn a_descriptor_somebody_made_non_blocking_gets_everything() {
 }
 
 #[tokio::test]
-async fn a_sink_that_comes_back_gets_everything_once_and_in_order() {
+async fn a_sink_that_works_again_gets_everything_once_and_in_order() {
     let folder = TempDir::new().unwrap();
     let log = start(&folder, u64::MAX, vec![file_sink(&folder, "away/sink.log")]);
     let text = numbered_lines(MANY_LINES);
@@ -250,7 +250,7 @@ async fn a_sink_that_comes_back_gets_everything_once_and_in_order() {
 }
 
 #[tokio::test]
-async fn a_sink_that_never_works_loses_everything_by_the_deadline_and_says_why() {
+async fn a_sink_that_never_works_loses_everything_by_the_deadline_and_reports_the_reason() {
     let folder = TempDir::new().unwrap();
     let full = Box::new(FileSink::new("/dev/full".into()));
     let log = start(

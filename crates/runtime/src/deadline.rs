@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_deadline_passes_when_it_says() {
+    async fn a_deadline_passes_at_its_time() {
         let start = Instant::now();
         Deadline::after(Duration::from_mins(10)).over().await;
         assert_eq!(start.elapsed().as_secs(), 600);

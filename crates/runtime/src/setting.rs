@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_cannot_serve_is_told_from_a_machine_that_is_in_trouble() {
+    fn a_wrong_path_differs_from_a_failing_machine() {
         use Errno::{
             EACCES, EEXIST, EINTR, EIO, EISDIR, ELOOP, EMFILE, ENAMETOOLONG, ENOENT, ENOEXEC,
             ENOSPC, ENOTDIR, EPERM, EROFS, ESTALE,

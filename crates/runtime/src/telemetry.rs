@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_tells_its_place_and_not_its_message() {
+    fn a_panic_is_logged_with_its_location_and_without_its_message() {
         let written = Written::default();
         let sink = written.clone();
         let subscriber = tracing_subscriber::fmt()

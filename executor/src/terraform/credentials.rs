@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_is_gone_once_it_is_withdrawn_or_given_up() {
+    fn the_file_is_removed_once_it_is_withdrawn_or_dropped() {
         let private = tempfile::tempdir().unwrap();
         let path = private.path().join(FILE_NAME);
         fs::write(&path, "token").unwrap();

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_diagnostic_says_where_and_why() {
+    fn a_diagnostic_has_its_location_and_its_reason() {
         let event = json!({"@message": "Error: Unsupported argument", "type": "diagnostic", "diagnostic": {
             "severity": "error", "summary": "Unsupported argument", "detail": "No such argument.",
             "address": "terraform_data.x",

@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_for_people_tell_the_same() {
+    fn text_lines_have_the_same_content() {
         let mut progress = Progress::default();
         for line in [
             "  # a.made will be created",

@@ -523,7 +523,7 @@ mod tests {
 
     /// The tool announces these again before an apply, and then says nothing more of them.
     #[test]
-    fn what_is_moved_imported_or_forgotten_is_applied_with_the_rest() {
+    fn moved_imported_and_forgotten_resources_are_applied_with_the_rest() {
         let announced = |address: &str, action: &str| json!({"type": "planned_change", "change": {"resource": {"addr": address}, "action": action}});
         let events = [
             announced("a.moved", "move"),
@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn ephemeral_operations_are_told_apart_in_both_dialects() {
+    fn ephemeral_operations_are_recognized_from_both_tools() {
         let cases = [
             (
                 "ephemeral_op_start",
@@ -720,7 +720,7 @@ mod tests {
         }
 
         #[test]
-        fn unchanged_resources_stay_as_the_events_told_of_them() {
+        fn unchanged_resources_stay_as_in_the_events() {
             let address = "terraform_data.greeting[\"french\"]";
             let mut structured = after(&[
                 resource("refresh_start", address),
@@ -782,7 +782,7 @@ mod tests {
 
     /// The stock executor tells nothing of a destroy without a plan. Its plans to destroy have these properties.
     #[test]
-    fn a_destroy_without_a_plan_is_told_as_completely_as_its_events_allow() {
+    fn a_destroy_without_a_plan_is_shown_as_completely_as_its_events_allow() {
         let address = "terraform_data.greeting[\"german\"]";
         let structured = after(&[
             json!({"type": "planned_change", "change": {"action": "delete", "resource": {

@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn text_means_what_the_declared_type_says() {
+    fn the_declared_type_decides_how_a_text_is_read() {
         let definitions = declarations(MODULE)
             .definitions(&variables(&[
                 ("plain", "[1]"),

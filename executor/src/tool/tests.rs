@@ -536,7 +536,7 @@ async fn a_bad_signature_is_refused_whatever_the_policy(#[case] policy: Signatur
 }
 
 #[tokio::test]
-async fn a_strangers_signature_is_refused() {
+async fn a_signature_of_an_unknown_key_is_refused() {
     let mut world = World::new().await;
     world.config.signatures = SignaturePolicy::Offered;
     let stranger = Signer::new();
@@ -695,7 +695,7 @@ async fn a_download_that_always_breaks_off_is_an_error() {
 }
 
 #[tokio::test]
-async fn each_way_to_find_nothing_says_so_and_what_to_do() {
+async fn each_failed_search_names_its_cause_and_the_next_step() {
     let mut world = World::with(&["1.9.8", "1.11.0-rc1"]).await;
     let cases = [
         ("abc", ErrorKind::User, "`abc` is not a version range"),
@@ -771,7 +771,7 @@ async fn a_cache_that_cannot_be_written_is_named() {
 }
 
 #[test]
-fn troubles_of_the_cache_are_told_apart() {
+fn failures_of_the_cache_have_errors_of_their_own() {
     let of = |kind: io::ErrorKind| ToolError::cache("/cache", kind.into());
     for (kind, message) in [
         (io::ErrorKind::StorageFull, "the tool cache is full"),

@@ -378,7 +378,7 @@ mod tests {
 
     /// No process holds the lock of the files of a killed executor.
     #[test]
-    fn what_a_killed_executor_left_goes_with_the_next_start() {
+    fn the_next_start_removes_what_a_killed_executor_left() {
         let work = tempfile::tempdir().unwrap();
         let left = [
             work.path().join("run-killed"),

@@ -590,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_was_left_without_a_reason_or_without_a_word_is_found() {
+    fn a_lock_left_without_a_reason_or_a_message_is_found() {
         let left = |told, store_was_away| {
             let info = "07ce11eb".to_owned();
             with_run(move |run| {

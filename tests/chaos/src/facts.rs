@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_told_by_its_number_and_resources() {
+    fn a_state_is_read_with_its_serial_and_resources() {
         let text = r#"{"serial": 4, "lineage": "x", "resources": [{"name": "first"}]}"#;
         let state = state(text).unwrap();
         assert_eq!((state.serial, state.resources.len()), (4, 1));

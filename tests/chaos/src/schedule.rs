@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_and_every_kind_comes_once_before_any_comes_again() {
+    fn every_fault_and_every_kind_occurs_before_any_occurs_twice() {
         for seed in 0..50 {
             // The longest possible round: every fault, every kind, and runs without a fault.
             let runs = schedule(seed, 45);

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_says_what_was_found_and_fails_everything() {
+    fn a_failure_has_its_finding_and_fails_the_report() {
         let mut record = Record::new("plan", Output::Json);
         record.check("the status", false, || "failed".into());
         record.end(Err(anyhow!("no answer")));
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn trouble_beside_the_scenarios_fails_everything() {
+    fn an_error_outside_the_scenarios_fails_the_report() {
         assert_eq!(
             as_json(&[], &["left an organization".into()])["passed"],
             false

@@ -463,14 +463,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lines_of_the_module_are_told_from_the_command_that_prints_them() {
+    fn the_lines_of_the_module_differ_from_the_command_that_prints_them() {
         let text = "Executing: echo \"numbered line $i.\"\nx (local-exec): numbered line 1.\nx (local-exec): numbered line 2.\n";
         assert_eq!(numbered(text), [1, 2]);
         assert!(numbered("nothing").is_empty());
     }
 
     #[test]
-    fn colours_hide_no_words() {
+    fn text_is_found_between_colour_codes() {
         assert_eq!(plain("\u{1b}[1mPlan:\u{1b}[0m 2 to add"), "Plan: 2 to add");
         assert_eq!(plain("no colours"), "no colours");
     }

@@ -670,7 +670,7 @@ fn helm_for(place: &Place, verb: &str, values: &Path) -> Command {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_installs_is_told_addresses_that_are_there() {
+async fn the_notes_of_the_chart_name_addresses_that_exist() {
     let place = or_skip!(Place::new().await);
     let mut seen = 0;
     for (name, file) in values_files() {

@@ -139,7 +139,7 @@ async fn a_run_is_launched_followed_and_looked_at_afterwards() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_outcome_of_a_run_is_the_exit_code_of_whoever_waits_for_it() {
+async fn the_outcome_of_a_run_is_the_exit_code_of_the_command_that_waits() {
     let place = or_skip!(Place::new().await);
     let repository = Repository::module("output \"a\" {\n  value = nothing.such\n}\n");
     let plan = job::plan(&repository);
@@ -265,7 +265,7 @@ async fn what_is_meant_must_be_there_and_be_one_run() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_that_is_not_there_is_named_with_a_way_out() {
+async fn the_error_of_an_unreachable_cluster_names_it_and_the_next_step() {
     let place = or_skip!(Place::without_pods().await);
     let document = place.document(&job::plan(&Repository::fixture()));
     let away = place.machine.scratch("away");
@@ -299,7 +299,7 @@ async fn a_cluster_that_is_not_there_is_named_with_a_way_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_check_finds_everything_in_place_or_says_how_to_mend_it() {
+async fn a_check_passes_or_prints_a_fix_for_each_failure() {
     // It may look at everything, so that what it does not find is not there.
     let parts = Cluster::builder().without_kubelet();
     let place = or_skip!(Place::of(parts, &[]).await);

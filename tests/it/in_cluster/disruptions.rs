@@ -108,7 +108,7 @@ async fn a_run_evicted_without_grace_before_its_claim_is_run_by_another_pod() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_preempted_at_work_says_so_when_its_pod_is_gone() {
+async fn the_verdict_of_a_preempted_run_names_the_preemption_after_its_pod_is_deleted() {
     let place = or_skip!(Place::new().await);
     let (_repository, apply) = super::endings::endless(&place);
     let launcher = place.serve_reporting();
@@ -144,7 +144,7 @@ async fn a_run_preempted_at_work_says_so_when_its_pod_is_gone() {
 
 /// As `kubectl drain` does it: through the eviction API, with the pod's own grace.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_apply_on_a_node_that_is_drained_saves_its_state_and_says_how_far_it_came() {
+async fn an_apply_on_a_drained_node_saves_its_state_and_reports_its_changes() {
     let place = or_skip!(Place::new().await);
     let begun = place.machine.scratch("begun");
     let repository = Repository::module(&format!(
@@ -222,7 +222,7 @@ async fn an_apply_whose_claim_ends_with_its_pod_is_never_begun_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_executor_without_a_place_for_records_says_which_setting_is_missing() {
+async fn an_executor_without_records_names_the_missing_setting() {
     let place = or_skip!(Place::new().await);
     place.image_that_shares_nothing();
     let apply = job::step(StepType::Apply, &Repository::fixture());

@@ -142,7 +142,7 @@ pub(super) fn begun(place: &Place) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_run_waits_for_is_said_and_it_goes_on_once_that_is_there() {
+async fn a_waiting_run_shows_what_it_waits_for_and_continues_once_that_exists() {
     let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
     let settings = [
         ("ExecutorEphemeralImage", "registry.example.test/missing:1"),
@@ -192,7 +192,7 @@ async fn an_apply_killed_for_its_memory_ends_and_is_not_run_again() {
 
 /// `kubectl delete pod`.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_apply_whose_pod_somebody_deletes_says_so() {
+async fn the_verdict_of_an_apply_whose_pod_is_deleted_names_the_deletion() {
     let place = or_skip!(Place::new().await);
     let (_repository, apply) = endless(&place);
     let launcher = place.serve_reporting();
@@ -211,7 +211,7 @@ async fn an_apply_whose_pod_somebody_deletes_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_apply_whose_node_was_restarted_says_so_and_is_not_run_again() {
+async fn the_verdict_of_an_apply_on_a_restarted_node_names_the_restart() {
     let place = or_skip!(Place::new().await);
     let (_repository, apply) = endless(&place);
     let launcher = place.serve_reporting();

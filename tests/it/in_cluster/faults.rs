@@ -48,7 +48,7 @@ async fn a_dispatch_given_up_at_any_step_is_completed_by_the_next_delivery() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_whose_release_failed_is_released_by_whoever_watches() {
+async fn a_run_whose_release_failed_is_released_by_the_watcher() {
     let place = or_skip!(Place::without_pods().await);
     let launcher = place.serve();
     let plan = job::plan(&Repository::fixture());
@@ -60,7 +60,7 @@ async fn a_run_whose_release_failed_is_released_by_whoever_watches() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_api_server_in_trouble_loses_and_doubles_nothing() {
+async fn a_failing_api_server_loses_and_doubles_no_run() {
     let place = or_skip!(Place::without_pods().await);
     let replicas = [place.serve(), place.serve()];
     let jobs = many(&job::plan(&Repository::fixture()), 12);

@@ -51,7 +51,7 @@ async fn no_more_jobs_are_released_than_may_be_in_flight_and_the_lease_is_the_on
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_no_node_takes_is_given_up_when_the_operator_says() {
+async fn an_unschedulable_run_is_given_up_after_the_configured_time() {
     let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
     let data = place.machine.data_dir();
     let launcher = place.serve_with(&[

@@ -98,7 +98,7 @@ fn on_ssd(mut job: JobData) -> JobData {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_that_never_comes_ends_the_run() {
+async fn an_image_that_cannot_be_pulled_ends_the_run() {
     let place = or_skip!(Place::new().await);
     let missing = ("ExecutorEphemeralImage", "registry.example.test/missing:1");
     let launcher = place.serve_reporting_with(&[missing, (env::CONTAINER_ERROR_SECONDS, "2")]);
@@ -109,7 +109,7 @@ async fn an_image_that_never_comes_ends_the_run() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_config_map_that_never_comes_ends_the_run() {
+async fn a_missing_config_map_ends_the_run() {
     let place = or_skip!(Place::new().await);
     let launcher = place.serve_reporting_with(&[
         ("ExecutorEphemeralConfigMap", "settings"),
@@ -170,7 +170,7 @@ async fn a_run_whose_job_data_was_deleted_ends_with_its_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_no_node_takes_ends_in_the_words_of_the_scheduler() {
+async fn an_unschedulable_run_ends_with_the_schedulers_message() {
     let place = or_skip!(Place::new().await);
     let launcher = place.serve_reporting();
     let plan = on_ssd(job::plan(&Repository::fixture()));
@@ -185,7 +185,7 @@ async fn a_run_no_node_takes_ends_in_the_words_of_the_scheduler() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_admission_refuses_ends_the_run_in_its_words() {
+async fn a_pod_that_admission_denies_ends_the_run_with_its_message() {
     let place = or_skip!(Place::new().await);
     let words = "runs need an owner";
     let refused = place.cluster.refuse_pods(&place.runs, words);
@@ -234,7 +234,7 @@ async fn a_quota_is_waited_for_until_the_deadline() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_at_work_that_exceeds_its_deadline_is_told_so() {
+async fn the_verdict_of_a_run_over_its_deadline_names_the_deadline() {
     let place = or_skip!(Place::new().await);
     let (_repository, apply) = endless(&place);
     let launcher = place.serve_reporting();
@@ -257,7 +257,7 @@ async fn a_run_at_work_that_exceeds_its_deadline_is_told_so() {
 
 /// Whatever a run executes can write the termination message.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_report_that_anybody_could_have_written_is_shown_and_not_believed() {
+async fn an_unsealed_report_is_shown_and_not_trusted() {
     let place = or_skip!(Place::new().await);
     let forged = json!({
         "jobId": "1", "stepId": "another", "outcome": 0, "unreported": true, "error": "trust me",
@@ -279,7 +279,7 @@ async fn a_report_that_anybody_could_have_written_is_shown_and_not_believed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_apply_whose_node_is_lost_is_not_run_again_and_says_so() {
+async fn the_verdict_of_an_apply_on_a_lost_node_names_the_node_and_it_is_not_run_again() {
     let place = or_skip!(Place::new().await);
     let (_repository, apply) = endless(&place);
     let launcher = place.serve_reporting();
@@ -294,7 +294,7 @@ async fn an_apply_whose_node_is_lost_is_not_run_again_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_somebody_deletes_ends_its_run_at_the_platform() {
+async fn a_deleted_job_ends_its_run_at_the_platform() {
     let place = or_skip!(Place::without_pods().await);
     let launcher = place.serve_reporting();
     let plan = place.dispatched(&launcher).await;
@@ -314,7 +314,7 @@ async fn a_job_that_somebody_deletes_ends_its_run_at_the_platform() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_whose_job_data_never_came_is_removed_after_its_time() {
+async fn a_job_that_never_got_its_job_data_is_removed_after_a_timeout() {
     let place = or_skip!(Place::without_pods().await);
     let plan = place.cut_between_job_and_secret().await;
     let other = place.serve_reporting_with(&[(env::INCOMPLETE_SECONDS, "20")]);

@@ -31,7 +31,7 @@ fn greedy() -> Repository {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tool_that_is_killed_for_its_memory_is_told_with_what_to_do() {
+async fn the_report_of_a_tool_killed_for_its_memory_has_advice() {
     let Some(stage) = Stage::with(limited()).await else {
         return;
     };
@@ -68,7 +68,7 @@ async fn a_step_that_completes_although_something_in_it_was_killed_for_memory_is
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_apply_that_is_evicted_or_whose_pod_is_deleted_says_so_and_is_not_run_again() {
+async fn the_verdict_of_an_evicted_apply_names_the_eviction_and_it_is_not_run_again() {
     let Some(stage) =
         Stage::with(json!({"executor": {"podDisruptionBudget": {"enabled": false}}})).await
     else {

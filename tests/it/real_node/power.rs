@@ -9,7 +9,7 @@ use super::{Place, Stage, endless};
 const APPLY: &str = "terraformApply";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_apply_whose_node_dies_and_comes_back_says_so_and_is_not_run_again() {
+async fn the_verdict_of_an_apply_on_a_rebooted_node_names_the_reboot_and_it_is_not_run_again() {
     let Some(place) = Place::new(true).await else {
         return;
     };

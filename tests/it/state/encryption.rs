@@ -13,7 +13,7 @@ mod tools {
 
     /// `tofu state push` reads its file without a key. The test restores the state as the hint says.
     #[test]
-    fn an_encrypted_state_the_backend_refuses_is_kept_with_the_way_to_restore_it() {
+    fn an_encrypted_state_that_the_backend_refuses_is_kept_with_a_restore_command() {
         let tool = Tool::OpenTofu;
         if needed(program(tool)).is_none() {
             return;

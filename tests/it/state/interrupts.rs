@@ -13,15 +13,15 @@ use super::{AT_THE_GATE, Bucket, Gate, Journey, assert_interrupted_once, tool_at
 use crate::machine;
 
 with_both_tools! {
-    an_apply_that_is_told_to_end_saves_its_state_and_says_how_far_it_came,
-    however_many_signals_come_the_tool_is_interrupted_once,
+    an_apply_that_gets_sigterm_saves_its_state_and_reports_its_changes,
+    the_tool_is_interrupted_once_however_many_signals_arrive,
     an_apply_that_is_not_done_by_its_deadline_saves_its_state,
     an_apply_whose_job_is_cancelled_saves_its_state,
     an_interrupted_destroy_keeps_what_it_has_not_destroyed,
-    an_executor_that_is_told_to_end_reports_in_time_though_the_store_holds_everything,
+    an_executor_that_gets_sigterm_reports_in_time_though_the_store_hangs,
 }
 
-fn an_apply_that_is_told_to_end_saves_its_state_and_says_how_far_it_came(tool: Tool) {
+fn an_apply_that_gets_sigterm_saves_its_state_and_reports_its_changes(tool: Tool) {
     let journey = Journey::planned(tool);
     let run = journey.executor().start();
     tool_at_the_gate(&run);
@@ -34,7 +34,7 @@ fn an_apply_that_is_told_to_end_saves_its_state_and_says_how_far_it_came(tool: T
 }
 
 /// As where the whole container gets the signal, and where a person sends it again.
-fn however_many_signals_come_the_tool_is_interrupted_once(tool: Tool) {
+fn the_tool_is_interrupted_once_however_many_signals_arrive(tool: Tool) {
     let journey = Journey::planned(tool);
     // A group of its own, as a container has, which the test is no part of.
     let run = journey.executor().wrapped_in(&["setsid"]).start();
@@ -110,7 +110,7 @@ fn an_interrupted_destroy_keeps_what_it_has_not_destroyed(tool: Tool) {
 }
 
 /// It takes the copy of the state and the log, and never answers.
-fn an_executor_that_is_told_to_end_reports_in_time_though_the_store_holds_everything(tool: Tool) {
+fn an_executor_that_gets_sigterm_reports_in_time_though_the_store_hangs(tool: Tool) {
     let grace = Duration::from_secs(30);
     let journey = Journey::planned(tool);
     let executor = journey.executor();

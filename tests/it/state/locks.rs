@@ -17,16 +17,16 @@ use super::{Bucket, Gate, Journey, lock_key, tool_at_the_gate};
 use crate::machine;
 
 with_both_tools! {
-    a_tool_that_dies_loses_its_lock_and_the_report_names_what_the_state_lacks,
-    a_tool_that_dies_leaves_in_a_local_state_what_it_has_written,
-    a_tool_that_is_deaf_is_killed_and_its_lock_released,
-    a_plan_that_dies_gives_its_lock_back,
+    the_lock_of_a_killed_tool_is_released_and_the_report_names_what_the_state_lacks,
+    a_killed_tool_leaves_in_a_local_state_what_it_has_written,
+    a_tool_that_ignores_interrupts_is_killed_and_its_lock_released,
+    the_lock_of_a_killed_plan_is_released,
     a_lock_of_another_run_is_named_with_its_holder_and_left_alone,
     a_lock_that_may_be_another_ones_is_left_alone_and_named,
 }
 
 /// The tool keeps a remote state in memory for up to twenty seconds; what it made in that time dies with it.
-fn a_tool_that_dies_loses_its_lock_and_the_report_names_what_the_state_lacks(tool: Tool) {
+fn the_lock_of_a_killed_tool_is_released_and_the_report_names_what_the_state_lacks(tool: Tool) {
     for signal in [Signal::SIGKILL, Signal::SIGSEGV] {
         let journey = Journey::planned(tool);
         let run = journey.executor().start();
@@ -54,7 +54,7 @@ fn a_tool_that_dies_loses_its_lock_and_the_report_names_what_the_state_lacks(too
     }
 }
 
-fn a_tool_that_dies_leaves_in_a_local_state_what_it_has_written(tool: Tool) {
+fn a_killed_tool_leaves_in_a_local_state_what_it_has_written(tool: Tool) {
     let machine = machine();
     let gate = Gate::new(&machine);
     // Without a plan, and so without events: its lines tell as much.
@@ -80,7 +80,7 @@ fn a_tool_that_dies_leaves_in_a_local_state_what_it_has_written(tool: Tool) {
     assert_eq!(outcome.report().state, Some(StateStanding::Stored));
 }
 
-fn a_tool_that_is_deaf_is_killed_and_its_lock_released(tool: Tool) {
+fn a_tool_that_ignores_interrupts_is_killed_and_its_lock_released(tool: Tool) {
     let journey = Journey::planned(tool);
     let executor = journey.executor().env(env::GRACE_PERIOD_SECONDS, "30");
     let run = executor.start();
@@ -99,7 +99,7 @@ fn a_tool_that_is_deaf_is_killed_and_its_lock_released(tool: Tool) {
     assert!(ends(process), "{outcome}");
 }
 
-fn a_plan_that_dies_gives_its_lock_back(tool: Tool) {
+fn the_lock_of_a_killed_plan_is_released(tool: Tool) {
     let (bucket, machine) = (Bucket::new(), machine());
     let fifo = fifo(machine.scratch("gate"));
     // Read while planning, under the lock.
@@ -123,7 +123,7 @@ fn a_plan_that_dies_gives_its_lock_back(tool: Tool) {
 
 /// A crash ends with the code of a plan that has changes.
 #[test]
-fn a_plan_that_left_no_plan_is_followed_by_a_look_for_its_lock_and_one_that_fails_is_told() {
+fn after_a_plan_without_a_plan_file_its_lock_is_checked_and_a_failed_check_is_reported() {
     for (made, looked) in [("", true), ("echo plan > \"$out\"; ", false)] {
         let (machine, repository) = (machine(), Repository::fixture());
         let tool = FakeTool::new()

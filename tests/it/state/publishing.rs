@@ -15,10 +15,10 @@ use crate::machine;
 
 with_both_tools! {
     a_store_that_fails_for_twenty_seconds_costs_time_and_nothing_else,
-    plans_and_states_are_whole_though_the_tool_talks_of_its_work,
+    plans_and_states_are_complete_though_the_tool_logs_in_between,
     an_executor_killed_while_it_saves_leaves_whole_objects_and_its_step_is_not_repeated,
-    an_executor_killed_before_it_could_tell_anybody_has_stored_everything_and_is_not_repeated,
-    an_address_that_holds_a_secret_is_told_without_it,
+    an_executor_killed_before_its_report_has_stored_everything_and_is_not_repeated,
+    an_address_that_contains_a_secret_is_shown_without_it,
 }
 
 fn a_store_that_fails_for_twenty_seconds_costs_time_and_nothing_else(tool: Tool) {
@@ -69,7 +69,7 @@ fn a_store_that_fails_for_twenty_seconds_costs_time_and_nothing_else(tool: Tool)
 }
 
 /// What it has to say of itself comes beside its documents, and is no part of them.
-fn plans_and_states_are_whole_though_the_tool_talks_of_its_work(tool: Tool) {
+fn plans_and_states_are_complete_though_the_tool_logs_in_between(tool: Tool) {
     let (bucket, machine, repository) = (Bucket::new(), machine(), Repository::fixture());
     let mut plan = job::plan_by(tool, &repository);
     plan.environment_variables
@@ -140,9 +140,7 @@ fn an_executor_killed_while_it_saves_leaves_whole_objects_and_its_step_is_not_re
     }
 }
 
-fn an_executor_killed_before_it_could_tell_anybody_has_stored_everything_and_is_not_repeated(
-    tool: Tool,
-) {
+fn an_executor_killed_before_its_report_has_stored_everything_and_is_not_repeated(tool: Tool) {
     let journey = Journey::planned(tool);
     let run = journey.executor().start();
     tool_at_the_gate(&run);
@@ -177,7 +175,7 @@ fn an_executor_killed_before_it_could_tell_anybody_has_stored_everything_and_is_
     assert!(!again.log().contains(&banner), "{again}");
 }
 
-fn an_address_that_holds_a_secret_is_told_without_it(tool: Tool) {
+fn an_address_that_contains_a_secret_is_shown_without_it(tool: Tool) {
     let machine = machine();
     let repository = Repository::module(
         "resource \"terraform_data\" \"x\" {\n  for_each = toset([\"hunter2000\"])\n  provisioner \"local-exec\" \

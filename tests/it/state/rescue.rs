@@ -16,12 +16,12 @@ use crate::machine;
 with_both_tools! {
     a_state_the_backend_refused_is_pushed_again,
     a_state_that_is_kept_is_still_pushed_once_the_backend_takes_it,
-    a_state_the_backend_goes_on_refusing_is_kept_and_named,
+    a_state_that_the_backend_keeps_refusing_is_kept_and_named,
     a_state_that_can_be_put_nowhere_is_tried_until_it_can,
     a_state_that_can_be_put_nowhere_to_the_end_is_laid_aside_and_named,
     a_tool_killed_while_it_could_not_store_its_state_has_it_rescued_past_its_own_lock,
-    a_state_the_tool_could_only_say_is_stored_and_kept_out_of_the_log,
-    an_errored_state_that_came_with_the_content_is_never_pushed,
+    a_state_that_the_tool_could_only_print_is_stored_and_not_logged,
+    an_errored_state_in_the_content_is_never_pushed,
 }
 
 fn a_state_the_backend_refused_is_pushed_again(tool: Tool) {
@@ -49,7 +49,7 @@ fn a_state_that_is_kept_is_still_pushed_once_the_backend_takes_it(tool: Tool) {
     journey.assert_rescued(&outcome);
 }
 
-fn a_state_the_backend_goes_on_refusing_is_kept_and_named(tool: Tool) {
+fn a_state_that_the_backend_keeps_refusing_is_kept_and_named(tool: Tool) {
     for stopped_before in [false, true] {
         let journey = Journey::planned(tool);
         let executor = journey.executor().env(env::GRACE_PERIOD_SECONDS, "20");
@@ -151,7 +151,7 @@ fn a_tool_killed_while_it_could_not_store_its_state_has_it_rescued_past_its_own_
 }
 
 /// It has no room for its last resort, and says it instead.
-fn a_state_the_tool_could_only_say_is_stored_and_kept_out_of_the_log(tool: Tool) {
+fn a_state_that_the_tool_could_only_print_is_stored_and_not_logged(tool: Tool) {
     for journey in [Journey::planned(tool), Journey::unplanned(tool)] {
         let run = journey.executor().start();
         let process = tool_at_the_gate(&run);
@@ -166,7 +166,7 @@ fn a_state_the_tool_could_only_say_is_stored_and_kept_out_of_the_log(tool: Tool)
     }
 }
 
-fn an_errored_state_that_came_with_the_content_is_never_pushed(tool: Tool) {
+fn an_errored_state_in_the_content_is_never_pushed(tool: Tool) {
     let machine = machine();
     let fails = "resource \"terraform_data\" \"a\" {\n  provisioner \"local-exec\" {\n    command = \"exit 9\"\n  }\n}\n";
     let errored = "{\"version\":4,\"serial\":99,\"lineage\":\"x\"}";

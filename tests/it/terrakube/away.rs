@@ -159,7 +159,7 @@ async fn a_job_is_planned_and_applied_although_its_context_is_out_of_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_survives_a_redis_that_goes_and_comes_back_and_loses_no_line() {
+async fn a_run_survives_a_restart_of_redis_without_losing_a_line() {
     let keeping = RedisServer::with(Options::default().keeps()).unwrap();
     let platform = Platform::builder().redis(&format!("redis://{}", keeping.address()));
     let mut stage = Stage::of(Ground::Machine(machine()), platform, Some(keeping)).await;

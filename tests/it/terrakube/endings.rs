@@ -32,7 +32,7 @@ async fn a_run_whose_job_was_removed_is_stopped_and_dropped() {
 
 /// As in the platform's own Jobs, whose container logs are not shown.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_setting_of_redis_that_cannot_be_used_is_told_through_the_api() {
+async fn an_unusable_redis_setting_is_reported_through_the_api() {
     let native = Native::new(|_| async { Ok(()) });
     let platform = Platform::builder().native(native);
     let stage = Stage::of(Ground::Machine(machine()), platform, None).await;

@@ -10,7 +10,7 @@ use super::{Gate, Ground, Stage};
 use crate::machine;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lines_go_through_the_platform_where_executors_reach_no_redis() {
+async fn lines_are_sent_to_the_platforms_api_if_executors_cannot_reach_redis() {
     // The platform has a Redis, and what it runs does not know of it.
     let redis = test_peers::redis::RedisServer::start().unwrap();
     let platform = Platform::builder().redis(&format!("redis://{}", redis.address()));

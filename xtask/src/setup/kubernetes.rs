@@ -131,7 +131,7 @@ mod tests {
     use crate::terminal::command_line;
 
     #[test]
-    fn what_is_built_says_which_version_it_is() {
+    fn built_programs_contain_their_version() {
         let line = command_line(&build("kube-scheduler").command(Path::new("/new")));
         let stamp = format!("gitVersion=v{} ", version());
         assert!(line.contains(&stamp), "{line}");

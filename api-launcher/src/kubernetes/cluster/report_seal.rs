@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_executors_own_report_is_believed() {
+    fn the_executors_own_report_is_trusted() {
         let message = report().to_termination_message(Some(&key()));
         assert_eq!(believed(&message, Some(&key())), Some(report()));
         let of_nobody = FinalReport {
@@ -138,7 +138,7 @@ mod tests {
     #[case::another_end(|report: &mut FinalReport| report.author.as_mut().unwrap().exit_code = 0)]
     #[case::another_job(|report: &mut FinalReport| report.job_id = "413".into())]
     #[case::another_step(|report: &mut FinalReport| report.step_id = "other".into())]
-    fn a_sealed_report_of_somebody_else_is_not_believed(#[case] change: fn(&mut FinalReport)) {
+    fn a_report_that_another_run_sealed_is_not_trusted(#[case] change: fn(&mut FinalReport)) {
         let mut report = report();
         change(&mut report);
         let message = report.to_termination_message(Some(&key()));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_sealed_or_cannot_be_checked_is_not_believed() {
+    fn an_unsealed_or_unverifiable_report_is_not_trusted() {
         let other = ReportKey::parse(&"+/+/".repeat(12)).unwrap();
         let sealed = report().to_termination_message(Some(&key()));
         assert_eq!(
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn words_stay_as_they_are() {
+    fn a_termination_message_that_is_no_report_is_kept() {
         for words in ["", "Error: no such image", "panicked at {"] {
             let mut marked = pod(words);
             mark_unproven(&mut marked, Some(&key()));

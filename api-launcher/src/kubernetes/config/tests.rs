@@ -59,7 +59,7 @@ fn every_option_has_a_variable_and_the_line_is_consistent() {
 }
 
 #[test]
-fn nothing_said_gives_the_defaults_of_the_platform() {
+fn without_options_the_defaults_are_those_of_the_platform() {
     let deployment = resolve(&[]);
     assert_eq!(deployment, Deployment::default());
     assert_eq!(deployment.namespace, "terrakube");
@@ -104,7 +104,7 @@ fn lists_and_annotations_are_read_in_every_form() {
 }
 
 #[test]
-fn selectors_of_the_virtual_machine_give_way_to_the_plain_variable() {
+fn the_variable_overrides_node_selectors_in_java_options() {
     let java = "-Xmx1g -Dio.terrakube.executor.ephemeral.nodeSelector[kubernetes.io/os]=linux";
     let deployment = resolve(&["--java-tool-options", java]);
     assert_eq!(
@@ -149,7 +149,7 @@ fn one_grace_period_counts_for_all_unless_apply_has_its_own() {
 }
 
 #[test]
-fn where_records_are_kept_is_said_or_follows_from_what_the_launcher_reports_to() {
+fn the_place_of_records_is_configured_or_follows_from_the_platform() {
     let shared = resolve(&["--records", "Shared", "--backoff-limit", "1"]);
     assert_eq!(
         (shared.records, shared.backoff_limit),
@@ -266,7 +266,7 @@ fn broken_files_are_named_by_their_variable() {
 }
 
 #[test]
-fn settings_that_no_run_could_live_with_are_found_at_once() {
+fn settings_that_every_run_would_reject_are_found_at_start() {
     let (_folder, template) = file("spec: {hostNetwork: true, terminationGracePeriodSeconds: 5}\n");
     let errors = errors(&["--pod-template-file", &template]);
     assert_eq!(errors.len(), 2, "{errors:?}");

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_does_as_much_finds_it_gone() {
+    fn a_successful_probe_does_not_clear_the_failure_of_a_dispatch() {
         let metrics = Metrics::default().for_cluster();
         let barrier = Barrier::new(PATIENCE, metrics.clone());
         barrier.record_failure(CheckedBy::Dispatch, "no right to create Secrets");

@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_said_leaves_the_usual() {
+    fn without_options_the_defaults_apply() {
         let mut errors = Vec::new();
         let watching = KubernetesArgs::default().resolve_cluster(&mut errors);
         assert!(errors.is_empty());
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_counts() {
+    fn options_replace_the_defaults() {
         let mut errors = Vec::new();
         let args: KubernetesArgs = from_variables(&[
             (env::MAX_JOBS_IN_FLIGHT, "7"),
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn every_error_is_told_by_its_variable() {
+    fn every_error_names_its_variable() {
         let mut errors = Vec::new();
         let args: KubernetesArgs = from_variables(&[
             (env::MAX_JOBS_IN_FLIGHT, "-1"),

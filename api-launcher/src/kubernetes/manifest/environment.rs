@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_told_by_its_name_alone() {
+    fn variables_that_are_left_out_are_named_without_their_values() {
         let requested = [("TerrakubeRedisSSL".to_owned(), "hunter2".to_owned())].into();
         let (kept, lines) = of_container(requested, ExecutorKind::Stock, None);
         assert_eq!(kept.len(), 0);

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_suspected_by_what_its_kubelet_never_says() {
+    fn a_node_is_suspected_by_statuses_that_its_kubelet_never_sets() {
         assert!(is_unready("False", "True", Value::Null));
         assert!(is_unready("Unknown", "True", Value::Null));
         assert!(!is_unready("True", "True", Value::Null));

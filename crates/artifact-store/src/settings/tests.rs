@@ -44,7 +44,7 @@ fn the_local_store_needs_nothing() {
 }
 
 #[test]
-fn what_is_missing_or_wrong_is_told_at_once() {
+fn all_missing_and_wrong_settings_are_reported_at_once() {
     let told = errors(&[
         (env::STATE_TYPE, "AwsTerraformStateImpl"),
         (env::AWS_BUCKET, "no/bucket"),
@@ -79,7 +79,7 @@ fn what_is_missing_or_wrong_is_told_at_once() {
 }
 
 #[test]
-fn an_unknown_type_is_told_how_it_is_spelt() {
+fn the_error_of_an_unknown_type_has_the_correct_spelling() {
     let told = errors(&[(env::STATE_TYPE, "AwsTerraformState")]);
     assert!(told.contains("spelt `AwsTerraformStateImpl`"), "{told}");
     let told = errors(&[(env::STATE_TYPE, "GCP")]);

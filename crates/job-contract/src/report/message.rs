@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_budgets_together_leave_room_for_a_cause() {
+    fn the_smallest_budgets_together_leave_space_for_a_cause() {
         let least = encode(&huge().within(Budget::LEAST)).len();
         let left = MAX_TERMINATION_MESSAGE_BYTES.checked_sub(least + SEAL_BYTES);
         assert!(
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_whose_address_does_not_fit_is_left_out_and_that_is_said() {
+    fn a_plan_whose_address_does_not_fit_is_left_out_with_a_note() {
         let report = FinalReport {
             untold: Some(Untold {
                 ending: Ending::Changes,
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_says_so_and_the_cause_gets_what_room_there_is() {
+    fn cut_texts_are_marked_and_the_cause_gets_the_free_space() {
         let report = FinalReport {
             error: Some("\u{e9}\n".repeat(6000)),
             hint: Some("h".repeat(9000)),

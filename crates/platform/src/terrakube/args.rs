@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_wrong_is_told_at_once_and_no_secret_with_it() {
+    fn all_errors_are_reported_at_once_and_without_secrets() {
         let errors = resolve(&[
             (env::API_URL, "ftp://api"),
             (env::PUBLIC_API_URL, "https://me:hunter2@api.example.test"),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_secret_is_named() {
+    fn a_missing_secret_is_named() {
         let errors = resolve(&[(env::INTERNAL_SECRET, "")]).unwrap_err();
         assert!(
             errors[0].starts_with("`InternalSecret` is not set"),

@@ -104,7 +104,7 @@ flow:
     #[case("no base64")]
     #[case("Zmxvdzo=")]
     #[case("eyBbIDo=")]
-    fn a_template_that_cannot_be_read_says_nothing(#[case] tcl: &str) {
+    fn an_unreadable_template_shows_no_plan(#[case] tcl: &str) {
         let steps = [step(100, StepStatus::Completed)].into_iter();
         assert!(!was_planned(tcl, steps));
     }

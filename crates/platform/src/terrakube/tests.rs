@@ -73,7 +73,7 @@ async fn a_step_waits_until_its_dispatch_is_recorded() {
 #[case("approved", PLAN, StartPermission::NotDispatched(JobStatus::Approved))]
 #[case("pending", PLAN, StartPermission::NotDispatched(JobStatus::Pending))]
 #[tokio::test]
-async fn only_a_dispatched_job_runs_and_nobody_elses_is_touched(
+async fn only_a_dispatched_job_runs_and_no_other_job_is_changed(
     #[case] status: &str,
     #[case] step_type: &str,
     #[case] expected: StartPermission,
@@ -127,7 +127,7 @@ fn granted(status: &str) -> crate::StepView {
 }
 
 #[tokio::test]
-async fn a_start_is_told_of_job_and_step_with_nothing_but_what_changes() {
+async fn a_start_is_reported_for_job_and_step_with_changed_fields_only() {
     let api = Api::with_status("queue").await;
     let start = api
         .client()
@@ -157,7 +157,7 @@ async fn a_start_is_told_of_job_and_step_with_nothing_but_what_changes() {
 #[case("rejected", PLAN, Start::Over(JobStatus::Rejected), 0)]
 #[case("rejected", "approval", Start::Told, 1)]
 #[tokio::test]
-async fn a_job_that_ended_is_not_revived(
+async fn an_ended_job_is_not_set_to_running(
     #[case] status: &str,
     #[case] step_type: &str,
     #[case] expected: Start,
@@ -175,7 +175,7 @@ async fn a_job_that_ended_is_not_revived(
 
 /// Taken for a template of one step, a plan with changes would complete its job, and nothing would be applied.
 #[tokio::test]
-async fn a_job_whose_steps_are_not_told_is_read_again_and_never_taken_for_one_of_a_single_step() {
+async fn a_job_document_without_its_steps_is_read_again_and_is_no_job_of_one_step() {
     let api = Api::with_status("queue").await;
     let steps = api.edit(|job| std::mem::take(&mut job.steps));
     let (client, plan) = (api.client(), step("plan-id", PLAN));
@@ -223,7 +223,7 @@ async fn a_step_that_ended_is_not_run_again_and_its_job_is_left_alone(
 }
 
 #[tokio::test]
-async fn a_job_cancelled_while_the_api_was_away_is_not_revived() {
+async fn a_job_cancelled_while_the_api_was_unavailable_is_not_set_to_running() {
     let api = Api::with_status("queue").await;
     api.becomes(&["cancelled"]);
     api.refuse("PATCH", "/job/412", StatusCode::BAD_GATEWAY);
@@ -236,7 +236,7 @@ async fn a_job_cancelled_while_the_api_was_away_is_not_revived() {
 }
 
 #[tokio::test]
-async fn an_outcome_is_told_of_the_step_before_the_job() {
+async fn an_outcome_is_reported_for_the_step_before_the_job() {
     let api = Api::with_status("running").await;
     api.client()
         .report_outcome(&step("plan-id", PLAN), &planned(), &deadline())
@@ -265,7 +265,7 @@ async fn an_outcome_is_told_of_the_step_before_the_job() {
 #[case::never_read(None, Some(json!("")))]
 #[case::read_by_an_earlier_step(Some("abc"), None)]
 #[tokio::test]
-async fn a_job_whose_commit_nobody_knows_gets_an_empty_one(
+async fn a_job_without_a_known_commit_gets_an_empty_one(
     #[case] known: Option<&str>,
     #[case] told: Option<Value>,
 ) {
@@ -286,7 +286,7 @@ async fn a_job_whose_commit_nobody_knows_gets_an_empty_one(
 #[case(PlanReference::Keep, None)]
 #[case(PlanReference::Clear, Some(json!("")))]
 #[tokio::test]
-async fn a_plan_is_kept_or_cleared_as_the_outcome_says(
+async fn the_outcome_decides_whether_a_plan_is_kept_or_cleared(
     #[case] plan: PlanReference,
     #[case] expected: Option<Value>,
 ) {
@@ -315,7 +315,7 @@ async fn an_output_that_fits_no_more_is_left_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_plan_nobody_could_find_again_is_a_failure() {
+async fn a_plan_without_a_reference_is_a_failure() {
     let api = Api::with_status("running").await;
     let outcome = outcome(
         StepType::Plan,
@@ -368,7 +368,7 @@ async fn a_job_that_waits_for_its_dispatch_is_not_touched(#[case] status: &str) 
 }
 
 #[tokio::test]
-async fn a_failure_without_output_is_told_by_the_steps_name() {
+async fn a_failure_without_output_is_reported_in_the_name_of_the_step() {
     let api = Api::with_status("running").await;
     let outcome = Outcome {
         output: None,
@@ -407,7 +407,7 @@ async fn a_report_is_tried_until_the_platform_is_back() {
 #[case("queue")]
 #[case("waitingApproval")]
 #[tokio::test]
-async fn a_report_whose_answer_was_lost_is_not_told_again_over_the_next_step(
+async fn a_report_whose_response_was_lost_does_not_overwrite_the_next_step(
     #[case] now: &'static str,
 ) {
     let api = Api::with_status("running").await;
@@ -428,7 +428,7 @@ async fn a_report_whose_answer_was_lost_is_not_told_again_over_the_next_step(
 }
 
 #[tokio::test]
-async fn the_last_fault_is_told_when_patience_ends() {
+async fn the_last_failure_is_the_error_when_time_is_up() {
     let api = Api::with_status("running").await;
     for _ in 0..1000 {
         api.refuse("GET", "/job/412", StatusCode::BAD_GATEWAY);
@@ -452,7 +452,7 @@ async fn the_last_fault_is_told_when_patience_ends() {
 }
 
 #[tokio::test]
-async fn a_platform_asks_for_time_and_gets_it() {
+async fn a_retry_after_of_the_platform_is_respected() {
     let api = Api::with_status("running").await;
     api.fault("GET", "/job/412", Effect::RetryAfter(429, 30));
     let error = api
@@ -472,7 +472,7 @@ async fn a_platform_asks_for_time_and_gets_it() {
 #[case(StatusCode::FORBIDDEN, Exit::BadConfiguration, env::INTERNAL_SECRET)]
 #[case(StatusCode::NOT_FOUND, Exit::StepFailed, env::API_URL)]
 #[tokio::test]
-async fn what_waiting_cannot_mend_is_told_at_once_with_what_can(
+async fn permanent_failures_are_not_retried_and_have_a_hint(
     #[case] status: StatusCode,
     #[case] exit: Exit,
     #[case] hint: &str,
@@ -490,7 +490,7 @@ async fn what_waiting_cannot_mend_is_told_at_once_with_what_can(
 }
 
 #[tokio::test]
-async fn another_secret_is_refused_and_no_token_is_told() {
+async fn a_wrong_secret_is_refused_and_no_token_is_shown() {
     let api = Api::with_status("queue").await;
     let config = TerrakubeConfig {
         tokens: TokenSource::parse(&"QUJD".repeat(12)).unwrap(),
@@ -505,7 +505,7 @@ async fn another_secret_is_refused_and_no_token_is_told() {
 }
 
 #[tokio::test]
-async fn no_answer_leads_a_token_elsewhere() {
+async fn no_redirect_sends_a_token_to_another_host() {
     let (api, other) = (
         Api::with_status("queue").await,
         Api::with_status("queue").await,
@@ -571,7 +571,7 @@ async fn a_platform_that_is_not_there_is_named() {
 }
 
 #[tokio::test]
-async fn what_is_no_document_of_the_platform_is_told() {
+async fn a_response_that_is_no_document_of_the_platform_is_an_error() {
     let api = Api::with_status("queue").await;
     api.fault("GET", "/job/412", Effect::Status(200));
     let error = api
@@ -641,10 +641,7 @@ async fn merges_of_one_run_do_not_overtake_one_another() {
 #[case(StatusCode::CONFLICT, true)]
 #[case(StatusCode::BAD_REQUEST, false)]
 #[tokio::test]
-async fn a_context_nobody_looks_at_any_more_is_no_fault(
-    #[case] status: StatusCode,
-    #[case] tolerated: bool,
-) {
+async fn a_removed_context_is_no_error(#[case] status: StatusCode, #[case] tolerated: bool) {
     let (api, plan) = (Api::with_status("failed").await, step("plan-id", PLAN));
     api.refuse("POST", CONTEXT, status);
     let patch = json!({"k": 1});
@@ -656,7 +653,7 @@ async fn a_context_nobody_looks_at_any_more_is_no_fault(
 }
 
 #[tokio::test]
-async fn a_state_is_recorded_with_what_it_says_of_itself() {
+async fn a_state_is_recorded_with_its_own_serial_and_lineage() {
     let api = Api::with_status("running").await;
     let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
     let history = History {
@@ -723,7 +720,9 @@ async fn a_state_whose_record_was_not_answered_is_on_record_once() {
 #[case::refused(StatusCode::FORBIDDEN)]
 #[case::not_understood(StatusCode::BAD_REQUEST)]
 #[tokio::test]
-async fn a_platform_that_does_not_show_its_records_is_told_again(#[case] answer: StatusCode) {
+async fn a_state_is_recorded_again_if_the_platform_does_not_show_its_records(
+    #[case] answer: StatusCode,
+) {
     let api = Api::with_status("running").await;
     let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
     api.refuse("POST", "/history", StatusCode::SERVICE_UNAVAILABLE);
@@ -757,7 +756,7 @@ async fn records_name_artifacts_by_the_public_address() {
     Some("https://host/content.tar.gz")
 )]
 #[tokio::test]
-async fn the_content_of_a_run_is_where_its_job_says(
+async fn the_content_of_a_run_is_at_the_address_in_its_job(
     #[case] said: Option<&str>,
     #[case] expected: Option<&str>,
 ) {
@@ -771,7 +770,7 @@ async fn the_content_of_a_run_is_where_its_job_says(
 #[case("cancelled")]
 #[case("failed")]
 #[tokio::test]
-async fn a_cancellation_is_heard(#[case] status: &'static str) {
+async fn a_cancellation_is_noticed(#[case] status: &'static str) {
     let api = Api::with_status("running").await;
     api.becomes(&["running", "running", status]);
     api.refuse("GET", "/job/412", StatusCode::NOT_FOUND);
@@ -935,7 +934,7 @@ fn claimant(n: u32) -> Holder {
 
 /// As after an executor that took the step while Redis was away, and died before it could say that it runs.
 #[tokio::test]
-async fn a_step_that_was_claimed_without_redis_is_not_granted_by_the_redis_that_came_back() {
+async fn a_step_claimed_without_redis_is_not_granted_once_redis_is_available() {
     let (api, mut server) = (
         Api::with_status("queue").await,
         RedisServer::start().unwrap(),
@@ -997,7 +996,7 @@ async fn a_claim_that_is_not_certain_is_none_and_what_may_be_repeated_needs_none
 }
 
 #[tokio::test]
-async fn a_look_that_took_long_is_repeated_before_anything_is_written() {
+async fn a_slow_read_is_repeated_before_anything_is_written() {
     let api = Api::with_status("queue").await;
     let late = Effect::Slow(Duration::from_millis(700));
     api.fault("GET", CONTEXT, late);
@@ -1015,7 +1014,7 @@ async fn a_look_that_took_long_is_repeated_before_anything_is_written() {
 #[case(json!({"pod": "pod-1", "uid": "1", "since": "now"}), claimant(1))]
 #[case(json!("in a form of later days"), Holder::unknown())]
 #[tokio::test]
-async fn anothers_note_is_left_as_it_is(#[case] note: Value, #[case] expected: Holder) {
+async fn the_note_of_another_run_is_not_changed(#[case] note: Value, #[case] expected: Holder) {
     let api = Api::with_status("queue").await;
     let context = json!({"mayflyClaims": {"apply-id": note}, "own": 1});
     api.set_context(Some(context.clone()));

@@ -26,7 +26,7 @@ fn the_key_is_the_one_the_platform_looks_for() {
 }
 
 #[tokio::test]
-async fn a_heartbeat_is_there_at_once_and_gone_at_the_end() {
+async fn a_heartbeat_exists_from_the_start_to_the_end() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
     let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
@@ -40,7 +40,7 @@ async fn a_heartbeat_is_there_at_once_and_gone_at_the_end() {
 }
 
 #[tokio::test]
-async fn a_heartbeat_that_is_dropped_is_gone_too() {
+async fn a_dropped_heartbeat_is_removed() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
     let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
@@ -63,7 +63,7 @@ async fn a_key_that_is_lost_is_written_again() {
 }
 
 #[tokio::test]
-async fn redis_may_come_later() {
+async fn a_heartbeat_is_written_once_redis_is_available() {
     let mut server = RedisServer::start().unwrap();
     server.kill();
     let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
@@ -74,7 +74,7 @@ async fn redis_may_come_later() {
 }
 
 #[tokio::test]
-async fn a_redis_that_says_nothing_delays_the_end_by_two_seconds_at_most() {
+async fn a_redis_that_does_not_respond_delays_the_end_by_two_seconds_at_most() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
     let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
@@ -101,7 +101,7 @@ async fn a_run_that_leaves_its_runtime_no_time_has_a_heartbeat_still() {
 }
 
 #[tokio::test]
-async fn many_jobs_have_one_thread_and_come_and_go() {
+async fn heartbeats_of_many_jobs_share_one_thread() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
     let heartbeats = Heartbeats::start(&redis_at(&server)).unwrap();
@@ -127,7 +127,7 @@ async fn many_jobs_have_one_thread_and_come_and_go() {
 }
 
 #[tokio::test]
-async fn orders_do_not_wait_for_a_redis_that_is_away() {
+async fn orders_do_not_wait_for_an_unavailable_redis() {
     let mut server = RedisServer::start().unwrap();
     let settings = RedisArgs {
         redis_timeout: Some("500".into()),
@@ -165,7 +165,7 @@ fn written(client: &mut redis::Connection) -> Option<String> {
 const MINUTE: Duration = Duration::from_mins(1);
 
 #[tokio::test]
-async fn a_launcher_beats_until_the_executor_does_and_not_again_when_that_stops() {
+async fn a_launcher_sends_heartbeats_only_until_the_executor_does() {
     let server = RedisServer::start().unwrap();
     let (mut client, redis) = (server.connect().unwrap(), redis_at(&server));
     let launchers = Heartbeats::start(&redis).unwrap();
@@ -208,7 +208,7 @@ async fn a_launcher_beats_until_the_executor_does_and_not_again_when_that_stops(
 }
 
 #[tokio::test]
-async fn an_executor_that_never_beats_is_beaten_for_while_it_has_time_to_begin() {
+async fn a_launcher_sends_heartbeats_for_an_executor_that_may_still_start() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
     let launchers = Heartbeats::start(&redis_at(&server)).unwrap();

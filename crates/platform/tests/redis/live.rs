@@ -97,7 +97,7 @@ async fn a_redis_that_is_away_costs_the_limit_at_most_and_nothing_before() {
 }
 
 #[tokio::test]
-async fn a_redis_that_comes_back_gets_the_latest() {
+async fn a_redis_that_is_available_again_gets_the_latest_picture() {
     let mut server = RedisServer::start().unwrap();
     server.kill();
     let live = LiveStream::start(redis_at(&server), "412", STEP);

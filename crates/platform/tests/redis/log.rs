@@ -233,7 +233,7 @@ async fn remarks_of_others_are_not_taken_for_lines_whose_answer_was_lost() {
 }
 
 #[tokio::test]
-async fn a_redis_that_never_comes_costs_the_deadline_and_no_line_on_disk() {
+async fn a_redis_that_stays_unavailable_costs_the_deadline_and_no_line_on_disk() {
     let mut server = RedisServer::start().unwrap();
     server.kill();
     let folder = TempDir::new().unwrap();

@@ -134,7 +134,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn no_shape_of_a_secret_comes_out_however_it_is_written(
+    fn no_shape_of_a_secret_is_printed_however_it_is_written(
         secret in "[!-~\u{e4}\u{20ac}][ -~\u{e4}\u{20ac}]{6,40}[!-~]",
         which in any::<prop::sample::Index>(),
         around in proptest::collection::vec("[\u{3b1}-\u{3c9} ]{0,30}", 2..5),
@@ -155,7 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn a_secret_in_encoded_text_does_not_come_out_wherever_its_lines_are_broken(
+    fn a_secret_in_encoded_text_is_not_printed_wherever_its_lines_are_broken(
         secret in "[!-~][ -~]{8,60}[!-~]",
         before in proptest::collection::vec(any::<u8>(), 0..100),
         after in proptest::collection::vec(any::<u8>(), 0..60),
@@ -176,7 +176,7 @@ proptest! {
 
     /// Also where a part of it is shorter than what is masked before the rest is known.
     #[test]
-    fn a_secret_in_encoded_text_does_not_come_out_in_lines_of_any_width(
+    fn a_secret_in_encoded_text_is_not_printed_in_lines_of_any_width(
         secret in "[!-~][ -~]{8,60}[!-~]",
         hexadecimal in any::<bool>(),
         width in 1usize..40,
@@ -194,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn no_line_of_a_key_comes_out_whatever_stands_before_it(
+    fn no_line_of_a_key_is_printed_whatever_precedes_it(
         lines in proptest::collection::vec("[A-Za-z0-9+/]{24,64}", 2..8),
         ending in select(vec!["\n", "\r\n"]),
         prefix in select(vec!["", "    ", "\u{2502}   ", "\u{2577} ", "  + ", "> "]),

@@ -109,7 +109,7 @@ fn an_exact_prerelease_accepts_only_itself() {
 #[case("latest", "0.0.0", "9.0.0")]
 #[case("", "0.0.0", "9.0.0")]
 #[case("  ", "0.0.0", "9.0.0")]
-fn a_range_accepts_what_the_contract_says(
+fn a_range_accepts_the_versions_of_the_contract(
     #[case] range: &str,
     #[case] from: &str,
     #[case] below: &str,

@@ -236,7 +236,7 @@ fn nothing_is_written_through_a_link() {
 
 // Read as text, the last link stays inside; followed, it would not.
 #[test]
-fn a_chain_of_links_does_not_add_up_to_a_way_out() {
+fn a_chain_of_links_does_not_lead_out_of_the_folder() {
     let sandbox = Sandbox::new();
     let entries = [
         raw(EntryType::Directory, "a/b", ""),
@@ -427,7 +427,7 @@ fn damage_and_other_formats_are_named() {
 }
 
 #[test]
-fn unpacking_stops_when_it_is_told_to() {
+fn unpacking_stops_on_a_stop_order() {
     let sandbox = Sandbox::new();
     let stopped = unpack(
         &gzip(&tar(&[file("a", "x")]))[..],

@@ -304,13 +304,16 @@ mod tests {
     #[case("fatal: transport 'ext' not allowed", GitFailure::BadAddress)]
     #[case("fatal: write error: No space left on device", GitFailure::DiskFull)]
     #[case("fatal: something new", GitFailure::Other)]
-    fn stderr_is_told_apart(#[case] stderr: &str, #[case] expected: GitFailure) {
+    fn failures_are_recognized_in_standard_error(
+        #[case] stderr: &str,
+        #[case] expected: GitFailure,
+    ) {
         assert_eq!(GitFailure::classify(stderr), expected);
         assert_eq!(expected.hint().is_none(), expected == GitFailure::Other);
     }
 
     #[test]
-    fn the_line_shown_says_what_happened_and_no_secret() {
+    fn the_line_shown_names_the_failure_and_no_secret() {
         let stderr = "Cloning into 'x'...\nfatal: Authentication failed for 'https://u:hunter2@h/x/?t=hunter3'\n\
                       fatal: Could not read from remote repository.\n\nPlease make sure you have the correct \
                       access rights\nand the repository exists.\n";

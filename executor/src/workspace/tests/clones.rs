@@ -160,7 +160,7 @@ async fn a_missing_branch_is_named() {
 }
 
 #[tokio::test]
-async fn a_missing_repository_is_told_from_an_unreachable_server() {
+async fn a_missing_repository_differs_from_an_unreachable_server() {
     let repository = Repository::new();
     let server = git_http::serve(repository.served(), GitHttpOptions::default()).unwrap();
     let bench = Bench::new();
@@ -190,7 +190,7 @@ async fn a_busy_server_is_worth_another_start() {
 }
 
 #[tokio::test]
-async fn a_missing_git_is_said_in_so_many_words() {
+async fn a_missing_git_is_named_in_the_error() {
     let repository = Repository::new();
     let mut bench = Bench::new();
     bench.config.path = "/nowhere".into();
@@ -242,7 +242,9 @@ async fn the_commit_is_not_noted_through_a_link_of_the_repository() {
 #[case(false)]
 #[case(true)]
 #[tokio::test]
-async fn submodules_come_along_even_where_commits_are_not_given_out(#[case] old_protocol: bool) {
+async fn submodules_are_fetched_from_servers_that_refuse_single_commits(
+    #[case] old_protocol: bool,
+) {
     let inner = Repository::new();
     let outer = Repository::new();
     fs::rename(inner.bare(), outer.served().join("inner.git")).unwrap();

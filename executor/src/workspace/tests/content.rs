@@ -95,7 +95,7 @@ async fn a_local_tarball_is_unpacked_and_has_no_commit() {
 }
 
 #[tokio::test]
-async fn the_token_goes_to_the_platform_and_to_nobody_it_redirects_to() {
+async fn the_token_is_sent_to_the_platform_and_not_to_redirect_targets() {
     let elsewhere = Server::start(|_| Response::new(200, tarball())).unwrap();
     let target = format!("{}/blob?sig=1", elsewhere.url());
     let platform =
@@ -142,7 +142,7 @@ fn scheme_host_and_port_decide_who_sees_the_token() {
 #[case(404, ErrorKind::User, 1)]
 #[case(503, ErrorKind::Infrastructure, 3)]
 #[tokio::test]
-async fn answers_that_are_no_content_are_told_apart(
+async fn responses_without_content_have_errors_of_their_own(
     #[case] status: u16,
     #[case] kind: ErrorKind,
     #[case] attempts: usize,
@@ -236,7 +236,7 @@ async fn endless_redirects_and_other_schemes_end() {
 #[case("/nowhere/at/all.tar.gz")]
 #[case("/dev/zero")]
 #[tokio::test]
-async fn unusable_addresses_of_content_are_the_users_to_mend(#[case] source: &str) {
+async fn unusable_addresses_of_content_are_user_errors(#[case] source: &str) {
     let error = Bench::new()
         .prepare(&content_job(source))
         .await

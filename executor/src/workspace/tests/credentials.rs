@@ -123,7 +123,7 @@ async fn refused_credentials_are_named_and_not_shown() {
 }
 
 #[tokio::test]
-async fn what_a_server_says_is_shown_without_the_token() {
+async fn the_message_of_a_server_is_shown_without_the_token() {
     let server = Server::start(|request| match request.basic_auth() {
         None => Response::new(401, "").with_header("WWW-Authenticate", "Basic realm=\"x\""),
         Some(sent) => Response::new(403, format!("no entry for {sent}"))
@@ -264,7 +264,7 @@ async fn init_reaches_modules_with_the_clone_key_or_the_module_key() {
 }
 
 #[tokio::test]
-async fn host_keys_are_checked_when_a_file_says_so() {
+async fn host_keys_are_checked_against_a_configured_file() {
     let server = Sshd::start().unwrap();
     let repository = Repository::new();
     let job = ssh_job(&server, &repository);
@@ -406,7 +406,7 @@ mod azure {
     }
 
     #[tokio::test]
-    async fn managed_identities_are_asked_where_the_environment_says() {
+    async fn managed_identities_are_requested_from_the_configured_endpoint() {
         let hosted = Server::start(|_| Response::new(200, ANSWER)).unwrap();
         prepare_with(&[
             ("IDENTITY_ENDPOINT", &format!("{}/msi/token", hosted.url())),

@@ -85,7 +85,7 @@ fn values_and_schema_have_the_same_keys() {
 }
 
 #[test]
-fn a_key_nobody_reads_is_refused_wherever_it_stands() {
+fn an_unknown_key_is_refused_at_every_level() {
     for path in maps() {
         // A parent chart shares it with all its charts.
         if path == "/global" {

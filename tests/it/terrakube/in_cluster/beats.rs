@@ -186,7 +186,7 @@ async fn a_launcher_that_has_lost_the_lease_keeps_no_run_alive() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_that_waits_is_kept_alive_while_the_api_server_is_away_from_everybody() {
+async fn a_waiting_run_has_a_heartbeat_while_the_api_server_is_unreachable() {
     let (stage, gate, launcher, job) = or_skip!(Stage::waiting().await);
     let faults = stage.place().cluster.faults();
     faults.next_of(LAUNCHER, usize::MAX, "*", "*", ClusterFault::Unavailable);
@@ -218,7 +218,7 @@ async fn a_run_at_work_outlives_the_launcher_that_started_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_launcher_does_not_beat_beside_an_executor() {
+async fn a_launcher_sends_no_heartbeat_beside_an_executor() {
     let (stage, gate, _launcher, job) = or_skip!(Stage::at_work(GRACE).await);
     stage.until_beaten_by_its_executor(job).await;
     gate.open().await;
@@ -227,7 +227,7 @@ async fn a_launcher_does_not_beat_beside_an_executor() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_whose_node_dies_is_lost_in_a_minute_and_no_other_pod_begins_it_again() {
+async fn a_run_on_a_dead_node_is_lost_in_a_minute_and_no_other_pod_starts_it() {
     // It is the launcher that ends it, before the platform would.
     let (stage, _gate, _launcher, job) = or_skip!(Stage::at_work(Duration::from_hours(1)).await);
     stage.until_sign(job, Sign::Executor).await;
@@ -263,7 +263,7 @@ async fn a_run_whose_node_dies_is_lost_in_a_minute_and_no_other_pod_begins_it_ag
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_approval_outlives_launchers_that_die_before_any_of_them_can_watch() {
+async fn an_approval_survives_launchers_that_crash_before_they_watch() {
     let stage = or_skip!(Stage::in_cluster().await);
     let platform = &stage.platform;
     let first = stage.serve();

@@ -60,7 +60,7 @@ async fn a_run_the_launcher_has_no_right_to_start_is_accepted_and_fails_with_the
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_no_node_takes_fails_the_step_with_the_words_of_the_scheduler() {
+async fn an_unschedulable_pod_fails_the_step_with_the_schedulers_message() {
     let stage = or_skip!(Stage::in_cluster().await);
     let _launcher = stage.serve_with(&[(env::UNSCHEDULABLE_SECONDS, "2")]);
     let repository = Repository::fixture();
@@ -89,7 +89,7 @@ async fn a_pod_that_is_killed_for_its_memory_fails_the_step_and_is_not_replaced(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_says_nothing_until_its_deadline_fails_the_step_with_its_length() {
+async fn a_job_without_a_report_at_its_deadline_fails_the_step_with_the_deadlines_length() {
     let stage = or_skip!(Stage::in_cluster().await);
     stage.place().image_that_first("exec sleep 600");
     let _launcher = stage.serve_with(&[
@@ -146,7 +146,7 @@ impl Stage {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_apply_whose_executor_gave_up_telling_of_it_is_told_as_done_by_the_launcher() {
+async fn the_launcher_reports_an_apply_whose_executor_could_not() {
     let stage = or_skip!(Stage::in_cluster().await);
     let patience = format!("export {}=1\n", env::REPORT_PATIENCE_SECONDS);
     let words = quick() + &patience;

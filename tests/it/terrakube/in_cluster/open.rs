@@ -13,7 +13,7 @@ use crate::terrakube::{Ground, Stage};
 const OPEN: Duration = Duration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_said_of_a_step_with_nothing_to_run_before_its_dispatch_is_answered() {
+async fn a_step_with_nothing_to_run_is_not_reported_before_the_response_to_its_dispatch() {
     let ground = Ground::Cluster(Box::new(or_skip!(Place::new().await)));
     let stage = Stage::on(ground, Platform::builder().answer_within(OPEN)).await;
     let _launcher = stage.serve();

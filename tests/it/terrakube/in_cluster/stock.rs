@@ -150,7 +150,7 @@ async fn an_outcome_that_was_reported_looks_like_success_to_a_job_that_would_rep
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_is_told_to_end_publishes_its_state_and_reports_before_it_does() {
+async fn a_pod_that_gets_sigterm_publishes_its_state_and_reports_before_it_ends() {
     let stage = native(or_skip!(Place::new().await)).await;
     let gate = Gate::new(stage.machine());
     let job = stage.start(gate.module(), Flow::only("terraformApply"));

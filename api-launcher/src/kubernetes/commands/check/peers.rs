@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_platform_that_does_not_answer_comes_with_a_fix_and_without_its_login() {
+    async fn a_platform_that_does_not_answer_gets_a_fix_without_its_credentials() {
         for url in ["http://user:hunter2@127.0.0.1:9", "nonsense"] {
             let result = asked(url).await;
             assert_eq!(result.outcome, CheckOutcome::Failed, "{result:?}");
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_redis_that_lets_us_in_is_there_and_another_comes_with_a_fix() {
+    async fn a_redis_that_accepts_the_login_passes_and_another_gets_a_fix() {
         let server = RedisServer::with(Options::default().password("hunter2")).unwrap();
         let result = redis_at(server.port(), "hunter2").await;
         assert_eq!(result.outcome, CheckOutcome::Ok, "{result:?}");
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_configured_is_not_asked() {
+    async fn what_is_not_configured_is_not_checked() {
         assert_eq!(check(&PeerArgs::default()).await, []);
     }
 }

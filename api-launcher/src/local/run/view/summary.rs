@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_planned_run_says_what_comes_next() {
+    fn a_planned_run_shows_the_next_command() {
         let mut summary = Summary::default();
         step(&mut summary, StepType::Plan, Some(counted(0, 0, 3)));
         summary.note(&Event::RunFinished(RunSummary {

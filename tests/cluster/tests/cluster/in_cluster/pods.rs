@@ -200,7 +200,7 @@ async fn an_exit_code_named_by_the_failure_policy_ends_the_job_at_once() {
 }
 
 #[tokio::test]
-async fn what_a_pod_waits_for_is_said() {
+async fn the_reason_why_a_pod_waits_is_in_its_status() {
     let Some(bench) = Bench::new().await else {
         return;
     };
