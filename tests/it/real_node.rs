@@ -26,6 +26,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use test_chart::programs::{helm_with, output};
+use test_chart::values::merge;
 use test_node::network::LOOPBACK_ADDRESS;
 use test_node::{Folder, REGISTRY, TAG};
 use test_peers::git_http::{self, GitHttpOptions};
@@ -168,13 +169,13 @@ struct Stage {
 impl Stage {
     /// Installs the chart with values over the usual ones. `None` where there is no node.
     async fn with(over: Value) -> Option<Self> {
-        Self::at(Place::new(false).await?, over).await
+        Some(Self::at(Place::new(false).await?, over).await)
     }
 
-    async fn at(place: Place, over: Value) -> Option<Self> {
+    async fn at(place: Place, over: Value) -> Self {
         let stage = Self::prepare(place, over).await;
         stage.install().await;
-        Some(stage)
+        stage
     }
 
     async fn prepare(place: Place, over: Value) -> Self {
@@ -363,16 +364,4 @@ fn provisioned(words: &str) -> Repository {
     Repository::module(&format!(
         "resource \"terraform_data\" \"a\" {{\n  provisioner \"local-exec\" {{\n    command = {words:?}\n  }}\n}}\n"
     ))
-}
-
-/// Values over values, as Helm lays them.
-fn merge(values: &mut Value, over: Value) {
-    match (values, over) {
-        (Value::Object(values), Value::Object(over)) => {
-            for (key, value) in over {
-                merge(values.entry(key).or_insert(Value::Null), value);
-            }
-        }
-        (values, over) => *values = over,
-    }
 }

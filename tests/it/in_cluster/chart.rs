@@ -25,6 +25,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use test_chart::programs::{helm_with, output, told};
+use test_chart::values::merge;
 use test_chart::{Document, Release, values_files};
 use test_cluster::{ADMIN, Cluster, State};
 use test_peers::port::Port;
@@ -394,18 +395,6 @@ impl Installed {
         let log = self.log(&name, container).await;
         assert_eq!(phase, "Succeeded", "{name}: {log}");
         log
-    }
-}
-
-/// Values over values, as Helm lays them.
-fn merge(values: &mut Value, over: Value) {
-    match (values, over) {
-        (Value::Object(values), Value::Object(over)) => {
-            for (key, value) in over {
-                merge(values.entry(key).or_insert(Value::Null), value);
-            }
-        }
-        (values, over) => *values = over,
     }
 }
 

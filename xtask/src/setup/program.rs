@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use sha2::Digest;
+use sha2::{Digest, Sha256};
 
 use crate::terminal::{complain, run_stage, say};
 use crate::workspace_root;
@@ -49,6 +49,17 @@ pub(super) struct GoBuild<'s> {
     pub(super) package: String,
     /// Variables of the program and their values, such as its version.
     pub(super) stamps: Vec<(String, String)>,
+}
+
+/// An archive of a release, which holds a program.
+pub(super) struct Release<'s> {
+    /// Where its files are published.
+    pub(super) address: &'s str,
+    pub(super) archive: &'s str,
+    /// The file with the SHA-256 digests of all archives.
+    pub(super) digests: &'s str,
+    /// The program's name in the archive.
+    pub(super) member: &'s str,
 }
 
 /// A folder of the user's cache.
@@ -112,6 +123,24 @@ pub(super) fn keep(kept: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Resul
     make(&program)?;
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
     fs::rename(program, kept).with_context(|| format!("could not write `{}`", kept.display()))
+}
+
+impl Release<'_> {
+    /// Unpacks the program from the archive, whose digest must be the published one.
+    pub(super) fn download(&self, program: &Path) -> Result<()> {
+        let folder = program.parent().context("a program is in a folder")?;
+        let (archive, digests) = (folder.join(self.archive), folder.join(self.digests));
+        fetch(&format!("{}/{}", self.address, self.digests), &digests)?;
+        fetch(&format!("{}/{}", self.address, self.archive), &archive)?;
+        let digests = fs::read_to_string(digests)?;
+        let mut lines = digests.lines();
+        let line = lines.find(|line| line.ends_with(self.archive));
+        check::<Sha256>(&archive, line.unwrap_or_default())?;
+        let mut tar = Command::new("tar");
+        tar.arg("-xzf").arg(&archive).arg("-C").arg(folder);
+        run_stage("unpacking", tar.arg(self.member))?;
+        Ok(fs::rename(folder.join(self.member), program)?)
+    }
 }
 
 impl GoBuild<'_> {
@@ -190,6 +219,36 @@ mod tests {
         fs::write(&file, b"abd").unwrap();
         let error = check::<Sha512>(&file, digest).unwrap_err().to_string();
         assert!(error.contains(digest), "{error}");
+    }
+
+    #[test]
+    fn a_release_is_unpacked_only_with_its_published_digest() {
+        let published = tempfile::tempdir().unwrap();
+        let bash = |script: &str| {
+            let mut command = Command::new("bash");
+            command.args(["-ec", script]).current_dir(&published);
+            assert!(command.status().unwrap().success());
+        };
+        bash(
+            "echo program > member; tar -czf archive.tgz member; mkdir _dist; cp archive.tgz _dist",
+        );
+        // Projects publish digests of text files and of binary ones in a folder.
+        for digests in ["sha256sum archive.tgz", "sha256sum -b _dist/*"] {
+            bash(&format!("{digests} > digests"));
+            let folder = tempfile::tempdir().unwrap();
+            let program = folder.path().join("program");
+            let release = Release {
+                address: &format!("file://{}", published.path().display()),
+                archive: "archive.tgz",
+                digests: "digests",
+                member: "member",
+            };
+            release.download(&program).unwrap();
+            assert_eq!(fs::read_to_string(&program).unwrap(), "program\n");
+            bash("echo '0  archive.tgz' > digests");
+            let error = release.download(&program).unwrap_err();
+            assert!(error.to_string().contains("was published"), "{error}");
+        }
     }
 
     #[test]
