@@ -159,21 +159,23 @@ impl DeploymentArgs {
     }
 
     fn resolve_files(&self, deployment: &mut Deployment, found: &mut ErrorList) {
-        if let Some(text) = read_file(found, env::POLICY_FILE, &self.policy_file) {
+        let name = self.policy_file.name(env::POLICY_FILE);
+        if let Some(text) = read_file(found, name, &self.policy_file) {
             let policy = serde_saphyr::from_str::<Option<Policy>>(&text).map_err(|error| {
                 let error = error.to_string();
                 format!("is no policy: {}", error.lines().next().unwrap_or_default())
             });
-            if let Some(policy) = found.keep(env::POLICY_FILE, policy) {
+            if let Some(policy) = found.keep(name, policy) {
                 deployment.policy = policy.unwrap_or_default();
             }
         }
-        if let Some(text) = read_file(found, env::POD_TEMPLATE_FILE, &self.pod_template_file) {
+        let name = self.pod_template_file.name(env::POD_TEMPLATE_FILE);
+        if let Some(text) = read_file(found, name, &self.pod_template_file) {
             match Overlay::parse(&text) {
                 Ok(overlay) => deployment.overlay = Some(overlay),
                 Err(errors) => {
                     for error in errors {
-                        found.add(env::POD_TEMPLATE_FILE, error.to_string());
+                        found.add(name, error.to_string());
                     }
                 }
             }

@@ -48,25 +48,30 @@ impl fmt::Display for SettingError {
 /// empty values for what is not set. So does `${NAME}` for the variable `NAME`, which stock deployments leave (contract
 /// 10.1).
 #[derive(Clone, Debug)]
-pub struct Setting<T>(Result<Option<T>, SettingError>);
+pub struct Setting<T> {
+    /// Its variable, or the flag that set it. Empty if a program made it for itself.
+    name: String,
+    value: Result<Option<T>, String>,
+}
 
 impl<T: SettingValue> Setting<T> {
     fn parse(name: String, variable: &OsStr, text: &OsStr) -> Self {
         let Some(text) = text.to_str() else {
-            return Self(Err(SettingError::new(
-                name,
-                "is not UTF-8 text, as every setting must be",
-            )));
+            let value = Err("is not UTF-8 text, as every setting must be".to_owned());
+            return Self { name, value };
         };
         let text = text.trim();
         let placeholder = text
             .strip_prefix("${")
             .and_then(|rest| rest.strip_suffix('}'));
         if text.is_empty() || placeholder.is_some_and(|inner| *inner == *variable) {
-            return Self(Ok(None));
+            return Self {
+                name,
+                value: Ok(None),
+            };
         }
-        let value = T::parse(text).map_err(|error| SettingError::new(name, error));
-        Self(value.map(Some))
+        let value = T::parse(text).map(Some);
+        Self { name, value }
     }
 }
 
@@ -91,6 +96,9 @@ pub trait ReadSetting<T> {
     /// The value of a setting that must be set. `variable` names it if it is not.
     fn require(&self, variable: &'static str, errors: &mut Vec<SettingError>) -> Option<T>;
 
+    /// The name for errors: the flag that set it, else the variable.
+    fn name<'a>(&'a self, variable: &'a str) -> &'a str;
+
     /// The value, where another place reports the error.
     fn get(&self) -> Option<&T>;
 
@@ -100,10 +108,11 @@ pub trait ReadSetting<T> {
 
 impl<T: Clone> ReadSetting<T> for Option<Setting<T>> {
     fn read(&self, errors: &mut Vec<SettingError>) -> Option<T> {
-        match &self.as_ref()?.0 {
+        let setting = self.as_ref()?;
+        match &setting.value {
             Ok(value) => value.clone(),
-            Err(error) => {
-                errors.push(error.clone());
+            Err(text) => {
+                errors.push(SettingError::new(&setting.name, text));
                 None
             }
         }
@@ -116,13 +125,18 @@ impl<T: Clone> ReadSetting<T> for Option<Setting<T>> {
         self.read(errors)
     }
 
+    fn name<'a>(&'a self, variable: &'a str) -> &'a str {
+        let name = self.as_ref().map(|setting| setting.name.as_str());
+        name.filter(|name| !name.is_empty()).unwrap_or(variable)
+    }
+
     fn get(&self) -> Option<&T> {
-        self.as_ref()?.0.as_ref().ok()?.as_ref()
+        self.as_ref()?.value.as_ref().ok()?.as_ref()
     }
 
     fn is_set(&self) -> bool {
         self.as_ref()
-            .is_some_and(|setting| !matches!(setting.0, Ok(None)))
+            .is_some_and(|setting| !matches!(setting.value, Ok(None)))
     }
 }
 

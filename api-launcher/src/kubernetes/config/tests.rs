@@ -1,10 +1,11 @@
-//! Settings as an operator makes them: by flag here, since tests share one environment.
+//! Settings as an operator makes them: by flag here where the name does not matter, since tests share one environment.
 
 use std::path::Path;
 
 use clap::{CommandFactory as _, Parser};
 use job_contract::Records;
 use rstest::rstest;
+use runtime::setting::from_variables;
 
 use super::*;
 
@@ -188,11 +189,9 @@ fn a_wrong_value_is_named_by_its_flag(#[case] flags: &[&str]) {
     assert!(errors[0].starts_with(&name), "{errors:?}");
 }
 
-/// Texts, files that cannot be read, and values that do not fit others.
+/// Texts, and values that do not fit others.
 #[rstest]
 #[case(&["--work-size-limit", "10"], env::WORK_SIZE_LIMIT)]
-#[case(&["--policy-file", "/does/not/exist"], env::POLICY_FILE)]
-#[case(&["--pod-template-file", "/does/not/exist"], env::POD_TEMPLATE_FILE)]
 #[case(&["--image-pull-secrets", "a,B"], env::IMAGE_PULL_SECRETS)]
 #[case(&["--env-secrets", "_"], env::ENV_SECRETS)]
 #[case(&["--env-config-maps", "a/b"], env::ENV_CONFIG_MAPS)]
@@ -257,12 +256,34 @@ fn policy_and_template_come_from_files() {
     );
 }
 
-#[test]
-fn broken_files_are_named_by_their_variable() {
-    let (_folder, policy) = file("serviceAcounts: []\n");
-    let (_other, template) = file("spec: {nodeSelektor: {}, restartPolicy: Always}\n");
-    let errors = errors(&["--policy-file", &policy, "--pod-template-file", &template]);
-    assert_eq!(errors.len(), 3, "{errors:?}");
+/// Missing, and with errors in them.
+#[rstest]
+#[case("--policy-file", env::POLICY_FILE, "serviceAcounts: []\n", 1)]
+#[case(
+    "--pod-template-file",
+    env::POD_TEMPLATE_FILE,
+    "spec: {nodeSelektor: {}, restartPolicy: Always}\n",
+    2
+)]
+fn unusable_files_are_named_by_the_flag_or_the_variable_that_was_given(
+    #[case] flag: &str,
+    #[case] variable: &str,
+    #[case] text: &str,
+    #[case] count: usize,
+) {
+    let (_folder, broken) = file(text);
+    for (path, count) in [("/does/not/exist", 1), (&broken, count)] {
+        let by_flag = errors(&[flag, path]);
+        let by_variable = from_variables::<DeploymentArgs>(&[(variable, path)]);
+        let by_variable: Vec<_> = by_variable.resolve(None).unwrap_err();
+        let by_variable: Vec<_> = by_variable.iter().map(ToString::to_string).collect();
+        for (errors, name) in [(by_flag, flag), (by_variable, variable)] {
+            assert_eq!(errors.len(), count, "{errors:?}");
+            let name = format!("`{name}` ");
+            let named = errors.iter().all(|error| error.starts_with(&name));
+            assert!(named, "{errors:?}");
+        }
+    }
 }
 
 #[test]
