@@ -94,15 +94,19 @@ fn plans_and_states_are_complete_though_the_tool_logs_in_between(tool: Tool) {
 /// Every object of the tail is held in turn, so that the executor is killed before it.
 fn an_executor_killed_while_it_saves_leaves_whole_objects_and_its_step_is_not_repeated(tool: Tool) {
     type Path = fn(&str) -> bool;
-    let moments: [(&str, &str, Path); 4] = [
-        ("reading the state", "GET", is_state),
-        ("the copy", "PUT", |path| path.ends_with(".raw.json")),
-        ("the rendering", "PUT", |path| {
-            path.contains("/state/") && !path.contains(".raw.")
-        }),
-        ("the log", "PUT", |path| path.ends_with(".tfoutput")),
+    // And how many copies of the state are stored by then.
+    let moments: [(&str, &str, Path, usize); 4] = [
+        ("reading the state", "GET", is_state, 0),
+        ("the copy", "PUT", |path| path.ends_with(".raw.json"), 0),
+        (
+            "the rendering",
+            "PUT",
+            |path| path.contains("/state/") && !path.contains(".raw."),
+            1,
+        ),
+        ("the log", "PUT", |path| path.ends_with(".tfoutput"), 2),
     ];
-    for (held, method, path) in moments {
+    for (held, method, path, copies) in moments {
         let journey = Journey::planned(tool);
         let run = journey.executor().start();
         tool_at_the_gate(&run);
@@ -126,17 +130,19 @@ fn an_executor_killed_while_it_saves_leaves_whole_objects_and_its_step_is_not_re
             assert!(!second.log().contains(&banner), "{second}");
         }
         assert_eq!(journey.bucket.state().unwrap()["serial"], serial, "{held}");
-        for path in journey.bucket.door.asked("PUT") {
-            let Some((_, path)) = path.split_once("/tfstate/") else {
-                continue;
-            };
-            if path.contains("/state/") {
-                let path = path.to_owned();
-                let area = Area::State;
-                // What is there is a whole document.
-                journey.bucket.read(&ObjectKey { area, path });
-            }
-        }
+        let asked = journey.bucket.door.asked("PUT");
+        let paths = asked
+            .iter()
+            .filter_map(|path| Some(path.split_once("/tfstate/")?.1.to_owned()));
+        let keys = paths
+            .filter(|path| path.contains("/state/"))
+            .map(|path| ObjectKey {
+                area: Area::State,
+                path,
+            });
+        // What is stored is a whole document.
+        let stored = keys.filter_map(|key| journey.bucket.read(&key));
+        assert_eq!(stored.count(), copies, "{held}: {asked:?}");
     }
 }
 
