@@ -319,6 +319,7 @@ impl Installed {
     fn assert_leads_to_the_launcher(&self, service: &Document) {
         let template = &self.deployment().value["spec"]["template"];
         let selector = service.value["spec"]["selector"].as_object().unwrap();
+        assert!(!selector.is_empty(), "{service}");
         for (key, value) in selector {
             assert_eq!(template["metadata"]["labels"][key], *value, "{service}");
         }

@@ -190,6 +190,9 @@ async fn the_tool_has_a_token_for_the_platform_while_init_runs_and_at_no_other_t
     platform.until_job(job, Status::Completed).await;
 
     let notes = fs::read_to_string(&notes).unwrap();
+    for who in ["init ", "plan ", "apply ", "script "] {
+        assert!(notes.lines().any(|line| line.starts_with(who)), "{notes}");
+    }
     for line in notes.lines() {
         let expected = if line.starts_with("init ") {
             "given 1"

@@ -123,7 +123,7 @@ async fn the_api_server_takes_the_jobs_of_every_release_and_they_find_what_they_
         job::apply_after(&plan),
         job::scripts(&repository, vec![job::bash(1, "true")]),
     ];
-    let mut seen = 0;
+    let (mut seen, mut found) = (0, 0);
     for (name, file) in values_files() {
         let documents = Release::new().with(&file).documents();
         for deployment in deployments(&documents) {
@@ -157,10 +157,11 @@ async fn the_api_server_takes_the_jobs_of_every_release_and_they_find_what_they_
                         is_there || !of_chart,
                         "{name}: no {kind} {referred} in {runs}"
                     );
+                    found += usize::from(is_there);
                 }
                 seen += 1;
             }
         }
     }
-    assert!(seen >= 15, "{seen}");
+    assert!(seen >= 15 && found >= 15, "{seen} steps, {found} objects");
 }
