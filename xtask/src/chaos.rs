@@ -39,7 +39,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     };
     complain(&format!("==> {}", command_line(&command)));
     let status = command.status().context("could not start cargo")?;
-    drop(plane);
+    plane.map_or(Ok(()), ControlPlane::end)?;
     Ok(if status.success() {
         ExitCode::SUCCESS
     } else {

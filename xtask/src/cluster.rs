@@ -90,6 +90,19 @@ impl ControlPlane {
     }
 }
 
+impl ControlPlane {
+    /// Ends it. Fails if one of its programs ended before.
+    pub(crate) fn end(mut self) -> Result<()> {
+        drop(self.input.take());
+        let status = self.process.wait()?;
+        ensure!(
+            status.success(),
+            "the control plane ended before its tests ({status}); it has said why"
+        );
+        Ok(())
+    }
+}
+
 impl Drop for ControlPlane {
     fn drop(&mut self) {
         drop(self.input.take());

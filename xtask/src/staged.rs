@@ -61,7 +61,9 @@ impl Staged {
         } else {
             None
         };
-        self.run_in(plane.as_ref().map(|plane| plane.kubeconfig.as_str()), named)
+        let kubeconfig = plane.as_ref().map(|plane| plane.kubeconfig.as_str());
+        let outcome = self.run_in(kubeconfig, named);
+        plane.map_or(Ok(()), ControlPlane::end).and(outcome)
     }
 
     /// Runs its tests, or those of them that are named, in the cluster of a kubeconfig.
