@@ -133,7 +133,7 @@ pub struct ToolRecord {
     pub version: String,
 }
 
-/// How many resources an operation creates, changes and removes.
+/// How many resources an operation creates, changes, removes, imports and forgets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ChangeCounts {
@@ -142,12 +142,19 @@ pub struct ChangeCounts {
     #[serde(rename = "destroy")]
     pub remove: u64,
     pub import: u64,
+    /// Resources that are removed from the state and not destroyed. Only OpenTofu counts them.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub forget: u64,
 }
 
 impl ChangeCounts {
-    /// Whether nothing is created, changed, removed or imported.
+    /// Whether nothing is created, changed, removed, imported or forgotten.
     pub const fn is_empty(&self) -> bool {
-        self.add == 0 && self.change == 0 && self.remove == 0 && self.import == 0
+        self.add == 0
+            && self.change == 0
+            && self.remove == 0
+            && self.import == 0
+            && self.forget == 0
     }
 }
 

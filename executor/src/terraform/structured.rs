@@ -74,6 +74,9 @@ impl Structured {
                     counts.remove += 1;
                 }
                 Some("import") => counts.import += 1,
+                Some("unknown") if change.get("actions") == Some(&json!(["forget"])) => {
+                    counts.forget += 1;
+                }
                 _ => {}
             }
         }
@@ -322,6 +325,7 @@ fn rename_remove(changes: &Value) -> Value {
         "change": changes["change"].as_u64().unwrap_or(0),
         "destroy": changes["remove"].as_u64().unwrap_or(0),
         "import": changes["import"].as_u64().unwrap_or(0),
+        "forget": changes["forget"].as_u64().unwrap_or(0),
     })
 }
 
@@ -548,6 +552,25 @@ mod tests {
         }
     }
 
+    /// Recorded from OpenTofu 1.12.6.
+    #[test]
+    fn forgotten_resources_are_counted() {
+        let planned = r#"{"@level":"info","@message":"terraform_data.a: Plan to remove","@module":"tofu.ui","@timestamp":"2026-11-23T09:13:19.202770Z","change":{"resource":{"addr":"terraform_data.a","module":"","resource":"terraform_data.a","implied_provider":"terraform","resource_type":"terraform_data","resource_name":"a","resource_key":null},"action":"remove","reason":"delete_because_no_resource_config"},"type":"planned_change"}"#;
+        let summary = r#"{"@level":"info","@message":"Plan: 0 to add, 0 to change, 0 to destroy, 1 to forget.","@module":"tofu.ui","@timestamp":"2026-11-23T09:13:19.208086Z","changes":{"add":0,"change":0,"import":0,"remove":0,"forget":1,"operation":"plan"},"type":"change_summary"}"#;
+        let events = [planned, summary].map(|line| serde_json::from_str(line).unwrap());
+        let structured = after(&events);
+        let forgotten = ChangeCounts {
+            forget: 1,
+            ..ChangeCounts::default()
+        };
+        assert_eq!(structured.counts(), Some(forgotten));
+        assert_eq!(structured.counted(), forgotten);
+        let shown = json!({"add": 0, "change": 0, "destroy": 0, "import": 0, "forget": 1});
+        assert_eq!(json!(forgotten), shown);
+        let none = json!(ChangeCounts::default());
+        assert!(none.get("forget").is_none(), "{none}");
+    }
+
     fn after(events: &[Value]) -> Structured {
         let mut structured = Structured::default();
         for event in events {
@@ -697,7 +720,7 @@ mod tests {
             add: 2,
             change: 0,
             remove: 1,
-            import: 0,
+            ..ChangeCounts::default()
         };
         assert_eq!(structured.counts(), Some(counts));
         assert_eq!(
@@ -706,7 +729,8 @@ mod tests {
                 add: 1,
                 change: 0,
                 remove: 1,
-                import: 1
+                import: 1,
+                forget: 0,
             }
         );
     }

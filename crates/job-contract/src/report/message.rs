@@ -267,6 +267,7 @@ mod tests {
                         change: u64::MAX,
                         remove: u64::MAX,
                         import: u64::MAX,
+                        forget: u64::MAX,
                     }),
                     progress,
                     state: Some(StateStanding::Unknown),
@@ -319,6 +320,7 @@ mod tests {
                 change: u64::MAX,
                 remove: u64::MAX,
                 import: u64::MAX,
+                forget: u64::MAX,
             }),
             progress: Some(ApplyProgress {
                 applied: u64::MAX,
