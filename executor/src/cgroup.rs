@@ -1,4 +1,4 @@
-//! How much memory the executor's control group may use, and uses: versions 1 and 2.
+//! How much memory the executor's control group may use, and uses, and whether the kernel killed in it: versions 1 and 2.
 //!
 //! The kernel kills when a group cannot be brought below its limit by dropping page cache, so page cache that can
 //! be dropped is not counted; files in memory (`tmpfs`) cannot be dropped and are.
@@ -50,6 +50,14 @@ impl Version {
         }
     }
 
+    /// Holds the number of processes that the kernel killed, as `oom_kill`.
+    const fn kills_file(self) -> &'static str {
+        match self {
+            Self::V1 => "memory.oom_control",
+            Self::V2 => "memory.events",
+        }
+    }
+
     /// Names in `memory.stat`: page cache, and what of it are files in memory. Version 1 counts descendants
     /// under other names.
     const fn cache_names(self) -> (&'static str, &'static str) {
@@ -87,6 +95,12 @@ impl MemoryGroup {
         })
     }
 
+    /// How many processes the kernel has killed to keep the limit. Old kernels do not count them.
+    fn kills(&self) -> Option<u64> {
+        let events = fs::read_to_string(self.folder.join(self.version.kills_file())).ok()?;
+        Some(stat_value(&events, "oom_kill"))
+    }
+
     /// `membership` is `/proc/<pid>/cgroup`: `id:controllers:path` lines, version 2 with id 0 and no controllers.
     pub(crate) fn find(root: &Path, membership: &str) -> Option<Self> {
         let groups = membership.lines().filter_map(|line| {
@@ -101,6 +115,27 @@ impl MemoryGroup {
         groups
             .flat_map(|(mount, version, path)| levels(&mount, path, version))
             .min_by_key(|group| group.limit)
+    }
+}
+
+/// What the kernel kills in a group from now on, to keep its limit.
+#[derive(Debug, Default)]
+pub struct OomKills {
+    group: Option<MemoryGroup>,
+    before: Option<u64>,
+}
+
+impl OomKills {
+    /// Nothing is ever seen without a group.
+    pub fn from_now(group: Option<MemoryGroup>) -> Self {
+        let before = group.as_ref().and_then(MemoryGroup::kills);
+        Self { group, before }
+    }
+
+    /// The limit in bytes, if the kernel has killed a process since then.
+    pub fn exceeded_limit(&self) -> Option<u64> {
+        let group = self.group.as_ref()?;
+        (group.kills()? > self.before?).then_some(group.limit)
     }
 }
 
@@ -217,6 +252,27 @@ mod tests {
             MemoryGroup::find(root.path(), membership).unwrap().limit(),
             1000
         );
+    }
+
+    #[test]
+    fn only_kills_from_now_on_count() {
+        for (file, limit, membership) in [
+            ("memory.events", "memory.max", "0::/\n"),
+            (
+                "memory/memory.oom_control",
+                "memory/memory.limit_in_bytes",
+                "4:memory:/\n",
+            ),
+        ] {
+            let root = tree(&[(limit, "1000"), (file, "under_oom 0\noom_kill 3\n")]);
+            let kills = OomKills::from_now(MemoryGroup::find(root.path(), membership));
+            assert_eq!(kills.exceeded_limit(), None, "{file}");
+            fs::write(root.path().join(file), "under_oom 0\noom_kill 4\n").unwrap();
+            assert_eq!(kills.exceeded_limit(), Some(1000), "{file}");
+            fs::remove_file(root.path().join(file)).unwrap();
+            assert_eq!(kills.exceeded_limit(), None, "{file}");
+        }
+        assert_eq!(OomKills::from_now(None).exceeded_limit(), None);
     }
 
     #[test]

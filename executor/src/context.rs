@@ -24,6 +24,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
 use crate::banner::Palette;
+use crate::cgroup::{MemoryGroup, OomKills};
 use crate::child_env::ChildEnv;
 use crate::config::{Config, Folders};
 use crate::connections::Connections;
@@ -51,6 +52,7 @@ pub(crate) struct RunContext<'c> {
     pub(crate) store: Store,
     pub(crate) env: ChildEnv,
     pub(crate) stop: Stop,
+    pub(crate) oom_kills: OomKills,
     pub(crate) budget: Budget,
     pub(crate) timer: PhaseTimer,
     /// Whether the run waits for its turn, which is no silence.
@@ -110,6 +112,7 @@ impl<'c> RunContext<'c> {
             log,
             env,
             stop,
+            oom_kills: OomKills::from_now(MemoryGroup::of_this_process()),
             _store_watch: store_watch,
         })
     }

@@ -9,12 +9,15 @@ use job_contract::StepType;
 use job_contract::progress::Phase;
 use job_contract::report::ChangeCounts;
 use job_contract::settlement::Ending;
+use nix::sys::signal::Signal;
 use platform::History;
 
+use crate::cgroup::OomKills;
 use crate::context::RunContext;
 use crate::error::StepError;
 use crate::process::{Completion, Ended};
-use crate::step_result::OperationDetails;
+use crate::step_result::{OperationDetails, join_present};
+use crate::stop::MEMORY_HINT;
 use crate::stored_plan::ReviewedPlan;
 use crate::terraform::Terraform;
 use crate::terraform::event_state::EventState;
@@ -100,8 +103,14 @@ impl<'r, 'c> OperationContext<'r, 'c> {
         }
     }
 
-    /// Says in the run's log how the tool ended, where the tool could not say it.
-    pub(crate) async fn log_unusual_end(&self, done: Completion) {
+    /// Says in the run's log how the tool ended, where the tool could not say it. The cause is added to the details, if
+    /// it was memory.
+    pub(crate) async fn log_unusual_end(&self, done: Completion, details: &mut OperationDetails) {
+        if let Some(text) = memory_exceeded(done, &self.run.oom_kills) {
+            details.tool_end = Some(text);
+            let hints = [details.hint.take(), Some(MEMORY_HINT.to_owned())];
+            details.hint = join_present(hints, "; ");
+        }
         let text = match done {
             Completion {
                 stopped: true,
@@ -119,6 +128,16 @@ impl<'r, 'c> OperationContext<'r, 'c> {
         };
         self.run.log_failure(&text).await;
     }
+}
+
+/// Why the kernel killed the tool, if it did because the step exceeded its memory limit.
+pub(crate) fn memory_exceeded(done: Completion, kills: &OomKills) -> Option<String> {
+    let is_killed = !done.stopped && done.ended == Ended::Signal(Signal::SIGKILL as i32);
+    let limit = kills.exceeded_limit().filter(|_| is_killed)?;
+    Some(format!(
+        "the tool was killed because the step used more memory than its limit of {} MiB",
+        limit >> 20
+    ))
 }
 
 /// How the operation ended, and what it left.
@@ -159,6 +178,40 @@ impl OperationResult {
         Self {
             error: Some(error),
             ..Self::new(ending)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::cgroup::MemoryGroup;
+
+    #[test]
+    fn memory_is_the_cause_if_the_kernel_killed_the_tool_during_the_step() {
+        let group = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(group.path().join(name), text).unwrap();
+        write("memory.max", "268435456\n");
+        write("memory.events", "max 7\noom 1\noom_kill 1\n");
+        let kills = OomKills::from_now(MemoryGroup::find(group.path(), "0::/\n"));
+        let killed = Completion {
+            ended: Ended::Signal(9),
+            stopped: false,
+        };
+        assert_eq!(memory_exceeded(killed, &kills), None);
+        write("memory.events", "max 9\noom 2\noom_kill 2\n");
+        let text =
+            "the tool was killed because the step used more memory than its limit of 256 MiB";
+        assert_eq!(memory_exceeded(killed, &kills).as_deref(), Some(text));
+        // Killed at the end of its grace period, or ended by itself.
+        for (ended, stopped) in [
+            (killed.ended, true),
+            (Ended::Signal(15), false),
+            (Ended::Code(1), false),
+        ] {
+            assert_eq!(memory_exceeded(Completion { ended, stopped }, &kills), None);
         }
     }
 }

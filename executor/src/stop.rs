@@ -15,6 +15,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+/// What the owner of a run can do about too little memory.
+pub(crate) const MEMORY_HINT: &str = "raise the memory limit of the run (EPHEMERAL_MEMORY_LIMIT of the workspace), or lower the \
+                                      tool's parallelism";
+
 /// A stop order. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
@@ -72,9 +76,7 @@ impl Cause {
             Self::Silence(_) => {
                 Some("find out what the tool waits for, or raise the limit on silence")
             }
-            Self::Memory { .. } => Some(
-                "raise EPHEMERAL_MEMORY_LIMIT for the workspace, or lower the tool's parallelism",
-            ),
+            Self::Memory { .. } => Some(MEMORY_HINT),
         }
     }
 }

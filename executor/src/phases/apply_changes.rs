@@ -96,7 +96,9 @@ async fn show_results(
 ) {
     let run = context.run;
     let success = applied.done.ended.is_success();
-    context.log_unusual_end(applied.done).await;
+    context
+        .log_unusual_end(applied.done, &mut result.details)
+        .await;
     if success && let Some(plan) = applied.rendered_plan {
         run.log_output(&plan).await;
     }

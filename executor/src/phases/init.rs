@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use artifact_store::BackendSettings;
+use job_contract::Exit;
 use job_contract::progress::Phase;
 use platform::terrakube::token;
 use runtime::private_file::private_folder;
@@ -12,8 +13,9 @@ use secrecy::ExposeSecret as _;
 
 use crate::child_env::ChildEnv;
 use crate::error::StepError;
-use crate::operation::OperationContext;
-use crate::process::{Capture, ToLog};
+use crate::operation::{OperationContext, memory_exceeded};
+use crate::process::{Capture, Completion, ToLog};
+use crate::stop::MEMORY_HINT;
 use crate::terraform::backend::{self, BackendAccess};
 use crate::terraform::credentials::{self, HostToken, Offer};
 use crate::terraform::variables::{self, Declarations};
@@ -119,12 +121,19 @@ async fn run_init(context: &OperationContext<'_, '_>, env: &ChildEnv) -> Result<
         let mut consumer = ToLog(run.log.writer());
         let done = context.terraform.init(env, ssh, &mut consumer).await;
         consumer.0.close().await;
-        return Ok(done?.ended.is_success());
+        return init_end(context, done?);
     }
     let mut capture = Capture::up_to(QUIET_INIT_BYTES);
     let done = context.terraform.init(env, ssh, &mut capture).await?;
     if !done.ended.is_success() {
         run.log_output(&capture.bytes).await;
     }
-    Ok(done.ended.is_success())
+    init_end(context, done)
+}
+
+fn init_end(context: &OperationContext<'_, '_>, done: Completion) -> Result<bool, StepError> {
+    match memory_exceeded(done, &context.run.oom_kills) {
+        Some(text) => Err(StepError::new(Exit::StepFailed, text).with_hint(MEMORY_HINT.to_owned())),
+        None => Ok(done.ended.is_success()),
+    }
 }

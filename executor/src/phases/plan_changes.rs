@@ -115,7 +115,7 @@ async fn run_plan(
         release_lock::add_unlock_hint(context, details);
     }
     let (done, structured) = planned?;
-    context.log_unusual_end(done).await;
+    context.log_unusual_end(done, details).await;
     Ok((plan_ending(done), structured))
 }
 
