@@ -10,6 +10,7 @@ pub mod document;
 pub mod encoding;
 pub mod env;
 pub mod exit;
+pub mod final_statuses;
 pub mod job;
 pub mod keys;
 pub mod pairs;
@@ -17,7 +18,6 @@ pub mod progress;
 pub mod records;
 pub mod report;
 pub mod secret;
-pub mod settlement;
 pub mod status;
 
 pub use chain::chain;

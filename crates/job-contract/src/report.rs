@@ -7,9 +7,9 @@ mod message;
 use serde::{Deserialize, Serialize};
 
 use crate::exit::Exit;
+use crate::final_statuses::Ending;
 use crate::job::Tool;
 use crate::progress::Phase;
-use crate::settlement::Ending;
 
 pub use key::ReportKey;
 pub use message::MAX_TERMINATION_MESSAGE_BYTES;
@@ -96,7 +96,7 @@ impl FinalReport {
     }
 }
 
-/// What [`crate::settlement::settle`] has to know of a step, and what it leaves behind.
+/// What [`crate::final_statuses::FinalStatuses::of`] has to know of a step, and what it leaves behind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Untold {

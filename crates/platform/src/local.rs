@@ -247,14 +247,14 @@ impl LocalPlatform {
             known.status = if rejected {
                 StepStatus::Failed
             } else {
-                outcome.settlement.step
+                outcome.statuses.step
             };
             known.output.clone_from(&outcome.output);
             if rejected || record.status == JobStatus::Cancelled {
                 return;
             }
-            record.status = outcome.settlement.job.clone();
-            record.plan_changes = outcome.settlement.plan_changes;
+            record.status = outcome.statuses.job.clone();
+            record.plan_changes = outcome.statuses.plan_changes;
             if outcome.commit_id.is_some() {
                 record.commit_id.clone_from(&outcome.commit_id);
             }
@@ -427,7 +427,7 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use job_contract::settlement::{self, Ending};
+    use job_contract::final_statuses::{Ending, FinalStatuses};
     use serde_json::json;
     use std::sync::Barrier;
     use std::thread;
@@ -462,7 +462,7 @@ mod tests {
 
     fn outcome(step_type: StepType, ending: Ending, plan: PlanReference) -> Outcome {
         Outcome {
-            settlement: settlement::settle(step_type, ending, true, false, 2),
+            statuses: FinalStatuses::of(step_type, ending, true, false, 2),
             output: Some("log".into()),
             note: None,
             plan,

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use job_contract::JobData;
-use job_contract::settlement::Settlement;
+use job_contract::final_statuses::FinalStatuses;
 use job_contract::status::{JobStatus, StepStatus};
 use serde::{Deserialize, Serialize};
 
@@ -140,7 +140,7 @@ pub enum PlanReference {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Statuses of step and job.
-    pub settlement: Settlement,
+    pub statuses: FinalStatuses,
     /// Where the step's output is.
     pub output: Option<String>,
     /// Why it ended so, in a sentence for a platform that has no output to show.

@@ -187,10 +187,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::final_statuses::Ending;
     use crate::job::Tool;
     use crate::progress::Phase;
     use crate::report::{ChangeCounts, LockStanding, PhaseTiming, StateStanding, StopReason};
-    use crate::settlement::Ending;
 
     /// Any text, and very long ones: of plain characters, of such as take six bytes in JSON, and of such as take four as they are.
     fn text() -> impl Strategy<Value = String> {

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use job_contract::StepType;
-use job_contract::settlement::Settlement;
+use job_contract::final_statuses::FinalStatuses;
 use job_contract::status::{JobStatus, StepStatus};
 use tracing::{error, info};
 
@@ -159,7 +159,7 @@ fn step_change<'o>(
     // Where there is no output to show, the step's name is all a user sees.
     let name = outcome.note.as_deref().filter(|_| output.is_none());
     let change = StepChange {
-        status: match outcome.settlement.step {
+        status: match outcome.statuses.step {
             _ if is_over => None,
             _ if rejected => Some(StepStatus::Failed),
             status => Some(status),
@@ -176,9 +176,9 @@ fn step_change<'o>(
 }
 
 fn job_change<'o>(now: &JobDocument, step: &StepRef, outcome: &'o Outcome) -> JobChange<'o> {
-    let Settlement {
+    let FinalStatuses {
         job, plan_changes, ..
-    } = &outcome.settlement;
+    } = &outcome.statuses;
     let said = match &now.job().output {
         None => String::new(),
         Some(before) => format!("{before} Step {} completed\n", step.step_id),
@@ -212,7 +212,7 @@ fn recordable(outcome: &Outcome) -> Cow<'_, Outcome> {
                 "the address of the stored plan is longer than the platform records: the step is reported as failed"
             );
             Cow::Owned(Outcome {
-                settlement: Settlement {
+                statuses: FinalStatuses {
                     step: StepStatus::Failed,
                     job: JobStatus::Failed,
                     plan_changes: true,

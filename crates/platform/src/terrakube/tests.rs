@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use job_contract::StepType;
-use job_contract::settlement::{self, Ending};
+use job_contract::final_statuses::{Ending, FinalStatuses};
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{Exit, env};
 use reqwest::{StatusCode, Url};
@@ -31,7 +31,7 @@ fn deadline() -> Deadline {
 
 fn outcome(step_type: StepType, ending: Ending, plan: PlanReference) -> Outcome {
     Outcome {
-        settlement: settlement::settle(step_type, ending, true, false, 2),
+        statuses: FinalStatuses::of(step_type, ending, true, false, 2),
         output: Some("https://api/log".into()),
         note: None,
         plan,
