@@ -7,7 +7,7 @@ use job_contract::final_statuses::{Ending, FinalStatuses};
 use job_contract::report::{FinalReport, Untold};
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{JobData, StepType, chain};
-use platform::{Outcome, PlanReference, Start, StartPermission, StepRef, StepView};
+use platform::{Outcome, PlanReference, StartPermission, StartReport, StepRef, StepView};
 use runtime::Deadline;
 use tracing::{info, warn};
 
@@ -138,8 +138,8 @@ impl dyn PlatformReporter + '_ {
         let step = StepRef::of(job);
         let view = match self.platform().start_permission(&step).await? {
             StartPermission::Granted(view) => view,
-            StartPermission::Over(_) => return self.mark_not_executed(&step),
-            StartPermission::Settled(_) => return self.finish_report(&step).await,
+            StartPermission::JobEnded(_) => return self.mark_not_executed(&step),
+            StartPermission::StepEnded(_) => return self.finish_report(&step).await,
             StartPermission::NotDispatched(status) => {
                 return Err(ReportError::NotDispatched(status));
             }
@@ -166,7 +166,7 @@ impl dyn PlatformReporter + '_ {
                 output.as_deref().unwrap_or_default(),
             )
             .await?;
-        if let Start::Over(_) = started {
+        if let StartReport::Ended(_) = started {
             return Ok(());
         }
         let statuses = FinalStatuses::of(

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const DIRECT_BYTES: usize = 512 * 1024;
 /// How long the run waits for a sink that is about to lose lines because of a full disk, before it is taken as
 /// too slow. It gets this time again after it has caught up.
-const PATIENCE: Duration = Duration::from_secs(1);
+const WAIT_LIMIT: Duration = Duration::from_secs(1);
 
 /// The next thing for a sink to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Feed {
         if !state.too_slow && must_wait(&state) {
             state = self
                 .changed
-                .wait_timeout_while(state, PATIENCE, |state| {
+                .wait_timeout_while(state, WAIT_LIMIT, |state| {
                     must_wait(state) && !state.is_over()
                 })
                 .map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
