@@ -48,7 +48,7 @@ enum Command {
     /// Build the container images without a daemon
     Image(image::Args),
     /// Write the SBOM and the list of licences of both programs
-    Bill(image::BillArgs),
+    Sbom(image::SbomArgs),
 }
 
 fn main() -> ExitCode {
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
         Command::Conformance(args) => conformance::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Image(args) => image::run(&args),
-        Command::Bill(args) => image::bill(&args),
+        Command::Sbom(args) => image::sbom(&args),
     };
     match outcome {
         Ok(code) => code,
