@@ -77,7 +77,7 @@ impl Base {
     /// Has the whole output of the program that failed.
     pub fn make(&self) -> Result<()> {
         fs::create_dir_all(self.repository())
-            .with_context(|| format!("could not make `{}`", self.repository().display()))?;
+            .with_context(|| format!("could not create `{}`", self.repository().display()))?;
         let mut bootstrap = Command::new("mmdebstrap");
         bootstrap.args(["--variant=apt", "--quiet"]);
         for rule in LEFT_OUT {

@@ -104,7 +104,7 @@ impl Builder {
     /// Fails with the output of the builder.
     pub fn follow(&self, text: &str, folder: &Path, name: &str) -> Result<()> {
         fs::create_dir_all(&self.storage)
-            .with_context(|| format!("could not make `{}`", self.storage.display()))?;
+            .with_context(|| format!("could not create `{}`", self.storage.display()))?;
         let mut recipe = tempfile::NamedTempFile::new_in(&self.storage)?;
         recipe.write_all(text.as_bytes())?;
         let mut build = self.buildah("build");

@@ -1,5 +1,5 @@
-//! helm-unittest, which runs the suites of the chart: from the user's cache, else downloaded into it, else built there from its Go
-//! module. It needs no Helm: it renders with Helm's library.
+//! Provides helm-unittest, which runs the suites of the chart, from the user's cache. The cache is filled by a download, or else
+//! by a build from its Go module. It renders with Helm's library and needs no Helm.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use sha2::Sha256;
 use super::program::{GoBuild, Source, architecture, cache, check, fetch, version_in};
 use crate::terminal::run_stage;
 
-/// Where its releases are published, with their digests.
+/// The address of its releases and their digests.
 const RELEASES: &str = "https://github.com/helm-unittest/helm-unittest/releases/download";
 const NAME: &str = "helm-unittest";
 const MODULE: &str = "github.com/helm-unittest/helm-unittest";
-/// What it is built from, to the last module.
+/// All modules of its build.
 const MODULES: &str = include_str!("../../../tests/chart/unittest/go.mod");
 
-/// Makes sure of it.
+/// Provides helm-unittest.
 pub(crate) fn program() -> Result<PathBuf> {
     let version = version_in(MODULES, MODULE);
     Source {
@@ -86,6 +86,9 @@ mod tests {
         assert_eq!(fs::read_to_string(&program).unwrap(), "program\n");
         bash(&format!("echo more >> {archive}"));
         let error = download(&address, "1.0.0", &program).unwrap_err();
-        assert!(error.to_string().contains("was published"), "{error}");
+        assert!(
+            error.to_string().contains("the published one is"),
+            "{error}"
+        );
     }
 }
