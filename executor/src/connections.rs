@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use job_contract::{JobData, Records, chain};
 use platform::heartbeat::Heartbeat;
-use platform::live::LiveStream;
+use platform::live::LiveViewPublisher;
 use platform::local::LocalPlatform;
 use platform::redis::Redis;
 use platform::sinks::{ApiLog, ApiSink, Bearer, RedisLog, RedisSink};
@@ -110,9 +110,9 @@ impl Connections {
     }
 
     /// The live picture of an operation.
-    pub(crate) fn live_picture(&self, job: &JobData) -> Option<LiveStream> {
+    pub(crate) fn live_view_publisher(&self, job: &JobData) -> Option<LiveViewPublisher> {
         let redis = self.redis.clone()?;
-        Some(LiveStream::start(redis, &job.job_id, &job.step_id))
+        Some(LiveViewPublisher::start(redis, &job.job_id, &job.step_id))
     }
 
     /// What the platform's tokens are minted with.

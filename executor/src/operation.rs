@@ -6,9 +6,9 @@
 use std::path::PathBuf;
 
 use job_contract::StepType;
+use job_contract::final_statuses::Ending;
 use job_contract::progress::Phase;
 use job_contract::report::ChangeCounts;
-use job_contract::settlement::Ending;
 use nix::sys::signal::Signal;
 use platform::History;
 

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use job_contract::chain;
-use platform::Start;
+use platform::StartReport;
 use platform::{Platform, PlatformError, StepRef};
 use runtime::Deadline;
 use tokio::time::sleep;
@@ -36,7 +36,7 @@ pub(crate) struct RepeatedReport {
 }
 
 impl RunningReport {
-    pub(crate) async fn send(&self) -> Result<Start, PlatformError> {
+    pub(crate) async fn send(&self) -> Result<StartReport, PlatformError> {
         self.platform
             .report_running(&self.step, &self.commit_id, &self.output)
             .await

@@ -3,11 +3,11 @@
 //! Knows neither the phases that led to it nor the platform.
 
 use job_contract::Exit;
+use job_contract::final_statuses::Ending;
 use job_contract::report::{
     ApplyProgress, ChangeCounts, LockStanding, StateLock, StateStanding, StopReason, ToolRecord,
     Untold,
 };
-use job_contract::settlement::Ending;
 use platform::{History, PlanReference, StepRef};
 use run_log::Redactor;
 use tracing::warn;

@@ -1,4 +1,4 @@
-//! `JAVA_TOOL_OPTIONS`: whatever else they hold, a node selector made of them is one Kubernetes takes.
+//! `JAVA_TOOL_OPTIONS`: Kubernetes accepts every node selector that is read from them.
 
 #![no_main]
 
@@ -28,7 +28,7 @@ fuzz_target!(|options: &str| {
     assert_eq!(node_selector(&written.join(" ")), Some(selector));
 });
 
-/// `None` when the deployment is refused because of them.
+/// `None` if the deployment is refused because of the options.
 fn node_selector(options: &str) -> Option<BTreeMap<String, String>> {
     let args = DeploymentArgs {
         java_tool_options: Some(options.to_owned()),

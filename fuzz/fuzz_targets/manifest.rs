@@ -1,5 +1,5 @@
-//! Job data made into Kubernetes objects: the same bytes each time, the document in its Secret alone and whole, and
-//! under the default policy no pod that could do more than the default one.
+//! Kubernetes objects from job data. The same data gives the same bytes. Only the Secret has the document, and has all of it.
+//! With the default policy, no pod has more rights than the default pod.
 
 #![no_main]
 

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use artifact_store::{Limits, Store, StoreArgs, StoreError, StoreSettings};
+use artifact_store::{RequestTiming, Store, StoreArgs, StoreError, StoreSettings};
 use clap::Args;
 use platform::heartbeat::HeartbeatError;
 use platform::redis::{Redis, RedisArgs, RedisConfig};
@@ -91,11 +91,11 @@ impl PlatformSettings {
     /// Creates the reporter. It sends no request yet.
     pub(crate) fn open(self) -> Result<TerrakubeReporter, PlatformSetupError> {
         // A store that fails must not delay other runs: outputs are changed one after the other.
-        let limits = Limits {
+        let timing = RequestTiming {
             retry_for: Duration::from_secs(30),
-            ..Limits::default()
+            ..RequestTiming::default()
         };
-        let open = |settings| Store::open_with(settings, &limits);
+        let open = |settings| Store::open_with(settings, &timing);
         let outputs = self.outputs.as_ref().map(open).transpose()?;
         let redis = self.redis.map(Redis::new);
         let terrakube = Terrakube::new(self.terrakube, redis.clone())?;

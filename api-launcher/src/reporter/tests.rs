@@ -9,8 +9,8 @@ use test_platform::{Flow, NewJob, Platform, Status, Workspace};
 use url::Url;
 
 use artifact_store::Store;
+use job_contract::final_statuses::Ending;
 use job_contract::report::{FinalReport, Untold};
-use job_contract::settlement::Ending;
 use platform::terrakube::Terrakube;
 
 use super::*;

@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use job_contract::Exit;
+use job_contract::final_statuses::Ending;
 use job_contract::report::{Author, FinalReport, ReportKey, Untold};
-use job_contract::settlement::Ending;
 use job_contract::status::{JobStatus, StepStatus};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;

@@ -1,4 +1,4 @@
-//! The settings of the store, under the names the stock executor reads (contract 10.1).
+//! The settings of the store, under the names that the stock executor reads (contract 10.1).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub enum StoreKind {
 impl StoreKind {
     const ALL: [Self; 4] = [Self::Local, Self::S3, Self::Azure, Self::Gcs];
 
-    /// How `TerraformStateType` spells it.
+    /// The value of `TerraformStateType`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Local => "LocalTerraformStateImpl",
@@ -36,7 +36,7 @@ impl StoreKind {
         }
     }
 
-    /// What people call it instead.
+    /// Other names that people use.
     const fn aliases(self) -> &'static [&'static str] {
         match self {
             Self::Local => &["local", "file"],
@@ -46,7 +46,7 @@ impl StoreKind {
         }
     }
 
-    /// The kind a wrong spelling most likely means.
+    /// The most likely kind for a wrong spelling.
     fn guess(text: &str) -> Option<Self> {
         let text = text.to_ascii_lowercase();
         let means = |kind: &Self| kind.aliases().iter().any(|alias| text.starts_with(alias));
@@ -77,7 +77,7 @@ impl SettingValue for Handover {
     }
 }
 
-/// A name that a service gave, narrow enough for hosts and paths.
+/// Defines names of a service that are safe in host names and paths.
 macro_rules! service_names {
     ($($(#[$doc:meta])* $name:ident($is_sound:expr);)*) => {$(
         $(#[$doc])*
@@ -90,7 +90,7 @@ macro_rules! service_names {
                 if is_sound(text) {
                     Ok(Self(text.to_owned()))
                 } else {
-                    Err(format!("is `{text}`, which the service cannot have given"))
+                    Err(format!("is `{text}`, which is no valid name"))
                 }
             }
         }
@@ -98,24 +98,24 @@ macro_rules! service_names {
 }
 
 service_names! {
-    /// Of a bucket or a container. Wider than any service's own rules.
+    /// Name of a bucket or a container. Wider than the rules of each service.
     BucketName(|text| {
         let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
         text.len() <= 222 && text.bytes().all(sound) && !matches!(text, "." | "..")
     });
-    /// Of a region.
+    /// Name of a region.
     Region(|text| {
         let sound = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         text.len() <= 63 && text.bytes().all(sound)
     });
-    /// Of a storage account.
+    /// Name of a storage account.
     AccountName(|text| {
         let sound = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
         (3..=24).contains(&text.len()) && text.bytes().all(sound)
     });
 }
 
-/// Settings of the store, as they are written. [`StoreArgs::resolve`] says what is wrong with them.
+/// Settings of the store as text. [`StoreArgs::resolve`] checks them.
 #[derive(Args, Clone, Default)]
 #[command(next_help_heading = "Storage")]
 pub struct StoreArgs {
@@ -135,7 +135,7 @@ pub struct StoreArgs {
     /// Secret access key.
     #[arg(long, env = env::AWS_SECRET_KEY, hide_env_values = true, hide = true)]
     pub aws_secret_key: Option<Setting<SecretString>>,
-    /// Address of another S3 service than AWS.
+    /// Address of an S3 service other than AWS.
     #[arg(long, env = env::AWS_ENDPOINT)]
     pub aws_endpoint: Option<Setting<HttpUrl>>,
     /// `true` takes credentials from the environment of the process or the machine instead of keys.
@@ -175,7 +175,7 @@ pub struct StoreArgs {
     pub gcp_credentials: Option<Setting<SecretString>>,
 }
 
-/// Only what is no credential is shown.
+/// Shows no credentials.
 impl fmt::Debug for StoreArgs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StoreArgs")
@@ -190,7 +190,7 @@ impl fmt::Debug for StoreArgs {
     }
 }
 
-/// A store that can be opened.
+/// The checked settings of a store.
 #[derive(Clone, Debug)]
 pub enum StoreSettings {
     Local { data_dir: PathBuf },
@@ -204,18 +204,18 @@ pub enum StoreSettings {
 pub struct S3Settings {
     pub bucket: String,
     pub region: String,
-    /// The tool's backend gets it as it was written.
+    /// The tool's backend gets the text as the operator wrote it.
     pub endpoint: Option<HttpUrl>,
     pub credentials: S3Credentials,
     pub handover: Handover,
     pub use_lockfile: bool,
 }
 
-/// What opens the bucket.
+/// The credentials for a bucket.
 #[derive(Clone, Debug)]
 pub enum S3Credentials {
     Keys(StaticKeys),
-    /// Whatever the process finds around it.
+    /// The process finds credentials in its environment.
     Role,
 }
 
@@ -243,7 +243,7 @@ pub struct GcsSettings {
     pub endpoint: Url,
 }
 
-/// Everything that is wrong with the settings of the store. Values of credentials are not repeated.
+/// All problems of the store's settings. Values of credentials are left out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the store cannot be used: {}", list(errors))]
 pub struct StoreConfigError {
@@ -256,7 +256,7 @@ fn list(errors: &[SettingError]) -> String {
 }
 
 impl StoreConfigError {
-    /// What to do about it.
+    /// The next step for the operator.
     pub fn hint(&self) -> String {
         let errors = self.errors.iter();
         let names: Vec<_> = errors
@@ -275,7 +275,7 @@ impl StoreArgs {
         }
     }
 
-    /// The store these settings describe, or all that is wrong with them.
+    /// The checked settings, or all their problems.
     pub fn resolve(&self, data_dir: &Path) -> Result<StoreSettings, StoreConfigError> {
         let mut errors = Vec::new();
         let kind = self.state_type.read(&mut errors);
@@ -292,7 +292,8 @@ impl StoreArgs {
             .ok_or(StoreConfigError { errors })
     }
 
-    /// Every setting is read before the first absence ends it, here and below: all errors are reported at once.
+    /// Reads every setting before the first missing one ends the function, so that all errors are reported at once. The
+    /// other kinds do the same.
     fn s3(&self, errors: &mut Vec<SettingError>) -> Option<S3Settings> {
         let role = self.aws_enable_role_auth.read(errors);
         let include_keys = self.aws_include_backend_keys.read(errors);
@@ -373,7 +374,7 @@ impl StoreArgs {
     }
 }
 
-/// The parts without which a key signs nothing.
+/// The fields that a service account's key needs for signing.
 #[derive(Deserialize)]
 struct ServiceAccount {
     #[serde(rename = "client_email")]
@@ -382,7 +383,7 @@ struct ServiceAccount {
     _private_key: String,
 }
 
-/// The JSON in a setting that may be broken over lines.
+/// Decodes the JSON of a service account. Its base64 text may have line breaks.
 fn service_account(text: &str) -> Option<String> {
     let compact: String = text.split_whitespace().collect();
     let json = String::from_utf8(STANDARD.decode(compact).ok()?).ok()?;

@@ -2,8 +2,7 @@
 
 use std::error::Error;
 
-/// An error and its causes, outermost first. Libraries repeat their sources in their messages, so what has been said
-/// is not said again.
+/// An error and its causes, outermost first. Libraries repeat their sources in their messages, so repeated texts are left out.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

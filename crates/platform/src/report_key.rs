@@ -1,13 +1,12 @@
-//! The key of final reports, as both programs find it in their environments.
+//! Finds the key of final reports in the environment of both programs.
 
 use job_contract::env;
 use job_contract::report::ReportKey;
 
 use runtime::setting::{SettingError, present};
 
-/// The key that the environment has: the one that is given for reports alone, or else the one that follows from the
-/// platform's secret. `None` where there is neither. The client of the platform reports a
-/// secret that cannot be used.
+/// Returns the key that is set for reports, or else the key that is derived from the platform's secret. `None` without
+/// both. The client of the platform reports a secret that cannot be used, so this function does not.
 pub fn from_lookup(
     lookup: impl Fn(&str) -> Option<String>,
 ) -> Result<Option<ReportKey>, SettingError> {

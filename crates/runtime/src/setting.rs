@@ -1,5 +1,5 @@
-//! Settings that have their type where they are declared. A wrong value does not end the parsing: it is kept, with what
-//! is wrong, so that one start reports every error. Knows clap and no setting.
+//! Typed settings. A wrong value does not end the parsing: it is kept with its error, so that one start reports all errors.
+//! Knows clap, but no single setting.
 //!
 //! A program declares `Option<Setting<T>>` options, `T` being a [`SettingValue`], and reads each with
 //! [`ReadSetting::read`] or [`ReadSetting::require`].
@@ -19,12 +19,12 @@ use nix::errno::Errno;
 
 pub use value::{HttpUrl, Milliseconds, Seconds, SettingValue, choice, unexpected};
 
-/// What is wrong with one setting.
+/// The problem of one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingError {
-    /// Its variable, or the flag that set it.
+    /// The variable of the setting, or the flag that set it.
     pub variable: String,
-    /// What is wrong, as the end of a sentence that begins with the variable. Never quotes a secret.
+    /// The end of a sentence that begins with the variable. Never quotes a secret.
     pub text: String,
 }
 
@@ -44,8 +44,8 @@ impl fmt::Display for SettingError {
     }
 }
 
-/// A setting as it was given: a value, a blank, or a text that is no value. A blank counts as not set, because charts write
-/// empty values for what is not set. So does `${NAME}` for the variable `NAME`, which stock deployments leave (contract
+/// A setting: a value, a blank, or an invalid text. A blank counts as not set, because charts write empty values for unset
+/// settings. `${NAME}` for the variable `NAME` counts as not set too: stock deployments have such placeholders (contract
 /// 10.1).
 #[derive(Clone, Debug)]
 pub struct Setting<T> {
@@ -75,7 +75,7 @@ impl<T: SettingValue> Setting<T> {
     }
 }
 
-/// A setting that has no name, as programs make them for themselves.
+/// A setting without a name, for programs that set it themselves.
 impl<T: SettingValue> From<&str> for Setting<T> {
     fn from(text: &str) -> Self {
         Self::parse(String::new(), OsStr::new(""), text.as_ref())
@@ -88,21 +88,21 @@ impl<T: SettingValue> From<String> for Setting<T> {
     }
 }
 
-/// Reads settings, and keeps the errors of those that are wrong.
+/// Reads settings and collects their errors.
 pub trait ReadSetting<T> {
-    /// The value, `None` if it is not set or wrong.
+    /// The value. `None` if the setting is not set or wrong.
     fn read(&self, errors: &mut Vec<SettingError>) -> Option<T>;
 
-    /// The value of a setting that must be set. `variable` names it if it is not.
+    /// The value of a setting that must be set. `variable` is its name in the error if it is missing.
     fn require(&self, variable: &'static str, errors: &mut Vec<SettingError>) -> Option<T>;
 
     /// The name for errors: the flag that set it, else the variable.
     fn name<'a>(&'a self, variable: &'a str) -> &'a str;
 
-    /// The value, where another place reports the error.
+    /// The value. Does not report an error; another caller does.
     fn get(&self) -> Option<&T>;
 
-    /// Whether there is something in it, right or wrong.
+    /// Whether the setting is set, also to a wrong value.
     fn is_set(&self) -> bool;
 }
 
@@ -189,7 +189,7 @@ impl<T: SettingValue> TypedValueParser for SettingParser<T> {
     }
 }
 
-/// The settings that these variables give, whatever is in the environment. For tests.
+/// The settings from these variables, without the environment. For tests.
 ///
 /// # Panics
 /// If there is no setting with one of these variables, or an option that is no [`Setting`] takes no such value.
@@ -202,7 +202,7 @@ pub fn from_variables<A: Args>(variables: &[(&str, &str)]) -> A {
         let arg = args.find(is_it);
         let id = arg.map(|arg| arg.get_id().clone());
         let id = id.expect("a setting has this variable");
-        // clap keeps nothing that a test owns.
+        // clap needs texts that live as long as the program.
         let (variable, value) = [*variable, *value]
             .map(|text| &*text.to_owned().leak())
             .into();
@@ -212,13 +212,13 @@ pub fn from_variables<A: Args>(variables: &[(&str, &str)]) -> A {
     A::from_arg_matches(&matches).expect("any text is taken")
 }
 
-/// The text of a setting, unless it is blank: a chart writes empty values for what is not set.
+/// The text of a setting, unless it is blank: charts write empty values for unset settings.
 pub fn present(text: Option<&str>) -> Option<&str> {
     text.map(str::trim).filter(|text| !text.is_empty())
 }
 
-/// Whether what went wrong with a path is the setting's fault: it names what is not there, what is of another kind, or what
-/// this user may not use. Trying again does not help, as it may after an error of the disk.
+/// Whether the setting caused an error of its path: the path does not exist, is of another kind, or is not accessible for this
+/// user. A retry does not help, as it may after an error of the disk.
 pub fn is_wrong_place(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     let kind = matches!(
@@ -231,13 +231,13 @@ pub fn is_wrong_place(error: &io::Error) -> bool {
             | Kind::ReadOnlyFilesystem
             | Kind::InvalidFilename
     );
-    // These two have no kind.
+    // These two error numbers have no `ErrorKind`.
     let number = error.raw_os_error().map(Errno::from_raw);
     kind || matches!(number, Some(Errno::ELOOP | Errno::ENOEXEC))
 }
 
-/// Reads a command line, the program's name included, over the environment. Of the options that are `meant`, a variable
-/// that is blank counts as not set: like [`present`], for what is no text, or means something when it is blank.
+/// Parses a command line with the program's name, and the environment. A blank variable counts as not set for the options that
+/// `meant` selects: options that are not [`Setting`]s, or for which a blank has a meaning.
 pub fn parse_over_environment<P: Parser>(
     args: impl IntoIterator<Item = OsString>,
     meant: fn(&Arg) -> bool,
@@ -246,13 +246,13 @@ pub fn parse_over_environment<P: Parser>(
     let command = without_blank_variables(P::command(), meant);
     match command.try_get_matches_from(&args) {
         Ok(matches) => P::from_arg_matches(&matches),
-        // Help names every variable, the blank ones too.
+        // Help names every variable, also blank ones.
         Err(help) if !help.use_stderr() => P::try_parse_from(args),
         Err(usage) => Err(usage),
     }
 }
 
-/// The command, and those it has, without the variables that are blank, of the options that are meant.
+/// The command and its subcommands, without the blank variables of the selected options.
 fn without_blank_variables(command: Command, meant: fn(&Arg) -> bool) -> Command {
     let blank = |argument: &Arg| {
         let value = argument.get_env().and_then(env::var_os);

@@ -5,9 +5,9 @@
 
 use std::time::SystemTime;
 
+use job_contract::final_statuses::Ending;
 use job_contract::keys::PLAN_FILE;
 use job_contract::progress::Phase;
-use job_contract::settlement::Ending;
 use platform::live::LivePhase;
 use serde_json::{Map, Value, json};
 

@@ -22,8 +22,10 @@ pub(crate) async fn ask_permission(run: &RunContext<'_>) -> Result<StartDecision
     let permission = async { Ok(run.connections.platform.start_permission(&run.step).await?) };
     let view = match run.unless_stopped(permission).await? {
         StartPermission::Granted(view) => view,
-        StartPermission::Over(status) => return Ok(do_not_start(job_is_over(run, &status).await)),
-        StartPermission::Settled(_) => {
+        StartPermission::JobEnded(status) => {
+            return Ok(do_not_start(job_is_over(run, &status).await));
+        }
+        StartPermission::StepEnded(_) => {
             return Ok(do_not_start(StepResult::already_ended(&run.step)));
         }
         StartPermission::NotDispatched(status) => {

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use job_contract::progress::Phase;
 use job_contract::{Exit, JobData, chain};
-use platform::{Claim, Holder, Platform, PlatformError, Start, StepRef};
+use platform::{Claim, Holder, Platform, PlatformError, StartReport, StepRef};
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -74,8 +74,8 @@ async fn report_running(run: &RunContext<'_>, workspace: &Workspace) -> Option<S
         output,
     };
     match running.send().await {
-        Ok(Start::Told) => {}
-        Ok(Start::Over(status)) => return Some(job_is_over(run, &status).await),
+        Ok(StartReport::Accepted) => {}
+        Ok(StartReport::Ended(status)) => return Some(job_is_over(run, &status).await),
         // The step is claimed: if this process gave up now, no other could run it.
         Err(error) => {
             warn!(

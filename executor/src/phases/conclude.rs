@@ -8,9 +8,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use artifact_store::{Store, StoreError};
+use job_contract::final_statuses::FinalStatuses;
 use job_contract::progress::Phase;
 use job_contract::report::FinalReport;
-use job_contract::settlement;
 use job_contract::{Exit, JobData, chain};
 use platform::{Outcome, Platform, StepRef};
 use runtime::Deadline;
@@ -225,9 +225,9 @@ impl Reporter<'_> {
         deadline: &Deadline,
     ) -> Result<Outcome, StepError> {
         let step_type = self.job.step_type()?;
-        let settle = |template_steps| {
+        let statuses_with = |template_steps| {
             let (ending, after_ok) = (result.ending, result.after_ok);
-            settlement::settle(
+            FinalStatuses::of(
                 step_type,
                 ending,
                 after_ok,
@@ -235,17 +235,17 @@ impl Reporter<'_> {
                 template_steps,
             )
         };
-        let settlement = match self.template_steps {
-            Some(steps) => settle(steps),
+        let statuses = match self.template_steps {
+            Some(steps) => statuses_with(steps),
             // Most endings do not depend on the template.
-            None if settle(1) == settle(2) => settle(1),
+            None if statuses_with(1) == statuses_with(2) => statuses_with(1),
             None => {
                 let view = self.platform.step_view(self.step, deadline).await?;
-                settle(view.template_steps)
+                statuses_with(view.template_steps)
             }
         };
         Ok(Outcome {
-            settlement,
+            statuses,
             output: output.map(|stored| self.platform.step_output(self.step, stored.clone())),
             note: result.error.clone(),
             plan: result.plan.clone(),

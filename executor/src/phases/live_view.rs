@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use job_contract::chain;
-use platform::live::{LivePhase, LiveState, LiveStream};
+use platform::live::{LivePhase, LiveState, LiveViewPublisher};
 use platform::{Platform, StepRef};
 use run_log::Redactor;
 use serde_json::{Map, Value, json};
@@ -31,7 +31,7 @@ pub(crate) struct LiveView {
     phase: LivePhase,
     done: CancellationToken,
     /// Gives the live stream back when it is done.
-    task: Option<AbortOnDropHandle<Option<LiveStream>>>,
+    task: Option<AbortOnDropHandle<Option<LiveViewPublisher>>>,
 }
 
 /// What belongs to the phases.
@@ -70,7 +70,7 @@ fn redacted(redactor: &Redactor, patch: Map<String, Value>) -> Map<String, Value
 impl LiveView {
     /// Begins to show the state of the events. A platform of files is not read before the end.
     pub(crate) fn start(run: &RunContext<'_>, events: EventState, phase: LivePhase) -> Self {
-        let live = run.connections.live_picture(&run.job);
+        let live = run.connections.live_view_publisher(&run.job);
         let done = CancellationToken::new();
         let is_watched =
             live.is_some() || matches!(run.connections.platform, Platform::Terrakube(_));
@@ -158,7 +158,7 @@ fn state(phase: LivePhase, redactor: &Redactor, changes: Value, diagnostics: Val
 }
 
 struct Show {
-    live: Option<LiveStream>,
+    live: Option<LiveViewPublisher>,
     phase: LivePhase,
     events: EventState,
     platform: Platform,
@@ -168,7 +168,7 @@ struct Show {
 }
 
 impl Show {
-    async fn until(mut self, done: CancellationToken) -> Option<LiveStream> {
+    async fn until(mut self, done: CancellationToken) -> Option<LiveViewPublisher> {
         loop {
             tokio::select! {
                 biased;

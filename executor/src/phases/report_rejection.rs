@@ -2,8 +2,8 @@
 //!
 //! Works without a run context, because that is what could not be made.
 
+use job_contract::final_statuses::{Ending, FinalStatuses};
 use job_contract::report::FinalReport;
-use job_contract::settlement::{self, Ending};
 use job_contract::{Exit, JobData, StepType, chain};
 use platform::{Outcome, PlanReference, PlatformError, StartPermission, StepRef};
 use tracing::error;
@@ -68,7 +68,7 @@ async fn report_rejection(
         return Ok(Some(not_run));
     }
     let outcome = Outcome {
-        settlement: settlement::settle(StepType::Approval, Ending::NotReached, true, false, 1),
+        statuses: FinalStatuses::of(StepType::Approval, Ending::NotReached, true, false, 1),
         output: None,
         note,
         plan: PlanReference::Keep,

@@ -4,8 +4,8 @@
 
 use std::path::Path;
 
+use job_contract::final_statuses::Ending;
 use job_contract::progress::Phase;
-use job_contract::settlement::Ending;
 use job_contract::{Command, Exit};
 
 use crate::child_env::ChildEnv;

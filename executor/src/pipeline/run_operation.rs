@@ -3,9 +3,9 @@
 //! Knows the phases by name alone.
 
 use job_contract::Exit;
+use job_contract::final_statuses::{Ending, FinalStatuses, FollowingScripts};
 use job_contract::progress::Phase;
 use job_contract::report::ToolRecord;
-use job_contract::settlement::{self, Ending};
 use job_contract::status::StepStatus;
 use platform::PlanReference;
 use tracing::warn;
@@ -98,15 +98,15 @@ async fn run_phases_after(
     env: &mut ChildEnv,
 ) {
     let run = context.run;
-    let aftermath = settlement::aftermath(run.step_type, result.ending, run.job.ignore_error);
+    let scripts = FollowingScripts::of(run.step_type, result.ending, run.job.ignore_error);
     let outputs = &result.terraform_output;
-    if aftermath.on_failure {
+    if scripts.on_failure {
         match run_scripts(context, Phase::OnFailure, env, outputs).await {
             Ok(_) => {}
             Err(error) => warn!(%error, "the scripts on failure could not be run"),
         }
     }
-    if aftermath.after {
+    if scripts.after {
         match run_scripts(context, Phase::After, env, outputs).await {
             Ok(ok) => result.after_ok = ok,
             Err(error) => {
@@ -129,14 +129,14 @@ fn step_result(
     done: OperationResult,
 ) -> StepResult {
     // Whether the step failed does not depend on the template, only what becomes of the job does.
-    let settlement = settlement::settle(
+    let statuses = FinalStatuses::of(
         run.step_type,
         done.ending,
         done.after_ok,
         run.job.ignore_error,
         2,
     );
-    let failed = settlement.step == StepStatus::Failed;
+    let failed = statuses.step == StepStatus::Failed;
     let is_plan = matches!(prepared.operation, Operation::Plan { .. });
     StepResult {
         // What fails after the claim is the step's own failure, unless the executor is wrong.

@@ -9,8 +9,8 @@ use std::process::Command;
 use base64::Engine as _;
 use images::Program;
 use images::base::Base;
-use images::bill::{Bill, DOC_DIR, LICENCES, SBOM};
 use images::builder::{Build, Builder, Image};
+use images::sbom::{DOC_DIR, LICENCES_FILE, SBOM_FILE, Sbom};
 use integration_tests::container::{Container, RunningContainer};
 use integration_tests::machine::{files_below, give_away};
 use integration_tests::process::Stream;
@@ -400,9 +400,9 @@ fn assert_says_its_licences(executor: &(PathBuf, Image)) {
     );
     assert_eq!((said.code(), said.stdout.as_str()), (0, ""), "{said}");
     let documents = executor.0.join(DOC_DIR);
-    let licences = fs::read_to_string(documents.join(LICENCES)).unwrap();
+    let licences = fs::read_to_string(documents.join(LICENCES_FILE)).unwrap();
     assert!(licences.contains("\nrustls "), "{licences}");
-    assert!(documents.join(SBOM).exists());
+    assert!(documents.join(SBOM_FILE).exists());
 }
 
 #[test]
@@ -436,8 +436,8 @@ fn extras_are_known_by_name_and_others_refused() {
 fn the_software_lists_follow_their_schema() {
     let folder = tempfile::tempdir().unwrap();
     for program in Program::ALL {
-        Bill::of(program).unwrap().write(folder.path()).unwrap();
-        let sbom = folder.path().join(DOC_DIR).join(SBOM);
+        Sbom::of(program).unwrap().write(folder.path()).unwrap();
+        let sbom = folder.path().join(DOC_DIR).join(SBOM_FILE);
         let check = "import sys\n\
             from cyclonedx.schema import SchemaVersion\n\
             from cyclonedx.validation.json import JsonStrictValidator\n\

@@ -1,5 +1,5 @@
-//! The programs of Kubernetes: from `KUBEBUILDER_ASSETS`, else from the user's cache, else downloaded into it, else built
-//! there from Go modules. Knows how to get them; knows nothing of how they are started.
+//! Provides the programs of Kubernetes: from `KUBEBUILDER_ASSETS`, else from the user's cache. The cache is filled by a download,
+//! or else by a build from Go modules. Knows nothing of how the programs are started.
 
 use std::env;
 use std::fs;
@@ -11,29 +11,30 @@ use sha2::Sha512;
 use super::program::{GoBuild, Source, architecture, cache, check, fetch, keep, version_in};
 use super::servers;
 
-/// Names a folder with some of the programs, as `setup-envtest` makes it.
+/// The variable with a folder of some of the programs, as `setup-envtest` creates it.
 const ASSETS: &str = "KUBEBUILDER_ASSETS";
-/// Where releases are published, each beside its digest.
+/// The address of the releases and their digests.
 const RELEASES: &str = "https://dl.k8s.io";
-/// What Kubernetes is built from, to the last module.
+/// All modules of a build of Kubernetes.
 const MODULES: &str = include_str!("../../../tests/cluster/kubernetes/go.mod");
 const MODULES_FOLDER: &str = "tests/cluster/kubernetes";
 const ETCD: &str = "etcd";
-/// Of one release.
+/// The programs of a control plane.
 const KUBERNETES: [&str; 3] = [
     "kube-apiserver",
     "kube-controller-manager",
     "kube-scheduler",
 ];
-/// Of the same release, for a node.
+/// The programs of a node, from the same release.
 const NODE: [&str; 2] = ["kubelet", "kube-proxy"];
 
-/// Makes sure of the programs of a control plane. In the order of `control-plane`'s arguments: etcd, API server, controller manager, scheduler.
+/// Provides the programs of a control plane, in the order of `control-plane`'s arguments: etcd, API server, controller manager,
+/// scheduler.
 pub(crate) fn programs() -> Result<Vec<PathBuf>> {
     etcd_and(&KUBERNETES)
 }
 
-/// Makes sure of etcd and the API server.
+/// Provides etcd and the API server.
 pub(crate) fn api_server() -> Result<Vec<PathBuf>> {
     etcd_and(&KUBERNETES[..1])
 }
@@ -47,7 +48,7 @@ fn etcd_and(names: &[&str]) -> Result<Vec<PathBuf>> {
     Ok(programs)
 }
 
-/// Makes sure of the programs of a node: kubelet and kube-proxy.
+/// Provides the programs of a node: kubelet and kube-proxy.
 pub(crate) fn programs_of_nodes() -> Result<Vec<PathBuf>> {
     let cache = cache(&format!("k8s-{}", version()))?;
     NODE.iter().map(|name| of_release(name, &cache)).collect()
@@ -100,7 +101,7 @@ fn download(name: &str, program: &Path) -> Result<()> {
     let version = version();
     let address = format!("{RELEASES}/v{version}/bin/linux/{}/{name}", architecture()?);
     let published = program.with_extension("sha512");
-    // The digest first: without it, the large download would be useless.
+    // The digest comes first, because the large download is useless without it.
     fetch(&format!("{address}.sha512"), &published)?;
     fetch(&address, program)?;
     check::<Sha512>(program, &fs::read_to_string(published)?)

@@ -1,5 +1,5 @@
-//! OpenTofu and the providers that journeys use with it and with Terraform: from the user's cache, else downloaded into it, else
-//! built there from Go modules. They are linked below the target directory, where `test-peers` looks for them.
+//! Provides OpenTofu and the providers that journeys use, from the user's cache. The cache is filled by a download, or else by a
+//! build from Go modules. Links below the target directory lead `test-peers` to them.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,13 +10,13 @@ use anyhow::{Context as _, Result};
 use super::program::{GoBuild, Release, Source, architecture, cache, version_in};
 use super::servers::peers;
 
-/// Where OpenTofu's releases are published, with their digests.
+/// The address of OpenTofu's releases and their digests.
 const RELEASES: &str = "https://github.com/opentofu/opentofu/releases/download";
-/// What OpenTofu and the providers are built from, to the last module.
+/// All modules of a build of OpenTofu and of the providers.
 const OPENTOFU: &str = include_str!("../../../tests/tools/opentofu/go.mod");
 const PROVIDERS: &str = include_str!("../../../tests/tools/providers/go.mod");
 const OPENTOFU_MODULE: &str = "github.com/opentofu/opentofu";
-/// Those that work without a network.
+/// The modules of providers that work without a network.
 const PROVIDER_MODULES: [&str; 5] = [
     "github.com/hashicorp/terraform-provider-time",
     "github.com/hashicorp/terraform-provider-tls",
@@ -25,7 +25,7 @@ const PROVIDER_MODULES: [&str; 5] = [
     "github.com/terraform-providers/terraform-provider-random",
 ];
 
-/// Makes sure of all of them.
+/// Provides all of them.
 pub(crate) fn ensure() -> Result<()> {
     let mut programs = vec![opentofu()?];
     for module in PROVIDER_MODULES {
@@ -33,7 +33,7 @@ pub(crate) fn ensure() -> Result<()> {
     }
     let folder = peers().join("tools");
     fs::create_dir_all(&folder)
-        .with_context(|| format!("could not make `{}`", folder.display()))?;
+        .with_context(|| format!("could not create `{}`", folder.display()))?;
     for program in programs {
         let link = folder.join(program.file_name().context("a program has a name")?);
         relink(&program, &link).with_context(|| format!("could not link `{}`", link.display()))?;
@@ -63,12 +63,12 @@ fn build_opentofu() -> GoBuild<'static> {
     GoBuild {
         modules: "tests/tools/opentofu",
         package: format!("{OPENTOFU_MODULE}/cmd/tofu"),
-        // It calls itself a development version otherwise.
+        // Otherwise the program reports a development version.
         stamps: vec![(format!("{OPENTOFU_MODULE}/version.dev"), "no".to_owned())],
     }
 }
 
-/// Nothing publishes all of them in these versions.
+/// Builds a provider. No registry has all of them in these versions.
 fn provider(module: &str) -> Result<PathBuf> {
     let (_, name) = module.rsplit_once('/').context("a module has a path")?;
     Source {

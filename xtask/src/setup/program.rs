@@ -1,5 +1,5 @@
-//! A program of another project: from the user's cache, else downloaded into it, else built there from Go modules. Knows nothing
-//! of which programs there are.
+//! Provides a program of another project from the user's cache. The cache is filled by a download, or else by a build from Go
+//! modules. Knows no single program.
 
 use std::env;
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use crate::terminal::{complain, run_stage, say};
 use crate::workspace_root;
 
-/// What a connection may take, and the slowest that is worth waiting for.
+/// The options of curl: the timeout of a connection, and the slowest accepted download.
 const CURL: [&str; 11] = [
     "--fail",
     "--silent",
@@ -32,17 +32,17 @@ const CURL: [&str; 11] = [
 /// Writes a program to a path.
 type Make<'s> = dyn Fn(&Path) -> Result<()> + 's;
 
-/// Where a program comes from that the cache lacks.
+/// How to get a program that is not in the cache.
 pub(super) struct Source<'s> {
     pub(super) name: &'s str,
-    /// Checks what it writes. `None` if the project publishes no program.
+    /// Downloads the program and checks its digest. `None` if the project publishes no program.
     pub(super) download: Option<&'s Make<'s>>,
     pub(super) build: GoBuild<'s>,
-    /// What else a person can do to have it.
+    /// What else a person can do to get the program.
     pub(super) elsewhere: &'s str,
 }
 
-/// How it is built.
+/// A build of a Go program.
 pub(super) struct GoBuild<'s> {
     /// The folder of a `go.mod`, below the workspace root.
     pub(super) modules: &'s str,
@@ -81,7 +81,7 @@ pub(super) fn version_in(modules: &'static str, module: &str) -> &'static str {
 }
 
 impl Source<'_> {
-    /// The program, which is made if it is not in the cache.
+    /// The path of the program. It is downloaded or built if it is not in the cache.
     pub(super) fn ensure(&self, cache: &Path) -> Result<PathBuf> {
         let kept = cache.join(self.name);
         if !kept.is_file() {
@@ -96,13 +96,13 @@ impl Source<'_> {
             match download(program) {
                 Ok(()) => return Ok(()),
                 Err(error) => complain(&format!(
-                    "{name} is built, for it could not be downloaded: {error:#}"
+                    "could not download {name}, so it is built: {error:#}"
                 )),
             }
         }
         ensure!(
             which::which("go").is_ok(),
-            "the tests need {name}: {}put `go` on PATH to have it built",
+            "the tests need {name}: {}put `go` on PATH to build it",
             self.elsewhere
         );
         say(&format!(
@@ -112,10 +112,10 @@ impl Source<'_> {
     }
 }
 
-/// Has a program made and puts it there. Its name comes last, so that half a program is not taken for one.
+/// Writes a program to a path. The rename to its name is the last step, so that an incomplete program is never used.
 pub(super) fn keep(kept: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let cache = kept.parent().context("a program is in a folder")?;
-    fs::create_dir_all(cache).with_context(|| format!("could not make `{}`", cache.display()))?;
+    fs::create_dir_all(cache).with_context(|| format!("could not create `{}`", cache.display()))?;
     let new = tempfile::tempdir_in(cache)?;
     let program = new
         .path()
@@ -167,11 +167,11 @@ impl GoBuild<'_> {
     }
 }
 
-/// The architecture, as releases for Linux name it.
+/// The architecture in the names of releases for Linux.
 pub(super) fn architecture() -> Result<&'static str> {
     ensure!(
         cfg!(target_os = "linux"),
-        "there are releases for Linux alone"
+        "there are releases only for Linux"
     );
     match env::consts::ARCH {
         "x86_64" => Ok("amd64"),
@@ -187,7 +187,7 @@ pub(super) fn fetch(address: &str, file: &Path) -> Result<()> {
     )
 }
 
-/// Refuses a file that is not what was published.
+/// Fails if the digest of a file is not the published one.
 pub(super) fn check<D: Digest>(file: &Path, published: &str) -> Result<()> {
     let mut digest = String::new();
     for byte in D::digest(fs::read(file)?) {
@@ -196,7 +196,7 @@ pub(super) fn check<D: Digest>(file: &Path, published: &str) -> Result<()> {
     let published = published.split_whitespace().next().unwrap_or_default();
     ensure!(
         digest == published,
-        "the digest of `{}` is {digest}, and {published:?} was published",
+        "the digest of `{}` is {digest}, but the published one is {published:?}",
         file.display()
     );
     Ok(())

@@ -1,5 +1,5 @@
-//! helm-unittest, which runs the suites of the chart: from the user's cache, else downloaded into it, else built there from its Go
-//! module. It needs no Helm: it renders with Helm's library.
+//! Provides helm-unittest, which runs the suites of the chart, from the user's cache. The cache is filled by a download, or else
+//! by a build from its Go module. It renders with Helm's library and needs no Helm.
 
 use std::path::{Path, PathBuf};
 
@@ -7,14 +7,14 @@ use anyhow::Result;
 
 use super::program::{GoBuild, Release, Source, architecture, cache, version_in};
 
-/// Where its releases are published, with their digests.
+/// The address of its releases and their digests.
 const RELEASES: &str = "https://github.com/helm-unittest/helm-unittest/releases/download";
 const NAME: &str = "helm-unittest";
 const MODULE: &str = "github.com/helm-unittest/helm-unittest";
-/// What it is built from, to the last module.
+/// All modules of its build.
 const MODULES: &str = include_str!("../../../tests/chart/unittest/go.mod");
 
-/// Makes sure of it.
+/// Provides helm-unittest.
 pub(crate) fn program() -> Result<PathBuf> {
     let version = version_in(MODULES, MODULE);
     Source {

@@ -60,8 +60,8 @@ fn is_about(report: &FinalReport, (job_id, step_id): &(String, String)) -> bool 
 
 #[cfg(test)]
 mod tests {
+    use job_contract::final_statuses::Ending;
     use job_contract::report::Untold;
-    use job_contract::settlement::Ending;
     use rstest::rstest;
     use serde_json::json;
 

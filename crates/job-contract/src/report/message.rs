@@ -1,26 +1,26 @@
-//! The report as a termination message. The kubelet cuts a message that is too long, and half a report is none. So every
-//! field has a budget, and the budgets together are less than the limit.
+//! The report as a termination message. The kubelet cuts a message that is too long, and half a report cannot be read. So every
+//! field has a limit, and the sum of the limits is less than the kubelet's limit.
 
 use super::key::SEAL_BYTES;
 use super::{ApplyProgress, Author, FinalReport, ReportKey, StateLock, ToolRecord, Untold};
 
-/// Kubernetes keeps this much of a termination message.
+/// The longest termination message that Kubernetes keeps.
 pub const MAX_TERMINATION_MESSAGE_BYTES: usize = 4096;
 
-/// An id that is longer is none: see [`crate::JobData::validate`].
+/// The longest valid id: see [`crate::JobData::validate`].
 const ID: usize = 128;
-/// A longer address of a plan fits no record of the platform either.
+/// The longest address of a plan. A longer one does not fit in the platform's records either.
 const REFERENCE: usize = 1024;
-/// Short words: a step's type, a version, a commit.
+/// The longest word: a step's type, a version, a commit.
 const WORD: usize = 64;
-/// A short sentence: who holds a lock, and where.
+/// The longest phrase: the holder of a lock, or its path.
 const PHRASE: usize = 128;
-/// The most phases whose durations are reported. No step has as many.
+/// The most phases in a report. No step has as many.
 const PHASES: usize = 32;
 const ELLIPSIS: char = '\u{2026}';
 const ELLIPSIS_BYTES: usize = ELLIPSIS.len_utf8();
 
-/// How many bytes the longer texts may take, as JSON.
+/// The limits of longer texts, in bytes of JSON.
 #[derive(Clone, Copy)]
 struct Budget {
     error: usize,
@@ -31,14 +31,14 @@ struct Budget {
 }
 
 impl Budget {
-    /// No text of its own is too long; together they may be.
+    /// Each text may fill the message alone, so together they may be too long.
     const AMPLE: Self = Self {
         error: MAX_TERMINATION_MESSAGE_BYTES,
         hint: MAX_TERMINATION_MESSAGE_BYTES,
         addresses: MAX_TERMINATION_MESSAGE_BYTES,
         phases: PHASES,
     };
-    /// What fits whatever the other fields hold: all that is left is for the error.
+    /// Limits that always fit. The error gets the rest of the message.
     const LEAST: Self = Self {
         error: 0,
         hint: 200,
@@ -49,7 +49,7 @@ impl Budget {
 
 impl FinalReport {
     /// The report as a termination message: JSON of at most [`MAX_TERMINATION_MESSAGE_BYTES`] bytes, sealed if there is a
-    /// key. It takes no more than three encodings, whatever the report holds.
+    /// key. Encodes the report at most three times.
     pub fn to_termination_message(&self, key: Option<&ReportKey>) -> String {
         const LIMIT: usize = MAX_TERMINATION_MESSAGE_BYTES - SEAL_BYTES;
         let mut message = encode(&self.within(Budget::AMPLE));
@@ -129,7 +129,7 @@ fn encode(report: &FinalReport) -> String {
     serde_json::to_string(report).expect("a report has no failing serialiser")
 }
 
-/// How many bytes a character takes in JSON.
+/// The length of a character in JSON, in bytes.
 const fn encoded(c: char) -> usize {
     match c {
         '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
@@ -138,8 +138,8 @@ const fn encoded(c: char) -> usize {
     }
 }
 
-/// Where a text has to end for it to take no more than `budget` bytes in JSON; `None` where all of it fits. Looks at no
-/// more of the text than that.
+/// The position at which a text must be cut to take at most `budget` bytes in JSON. `None` if all of it fits. Reads only this
+/// part of the text.
 fn end(text: &str, budget: usize) -> Option<usize> {
     let mut taken = 0;
     text.char_indices()
@@ -150,7 +150,7 @@ fn end(text: &str, budget: usize) -> Option<usize> {
         .map(|(at, _)| at)
 }
 
-/// The beginning of a text, with a sign that it is not all.
+/// Cuts a text to `budget` bytes, with an ellipsis at the end.
 fn cut(text: &str, budget: usize) -> String {
     if end(text, budget).is_none() {
         return text.to_owned();
@@ -159,12 +159,12 @@ fn cut(text: &str, budget: usize) -> String {
     format!("{}{ELLIPSIS}", &text[..keep])
 }
 
-/// A text that means nothing in part.
+/// The text if all of it fits; for texts that have no meaning if they are cut.
 fn whole(text: &str, budget: usize) -> Option<String> {
     end(text, budget).is_none().then(|| text.to_owned())
 }
 
-/// The first of a list, as many as fit, and one in any case.
+/// The first items of a list: as many as fit, but at least one.
 fn first(list: &[String], budget: usize) -> Vec<String> {
     let mut left = budget;
     let mut kept = Vec::new();
@@ -187,12 +187,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::final_statuses::Ending;
     use crate::job::Tool;
     use crate::progress::Phase;
     use crate::report::{ChangeCounts, LockStanding, PhaseTiming, StateStanding, StopReason};
-    use crate::settlement::Ending;
 
-    /// Any text, and very long ones: of plain characters, of such as take six bytes in JSON, and of such as take four as they are.
+    /// Any text, and very long ones: of plain characters, of characters with six bytes in JSON, and of characters with four
+    /// bytes.
     fn text() -> impl Strategy<Value = String> {
         let long = |c: &'static str| (0_usize..40_000).prop_map(move |length| c.repeat(length));
         prop_oneof![
@@ -226,7 +227,7 @@ mod tests {
         })
     }
 
-    /// Everything is there, and every number as long as it can be.
+    /// A report with all fields, and with the longest numbers.
     fn report() -> impl Strategy<Value = FinalReport> {
         let words = (text(), text(), text(), text(), text(), text());
         let rest = (

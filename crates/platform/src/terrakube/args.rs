@@ -1,5 +1,4 @@
-//! The settings by which a program finds Terrakube's API, under the stock names (contract 10.1). Both programs read
-//! them, so they are read in one place.
+//! The settings of the client of Terrakube's API, under the stock names (contract 10.1). Both programs use them.
 
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ const DISPATCH_WAIT: Duration = Duration::from_secs(30);
 const STATUS_POLL: Duration = Duration::from_secs(5);
 const REPORT_PATIENCE: Duration = Duration::from_mins(10);
 
-/// Where the platform's API is, and how to use it.
+/// The options of the platform's API.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Platform")]
 pub struct TerrakubeArgs {
@@ -45,7 +44,7 @@ pub struct TerrakubeArgs {
     pub report_patience_seconds: Option<Setting<Seconds>>,
 }
 
-/// How Terrakube's API is reached.
+/// The checked settings of Terrakube's API.
 #[derive(Clone, Debug)]
 pub struct TerrakubeConfig {
     /// Base URL of API calls.
@@ -54,38 +53,38 @@ pub struct TerrakubeConfig {
     pub public_url: Url,
     /// Host of the module registry.
     pub registry_domain: Option<String>,
-    /// What requests are signed with.
+    /// Signs requests.
     pub tokens: TokenSource,
     /// How long to wait for the platform to record a dispatch.
     pub dispatch_wait: Duration,
-    /// The shorter of the pauses between two questions whether a job was cancelled.
+    /// The shortest pause between two checks whether a job was cancelled.
     pub status_poll: Duration,
-    /// How long the final report is tried.
+    /// How long the final report is retried.
     pub report_patience: Duration,
 }
 
 impl TerrakubeArgs {
-    /// Whether an API is named.
+    /// Whether the address of an API is set.
     pub fn is_set(&self) -> bool {
         self.api_url.is_set()
     }
 
-    /// Base URL of the API, as it was written.
+    /// Base URL of the API, as the operator wrote it.
     pub fn api_url(&self) -> Option<&str> {
         self.api_url.get().map(|url| url.text.as_str())
     }
 
-    /// Base URL of the API as users know it, as it was written.
+    /// Public base URL of the API, as the operator wrote it.
     pub fn public_url(&self) -> Option<&str> {
         self.public_api_url.get().map(|url| url.text.as_str())
     }
 
-    /// What must never be shown.
+    /// The values that must never be shown.
     pub fn secrets(&self) -> impl Iterator<Item = SecretString> {
         self.internal_secret.get().cloned().into_iter()
     }
 
-    /// The settings, `None` when no API is named, or everything that is wrong with them.
+    /// The checked settings, or all their errors. `None` if no API is set.
     pub fn resolve(&self) -> Result<Option<TerrakubeConfig>, Vec<SettingError>> {
         if !self.is_set() {
             return Ok(None);
@@ -145,9 +144,9 @@ fn base_url(
     let HttpUrl { url, .. } = setting.cloned().require(variable, errors)?;
     // Addresses are written into records and logs.
     let text = if !url.username().is_empty() || url.password().is_some() {
-        "holds credentials, which do not belong there"
+        "contains credentials, which are not allowed here"
     } else if url.query().is_some() || url.fragment().is_some() {
-        "is a base URL and takes no query"
+        "has a query or a fragment, which a base URL must not have"
     } else {
         return Some(url);
     };
@@ -222,7 +221,7 @@ mod tests {
             errors,
             [
                 "`AzBuilderApiUrl` is not an http or https URL",
-                "`TerrakubeApiUrl` holds credentials, which do not belong there",
+                "`TerrakubeApiUrl` contains credentials, which are not allowed here",
                 "`MAYFLY_STATUS_POLL_SECONDS` is `0`, expected a number of seconds, 1 at least",
                 "`MAYFLY_REPORT_PATIENCE_SECONDS` is `soon`, expected a number of seconds, 1 at least",
                 "`InternalSecret` is not base64",

@@ -1,5 +1,5 @@
-//! HTTP calls to the platform: signed, bounded in time and size, and tried again as long as that may help and
-//! a caller waits. Knows nothing of the content of the calls.
+//! HTTP calls to the platform: signed, with limits on time and size, and retried until the caller's deadline. Knows
+//! nothing of the content of the calls.
 
 use std::time::Duration;
 
@@ -17,25 +17,25 @@ use super::error::TerrakubeError;
 use super::token::TokenSource;
 use runtime::Deadline;
 
-/// Media type of JSON:API, asked for by the platform in every change.
+/// Media type of JSON:API, which the platform requires for changes.
 pub(super) const JSON_API: &str = "application/vnd.api+json";
 /// Media type of the job context.
 pub(super) const JSON: &str = "application/json";
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The platform answers a change of a job only when it holds the job's row, for which it may wait a while.
-const CALL_TIMEOUT: Duration = Duration::from_mins(1);
-/// More is asked for by no platform that means to be asked again.
+/// The platform locks the job's row before it answers a change of a job, and may wait for that.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_mins(1);
+/// The longest `Retry-After` that the client obeys.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
-/// How much of an explanation is passed on.
+/// The longest part of an error text that goes into a message.
 const DETAIL_CHARS: usize = 300;
 
-/// How quickly failed calls are repeated.
+/// The pauses between repeated calls.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     pub(super) first_pause: Duration,
     pub(super) longest_pause: Duration,
-    /// Between two questions whether a dispatch is recorded.
+    /// The pause between two checks whether a dispatch is recorded.
     pub(super) dispatch_poll: Duration,
 }
 
@@ -67,9 +67,9 @@ pub(super) struct Call {
     url: Url,
     media_type: &'static str,
     body: Option<Vec<u8>>,
-    /// How much of an answer is read.
+    /// The largest answer, in bytes.
     limit: usize,
-    /// How long the call's token is valid.
+    /// The lifetime of the call's token.
     lifetime: Duration,
 }
 
@@ -85,7 +85,7 @@ impl Call {
         }
     }
 
-    /// With a document to send.
+    /// Adds a document to send.
     pub(super) fn body(mut self, document: &impl Serialize) -> Self {
         let body =
             serde_json::to_vec(document).expect("documents have string keys and plain values");
@@ -103,13 +103,13 @@ impl Call {
         self
     }
 
-    /// For messages.
+    /// The name of the call in messages.
     pub(super) fn name(&self) -> String {
         format!("{} {}", self.method, self.url)
     }
 }
 
-/// An HTTP client that shows the platform's tokens.
+/// An HTTP client that signs its requests with tokens.
 #[derive(Debug)]
 pub(super) struct Client {
     http: reqwest::Client,
@@ -119,52 +119,52 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn new(tokens: TokenSource, pace: Pace) -> Result<Self, TerrakubeError> {
-        // A token is for the address it was meant for, so no answer may send it elsewhere.
+        // A redirect would send the token to another address.
         let http = reqwest::Client::builder()
             .redirect(Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
-            .timeout(CALL_TIMEOUT)
+            .timeout(ATTEMPT_TIMEOUT)
             .user_agent(concat!("mayfly/", env!("CARGO_PKG_VERSION")))
             .build()
             .map_err(TerrakubeError::Client)?;
         Ok(Self { http, tokens, pace })
     }
 
-    /// Makes a call, again and again while that may help, and returns the document it is answered with.
-    pub(super) async fn ask<T: DeserializeOwned>(
+    /// Sends a call with retries, and returns the document of the answer.
+    pub(super) async fn request_json<T: DeserializeOwned>(
         &self,
         call: &Call,
         deadline: &Deadline,
     ) -> Result<T, TerrakubeError> {
-        let answer = self.tell(call, deadline).await?;
+        let answer = self.request(call, deadline).await?;
         serde_json::from_slice(&answer).map_err(|source| TerrakubeError::Malformed {
             call: call.name(),
             source,
         })
     }
 
-    /// Makes a call, again and again while that may help. What it is answered beside success does not matter.
-    pub(super) async fn tell(
+    /// Sends a call with retries, and returns the body of the answer.
+    pub(super) async fn request(
         &self,
         call: &Call,
         deadline: &Deadline,
     ) -> Result<Vec<u8>, TerrakubeError> {
         let mut retry = self.retry(deadline);
         loop {
-            match self.once(call, deadline).await {
+            match self.request_once(call, deadline).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => retry.after(error).await?,
             }
         }
     }
 
-    /// Makes a call once.
-    pub(super) async fn once(
+    /// Sends a call once.
+    pub(super) async fn request_once(
         &self,
         call: &Call,
         deadline: &Deadline,
     ) -> Result<Vec<u8>, TerrakubeError> {
-        // A request whose caller is gone could still be executed, so it is not sent.
+        // The platform could still execute a request after the caller's deadline, so it is not sent.
         if deadline.is_over() {
             return Err(TerrakubeError::OutOfTime { call: call.name() });
         }
@@ -194,7 +194,7 @@ impl Client {
                 .header(CONTENT_TYPE, call.media_type)
                 .body(body.clone());
         }
-        // Each attempt with a token of its own: the last one may be minutes after the first.
+        // Each attempt has its own token, because the last one may be minutes after the first.
         if let Some(token) = self.tokens.mint(call.lifetime) {
             request = request.bearer_auth(token.expose_secret());
         }
@@ -221,7 +221,7 @@ impl Client {
     }
 }
 
-/// Attempts at one thing, further and further apart.
+/// Attempts of one call, with growing pauses.
 #[derive(Debug)]
 pub(super) struct Retry<'p> {
     pauses: ExponentialBackoff,
@@ -230,11 +230,10 @@ pub(super) struct Retry<'p> {
 }
 
 impl Retry<'_> {
-    /// Waits before the attempt after the one that failed so. Gives up with what went wrong when another would not
-    /// help, or its caller is gone.
+    /// Waits before the next attempt. Returns the error if a retry would not help, or if the deadline has passed.
     pub(super) async fn after(&mut self, error: TerrakubeError) -> Result<(), TerrakubeError> {
         if matches!(error, TerrakubeError::OutOfTime { .. }) {
-            // The last fault that was seen says more than that time is up.
+            // The last error says more than that the time is over.
             return Err(self.last.take().unwrap_or(error));
         }
         if !error.is_transient() {
@@ -243,7 +242,7 @@ impl Retry<'_> {
         if self.last.is_none() {
             warn!(
                 error = chain(&error),
-                "the platform is not available, trying again"
+                "the platform is not available, retrying"
             );
         }
         let pause = self.pauses.next().unwrap_or(LONGEST_RETRY_AFTER);
@@ -277,7 +276,7 @@ async fn refusal(call: &Call, answer: Response) -> TerrakubeError {
     }
 }
 
-/// The time in seconds, which is what servers send; the form with a date is left to our own pace.
+/// The pause of a `Retry-After` header in seconds, as servers send it. A date is ignored.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers
         .get(RETRY_AFTER)?
@@ -289,11 +288,11 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
-/// What JSON:API says about a failure, in one line: `: ` and the text, or nothing.
+/// The error text of a JSON:API answer in one line, after `: `. Empty if there is none.
 async fn detail(mut answer: Response) -> String {
     const LIMIT: usize = 64 * 1024;
     let mut body = Vec::new();
-    // The failure itself is known; whatever of its explanation does not arrive is not missed.
+    // The failure itself is known, so an incomplete error text is no problem.
     while let Ok(Some(chunk)) = answer.chunk().await {
         body.extend_from_slice(&chunk);
         if body.len() > LIMIT {
@@ -333,8 +332,8 @@ mod tests {
         let client = Client::new(TokenSource::disabled(), Pace::default()).unwrap();
         let call = Call::new(Method::GET, Url::parse(&url).unwrap(), JSON);
         let deadline = Deadline::after(Duration::ZERO);
-        let told = client.tell(&call, &deadline).await;
-        assert!(matches!(told, Err(TerrakubeError::OutOfTime { .. })));
+        let result = client.request(&call, &deadline).await;
+        assert!(matches!(result, Err(TerrakubeError::OutOfTime { .. })));
         let called = server.accept().map(drop).map_err(|error| error.kind());
         assert_eq!(called, Err(io::ErrorKind::WouldBlock));
     }

@@ -1,26 +1,26 @@
-//! What can go wrong between a program and Terrakube's API, whose fault that is, and what to do about it.
+//! Errors of calls to Terrakube's API, with their exit codes and the next step.
 
 use std::time::Duration;
 
 use job_contract::{Exit, env};
 use reqwest::StatusCode;
 
-/// A call that did not succeed. Calls are named by method and address, never with a token or their content.
+/// Why a call failed. Messages name a call by method and address, without token and content.
 #[derive(Debug, thiserror::Error)]
 pub enum TerrakubeError {
     /// The HTTP client cannot be set up, for example for a malformed proxy.
     #[error("could not set up the HTTP client")]
     Client(#[source] reqwest::Error),
-    /// No answer, or one that breaks off.
+    /// The platform sent no answer, or an incomplete one.
     #[error("no answer to `{call}`")]
     Transfer {
         /// Method and address.
         call: String,
-        /// Why; without the address.
+        /// The cause, without the address.
         #[source]
         source: reqwest::Error,
     },
-    /// The platform does not let us.
+    /// The platform denied access.
     #[error("the platform refused `{call}` with {status}")]
     Refused {
         /// Method and address.
@@ -28,66 +28,66 @@ pub enum TerrakubeError {
         /// 401 or 403.
         status: StatusCode,
     },
-    /// The job or record does not exist, or not any more.
+    /// The job or record does not exist, or was deleted.
     #[error("the platform does not know what `{call}` asks for")]
     Gone {
         /// Method and address.
         call: String,
     },
-    /// Another answer than success.
+    /// An answer with another status than success.
     #[error("`{call}` was answered {status}{detail}")]
     Status {
         /// Method and address.
         call: String,
         /// The answer's status.
         status: StatusCode,
-        /// What the answer says about it, after a colon; may be empty.
+        /// The error text of the answer, after a colon; may be empty.
         detail: String,
-        /// When to come back, where the answer says so.
+        /// The `Retry-After` of the answer.
         retry_after: Option<Duration>,
     },
-    /// More than any document of the platform should hold.
+    /// The answer is larger than any document of the platform should be.
     #[error("the answer to `{call}` is larger than {limit} bytes")]
     TooLarge {
         /// Method and address.
         call: String,
-        /// How much is read.
+        /// The largest answer, in bytes.
         limit: usize,
     },
-    /// Not the document it should be.
-    #[error("the answer to `{call}` cannot be understood")]
+    /// The answer is not the expected document.
+    #[error("the answer to `{call}` is not the expected document")]
     Malformed {
         /// Method and address.
         call: String,
-        /// What is wrong with it.
+        /// The error of the JSON parser.
         #[source]
         source: serde_json::Error,
     },
-    /// A job of no steps, however often it is read.
-    #[error("the platform names no step of job {job_id}")]
+    /// The platform lists no steps for the job, also after several reads.
+    #[error("the platform lists no steps of job {job_id}")]
     NoSteps {
         /// The job.
         job_id: String,
     },
-    /// The time for the call is over, and not even one attempt ended.
+    /// The deadline passed before one attempt ended.
     #[error("there was no time left for `{call}`")]
     OutOfTime {
         /// Method and address.
         call: String,
     },
-    /// It is not certain that the step is ours alone; it has not been begun.
-    #[error("the step could not be claimed by a note in the job context, and is not begun")]
-    Unclaimed(#[source] Box<Self>),
-    /// Another writer of the job context, or the platform itself, overwrote what was written to it.
-    #[error("the note that was written about step {step_id} is missing")]
-    NoteLost {
+    /// It is not certain that the claim succeeded, so the step was not started.
+    #[error("could not claim the step in the job context; the step was not started")]
+    ClaimUncertain(#[source] Box<Self>),
+    /// Another writer of the job context, or the platform itself, overwrote the claim.
+    #[error("the claim on step {step_id} is missing in the job context after it was written")]
+    ClaimOverwritten {
         /// The step.
         step_id: String,
     },
 }
 
 impl TerrakubeError {
-    /// Whether trying again may help.
+    /// Whether a retry may help.
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Transfer { .. } => true,
@@ -104,12 +104,12 @@ impl TerrakubeError {
         }
     }
 
-    /// Whether it may not be so a little later.
+    /// Whether the same call may succeed a little later.
     pub(super) fn may_pass(&self) -> bool {
         self.is_transient() || matches!(self, Self::OutOfTime { .. })
     }
 
-    /// Whether the platform says that the job is gone, or takes nothing any more.
+    /// Whether the platform says that the job does not exist, or takes no more changes.
     pub(super) const fn means_no_such_job(&self) -> bool {
         matches!(
             self,
@@ -121,8 +121,8 @@ impl TerrakubeError {
         )
     }
 
-    /// Whether the platform refuses the request, and would refuse it again. A refused token does not count: that is an
-    /// error of the configuration, which the operator corrects.
+    /// Whether the platform would refuse the request again. A refused token does not count: the operator can correct the
+    /// configuration.
     pub fn is_final(&self) -> bool {
         match self {
             Self::Gone { .. } => true,
@@ -131,7 +131,7 @@ impl TerrakubeError {
         }
     }
 
-    /// When the platform asks us to come back.
+    /// The pause that the platform asks for.
     pub(super) const fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status { retry_after, .. } => *retry_after,
@@ -139,11 +139,11 @@ impl TerrakubeError {
         }
     }
 
-    /// The exit code when this keeps a step from being started.
+    /// The exit code if the error prevents the start of a step.
     pub const fn exit(&self) -> Exit {
         match self {
             Self::Refused { .. } => Exit::BadConfiguration,
-            // The job of the step was deleted, and another attempt does not bring it back.
+            // The job was deleted, so a retry cannot help.
             Self::Gone { .. } => Exit::StepFailed,
             Self::Client(_)
             | Self::Transfer { .. }
@@ -152,18 +152,18 @@ impl TerrakubeError {
             | Self::Malformed { .. }
             | Self::NoSteps { .. }
             | Self::OutOfTime { .. }
-            | Self::Unclaimed(_)
-            | Self::NoteLost { .. } => Exit::Infrastructure,
+            | Self::ClaimUncertain(_)
+            | Self::ClaimOverwritten { .. } => Exit::Infrastructure,
         }
     }
 
-    /// What to do about it.
+    /// The next step for the operator.
     pub fn hint(&self) -> Option<String> {
         let (api, secret) = (env::API_URL, env::INTERNAL_SECRET);
         Some(match self {
             Self::Client(_) => "check the proxy variables".to_owned(),
             Self::Transfer { .. } | Self::OutOfTime { .. } => format!(
-                "check that the address in `{api}` is reachable from here, and the proxy variables and network policy"
+                "check that the address in `{api}` is reachable from here; check the proxy variables and the network policy"
             ),
             Self::Refused { .. } => format!(
                 "check that `{secret}` is the platform's secret, and that the clocks of both machines agree"
@@ -172,15 +172,15 @@ impl TerrakubeError {
                 format!("the job was deleted, or the address in `{api}` is not the platform's")
             }
             Self::NoSteps { .. } => {
-                "start a new job: the platform has lost this one's steps, or does not show them"
+                "start a new job: the platform has lost the steps of this job, or does not show them"
                     .to_owned()
             }
             Self::Malformed { .. } => {
                 format!("check that the address in `{api}` is the platform's API")
             }
-            Self::Unclaimed(_) | Self::NoteLost { .. } => {
-                "the step may be started again; if it is said to be taken by this pod then, start a new job. With a Redis \
-                 that answers, no note is needed"
+            Self::ClaimUncertain(_) | Self::ClaimOverwritten { .. } => {
+                "start the step again; if this pod is then named as its holder, start a new job. A working Redis avoids \
+                 this error"
                     .to_owned()
             }
             Self::Status { .. } | Self::TooLarge { .. } => return None,

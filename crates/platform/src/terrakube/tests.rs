@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use job_contract::StepType;
-use job_contract::settlement::{self, Ending};
+use job_contract::final_statuses::{Ending, FinalStatuses};
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{Exit, env};
 use reqwest::{StatusCode, Url};
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use self::api::{Api, client, step};
 use super::{Terrakube, TerrakubeConfig, TerrakubeError, TokenSource};
 use crate::redis::{Redis, RedisArgs};
-use crate::{Claim, History, Holder, Outcome, PlanReference, Start, StartPermission};
+use crate::{Claim, History, Holder, Outcome, PlanReference, StartPermission, StartReport};
 use runtime::Deadline;
 use test_peers::port::Port;
 use test_peers::redis::RedisServer;
@@ -31,7 +31,7 @@ fn deadline() -> Deadline {
 
 fn outcome(step_type: StepType, ending: Ending, plan: PlanReference) -> Outcome {
     Outcome {
-        settlement: settlement::settle(step_type, ending, true, false, 2),
+        statuses: FinalStatuses::of(step_type, ending, true, false, 2),
         output: Some("https://api/log".into()),
         note: None,
         plan,
@@ -66,10 +66,10 @@ async fn a_step_waits_until_its_dispatch_is_recorded() {
 #[rstest]
 #[case("queue", PLAN, StartPermission::Granted(granted("queue")))]
 #[case("rejected", "approval", StartPermission::Granted(granted("rejected")))]
-#[case("rejected", PLAN, StartPermission::Over(JobStatus::Rejected))]
-#[case("cancelled", PLAN, StartPermission::Over(JobStatus::Cancelled))]
-#[case("failed", "approval", StartPermission::Over(JobStatus::Failed))]
-#[case("completed", PLAN, StartPermission::Over(JobStatus::Completed))]
+#[case("rejected", PLAN, StartPermission::JobEnded(JobStatus::Rejected))]
+#[case("cancelled", PLAN, StartPermission::JobEnded(JobStatus::Cancelled))]
+#[case("failed", "approval", StartPermission::JobEnded(JobStatus::Failed))]
+#[case("completed", PLAN, StartPermission::JobEnded(JobStatus::Completed))]
 #[case("approved", PLAN, StartPermission::NotDispatched(JobStatus::Approved))]
 #[case("pending", PLAN, StartPermission::NotDispatched(JobStatus::Pending))]
 #[tokio::test]
@@ -87,20 +87,24 @@ async fn only_a_dispatched_job_runs_and_no_other_job_is_changed(
     assert!(api.changes().is_empty());
 }
 
-/// A dispatch that is repeated after its end.
+/// The dispatch is repeated after the step has ended.
 #[rstest]
 #[case(
     "running",
     "completed",
-    StartPermission::Settled(StepStatus::Completed)
+    StartPermission::StepEnded(StepStatus::Completed)
 )]
 #[case(
     "pending",
     "completed",
-    StartPermission::Settled(StepStatus::Completed)
+    StartPermission::StepEnded(StepStatus::Completed)
 )]
-#[case("approved", "failed", StartPermission::Settled(StepStatus::Failed))]
-#[case("completed", "completed", StartPermission::Over(JobStatus::Completed))]
+#[case("approved", "failed", StartPermission::StepEnded(StepStatus::Failed))]
+#[case(
+    "completed",
+    "completed",
+    StartPermission::JobEnded(JobStatus::Completed)
+)]
 #[tokio::test]
 async fn a_step_that_is_over_does_not_run_again_though_its_job_goes_on(
     #[case] job: &str,
@@ -133,7 +137,7 @@ async fn a_start_is_reported_for_job_and_step_with_changed_fields_only() {
         .client()
         .report_running(&step("plan-id", PLAN), &"c".repeat(70), "https://api/log")
         .await;
-    assert_eq!(start.unwrap(), Start::Told);
+    assert_eq!(start.unwrap(), StartReport::Accepted);
     assert_eq!(
         api.changes(),
         [
@@ -150,17 +154,17 @@ async fn a_start_is_reported_for_job_and_step_with_changed_fields_only() {
 }
 
 #[rstest]
-#[case("cancelled", PLAN, Start::Over(JobStatus::Cancelled), 0)]
-#[case("failed", PLAN, Start::Over(JobStatus::Failed), 0)]
-#[case("completed", PLAN, Start::Over(JobStatus::Completed), 0)]
-#[case("pending", PLAN, Start::Over(JobStatus::Pending), 0)]
-#[case("rejected", PLAN, Start::Over(JobStatus::Rejected), 0)]
-#[case("rejected", "approval", Start::Told, 1)]
+#[case("cancelled", PLAN, StartReport::Ended(JobStatus::Cancelled), 0)]
+#[case("failed", PLAN, StartReport::Ended(JobStatus::Failed), 0)]
+#[case("completed", PLAN, StartReport::Ended(JobStatus::Completed), 0)]
+#[case("pending", PLAN, StartReport::Ended(JobStatus::Pending), 0)]
+#[case("rejected", PLAN, StartReport::Ended(JobStatus::Rejected), 0)]
+#[case("rejected", "approval", StartReport::Accepted, 1)]
 #[tokio::test]
 async fn an_ended_job_is_not_set_to_running(
     #[case] status: &str,
     #[case] step_type: &str,
-    #[case] expected: Start,
+    #[case] expected: StartReport,
     #[case] changes: usize,
 ) {
     let api = Api::with_status(status).await;
@@ -173,7 +177,7 @@ async fn an_ended_job_is_not_set_to_running(
     assert_eq!(api.status(), status);
 }
 
-/// Taken for a template of one step, a plan with changes would complete its job, and nothing would be applied.
+/// If the template counted as one of a single step, a plan with changes would complete its job, and nothing would be applied.
 #[tokio::test]
 async fn a_job_document_without_its_steps_is_read_again_and_is_no_job_of_one_step() {
     let api = Api::with_status("queue").await;
@@ -199,7 +203,7 @@ async fn a_job_document_without_its_steps_is_read_again_and_is_no_job_of_one_ste
     assert_eq!(standing.unwrap().template_steps, 2);
 }
 
-/// The dispatch came a second time, and the job may already be on its way to the next step.
+/// The dispatch came twice. The job may already be about to run the next step.
 #[rstest]
 #[case("queue", "completed")]
 #[case("running", "completed")]
@@ -214,11 +218,11 @@ async fn a_step_that_ended_is_not_run_again_and_its_job_is_left_alone(
     let (client, plan) = (api.client(), step("plan-id", PLAN));
     let admission = client.start_permission(&plan).await.unwrap();
     assert!(
-        matches!(admission, StartPermission::Settled(_)),
+        matches!(admission, StartPermission::StepEnded(_)),
         "{admission:?}"
     );
     let start = client.report_running(&plan, "abc", "https://api/log").await;
-    assert!(matches!(start, Ok(Start::Over(_))), "{start:?}");
+    assert!(matches!(start, Ok(StartReport::Ended(_))), "{start:?}");
     assert!(api.changes().is_empty(), "{:?}", api.changes());
 }
 
@@ -231,7 +235,7 @@ async fn a_job_cancelled_while_the_api_was_unavailable_is_not_set_to_running() {
         .client()
         .report_running(&step("plan-id", PLAN), "abc", "https://api/log")
         .await;
-    assert_eq!(start.unwrap(), Start::Over(JobStatus::Cancelled));
+    assert_eq!(start.unwrap(), StartReport::Ended(JobStatus::Cancelled));
     assert!(api.changes().is_empty());
 }
 
@@ -260,7 +264,7 @@ async fn an_outcome_is_reported_for_the_step_before_the_job() {
     );
 }
 
-/// As the stock executor has it of a source it could not read.
+/// The stock executor reports the same for a source that it could not read.
 #[rstest]
 #[case::never_read(None, Some(json!("")))]
 #[case::read_by_an_earlier_step(Some("abc"), None)]
@@ -525,7 +529,7 @@ async fn no_redirect_sends_a_token_to_another_host() {
     assert_eq!(other.reads(), 0);
 }
 
-/// It takes every connection and answers none, so that each call would last for the minute a call may.
+/// The server accepts every connection and answers none, so each call would take the whole minute of its timeout.
 #[tokio::test(start_paused = true)]
 async fn a_platform_that_never_answers_is_given_up_in_time_and_not_called_once_more() {
     let api = Api::with_status("running").await;
@@ -538,7 +542,7 @@ async fn a_platform_that_never_answers_is_given_up_in_time_and_not_called_once_m
         ..api.config()
     };
     let begun = Instant::now();
-    // It ends in the middle of a call.
+    // The deadline passes during a call.
     let deadline = Deadline::after(Duration::from_secs(330));
     let error = client(config)
         .report_outcome(&step("plan-id", PLAN), &planned(), &deadline)
@@ -704,7 +708,7 @@ async fn a_state_whose_record_was_not_answered_is_on_record_once() {
         .unwrap();
     assert_eq!(api.reads(), 0, "there is nothing to look for yet");
 
-    // The answer is lost, and so is the first one about what is on record.
+    // The answer is lost, and so is the first answer of the lookup.
     api.fault("POST", "/history", Effect::StatusAfter(502));
     api.refuse("GET", "/history", StatusCode::BAD_GATEWAY);
     client
@@ -787,7 +791,7 @@ async fn a_job_that_was_removed_is_over() {
             api.refuse("GET", "/job/412", StatusCode::NOT_FOUND);
         }
     };
-    // It is there in between.
+    // The job exists in between.
     gone(8);
     let client = api.client();
     let step = step("plan-id", PLAN);
@@ -899,7 +903,7 @@ async fn of_many_claimants_without_redis_the_job_context_grants_the_step_to_one_
         since: "now".into(),
     };
     let claims = (0..8).map(|n| {
-        // A process each.
+        // Each claimant is a process of its own.
         let (client, apply) = (api.client(), apply.clone());
         tokio::spawn(async move { client.claim(&apply, &holder(n)).await })
     });
@@ -910,7 +914,7 @@ async fn of_many_claimants_without_redis_the_job_context_grants_the_step_to_one_
     let granted: Vec<usize> = (0..8).filter(|n| answers[*n] == Claim::Granted).collect();
     assert_eq!(granted.len(), 1, "{answers:?}");
     let winner = holder(u32::try_from(granted[0]).unwrap());
-    // Some may have read a note that the winner's replaced.
+    // Some may have read a note that the winner's note replaced.
     let claimants: Vec<Holder> = (0..8).map(holder).collect();
     let is_held =
         |claim: &&Claim| matches!(claim, Claim::Held(holder) if claimants.contains(holder));
@@ -932,7 +936,7 @@ fn claimant(n: u32) -> Holder {
     }
 }
 
-/// As after an executor that took the step while Redis was away, and died before it could say that it runs.
+/// An executor claimed the step while Redis did not answer, and died before it reported its start.
 #[tokio::test]
 async fn a_step_claimed_without_redis_is_not_granted_once_redis_is_available() {
     let (api, mut server) = (
@@ -947,7 +951,7 @@ async fn a_step_claimed_without_redis_is_not_granted_once_redis_is_available() {
     server.restart().unwrap();
     let second = client.claim(&apply, &claimant(2)).await;
     assert_eq!(second.unwrap(), Claim::Held(claimant(1)));
-    // A plan may be repeated. A context that cannot be read prevents no claim.
+    // A plan may run twice. A context that cannot be read prevents no claim.
     let plan = step("apply-id", PLAN);
     let again = client.claim(&plan, &claimant(2)).await;
     assert_eq!(again.unwrap(), Claim::Granted);
@@ -988,7 +992,10 @@ async fn a_claim_that_is_not_certain_is_none_and_what_may_be_repeated_needs_none
             continue;
         }
         let error = claim.expect_err(kind);
-        assert!(matches!(error, TerrakubeError::Unclaimed(_)), "{error}");
+        assert!(
+            matches!(error, TerrakubeError::ClaimUncertain(_)),
+            "{error}"
+        );
         assert_eq!(error.exit(), Exit::Infrastructure);
         assert!(!api.has_faults(), "{kind}: {error}");
     }
@@ -1039,7 +1046,7 @@ async fn a_note_joins_what_others_have_written() {
     assert_eq!(api.context(), Some(both));
 }
 
-/// As of a holder whose claim is in a Redis that has died since.
+/// The holder has its claim in a Redis that has failed since.
 #[tokio::test]
 async fn a_step_that_begins_while_a_note_settles_is_its_beginners() {
     let api = Api::with_status("queue").await;

@@ -1,23 +1,23 @@
-//! The client: every command, every way to set Redis up, every way to lose it.
+//! Tests the client with every command, every kind of installation and every kind of failure.
 
 use std::time::{Duration, Instant};
 
 use job_contract::chain;
-use platform::redis::{Entry, Redis, RedisArgs, RedisError, Retention, Taken};
+use platform::redis::{Redis, RedisArgs, RedisError, Retention, StreamEntry, Taken};
 use test_peers::redis::{Options, RedisCluster, RedisServer, Sentinel};
 
 use crate::support::{LONG, args, eventually, redis, redis_at, until_it_answers};
 
 const MINUTE: Duration = Duration::from_mins(1);
 
-fn entry(text: &str) -> Entry {
-    Entry(vec![
+fn entry(text: &str) -> StreamEntry {
+    StreamEntry(vec![
         (b"name".to_vec(), b"value".to_vec()),
         (b"output".to_vec(), text.as_bytes().to_vec()),
     ])
 }
 
-/// Everything once.
+/// Uses every command once.
 async fn exercise(redis: &Redis) {
     redis.ping().await.unwrap();
     redis.set(b"key", b"one", MINUTE).await.unwrap();
@@ -102,7 +102,7 @@ async fn one_of_many_clients_gets_a_key_and_the_others_its_value() {
     };
     let held = Taken::Held(winner.clone().into_bytes());
     assert!(losers.iter().all(|(_, taken)| *taken == held));
-    // Whoever has lost the answer asks again.
+    // A caller that lost the answer repeats the call.
     let redis = redis_at(&server);
     let again = redis.take(b"claim", winner.as_bytes(), MINUTE).await;
     assert_eq!(again.unwrap(), Taken::Ours);
@@ -224,14 +224,14 @@ async fn sentinels_lead_to_the_server_and_after_a_failover_to_the_next() {
     let settings = RedisArgs {
         redis_sentinel_master: Some("mymaster".into()),
         redis_sentinel_nodes: Some(format!("127.0.0.1:1,{}", sentinel.address()).into()),
-        // Meant for Redis, as some set it up; a sentinel without a password refuses them.
+        // Some operators set these credentials for Redis. A sentinel without a password refuses them.
         redis_sentinel_password: None,
         ..RedisArgs::default()
     };
     let redis = redis(&settings);
     exercise(&redis).await;
 
-    // The sentinel learns of the second from the first.
+    // The sentinel discovers the second server through the first.
     let mut watcher = redis::Client::open(format!("redis://{}/", sentinel.address()))
         .unwrap()
         .get_connection()

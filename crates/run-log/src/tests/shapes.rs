@@ -1,5 +1,5 @@
-//! Any secret, in any shape, among anything, written in any pieces: none of it comes out. The shapes are made by other
-//! code than the one under test.
+//! Property tests: no secret appears in the output, for any secret, encoding, surrounding text and split into pieces. Other
+//! code than the code under test makes the encodings.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
@@ -17,7 +17,7 @@ const RFC_3986: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'.')
     .remove(b'~');
 
-/// What comes out when this is written in these pieces.
+/// The output for a text that is written in these pieces.
 fn written(secret: &str, text: &str, cuts: &[usize], max_line_bytes: usize) -> String {
     let redactor = Redactor::new([secret]);
     let (mut lines, mut out) = (LineBuffer::new(max_line_bytes), Vec::new());
@@ -60,7 +60,7 @@ fn ascii(json: &str) -> String {
     units.collect()
 }
 
-/// Shapes that stand in one line and depend on the secret alone.
+/// Encodings of the secret that take one line and depend only on the secret.
 fn shapes(secret: &str) -> Vec<(&'static str, String)> {
     let percent = utf8_percent_encode(secret, RFC_3986).to_string();
     let mut address = url::Url::parse("http://x.example.test").unwrap();
@@ -119,13 +119,13 @@ fn shapes(secret: &str) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Every part of these encoded texts that would tell something.
+/// All parts of an encoded text that would reveal something.
 fn parts(text: &str, length: usize) -> impl Iterator<Item = &str> {
     let starts = 0..(text.len() + 1).saturating_sub(length);
     starts.map(move |start| &text[start..start + length])
 }
 
-/// What encodes the secret and nothing else.
+/// The part of an encoded text that encodes only the secret.
 fn core(encoded: &str, before: usize, secret: usize) -> &str {
     &encoded[(before * 8).div_ceil(6)..(before + secret) * 8 / 6]
 }
@@ -169,12 +169,12 @@ proptest! {
         let lines = encoded.as_bytes().chunks(width).map(|line| std::str::from_utf8(line).unwrap());
         let text: String = lines.flat_map(|line| [prefix, line, "\n"]).collect();
         let out = written(&secret, &text, &cuts, 1024);
-        // What is worth five bytes may be left at the end of a line, and as much at the beginning of the next.
+        // Five bytes of the secret may stay at the end of a line, and five at the beginning of the next.
         let told = parts(core(&encoded, before.len(), secret.len()), 8).find(|part| out.contains(*part));
         prop_assert_eq!(told, None, "{}", out);
     }
 
-    /// Also where a part of it is shorter than what is masked before the rest is known.
+    /// Also if a part is shorter than the shortest part that is masked before the rest is known.
     #[test]
     fn a_secret_in_encoded_text_is_not_printed_in_lines_of_any_width(
         secret in "[!-~][ -~]{8,60}[!-~]",

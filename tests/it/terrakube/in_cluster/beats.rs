@@ -8,7 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use platform::heartbeat::{self, Sign};
+use platform::heartbeat::{self, HeartbeatState};
 use platform::redis::{Redis, RedisArgs};
 use serde_json::json;
 use test_cluster::{ADMIN, Fault as ClusterFault, State};
@@ -44,17 +44,19 @@ impl Stage {
     }
 
     /// The author of the last heartbeat.
-    async fn sign(&self, job: u32) -> Sign {
+    async fn sign(&self, job: u32) -> HeartbeatState {
         let args = RedisArgs {
             redis_hostname: Some("127.0.0.1".into()),
             redis_port: Some(self.redis.as_ref().unwrap().port().to_string().into()),
             ..RedisArgs::default()
         };
         let redis = Redis::new(args.resolve().unwrap().unwrap());
-        heartbeat::sign_of(&redis, &job.to_string()).await.unwrap()
+        heartbeat::heartbeat_state(&redis, &job.to_string())
+            .await
+            .unwrap()
     }
 
-    async fn until_sign(&self, job: u32, sign: Sign) {
+    async fn until_state(&self, job: u32, sign: HeartbeatState) {
         let began = Instant::now();
         while self.sign(job).await != sign {
             let report = self.platform.report();
@@ -65,12 +67,12 @@ impl Stage {
 
     /// Waits until the executor has written several heartbeats.
     async fn until_beaten_by_its_executor(&self, job: u32) {
-        self.until_sign(job, Sign::Executor).await;
+        self.until_state(job, HeartbeatState::FromExecutor).await;
         let (began, mut beats) = (Instant::now(), 0);
         while beats < 3 {
             assert!(began.elapsed() < PATIENCE, "{}", self.platform.report());
             beats += usize::from(self.hasten(job));
-            assert_eq!(self.sign(job).await, Sign::Executor);
+            assert_eq!(self.sign(job).await, HeartbeatState::FromExecutor);
             tokio::time::sleep(POLL).await;
         }
     }
@@ -230,7 +232,7 @@ async fn a_launcher_sends_no_heartbeat_beside_an_executor() {
 async fn a_run_on_a_dead_node_is_lost_in_a_minute_and_no_other_pod_starts_it() {
     // It is the launcher that ends it, before the platform would.
     let (stage, _gate, _launcher, job) = or_skip!(Stage::at_work(Duration::from_hours(1)).await);
-    stage.until_sign(job, Sign::Executor).await;
+    stage.until_state(job, HeartbeatState::FromExecutor).await;
     let cluster = &stage.place().cluster;
     let runs = &stage.place().runs;
     let pods = cluster.state(runs).await.unwrap().pods;
