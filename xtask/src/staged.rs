@@ -3,8 +3,9 @@
 
 use anyhow::Result;
 
-use crate::cluster::{self, ControlPlane};
+use crate::cluster::{self, ControlPlane, unless_skipped};
 use crate::node;
+use crate::setup::operator;
 use crate::suite::{self, run_tests};
 
 /// What the names of a stage's tests contain.
@@ -55,6 +56,9 @@ impl Staged {
     pub(crate) fn run(self, named: &[&str]) -> Result<()> {
         if self == Self::Node {
             return node::run(named);
+        }
+        if self == Self::Cluster {
+            unless_skipped("monitors of the chart", operator::ensure())?;
         }
         let plane = if self.has_cluster() {
             ControlPlane::start(self.word(), || suite::build("control plane"))?
