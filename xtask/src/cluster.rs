@@ -8,9 +8,9 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::setup::kubernetes;
+use crate::setup::kubernetes::Release;
 use crate::target_folder;
-use crate::terminal::complain;
+use crate::terminal::{complain, say};
 
 /// Names the kubeconfig of the cluster in which tests run (`test_cluster::kubeconfig`).
 const CLUSTER: &str = "MAYFLY_TEST_CLUSTER";
@@ -61,11 +61,19 @@ pub(crate) struct ControlPlane {
 
 impl ControlPlane {
     /// Starts one, once `build` has built `control-plane`. Nothing where `what` is skipped for want of its programs.
-    pub(crate) fn start(what: &str, build: impl FnOnce() -> Result<()>) -> Result<Option<Self>> {
-        let Some(programs) = unless_skipped(what, kubernetes::programs())? else {
+    pub(crate) fn start(
+        what: &str,
+        release: Release,
+        build: impl FnOnce() -> Result<()>,
+    ) -> Result<Option<Self>> {
+        let Some(programs) = unless_skipped(what, release.programs())? else {
             return Ok(None);
         };
         build()?;
+        say(&format!(
+            "\n==> control plane: Kubernetes {}",
+            release.minor()
+        ));
         let mut process = Command::new(target_folder().join("debug/control-plane"))
             .args(programs)
             .stdin(Stdio::piped())

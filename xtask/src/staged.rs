@@ -5,6 +5,7 @@ use anyhow::Result;
 
 use crate::cluster::{self, ControlPlane, unless_skipped};
 use crate::node;
+use crate::setup::kubernetes::Release;
 use crate::setup::operator;
 use crate::suite::{self, run_tests};
 
@@ -54,6 +55,11 @@ impl Staged {
 
     /// Runs its tests, or those of them that are named. Without programs for a control plane those that need it are skipped.
     pub(crate) fn run(self, named: &[&str]) -> Result<()> {
+        self.run_on(Release::NEWEST, named)
+    }
+
+    /// The same on a release of Kubernetes.
+    pub(crate) fn run_on(self, release: Release, named: &[&str]) -> Result<()> {
         if self == Self::Node {
             return node::run(named);
         }
@@ -61,7 +67,7 @@ impl Staged {
             unless_skipped("monitors of the chart", operator::ensure())?;
         }
         let plane = if self.has_cluster() {
-            ControlPlane::start(self.word(), || suite::build("control plane"))?
+            ControlPlane::start(self.word(), release, || suite::build("control plane"))?
         } else {
             None
         };

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 
+use crate::setup::kubernetes::Release;
 use crate::setup::{self, Purpose};
 use crate::staged::Staged;
 use crate::suite::run_tests;
@@ -22,6 +23,9 @@ pub(crate) struct Args {
     /// In the one `KUBECONFIG` names, instead of a control plane of their own
     #[arg(long, requires = "part")]
     existing: bool,
+    /// On the release of Kubernetes with this minor; the newest one unless named
+    #[arg(long, value_name = "MINOR", value_parser = Release::of, requires = "part", conflicts_with = "existing")]
+    kubernetes: Option<Release>,
     /// Run only tests whose names contain one of these, those of the stages of `cargo xtask ci` among them
     #[arg(last = true)]
     filters: Vec<String>,
@@ -50,7 +54,13 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         Some(Part::Cluster) if args.existing => {
             Staged::Cluster.run_in(Some(&cluster::existing()?), &filters)?;
         }
-        Some(Part::Cluster) => Staged::Cluster.run(&filters)?,
+        Some(Part::Cluster) => {
+            let release = args.kubernetes.unwrap_or(Release::NEWEST);
+            Staged::Cluster.run_on(release, &filters)?;
+        }
+        Some(Part::Node) if args.kubernetes.is_some() => {
+            bail!("the node is of the newest release: leave out `--kubernetes`")
+        }
         Some(Part::Node) if args.existing => {
             bail!("the node is always its own: leave out `--existing`")
         }
