@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::cluster::{self, ControlPlane};
+use crate::setup::kubernetes::Release;
 use crate::setup::{self, Purpose};
 use crate::suite::cargo;
 use crate::terminal::{command_line, complain};
@@ -29,7 +30,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     let mut command = command(&args.options);
     let plane = if starts_journey(&args.options) {
-        let Some(plane) = ControlPlane::start("chaos", build)? else {
+        let Some(plane) = ControlPlane::start("chaos", Release::NEWEST, build)? else {
             return Ok(ExitCode::SUCCESS);
         };
         command.envs(cluster::environment(&plane.kubeconfig));

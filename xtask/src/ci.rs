@@ -8,11 +8,23 @@ use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::cluster::unless_skipped;
+use crate::setup::kubernetes::Release;
 use crate::setup::{self, Purpose, unittest};
 use crate::staged::Staged;
 use crate::suite::cargo;
 use crate::terminal::{complain, run_stage, say};
 use crate::{bench, fuzz, workspace_root};
+
+/// Where tests depend on the Job controller, events, deletion, times to live, suspension, admission or the kinds of the API
+/// server. What the others do with Kubernetes, these do too.
+const ON_OLDEST: [&str; 6] = [
+    "in_cluster::chart",
+    "in_cluster::disruptions",
+    "in_cluster::endings",
+    "in_cluster::rights",
+    "in_cluster::settings",
+    "in_cluster::verdicts",
+];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -31,6 +43,8 @@ enum Stage {
     Chart,
     /// The tests that need a cluster, with the control plane of Kubernetes
     Cluster,
+    /// The tests that depend on what Kubernetes does, with the oldest control plane that the chart supports
+    Oldest,
     /// The journeys of the tool, with OpenTofu, Terraform and providers
     Tools,
     /// Both images, built and started; needs root
@@ -90,6 +104,7 @@ impl Stage {
             Self::Fuzz => fuzz::short(),
             Self::Chart => chart(),
             Self::Cluster => Staged::Cluster.run(&[]),
+            Self::Oldest => Staged::Cluster.run_on(Release::OLDEST, &ON_OLDEST),
             Self::Tools => tools(),
             Self::Images => Staged::Images.run(&[]),
             Self::Node => Staged::Node.run(&[]),
@@ -102,7 +117,9 @@ impl Stage {
         match self {
             // Clippy also compiles the engine of the fuzz targets.
             Self::Lint | Self::Fuzz => &[Purpose::Fuzz],
-            Self::Chart | Self::Cluster | Self::Node => &[Purpose::Tests, Purpose::Chart],
+            Self::Chart | Self::Cluster | Self::Oldest | Self::Node => {
+                &[Purpose::Tests, Purpose::Chart]
+            }
             Self::Images => &[Purpose::Tests, Purpose::Images],
             Self::Tools | Self::Chaos | Self::Bench => &[Purpose::Tests],
         }

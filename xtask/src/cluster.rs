@@ -7,9 +7,9 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::setup::kubernetes;
+use crate::setup::kubernetes::Release;
 use crate::target_folder;
-use crate::terminal::complain;
+use crate::terminal::{complain, say};
 
 /// The variable with the kubeconfig of the cluster in which tests run (`test_cluster::kubeconfig`).
 const CLUSTER: &str = "MAYFLY_TEST_CLUSTER";
@@ -59,13 +59,21 @@ pub(crate) struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Starts a control plane after `build` has built `control-plane`. `None` if `what` is skipped because a program is
-    /// missing.
-    pub(crate) fn start(what: &str, build: impl FnOnce() -> Result<()>) -> Result<Option<Self>> {
-        let Some(programs) = unless_skipped(what, kubernetes::programs())? else {
+    /// Starts a control plane of `release` after `build` has built `control-plane`. `None` if `what` is skipped because a program
+    /// is missing.
+    pub(crate) fn start(
+        what: &str,
+        release: Release,
+        build: impl FnOnce() -> Result<()>,
+    ) -> Result<Option<Self>> {
+        let Some(programs) = unless_skipped(what, release.programs())? else {
             return Ok(None);
         };
         build()?;
+        say(&format!(
+            "\n==> control plane: Kubernetes {}",
+            release.minor()
+        ));
         let mut process = Command::new(target_folder().join("debug/control-plane"))
             .args(programs)
             .stdin(Stdio::piped())

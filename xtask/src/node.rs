@@ -9,7 +9,8 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 
 use crate::cluster::unless_skipped;
-use crate::setup::{self, Purpose, kubernetes};
+use crate::setup::kubernetes::Release;
+use crate::setup::{self, Purpose};
 use crate::suite;
 use crate::target_folder;
 
@@ -69,8 +70,8 @@ fn programs() -> Result<Vec<PathBuf>> {
         "a kubelet creates control groups and mounts, which needs root: run this as root"
     );
     setup::ensure(&[Purpose::Images, Purpose::Node])?;
-    let mut programs = kubernetes::programs()?;
-    programs.extend(kubernetes::programs_of_nodes()?);
+    let mut programs = Release::NEWEST.programs()?;
+    programs.extend(Release::NEWEST.programs_of_nodes()?);
     Ok(programs)
 }
 

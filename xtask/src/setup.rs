@@ -2,6 +2,7 @@
 
 pub(crate) mod kubernetes;
 pub(crate) mod opentofu;
+pub(crate) mod operator;
 mod program;
 mod servers;
 pub(crate) mod unittest;

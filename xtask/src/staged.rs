@@ -3,8 +3,10 @@
 
 use anyhow::Result;
 
-use crate::cluster::{self, ControlPlane};
+use crate::cluster::{self, ControlPlane, unless_skipped};
 use crate::node;
+use crate::setup::kubernetes::Release;
+use crate::setup::operator;
 use crate::suite::{self, run_tests};
 
 /// A stage. Its word is a part of the names of its tests.
@@ -54,11 +56,19 @@ impl Staged {
     /// Runs the tests of the stage, or only the `named` ones. Tests that need a control plane are skipped if its programs are
     /// missing.
     pub(crate) fn run(self, named: &[&str]) -> Result<()> {
+        self.run_on(Release::NEWEST, named)
+    }
+
+    /// The same on a release of Kubernetes.
+    pub(crate) fn run_on(self, release: Release, named: &[&str]) -> Result<()> {
         if self == Self::Node {
             return node::run(named);
         }
+        if self == Self::Cluster {
+            unless_skipped("monitors of the chart", operator::ensure())?;
+        }
         let plane = if self.has_cluster() {
-            ControlPlane::start(self.word(), || suite::build("control plane"))?
+            ControlPlane::start(self.word(), release, || suite::build("control plane"))?
         } else {
             None
         };

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 
+use crate::setup::kubernetes::Release;
 use crate::setup::{self, Purpose};
 use crate::staged::Staged;
 use crate::suite::run_tests;
@@ -22,6 +23,9 @@ pub(crate) struct Args {
     /// Use the cluster of `KUBECONFIG` instead of a new control plane
     #[arg(long, requires = "part")]
     existing: bool,
+    /// Use the release of Kubernetes with this minor instead of the newest
+    #[arg(long, value_name = "MINOR", value_parser = Release::of, requires = "part", conflicts_with = "existing")]
+    kubernetes: Option<Release>,
     /// Run only tests whose names contain one of these, also the tests of the stages of `cargo xtask ci`
     #[arg(last = true)]
     filters: Vec<String>,
@@ -50,7 +54,13 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         Some(Part::Cluster) if args.existing => {
             Staged::Cluster.run_in(Some(&cluster::existing()?), &filters)?;
         }
-        Some(Part::Cluster) => Staged::Cluster.run(&filters)?,
+        Some(Part::Cluster) => {
+            let release = args.kubernetes.unwrap_or(Release::NEWEST);
+            Staged::Cluster.run_on(release, &filters)?;
+        }
+        Some(Part::Node) if args.kubernetes.is_some() => {
+            bail!("the node is of the newest release: leave out `--kubernetes`")
+        }
         Some(Part::Node) if args.existing => {
             bail!("the tests always start their own node: leave out `--existing`")
         }

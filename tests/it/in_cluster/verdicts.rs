@@ -1,8 +1,10 @@
 //! Runs that cannot continue: what the platform and the launcher's commands show once their time is up.
 
+use std::fs;
+
 use job_contract::{JobData, env};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use nix::sys::signal::Signal;
@@ -253,6 +255,36 @@ async fn the_verdict_of_a_run_over_its_deadline_names_the_deadline() {
         (&json!(true), &json!(143))
     );
     assert_eq!(begun(&place), 1);
+}
+
+/// Before Kubernetes 1.31, the Job has failed when its pod is told to end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_at_its_deadline_is_over_when_its_pod_has_ended() {
+    let place = or_skip!(Place::new().await);
+    let gate = place.site.scratch("gate");
+    place.image_that_first(&format!(
+        "trap : TERM; until [ -e '{}' ]; do sleep 0.1; done; exit 143",
+        gate.display()
+    ));
+    let launcher = place.serve_reporting();
+    let plan = place.dispatched(&launcher).await;
+    place.pod_at_work(&plan, || true).await;
+    place.end_soon(&plan).await;
+    let run = name(&plan);
+    let is_stopped = |state: &State| {
+        let mut conditions = ["Failed", "FailureTarget"].iter();
+        let is_failing = conditions.any(|condition| state.has_condition(&run, condition));
+        let is_going = |pod: &&Pod| pod.metadata.deletion_timestamp.is_some();
+        (is_failing && state.pods_of(&run).iter().any(is_going)).then_some(())
+    };
+    place.until("the pod is told to end", is_stopped).await;
+    let explained = place.json(&["explain", &run]);
+    assert_eq!(explained["verdict"], Value::Null, "{explained:#}");
+    assert_ne!(place.site.statuses(&plan).1, "failed");
+    fs::write(gate, "").unwrap();
+    place
+        .until_told(&plan, "deadline_exceeded", "deadline of 1 s")
+        .await;
 }
 
 /// Whatever a run executes can write the termination message.

@@ -41,7 +41,8 @@ pub(crate) fn ensure() -> Result<()> {
     Ok(())
 }
 
-fn relink(program: &Path, link: &Path) -> Result<()> {
+/// Links a path anew.
+pub(super) fn relink(program: &Path, link: &Path) -> Result<()> {
     if link.is_symlink() {
         fs::remove_file(link)?;
     }

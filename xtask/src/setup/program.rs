@@ -148,7 +148,7 @@ impl GoBuild<'_> {
         let stamps = self.stamps.iter();
         let stamps = stamps.map(|(name, value)| format!("-X {name}={value}"));
         let flags: Vec<_> = ["-s -w".to_owned()].into_iter().chain(stamps).collect();
-        let mut command = Command::new("go");
+        let mut command = modules(self.modules);
         command
             .args([
                 "build",
@@ -160,11 +160,18 @@ impl GoBuild<'_> {
             ])
             .arg(program)
             .arg(&self.package)
-            .current_dir(workspace_root().join(self.modules))
-            .env("CGO_ENABLED", "0")
-            .env("GOWORK", "off");
+            .env("CGO_ENABLED", "0");
         command
     }
+}
+
+/// `go`, in the folder of a `go.mod` below the workspace root.
+pub(super) fn modules(folder: &str) -> Command {
+    let mut command = Command::new("go");
+    command
+        .current_dir(workspace_root().join(folder))
+        .env("GOWORK", "off");
+    command
 }
 
 /// The architecture in the names of releases for Linux.

@@ -309,6 +309,34 @@ fn the_verdict_of_a_deadline_has_its_length() {
     );
 }
 
+/// As it is before Kubernetes 1.31.
+#[test]
+fn a_job_that_failed_at_its_deadline_is_over_with_its_pod() {
+    let late = job(json!({"status": {"conditions": [
+        {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "lastTransitionTime": time(100)}]}}));
+    let running = |deletion: Option<i64>| {
+        pod(json!({
+            "metadata": {"deletionTimestamp": deletion.map(time)},
+            "status": {"phase": "Running", "containerStatuses": [{
+                "name": "executor", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                "state": {"running": {"startedAt": time(5)}}}]},
+        }))
+    };
+    for (deletion, overdue) in [(None, 130), (Some(400), 430)] {
+        let pods = [running(deletion)];
+        let held = wait(see(&late, &pods, &[], overdue - 1));
+        assert_eq!(
+            (held.reason, held.until),
+            (WaitReason::Stopping, Some(at(overdue)))
+        );
+        let verdict = end(see(&late, &pods, &[], overdue));
+        assert_eq!(verdict.kind, VerdictKind::DeadlineExceeded);
+    }
+    let ended = pod(ended_container(143, "Error", ""));
+    let verdict = end(see(&late, &[ended], &[], 101));
+    assert_eq!(verdict.kind, VerdictKind::DeadlineExceeded);
+}
+
 #[test]
 fn a_failed_job_without_a_trace_is_lost() {
     let verdict = end(see(&failed(), &[], &[], 60));
