@@ -1,7 +1,7 @@
-//! Watches the limits of a run beside it: its time, its silence and its memory. The first limit that is reached gives
-//! the stop order, early enough that results can be saved.
+//! Watches the limits of a run: its time, its silence and its memory. The first limit that is reached gives the stop
+//! order, early enough that results can be saved.
 //!
-//! Knows nothing of what the run does.
+//! This module knows nothing of the run's work.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::config::RunLimits;
 use crate::context::RunContext;
 use crate::stop::{Cause, Stop};
 
-/// Neither version of control groups notifies when a share of the limit is reached, so it must be polled. A
-/// provider allocates some hundred MiB a second at most.
+/// Control groups of both versions do not notify at a share of the limit, so it is polled. A provider allocates at most
+/// some hundred MiB per second.
 const MEMORY_EVERY: Duration = Duration::from_millis(250);
-/// The warning comes at this share of the share at which the tool is interrupted, in hundredths.
+/// The warning comes at this percentage of the interrupt's percentage.
 const WARN_PERCENT: u64 = 90;
 
-/// What is watched of a run.
+/// The inputs of the watch.
 #[derive(Debug)]
 pub(crate) struct LimitWatch {
     limits: RunLimits,
     memory: Option<MemoryGroup>,
     pulse: Pulse,
-    /// While this is set, silence is no sign of anything.
+    /// While this is set, the limit on silence does not apply.
     waiting: Arc<AtomicBool>,
     log: LogWriter,
     stop: Stop,
@@ -51,7 +51,7 @@ impl LimitWatch {
     }
 }
 
-/// Watches until something runs out, then gives the stop order and says so in the run's log.
+/// Watches until a limit is reached. Then it gives the stop order, and reports the cause in the run's log.
 pub(crate) async fn watch(run: LimitWatch) {
     let cause = tokio::select! {
         cause = deadline(run.limits.deadline) => cause,
@@ -80,7 +80,7 @@ async fn silence(run: &LimitWatch) -> Cause {
     };
     let mut heard = run.pulse.count();
     let mut since = Instant::now();
-    // A tenth late at most.
+    // Detection is at most a tenth of the limit late.
     let mut ticks = interval((limit / 10).max(Duration::from_millis(10)));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -106,7 +106,7 @@ async fn memory(run: &LimitWatch) -> Cause {
         ticks.tick().await;
         let usage = match group.usage() {
             Ok(usage) => usage,
-            // It may be for want of memory, and then the next look matters most.
+            // Lack of memory may be the cause, so the next read matters most.
             Err(error) => {
                 if !unread {
                     warn!(%error, "memory in use cannot be read, trying again");
@@ -131,7 +131,7 @@ async fn memory(run: &LimitWatch) -> Cause {
             warn!("{text}");
             run.log.line(&text).await;
         } else if !usage.reaches(warn_at * WARN_PERCENT / 100) {
-            // Well below again: the next rise is news.
+            // Use is well below again, so the next rise gives a new warning.
             warned = false;
         }
     }
@@ -145,8 +145,7 @@ mod tests {
 
     use super::*;
 
-    /// The clock stands still while anybody has something to do, so that the first look has failed before there is
-    /// anything to see.
+    /// The paused clock advances only when all tasks are idle. So the first read fails before the file exists.
     #[tokio::test(start_paused = true)]
     async fn memory_is_watched_on_though_a_look_at_it_fails() {
         let folder = tempfile::tempdir().unwrap();
