@@ -1,8 +1,8 @@
-//! Runs a finished command line: spawn, stream, interrupt, kill. Knows nothing of Terraform or of scripts.
+//! Runs a complete command line: spawn, stream, interrupt, kill. This module knows nothing of Terraform or of scripts.
 //!
-//! stdout and stderr share one pipe, so their order is the order of writing, unless stdout is a document. The child
-//! leads a process group of its own: a stop order interrupts it first and kills the whole group when its grace is over,
-//! and whatever the child leaves running in the background dies with it.
+//! stdout and stderr share one pipe, so that their lines keep the order of writing. If stdout is a document, stderr is
+//! dropped. The child leads a process group of its own. A stop order interrupts the child first, and kills the whole
+//! group after the grace period. Background processes of the child are killed with the group.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -30,21 +30,21 @@ use crate::error::{ErrorKind, StepError};
 use crate::reaper;
 use crate::stop::Stop;
 
-/// How long a child's background processes may keep its output open once the child itself has ended.
+/// How long a child's background processes may keep its output open after the child has ended.
 const LEFTOVER_GRACE: Duration = Duration::from_secs(2);
 const CHUNK_BYTES: usize = 64 * 1024;
 
-/// A command line and where it runs.
+/// A command line and its folder.
 #[derive(Clone)]
 pub struct Invocation {
     pub program: PathBuf,
     pub args: Vec<OsString>,
     pub dir: PathBuf,
-    /// The whole environment: nothing is inherited.
+    /// The whole environment. The child inherits no other variable.
     pub env: Vec<(OsString, OsString)>,
-    /// What it reads; nothing where there is none.
+    /// The child's input; without one, its input is empty.
     pub input: Option<Bytes>,
-    /// Whether stdout is a document: then what it says beside it is dropped.
+    /// Whether stdout is a document. Then stderr is dropped.
     pub prints_document: bool,
 }
 
@@ -58,20 +58,20 @@ impl std::fmt::Debug for Invocation {
     }
 }
 
-/// Who receives the interrupt of a stop order.
+/// The receiver of the interrupt at a stop order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interrupt {
-    /// The process alone: a tool passes the order on to its providers itself, and they would die of it.
+    /// Only the process: a tool stops its providers itself, and the signal would kill them.
     Process,
-    /// The whole group, as Ctrl-C in a terminal does: a shell waits for its foreground child otherwise.
+    /// The whole group, like Ctrl-C in a terminal. Otherwise a shell waits for its foreground child.
     Group,
 }
 
-/// What a stop order does to a child.
+/// The effect of a stop order on a child.
 #[derive(Clone, Debug)]
 pub struct Limit {
     pub stop: Stop,
-    /// Who is interrupted; `None` for a child that saves results, which is left alone.
+    /// Who is interrupted; `None` for a child that saves results, which is not interrupted.
     pub interrupt: Option<Interrupt>,
     /// How long after the order the child's process group is killed.
     pub grace: Duration,
@@ -116,7 +116,7 @@ impl From<ExitStatus> for Ended {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     pub ended: Ended,
-    /// Whether it was interrupted or killed on our order.
+    /// Whether this module interrupted or killed it.
     pub stopped: bool,
 }
 
@@ -143,7 +143,7 @@ pub enum ProcessError {
 }
 
 impl ProcessError {
-    /// Who can do something about it.
+    /// The kind of the error, which decides about retries.
     pub(crate) const fn kind(&self) -> ErrorKind {
         match self {
             Self::TooLarge { .. } => ErrorKind::User,
@@ -158,13 +158,13 @@ impl From<ProcessError> for StepError {
     }
 }
 
-/// Receives a child's output as it comes.
+/// Receives a child's output as the child writes it.
 pub trait Consumer: Send {
-    /// Takes the next bytes. The child is not read from until this returns.
+    /// Takes the next bytes. The child's output is not read until this returns.
     fn consume(&mut self, chunk: &[u8]) -> impl Future<Output = ()> + Send;
 }
 
-/// Collects output in memory, up to a limit; the rest is dropped, and that is noted.
+/// Collects output in memory up to a limit. It drops further output, and sets `truncated`.
 #[derive(Debug, Default)]
 pub struct Capture {
     pub bytes: Vec<u8>,
@@ -192,7 +192,7 @@ impl Consumer for Capture {
     }
 }
 
-/// Writes output to the run's log as it is.
+/// Writes output to the run's log unchanged.
 #[derive(Debug)]
 pub struct ToLog(pub LogWriter);
 
@@ -255,7 +255,7 @@ fn spawn(invocation: &Invocation) -> Result<(Group, pipe::Receiver), ProcessErro
         })
         .process_group(0);
     let child = reaper::spawn(&mut command).map_err(fail)?;
-    // The command still holds the writing end; the pipe ends only when every writer is gone.
+    // The command still holds the writing end, and the pipe ends only when all writers are closed.
     drop(command);
     let pid = child
         .id()
@@ -270,7 +270,7 @@ fn spawn(invocation: &Invocation) -> Result<(Group, pipe::Receiver), ProcessErro
     ))
 }
 
-/// A file that no disk has to hold.
+/// A file in memory, so that it needs no space on a disk.
 fn in_memory(bytes: &[u8]) -> io::Result<File> {
     let mut file = File::from(memfd_create("input", MFdFlags::MFD_CLOEXEC)?);
     file.write_all(bytes)?;
@@ -287,7 +287,7 @@ struct Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Already gone is the usual case.
+        // An error is normal here: the group has usually ended.
         let _ = killpg(self.group, Signal::SIGKILL);
     }
 }
@@ -297,7 +297,7 @@ struct Supervision {
     kill_at: Option<Instant>,
     /// Whether the child was interrupted or killed.
     stopped: bool,
-    /// Whether the stop order has been dealt with.
+    /// Whether the stop order has been handled.
     heard: bool,
 }
 
@@ -412,7 +412,7 @@ mod tests {
         }
     }
 
-    /// Gives the stop order as soon as a word appears in the output.
+    /// Gives the stop order as soon as the output contains a certain word.
     struct StopOn<'a>(&'a Stop, &'static str, Capture);
 
     impl Consumer for StopOn<'_> {
@@ -430,8 +430,8 @@ mod tests {
         interrupt: Interrupt,
         grace: Duration,
     ) -> (Completion, String) {
-        // A process that handles the signal passes the default on to its children, also if it was started with the signal
-        // ignored, as in the background of a script.
+        // A process that handles the signal resets it to the default for its children. It does so even if the signal
+        // was ignored at its own start, as in the background of a script.
         let end = Arc::new(AtomicBool::new(true));
         signal_hook::flag::register_conditional_default(SIGINT, end).unwrap();
         let stop = Stop::default();

@@ -1,8 +1,8 @@
-//! What PID 1 of a container owes to others: the kernel makes it the parent of every process whose own parent is gone, and
-//! such a process stays in the process table until its parent has asked how it ended. A script that leaves processes behind
-//! would fill the table.
+//! Reaps orphans if the executor is PID 1 of its container. The kernel makes PID 1 the parent of every process whose
+//! own parent has ended. Such a process stays in the process table until its parent has waited for it. So scripts that
+//! leave processes behind could fill the table.
 //!
-//! The executor's own children are tokio's to ask. So every one of them is started here, and left alone here.
+//! tokio waits for the executor's own children. So all of them are started here, and the reaper skips them.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ use signal_hook::iterator::Signals;
 use tokio::process::{Child, Command};
 use tracing::warn;
 
-/// Process ids are used again, so that the moment of its start belongs to the name of a process.
+/// The identity of a process. Process ids are reused, so the start time belongs to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Name {
     pid: i32,
@@ -25,7 +25,7 @@ struct Name {
     start: u64,
 }
 
-/// The children that tokio waits for. A run has few, and they stay on the list.
+/// The children that tokio waits for. A run has few, so they stay on the list.
 static OURS: Mutex<Vec<Name>> = Mutex::new(Vec::new());
 
 fn ours() -> MutexGuard<'static, Vec<Name>> {
@@ -34,7 +34,7 @@ fn ours() -> MutexGuard<'static, Vec<Name>> {
 
 /// Starts a child of the executor.
 pub(crate) fn spawn(command: &mut Command) -> io::Result<Child> {
-    // Held until the child is known: it may end at once.
+    // The lock is held until the child is on the list, because the child may end at once.
     let mut ours = ours();
     let child = command.spawn()?;
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
@@ -42,7 +42,7 @@ pub(crate) fn spawn(command: &mut Command) -> io::Result<Child> {
     Ok(child)
 }
 
-/// Asks for the end of whatever the executor inherits, from now on, if it is the first process of its container.
+/// Starts to reap all orphans, if the executor is the first process of its container.
 pub(crate) fn start_as_init() {
     if process::id() != 1 {
         return;
@@ -54,7 +54,7 @@ pub(crate) fn start_as_init() {
 
 fn start() -> io::Result<()> {
     let mut ends = Signals::new([SIGCHLD])?;
-    // Before this thread there may have been some.
+    // Some may have ended before this thread started.
     reap();
     let reaper = move || {
         for _ in ends.forever() {
@@ -67,7 +67,7 @@ fn start() -> io::Result<()> {
         .map(drop)
 }
 
-/// Asks for the end of every child that has ended and is not tokio's.
+/// Reaps every child that has ended and that tokio does not wait for.
 fn reap() {
     let ours = ours();
     let own = i32::try_from(process::id()).ok();
@@ -78,17 +78,17 @@ fn reap() {
         .filter_map(|entry| Stat::of(entry.ok()?.file_name().to_str()?.parse().ok()?))
         .filter(|stat| stat.is_over && Some(stat.parent) == own && !ours.contains(&stat.name));
     for stat in ended {
-        // Nothing else reads it, and a missing value does no harm.
+        // No other code uses the exit status, and a missing one does no harm.
         let _ = waitpid(Pid::from_raw(stat.name.pid), Some(WaitPidFlag::WNOHANG));
     }
 }
 
-/// What the kernel tells of a process.
+/// The kernel's data about a process.
 #[derive(Clone, Copy, Debug)]
 struct Stat {
     name: Name,
     parent: i32,
-    /// It has ended, and its parent has not asked yet.
+    /// It has ended, but its parent has not waited for it yet.
     is_over: bool,
 }
 
@@ -141,13 +141,13 @@ mod tests {
             .collect()
     }
 
-    /// Inherits processes as PID 1 does.
+    /// Makes this process inherit orphans as PID 1 does.
     #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
     async fn inherit() {
         prctl::set_child_subreaper(true).unwrap();
         start().unwrap();
         for code in 0..40 {
-            // The inner shell is gone before its child, which is inherited and ends at once.
+            // The inner shell ends before its child. The child is inherited and ends at once.
             let script = format!("(true & true &) ; (true &) ; exit {code}");
             let status = spawn(&mut bash(&script)).unwrap().wait().await.unwrap();
             assert_eq!(status.code(), Some(code), "the end of a child was taken");
@@ -159,7 +159,7 @@ mod tests {
         }
     }
 
-    /// In a process of its own: this one's other tests have children of which the reaper would not know.
+    /// This test needs a process of its own. The other tests have children that the reaper does not know.
     #[test]
     fn what_is_inherited_is_reaped_and_the_ends_of_children_are_not_taken() {
         if env::var(PART).is_ok() {

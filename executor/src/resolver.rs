@@ -1,20 +1,21 @@
-//! The resolver's own orders from the environment. The C library looks names up as the pod's `/etc/resolv.conf` says, unless
-//! one of these variables says otherwise: a search domain or an alias leads requests, with their tokens, to another host.
+//! Removes variables that change name resolution from the environment. Without them, the C library resolves names as
+//! the pod's `/etc/resolv.conf` configures it. With them, a search domain or an alias could send requests, with their
+//! tokens, to another host.
 
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-/// What resolver(5) and host.conf(5) name.
+/// The variables that resolver(5) and host.conf(5) list.
 const VARIABLES: [&str; 3] = ["LOCALDOMAIN", "RES_OPTIONS", "HOSTALIASES"];
 const PREFIX: &str = "RESOLV_";
 
-/// Replaces this process by one without such variables, where it has any. It has to come first: the C library may read
-/// them from then on.
+/// Restarts this program without such variables, if there are any. This must be the first call, because the C library
+/// may read them from then on.
 ///
 /// # Errors
-/// Returns only when this program could not be started anew, or did not have to be.
+/// Returns an error if this program could not be restarted.
 pub(crate) fn ignore_environment() -> io::Result<()> {
     let mut orders = std::env::vars_os()
         .map(|(name, _)| name)

@@ -1,6 +1,6 @@
-//! The report that a step runs. Until the platform has it, a platform that lost its other records of the claim could start the
-//! step a second time (docs/decisions/0002-at-most-once.md). So a report that failed is repeated beside the step, until it
-//! succeeds or the step is over.
+//! The report that a step runs. Without it, a platform that lost its other records of the claim could start the step a
+//! second time (docs/decisions/0002-at-most-once.md). So a failed report is repeated in parallel with the step, until
+//! it succeeds or the step is over.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-/// Between two attempts, each of which is patient itself.
+/// The pause between two attempts. Each attempt has retries of its own.
 const PAUSE: Duration = Duration::from_secs(5);
-/// How long the end of a step waits at most for an attempt that is under way, whose late arrival would set the step back: as
-/// long as an attempt may last.
+/// How long the end of a step waits at most for an attempt in progress: as long as an attempt may last. If the attempt
+/// arrived later, it would reset the step's status.
 pub(crate) const LAST_ATTEMPT: Duration = Duration::from_secs(30);
 
-/// What is said of a step that runs.
+/// The content of the report.
 #[derive(Clone, Debug)]
 pub(crate) struct RunningReport {
     pub(crate) platform: Platform,
@@ -28,7 +28,7 @@ pub(crate) struct RunningReport {
     pub(crate) output: String,
 }
 
-/// A report that is being repeated.
+/// The repetition of a report.
 #[derive(Debug)]
 pub(crate) struct RepeatedReport {
     over: CancellationToken,
@@ -42,7 +42,7 @@ impl RunningReport {
             .await
     }
 
-    /// Repeats the report from beside.
+    /// Starts to repeat the report in parallel with the step.
     pub(crate) fn repeat(self) -> RepeatedReport {
         let over = CancellationToken::new();
         let until = over.clone();
@@ -73,7 +73,7 @@ impl RunningReport {
 }
 
 impl RepeatedReport {
-    /// Ends the repetition, before the outcome is reported. Nothing more is sent once this has returned.
+    /// Ends the repetition, before the outcome is reported. Once this has returned, no further report is sent.
     pub(crate) async fn end(mut self, deadline: &Deadline) {
         self.over.cancel();
         tokio::select! {
@@ -82,7 +82,7 @@ impl RepeatedReport {
             () = deadline.over() => {
                 warn!("the last attempt to report that the step runs is given up");
                 self.task.abort();
-                // Until then it may be about to send.
+                // Until the task has ended, it may still send.
                 let _ = self.task.await;
             }
         }
@@ -101,7 +101,7 @@ mod tests {
 
     use super::*;
 
-    /// A platform whose records cannot be written until a file in their place is removed.
+    /// A platform whose records cannot be written until the test removes a file in their place.
     fn away() -> (TempDir, RunningReport) {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("platform"), "").unwrap();

@@ -1,6 +1,6 @@
-//! Refuses a step that cannot run as it asks, before anything of it is fetched.
+//! Refuses a step that cannot run as configured, before anything is fetched.
 //!
-//! Reads job data and settings. Knows nothing of the platform and of the workspace.
+//! It reads job data and settings. It knows nothing of the platform and of the workspace.
 
 use job_contract::{Exit, StepType, env};
 use tracing::warn;
@@ -10,7 +10,7 @@ use crate::context::RunContext;
 use crate::error::StepError;
 use crate::scripts;
 
-/// Refuses a step that cannot be run as it asks.
+/// Refuses a step that cannot run as configured.
 pub(crate) async fn check_step(run: &RunContext<'_>) -> Result<(), StepError> {
     scripts::check(&run.job, &run.env.path())?;
     for name in child_env::without_effect(&run.job) {
@@ -24,8 +24,8 @@ pub(crate) async fn check_step(run: &RunContext<'_>) -> Result<(), StepError> {
     refuse_policies(run).await
 }
 
-/// Policies are not evaluated here. A plan that comes with some would pass over a mandatory one, so that it is not made,
-/// unless the operator says so. A workspace's own variables are not the operator's word.
+/// Mayfly does not evaluate policies. A plan that comes with policies would skip a mandatory one. So the step fails,
+/// unless the operator permits such plans. A workspace's own variables cannot give this permission.
 async fn refuse_policies(run: &RunContext<'_>) -> Result<(), StepError> {
     let what = match run.step_type {
         StepType::Plan | StepType::PlanDestroy if run.job.has_policies() => {
@@ -55,6 +55,6 @@ fn policies_not_evaluated(what: &str) -> StepError {
         env::IGNORE_POLICIES
     );
     let problem = format!("{what}, and this executor does not evaluate policies: nothing was run");
-    // The document is valid. The setting it refers to forbids the step.
+    // The document is valid. Its setting forbids the step.
     StepError::new(Exit::StepFailed, problem).with_hint(hint)
 }

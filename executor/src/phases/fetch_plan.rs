@@ -1,6 +1,6 @@
 //! Fetches the plan that an apply must use.
 //!
-//! Collects the facts about the job's plan. `stored_plan` decides which plan may be used.
+//! This phase collects the facts about the job's plan. `stored_plan` decides which plan may be used.
 
 use job_contract::StepType;
 use platform::StepView;
@@ -10,7 +10,7 @@ use crate::context::RunContext;
 use crate::error::StepError;
 use crate::stored_plan::{Handover, ReviewedPlan};
 
-/// The plan of the job; `None` where the step is no apply, or the job was not planned.
+/// The plan of the job; `None` if the step is no apply, or if the job has no plan.
 pub(crate) async fn fetch_plan(
     run: &RunContext<'_>,
     view: &StepView,

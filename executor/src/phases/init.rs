@@ -1,6 +1,6 @@
 //! Initialises the working directory: the backend override, the variables file and `init` itself.
 //!
-//! Knows nothing of the operation that follows.
+//! This phase knows nothing of the operation that follows.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ use crate::terraform::backend::{self, BackendAccess};
 use crate::terraform::credentials::{self, HostToken, Offer};
 use crate::terraform::variables::{self, Declarations};
 
-/// Output of a quiet init that is kept for the case that it fails.
+/// How much output of a quiet init is kept, to show it if init fails.
 const QUIET_INIT_BYTES: usize = 4 * 1024 * 1024;
 
 /// Writes the backend override into the working directory.
@@ -43,7 +43,8 @@ pub(crate) fn write_backend(
     )?)
 }
 
-/// Writes the variables file. Scripts before init may still write configuration, so the declarations are read only now.
+/// Writes the variables file. Scripts before init may still write configuration, so the declarations are read after
+/// them.
 pub(crate) async fn write_variables(
     context: &OperationContext<'_, '_>,
 ) -> Result<Option<PathBuf>, StepError> {
@@ -53,7 +54,7 @@ pub(crate) async fn write_variables(
         variables::check(&dir, tool)?;
         return Ok(None);
     }
-    // Large files take their time. A stop order does not wait for them.
+    // Large files take a while, and a stop order must not wait for them.
     let reading = tokio::task::spawn_blocking(move || Declarations::read(&dir, tool));
     let declarations = tokio::select! {
         biased;
@@ -70,8 +71,8 @@ pub(crate) async fn write_variables(
     Ok(Some(path))
 }
 
-/// Runs `init`; false when it failed and has said why. It is the one command that may show the platform a token. Whatever
-/// becomes of it, the token is gone afterwards.
+/// Runs `init`; false if it failed and has logged the reason. Only this command gets the platform's token. The token is
+/// removed afterwards in any case.
 pub(crate) async fn init(
     context: &OperationContext<'_, '_>,
     env: &ChildEnv,

@@ -1,6 +1,6 @@
-//! Plans: runs the tool, stores the plan it made and shows it.
+//! Plans: runs the tool, stores its plan and shows it.
 //!
-//! `stored_plan` knows how a plan is stored.
+//! How a plan is stored is the subject of `stored_plan`.
 
 use std::pin::pin;
 use std::time::{Duration, SystemTime};
@@ -26,17 +26,17 @@ use crate::process::{Completion, Ended};
 use crate::stored_plan::{self, NewPlan, PlanRecord};
 use crate::terraform::structured::Structured;
 
-/// How long the platform may take for what the plan does not depend on.
+/// Timeout for answers of the platform that the plan does not depend on.
 const VIEW_TIME: Duration = Duration::from_secs(10);
 
-/// A plan as the tool shows it.
+/// A plan as the tool renders it.
 #[derive(Default)]
 struct RenderedPlan {
     people: Option<Vec<u8>>,
     machines: Option<Value>,
 }
 
-/// Plans the changes. What went wrong is part of the result.
+/// Plans the changes. An error is part of the result.
 pub(crate) async fn plan_changes(
     context: &OperationContext<'_, '_>,
     destroy: bool,
@@ -57,7 +57,7 @@ async fn plan_and_store(
 ) -> Result<(), StepError> {
     let run = context.run;
     if run.connections.is_local() {
-        // Whatever becomes of the plan: an apply of this job is not to go ahead without one.
+        // The note is written before the plan. If the plan fails, it prevents an apply of this job without a plan.
         run.stored(stored_plan::note(&run.store, &run.job, None))
             .await?;
     }
@@ -89,7 +89,7 @@ async fn plan_and_store(
     Ok(())
 }
 
-/// Runs the tool, and looks after the lock on the state if the tool did not.
+/// Runs the tool, and releases the lock on the state if the tool left it.
 async fn run_plan(
     context: &OperationContext<'_, '_>,
     destroy: bool,
@@ -128,8 +128,8 @@ fn plan_ending(done: Completion) -> Ending {
     }
 }
 
-/// Whether another executor has reported the step. A plan may be repeated while that one still makes it. Once that one has
-/// reported, its plan is the one that is reviewed, and must not be replaced.
+/// Whether another executor has reported the step. A plan may be repeated while the other executor still makes its own.
+/// Once the other has reported, its plan is under review, and must not be replaced.
 async fn step_has_ended(run: &RunContext<'_>) -> bool {
     let deadline = Deadline::after(VIEW_TIME);
     let view = run.connections.platform.step_view(&run.step, &deadline);
@@ -145,7 +145,7 @@ async fn step_has_ended(run: &RunContext<'_>) -> bool {
     }
 }
 
-/// The tool only reads the plan, so that it can do so while the plan is on its way to the store.
+/// Rendering only reads the plan, so it runs in parallel with the upload.
 async fn store_and_show(
     context: &OperationContext<'_, '_>,
     env: &ChildEnv,
@@ -177,7 +177,7 @@ async fn store_and_show(
     Ok(stored)
 }
 
-/// The plan is stored before any script that follows could touch it: what was planned is what is kept.
+/// Stores the plan before any later script can change it, so that the stored plan is the one that the tool made.
 async fn store_plan(context: &OperationContext<'_, '_>) -> Result<PlanRecord, StepError> {
     let (run, prepared) = (context.run, context.prepared);
     let file = prepared.working_dir.join(PLAN_FILE);
@@ -192,7 +192,7 @@ async fn store_plan(context: &OperationContext<'_, '_>) -> Result<PlanRecord, St
         .await
 }
 
-/// Both renderings at once: each is a process of the tool that only reads the plan.
+/// Both renderings run at the same time: each is a process of the tool that only reads the plan.
 async fn render_plan(
     context: &OperationContext<'_, '_>,
     env: &ChildEnv,
