@@ -1,4 +1,4 @@
-//! Says in the run's log that the executor waits for the artifact store, and that the store works again: each once.
+//! Reports in the run's log, once each, that the executor waits for the artifact store, and that the store works again.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-/// Shorter failures are not worth a line.
+/// Shorter failures are not reported.
 const WORTH_A_LINE: Duration = Duration::from_secs(3);
 
 /// Watches the store until the handle is dropped. A folder needs no watch.
@@ -58,7 +58,7 @@ mod tests {
         let (health, trouble) = watch::channel(None);
         let watching = tokio::spawn(announce(trouble, log.writer()));
         let pause = || tokio::time::sleep(WORTH_A_LINE / 2);
-        // A short failure, and then a long one with changing causes.
+        // A short failure, then a long one with changing causes.
         for text in [
             Some("S3 answers 503"),
             None,

@@ -1,9 +1,10 @@
-//! The plan in the artifact store, between plan step and apply step (contract 6.2): stores it, notes it, and decides which
-//! plan an apply may use.
+//! The plan in the artifact store, between plan step and apply step (contract 6.2). This module stores the plan,
+//! records it in a note, and decides which plan an apply may use.
 //!
-//! What was reviewed is what is applied: the plan step leaves the plan's digest and the tool's version apart from the plan
-//! itself, in the job context and in the store, and the apply step refuses a plan that is missing, empty, altered or of unknown
-//! origin. Where no platform remembers what a job has done, the note in the store also tells that the job was planned.
+//! An apply uses exactly the reviewed plan. The plan step records the plan's digest and the tool's version separately
+//! from the plan, in the job context and in the store. The apply step refuses a plan that is missing, empty, altered or
+//! of unknown origin. If no platform records the steps of a job, the note in the store also shows that the job was
+//! planned.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -20,13 +21,13 @@ use serde_json::{Map, Value, json};
 use crate::error::StepError;
 use crate::tool::ResolvedTool;
 
-/// Key of the job context under which plan steps leave their [`PlanRecord`].
+/// Key of the job context in which plan steps save their [`PlanRecord`].
 pub const CONTEXT_KEY: &str = "mayflyPlan";
 
 /// Every plan file is a zip archive.
 const ZIP_MAGIC: &[u8] = b"PK\x03\x04";
 
-/// What is known of a stored plan.
+/// The metadata of a stored plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanRecord {
@@ -34,14 +35,14 @@ pub struct PlanRecord {
     pub reference: String,
     pub sha256: String,
     pub size_bytes: u64,
-    /// The tool that made it, and the only one that can apply it.
+    /// The tool that made it. No other tool can apply it.
     pub tool: Tool,
     pub version: String,
     pub commit_id: String,
 }
 
 impl PlanRecord {
-    /// The context patch that leaves this record for a step.
+    /// The patch of the job context that saves this record for a step.
     pub fn patch(&self, step_id: &str) -> Map<String, Value> {
         let mut patch = Map::new();
         patch.insert(CONTEXT_KEY.to_owned(), json!({ step_id: self }));
@@ -56,13 +57,14 @@ impl PlanRecord {
     }
 }
 
-/// What a plan step notes in the store, for an apply step whose pod shares nothing else with its own.
+/// The note of a plan step in the store. It is for an apply step whose pod shares only the store with the plan step's
+/// pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanNote {
     /// The step that planned last.
     pub step_id: String,
-    /// Its plan; none while it is made, and when making it failed.
+    /// Its plan; none while the step is planning, or if planning failed.
     pub plan: Option<PlanRecord>,
 }
 
@@ -71,13 +73,13 @@ fn note_key(job: &JobData) -> ObjectKey {
 }
 
 impl PlanNote {
-    /// Leaves the note for the steps that follow.
+    /// Saves the note for later steps.
     pub async fn leave(&self, store: &Store, job: &JobData) -> Result<(), StoreError> {
         let text = serde_json::to_vec(self).expect("a note has no failing serialiser");
         store.put(&note_key(job), text).await.map(drop)
     }
 
-    /// The note of the job; none where no plan step has left one.
+    /// The note of the job; none if no plan step has saved one.
     pub async fn read(store: &Store, job: &JobData) -> Result<Option<Self>, PlanError> {
         let key = note_key(job);
         let text = store.read(&key).await.map_err(PlanError::Unavailable)?;
@@ -99,7 +101,7 @@ pub struct NewPlan<'p> {
     pub commit_id: &'p str,
 }
 
-/// Stores a plan, and notes it for the steps that follow.
+/// Stores a plan, and saves its note for later steps.
 pub async fn store(
     store: &Store,
     job: &JobData,
@@ -123,7 +125,7 @@ pub async fn store(
     Ok(record)
 }
 
-/// Notes for the steps that follow that the job was planned, and which plan it has.
+/// Saves the note that the job was planned, and its plan.
 pub async fn note(
     store: &Store,
     job: &JobData,
@@ -133,20 +135,20 @@ pub async fn note(
     PlanNote { step_id, plan }.leave(store, job).await
 }
 
-/// A plan an apply must not use.
+/// Why an apply must not use a plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// The job was planned, but the platform knows no plan.
+    /// The job was planned, but the platform has no reference to the plan.
     #[error("the job has a reviewed plan, but the platform no longer knows where it is stored")]
     Unknown,
-    /// What the plan step noted cannot be read.
+    /// The note of the plan step cannot be read.
     #[error("`{reference}` is no reference to a stored plan")]
     BadNote {
         reference: String,
         #[source]
         source: serde_json::Error,
     },
-    /// Nothing tells who made it, and what it was then.
+    /// There is no record of its author and its digest.
     #[error("the plan in `{reference}` has no record of the executor that made it")]
     Unrecorded { reference: String },
     /// It cannot be fetched.
@@ -155,10 +157,10 @@ pub enum PlanError {
     /// It is empty.
     #[error("the reviewed plan in `{reference}` is empty")]
     Empty { reference: String },
-    /// It is not what the plan step stored.
+    /// It differs from the plan that the plan step stored.
     #[error("the reviewed plan in `{reference}` was altered after it was made")]
     Altered { reference: String },
-    /// It is no plan at all.
+    /// It is not a plan.
     #[error("what is stored in `{reference}` is not a plan")]
     NotAPlan { reference: String },
     /// The other tool made it.
@@ -174,7 +176,7 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// What to do about it.
+    /// The hint for users.
     pub fn hint(&self) -> String {
         match self {
             Self::Unavailable(error) if error.hint().is_some() => error.hint().unwrap_or_default(),
@@ -190,9 +192,9 @@ impl PlanError {
 impl From<PlanError> for StepError {
     fn from(error: PlanError) -> Self {
         let exit = match error {
-            // Neither plan nor review is the cause.
+            // The cause is neither the plan nor the review.
             PlanError::Unavailable(StoreError::Unavailable { .. }) => Exit::Infrastructure,
-            // The document is sound; the plan it refers to is not.
+            // The document is valid, but the plan that it refers to is not.
             _ => Exit::StepFailed,
         };
         let hint = error.hint();
@@ -206,11 +208,11 @@ pub struct ReviewedPlan {
     file: PathBuf,
     digest: Digest,
     reference: String,
-    /// What the plan step left; an executor of another kind leaves nothing.
+    /// The record of the plan step. Other executors save none.
     pub record: Option<PlanRecord>,
 }
 
-/// What is known of the job's plan, and where its content is to go.
+/// What the executor knows of the job's plan, and the folder for its content.
 #[derive(Debug)]
 pub struct Handover<'h> {
     pub job: &'h JobData,
@@ -219,14 +221,14 @@ pub struct Handover<'h> {
     pub store: &'h Store,
     /// A folder that no other user can read.
     pub private: &'h Path,
-    /// Whether a platform keeps the job's steps and its plan on record. Where none does, the note in the store counts.
+    /// Whether a platform records the job's steps and its plan. If not, the note in the store counts.
     pub on_record: bool,
-    /// Whether a plan without a record is applied.
+    /// Whether a plan without a record may be applied.
     pub mixed_fleet: bool,
 }
 
 impl Handover<'_> {
-    /// Fetches the job's plan; `None` when the job has no plan step whose plan it must use.
+    /// Fetches the job's plan; `None` if the job has no plan step whose plan it must use.
     pub async fn fetch(&self) -> Result<Option<ReviewedPlan>, PlanError> {
         let mut note = None;
         let mut reference = self.view.terraform_plan.clone();
@@ -245,7 +247,7 @@ impl Handover<'_> {
             };
         };
         let mut record = PlanRecord::find(self.context, &reference);
-        // Not every platform has a job context.
+        // Some platforms have no job context.
         if record.is_none() {
             if note.is_none() {
                 note = PlanNote::read(self.store, self.job).await?;
@@ -303,8 +305,8 @@ async fn checked(
 }
 
 impl ReviewedPlan {
-    /// Lays the plan at `target`, replacing whatever scripts put there, and checks it once more: what is applied
-    /// is what was fetched.
+    /// Copies the plan to `target`, replacing any file of a script, and checks it again. So the applied plan is the
+    /// fetched one.
     pub fn place(&self, target: &Path) -> Result<(), PlanError> {
         let place = || {
             match fs::remove_file(target) {
@@ -486,7 +488,7 @@ mod tests {
         let refused = fixture.fetch(&Map::new()).await.unwrap_err();
         assert!(matches!(refused, PlanError::Unrecorded { .. }));
         assert!(refused.hint().contains("MAYFLY_MIXED_FLEET=true"));
-        // A record of another plan is none of this one.
+        // A record of another plan does not count.
         let other = PlanRecord {
             reference: "elsewhere".into(),
             ..fixture.record()
@@ -546,7 +548,7 @@ mod tests {
         fixture.note(Some(fixture.record())).await;
         let plan = fetch(false).await.unwrap().unwrap();
         assert_eq!(plan.record, Some(fixture.record()));
-        // What a platform has on record counts for more.
+        // The platform's record takes precedence.
         assert!(fetch(true).await.unwrap().is_none());
         let note = note_key(&job());
         fixture.store.put(&note, "{").await.unwrap();

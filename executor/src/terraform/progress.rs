@@ -1,6 +1,6 @@
-//! How far an operation came: which changes were planned, begun, made and failed, and since when the tool must have
-//! held the lock on its state. Told by the tool's JSON events, or by its lines where it speaks no JSON. Values never
-//! enter it, only addresses.
+//! The progress of an operation: which changes were planned, begun, made and failed, and since when the tool must have
+//! held the lock on its state. The sources are the tool's JSON events, or the lines of a tool without JSON. The
+//! progress contains only addresses, never values.
 
 use std::collections::HashMap;
 use std::time::SystemTime;
@@ -8,17 +8,17 @@ use std::time::SystemTime;
 use job_contract::report::ApplyProgress;
 use serde_json::Value;
 
-/// The account of one operation's changes.
+/// The progress of one operation's changes.
 #[derive(Clone, Debug, Default)]
 pub struct Progress {
-    /// In the order they were first heard of.
+    /// In the order of their first event.
     changes: Vec<Change>,
     by_address: HashMap<String, usize>,
-    /// Whether changes were announced before they were begun: only then is it known how many there are.
+    /// Whether changes were announced before they began. Only then is their number known.
     announced: bool,
-    /// Plans are made, and changes begun, only under the lock.
+    /// A time at which the tool held the lock: it plans, and begins changes, only under the lock.
     locked_by: Option<SystemTime>,
-    /// The last diagnostic in lines was an error, so an address that follows is where.
+    /// The last plain diagnostic was an error, so a following address names the failed resource.
     in_error: bool,
 }
 
@@ -26,9 +26,9 @@ pub struct Progress {
 struct Change {
     address: String,
     standing: ChangeState,
-    /// A replacement is two operations of the tool on one address.
+    /// A replacement is two operations on one address.
     operations_left: u8,
-    /// Whether something is there once it is made.
+    /// Whether the object exists after the change.
     leaves: bool,
 }
 
@@ -40,7 +40,7 @@ enum ChangeState {
     Failed,
 }
 
-/// What the tool writes when it begins an operation and when it has ended it, and whether something is there then.
+/// The tool's lines at the beginning and the end of an operation, and whether the object exists then.
 const BEGINNINGS: [(&str, bool); 3] = [
     (": Creating...", true),
     (": Modifying...", true),
@@ -51,7 +51,7 @@ const ENDS: [(&str, bool); 3] = [
     (": Modifications complete after", true),
     (": Destruction complete after", false),
 ];
-/// How a plan for people announces a change, and how many operations that is.
+/// The words of a plain plan for a change, and the number of its operations.
 const ANNOUNCEMENTS: [(&str, u8); 6] = [
     (" is tainted, so must be replaced", 2),
     (" must be replaced", 2),
@@ -62,7 +62,7 @@ const ANNOUNCEMENTS: [(&str, u8); 6] = [
 ];
 
 impl Progress {
-    /// Takes one event of the JSON stream.
+    /// Processes one event of the JSON stream.
     pub fn event(&mut self, event: &Value) {
         match event["type"].as_str().unwrap_or_default() {
             "planned_change" => {
@@ -83,7 +83,7 @@ impl Progress {
                 let leaves = match hook["action"].as_str() {
                     Some("create" | "update") => true,
                     Some("delete") => false,
-                    // Data is read, which changes nothing.
+                    // Reading data changes nothing.
                     _ => return,
                 };
                 let Some(address) = hook["resource"]["addr"].as_str() else {
@@ -100,9 +100,9 @@ impl Progress {
         }
     }
 
-    /// Takes one line of the rendering for people, without colours.
+    /// Processes one line of the plain output, without colours.
     pub fn line(&mut self, line: &str) {
-        // The values of a plan stand deeper than what it announces, and what is done is not indented at all.
+        // A plan's announcements have less indentation than its values. Lines about an apply have none.
         let announced = line.strip_prefix("  # ");
         let is_indented = line.starts_with(char::is_whitespace);
         let line = line.trim_matches(|c: char| c.is_whitespace() || "│╷╵".contains(c));
@@ -137,18 +137,18 @@ impl Progress {
         }
     }
 
-    /// When it was first certain that the tool held the lock on the state, if it ever was.
+    /// When the tool first certainly held the lock on the state, if it ever did.
     pub const fn locked_by(&self) -> Option<SystemTime> {
         self.locked_by
     }
 
-    /// Whether anything may have been changed.
+    /// Whether something may have been changed.
     pub fn has_begun(&self) -> bool {
         let begun = |change: &Change| change.standing != ChangeState::Planned;
         self.changes.iter().any(begun)
     }
 
-    /// The account for a report.
+    /// The progress for the final report.
     pub fn report(&self) -> ApplyProgress {
         let planned = self.count(ChangeState::Planned);
         ApplyProgress {
@@ -159,7 +159,7 @@ impl Progress {
         }
     }
 
-    /// The account as part of a sentence.
+    /// The progress as a part of a sentence.
     pub fn sentence(&self) -> String {
         if !self.has_begun() {
             return match self.count(ChangeState::Planned) {
@@ -199,7 +199,7 @@ impl Progress {
         parts.join(", ")
     }
 
-    /// Addresses of which something was made that is not among these.
+    /// Addresses of created objects for which `known` is false.
     pub fn missing_from(&self, known: impl Fn(&str) -> bool) -> Vec<String> {
         self.changes
             .iter()
@@ -278,8 +278,8 @@ const fn were(count: u64) -> &'static str {
     if count == 1 { "was" } else { "were" }
 }
 
-/// The address before one of these phrases. What a provisioner writes comes behind its resource's address and its own
-/// name in parentheses, and so does what is deposed.
+/// The address before one of these phrases. The output of a provisioner has its resource's address and its own name in
+/// parentheses before the phrase, so it does not match. Neither does a deposed object.
 fn spoken_of<'l>(line: &'l str, phrases: &[(&str, bool)]) -> Option<(&'l str, bool)> {
     phrases.iter().find_map(|(phrase, leaves)| {
         let address = &line[..line.find(phrase)?];

@@ -1,12 +1,12 @@
-//! Structured plan and apply output: the list of changes a user interface shows, kept from the tool's JSON
-//! events and completed from its `show` (contract 6.6 and Appendix B). Sensitive values never enter it.
+//! Structured plan and apply output: the list of changes that a user interface shows. The tool's JSON events update it,
+//! and the output of `show` completes it (contract 6.6 and Appendix B). It never contains sensitive values.
 
 use std::collections::{HashMap, HashSet};
 
 use job_contract::report::ChangeCounts;
 use serde_json::{Map, Value, json};
 
-/// Changes by address, in the order they were first heard of, and diagnostics without an address.
+/// Changes by address, in the order of their first event, and diagnostics without an address.
 #[derive(Clone, Debug, Default)]
 pub struct Structured {
     changes: Vec<Map<String, Value>>,
@@ -16,7 +16,7 @@ pub struct Structured {
 }
 
 impl Structured {
-    /// The list an apply starts from: the plan's changes, all still to be done.
+    /// The initial list of an apply: the plan's changes, all still to be made.
     pub fn seeded(plan: &Value) -> Self {
         let mut seeded = Self::default();
         for change in plan
@@ -41,7 +41,7 @@ impl Structured {
         seeded
     }
 
-    /// The changes as the context holds them.
+    /// The changes in the format of the job context.
     pub fn changes(&self) -> Value {
         let visible = |change: &Map<String, Value>| {
             let mut change = change.clone();
@@ -61,7 +61,7 @@ impl Structured {
         self.counts
     }
 
-    /// Counts of the changes themselves, for a plan whose summary was never heard.
+    /// Counts from the changes themselves, for a plan without a summary.
     pub fn counted(&self) -> ChangeCounts {
         let mut counts = ChangeCounts::default();
         for change in &self.changes {
@@ -80,7 +80,7 @@ impl Structured {
         counts
     }
 
-    /// Takes one event of the JSON stream.
+    /// Processes one event of the JSON stream.
     pub fn event(&mut self, event: &Value) {
         let kind = event["type"].as_str().unwrap_or_default();
         match kind {
@@ -110,7 +110,7 @@ impl Structured {
             if let Some(actions) = change["action"].as_str().and_then(actions) {
                 entry.insert("actions".into(), json!(actions));
             }
-            // The word for what is forgotten is not one that user interfaces know.
+            // User interfaces do not know the event's word for a forgotten resource.
             if change["action"] == "remove" {
                 entry.insert("action".into(), json!("unknown"));
             } else {
@@ -192,8 +192,8 @@ impl Structured {
         }
     }
 
-    /// Completes the list from the plan's own JSON: what it says wins, what only the events know stays. It adds nothing
-    /// about resources without anything to do, so that of these the list has what the events told, if they told anything.
+    /// Completes the list from the plan's own JSON, which takes precedence. Properties that only events contain stay.
+    /// The plan's entries without an action are skipped, so that such resources keep what the events contained.
     pub fn complete_from_plan(&mut self, plan: &Value) {
         for resource in plan["resource_changes"].as_array().into_iter().flatten() {
             let Some(address) = resource["address"].as_str() else {
@@ -205,9 +205,10 @@ impl Structured {
         }
     }
 
-    /// Completes an apply from the new state: values unknown to the plan are filled in unless plan or state calls them
-    /// sensitive. After one that did `all` of it, what is there has been applied, and so has what was forgotten. The tool
-    /// reports neither of these, nor what was only moved or imported.
+    /// Completes an apply from the new state. It fills in values that were unknown in the plan, unless the plan or the
+    /// state marks them as sensitive. With `all`, the apply was complete, so open changes in the state, and forgotten
+    /// resources, are set to applied. The tool reports no event for them, nor for resources that were only moved or
+    /// imported.
     pub fn complete_from_state(&mut self, state: &Value, all: bool) {
         let mut resources = HashMap::new();
         collect_resources(&state["values"]["root_module"], &mut resources);
@@ -246,7 +247,7 @@ impl Structured {
     }
 }
 
-/// Updates a change by a hook of a refresh, an apply or a provisioner.
+/// Updates a change with a hook of a refresh, an apply or a provisioner.
 fn operation_hook(entry: &mut Map<String, Value>, kind: &str, hook: &Value) {
     match kind {
         "refresh_start" => {
@@ -290,7 +291,7 @@ fn operation_hook(entry: &mut Map<String, Value>, kind: &str, hook: &Value) {
     }
 }
 
-/// Updates a change by a hook of an ephemeral resource.
+/// Updates a change with a hook of an ephemeral resource.
 fn ephemeral_hook(entry: &mut Map<String, Value>, kind: &str, hook: &Value) {
     let (status, begins) = match (kind, ephemeral_phase(hook)) {
         ("ephemeral_op_start" | "ephemeral_action_started", "close") => ("ephemeral-closing", true),
@@ -315,7 +316,7 @@ fn set(entry: &mut Map<String, Value>, key: &str, value: &Value) {
     }
 }
 
-/// `change_summary` says `remove`; the counts are written the way people read them.
+/// `change_summary` uses `remove`, but the counts use `destroy`.
 fn rename_remove(changes: &Value) -> Value {
     json!({
         "add": changes["add"].as_u64().unwrap_or(0),
@@ -325,7 +326,7 @@ fn rename_remove(changes: &Value) -> Value {
     })
 }
 
-/// `open`, `renew` or `close`; OpenTofu says it in prose.
+/// `open`, `renew` or `close`; OpenTofu writes a phrase instead.
 fn ephemeral_phase(hook: &Value) -> &'static str {
     let said = hook["action"]
         .as_str()
@@ -341,7 +342,7 @@ fn ephemeral_phase(hook: &Value) -> &'static str {
     }
 }
 
-/// One entry of `resource_changes` as a change.
+/// Converts one entry of `resource_changes` into a change.
 fn planned_entry(resource: &Value) -> Map<String, Value> {
     let change = &resource["change"];
     let mut entry = Map::new();
@@ -367,7 +368,7 @@ fn planned_entry(resource: &Value) -> Map<String, Value> {
         ),
     ] {
         let mut marks = marks.clone();
-        // The output of `terraform_data` is its input, but carries no mark of its own.
+        // The output of `terraform_data` is its input, but has no mark of its own.
         if let (true, Some(marks)) = (whole_input, marks.as_object_mut())
             && let Some(input) = marks.get("input").cloned()
         {
@@ -384,7 +385,7 @@ fn planned_entry(resource: &Value) -> Map<String, Value> {
     entry
 }
 
-/// The actions behind the word an event has for them, where there is no doubt about their order.
+/// The actions for the event's word, if their order is certain.
 fn actions(word: &str) -> Option<Vec<&str>> {
     match word {
         "create" | "read" | "update" | "delete" => Some(vec![word]),
@@ -412,7 +413,7 @@ fn normal_action(change: &Value) -> &'static str {
     }
 }
 
-/// `value` with every part that `marks` calls sensitive replaced by null.
+/// `value`, with null for every part that `marks` calls sensitive.
 fn without_sensitive(value: &Value, marks: &Value) -> Value {
     match (value, marks) {
         (_, Value::Bool(true)) => Value::Null,
@@ -435,7 +436,7 @@ fn without_sensitive(value: &Value, marks: &Value) -> Value {
     }
 }
 
-/// Which attributes differ in a value that is sensitive on either side; the values themselves stay out.
+/// Which attributes with a sensitive value differ. The values themselves are left out.
 fn changed_sensitive(change: &Value) -> Map<String, Value> {
     let marked = |side: &str, key: &str| match &change[side] {
         Value::Bool(all) => *all,
@@ -460,7 +461,7 @@ fn holds_true(marks: &Value) -> bool {
     }
 }
 
-/// Addresses of everything in a state for machines.
+/// Addresses of all resources in a state as JSON.
 pub fn addresses(state: &Value) -> HashSet<&str> {
     let mut resources = HashMap::new();
     collect_resources(&state["values"]["root_module"], &mut resources);
@@ -504,7 +505,7 @@ fn fill_unknown(change: &mut Map<String, Value>, resource: &Value) {
     change.insert("afterUnknown".into(), Value::Object(unknown));
 }
 
-/// Marks of the same shape, none of them set.
+/// Marks of the same shape, all false.
 fn all_false(marks: &Value) -> Value {
     match marks {
         Value::Object(parts) => parts
@@ -521,7 +522,7 @@ fn all_false(marks: &Value) -> Value {
 mod tests {
     use super::*;
 
-    /// The tool announces these again before an apply, and then says nothing more of them.
+    /// The tool announces these again before an apply, but reports nothing more about them.
     #[test]
     fn what_is_moved_imported_or_forgotten_is_applied_with_the_rest() {
         let announced = |address: &str, action: &str| json!({"type": "planned_change", "change": {"resource": {"addr": address}, "action": action}});
@@ -711,7 +712,7 @@ mod tests {
         );
     }
 
-    /// What a stock executor left in the context for the same plans, applies and destroys of `examples/hello`.
+    /// The context of a stock executor after the same plans, applies and destroys of `examples/hello`.
     mod as_the_stock_executor_does {
         use super::*;
 
@@ -780,7 +781,7 @@ mod tests {
         }
     }
 
-    /// The stock executor tells nothing of a destroy without a plan. Its plans to destroy have these properties.
+    /// The stock executor shows nothing for a destroy without a plan. Its destroy plans have these properties.
     #[test]
     fn a_destroy_without_a_plan_is_told_as_completely_as_its_events_allow() {
         let address = "terraform_data.greeting[\"german\"]";

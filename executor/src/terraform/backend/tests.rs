@@ -42,7 +42,7 @@ impl Fixture {
         fs::read_to_string(self.tree().join(name)).unwrap()
     }
 
-    /// Everything in the tree that could be read there.
+    /// Names of the files in the tree.
     fn files(&self) -> Vec<String> {
         let mut names: Vec<_> = fs::read_dir(self.tree())
             .unwrap()
@@ -158,10 +158,10 @@ fn s3_keys_stay_outside_where_the_version_allows_it() {
     let offered = fixture.offered(AWS_CREDENTIALS).unwrap();
     assert!(!Path::new(&offered).starts_with(fixture.tree()));
     assert_eq!(fs::read_to_string(&offered).unwrap(), expected);
-    // Again, as after scripts: nothing is added twice.
+    // The second offer, as after scripts, adds nothing.
     access.offer(&mut fixture.env).unwrap();
     assert_eq!(fs::read_to_string(&offered).unwrap(), expected);
-    // A file of the run's own is taken over too.
+    // A file that the run names itself is included too.
     let theirs = fixture.folder.path().join("theirs");
     fs::write(&theirs, "[other]\n").unwrap();
     fixture
