@@ -1,7 +1,7 @@
-//! The version of a binary found on PATH, asked of the binary itself and remembered.
+//! The version of a binary on PATH, which the binary itself reports. The answer is cached.
 //!
-//! Starting the tool takes tens of milliseconds, a good part of a small run, so the answer is kept in the
-//! cache directory for as long as the file stays the same.
+//! Starting the tool takes tens of milliseconds, much of a small run. So the cache directory keeps the answer while the
+//! file stays the same.
 
 use std::{
     collections::BTreeMap,
@@ -24,11 +24,11 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 const MEMORY: &str = "probe.json";
 const MAX_MEMORY_BYTES: u64 = 1 << 20;
 
-/// Version managers put a small script or proxy on PATH, which picks a version by working directory and
-/// environment; what it said once says nothing about the next time. The tools are far larger.
+/// The minimum size of a binary whose answer is cached. Version managers put a small script or proxy on PATH, whose
+/// version depends on the working directory and the environment. The real tools are far larger.
 const SMALLEST_TOOL: u64 = 16 << 20;
 
-/// Why a binary did not tell its version.
+/// Why a binary did not report its version.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProbeError {
     #[error("could not start it")]
@@ -41,7 +41,7 @@ pub(crate) enum ProbeError {
     Answer(#[source] serde_json::Error),
 }
 
-/// What identifies one state of one file.
+/// The identity of one version of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Identity {
     size: u64,
@@ -58,7 +58,7 @@ struct Remembered {
 
 type Memory = BTreeMap<PathBuf, Remembered>;
 
-/// The version of `binary`, from memory or by asking.
+/// The version of `binary`, from the cache or from the binary.
 pub(crate) async fn version(binary: &Path, cache_dir: &Path) -> Result<Version, ProbeError> {
     let file = fs::canonicalize(binary).map_err(ProbeError::Start)?;
     let metadata = fs::metadata(&file).map_err(ProbeError::Start)?;
@@ -94,7 +94,7 @@ pub(crate) async fn version(binary: &Path, cache_dir: &Path) -> Result<Version, 
 
 #[derive(Deserialize)]
 struct Answer {
-    // OpenTofu kept the name.
+    // OpenTofu uses the same name.
     terraform_version: Version,
 }
 
@@ -103,7 +103,7 @@ async fn ask(binary: &Path) -> Result<Version, ProbeError> {
     command
         .args(["version", "-json"])
         .env_clear()
-        // No call home, and no configuration file of the user's: only the version is asked for.
+        // The command only prints the version. So it needs no network call and no user's configuration file.
         .env("CHECKPOINT_DISABLE", "1")
         .env("TF_CLI_CONFIG_FILE", "/dev/null")
         .current_dir("/")
@@ -123,7 +123,7 @@ async fn ask(binary: &Path) -> Result<Version, ProbeError> {
     Ok(answer.terraform_version)
 }
 
-/// Whatever is wrong with the memory, it is only a memory.
+/// Any error counts as an empty cache, because the version can be asked for again.
 fn read(path: &Path) -> Memory {
     regular_file::read(path, MAX_MEMORY_BYTES)
         .ok()
@@ -131,7 +131,7 @@ fn read(path: &Path) -> Memory {
         .unwrap_or_default()
 }
 
-/// Replaces the memory in one step. Two processes writing at once lose one answer, which is asked for again.
+/// Replaces the cache file atomically. If two processes write at once, one answer is lost, and asked for again.
 fn write(path: &Path, known: &Memory) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(directory)?;

@@ -1,4 +1,4 @@
-//! The resolver against a release server, with the real Terraform where the binary matters.
+//! The resolver with a release server, and with the real Terraform if the binary matters.
 
 mod server;
 
@@ -33,7 +33,7 @@ struct World {
 
 impl World {
     async fn new() -> Self {
-        // Another test of this process may have been first.
+        // It fails if another test of this process was first.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let server = Server::start().await;
         let directory = TempDir::new().unwrap();
@@ -60,7 +60,7 @@ impl World {
         }
     }
 
-    /// A world with one Terraform release for each of `versions`.
+    /// A setup with one Terraform release for each of `versions`.
     async fn with(versions: &[&str]) -> Self {
         let world = Self::new().await;
         let releases: Vec<_> = versions
@@ -113,7 +113,7 @@ impl World {
         self.config.cache_dir.join("terraform").join(version)
     }
 
-    /// Puts a tool on the PATH that is searched.
+    /// Puts a tool on the searched PATH.
     fn put_on_path(&mut self, content: &str) -> PathBuf {
         let directory = self.directory.path().join("bin");
         fs::create_dir_all(&directory).unwrap();
@@ -124,13 +124,13 @@ impl World {
     }
 }
 
-/// A stand-in for a tool, for what needs no real one.
+/// A fake tool, for tests that need no real one.
 fn script(version: &str) -> String {
     format!("#!/bin/sh\necho '{{\"terraform_version\":\"{version}\"}}'\n")
 }
 
-/// Written by another process: a file this one has open for writing while some thread forks cannot be
-/// executed until the child has gone its way.
+/// Another process writes the file. A file that this process has open for writing cannot be executed while a forked
+/// child has not yet called `exec`.
 fn write_executable(path: &Path, content: &str) {
     let source = path.with_extension("source");
     fs::write(&source, content).unwrap();
@@ -204,12 +204,12 @@ async fn the_real_terraform_on_path_is_asked_once() {
     assert_eq!(found.origin, Origin::Path);
     assert_eq!(found.path, real);
 
-    // A changed memory shows in the answer, so the binary was not asked again.
+    // A changed cache entry appears in the answer, so the binary was not asked again.
     let memory = world.config.cache_dir.join("probe.json");
     let remembered = fs::read_to_string(&memory).unwrap();
     fs::write(&memory, remembered.replace(&version, "1.2.3")).unwrap();
     assert_eq!(world.resolve("1.2.3").await.unwrap().origin, Origin::Path);
-    // A memory of another state of the file, or a broken one, is not believed.
+    // An entry for another version of the file, or a broken cache file, is ignored.
     let outdated = remembered
         .replace(&version, "1.2.3")
         .replace("\"size\":", "\"size\":1");
@@ -238,7 +238,7 @@ async fn installed_prefers_path_then_cache_then_the_index() {
         (found.origin, found.version.to_string().as_str()),
         (Origin::Download, "1.10.0")
     );
-    // A script may be a version manager's: what it says is not remembered.
+    // A script may be a version manager's, so its answer is not cached.
     assert!(!world.config.cache_dir.join("probe.json").exists());
 }
 
@@ -255,7 +255,7 @@ async fn newest_takes_the_greatest_published_and_reuses_a_copy_of_it() {
     assert_eq!(world.resolve("~1.9").await.unwrap().origin, Origin::Cache);
     assert_eq!(world.resolve("<1.9.9").await.unwrap().origin, Origin::Path);
     assert_eq!(world.server.requests(TERRAFORM_INDEX), 3);
-    // An exact version needs no index when it is at hand.
+    // An exact version that is installed needs no index.
     world.resolve("1.9.9").await.unwrap();
     assert_eq!(world.server.requests(TERRAFORM_INDEX), 3);
 }
@@ -337,7 +337,7 @@ async fn tofu_is_found_on_the_second_page_of_its_index() {
         .await
         .unwrap();
     assert_eq!(found.version.to_string(), "1.10.0-rc1");
-    // The first page settles what is newest.
+    // The first page decides which version is the newest.
     assert_eq!(world.server.requests("page=2"), 1);
     assert_eq!(
         world
@@ -435,7 +435,7 @@ async fn what_a_crash_left_is_never_used_and_swept_by_the_next_install() {
     for leftover in [".unfinished-a", ".unfinished-b"] {
         write_executable(&slot.join(leftover), &script("1.9.8")[..10]);
     }
-    // Neither an empty file nor one that may not be executed counts as installed.
+    // An empty file, or one that is not executable, does not count as installed.
     fs::write(slot.join("terraform"), "").unwrap();
     let found = world.resolve("1.9.8").await.unwrap();
     assert_eq!(found.origin, Origin::Download);
@@ -464,7 +464,7 @@ async fn a_dropped_resolve_leaves_neither_files_nor_a_lock() {
     );
 }
 
-/// Resolves 1.9.8 as `spoil` left it, and checks that nothing was installed.
+/// Resolves 1.9.8 after `spoil` has changed it, and checks that nothing was installed.
 async fn refusal(world: &World, spoil: impl FnOnce(&mut Publication)) -> ToolError {
     let mut release = world.release("1.9.8");
     spoil(&mut release);
@@ -639,7 +639,8 @@ async fn passing_troubles_are_tried_again() {
     assert_eq!(world.server.requests(".zip"), 3);
 }
 
-/// A release index that no connection reaches: refused, or accepted by the kernel and never answered.
+/// A release index that no connection reaches: it refuses connections, or the kernel accepts them and no process
+/// answers.
 #[rstest]
 #[case::refused(false)]
 #[case::silent(true)]
@@ -664,7 +665,7 @@ async fn an_index_out_of_reach_is_given_up_in_time_and_needs_a_person(#[case] si
         "{story}"
     );
 
-    // Where something else serves, the index is not asked at all.
+    // If another source has the tool, the index gets no request.
     let binary = world.put_on_path(&script("1.9.8"));
     assert_eq!(world.resolve("1.9.8").await.unwrap().path, binary);
 }

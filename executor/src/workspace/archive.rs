@@ -1,8 +1,8 @@
-//! Unpacks a gzip-compressed tar archive from an untrusted source. Does not know the source.
+//! Unpacks a gzip-compressed tar archive from an untrusted source. This module does not know the source.
 //!
-//! Nothing is ever written outside the target: names are taken apart into plain components, a folder on the way is
-//! used only if it is a real folder, files are always created anew, and links are kept only if they lead back
-//! into the target. The target must be an empty folder that no other process writes to meanwhile.
+//! Nothing is ever written outside the target. Names are split into plain components. A folder on the path must be a
+//! real folder, and files are always new. A link is kept only if it leads into the target. The target must be an empty
+//! folder, and no other process may write to it meanwhile.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -23,9 +23,9 @@ use super::ErrorKind;
 /// How much content may be unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArchiveLimits {
-    /// Bytes of all files together; a download is held to it too.
+    /// Limit of bytes of all files together, and of the download.
     pub max_bytes: u64,
-    /// Files, folders and links together, folders that are only named on the way to others included.
+    /// Limit of files, folders and links together. It includes folders that only occur in paths of other entries.
     pub max_entries: u64,
 }
 
@@ -38,17 +38,17 @@ impl Default for ArchiveLimits {
     }
 }
 
-/// What was unpacked.
+/// The counts of unpacked content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unpacked {
     pub entries: u64,
     pub bytes: u64,
 }
 
-/// Why an archive was not unpacked.
+/// Why an archive could not be unpacked.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
-    /// Not gzip at all.
+    /// It is not gzip.
     #[error("the content is not a gzip-compressed tar archive")]
     NotGzip,
     /// It ends in the middle.
@@ -63,7 +63,7 @@ pub enum ArchiveError {
     /// More entries than allowed.
     #[error("the archive has more than {limit} entries")]
     TooManyEntries { limit: u64 },
-    /// An entry that is not written, and why.
+    /// An entry was refused.
     #[error("the archive entry `{entry}` is not accepted: {reason}")]
     Refused { entry: String, reason: Refusal },
     /// The target could not be written.
@@ -78,7 +78,7 @@ pub enum ArchiveError {
     Stopped,
 }
 
-/// Why an entry is not accepted.
+/// Why an entry was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// `/etc/passwd`
@@ -87,10 +87,10 @@ pub enum Refusal {
     /// `a/../../b`
     #[error("its path contains `..`")]
     Parent,
-    /// Longer than a file system takes.
+    /// Longer than file systems allow.
     #[error("its path is too long")]
     TooLong,
-    /// Nothing, or nothing but `.`, for something that is no folder; or a NUL.
+    /// The path is empty or `.` although the entry is no folder, or it contains NUL.
     #[error("its path is no file name")]
     NoName,
     /// A folder on its path is a link or a file.
@@ -102,10 +102,10 @@ pub enum Refusal {
     /// A link that leads out of the archive.
     #[error("it links to a place outside the archive")]
     OutwardLink,
-    /// A hard link to what is no file of this archive.
+    /// A hard link to something else than a file of this archive.
     #[error("it links to a file that is not in the archive")]
     DanglingHardLink,
-    /// Devices, FIFOs and what is unknown.
+    /// Devices, FIFOs and unknown kinds.
     #[error("it is neither a file, a folder nor a link")]
     Kind,
 }
@@ -137,10 +137,10 @@ impl ArchiveError {
     }
 }
 
-/// Linux's `PATH_MAX` and `NAME_MAX`, less room for the target itself.
+/// Linux's `PATH_MAX` and `NAME_MAX`, minus space for the target's own path.
 const MAX_PATH_BYTES: usize = 3072;
 const MAX_NAME_BYTES: usize = 255;
-/// Long names and extended headers are held in memory by the reader, so they are held to this.
+/// The limit of long names and extended headers, because the reader holds them in memory.
 const MAX_METADATA_BYTES: u64 = 1024 * 1024;
 const COPY_BYTES: usize = 64 * 1024;
 
@@ -182,8 +182,8 @@ pub fn unpack(
     Ok(total)
 }
 
-/// Reads on after the end of the tar archive, so that a cut or damaged gzip trailer is noticed. Padding is short;
-/// longer ones are not handled here.
+/// Reads to the end of the gzip stream, so that a truncated or damaged trailer is noticed. It stops if the padding is
+/// longer than usual.
 fn drain(rest: &mut impl Read) -> Result<(), ArchiveError> {
     let mut buffer = [0; 8192];
     loop {
@@ -202,9 +202,9 @@ struct Unpacker<'a> {
     stop: &'a AtomicBool,
     /// See [`Metered`].
     allowance: Rc<Cell<u64>>,
-    /// Folders known to be real ones; they are never replaced.
+    /// Folders that are known to be real. They are never replaced.
     folders: HashSet<PathBuf>,
-    /// How many folders were made that had no entry yet.
+    /// The number of folders that were created without an entry of their own.
     implied: u64,
     unpacked: Unpacked,
 }
@@ -215,7 +215,7 @@ impl Unpacker<'_> {
         self.check_entries()?;
         let kind = entry.header().entry_type();
         if kind == EntryType::XGlobalHeader {
-            // `git archive` begins with one; the reader hands its content over instead of using it.
+            // `git archive` begins with such an entry. The reader passes its content on and does not use it.
             self.allowance.set(MAX_METADATA_BYTES);
             return Ok(());
         }
@@ -224,7 +224,7 @@ impl Unpacker<'_> {
         let path = entry_name.path()?;
         match kind {
             EntryType::Directory => self.folder(&path).map_err(|e| entry_name.at(e))?,
-            // Archives from before there were folder entries mark folders by their name.
+            // Very old archives have no folder entries, and mark folders by their names.
             EntryType::Regular if name.ends_with(b"/") => {
                 self.folder(&path).map_err(|e| entry_name.at(e))?;
             }
@@ -256,7 +256,7 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    /// Makes a folder and those above it, each of which must be new or a real folder.
+    /// Creates a folder and its parents. Each of them must be new or a real folder.
     fn folder(&mut self, path: &Path) -> Result<(), Problem> {
         if path.as_os_str().is_empty() || self.folders.contains(path) {
             return Ok(());
@@ -275,7 +275,7 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    /// One path of 3 KB can name more folders than an honest archive has.
+    /// These folders count, because one path of 3 KB can contain more folders than a real archive has.
     fn folders_above(&mut self, path: &Path) -> Result<(), Problem> {
         let Some(parent) = path.parent() else {
             return Ok(());
@@ -288,7 +288,7 @@ impl Unpacker<'_> {
         self.folder(parent)
     }
 
-    /// Makes the folders above `path` and removes an earlier file or link of that name: the last entry counts.
+    /// Creates the folders above `path`, and removes an earlier file or link of that name: the last entry counts.
     fn make_room(&mut self, path: &Path) -> Result<(), Problem> {
         if path.as_os_str().is_empty() {
             return Err(Refusal::NoName.into());
@@ -334,14 +334,14 @@ impl Unpacker<'_> {
             file.write_all(&buffer[..read])
                 .map_err(|e| entry_name.at(e.into()))?;
         }
-        // The reader takes the end of the archive for the end of the entry.
+        // The reader treats the end of the archive as the end of the entry.
         if left > 0 {
             return Err(ArchiveError::Truncated);
         }
         Ok(())
     }
 
-    /// A second name for a file this archive brought; its path is counted from the archive's root.
+    /// A hard link to a file of this archive. The link's path starts at the archive's root.
     fn hard_link(&mut self, path: &Path, link: &[u8]) -> Result<(), Problem> {
         let existing = plain_path(link).map_err(|_| Refusal::OutwardLink)?;
         if existing == path {
@@ -368,14 +368,14 @@ impl Unpacker<'_> {
     }
 }
 
-/// Why one entry failed, before it is known by name.
+/// Why one entry failed, without its name.
 enum Problem {
     Refused(Refusal),
     Io(io::Error),
     TooMany(TooManyEntries),
 }
 
-/// One entry or folder beyond the limit.
+/// The number of entries and folders is over the limit.
 struct TooManyEntries {
     limit: u64,
 }
@@ -404,7 +404,7 @@ impl From<io::Error> for Problem {
     }
 }
 
-/// An entry's own words about where it belongs.
+/// The name of an entry, from its header.
 struct EntryName<'a> {
     name: &'a [u8],
     kind: EntryType,
@@ -413,7 +413,7 @@ struct EntryName<'a> {
 impl EntryName<'_> {
     fn path(&self) -> Result<PathBuf, ArchiveError> {
         let path = plain_path(self.name).map_err(|reason| self.refuse(reason))?;
-        // The folder itself may be listed, as `./`.
+        // The target folder itself may have an entry, `./`.
         if path.as_os_str().is_empty() && self.kind != EntryType::Directory {
             return Err(self.refuse(Refusal::NoName));
         }
@@ -453,7 +453,7 @@ fn create_file(path: &Path, executable: bool) -> io::Result<File> {
         .open(path)
 }
 
-/// Takes a name apart into components that only ever lead further down.
+/// Splits a name into components that only lead further down.
 fn plain_path(name: &[u8]) -> Result<PathBuf, Refusal> {
     if name.contains(&0) {
         return Err(Refusal::NoName);
@@ -476,8 +476,8 @@ fn plain_path(name: &[u8]) -> Result<PathBuf, Refusal> {
 
 /// The target of a symbolic link at `path`, if it stays inside.
 ///
-/// The result has `..` only in front. The link's own folder is a real one, so these lead up real folders, and what
-/// follows leads down, through links for which the same holds: no chain of such links leaves the root.
+/// The result has `..` only at the front. The link's own folder is real, so each `..` leads to a real folder. The other
+/// components lead down, through links with the same property. So no chain of such links leaves the root.
 fn inner_link(path: &Path, link: &[u8]) -> Result<PathBuf, Refusal> {
     if link.is_empty() || link.contains(&0) {
         return Err(Refusal::NoName);
@@ -515,7 +515,7 @@ fn inner_link(path: &Path, link: &[u8]) -> Result<PathBuf, Refusal> {
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// The members of a gzip file one after the other; whatever follows the last one is ignored, as gzip itself does.
+/// The members of a gzip file, one after the other. Everything after the last one is ignored, as in gzip.
 struct Members<R: BufRead> {
     current: Option<GzDecoder<R>>,
 }
@@ -546,8 +546,8 @@ impl<R: BufRead> Read for Members<R> {
     }
 }
 
-/// Stops the reader of tar headers from taking an endless name or header into memory: what it reads between two
-/// entries comes out of an allowance.
+/// Keeps the reader of tar headers from loading an endless name or header into memory. The bytes that it reads between
+/// two entries reduce an allowance.
 struct Metered<R> {
     inner: R,
     allowance: Rc<Cell<u64>>,

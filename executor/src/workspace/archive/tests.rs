@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// One entry, written byte by byte so that no library refuses it on the way in.
+/// One entry. It is written byte by byte, so that no library refuses it.
 #[derive(Clone, Debug)]
 struct Raw {
     kind: EntryType,
@@ -65,7 +65,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// A target with a neighbour that nothing may touch.
+/// A target with a neighbour that must stay unchanged.
 struct Sandbox {
     folder: TempDir,
 }
@@ -95,7 +95,7 @@ impl Sandbox {
         fs::read_to_string(self.target().join(name)).unwrap()
     }
 
-    /// Everything beside the target: names, kinds, modes and contents.
+    /// Everything except the target: names, kinds, modes and contents.
     fn surroundings(&self) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
         let mut found = BTreeMap::new();
         let mut folders = vec![self.folder.path().to_path_buf()];
@@ -119,7 +119,7 @@ impl Sandbox {
         found
     }
 
-    /// Every link below the target that leads somewhere leads into the target.
+    /// Checks that every link below the target, if it has a target, leads into the target folder.
     fn links_stay_inside(&self) -> bool {
         let root = fs::canonicalize(self.target()).unwrap();
         let mut folders = vec![root.clone()];
@@ -234,7 +234,7 @@ fn nothing_is_written_through_a_link() {
     }
 }
 
-// Read as text, the last link stays inside; followed, it would not.
+// As text, the last link stays inside. Followed through links, it would not.
 #[test]
 fn a_chain_of_links_does_not_add_up_to_a_way_out() {
     let sandbox = Sandbox::new();

@@ -1,22 +1,22 @@
-//! What git's stderr means, for people. Pure; git must have run under `LC_ALL=C`.
+//! Classifies git's stderr, and extracts a line for users. It does no I/O. git must have run under `LC_ALL=C`.
 
 use super::super::ErrorKind;
 use super::super::source::mask_userinfo;
 
-/// The kinds of failure that each need another answer.
+/// The kinds of failure, each with its own hint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GitFailure {
-    /// The server could not be reached, or broke off.
+    /// The server could not be reached, or the connection broke.
     Unreachable,
     /// The server's certificate is not trusted.
     Certificate,
-    /// The server's SSH key is not the known one.
+    /// The server's SSH key is not the expected one.
     HostKey,
-    /// The private key file is of no use to ssh.
+    /// ssh cannot use the private key file.
     PrivateKey,
-    /// The server did not accept the credentials, or wants some.
+    /// The server did not accept the credentials, or requires some.
     AuthRefused,
-    /// There is no such repository, or it is not shown to these credentials.
+    /// The repository does not exist, or is not visible with these credentials.
     NoRepository,
     /// The reference does not exist.
     NoReference,
@@ -28,8 +28,8 @@ pub enum GitFailure {
     Other,
 }
 
-/// Phrases of git, curl and ssh. Order matters: the first kind that matches wins, so what is said alongside
-/// other failures (such as "could not read from remote repository") comes late or not at all.
+/// Phrases of git, curl and ssh. Order matters, because the first matching kind wins. A phrase that also accompanies
+/// other failures, such as "could not read from remote repository", comes late or is left out.
 const PHRASES: [(GitFailure, &[&str]); 9] = [
     (
         GitFailure::DiskFull,
@@ -140,7 +140,7 @@ impl GitFailure {
             .map_or(Self::Other, |(kind, _)| *kind)
     }
 
-    /// Who can do something about it. Only what may pass by itself is worth a second start.
+    /// The kind of the error. Only failures that may disappear are worth another start.
     pub(super) fn kind(self) -> ErrorKind {
         match self {
             Self::Unreachable | Self::DiskFull | Self::Other => ErrorKind::Infrastructure,
@@ -154,7 +154,7 @@ impl GitFailure {
         }
     }
 
-    /// What happened, as a fragment that stands before git's own words.
+    /// A description of the failure, which precedes git's own message.
     pub(super) fn summary(self) -> &'static str {
         match self {
             Self::Unreachable => "the server could not be reached",
@@ -200,7 +200,7 @@ impl GitFailure {
     }
 }
 
-/// Lines git prints after the one that says what happened.
+/// Lines that git prints after its actual error message.
 const BOILERPLATE: [&str; 7] = [
     "and the repository exists.",
     "Please make sure you have the correct access rights",
@@ -211,7 +211,7 @@ const BOILERPLATE: [&str; 7] = [
     "Failed to clone '",
 ];
 
-/// The last line that says something, without credentials.
+/// The last line with information, without credentials.
 pub(super) fn meaningful_line(stderr: &str, secrets: &[&str]) -> String {
     let said = || {
         stderr
@@ -232,7 +232,7 @@ pub(super) fn meaningful_line(stderr: &str, secrets: &[&str]) -> String {
     mask(&line, secrets)
 }
 
-/// Takes URLs' userinfo and each line of each secret out of a text.
+/// Removes the userinfo of URLs and each line of each secret from a text.
 pub(super) fn mask(text: &str, secrets: &[&str]) -> String {
     let mut masked = mask_userinfo(text);
     for secret in secrets.iter().flat_map(|secret| secret.lines()) {

@@ -1,4 +1,4 @@
-//! What is checked out, and what is said when it cannot be.
+//! What is checked out, and the errors if it cannot be.
 
 use std::fs;
 

@@ -49,7 +49,7 @@ fn with_token(server: &Server) -> Bench {
     bench
 }
 
-/// It lives for a minute, which a slow server alone may take.
+/// A token is valid for a minute, which one slow server may take.
 #[tokio::test]
 async fn every_attempt_brings_a_token_of_its_own() {
     let server = Server::start(|_| Response::new(503, "")).unwrap();
@@ -302,7 +302,7 @@ fn other_folders_are_refused_by_name(#[case] folder: &str, #[case] message: &str
     assert!(error.hint().is_some());
 }
 
-/// A checkout with a neighbour whose name begins like its own.
+/// A checkout with a neighbour whose name has the same beginning.
 fn tree() -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     let checkout = root.path().join("checkout");

@@ -1,4 +1,4 @@
-//! Which credentials arrive where, and that they are found nowhere else.
+//! Each credential arrives at its server, and is found nowhere else.
 
 use std::fs;
 use std::process::Command;
@@ -62,7 +62,7 @@ async fn a_token_reaches_the_server_and_no_other_place(
     assert!(bench.commands().contains("clone"));
     assert!(!bench.commands().contains(TOKEN));
     assert_eq!(bench.leaks(TOKEN), Vec::<PathBuf>::new());
-    // The session's files are gone as soon as git is done with them.
+    // The session's files are removed as soon as git has ended.
     assert_eq!(
         files_holding(bench.layout.private(), TOKEN),
         Vec::<PathBuf>::new()
