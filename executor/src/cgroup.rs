@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_counts_what_lies_in_the_group_too() {
+    fn version_1_counts_descendants_too() {
         let root = tree(&[
             ("memory/a/memory.limit_in_bytes", "104857600\n"),
             ("memory/a/memory.usage_in_bytes", "52428800\n"),
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_limit_above_the_process_counts() {
+    fn the_lowest_limit_of_all_ancestors_counts() {
         let root = tree(&[
             ("pod/memory.max", "1000"),
             ("pod/app/memory.max", "max"),
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_finds_its_group_at_the_root_though_it_is_named_by_the_node() {
+    fn a_container_finds_its_group_at_the_root_of_the_mount() {
         let root = tree(&[("memory/memory.limit_in_bytes", "1000")]);
         let membership = "4:memory:/kubepods/pod1/c1\n";
         assert_eq!(
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_there_is_nothing_to_watch() {
+    fn without_a_limit_there_is_no_group() {
         let root = tree(&[
             ("memory.max", "max"),
             ("memory/memory.limit_in_bytes", "9223372036854771712"),

@@ -264,7 +264,7 @@ pub(crate) fn extra_variables(job: &JobData) -> impl Iterator<Item = (String, St
 }
 
 /// Names in the run's `EPHEMERAL_JOB_ENV_VARS` that have no effect on the executor, because they are its own settings.
-pub fn without_effect(job: &JobData) -> Vec<String> {
+pub fn ineffective_variables(job: &JobData) -> Vec<String> {
     let command = Config::command();
     let settings: Vec<&OsStr> = command.get_arguments().filter_map(Arg::get_env).collect();
     extra_variables(job)
@@ -331,7 +331,7 @@ mod tests {
 
     /// A stock executor's container has the first value, and its tool gets the second one instead.
     #[test]
-    fn extra_variables_come_from_the_document_and_give_way_to_those_of_the_same_name() {
+    fn other_variables_override_extra_variables_of_the_document() {
         let own = own(&[("AWS_REGION", "of the pod"), ("HTTPS_PROXY", "of the pod")]);
         let job = job(&[
             (
@@ -355,7 +355,7 @@ mod tests {
 
     /// Precedence is that of a container's environment: config map, container, document.
     #[test]
-    fn what_a_config_map_of_the_run_holds_reaches_children_alone_and_gives_way() {
+    fn variables_of_a_config_map_reach_only_children_and_are_overridden() {
         let own = own(&[
             ("AWS_REGION", "of the pod"),
             ("PATH", "/bin"),
@@ -391,17 +391,17 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_the_executor_among_the_extra_variables_are_known() {
+    fn settings_of_the_executor_among_extra_variables_are_found() {
         let extra = "TerrakubeEnableColorOutput=false;TF_LOG=debug;TerrakubeRedisSSL=false;OTHER=x";
         let job = job(&[("EPHEMERAL_JOB_ENV_VARS", extra)]);
         assert_eq!(
-            without_effect(&job),
+            ineffective_variables(&job),
             ["TerrakubeEnableColorOutput", "TerrakubeRedisSSL"]
         );
     }
 
     #[test]
-    fn variables_of_the_run_win_except_over_path_and_mark() {
+    fn variables_of_the_run_override_all_but_path_and_run_mark() {
         let env = ChildEnv::new(
             own(&[
                 ("PATH", "/bin"),
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_environment_can_hold_is_named() {
+    fn variables_that_no_environment_can_hold_are_named() {
         let fail = |name: &str, value: &str| {
             ChildEnv::new(own(&[]), &[], &job(&[(name, value)])).unwrap_err()
         };

@@ -271,7 +271,7 @@ pub enum ConfigError {
     #[error("{}", .0.join("; "))]
     Platform(Vec<String>),
     /// The step's claim would be lost with this pod.
-    #[error("`{missing}` is not set, and {}", without_records(*records))]
+    #[error("`{missing}` is not set, and {}", missing_records(*records))]
     NoRecords {
         missing: &'static str,
         records: Option<Records>,
@@ -288,16 +288,12 @@ impl From<ConfigError> for StepError {
     }
 }
 
-fn without_records(records: Option<Records>) -> String {
+fn missing_records(records: Option<Records>) -> String {
     match records {
-        Some(records) => format!(
-            "`{}` says that the records of runs are kept there: `{}`",
-            env::RECORDS,
-            records.name()
-        ),
+        Some(records) => format!("the setting `{}={}` needs it", env::RECORDS, records.name()),
         None => format!(
-            "in a pod an executor keeps its records at the platform, unless `{}` names a folder for them or `{}=pod` \
-             says that nothing outlives the pod",
+            "an executor in a pod keeps its records at the platform, unless `{}` names a folder for them, or `{}=pod` \
+             permits records that are lost with the pod",
             env::DATA_DIR,
             env::RECORDS
         ),
@@ -313,7 +309,7 @@ const TOFU_RELEASES: &str = "https://api.github.com/repos/opentofu/opentofu/rele
 pub const TERMINATION_LOG_PATH: &str = "/dev/termination-log";
 
 /// The environment variable of the option that a usage error names. A pod has no command line to correct.
-pub fn variable_behind(usage: &clap::Error) -> Option<String> {
+pub fn variable_of(usage: &clap::Error) -> Option<String> {
     if usage.kind() == ErrorKind::InvalidUtf8 {
         // This kind of error names no option.
         let command = Config::command();
@@ -459,7 +455,7 @@ impl Config {
 
     /// Where releases of Terraform and of OpenTofu are listed.
     pub fn release_indexes(&self) -> (Url, Url) {
-        let known = |text: &str| Url::parse(text).expect("an address");
+        let parsed = |text: &str| Url::parse(text).expect("an address");
         let terraform = self.tools.terraform_releases_url.clone();
         let of_platform = || {
             let api = self.platform.api_url()?.trim_end_matches('/');
@@ -467,8 +463,8 @@ impl Config {
         };
         let tofu = self.tools.tofu_releases_url.clone().or_else(of_platform);
         (
-            terraform.unwrap_or_else(|| known(TERRAFORM_RELEASES)),
-            tofu.unwrap_or_else(|| known(TOFU_RELEASES)),
+            terraform.unwrap_or_else(|| parsed(TERRAFORM_RELEASES)),
+            tofu.unwrap_or_else(|| parsed(TOFU_RELEASES)),
         )
     }
 }
@@ -513,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_follow_home_unless_they_are_named() {
+    fn folders_are_below_home_unless_they_are_set() {
         let folders = config(&[]).folders(Some("/home/cnb".into())).unwrap();
         assert_eq!(
             folders.data,
@@ -539,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_a_place_for_records_is_told_the_variable() {
+    fn without_records_in_a_pod_the_error_names_the_variable() {
         let missing = |args: &[&str], is_pod| match config(args).check_records_in(is_pod) {
             Ok(()) => None,
             Err(error @ ConfigError::NoRecords { missing, .. }) => {
@@ -566,12 +562,12 @@ mod tests {
     }
 
     #[test]
-    fn launchers_say_which_pod_it_is() {
+    fn the_launcher_sets_the_name_of_the_pod() {
         assert!(config(&["--pod-name", "job-1-s-abcde"]).is_in_pod());
     }
 
     #[test]
-    fn the_platform_lists_opentofu_releases_unless_told_otherwise() {
+    fn the_platform_lists_opentofu_releases_by_default() {
         let tofu = |args: &[&str]| config(args).release_indexes().1.to_string();
         assert_eq!(tofu(&[]), TOFU_RELEASES);
         assert_eq!(
@@ -593,17 +589,17 @@ mod tests {
     }
 
     #[test]
-    fn a_usage_error_leads_to_its_variable() {
+    fn a_usage_error_names_its_variable() {
         let error =
             Config::try_parse_from(["executor", "--grace-period-seconds", "soon"]).unwrap_err();
         assert_eq!(
-            variable_behind(&error).as_deref(),
+            variable_of(&error).as_deref(),
             Some(env::GRACE_PERIOD_SECONDS)
         );
     }
 
     #[test]
-    fn job_data_are_put_together_from_their_variables() {
+    fn job_data_are_joined_from_their_variables() {
         let own = |name: &str| match name {
             "EphemeralJobData_1" => Some("b".to_owned()),
             "EphemeralJobData_2" => Some("c".to_owned()),

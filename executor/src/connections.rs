@@ -22,7 +22,7 @@ use crate::stop::Stop;
 use crate::workspace::ContentToken;
 
 /// How long the executor retries the report of an outcome to a platform of files.
-const LOCAL_PATIENCE: Duration = Duration::from_mins(1);
+const LOCAL_REPORT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The platform, and its Redis, if there is one.
 #[derive(Clone, Debug)]
@@ -38,7 +38,9 @@ impl Connections {
     pub(crate) fn open(config: &Config, folders: &Folders) -> Result<Self, StepError> {
         let (terrakube, redis) = config.network()?;
         if terrakube.is_none() && config.run.records == Some(Records::Pod) {
-            warn!("the record of this step ends with its pod: the step must not be started again");
+            warn!(
+                "the record of this step is lost with its pod: the step must not start a second time"
+            );
         }
         let platform = match terrakube {
             Some(settings) => Platform::Terrakube(
@@ -110,7 +112,7 @@ impl Connections {
     }
 
     /// The live view of an operation.
-    pub(crate) fn live_picture(&self, job: &JobData) -> Option<LiveStream> {
+    pub(crate) fn live_stream(&self, job: &JobData) -> Option<LiveStream> {
         let redis = self.redis.clone()?;
         Some(LiveStream::start(redis, &job.job_id, &job.step_id))
     }
@@ -150,7 +152,7 @@ impl Connections {
     /// How long the executor retries reports at the end of a run: minutes, or after a stop order, until `until` after
     /// the order.
     pub(crate) fn deadline(&self, stop: &Stop, until: Duration) -> Deadline {
-        let deadline = self.terrakube().map_or(LOCAL_PATIENCE, |terrakube| {
+        let deadline = self.terrakube().map_or(LOCAL_REPORT_TIMEOUT, |terrakube| {
             terrakube.config().report_patience
         });
         stop.deadline(deadline, until)

@@ -35,7 +35,7 @@ use crate::store_watch;
 use crate::workspace::{self, Layout};
 
 /// Timeout of the platform's answer with the job context.
-const CONTEXT_TIME: Duration = Duration::from_secs(10);
+const CONTEXT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The context of one run: the job, the settings, and all connections and folders of the run.
 #[derive(Debug)]
@@ -155,13 +155,20 @@ impl<'c> RunContext<'c> {
     /// The job context, or an empty one if it is not available. No platform needs it to run a job, and some
     /// installations do not let an executor reach it.
     pub(crate) async fn job_context(&self) -> Map<String, Value> {
-        match timeout(CONTEXT_TIME, self.connections.platform.context(&self.step)).await {
+        match timeout(
+            CONTEXT_TIMEOUT,
+            self.connections.platform.context(&self.step),
+        )
+        .await
+        {
             Ok(Ok(context)) => return context,
             Ok(Err(error)) => warn!(
                 error = chain(&error),
-                "the job context is not available, going on without it"
+                "the job context is not available, the run continues without it"
             ),
-            Err(_) => warn!("the job context is not available in time, going on without it"),
+            Err(_) => {
+                warn!("the job context is not available in time, the run continues without it")
+            }
         }
         Map::new()
     }

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_cannot_serve_is_a_setting() {
+    fn an_unusable_folder_is_a_wrong_setting() {
         let denied = io::Error::from(io::ErrorKind::PermissionDenied);
         let problem = "could not create the folder";
         let error = StepError::work_folder(problem, Path::new("/w"), denied);

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pipe_that_nobody_reads_does_not_hold_the_process_up() {
+    fn a_pipe_without_a_reader_does_not_block_the_process() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("report");
         mkfifo(&path, Mode::S_IRWXU).unwrap();

@@ -110,7 +110,7 @@ fn read(path: &PathBuf) -> io::Result<Vec<u8>> {
 fn remove(path: &Path) {
     let is_file = path.symlink_metadata().is_ok_and(|file| file.is_file());
     if is_file && let Err(error) = fs::remove_file(path) {
-        debug!(%error, path = %path.display(), "the file of the job data stays");
+        debug!(%error, path = %path.display(), "the file of the job data could not be removed");
     }
 }
 
@@ -145,11 +145,11 @@ mod tests {
         );
         assert!(file.path().exists());
         assert_eq!(decode(&config(Some(""), path)).unwrap().job_id, "2");
-        assert!(!file.path().exists(), "nobody else reads it");
+        assert!(!file.path().exists(), "the file was not removed");
     }
 
     #[test]
-    fn a_document_that_cannot_be_read_may_still_say_whose_it_is() {
+    fn an_undecodable_document_may_still_identify_its_step() {
         let whose = |data: &str| match decode(&config(Some(data), None)) {
             Err(JobError::Undecodable { identity, .. }) => {
                 identity.map(|job| (job.job_id, job.step_id))
@@ -157,14 +157,14 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let ids = r#""jobId":"7","stepId":"s","organizationId":"o","workspaceId":"w""#;
-        let known = Some(("7".to_owned(), "s".to_owned()));
-        assert_eq!(whose(&format!(r#"{{{ids},"refresh":"soon"}}"#)), known);
+        let identity = Some(("7".to_owned(), "s".to_owned()));
+        assert_eq!(whose(&format!(r#"{{{ids},"refresh":"soon"}}"#)), identity);
         assert_eq!(whose(r#"{"jobId":"7","refresh":"soon"}"#), None);
         assert_eq!(whose(&format!("{{{ids}")), None);
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_job_data_are_named() {
         assert!(matches!(decode(&config(None, None)), Err(JobError::Absent)));
         let error = decode(&config(None, Some("/nonexistent".into()))).unwrap_err();
         assert_eq!(

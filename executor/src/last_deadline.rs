@@ -29,20 +29,20 @@ impl LastDeadline {
     /// Starts the thread that waits for the stop order. The grace period starts with the order.
     pub fn enforce(&self, stop: &Stop) -> io::Result<()> {
         // It is opened now, because the process may later run out of descriptors.
-        let nowhere = File::options().write(true).open("/dev/null")?;
+        let dev_null = File::options().write(true).open("/dev/null")?;
         let (deadline, stop) = (self.clone(), stop.clone());
         let wait = move || {
             let order = stop.wait();
             let since: Instant = order.at.into_std();
             loop {
-                let left = deadline.grace().saturating_sub(since.elapsed());
-                if left.is_zero() {
+                let remaining = deadline.grace().saturating_sub(since.elapsed());
+                if remaining.is_zero() {
                     break;
                 }
-                thread::sleep(left.min(TICK));
+                thread::sleep(remaining.min(TICK));
             }
             let code = deadline.code.get().copied();
-            end(&nowhere, code.unwrap_or_else(|| order.cause.exit().code()))
+            end(&dev_null, code.unwrap_or_else(|| order.cause.exit().code()))
         };
         thread::Builder::new()
             .name("last deadline".to_owned())
@@ -69,10 +69,10 @@ impl LastDeadline {
 
 /// Ends the process. Buffered output is dropped, because the process may be waiting for the reader of that output.
 #[expect(clippy::exit, reason = "everything that could return has had its time")]
-fn end(nowhere: &File, code: u8) -> ! {
+fn end(dev_null: &File, code: u8) -> ! {
     // An error means that the stream is closed already.
-    let _ = dup2_stdout(nowhere);
-    let _ = dup2_stderr(nowhere);
+    let _ = dup2_stdout(dev_null);
+    let _ = dup2_stderr(dev_null);
     process::exit(code.into())
 }
 
@@ -98,7 +98,7 @@ mod tests {
         stop::listen(&stop).unwrap();
         deadline.enforce(&stop).unwrap();
         deadline.set_grace_period(Duration::from_millis(500));
-        if part == "settled" {
+        if part == "outcome known" {
             deadline.set_exit_code(0);
         }
         let runtime = runtime::Builder::new_multi_thread()
@@ -120,8 +120,7 @@ mod tests {
     }
 
     fn code_of(part: &str) -> Option<i32> {
-        let name =
-            "last_deadline::tests::a_process_in_which_nothing_moves_ends_with_its_grace_period";
+        let name = "last_deadline::tests::a_process_without_progress_ends_with_its_grace_period";
         let mut child = Command::new(env::current_exe().unwrap())
             .args([name, "--exact", "--nocapture"])
             .env(PART, part)
@@ -139,11 +138,11 @@ mod tests {
     }
 
     #[test]
-    fn a_process_in_which_nothing_moves_ends_with_its_grace_period() {
+    fn a_process_without_progress_ends_with_its_grace_period() {
         if let Ok(part) = env::var(PART) {
             return stuck(&part);
         }
         assert_eq!(code_of("at work"), Some(143));
-        assert_eq!(code_of("settled"), Some(0));
+        assert_eq!(code_of("outcome known"), Some(0));
     }
 }

@@ -61,7 +61,7 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     if let Err(error) = resolver::ignore_environment() {
         let _ = writeln!(
             io::stderr(),
-            "error: could not start anew without the resolver's variables: {error}"
+            "error: could not restart without the resolver's variables: {error}"
         );
         job::discard();
         return ExitCode::from(Exit::Infrastructure.code());
@@ -81,7 +81,7 @@ fn usage_exit(usage: &clap::Error) -> ExitCode {
         return ExitCode::from(Exit::Done.code());
     }
     job::discard();
-    let hint = config::variable_behind(usage)
+    let hint = config::variable_of(usage)
         .map(|name| format!("in a pod this is the environment variable `{name}`"));
     if let Some(hint) = &hint {
         let _ = writeln!(io::stderr(), "hint: {hint}");

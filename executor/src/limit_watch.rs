@@ -59,7 +59,7 @@ pub(crate) async fn watch(run: LimitWatch) {
         cause = memory(&run) => cause,
         _ = run.stop.ordered() => return,
     };
-    warn!(reason = %cause, "interrupting what runs, then storing what there is");
+    warn!(reason = %cause, "limit reached: interrupting tool and scripts, then storing results");
     run.stop.order(cause);
     run.log.line(&format!("mayfly: {cause}")).await;
 }
@@ -78,7 +78,7 @@ async fn silence(run: &LimitWatch) -> Cause {
     let Some(limit) = run.limits.silence else {
         return pending().await;
     };
-    let mut heard = run.pulse.count();
+    let mut last_count = run.pulse.count();
     let mut since = Instant::now();
     // Detection is at most a tenth of the limit late.
     let mut ticks = interval((limit / 10).max(Duration::from_millis(10)));
@@ -86,8 +86,8 @@ async fn silence(run: &LimitWatch) -> Cause {
     loop {
         ticks.tick().await;
         let count = run.pulse.count();
-        if count != heard || run.waiting.load(Ordering::Relaxed) {
-            (heard, since) = (count, Instant::now());
+        if count != last_count || run.waiting.load(Ordering::Relaxed) {
+            (last_count, since) = (count, Instant::now());
         } else if since.elapsed() >= limit {
             return Cause::Silence(limit);
         }
@@ -99,7 +99,7 @@ async fn memory(run: &LimitWatch) -> Cause {
         return pending().await;
     };
     let warn_at = stop_at * WARN_PERCENT / 100;
-    let (mut warned, mut unread) = (false, false);
+    let (mut warned, mut read_failed) = (false, false);
     let mut ticks = interval(MEMORY_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -108,10 +108,10 @@ async fn memory(run: &LimitWatch) -> Cause {
             Ok(usage) => usage,
             // Lack of memory may be the cause, so the next read matters most.
             Err(error) => {
-                if !unread {
+                if !read_failed {
                     warn!(%error, "memory in use cannot be read, trying again");
                 }
-                unread = true;
+                read_failed = true;
                 continue;
             }
         };
@@ -147,7 +147,7 @@ mod tests {
 
     /// The paused clock advances only when all tasks are idle. So the first read fails before the file exists.
     #[tokio::test(start_paused = true)]
-    async fn memory_is_watched_on_though_a_look_at_it_fails() {
+    async fn memory_is_watched_after_a_failed_read() {
         let folder = tempfile::tempdir().unwrap();
         let group = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         group("memory.max", "1000");
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_run_that_waits_for_its_turn_is_not_silent() {
+    async fn a_run_that_waits_for_its_turn_does_not_reach_the_limit_on_silence() {
         let folder = tempfile::tempdir().unwrap();
         let log = RunLog::start(
             LogConfig::new(folder.path()),

@@ -153,7 +153,7 @@ async fn execute(run: &RunContext<'_>) -> StepResult {
 async fn stop_when_cancelled(platform: Platform, running: StepRef, stop: Stop, log: LogWriter) {
     let status = platform.cancelled(&running).await;
     let cause = Cause::Cancelled;
-    warn!(%status, "the job is over: interrupting what runs, then storing what there is");
+    warn!(%status, "the job is over: interrupting tool and scripts, then storing results");
     stop.order(cause);
     log.line(&format!("mayfly: {cause}")).await;
 }

@@ -134,7 +134,7 @@ pub enum ProcessError {
     #[error("could not start `{}`: its arguments and environment are larger than the system accepts", program.display())]
     TooLarge { program: PathBuf },
     /// Its output or its end could not be observed.
-    #[error("lost track of `{}`", program.display())]
+    #[error("could not observe the process `{}`", program.display())]
     Lost {
         program: PathBuf,
         #[source]
@@ -185,10 +185,10 @@ impl Capture {
 
 impl Consumer for Capture {
     async fn consume(&mut self, chunk: &[u8]) {
-        let room = self.limit.saturating_sub(self.bytes.len());
-        self.truncated |= chunk.len() > room;
+        let free = self.limit.saturating_sub(self.bytes.len());
+        self.truncated |= chunk.len() > free;
         self.bytes
-            .extend_from_slice(&chunk[..chunk.len().min(room)]);
+            .extend_from_slice(&chunk[..chunk.len().min(free)]);
     }
 }
 
@@ -218,7 +218,7 @@ pub async fn run(
         child,
         kill_at: None,
         stopped: false,
-        heard: false,
+        stop_handled: false,
     }
     .watch(limit, &mut output, consumer)
     .await
@@ -298,7 +298,7 @@ struct Supervision {
     /// Whether the child was interrupted or killed.
     stopped: bool,
     /// Whether the stop order has been handled.
-    heard: bool,
+    stop_handled: bool,
 }
 
 impl Supervision {
@@ -310,7 +310,7 @@ impl Supervision {
     ) -> io::Result<Completion> {
         let mut chunk = vec![0; CHUNK_BYTES];
         let mut ended = None;
-        let mut leftover_until = None;
+        let mut leftover_deadline = None;
         let mut open = true;
         while open || ended.is_none() {
             tokio::select! {
@@ -320,21 +320,21 @@ impl Supervision {
                 },
                 status = self.child.child.wait(), if ended.is_none() => {
                     ended = Some(Ended::from(status?));
-                    leftover_until = Some(Instant::now() + LEFTOVER_GRACE);
+                    leftover_deadline = Some(Instant::now() + LEFTOVER_GRACE);
                 }
-                order = limit.stop.ordered(), if !self.heard && ended.is_none() => {
-                    self.heard = true;
+                order = limit.stop.ordered(), if !self.stop_handled && ended.is_none() => {
+                    self.stop_handled = true;
                     self.kill_at = Some(order.at + limit.grace);
                     self.interrupt(limit.interrupt);
                 }
                 () = at(self.kill_at), if ended.is_none() => {
                     self.stopped = true;
                     self.kill_at = None;
-                    warn!(pid = self.child.group.as_raw(), "did not end in time: killing its process group");
+                    warn!(pid = self.child.group.as_raw(), "the process did not end in time: killing its group");
                     let _ = killpg(self.child.group, Signal::SIGKILL);
                 }
-                () = at(leftover_until), if open && ended.is_some() => {
-                    warn!(pid = self.child.group.as_raw(), "left processes behind that hold its output: killing them");
+                () = at(leftover_deadline), if open && ended.is_some() => {
+                    warn!(pid = self.child.group.as_raw(), "the process has ended, but its background processes hold its output: killing them");
                     open = false;
                 }
             }
@@ -346,15 +346,15 @@ impl Supervision {
         })
     }
 
-    fn interrupt(&mut self, whom: Option<Interrupt>) {
-        let sent = match whom {
+    fn interrupt(&mut self, receiver: Option<Interrupt>) {
+        let sent = match receiver {
             None => return,
             Some(Interrupt::Process) => kill(self.child.group, Signal::SIGINT),
             Some(Interrupt::Group) => killpg(self.child.group, Signal::SIGINT),
         };
         self.stopped = true;
         if let Err(error) = sent {
-            debug!(%error, "nothing left to interrupt");
+            debug!(%error, "the process has ended before the interrupt");
         }
     }
 }
@@ -391,7 +391,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
     use tokio::time::timeout;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     fn bash(script: &str) -> Invocation {
         Invocation {
@@ -408,7 +408,7 @@ mod tests {
         Limit {
             stop: stop.clone(),
             interrupt: Some(Interrupt::Process),
-            grace: PATIENCE,
+            grace: TIMEOUT,
         }
     }
 
@@ -441,7 +441,7 @@ mod tests {
             interrupt: Some(interrupt),
             grace,
         };
-        let done = timeout(PATIENCE, run(&bash(script), &limit, &mut consumer))
+        let done = timeout(TIMEOUT, run(&bash(script), &limit, &mut consumer))
             .await
             .unwrap()
             .unwrap();
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn both_streams_arrive_whole_and_in_order() {
+    async fn both_streams_arrive_complete_and_in_order() {
         let mut capture = Capture::up_to(1 << 22);
         let script = "for i in $(seq 20000); do echo out $i; echo err $i >&2; done; exit 3";
         let done = run(&bash(script), &limit(&Stop::default()), &mut capture)
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_document_is_made_of_what_is_read_and_of_nothing_that_is_said_beside_it() {
+    async fn a_document_contains_stdout_without_stderr() {
         let invocation = Invocation {
             input: Some(Bytes::from(vec![b'x'; 1 << 20])),
             prints_document: true,
@@ -490,7 +490,7 @@ mod tests {
         let script = "trap 'echo parent got it' INT; \
                       bash -c 'trap \"echo child got it\" INT; echo ready; read -t 1 < <(tail -f /dev/null); echo child done' & \
                       wait; wait; exit 7";
-        let (done, output) = run_until("ready", script, Interrupt::Process, PATIENCE).await;
+        let (done, output) = run_until("ready", script, Interrupt::Process, TIMEOUT).await;
         assert_eq!(
             done,
             Completion {
@@ -511,7 +511,7 @@ mod tests {
             "ready",
             "echo ready; tail -f /dev/null; exit 9",
             Interrupt::Group,
-            PATIENCE,
+            TIMEOUT,
         )
         .await;
         assert_eq!(
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_ignores_the_interrupt_is_killed_with_its_group() {
+    async fn a_process_that_ignores_the_interrupt_is_killed_with_its_group() {
         let script = "trap '' INT; tail -f /dev/null & echo $! ready; wait";
         let (done, output) =
             run_until("ready", script, Interrupt::Group, Duration::from_millis(50)).await;
@@ -536,7 +536,7 @@ mod tests {
             }
         );
         let pid: i32 = output.split_whitespace().next().unwrap().parse().unwrap();
-        timeout(PATIENCE, async {
+        timeout(TIMEOUT, async {
             while is_alive(pid) {
                 tokio::task::yield_now().await;
             }
@@ -550,7 +550,7 @@ mod tests {
         let mut capture = Capture::up_to(1 << 10);
         let invocation = bash("tail -f /dev/null & echo $!");
         let done = timeout(
-            PATIENCE,
+            TIMEOUT,
             run(&invocation, &limit(&Stop::default()), &mut capture),
         )
         .await
@@ -562,7 +562,7 @@ mod tests {
             .trim()
             .parse()
             .unwrap();
-        timeout(PATIENCE, async {
+        timeout(TIMEOUT, async {
             while is_alive(pid) {
                 tokio::task::yield_now().await;
             }
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_saves_results_is_not_interrupted_but_has_an_end() {
+    async fn a_process_that_saves_results_is_killed_only_after_its_grace() {
         let stop = Stop::default();
         stop.order(Cause::Signal(15));
         let limit = |grace| Limit {
@@ -581,8 +581,8 @@ mod tests {
             grace,
         };
         let mut capture = Capture::up_to(1 << 10);
-        let (brief, patient) = (bash("echo saved"), limit(PATIENCE));
-        let quick = timeout(PATIENCE, run(&brief, &patient, &mut capture))
+        let (brief, unlimited) = (bash("echo saved"), limit(TIMEOUT));
+        let quick = timeout(TIMEOUT, run(&brief, &unlimited, &mut capture))
             .await
             .unwrap()
             .unwrap();
@@ -594,7 +594,7 @@ mod tests {
             }
         );
         let (endless, limit) = (bash("tail -f /dev/null"), limit(Duration::from_millis(200)));
-        let slow = timeout(PATIENCE, run(&endless, &limit, &mut capture))
+        let slow = timeout(TIMEOUT, run(&endless, &limit, &mut capture))
             .await
             .unwrap()
             .unwrap();
@@ -608,7 +608,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_started_is_named() {
+    async fn a_program_that_cannot_start_is_named() {
         let missing = Invocation {
             program: "/nonexistent/tool".into(),
             ..bash("")

@@ -17,26 +17,26 @@ const PREFIX: &str = "RESOLV_";
 /// # Errors
 /// Returns an error if this program could not be restarted.
 pub(crate) fn ignore_environment() -> io::Result<()> {
-    let mut orders = std::env::vars_os()
+    let mut variables = std::env::vars_os()
         .map(|(name, _)| name)
-        .filter(|name| steers(name))
+        .filter(|name| affects_resolver(name))
         .peekable();
-    if orders.peek().is_none() {
+    if variables.peek().is_none() {
         return Ok(());
     }
     let mut args = std::env::args_os();
-    let mut again = Command::new("/proc/self/exe");
+    let mut restarted = Command::new("/proc/self/exe");
     if let Some(name) = args.next() {
-        again.arg0(name);
+        restarted.arg0(name);
     }
-    again.args(args);
-    for name in orders {
-        again.env_remove(name);
+    restarted.args(args);
+    for name in variables {
+        restarted.env_remove(name);
     }
-    Err(again.exec())
+    Err(restarted.exec())
 }
 
-fn steers(name: &OsStr) -> bool {
+fn affects_resolver(name: &OsStr) -> bool {
     VARIABLES.iter().any(|known| name == *known)
         || name.as_encoded_bytes().starts_with(PREFIX.as_bytes())
 }
@@ -46,12 +46,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_steers_the_resolver_is_known() {
+    fn variables_that_affect_the_resolver_are_recognised() {
         for name in ["LOCALDOMAIN", "HOSTALIASES", "RESOLV_HOST_CONF"] {
-            assert!(steers(OsStr::new(name)), "{name}");
+            assert!(affects_resolver(OsStr::new(name)), "{name}");
         }
         for name in ["LOCALDOMAINS", "PATH", "MAYFLY_LOG"] {
-            assert!(!steers(OsStr::new(name)), "{name}");
+            assert!(!affects_resolver(OsStr::new(name)), "{name}");
         }
     }
 }

@@ -410,7 +410,7 @@ fn collect_script_folders(folder: &Path, depth: usize, found: &mut Vec<PathBuf>)
             }
         }
     }
-    if holds_scripts && !found.iter().any(|known| known == folder) {
+    if holds_scripts && !found.iter().any(|other| other == folder) {
         found.push(folder.to_owned());
     }
 }
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_run_by_priority_and_as_written_where_it_is_equal() {
+    fn commands_run_by_priority_and_then_in_document_order() {
         let commands = [
             command("c", 20),
             command("a", 10),
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn scripts_that_can_never_run_are_refused_at_once() {
+    fn scripts_that_can_never_run_are_refused_first() {
         let job = |runtime: Option<&str>| JobData {
             command_list: vec![Command {
                 runtime: runtime.map(str::to_owned),
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_of_scripts_are_found_and_their_scripts_made_executable() {
+    fn script_folders_are_found_and_their_scripts_made_executable() {
         let folder = tempfile::tempdir().unwrap();
         let nested = folder.path().join("a/b");
         fs::create_dir_all(&nested).unwrap();

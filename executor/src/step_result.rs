@@ -171,8 +171,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_outcome_is_left_for_others_to_report_if_the_step_was_done() {
-        let place = "https://store/plan".to_owned();
+    fn the_outcome_is_available_to_others_if_the_step_is_done() {
+        let reference = "https://store/plan".to_owned();
         let failed = StepResult::new(Exit::StepFailed, Ending::Failure);
         assert_eq!(failed.outcome_for_others(true), None);
         let done = |ending, plan| StepResult {
@@ -181,9 +181,9 @@ mod tests {
         };
         for (result, ending, plan) in [
             (
-                done(Ending::Changes, PlanReference::Set(place.clone())),
+                done(Ending::Changes, PlanReference::Set(reference.clone())),
                 Ending::Changes,
-                Some(place),
+                Some(reference),
             ),
             (
                 done(Ending::Failure, PlanReference::Clear),

@@ -87,12 +87,12 @@ impl fmt::Display for Cause {
             Self::Cancelled => f.write_str("stopped because the job is cancelled"),
             Self::Deadline(limit) => write!(
                 f,
-                "stopped because it was not done within {}",
+                "stopped because it did not end within {}",
                 humantime::format_duration(*limit)
             ),
             Self::Silence(limit) => write!(
                 f,
-                "stopped because nothing was heard of it for {}",
+                "stopped because its log had no new line for {}",
                 humantime::format_duration(*limit)
             ),
             Self::Memory { used, limit } => write!(
@@ -195,10 +195,10 @@ impl Budget {
 /// Gives the order on SIGTERM, SIGINT or SIGHUP. It listens on a thread of its own, so that blocked threads cannot
 /// delay the order. The executor is PID 1 of its container, where these signals have no effect without a handler.
 pub fn listen(stop: &Stop) -> io::Result<()> {
-    let mut arrivals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let stop = stop.clone();
     let listener = move || {
-        for number in arrivals.forever() {
+        for number in signals.forever() {
             let signal = u8::try_from(number).expect("signal numbers are small");
             let is_first = stop.given().is_none();
             // The order comes before the log line, because the reader of diagnostics may be blocking this process.
@@ -206,7 +206,7 @@ pub fn listen(stop: &Stop) -> io::Result<()> {
             if is_first {
                 warn!(
                     signal,
-                    "asked to stop: interrupting what runs, then storing what there is"
+                    "stop order received: interrupting tool and scripts, then storing results"
                 );
             } else {
                 warn!(signal, "already stopping");
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_of_the_end_has_time_left_when_the_one_before_it_has_used_up_its_own() {
+    fn each_part_of_the_end_has_time_of_its_own() {
         let moments = |grace| {
             let Budget {
                 tool,
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_order_counts() {
+    async fn only_the_first_order_counts() {
         let stop = Stop::default();
         assert!(stop.given().is_none());
         stop.order(Cause::Signal(15));

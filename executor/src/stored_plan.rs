@@ -74,7 +74,7 @@ fn note_key(job: &JobData) -> ObjectKey {
 
 impl PlanNote {
     /// Saves the note for later steps.
-    pub async fn leave(&self, store: &Store, job: &JobData) -> Result<(), StoreError> {
+    pub async fn save(&self, store: &Store, job: &JobData) -> Result<(), StoreError> {
         let text = serde_json::to_vec(self).expect("a note has no failing serialiser");
         store.put(&note_key(job), text).await.map(drop)
     }
@@ -132,7 +132,7 @@ pub async fn note(
     plan: Option<PlanRecord>,
 ) -> Result<(), StoreError> {
     let step_id = job.step_id.clone();
-    PlanNote { step_id, plan }.leave(store, job).await
+    PlanNote { step_id, plan }.save(store, job).await
 }
 
 /// Why an apply must not use a plan.
@@ -142,7 +142,7 @@ pub enum PlanError {
     #[error("the job has a reviewed plan, but the platform no longer knows where it is stored")]
     Unknown,
     /// The note of the plan step cannot be read.
-    #[error("`{reference}` is no reference to a stored plan")]
+    #[error("the note of the plan in `{reference}` cannot be read")]
     BadNote {
         reference: String,
         #[source]
@@ -161,7 +161,7 @@ pub enum PlanError {
     #[error("the reviewed plan in `{reference}` was altered after it was made")]
     Altered { reference: String },
     /// It is not a plan.
-    #[error("what is stored in `{reference}` is not a plan")]
+    #[error("the file in `{reference}` is not a plan")]
     NotAPlan { reference: String },
     /// The other tool made it.
     #[error("the reviewed plan was made by {made_by}, this step uses {required}")]
@@ -181,10 +181,10 @@ impl PlanError {
         match self {
             Self::Unavailable(error) if error.hint().is_some() => error.hint().unwrap_or_default(),
             Self::Unrecorded { .. } => format!(
-                "plan again; where executors of another kind make plans as well, set {}=true to apply theirs",
+                "plan again; if other executors make plans too, set {}=true to apply their plans",
                 env::MIXED_FLEET
             ),
-            _ => "plan again, review the new plan and apply that".to_owned(),
+            _ => "plan again, review the new plan and apply it".to_owned(),
         }
     }
 }
@@ -214,7 +214,7 @@ pub struct ReviewedPlan {
 
 /// What the executor knows of the job's plan, and the folder for its content.
 #[derive(Debug)]
-pub struct Handover<'h> {
+pub struct PlanFetcher<'h> {
     pub job: &'h JobData,
     pub view: &'h StepView,
     pub context: &'h Map<String, Value>,
@@ -222,18 +222,18 @@ pub struct Handover<'h> {
     /// A folder that no other user can read.
     pub private: &'h Path,
     /// Whether a platform records the job's steps and its plan. If not, the note in the store counts.
-    pub on_record: bool,
+    pub platform_keeps_records: bool,
     /// Whether a plan without a record may be applied.
     pub mixed_fleet: bool,
 }
 
-impl Handover<'_> {
+impl PlanFetcher<'_> {
     /// Fetches the job's plan; `None` if the job has no plan step whose plan it must use.
     pub async fn fetch(&self) -> Result<Option<ReviewedPlan>, PlanError> {
         let mut note = None;
         let mut reference = self.view.terraform_plan.clone();
         let mut planned = self.view.planned;
-        if reference.is_none() && !planned && !self.on_record {
+        if reference.is_none() && !planned && !self.platform_keeps_records {
             note = PlanNote::read(self.store, self.job).await?;
             planned = note.is_some();
             let plan = note.as_ref().and_then(|note| note.plan.as_ref());
@@ -259,13 +259,13 @@ impl Handover<'_> {
         if record.is_none() && !self.mixed_fleet {
             return Err(PlanError::Unrecorded { reference });
         }
-        checked(self.store, self.private, self.job.tool(), reference, record)
+        fetch_and_check(self.store, self.private, self.job.tool(), reference, record)
             .await
             .map(Some)
     }
 }
 
-async fn checked(
+async fn fetch_and_check(
     store: &Store,
     private: &Path,
     tool: Tool,
@@ -307,8 +307,8 @@ async fn checked(
 impl ReviewedPlan {
     /// Copies the plan to `target`, replacing any file of a script, and checks it again. So the applied plan is the
     /// fetched one.
-    pub fn place(&self, target: &Path) -> Result<(), PlanError> {
-        let place = || {
+    pub fn copy_to(&self, target: &Path) -> Result<(), PlanError> {
+        let copy = || {
             match fs::remove_file(target) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -316,11 +316,11 @@ impl ReviewedPlan {
             fs::copy(&self.file, target)?;
             Digest::of(target)
         };
-        let placed = place().map_err(|source| PlanError::NotWritten {
+        let copied = copy().map_err(|source| PlanError::NotWritten {
             path: target.to_owned(),
             source,
         })?;
-        if placed == self.digest {
+        if copied == self.digest {
             Ok(())
         } else {
             Err(PlanError::Altered {
@@ -389,20 +389,20 @@ mod tests {
             &self,
             view: &StepView,
             context: &Map<String, Value>,
-            change: impl FnOnce(&mut Handover<'_>),
+            change: impl FnOnce(&mut PlanFetcher<'_>),
         ) -> Result<Option<ReviewedPlan>, PlanError> {
             let private = tempfile::tempdir_in(self.folder.path()).unwrap().keep();
-            let mut handover = Handover {
+            let mut fetcher = PlanFetcher {
                 job: &job(),
                 view,
                 context,
                 store: &self.store,
                 private: &private,
-                on_record: true,
+                platform_keeps_records: true,
                 mixed_fleet: false,
             };
-            change(&mut handover);
-            handover.fetch().await
+            change(&mut fetcher);
+            fetcher.fetch().await
         }
 
         async fn note(&self, plan: Option<PlanRecord>) {
@@ -410,7 +410,7 @@ mod tests {
                 step_id: "s".into(),
                 plan,
             };
-            note.leave(&self.store, &job()).await.unwrap();
+            note.save(&self.store, &job()).await.unwrap();
         }
     }
 
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unaltered_plan_is_placed_over_whatever_is_there() {
+    async fn an_unaltered_plan_replaces_an_existing_file() {
         let fixture = Fixture::new(b"PK\x03\x04plan").await;
         let plan = fixture
             .fetch(&fixture.record().patch("s"))
@@ -446,7 +446,7 @@ mod tests {
         assert_eq!(plan.record, Some(fixture.record()));
         let target = fixture.folder.path().join("terraformLibrary.tfPlan");
         fs::write(&target, "forged").unwrap();
-        plan.place(&target).unwrap();
+        plan.copy_to(&target).unwrap();
         assert_eq!(fs::read(&target).unwrap(), b"PK\x03\x04plan");
     }
 
@@ -498,25 +498,25 @@ mod tests {
             fixture.fetch(&other.patch("s")).await,
             Err(PlanError::Unrecorded { .. })
         ));
-        let mixed = |handover: &mut Handover<'_>| handover.mixed_fleet = true;
-        let known = step_view(Some(fixture.reference.clone()), true);
-        let fetched = fixture.fetch_as(&known, &Map::new(), mixed).await;
+        let mixed = |fetcher: &mut PlanFetcher<'_>| fetcher.mixed_fleet = true;
+        let view = step_view(Some(fixture.reference.clone()), true);
+        let fetched = fixture.fetch_as(&view, &Map::new(), mixed).await;
         assert_eq!(fetched.unwrap().unwrap().record, None);
     }
 
     #[tokio::test]
-    async fn a_plan_without_a_record_must_at_least_be_one() {
+    async fn a_file_without_a_record_must_be_a_plan() {
         let fixture = Fixture::new(b"hello").await;
-        let mixed = |handover: &mut Handover<'_>| handover.mixed_fleet = true;
-        let known = step_view(Some(fixture.reference.clone()), true);
+        let mixed = |fetcher: &mut PlanFetcher<'_>| fetcher.mixed_fleet = true;
+        let view = step_view(Some(fixture.reference.clone()), true);
         assert!(matches!(
-            fixture.fetch_as(&known, &Map::new(), mixed).await,
+            fixture.fetch_as(&view, &Map::new(), mixed).await,
             Err(PlanError::NotAPlan { .. })
         ));
     }
 
     #[tokio::test]
-    async fn a_record_in_the_store_does_where_the_context_is_not_to_be_had() {
+    async fn a_record_in_the_store_is_enough_without_a_context() {
         let fixture = Fixture::new(b"PK\x03\x04plan").await;
         fixture.note(Some(fixture.record())).await;
         let plan = fixture.fetch(&Map::new()).await.unwrap().unwrap();
@@ -529,12 +529,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn where_nobody_else_remembers_the_plan_the_note_in_the_store_does() {
+    async fn without_records_of_the_platform_the_note_in_the_store_counts() {
         let fixture = Fixture::new(b"PK\x03\x04plan").await;
-        let fetch = async |on_record| {
-            let change = |handover: &mut Handover<'_>| handover.on_record = on_record;
-            let unknown = step_view(None, false);
-            fixture.fetch_as(&unknown, &Map::new(), change).await
+        let fetch = async |on_platform| {
+            let change =
+                |fetcher: &mut PlanFetcher<'_>| fetcher.platform_keeps_records = on_platform;
+            let view = step_view(None, false);
+            fixture.fetch_as(&view, &Map::new(), change).await
         };
         assert!(
             fetch(false).await.unwrap().is_none(),

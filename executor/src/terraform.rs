@@ -198,8 +198,8 @@ impl Terraform<'_> {
 
     /// Takes the lock on the state and releases it at once. It changes nothing. It fails while another process holds
     /// the lock.
-    pub async fn touch_lock(&self, env: &ChildEnv) -> Result<CommandOutput, ProcessError> {
-        self.run_small(self.invocation(env, args::touch_lock()))
+    pub async fn probe_lock(&self, env: &ChildEnv) -> Result<CommandOutput, ProcessError> {
+        self.run_small(self.invocation(env, args::probe_lock()))
             .await
     }
 

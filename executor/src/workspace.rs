@@ -102,7 +102,7 @@ pub enum WorkspaceError {
     #[error("`{folder}` in the source is not a folder")]
     NotAFolder { folder: String },
     /// The folder of the root module is outside the tree.
-    #[error("the folder `{folder}` lies outside the source")]
+    #[error("the folder `{folder}` is outside the source")]
     OutsideFolder { folder: String },
     /// A file system operation of this module failed.
     #[error("could not {action} `{}`", path.display())]
@@ -146,7 +146,7 @@ impl WorkspaceError {
                 "set the folder of the workspace to the one that holds the root module".to_owned(),
             ),
             Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-                Some("give the work dir more space".to_owned())
+                Some("give the work directory more space".to_owned())
             }
             Self::Io { .. } | Self::Unpacking(_) => None,
         }

@@ -51,7 +51,7 @@ async fn apply_and_save(
     let events = &context.terraform.events;
     let errored_before = errored_state_time(&prepared.working_dir);
     if let Some(plan) = &prepared.plan {
-        plan.place(&prepared.working_dir.join(PLAN_FILE))?;
+        plan.copy_to(&prepared.working_dir.join(PLAN_FILE))?;
     }
     let live_view = LiveView::start(run, events.clone(), LivePhase::Apply);
     let applied = run
@@ -131,7 +131,7 @@ async fn save(
 ) -> (Option<PublishedState>, Option<StepError>) {
     let run = context.run;
     let details = &mut result.details;
-    if !end.progress.has_begun() && release_lock::note_lock_in_the_way(context, details) {
+    if !end.progress.has_begun() && release_lock::record_blocking_lock(context, details) {
         return (None, None);
     }
     let save = save_state(run, &context.terraform, env, end);

@@ -44,7 +44,7 @@ fn do_not_start(result: StepResult) -> StartDecision {
 /// Any other launcher starts another executor.
 fn not_dispatched(run: &RunContext<'_>, status: &JobStatus) -> StepResult {
     let text = format!(
-        "the platform has not recorded the dispatch, the job is {status}: nothing is run until it does"
+        "the platform has not recorded the dispatch, and the job is {status}: the step is not run"
     );
     warn!("{text}");
     let exit = if run.config.run.outcome_exit_code {
@@ -58,7 +58,7 @@ fn not_dispatched(run: &RunContext<'_>, status: &JobStatus) -> StepResult {
 /// Ends without a run: the job has ended meanwhile, or it continues and the step already has an outcome.
 pub(crate) async fn job_is_over(run: &RunContext<'_>, status: &JobStatus) -> StepResult {
     if status.is_over() || *status == JobStatus::Rejected {
-        let text = format!("the job is already {status}: nothing is run");
+        let text = format!("the job is already {status}: the step is not run");
         warn!("{text}");
         run.log.writer().line(&text).await;
         return StepResult::not_run(Exit::Done, text);

@@ -13,10 +13,10 @@ use crate::scripts;
 /// Refuses a step that cannot run as configured.
 pub(crate) async fn check_step(run: &RunContext<'_>) -> Result<(), StepError> {
     scripts::check(&run.job, &run.env.path())?;
-    for name in child_env::without_effect(&run.job) {
+    for name in child_env::ineffective_variables(&run.job) {
         let text = format!(
-            "`{}` names `{name}`, a setting of the executor, where it has no effect: what stands there reaches the tool \
-             and scripts alone.",
+            "`{}` names `{name}`, a setting of the executor, where it has no effect. Only the tool and scripts get its \
+             value.",
             env::EPHEMERAL_ENV
         );
         run.log.writer().line(&text).await;
@@ -51,7 +51,7 @@ async fn refuse_policies(run: &RunContext<'_>) -> Result<(), StepError> {
 fn policies_not_evaluated(what: &str) -> StepError {
     let hint = format!(
         "run the workspace with an executor that evaluates policies, or have the operator set `{}=true` on this one, \
-         which passes over all of them",
+         which skips all policies",
         env::IGNORE_POLICIES
     );
     let problem = format!("{what}, and this executor does not evaluate policies: nothing was run");

@@ -21,15 +21,15 @@ use crate::connections::Connections;
 use crate::context::{RunContext, output_key};
 use crate::error::StepError;
 use crate::final_report::{FinishedRun, identify};
-use crate::running_report::LAST_ATTEMPT;
+use crate::running_report::LAST_ATTEMPT_TIMEOUT;
 use crate::step_result::StepResult;
 use crate::stop::{Budget, Stop};
 
 /// Timeout of the sinks for the rest of the log.
-const LOG_FLUSH: Duration = Duration::from_mins(1);
+const LOG_FLUSH_TIMEOUT: Duration = Duration::from_mins(1);
 /// Timeout of the store for the log. It is longer than the retries of the store's client, so that the client can report
 /// why it gave up.
-const LOG_STORE: Duration = Duration::from_mins(6);
+const LOG_STORE_TIMEOUT: Duration = Duration::from_mins(6);
 /// The time that readers have for the last lines of a log before the platform deletes it.
 const READING_TIME: Duration = Duration::from_secs(3);
 
@@ -44,8 +44,8 @@ pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) ->
         budget,
         ..
     } = run;
-    let flush = stop.deadline(LOG_FLUSH, budget.flush);
-    let last_attempt = stop.deadline(LAST_ATTEMPT, budget.flush);
+    let flush = stop.deadline(LOG_FLUSH_TIMEOUT, budget.flush);
+    let last_attempt = stop.deadline(LAST_ATTEMPT_TIMEOUT, budget.flush);
     let end_repetition = async {
         if let Some(repeated_report) = repeated_report {
             repeated_report.end(&last_attempt).await;
@@ -149,8 +149,10 @@ impl Reporter<'_> {
             return Ok(());
         }
         // The outcome matters more than the log. So the outcome is reported even if the log could not be stored.
-        let (output, ()) =
-            tokio::join!(self.log_in_time(log), tokio::time::sleep(self.reading_time));
+        let (output, ()) = tokio::join!(
+            self.store_log_in_time(log),
+            tokio::time::sleep(self.reading_time)
+        );
         if !result.must_report {
             return output.map(drop);
         }
@@ -169,8 +171,8 @@ impl Reporter<'_> {
         Ok(())
     }
 
-    async fn log_in_time(&self, log: &Path) -> Result<String, StepError> {
-        let deadline = self.stop.deadline(LOG_STORE, self.budget.log);
+    async fn store_log_in_time(&self, log: &Path) -> Result<String, StepError> {
+        let deadline = self.stop.deadline(LOG_STORE_TIMEOUT, self.budget.log);
         tokio::select! {
             biased;
             stored = self.store_log(log) => stored,
@@ -190,7 +192,7 @@ impl Reporter<'_> {
             Err(error) => {
                 error!(
                     error = chain(&error),
-                    "the beginning of the stored log is lost"
+                    "the earlier log cannot be read, and is replaced"
                 );
                 return Ok(self.store.put_file(&key, log).await?);
             }
@@ -275,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_there_before_stays_and_ends_its_line() {
+    fn an_earlier_log_stays_and_its_last_line_is_ended() {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
         fs::write(&log, "planned\n").unwrap();

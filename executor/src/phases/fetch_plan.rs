@@ -8,7 +8,7 @@ use serde_json::Map;
 
 use crate::context::RunContext;
 use crate::error::StepError;
-use crate::stored_plan::{Handover, ReviewedPlan};
+use crate::stored_plan::{PlanFetcher, ReviewedPlan};
 
 /// The plan of the job; `None` if the step is no apply, or if the job has no plan.
 pub(crate) async fn fetch_plan(
@@ -24,14 +24,14 @@ pub(crate) async fn fetch_plan(
     } else {
         Map::new()
     };
-    let handover = Handover {
+    let fetcher = PlanFetcher {
         job: &run.job,
         view,
         context: &context,
         store: &run.store,
         private: run.layout.private(),
-        on_record: !run.connections.is_local(),
+        platform_keeps_records: !run.connections.is_local(),
         mixed_fleet: run.config.run.mixed_fleet,
     };
-    Ok(handover.fetch().await?)
+    Ok(fetcher.fetch().await?)
 }

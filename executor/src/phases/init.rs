@@ -15,7 +15,7 @@ use crate::error::StepError;
 use crate::operation::OperationContext;
 use crate::process::{Capture, ToLog};
 use crate::terraform::backend::{self, BackendAccess};
-use crate::terraform::credentials::{self, HostToken, Offer};
+use crate::terraform::credentials::{self, HostToken, TokenFile};
 use crate::terraform::variables::{self, Declarations};
 
 /// How much output of a quiet init is kept, to show it if init fails.
@@ -78,7 +78,7 @@ pub(crate) async fn init(
     env: &ChildEnv,
 ) -> Result<bool, StepError> {
     let mut env = env.clone();
-    let token = offer_token(context, &mut env)?;
+    let token = write_token(context, &mut env)?;
     let init = context
         .run
         .timer
@@ -86,11 +86,14 @@ pub(crate) async fn init(
             matches!(done, Ok(true))
         });
     let done = init.await;
-    token.withdraw()?;
+    token.remove()?;
     done
 }
 
-fn offer_token(context: &OperationContext<'_, '_>, env: &mut ChildEnv) -> Result<Offer, StepError> {
+fn write_token(
+    context: &OperationContext<'_, '_>,
+    env: &mut ChildEnv,
+) -> Result<TokenFile, StepError> {
     let run = context.run;
     let hosts = run.connections.tool_hosts();
     let token = run
@@ -98,7 +101,7 @@ fn offer_token(context: &OperationContext<'_, '_>, env: &mut ChildEnv) -> Result
         .tokens()
         .and_then(|tokens| tokens.mint_for_workspace(token::INIT, &run.job.workspace_id));
     let Some(token) = token.filter(|_| !hosts.is_empty()) else {
-        return Ok(Offer::none());
+        return Ok(TokenFile::none());
     };
     run.log.add_secrets([token.expose_secret()]);
     let access = HostToken {
@@ -108,7 +111,7 @@ fn offer_token(context: &OperationContext<'_, '_>, env: &mut ChildEnv) -> Result
         home: &run.folders.home,
         private: run.layout.private(),
     };
-    credentials::offer(&access, env)
+    credentials::write_token_file(&access, env)
 }
 
 async fn run_init(context: &OperationContext<'_, '_>, env: &ChildEnv) -> Result<bool, StepError> {

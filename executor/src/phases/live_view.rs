@@ -22,9 +22,9 @@ use crate::terraform::event_state::EventState;
 use crate::terraform::structured::Structured;
 
 /// The minimum time between two updates.
-const INTERVAL: Duration = Duration::from_secs(1);
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the end of an operation waits for an update in progress.
-const LAST_UPDATE: Duration = Duration::from_secs(5);
+const LAST_UPDATE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The live view of one operation, from its beginning to its end.
 #[derive(Debug)]
@@ -71,12 +71,12 @@ fn redacted(redactor: &Redactor, patch: Map<String, Value>) -> Map<String, Value
 impl LiveView {
     /// Starts to show the state of the events. With a platform of files there is no update before the end.
     pub(crate) fn start(run: &RunContext<'_>, events: EventState, phase: LivePhase) -> Self {
-        let live = run.connections.live_picture(&run.job);
+        let live = run.connections.live_stream(&run.job);
         let done = CancellationToken::new();
-        let is_watched =
+        let needs_updates =
             live.is_some() || matches!(run.connections.platform, Platform::Terrakube(_));
-        let task = is_watched.then(|| {
-            let show = Show {
+        let task = needs_updates.then(|| {
+            let show = Publisher {
                 live,
                 phase,
                 events,
@@ -118,7 +118,7 @@ impl LiveView {
         let published = tokio::select! {
             biased;
             published = publish => published.map_err(|error| chain(&error)),
-            () = deadline.over() => Err("there was no time left for it".to_owned()),
+            () = deadline.over() => Err("the time for saving is over".to_owned()),
         };
         if let Err(error) = published {
             warn!(error, "the job context could not be updated");
@@ -131,10 +131,10 @@ impl LiveView {
         let Some(task) = self.task else {
             return;
         };
-        match timeout(LAST_UPDATE, task).await {
+        match timeout(LAST_UPDATE_TIMEOUT, task).await {
             Ok(Ok(Some(live))) => {
                 live.publish(state(self.phase, redactor, changes, diagnostics));
-                live.finish(LAST_UPDATE).await;
+                live.finish(LAST_UPDATE_TIMEOUT).await;
             }
             Ok(Ok(None)) => {}
             Ok(Err(error)) => warn!(%error, "the view of the run ended because of a defect"),
@@ -158,7 +158,7 @@ fn state(phase: LivePhase, redactor: &Redactor, changes: Value, diagnostics: Val
     }
 }
 
-struct Show {
+struct Publisher {
     live: Option<LiveStream>,
     phase: LivePhase,
     events: EventState,
@@ -168,7 +168,7 @@ struct Show {
     failing: bool,
 }
 
-impl Show {
+impl Publisher {
     async fn until(mut self, done: CancellationToken) -> Option<LiveStream> {
         loop {
             tokio::select! {
@@ -179,13 +179,13 @@ impl Show {
             self.show().await;
             tokio::select! {
                 () = done.cancelled() => return self.live,
-                () = sleep(INTERVAL) => {}
+                () = sleep(MIN_INTERVAL) => {}
             }
         }
     }
 
     async fn show(&mut self) {
-        let (changes, diagnostics) = self.events.picture();
+        let (changes, diagnostics) = self.events.snapshot();
         if let Some(live) = &self.live {
             let state = state(
                 self.phase,
@@ -204,7 +204,7 @@ impl Show {
                 self.failing = true;
                 warn!(
                     error = chain(&error),
-                    "the job context could not be updated, the next view is tried again"
+                    "the job context could not be updated, trying again with the next update"
                 );
             }
         }

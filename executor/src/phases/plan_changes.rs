@@ -27,13 +27,13 @@ use crate::stored_plan::{self, NewPlan, PlanRecord};
 use crate::terraform::structured::Structured;
 
 /// Timeout for answers of the platform that the plan does not depend on.
-const VIEW_TIME: Duration = Duration::from_secs(10);
+const VIEW_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A plan as the tool renders it.
 #[derive(Default)]
 struct RenderedPlan {
-    people: Option<Vec<u8>>,
-    machines: Option<Value>,
+    text: Option<Vec<u8>>,
+    json: Option<Value>,
 }
 
 /// Plans the changes. An error is part of the result.
@@ -108,10 +108,10 @@ async fn run_plan(
         .await;
     let done = planned.as_ref().ok().map(|(done, _)| *done);
     let details = &mut result.details;
-    if !release_lock::note_lock_in_the_way(context, details)
+    if !release_lock::record_blocking_lock(context, details)
         && let Some(tool) = release_lock::find_tool_with_lock(context, started, done)
     {
-        details.lock = release_lock::release_left_lock(run, terraform, env, &tool).await;
+        details.lock = release_lock::release_leftover_lock(run, terraform, env, &tool).await;
         release_lock::add_unlock_hint(context, details);
     }
     let (done, structured) = planned?;
@@ -131,14 +131,14 @@ fn plan_ending(done: Completion) -> Ending {
 /// Whether another executor has reported the step. A plan may be repeated while the other executor still makes its own.
 /// Once the other has reported, its plan is under review, and must not be replaced.
 async fn step_has_ended(run: &RunContext<'_>) -> bool {
-    let deadline = Deadline::after(VIEW_TIME);
+    let deadline = Deadline::after(VIEW_TIMEOUT);
     let view = run.connections.platform.step_view(&run.step, &deadline);
     match view.await {
         Ok(view) => view.step_has_ended() && !view.status.is_over(),
         Err(error) => {
             warn!(
                 error = chain(&error),
-                "the platform cannot be asked whether the plan is still awaited"
+                "the platform did not report whether the step has already ended"
             );
             false
         }
@@ -164,11 +164,11 @@ async fn store_and_show(
     let show = async {
         rendered.as_mut().await;
         let rendered = rendered.as_mut().take_output();
-        let RenderedPlan { people, machines } = rendered.transpose()?.unwrap_or_default();
-        if let Some(people) = people {
-            run.log_output(&people).await;
+        let RenderedPlan { text, json } = rendered.transpose()?.unwrap_or_default();
+        if let Some(text) = text {
+            run.log_output(&text).await;
         }
-        if let Some(plan) = machines {
+        if let Some(plan) = json {
             structured.complete_from_plan(&plan);
         }
         Ok::<_, StepError>(())
@@ -197,12 +197,12 @@ async fn render_plan(
     context: &OperationContext<'_, '_>,
     env: &ChildEnv,
 ) -> Result<RenderedPlan, StepError> {
-    let (people, machines) = tokio::join!(
+    let (text, json) = tokio::join!(
         context.terraform.show_plan(env),
         context.terraform.show_plan_json(env)
     );
-    let people = people?;
-    let machines = match machines?.map(|text| serde_json::from_slice(&text)) {
+    let text = text?;
+    let json = match json?.map(|text| serde_json::from_slice(&text)) {
         Some(Ok(plan)) => Some(plan),
         Some(Err(error)) => {
             warn!(%error, "the tool's JSON rendering of the plan is not usable");
@@ -213,5 +213,5 @@ async fn render_plan(
             None
         }
     };
-    Ok(RenderedPlan { people, machines })
+    Ok(RenderedPlan { text, json })
 }

@@ -45,21 +45,21 @@ pub(crate) fn find_tool_with_lock(
             _ => "OperationTypeApply",
         },
         // The check fails for pods in the node's network: their host name is that of the node.
-        host_is_ours_alone: run.config.run.pod_name.as_ref() == Some(&host),
+        host_is_unique: run.config.run.pod_name.as_ref() == Some(&host),
         host,
         started,
-        held: terraform.events.progress().locked_by(),
+        held_at: terraform.events.progress().lock_held_at(),
     })
 }
 
 /// Finds and releases the lock that the tool left. The caller has read everything it needs from the state.
-pub(crate) async fn release_left_lock(
+pub(crate) async fn release_leftover_lock(
     run: &RunContext<'_>,
     terraform: &Terraform<'_>,
     env: &ChildEnv,
     tool: &EndedTool,
 ) -> Option<StateLock> {
-    let probe = terraform.touch_lock(env).await;
+    let probe = terraform.probe_lock(env).await;
     let lock = match &probe {
         Ok(output) if output.ok => return None,
         Ok(output) => output.lock(),
@@ -125,11 +125,11 @@ pub(crate) async fn release_own_lock(
 }
 
 /// Records the lock of another run or person if it blocked the tool. Then the tool changed nothing.
-pub(crate) fn note_lock_in_the_way(
+pub(crate) fn record_blocking_lock(
     context: &OperationContext<'_, '_>,
     details: &mut OperationDetails,
 ) -> bool {
-    let Some(lock) = context.terraform.events.locks().in_the_way() else {
+    let Some(lock) = context.terraform.events.locks().blocking() else {
         return false;
     };
     details.sentence = Some(format!(
@@ -164,7 +164,7 @@ fn unlock_hint(lock: &StateLock, tool: Tool) -> Option<String> {
     let unlock = format!("`{} force-unlock {}`", tool.binary(), lock.id);
     match lock.standing {
         LockStanding::InTheWay => Some(format!(
-            "wait until the run that holds the lock has ended; if there is none any more, release the lock with {unlock}"
+            "wait until the run that holds the lock has ended; if that run no longer exists, release the lock with {unlock}"
         )),
         LockStanding::LeftBehind => Some(format!(
             "once nothing else runs on this workspace, release the lock with {unlock}"

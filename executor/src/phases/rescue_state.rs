@@ -30,10 +30,10 @@ use crate::workspace::write_private_file;
 /// The file that the tool writes if it cannot store the state.
 const ERRORED_STATE: &str = "errored.tfstate";
 /// How long the rescue retries. A store may be unreachable for minutes.
-const RESCUE: Duration = Duration::from_mins(10);
+const RESCUE_TIMEOUT: Duration = Duration::from_mins(10);
 /// How long it retries once a copy is kept. Retries matter still: with the old state in the backend, the next run would
 /// create the resources a second time.
-const RESCUE_OF_KEPT: Duration = Duration::from_mins(2);
+const RESCUE_TIMEOUT_WITH_COPY: Duration = Duration::from_mins(2);
 /// The first pause between two attempts; each later one doubles.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -88,7 +88,7 @@ pub(crate) struct Rescue<'r, 'c> {
 /// The progress of a rescue.
 #[derive(Debug)]
 struct RescueProgress {
-    begun: Instant,
+    started: Instant,
     is_first: bool,
     /// Where a copy is kept, or why there is none.
     kept: Option<Result<String, StoreError>>,
@@ -109,7 +109,7 @@ impl Rescue<'_, '_> {
         })
         .await;
         let mut progress = RescueProgress {
-            begun: Instant::now(),
+            started: Instant::now(),
             is_first: true,
             kept: None,
             lock: None,
@@ -173,7 +173,7 @@ impl Rescue<'_, '_> {
 
     async fn keep_copy(&self, progress: &mut RescueProgress) {
         let run = self.run;
-        let deadline = run.while_saving(RESCUE.saturating_sub(progress.begun.elapsed()));
+        let deadline = run.while_saving(RESCUE_TIMEOUT.saturating_sub(progress.started.elapsed()));
         tokio::select! {
             biased;
             kept = self.store_copy() => progress.kept = Some(kept),
@@ -219,10 +219,10 @@ impl Rescue<'_, '_> {
     async fn time_is_up(&self, progress: &RescueProgress) {
         let run = self.run;
         let (limit, until) = match &progress.kept {
-            Some(Ok(_)) => (RESCUE_OF_KEPT, run.budget.push),
-            _ => (RESCUE, run.budget.saving),
+            Some(Ok(_)) => (RESCUE_TIMEOUT_WITH_COPY, run.budget.push),
+            _ => (RESCUE_TIMEOUT, run.budget.saving),
         };
-        let limit = limit.saturating_sub(progress.begun.elapsed());
+        let limit = limit.saturating_sub(progress.started.elapsed());
         run.stop.deadline(limit, until).over().await;
     }
 
@@ -255,8 +255,8 @@ impl Rescue<'_, '_> {
             }
             Ok::<_, io::Error>(path)
         };
-        let lasting = run.folders.data.join("errored");
-        let (place, hint) = match save(&lasting).or_else(|_| save(&run.folders.work)) {
+        let data_folder = run.folders.data.join("errored");
+        let (location, hint) = match save(&data_folder).or_else(|_| save(&run.folders.work)) {
             Ok(path) => {
                 let path = path.display().to_string();
                 (format!(" and is in {path}"), Some(self.restore_hint(&path)))
@@ -272,7 +272,7 @@ impl Rescue<'_, '_> {
             .unwrap_or_default();
         StateOutcome {
             standing: StateStanding::Unknown,
-            sentence: format!("the state could neither be stored nor kept{place}{reason}"),
+            sentence: format!("the state could neither be stored nor kept{location}{reason}"),
             hint: hint.or_else(|| error.and_then(|error| error.hint())),
         }
     }

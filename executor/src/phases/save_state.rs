@@ -22,7 +22,7 @@ use uuid::Uuid;
 use crate::child_env::ChildEnv;
 use crate::context::RunContext;
 use crate::error::StepError;
-use crate::phases::release_lock::release_left_lock;
+use crate::phases::release_lock::release_leftover_lock;
 use crate::phases::rescue_state::{Rescue, StateOutcome, find_errored_state};
 use crate::terraform::Terraform;
 use crate::terraform::lock_error::EndedTool;
@@ -98,10 +98,10 @@ pub(crate) async fn save_state(
     };
     let published = publish(run, terraform, env).await;
     let lock = match (lock, &end.tool_with_lock) {
-        (None, Some(tool)) => release_left_lock(run, terraform, env, tool).await,
+        (None, Some(tool)) => release_leftover_lock(run, terraform, env, tool).await,
         (lock, _) => lock,
     };
-    let outcome = rescued.or_else(|| judge_stored_state(end, &published));
+    let outcome = rescued.or_else(|| describe_stored_state(end, &published));
     let (published, missing) = match published {
         Ok(published) => (published, None),
         Err(PublishError::Unread(error) | PublishError::NotCopied(error)) => (None, Some(error)),
@@ -115,7 +115,7 @@ pub(crate) async fn save_state(
 }
 
 /// Where a state is that the tool stored itself. `None` if there was nothing to store.
-fn judge_stored_state(
+fn describe_stored_state(
     end: &ApplyEnd,
     published: &Result<Option<PublishedState>, PublishError>,
 ) -> Option<StateOutcome> {
@@ -148,14 +148,10 @@ fn judge_stored_state(
             error.hint(),
         ),
         _ if !end.progress.has_begun() => None,
-        Ok(None) => of(
-            StateStanding::Unknown,
-            "there is no state of it".into(),
-            None,
-        ),
+        Ok(None) => of(StateStanding::Unknown, "there is no state".into(), None),
         Err(PublishError::Unread(error)) => of(
             StateStanding::Unknown,
-            format!("whether the state is stored is not known: {error}"),
+            format!("it is not known whether the state is stored: {error}"),
             error.hint(),
         ),
     }
@@ -284,7 +280,7 @@ mod tests {
 
     /// The tool may have reported a failure to store in a form that is not recognised.
     #[test]
-    fn a_state_that_lacks_what_was_made_is_not_called_stored() {
+    fn a_state_without_a_created_object_does_not_count_as_stored() {
         let mut progress = Progress::default();
         progress.line("terraform_data.made: Creating...");
         progress.line("terraform_data.made: Creation complete after 0s [id=1]");
@@ -305,7 +301,7 @@ mod tests {
                 json: Some(json!({"values": {"root_module": {"resources": resources}}})),
                 history: None,
             };
-            let outcome = judge_stored_state(&end, &Ok(Some(published)));
+            let outcome = describe_stored_state(&end, &Ok(Some(published)));
             outcome.map(|outcome| outcome.standing)
         };
         let stored = standing(&["terraform_data.made"]);

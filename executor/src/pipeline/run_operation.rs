@@ -81,13 +81,13 @@ async fn run_phases_before(
         return Ok(false);
     }
     let access = write_backend(context, env)?;
-    access.offer(env)?;
+    access.provide(env)?;
     context.terraform.variables = write_variables(context).await?;
     if !init(context, env).await? {
         return Ok(false);
     }
     let before = run_scripts(context, Phase::Before, env, "").await;
-    access.offer(env)?;
+    access.provide(env)?;
     before
 }
 

@@ -149,7 +149,7 @@ pub fn state_push_input() -> Vec<OsString> {
 }
 
 /// Takes the lock on the state and releases it. No resource has this address, so nothing changes.
-pub fn touch_lock() -> Vec<OsString> {
+pub fn probe_lock() -> Vec<OsString> {
     [
         "untaint",
         "-no-color",

@@ -95,7 +95,7 @@ pub fn write(
 impl BackendAccess {
     /// Sets the variables that the tool needs. Scripts that use the tool in the initialised directory need them too.
     /// Scripts may change them, so they are set again after scripts.
-    pub fn offer(&self, env: &mut ChildEnv) -> Result<(), BackendError> {
+    pub fn provide(&self, env: &mut ChildEnv) -> Result<(), BackendError> {
         match &self.credentials {
             Credentials::Nothing => {}
             Credentials::Azure(key) => env.set(AZURE_KEY, key.expose_secret())?,
@@ -116,19 +116,23 @@ impl BackendAccess {
 }
 
 /// The user's own credentials file, with the executor's profile appended. The result replaces that file for the tool.
-fn aws_credentials(keys: &StaticKeys, env: &ChildEnv, ours: &Path) -> Result<String, BackendError> {
+fn aws_credentials(
+    keys: &StaticKeys,
+    env: &ChildEnv,
+    executor_file: &Path,
+) -> Result<String, BackendError> {
     let named = env.get(AWS_CREDENTIALS).map(PathBuf::from);
     let default = || Some(Path::new(env.get("HOME")?).join(".aws/credentials"));
-    let theirs = named.filter(|path| path != ours).or_else(default);
-    let own = match theirs.map(|path| (regular_file::read_text(&path, MAX_CREDENTIALS_BYTES), path))
-    {
-        None => String::new(),
-        Some((Ok(text), _)) => text,
-        Some((Err(error), _)) if error.kind() == io::ErrorKind::NotFound => String::new(),
-        Some((Err(source), path)) => return Err(BackendError::Read { path, source }),
-    };
+    let user_file = named.filter(|path| path != executor_file).or_else(default);
+    let user_text =
+        match user_file.map(|path| (regular_file::read_text(&path, MAX_CREDENTIALS_BYTES), path)) {
+            None => String::new(),
+            Some((Ok(text), _)) => text,
+            Some((Err(error), _)) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Some((Err(source), path)) => return Err(BackendError::Read { path, source }),
+        };
     Ok(format!(
-        "{own}\n[{AWS_PROFILE}]\naws_access_key_id = {}\naws_secret_access_key = {}\n",
+        "{user_text}\n[{AWS_PROFILE}]\naws_access_key_id = {}\naws_secret_access_key = {}\n",
         keys.access_key.expose_secret(),
         keys.secret_key.expose_secret()
     ))

@@ -23,8 +23,8 @@ const MAX_CONFIGURATION_BYTES: u64 = 1 << 20;
 
 /// The file with the token. It is removed on drop.
 #[derive(Debug)]
-#[must_use = "the token lies there until the file is withdrawn"]
-pub struct Offer(Option<PathBuf>);
+#[must_use = "the token stays on disk until the file is removed"]
+pub struct TokenFile(Option<PathBuf>);
 
 /// A token for the tool, and the hosts that accept it.
 #[derive(Debug)]
@@ -40,31 +40,34 @@ pub struct HostToken<'t> {
 }
 
 /// Writes the file and sets its path in the environment of `init`, unless the path of another file is set.
-pub fn offer(access: &HostToken<'_>, env: &mut ChildEnv) -> Result<Offer, StepError> {
+pub fn write_token_file(
+    access: &HostToken<'_>,
+    env: &mut ChildEnv,
+) -> Result<TokenFile, StepError> {
     if env.get(CONFIG_FILE).is_some() {
         info!("`{CONFIG_FILE}` is set: the tool gets no token for the platform");
-        return Ok(Offer::none());
+        return Ok(TokenFile::none());
     }
     let own = own_configuration(access.home, access.tool);
     let text = configuration(&own, access.hosts, access.token.expose_secret());
     let path = access.private.join(FILE_NAME);
     // It is created first, so that a partly written file is removed too.
-    let offer = Offer(Some(path.clone()));
+    let file = TokenFile(Some(path.clone()));
     write_private_file(&path, text.as_bytes()).map_err(|source| {
         StepError::work_folder("could not write the credentials file", &path, source)
     })?;
     env.set(CONFIG_FILE, &path.to_string_lossy())?;
-    Ok(offer)
+    Ok(file)
 }
 
-impl Offer {
+impl TokenFile {
     /// No file.
     pub const fn none() -> Self {
         Self(None)
     }
 
     /// Removes the file. No other part of the step may run before that.
-    pub fn withdraw(mut self) -> Result<(), StepError> {
+    pub fn remove(mut self) -> Result<(), StepError> {
         let Some(path) = self.0.take() else {
             return Ok(());
         };
@@ -75,7 +78,7 @@ impl Offer {
 }
 
 /// Removes the file after an `init` that panicked or was cancelled.
-impl Drop for Offer {
+impl Drop for TokenFile {
     fn drop(&mut self) {
         let Some(path) = &self.0 else { return };
         match fs::remove_file(path) {
@@ -114,7 +117,10 @@ fn configuration(own: &str, hosts: &[String], token: &str) -> String {
     }
     for host in hosts {
         if !is_host(host) {
-            warn!(host, "the tool gets no token for what is not a host");
+            warn!(
+                host,
+                "the tool gets no token for this name, because it is not a host"
+            );
             continue;
         }
         if own.contains(&format!("credentials \"{host}\"")) {
@@ -139,18 +145,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_is_gone_once_it_is_withdrawn_or_given_up() {
+    fn removing_or_dropping_removes_the_file() {
         let private = tempfile::tempdir().unwrap();
         let path = private.path().join(FILE_NAME);
         fs::write(&path, "token").unwrap();
-        Offer(Some(path.clone())).withdraw().unwrap();
+        TokenFile(Some(path.clone())).remove().unwrap();
         assert!(!path.exists());
         fs::write(&path, "token").unwrap();
-        drop(Offer(Some(path.clone())));
+        drop(TokenFile(Some(path.clone())));
         assert!(!path.exists());
         // If the file cannot be removed, the step must not continue.
         fs::create_dir(&path).unwrap();
-        assert!(Offer(Some(path)).withdraw().is_err());
+        assert!(TokenFile(Some(path)).remove().is_err());
     }
 
     #[test]
@@ -167,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_operator_configured_stays() {
+    fn the_configuration_of_the_operator_stays() {
         let own = "plugin_cache_dir = \"/cache\"\ncredentials \"api.example.test\" {\n  token = \"own\"\n}";
         let hosts = [
             "registry.example.test".to_owned(),
@@ -179,13 +185,13 @@ mod tests {
     }
 
     #[test]
-    fn a_host_cannot_break_out_of_its_quotes() {
+    fn a_host_cannot_end_its_quotes() {
         let hosts = ["evil\" {}".to_owned(), String::new()];
         assert_eq!(configuration("", &hosts, "t"), "");
     }
 
     #[test]
-    fn opentofu_has_a_file_of_its_own() {
+    fn opentofu_has_its_own_file() {
         let home = tempfile::tempdir().unwrap();
         fs::write(home.path().join(".terraformrc"), "terraform").unwrap();
         assert_eq!(own_configuration(home.path(), Tool::OpenTofu), "terraform");

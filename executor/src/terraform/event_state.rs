@@ -88,7 +88,7 @@ impl EventState {
     }
 
     /// The current changes and diagnostics.
-    pub fn picture(&self) -> (Value, Value) {
+    pub fn snapshot(&self) -> (Value, Value) {
         let summary = self.lock();
         (
             summary.structured.changes(),

@@ -87,12 +87,13 @@ impl EventStream {
         self.state.extend_from_slice(line);
         self.state.push(b'\n');
         let begun = &self.state[..self.state.len().min(STATE_BEGINS.len())];
-        let may_be_one = STATE_BEGINS.starts_with(begun) && self.state.len() <= MAX_DOCUMENT_BYTES;
-        if may_be_one && line != b"}" {
+        let may_be_state =
+            STATE_BEGINS.starts_with(begun) && self.state.len() <= MAX_DOCUMENT_BYTES;
+        if may_be_state && line != b"}" {
             return;
         }
         let state = std::mem::take(&mut self.state);
-        if may_be_one && RawState::parse(&state).is_some_and(|state| !state.lineage.is_empty()) {
+        if may_be_state && RawState::parse(&state).is_some_and(|state| !state.lineage.is_empty()) {
             self.events.state(state.into());
         } else {
             text.extend_from_slice(&state);
@@ -231,7 +232,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn only_a_state_is_taken_for_one() {
+    fn only_a_real_state_counts_as_a_state() {
         for state in [
             r#"{"version":4,"serial":1,"lineage":"l","outputs":{},"resources":[]}"#,
             r#"{"serial":1,"lineage":"l","meta":{},"encrypted_data":"x","encryption_version":"v0"}"#,
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_its_message() {
+    fn an_event_is_shown_as_its_message() {
         assert_eq!(
             console_text(&json!({"@message": "Apply complete!", "type": "x"})).unwrap(),
             "Apply complete!"
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_diagnostic_says_where_and_why() {
+    fn a_diagnostic_is_shown_with_place_and_reason() {
         let event = json!({"@message": "Error: Unsupported argument", "type": "diagnostic", "diagnostic": {
             "severity": "error", "summary": "Unsupported argument", "detail": "No such argument.",
             "address": "terraform_data.x",

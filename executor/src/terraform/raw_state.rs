@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_state_is_none() {
+    fn other_documents_are_no_state() {
         assert!(RawState::parse(b"").is_none());
         assert!(RawState::parse(b"Error: no state").is_none());
     }

@@ -328,14 +328,14 @@ fn rename_remove(changes: &Value) -> Value {
 
 /// `open`, `renew` or `close`; OpenTofu writes a phrase instead.
 fn ephemeral_phase(hook: &Value) -> &'static str {
-    let said = hook["action"]
+    let phrase = hook["action"]
         .as_str()
         .or_else(|| hook["Msg"].as_str())
         .unwrap_or_default()
         .to_ascii_lowercase();
-    if said.starts_with("clos") {
+    if phrase.starts_with("clos") {
         "close"
-    } else if said.starts_with("renew") {
+    } else if phrase.starts_with("renew") {
         "renew"
     } else {
         "open"
@@ -524,7 +524,7 @@ mod tests {
 
     /// The tool announces these again before an apply, but reports nothing more about them.
     #[test]
-    fn what_is_moved_imported_or_forgotten_is_applied_with_the_rest() {
+    fn moved_imported_and_forgotten_resources_are_applied_too() {
         let announced = |address: &str, action: &str| json!({"type": "planned_change", "change": {"resource": {"addr": address}, "action": action}});
         let events = [
             announced("a.moved", "move"),
@@ -607,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn ephemeral_operations_are_told_apart_in_both_dialects() {
+    fn ephemeral_operations_are_recognised_for_both_tools() {
         let cases = [
             (
                 "ephemeral_op_start",
@@ -651,7 +651,7 @@ mod tests {
     }
 
     #[test]
-    fn diagnostics_go_to_their_resource_or_to_the_job() {
+    fn diagnostics_belong_to_their_resource_or_to_the_job() {
         let diagnostic = |address: Value| {
             json!({"type": "diagnostic", "diagnostic": {"severity": "error", "summary": "no", "detail": "d",
                    "address": address, "range": {"filename": "main.tf", "start": {"line": 3}}}})
@@ -665,7 +665,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_replaces_what_events_guessed_and_hides_what_is_sensitive() {
+    fn a_plan_replaces_event_data_and_hides_sensitive_values() {
         let mut structured = after(&[
             json!({"type": "planned_change", "change": {"resource": {"addr": "terraform_data.x"}, "action": "create"}}),
             json!({"type": "refresh_start", "hook": {"resource": {"addr": "terraform_data.same"}}}),
@@ -721,7 +721,7 @@ mod tests {
         }
 
         #[test]
-        fn unchanged_resources_stay_as_the_events_told_of_them() {
+        fn unchanged_resources_keep_the_data_of_their_events() {
             let address = "terraform_data.greeting[\"french\"]";
             let mut structured = after(&[
                 resource("refresh_start", address),
@@ -742,7 +742,7 @@ mod tests {
         }
 
         #[test]
-        fn what_an_apply_made_known_is_unknown_no_more() {
+        fn values_that_an_apply_determined_are_known() {
             let address = "terraform_data.fingerprint";
             let mut planned = after(&[]);
             planned.complete_from_plan(&json!({"resource_changes": [
@@ -783,7 +783,7 @@ mod tests {
 
     /// The stock executor shows nothing for a destroy without a plan. Its destroy plans have these properties.
     #[test]
-    fn a_destroy_without_a_plan_is_told_as_completely_as_its_events_allow() {
+    fn a_destroy_without_a_plan_is_shown_from_its_events() {
         let address = "terraform_data.greeting[\"german\"]";
         let structured = after(&[
             json!({"type": "planned_change", "change": {"action": "delete", "resource": {

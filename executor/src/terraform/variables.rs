@@ -143,11 +143,11 @@ impl Declarations {
 
     /// Names among `variables` that the root module certainly does not declare.
     pub fn undeclared<'v>(&self, variables: &'v BTreeMap<String, Variable>) -> Vec<&'v str> {
-        let unknown = |name: &&str| self.complete && !self.kinds.contains_key(*name);
+        let is_undeclared = |name: &&str| self.complete && !self.kinds.contains_key(*name);
         variables
             .keys()
             .map(String::as_str)
-            .filter(unknown)
+            .filter(is_undeclared)
             .collect()
     }
 
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_the_tool_would_wait_for_is_refused_by_name() {
+    fn a_file_that_would_block_the_tool_is_refused_by_name() {
         use nix::sys::stat::Mode;
         let folder = tempfile::tempdir().unwrap();
         let bad = folder.path().join("bad.tf");
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn text_means_what_the_declared_type_says() {
+    fn the_declared_type_decides_how_text_is_interpreted() {
         let definitions = declarations(MODULE)
             .definitions(&variables(&[
                 ("plain", "[1]"),
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hcl_flag_of_newer_releases_decides_where_it_is_given() {
+    fn the_hcl_flag_of_newer_releases_takes_precedence() {
         let one = |hcl| {
             BTreeMap::from([(
                 "tags".to_owned(),
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn undeclared_variables_are_left_out_when_all_files_could_be_read() {
+    fn undeclared_variables_are_left_out_if_all_files_could_be_read() {
         let given = variables(&[("elsewhere", "x"), ("text", "y")]);
         let declared = declarations(MODULE);
         assert_eq!(declared.undeclared(&given), ["elsewhere"]);

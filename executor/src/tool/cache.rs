@@ -141,7 +141,7 @@ pub fn install_archive(
     let slot = Slot::new(cache, tool, version);
     fs::create_dir_all(&slot.directory)
         .map_err(|error| ToolError::cache(&slot.directory, error))?;
-    slot.install(archive, "an archive at hand")
+    slot.install(archive, "a local archive")
 }
 
 /// The lock of an install. Dropping it releases it, and so does the kernel if the process dies.

@@ -82,7 +82,7 @@ impl Resolver<'_> {
                 url: shown,
                 source,
             })?);
-            next = after.filter(|_| !self.is_settled(&releases));
+            next = after.filter(|_| !self.is_decided(&releases));
         }
         Ok(releases)
     }
@@ -90,7 +90,7 @@ impl Resolver<'_> {
     /// Whether older pages of the index cannot change the choice. The newest releases come first, but patches of older
     /// lines are among them. So the search ends only with the greatest version of all, or with the exact version that
     /// was requested.
-    fn is_settled(&self, releases: &[Release]) -> bool {
+    fn is_decided(&self, releases: &[Release]) -> bool {
         if self.range.exact().is_some() {
             return releases
                 .iter()

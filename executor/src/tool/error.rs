@@ -75,7 +75,7 @@ pub enum ToolError {
     Cache { path: PathBuf, source: io::Error },
     #[error("no TLS provider was installed before resolving a tool")]
     NoTlsProvider,
-    #[error("the task to {task} broke off")]
+    #[error("the task to {task} ended unexpectedly")]
     Task {
         task: &'static str,
         source: tokio::task::JoinError,
@@ -101,7 +101,7 @@ pub enum FetchError {
     Unreachable { url: String, source: reqwest::Error },
     #[error("`{url}` answered {status}")]
     Status { url: String, status: StatusCode },
-    #[error("the download of `{url}` broke off")]
+    #[error("the download of `{url}` was interrupted")]
     Interrupted { url: String, source: reqwest::Error },
     #[error("`{url}` is larger than {limit_mib} MiB")]
     TooLarge { url: String, limit_mib: u64 },
@@ -139,12 +139,12 @@ impl FetchError {
             Self::Status { status, .. }
                 if matches!(*status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) =>
             {
-                "the server wants credentials, or refuses those in the address".into()
+                "the server requires credentials, or refuses those in the address".into()
             }
             Self::Status { status, .. } if *status == StatusCode::TOO_MANY_REQUESTS => {
                 "the server limits requests; use a mirror or an index that caches".into()
             }
-            Self::Status { .. } => "the server is out of order; try again later".into(),
+            Self::Status { .. } => "the server reports an error; try again later".into(),
             Self::TooLarge { .. } => "no release is that large; check the address".into(),
             Self::Client(_) => return None,
         })
@@ -202,10 +202,10 @@ impl ToolError {
             }
             Self::Index { source, .. } | Self::Fetch(source) => return source.hint(),
             Self::IndexFormat { .. } => {
-                "check its address; a proxy or a login page may have answered in its place".into()
+                "check its address; a proxy or a login page may have answered instead".into()
             }
             Self::ChecksumsMissing { .. } => {
-                "a mirror must carry each release's SHA256SUMS beside its archives".into()
+                "a mirror must have each release's SHA256SUMS in the folder of its archives".into()
             }
             Self::ChecksumUnlisted { .. } | Self::ChecksumMismatch { .. } => {
                 "the mirror or a proxy serves a changed or incomplete file; nothing was installed"
@@ -217,7 +217,7 @@ impl ToolError {
             Self::Signature { source, .. } => source.hint(),
             Self::ExtraKeys { .. } => "the file must hold OpenPGP public keys".into(),
             Self::Archive { .. } => {
-                "the release carries this checksum, so it is published broken; choose another version"
+                "the file has the published checksum, so the release itself is broken; choose another version"
                     .into()
             }
             Self::CacheFull { .. } => {

@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_shown_without_what_may_be_secret() {
+    fn addresses_are_shown_without_possible_secrets() {
         let shown = |text: &str| Shown(&Url::parse(text).unwrap()).to_string();
         assert_eq!(
             shown("https://bob:hunter2@mirror.test:8443/a/b.zip?sig=hunter2#hunter2"),

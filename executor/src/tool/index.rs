@@ -285,7 +285,7 @@ mod tests {
         "not-a-version":{"builds":[]}}}"#;
 
     #[test]
-    fn terraform_files_stand_beside_the_archive() {
+    fn terraform_files_are_in_the_folder_of_the_archive() {
         let release = only(
             Tool::Terraform,
             TERRAFORM,
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mirrors_index_may_leave_addresses_out() {
+    fn the_index_of_a_mirror_may_omit_addresses() {
         let json = r#"{"versions":{"1.9.8":{"builds":[
             {"os":"linux","arch":"amd64","filename":"terraform_1.9.8_linux_amd64.zip"}]}}}"#;
         let base = "https://mirror.test/hashicorp/terraform/index.json";
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_index_is_an_error() {
+    fn other_documents_are_an_error() {
         for (tool, text) in [
             (Tool::Terraform, "<html>log in</html>"),
             (Tool::Terraform, "[]"),

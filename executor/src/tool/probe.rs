@@ -21,12 +21,12 @@ use tokio::process::Command;
 use crate::reaper;
 
 const TIME_LIMIT: Duration = Duration::from_secs(10);
-const MEMORY: &str = "probe.json";
-const MAX_MEMORY_BYTES: u64 = 1 << 20;
+const CACHE_FILE: &str = "probe.json";
+const MAX_CACHE_BYTES: u64 = 1 << 20;
 
 /// The minimum size of a binary whose answer is cached. Version managers put a small script or proxy on PATH, whose
 /// version depends on the working directory and the environment. The real tools are far larger.
-const SMALLEST_TOOL: u64 = 16 << 20;
+const MIN_TOOL_BYTES: u64 = 16 << 20;
 
 /// Why a binary did not report its version.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +34,7 @@ pub(crate) enum ProbeError {
     #[error("could not start it")]
     Start(#[source] io::Error),
     #[error("it did not answer within {} seconds", TIME_LIMIT.as_secs())]
-    Silent,
+    TimedOut,
     #[error("it ended with {0}")]
     Failed(std::process::ExitStatus),
     #[error("its answer to `version -json` is not understood")]
@@ -51,12 +51,12 @@ struct Identity {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Remembered {
+struct CachedVersion {
     identity: Identity,
     version: Version,
 }
 
-type Memory = BTreeMap<PathBuf, Remembered>;
+type VersionCache = BTreeMap<PathBuf, CachedVersion>;
 
 /// The version of `binary`, from the cache or from the binary.
 pub(crate) async fn version(binary: &Path, cache_dir: &Path) -> Result<Version, ProbeError> {
@@ -69,23 +69,23 @@ pub(crate) async fn version(binary: &Path, cache_dir: &Path) -> Result<Version, 
         inode: metadata.ino(),
         device: metadata.dev(),
     };
-    let memory = cache_dir.join(MEMORY);
-    let mut known = read(&memory);
-    if let Some(found) = known.get(&file)
+    let cache_file = cache_dir.join(CACHE_FILE);
+    let mut cache = read(&cache_file);
+    if let Some(found) = cache.get(&file)
         && found.identity == identity
     {
         return Ok(found.version.clone());
     }
-    let version = ask(binary).await?;
-    if identity.size >= SMALLEST_TOOL {
-        known.insert(
+    let version = query_version(binary).await?;
+    if identity.size >= MIN_TOOL_BYTES {
+        cache.insert(
             file,
-            Remembered {
+            CachedVersion {
                 identity,
                 version: version.clone(),
             },
         );
-        if let Err(error) = write(&memory, &known) {
+        if let Err(error) = write(&cache_file, &cache) {
             tracing::debug!(%error, "could not remember the version of the tool on PATH");
         }
     }
@@ -98,7 +98,7 @@ struct Answer {
     terraform_version: Version,
 }
 
-async fn ask(binary: &Path) -> Result<Version, ProbeError> {
+async fn query_version(binary: &Path) -> Result<Version, ProbeError> {
     let mut command = Command::new(binary);
     command
         .args(["version", "-json"])
@@ -114,7 +114,7 @@ async fn ask(binary: &Path) -> Result<Version, ProbeError> {
     let child = reaper::spawn(&mut command).map_err(ProbeError::Start)?;
     let output = tokio::time::timeout(TIME_LIMIT, child.wait_with_output())
         .await
-        .map_err(|_| ProbeError::Silent)?
+        .map_err(|_| ProbeError::TimedOut)?
         .map_err(ProbeError::Start)?;
     if !output.status.success() {
         return Err(ProbeError::Failed(output.status));
@@ -124,21 +124,21 @@ async fn ask(binary: &Path) -> Result<Version, ProbeError> {
 }
 
 /// Any error counts as an empty cache, because the version can be asked for again.
-fn read(path: &Path) -> Memory {
-    regular_file::read(path, MAX_MEMORY_BYTES)
+fn read(path: &Path) -> VersionCache {
+    regular_file::read(path, MAX_CACHE_BYTES)
         .ok()
         .and_then(|bytes| serde_json::from_slice(&bytes).ok())
         .unwrap_or_default()
 }
 
 /// Replaces the cache file atomically. If two processes write at once, one answer is lost, and asked for again.
-fn write(path: &Path, known: &Memory) -> io::Result<()> {
+fn write(path: &Path, cache: &VersionCache) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(directory)?;
     let mut file = tempfile::Builder::new()
         .prefix(".probe-")
         .tempfile_in(directory)?;
-    file.write_all(&serde_json::to_vec(known)?)?;
+    file.write_all(&serde_json::to_vec(cache)?)?;
     file.persist(path)?;
     Ok(())
 }

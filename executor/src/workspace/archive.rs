@@ -97,7 +97,7 @@ pub enum Refusal {
     #[error("a part of its path is not a folder")]
     NotAFolder,
     /// It would replace a folder.
-    #[error("a folder of this name is there already")]
+    #[error("a folder of this name exists already")]
     ReplacesFolder,
     /// A link that leads out of the archive.
     #[error("it links to a place outside the archive")]
@@ -130,7 +130,7 @@ impl ArchiveError {
                 "exclude what the run does not need with `.terraformignore`, or raise the limit of the executor"
             }
             Self::Refused { .. } => "pack plain files, folders and links within the configuration",
-            Self::Write { .. } => "check the space left on the work dir",
+            Self::Write { .. } => "check the free space of the work directory",
             Self::Stopped => return None,
         };
         Some(hint.to_owned())
@@ -171,7 +171,7 @@ pub fn unpack(
         stop,
         allowance,
         folders: HashSet::new(),
-        implied: 0,
+        implied_folders: 0,
         unpacked: Unpacked::default(),
     };
     for entry in archive.entries().map_err(read_error)? {
@@ -205,7 +205,7 @@ struct Unpacker<'a> {
     /// Folders that are known to be real. They are never replaced.
     folders: HashSet<PathBuf>,
     /// The number of folders that were created without an entry of their own.
-    implied: u64,
+    implied_folders: u64,
     unpacked: Unpacked,
 }
 
@@ -229,13 +229,13 @@ impl Unpacker<'_> {
                 self.folder(&path).map_err(|e| entry_name.at(e))?;
             }
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
-                self.make_room(&path).map_err(|e| entry_name.at(e))?;
+                self.clear_path(&path).map_err(|e| entry_name.at(e))?;
                 self.file(&mut entry, &path, &entry_name)?;
             }
             EntryType::Symlink => {
                 let text = entry.link_name_bytes().unwrap_or_default().into_owned();
                 let link = inner_link(&path, &text).map_err(|e| entry_name.refuse(e))?;
-                self.make_room(&path).map_err(|e| entry_name.at(e))?;
+                self.clear_path(&path).map_err(|e| entry_name.at(e))?;
                 symlink(link, self.target.join(&path)).map_err(|e| entry_name.at(e.into()))?;
             }
             EntryType::Link => {
@@ -250,7 +250,7 @@ impl Unpacker<'_> {
 
     fn check_entries(&self) -> Result<(), TooManyEntries> {
         let limit = self.limits.max_entries;
-        if self.unpacked.entries + self.implied > limit {
+        if self.unpacked.entries + self.implied_folders > limit {
             return Err(TooManyEntries { limit });
         }
         Ok(())
@@ -283,13 +283,13 @@ impl Unpacker<'_> {
         if parent.as_os_str().is_empty() || self.folders.contains(parent) {
             return Ok(());
         }
-        self.implied += 1;
+        self.implied_folders += 1;
         self.check_entries()?;
         self.folder(parent)
     }
 
     /// Creates the folders above `path`, and removes an earlier file or link of that name: the last entry counts.
-    fn make_room(&mut self, path: &Path) -> Result<(), Problem> {
+    fn clear_path(&mut self, path: &Path) -> Result<(), Problem> {
         if path.as_os_str().is_empty() {
             return Err(Refusal::NoName.into());
         }
@@ -317,7 +317,7 @@ impl Unpacker<'_> {
             .map_err(|e| entry_name.at(e.into()))?;
         self.allowance.set(u64::MAX);
         let mut buffer = vec![0; COPY_BYTES];
-        let mut left = entry.size();
+        let mut remaining = entry.size();
         loop {
             if self.stop.load(Ordering::Relaxed) {
                 return Err(ArchiveError::Stopped);
@@ -326,7 +326,7 @@ impl Unpacker<'_> {
             if read == 0 {
                 break;
             }
-            left = left.saturating_sub(read as u64);
+            remaining = remaining.saturating_sub(read as u64);
             self.unpacked.bytes += read as u64;
             if self.unpacked.bytes > self.limits.max_bytes {
                 return Err(self.too_many_bytes());
@@ -335,7 +335,7 @@ impl Unpacker<'_> {
                 .map_err(|e| entry_name.at(e.into()))?;
         }
         // The reader treats the end of the archive as the end of the entry.
-        if left > 0 {
+        if remaining > 0 {
             return Err(ArchiveError::Truncated);
         }
         Ok(())
@@ -357,7 +357,7 @@ impl Unpacker<'_> {
         if !fs::symlink_metadata(&full).is_ok_and(|found| found.is_file()) {
             return Err(Refusal::DanglingHardLink.into());
         }
-        self.make_room(path)?;
+        self.clear_path(path)?;
         Ok(fs::hard_link(full, self.target.join(path))?)
     }
 
@@ -560,12 +560,12 @@ struct MetadataTooLarge;
 impl<R: Read> Read for Metered<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
-        let left = self
+        let remaining = self
             .allowance
             .get()
             .checked_sub(read as u64)
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, MetadataTooLarge))?;
-        self.allowance.set(left);
+        self.allowance.set(remaining);
         Ok(read)
     }
 }

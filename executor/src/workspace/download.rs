@@ -112,7 +112,7 @@ impl DownloadError {
             Self::TooLarge { .. } => {
                 "exclude what the run does not need with `.terraformignore`, or raise the limit of the executor"
             }
-            Self::Keep(_) => "check the space left on the work dir",
+            Self::Keep(_) => "check the free space of the work directory",
             Self::Client(_) => "check the proxy variables of the executor",
             Self::Open { .. } | Self::Redirect { .. } => return None,
         };

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_given_writes_nothing() {
+    fn without_credentials_nothing_is_written() {
         let private = tempfile::tempdir().unwrap();
         let given = environment(&[(AWS_TOKEN, ""), ("ARM_OIDC_TOKEN", "x")]);
         assert!(

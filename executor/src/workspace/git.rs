@@ -268,7 +268,7 @@ impl<'a> Git<'a> {
             Ok(_) => Ok(true),
             Err(error) if error.concerns_the_connection() => Err(error),
             Err(error) => {
-                tracing::debug!(%error, "the server does not give this out");
+                tracing::debug!(%error, "the server does not permit fetching this");
                 Ok(false)
             }
         }

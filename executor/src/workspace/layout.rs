@@ -51,15 +51,15 @@ pub struct Layout {
     /// The work tree belongs to this run while this file is locked.
     turn: OnceLock<File>,
     /// The run's own folder. It is locked for the whole run.
-    _alive: Option<File>,
+    _root_lock: Option<File>,
 }
 
 impl Layout {
     /// Creates the run's own folders, and their parents if these are missing. The work tree is created when it is this
     /// run's turn.
     pub fn create(site: Site<'_>) -> Result<Self, WorkspaceError> {
-        let work_dir = made(site.work_dir)?;
-        let checkouts = made(site.checkouts)?;
+        let work_dir = create_folder(site.work_dir)?;
+        let checkouts = create_folder(site.checkouts)?;
         // The lock covers sweeping and creating, so that a new folder is never found without its lock.
         let _area_lock = lock_folder(&work_dir);
         sweep_runs(&work_dir);
@@ -76,7 +76,7 @@ impl Layout {
             checkout: checkouts.join(site.name),
             checkout_lock: checkouts.join(format!("{}.{TREE_LOCK}", site.name)),
             turn: OnceLock::new(),
-            _alive: lock_folder(&root),
+            _root_lock: lock_folder(&root),
             root,
         };
         for folder in [&layout.private, &layout.spool] {
@@ -153,7 +153,7 @@ impl Drop for Layout {
 }
 
 /// Creates a folder, and returns its canonical path, so that it can be compared with other canonical paths.
-fn made(folder: &Path) -> Result<PathBuf, WorkspaceError> {
+fn create_folder(folder: &Path) -> Result<PathBuf, WorkspaceError> {
     create_private_dir(folder).map_err(io_error("create the folder", folder))?;
     fs::canonicalize(folder).map_err(io_error("find", folder))
 }
@@ -188,9 +188,9 @@ fn try_lock(path: &Path) -> io::Result<Option<File>> {
             Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(error)) => return Err(error),
         }
-        let ours = file.metadata()?;
+        let opened = file.metadata()?;
         match fs::symlink_metadata(path) {
-            Ok(there) if (there.dev(), there.ino()) == (ours.dev(), ours.ino()) => {
+            Ok(current) if (current.dev(), current.ino()) == (opened.dev(), opened.ino()) => {
                 return Ok(Some(file));
             }
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -208,7 +208,7 @@ fn sweep_runs(work_dir: &Path) {
             && let Ok(folder) = File::open(&path)
             && folder.try_lock().is_ok()
         {
-            note(&path, remove_tree(&path));
+            log_removal(&path, remove_tree(&path));
         }
     }
 }
@@ -221,7 +221,7 @@ fn sweep_trees(checkouts: &Path) {
             && let Ok(Some(_held)) = try_lock(&lock)
         {
             let tree = lock.with_extension("");
-            note(
+            log_removal(
                 &tree,
                 remove_tree(&tree).and_then(|()| remove_file_if_present(&lock)),
             );
@@ -229,9 +229,9 @@ fn sweep_trees(checkouts: &Path) {
     }
 }
 
-fn note(path: &Path, removed: io::Result<()>) {
+fn log_removal(path: &Path, removed: io::Result<()>) {
     if let Err(error) = removed {
-        tracing::warn!(%error, path = %path.display(), "could not remove what a killed executor left");
+        tracing::warn!(%error, path = %path.display(), "could not remove the files of a killed executor");
     }
 }
 
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_one_workspace_take_turns_in_one_tree_and_share_nothing_else() {
+    fn runs_of_one_workspace_share_only_the_tree_and_take_turns() {
         let work = tempfile::tempdir().unwrap();
         let first = layout(work.path());
         let second = layout(work.path());
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_never_had_its_turn_leaves_the_tree_alone() {
+    fn a_run_without_its_turn_leaves_the_tree_unchanged() {
         let work = tempfile::tempdir().unwrap();
         let first = layout(work.path());
         assert!(first.try_take_turn("").unwrap());
@@ -379,19 +379,19 @@ mod tests {
 
     /// No process holds the lock of the files of a killed executor.
     #[test]
-    fn what_a_killed_executor_left_goes_with_the_next_start() {
+    fn the_next_start_removes_the_files_of_a_killed_executor() {
         let work = tempfile::tempdir().unwrap();
-        let left = [
+        let leftovers = [
             work.path().join("run-killed"),
             work.path().join("workspaces/o_killed"),
         ];
-        for folder in &left {
+        for folder in &leftovers {
             create_private_dir(&folder.join("private")).unwrap();
             fs::write(folder.join("private/token"), "secret").unwrap();
         }
         fs::write(work.path().join("workspaces/o_killed.lock"), "job 1").unwrap();
         let next = layout(work.path());
-        for folder in left {
+        for folder in leftovers {
             assert!(!folder.exists(), "{}", folder.display());
         }
         // Old files in the run's own workspace are removed even without a lock file.
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn removal_takes_read_only_trees_and_leaves_what_links_point_to() {
+    fn removal_includes_read_only_trees_but_not_the_targets_of_links() {
         let work = tempfile::tempdir().unwrap();
         let kept = work.path().join("kept");
         fs::create_dir(&kept).unwrap();

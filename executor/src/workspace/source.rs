@@ -39,7 +39,7 @@ pub(super) struct Userinfo {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
     /// Null or empty.
-    #[error("the job data names no `source`")]
+    #[error("the job data has no `source`")]
     Missing,
     /// Not an address of any accepted form.
     #[error("the source `{address}` is not a usable address: {problem}")]
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn userinfo_is_masked_wherever_it_stands() {
+    fn userinfo_is_masked_anywhere_in_a_text() {
         assert_eq!(
             mask_userinfo("unable to access 'https://u:p@h/x': see http://t@h2 and ssh://git@h3/y"),
             "unable to access 'https://***@h/x': see http://***@h2 and ssh://git@h3/y"

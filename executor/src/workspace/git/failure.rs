@@ -176,7 +176,7 @@ impl GitFailure {
                 Some("check the address, and the proxy and network policy of the executor")
             }
             Self::Certificate => {
-                Some("name a CA bundle that holds the server's issuer with SSL_CERT_FILE")
+                Some("set SSL_CERT_FILE to a CA bundle that contains the server's issuer")
             }
             Self::HostKey => Some(
                 "compare the server's key with the configured known_hosts file, and add it there if it is right",
@@ -188,13 +188,13 @@ impl GitFailure {
                 Some("check the VCS connection of the workspace and its access to this repository")
             }
             Self::NoRepository => Some(
-                "check the address; servers also answer so when the credentials may not see the repository",
+                "check the address; servers also give this answer if the credentials have no access to it",
             ),
             Self::NoReference => Some("check the branch or tag of the workspace"),
             Self::BadAddress => Some(
                 "accepted are https://, http://, ssh://, git@host:path, file:// and absolute paths",
             ),
-            Self::DiskFull => Some("give the work dir more space"),
+            Self::DiskFull => Some("give the work directory more space"),
             Self::Other => None,
         }
     }
@@ -223,7 +223,7 @@ pub(super) fn meaningful_line(stderr: &str, secrets: &[&str]) -> String {
         .rev()
         .find(|line| !BOILERPLATE.iter().any(|phrase| line.contains(phrase)))
         .or_else(|| said().next_back())
-        .unwrap_or("git said nothing");
+        .unwrap_or("git printed no message");
     let line = line
         .strip_prefix("fatal: ")
         .or_else(|| line.strip_prefix("error: "))
@@ -304,13 +304,13 @@ mod tests {
     #[case("fatal: transport 'ext' not allowed", GitFailure::BadAddress)]
     #[case("fatal: write error: No space left on device", GitFailure::DiskFull)]
     #[case("fatal: something new", GitFailure::Other)]
-    fn stderr_is_told_apart(#[case] stderr: &str, #[case] expected: GitFailure) {
+    fn stderr_is_classified(#[case] stderr: &str, #[case] expected: GitFailure) {
         assert_eq!(GitFailure::classify(stderr), expected);
         assert_eq!(expected.hint().is_none(), expected == GitFailure::Other);
     }
 
     #[test]
-    fn the_line_shown_says_what_happened_and_no_secret() {
+    fn the_line_describes_the_failure_without_secrets() {
         let stderr = "Cloning into 'x'...\nfatal: Authentication failed for 'https://u:hunter2@h/x/?t=hunter3'\n\
                       fatal: Could not read from remote repository.\n\nPlease make sure you have the correct \
                       access rights\nand the repository exists.\n";
@@ -318,6 +318,6 @@ mod tests {
             meaningful_line(stderr, &["hunter3"]),
             "Authentication failed for 'https://***@h/x/?t=***'"
         );
-        assert_eq!(meaningful_line("", &[]), "git said nothing");
+        assert_eq!(meaningful_line("", &[]), "git printed no message");
     }
 }

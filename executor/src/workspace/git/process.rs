@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_end_of_endless_chatter_is_kept() {
+    async fn only_the_end_of_endless_output_is_kept() {
         let finished = run(shell("seq 1 200000; echo last >&2; exit 3"))
             .await
             .unwrap();
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dropping_kills_what_the_command_started() {
+    async fn dropping_kills_the_child_processes_of_the_command() {
         let folder = tempfile::tempdir().unwrap();
         let pid_file = folder.path().join("pid");
         let script = format!(

@@ -105,13 +105,13 @@ pub(super) fn git(folder: &Path, args: &[&str]) -> String {
 }
 
 /// A work dir, a configuration for it, and a record of every command line git ran.
-pub(super) struct Bench {
+pub(super) struct Fixture {
     pub(super) work: TempDir,
     pub(super) layout: Layout,
     pub(super) config: WorkspaceConfig,
 }
 
-impl Bench {
+impl Fixture {
     pub(super) fn new() -> Self {
         // It fails if another test was first.
         drop(rustls::crypto::ring::default_provider().install_default());
