@@ -553,9 +553,9 @@ mod tests {
         }
         assert_eq!(missing(&[], false), None);
         for (records, without) in [("platform", env::API_URL), ("shared", env::DATA_DIR)] {
-            let said = ["--records", records];
-            assert_eq!(missing(&said, false), Some(without));
-            assert_eq!(missing(&[said, api].concat(), true), None);
+            let options = ["--records", records];
+            assert_eq!(missing(&options, false), Some(without));
+            assert_eq!(missing(&[options, api].concat(), true), None);
         }
         let folder_alone = [folder, ["--records", "platform"]].concat();
         assert_eq!(missing(&folder_alone, true), Some(env::API_URL));

@@ -68,7 +68,10 @@ impl LastDeadline {
 }
 
 /// Ends the process. Buffered output is dropped, because the process may be waiting for the reader of that output.
-#[expect(clippy::exit, reason = "everything that could return has had its time")]
+#[expect(
+    clippy::exit,
+    reason = "a blocked task or write keeps the process from returning"
+)]
 fn end(dev_null: &File, code: u8) -> ! {
     // An error means that the stream is closed already.
     let _ = dup2_stdout(dev_null);

@@ -212,7 +212,7 @@ pub struct ReviewedPlan {
     pub record: Option<PlanRecord>,
 }
 
-/// What the executor knows of the job's plan, and the folder for its content.
+/// The inputs for fetching the job's plan: the facts about it, and the folder for its content.
 #[derive(Debug)]
 pub struct PlanFetcher<'h> {
     pub job: &'h JobData,

@@ -230,8 +230,8 @@ async fn publish(
 }
 
 /// Reads the state. The local backend's file is read directly, which works even if the tool does not. The tool reads
-/// the state of any other backend. It also reads a local state that is encrypted, or that belongs to a CLI workspace
-/// other than the default, which has another path.
+/// the state of any other backend. It also reads an encrypted local state. The local state of a CLI workspace other than
+/// the default has another path, so the tool reads it too.
 async fn raw_state(
     run: &RunContext<'_>,
     terraform: &Terraform<'_>,

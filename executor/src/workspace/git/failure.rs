@@ -213,16 +213,16 @@ const BOILERPLATE: [&str; 7] = [
 
 /// The last line with information, without credentials.
 pub(super) fn meaningful_line(stderr: &str, secrets: &[&str]) -> String {
-    let said = || {
+    let lines = || {
         stderr
             .lines()
             .map(str::trim)
             .filter(|line| !line.is_empty())
     };
-    let line = said()
+    let line = lines()
         .rev()
         .find(|line| !BOILERPLATE.iter().any(|phrase| line.contains(phrase)))
-        .or_else(|| said().next_back())
+        .or_else(|| lines().next_back())
         .unwrap_or("git printed no message");
     let line = line
         .strip_prefix("fatal: ")

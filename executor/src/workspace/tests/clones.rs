@@ -66,8 +66,8 @@ async fn repositories_of_other_users_can_be_cloned() {
     let repository = Repository::new();
     let fixture = Fixture::new();
     if nix::unistd::geteuid().is_root() {
-        let somebody = Some(nix::unistd::Uid::from_raw(54321));
-        nix::unistd::chown(&repository.bare(), somebody, None).unwrap();
+        let other_user = Some(nix::unistd::Uid::from_raw(54321));
+        nix::unistd::chown(&repository.bare(), other_user, None).unwrap();
     }
     let source = repository.bare().display().to_string();
     fixture.prepare(&job(&source, "main")).await.unwrap();
