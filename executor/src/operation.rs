@@ -1,7 +1,6 @@
-//! The operation of a step, which is what the tool does in it: plan, apply or destroy. What its phases work with, and how
-//! it ends.
+//! The operation of a step: plan, apply or destroy. The module holds the inputs of its phases, and its result.
 //!
-//! Knows neither the phases nor their order.
+//! It knows neither the phases nor their order.
 
 use std::path::PathBuf;
 
@@ -24,10 +23,10 @@ use crate::terraform::event_state::EventState;
 use crate::tool::ResolvedTool;
 use crate::workspace::Workspace;
 
-/// What the tool does in a step.
+/// The tool's task in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
-    /// With `destroy`, a plan to remove everything.
+    /// With `destroy`, it plans to remove everything.
     Plan {
         destroy: bool,
     },
@@ -47,7 +46,7 @@ impl Operation {
         }
     }
 
-    /// The phase in which the tool does it.
+    /// The phase in which the tool runs the operation.
     pub(crate) const fn phase(self) -> Phase {
         match self {
             Self::Plan { .. } => Phase::Plan,
@@ -56,7 +55,7 @@ impl Operation {
         }
     }
 
-    /// As banners name it.
+    /// The name in banners.
     pub(crate) const fn banner_name(self) -> &'static str {
         match self {
             Self::Plan { .. } => "PLAN",
@@ -66,7 +65,7 @@ impl Operation {
     }
 }
 
-/// Everything an operation needs before its first phase.
+/// Everything that an operation needs before its first phase.
 #[derive(Debug)]
 pub(crate) struct PreparedOperation {
     pub(crate) operation: Operation,
@@ -76,7 +75,7 @@ pub(crate) struct PreparedOperation {
     pub(crate) plan: Option<ReviewedPlan>,
 }
 
-/// What the phases of an operation work with.
+/// The context of the phases of an operation.
 #[derive(Debug)]
 pub(crate) struct OperationContext<'r, 'c> {
     pub(crate) run: &'r RunContext<'c>,
@@ -103,8 +102,8 @@ impl<'r, 'c> OperationContext<'r, 'c> {
         }
     }
 
-    /// Says in the run's log how the tool ended, where the tool could not say it. The cause is added to the details, if
-    /// it was memory.
+    /// Reports in the run's log how the tool ended, if the tool could not report it. Adds the cause to the details if it was
+    /// memory.
     pub(crate) async fn log_unusual_end(&self, done: Completion, details: &mut OperationDetails) {
         if let Some(text) = memory_exceeded(done, &self.run.oom_kills) {
             details.tool_end = Some(text);
@@ -140,7 +139,7 @@ pub(crate) fn memory_exceeded(done: Completion, kills: &OomKills) -> Option<Stri
     ))
 }
 
-/// How the operation ended, and what it left.
+/// The result of an operation.
 #[derive(Debug)]
 pub(crate) struct OperationResult {
     pub(crate) ending: Ending,
@@ -150,12 +149,12 @@ pub(crate) struct OperationResult {
     pub(crate) plan: Option<String>,
     /// The record of the state that was published.
     pub(crate) history: Option<History>,
-    /// JSON of the outputs, for the scripts that run after.
+    /// JSON of the outputs, for the scripts after the operation.
     pub(crate) terraform_output: String,
-    /// What went wrong, unless the tool's own output says it all.
+    /// The error, unless the tool's own output explains it.
     pub(crate) error: Option<StepError>,
     pub(crate) details: OperationDetails,
-    /// Another executor has reported the step meanwhile: its outcome counts, and nothing of this one.
+    /// Whether another executor has reported the step meanwhile. Then only that executor's outcome counts.
     pub(crate) step_has_ended: bool,
 }
 

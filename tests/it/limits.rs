@@ -78,14 +78,14 @@ fn interrupted_for(reason: StopReason, setting: &str, words: impl Fn(u64) -> Str
 #[test]
 fn a_run_that_is_not_done_by_its_deadline_is_interrupted_and_its_state_kept() {
     interrupted_for(StopReason::Deadline, env::DEADLINE_SECONDS, |seconds| {
-        format!("it was not done within {seconds}s")
+        format!("it did not end within {seconds}s")
     });
 }
 
 #[test]
 fn a_run_that_falls_silent_is_interrupted_and_its_state_kept() {
     interrupted_for(StopReason::Silence, env::SILENCE_SECONDS, |seconds| {
-        format!("nothing was heard of it for {seconds}s")
+        format!("its log had no new line for {seconds}s")
     });
 }
 

@@ -1,6 +1,6 @@
 //! Initialises the working directory: the backend override, the variables file and `init` itself.
 //!
-//! Knows nothing of the operation that follows.
+//! This phase knows nothing of the operation that follows.
 
 use std::path::PathBuf;
 
@@ -17,10 +17,10 @@ use crate::operation::{OperationContext, memory_exceeded};
 use crate::process::{Capture, Completion, ToLog};
 use crate::stop::MEMORY_HINT;
 use crate::terraform::backend::{self, BackendAccess};
-use crate::terraform::credentials::{self, HostToken, Offer};
+use crate::terraform::credentials::{self, HostToken, TokenFile};
 use crate::terraform::variables::{self, Declarations};
 
-/// Output of a quiet init that is kept for the case that it fails.
+/// How much output of a quiet init is kept, to show it if init fails.
 const QUIET_INIT_BYTES: usize = 4 * 1024 * 1024;
 
 /// Writes the backend override into the working directory.
@@ -45,7 +45,8 @@ pub(crate) fn write_backend(
     )?)
 }
 
-/// Writes the variables file. Scripts before init may still write configuration, so the declarations are read only now.
+/// Writes the variables file. Scripts before init may still write configuration, so the declarations are read after
+/// them.
 pub(crate) async fn write_variables(
     context: &OperationContext<'_, '_>,
 ) -> Result<Option<PathBuf>, StepError> {
@@ -55,7 +56,7 @@ pub(crate) async fn write_variables(
         variables::check(&dir, tool)?;
         return Ok(None);
     }
-    // Large files take their time. A stop order does not wait for them.
+    // Large files take a while, and a stop order must not wait for them.
     let reading = tokio::task::spawn_blocking(move || Declarations::read(&dir, tool));
     let declarations = tokio::select! {
         biased;
@@ -72,14 +73,14 @@ pub(crate) async fn write_variables(
     Ok(Some(path))
 }
 
-/// Runs `init`; false when it failed and has said why. It is the one command that may show the platform a token. Whatever
-/// becomes of it, the token is gone afterwards.
+/// Runs `init`; false if it failed and has logged the reason. Only this command gets the platform's token. The token is
+/// removed afterwards in any case.
 pub(crate) async fn init(
     context: &OperationContext<'_, '_>,
     env: &ChildEnv,
 ) -> Result<bool, StepError> {
     let mut env = env.clone();
-    let token = offer_token(context, &mut env)?;
+    let token = write_token(context, &mut env)?;
     let init = context
         .run
         .timer
@@ -87,11 +88,14 @@ pub(crate) async fn init(
             matches!(done, Ok(true))
         });
     let done = init.await;
-    token.withdraw()?;
+    token.remove()?;
     done
 }
 
-fn offer_token(context: &OperationContext<'_, '_>, env: &mut ChildEnv) -> Result<Offer, StepError> {
+fn write_token(
+    context: &OperationContext<'_, '_>,
+    env: &mut ChildEnv,
+) -> Result<TokenFile, StepError> {
     let run = context.run;
     let hosts = run.connections.tool_hosts();
     let token = run
@@ -99,7 +103,7 @@ fn offer_token(context: &OperationContext<'_, '_>, env: &mut ChildEnv) -> Result
         .tokens()
         .and_then(|tokens| tokens.mint_for_workspace(token::INIT, &run.job.workspace_id));
     let Some(token) = token.filter(|_| !hosts.is_empty()) else {
-        return Ok(Offer::none());
+        return Ok(TokenFile::none());
     };
     run.log.add_secrets([token.expose_secret()]);
     let access = HostToken {
@@ -109,7 +113,7 @@ fn offer_token(context: &OperationContext<'_, '_>, env: &mut ChildEnv) -> Result
         home: &run.folders.home,
         private: run.layout.private(),
     };
-    credentials::offer(&access, env)
+    credentials::write_token_file(&access, env)
 }
 
 async fn run_init(context: &OperationContext<'_, '_>, env: &ChildEnv) -> Result<bool, StepError> {

@@ -1,5 +1,5 @@
-//! Fetches the tarball of a run without repository (contract 8.6). Decides which server may see the platform's
-//! token, and knows nothing of what is in the tarball.
+//! Fetches the tarball of a run without repository (contract 8.6). This module decides which servers get the platform's
+//! token. It knows nothing of the tarball's content.
 
 use std::fmt;
 use std::fs::File;
@@ -19,12 +19,13 @@ use super::ErrorKind;
 use super::http::ProxySettings;
 use super::source::{SourceError, display_address, local_path};
 
-/// The platform's token for tarballs, and who may see it.
+/// The platform's token for tarballs, and the servers that may get it.
 #[derive(Clone)]
 pub struct ContentToken {
     /// Schemes, hosts and ports of the platform's API.
     pub origins: Vec<Origin>,
-    /// Makes the bearer token of one request: it lives for a minute, and a download may be tried for longer.
+    /// Creates the bearer token of one request. A token is valid for a minute, but retries of a download may take
+    /// longer.
     pub mint: Arc<dyn Fn() -> Option<SecretString> + Send + Sync>,
 }
 
@@ -37,16 +38,16 @@ impl fmt::Debug for ContentToken {
 }
 
 impl ContentToken {
-    /// Whether `url` is the platform's own.
+    /// Whether `url` is an address of the platform.
     pub(super) fn is_for(&self, url: &Url) -> bool {
         self.origins.contains(&url.origin())
     }
 }
 
-/// Why there is no tarball. Addresses are shown without userinfo and query.
+/// Why there is no tarball. Addresses are displayed without userinfo and query.
 #[derive(Debug, thiserror::Error)]
 pub enum DownloadError {
-    /// The address is none.
+    /// The address is invalid.
     #[error(transparent)]
     Source(#[from] SourceError),
     /// A local tarball cannot be opened.
@@ -56,20 +57,20 @@ pub enum DownloadError {
         #[source]
         source: io::Error,
     },
-    /// The HTTP client cannot be set up, for example for a malformed proxy.
+    /// The HTTP client cannot be set up, for example because a proxy's address is malformed.
     #[error("could not set up the HTTP client")]
     Client(#[source] reqwest::Error),
-    /// No answer, or one that breaks off.
+    /// There is no answer, or an incomplete one.
     #[error("could not download the content from `{address}`")]
     Transfer {
         address: String,
         #[source]
         source: reqwest::Error,
     },
-    /// An answer that is not the content.
+    /// The answer is not the content.
     #[error("`{address}` answered {status} instead of the content")]
     Status { address: String, status: StatusCode },
-    /// Redirected in circles, or to nowhere.
+    /// The redirects form a circle, or have no valid target.
     #[error("`{address}` redirects too often or to no valid address")]
     Redirect { address: String },
     /// Larger than the limit.
@@ -111,7 +112,7 @@ impl DownloadError {
             Self::TooLarge { .. } => {
                 "exclude what the run does not need with `.terraformignore`, or raise the limit of the executor"
             }
-            Self::Keep(_) => "check the space left on the work dir",
+            Self::Keep(_) => "check the free space of the work directory",
             Self::Client(_) => "check the proxy variables of the executor",
             Self::Open { .. } | Self::Redirect { .. } => return None,
         };
@@ -135,12 +136,12 @@ impl DownloadError {
 
 const MAX_REDIRECTS: usize = 10;
 
-/// What the download needs besides the address.
+/// The inputs of the download, besides the address.
 pub(super) struct Download<'a> {
     pub(super) token: Option<&'a ContentToken>,
     pub(super) proxies: &'a ProxySettings,
     pub(super) max_bytes: u64,
-    /// Where the tarball is kept, as a file without a name.
+    /// The folder of the unnamed file that holds the tarball.
     pub(super) folder: &'a Path,
 }
 
@@ -196,7 +197,7 @@ impl Download<'_> {
         Ok(file)
     }
 
-    /// Follows redirects by hand: each hop decides anew whether it may see the token.
+    /// Follows redirects itself, and decides for each of them whether its target may get the token.
     async fn follow(&self, client: &Client, start: &Url) -> Result<Response, DownloadError> {
         let mut url = start.clone();
         for _ in 0..=MAX_REDIRECTS {
