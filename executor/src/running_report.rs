@@ -140,8 +140,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_reported_once_the_step_is_over() {
-        let (folder, running) = away();
+    async fn no_report_is_sent_after_the_repetition_has_ended() {
+        let (folder, running) = unwritable_platform();
         let repeated = running.repeat();
         repeated.end(&Deadline::after(LAST_ATTEMPT_TIMEOUT)).await;
         fs::remove_file(folder.path().join("platform")).unwrap();

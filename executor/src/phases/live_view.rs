@@ -158,7 +158,7 @@ fn state(phase: LivePhase, redactor: &Redactor, changes: Value, diagnostics: Val
     }
 }
 
-struct Show {
+struct Publisher {
     live: Option<LiveViewPublisher>,
     phase: LivePhase,
     events: EventState,
@@ -168,7 +168,7 @@ struct Show {
     failing: bool,
 }
 
-impl Show {
+impl Publisher {
     async fn until(mut self, done: CancellationToken) -> Option<LiveViewPublisher> {
         loop {
             tokio::select! {

@@ -549,8 +549,8 @@ async fn a_bad_signature_is_refused_under_every_policy(#[case] policy: Signature
 
 #[tokio::test]
 async fn a_signature_of_an_unknown_key_is_refused() {
-    let mut world = World::new().await;
-    world.config.signatures = SignaturePolicy::Offered;
+    let mut fixture = Fixture::new().await;
+    fixture.config.signatures = SignaturePolicy::Offered;
     let stranger = Signer::new();
     let error = refusal(&fixture, |release| {
         release.signature = Some(stranger.sign(&release.sums));
@@ -709,7 +709,7 @@ async fn a_download_that_is_always_interrupted_is_an_error() {
 
 #[tokio::test]
 async fn each_failed_search_names_its_cause_and_the_next_step() {
-    let mut world = World::with(&["1.9.8", "1.11.0-rc1"]).await;
+    let mut fixture = Fixture::with(&["1.9.8", "1.11.0-rc1"]).await;
     let cases = [
         ("abc", ErrorKind::User, "`abc` is not a version range"),
         ("^2", ErrorKind::User, "no Terraform release satisfies `^2`"),

@@ -289,7 +289,7 @@ impl Unpacker<'_> {
     }
 
     /// Creates the folders above `path`, and removes an earlier file or link of that name: the last entry counts.
-    fn make_room(&mut self, path: &Path) -> Result<(), EntryError> {
+    fn clear_path(&mut self, path: &Path) -> Result<(), EntryError> {
         if path.as_os_str().is_empty() {
             return Err(Refusal::NoName.into());
         }

@@ -261,7 +261,7 @@ async fn the_verdict_of_a_run_over_its_deadline_names_the_deadline() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_at_its_deadline_is_over_when_its_pod_has_ended() {
     let place = or_skip!(Place::new().await);
-    let gate = place.site.scratch("gate");
+    let gate = place.machine.scratch("gate");
     place.image_that_first(&format!(
         "trap : TERM; until [ -e '{}' ]; do sleep 0.1; done; exit 143",
         gate.display()
@@ -280,7 +280,7 @@ async fn a_run_at_its_deadline_is_over_when_its_pod_has_ended() {
     place.until("the pod is told to end", is_stopped).await;
     let explained = place.json(&["explain", &run]);
     assert_eq!(explained["verdict"], Value::Null, "{explained:#}");
-    assert_ne!(place.site.statuses(&plan).1, "failed");
+    assert_ne!(place.machine.statuses(&plan).1, "failed");
     fs::write(gate, "").unwrap();
     place
         .until_told(&plan, "deadline_exceeded", "deadline of 1 s")

@@ -237,7 +237,7 @@ async fn endless_redirects_and_other_schemes_end() {
 #[case("/dev/zero")]
 #[tokio::test]
 async fn unusable_addresses_of_content_are_user_errors(#[case] source: &str) {
-    let error = Bench::new()
+    let error = Fixture::new()
         .prepare(&content_job(source))
         .await
         .unwrap_err();
