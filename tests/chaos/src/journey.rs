@@ -275,7 +275,7 @@ async fn make_run(peers: &Peers, run: Run) -> Result<FinishedRun> {
     match run.fault.map(Fault::injection_point) {
         Some(InjectionPoint::Fetch) => peers.hold(run.number, Gate::Fetch)?,
         Some(InjectionPoint::Work | InjectionPoint::Report) => {
-            peers.hold(run.number, Gate::Work)?
+            peers.hold(run.number, Gate::Work)?;
         }
         _ => {}
     }
