@@ -169,9 +169,7 @@ impl<'c> RunContext<'c> {
                 error = chain(&error),
                 "the job context is not available, the run continues without it"
             ),
-            Err(_) => {
-                warn!("the job context is not available in time, the run continues without it")
-            }
+            Err(_) => warn!("no job context in time, the run continues without it"),
         }
         Map::new()
     }
