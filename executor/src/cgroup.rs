@@ -1,4 +1,5 @@
-//! Reads how much memory the executor's control group uses, and its limit: versions 1 and 2.
+//! Reads how much memory the executor's control group uses, its limit, and whether the kernel killed a process to keep it:
+//! versions 1 and 2.
 //!
 //! The kernel kills if it cannot bring a group below its limit by dropping page cache. So page cache that the kernel
 //! can drop is not counted. Files in memory (`tmpfs`) cannot be dropped, and are counted.
