@@ -180,10 +180,10 @@ async fn open(
 }
 
 /// Waits for the second signal, or for the timeout after the first.
-async fn bound(shutdown: &Shutdown, patience: Duration) {
+async fn bound(shutdown: &Shutdown, timeout: Duration) {
     shutdown.draining.cancelled().await;
     tokio::select! {
         () = shutdown.immediate.cancelled() => {}
-        () = tokio::time::sleep(patience) => {}
+        () = tokio::time::sleep(timeout) => {}
     }
 }

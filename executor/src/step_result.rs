@@ -5,8 +5,8 @@
 use job_contract::Exit;
 use job_contract::final_statuses::Ending;
 use job_contract::report::{
-    ApplyProgress, ChangeCounts, LockStanding, StateLock, StateStanding, StopReason, ToolRecord,
-    Untold,
+    ApplyProgress, ChangeCounts, LockStatus, StateLock, StateStatus, StopReason, ToolRecord,
+    UnreportedStep,
 };
 use platform::{History, PlanReference, StepRef};
 use run_log::Redactor;
@@ -41,7 +41,7 @@ pub(crate) struct StepResult {
 #[derive(Debug, Default)]
 pub(crate) struct OperationDetails {
     pub(crate) progress: Option<ApplyProgress>,
-    pub(crate) state: Option<StateStanding>,
+    pub(crate) state: Option<StateStatus>,
     pub(crate) lock: Option<StateLock>,
     /// How the tool ended, as a sentence.
     pub(crate) tool_end: Option<String>,
@@ -118,8 +118,7 @@ impl StepResult {
             return self;
         }
         let details = &self.details;
-        let is_locked =
-            matches!(&details.lock, Some(lock) if lock.standing == LockStanding::InTheWay);
+        let is_locked = matches!(&details.lock, Some(lock) if lock.status == LockStatus::InTheWay);
         // If a lock blocked the tool, its end adds no information.
         let tool_end = details
             .tool_end
@@ -145,8 +144,8 @@ impl StepResult {
 
     /// The data that another program needs to report the outcome instead of this executor. `None` unless the step ended
     /// with `Exit::Done`, because other exit codes contain everything.
-    pub(crate) fn outcome_for_others(&self, ignore_error: bool) -> Option<Untold> {
-        (self.exit == Exit::Done).then(|| Untold {
+    pub(crate) fn outcome_for_others(&self, ignore_error: bool) -> Option<UnreportedStep> {
+        (self.exit == Exit::Done).then(|| UnreportedStep {
             ending: self.ending,
             after_ok: self.after_ok,
             ignore_error,
@@ -196,7 +195,7 @@ mod tests {
                 None,
             ),
         ] {
-            let expected = Untold {
+            let expected = UnreportedStep {
                 ending,
                 after_ok: true,
                 ignore_error: true,

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use integration_tests::process::Stream;
 use integration_tests::{FakeTool, Repository, fifo, job};
 use job_contract::keys::local_backend_state;
-use job_contract::report::{StateStanding, StopReason};
+use job_contract::report::{StateStatus, StopReason};
 use job_contract::{StepType, env};
 use test_peers::skips::needed;
 
@@ -266,7 +266,7 @@ fn the_real_tool_is_interrupted_in_a_full_memory_and_saves_its_state() {
 
     let report = outcome.report();
     assert_eq!(report.stopped, Some(StopReason::Memory), "{outcome}");
-    assert_eq!(report.state, Some(StateStanding::Stored), "{outcome}");
+    assert_eq!(report.state, Some(StateStatus::Stored), "{outcome}");
     assert_eq!(report.progress.as_ref().unwrap().applied, 1, "{outcome}");
     assert_eq!(
         outcome.log().matches("Interrupt received").count(),

@@ -18,7 +18,7 @@ use integration_tests::machine::{ExecutorRun, RunningExecutor};
 use integration_tests::process::Stream;
 use integration_tests::{Machine, Outcome, Repository, fifo, job};
 use job_contract::keys::ObjectKey;
-use job_contract::report::StateStanding;
+use job_contract::report::StateStatus;
 use job_contract::{JobData, Tool, env};
 use nix::unistd::Pid;
 use secrecy::SecretString;
@@ -223,7 +223,7 @@ impl Journey {
         assert!(!resources.contains(&"third".to_owned()), "{outcome}");
         self.assert_published(outcome);
         let report = outcome.report();
-        assert_eq!(report.state, Some(StateStanding::Stored), "{outcome}");
+        assert_eq!(report.state, Some(StateStatus::Stored), "{outcome}");
         let progress = report.progress.as_ref().expect("an account");
         assert_eq!((progress.applied, progress.not_begun), (1, Some(1)));
         let middle = [&*progress.failed, &*progress.unfinished].concat();
@@ -241,8 +241,8 @@ impl Journey {
     /// The tool could not store the state of what it had made; it is stored, and published.
     #[track_caller]
     fn assert_rescued(&self, outcome: &Outcome) {
-        let standing = outcome.report().state;
-        assert_eq!(standing, Some(StateStanding::Rescued), "{outcome}");
+        let status = outcome.report().state;
+        assert_eq!(status, Some(StateStatus::Rescued), "{outcome}");
         assert_eq!(self.bucket.resources().len(), 3, "{outcome}");
         self.assert_published(outcome);
     }

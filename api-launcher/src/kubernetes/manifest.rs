@@ -183,7 +183,7 @@ fn assemble(
     } = request;
     let name = names::job_name(&job.job_id, &job.step_id);
     let labels = all_labels(job, step_type, &merged);
-    let (template, records) = pod::template(&pod::Ingredients {
+    let (template, records) = pod::template(&pod::PodInput {
         deployment,
         kind,
         requested: &requested,

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use job_contract::final_statuses::{Ending, FinalStatuses};
-use job_contract::report::{FinalReport, Untold};
+use job_contract::report::{FinalReport, UnreportedStep};
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{JobData, StepType, chain};
 use platform::{Outcome, PlanReference, StartPermission, StartReport, StepRef, StepView};
@@ -230,11 +230,11 @@ impl dyn PlatformReporter + '_ {
     ) -> Result<(), ReportError> {
         let kind = type_of(step);
         let is_plan = matches!(kind, StepType::Plan | StepType::PlanDestroy);
-        let unreported = match &report.untold {
+        let unreported = match &report.unreported_step {
             Some(unreported) => unreported.clone(),
             None if is_plan => return self.fail_step(step, UNREPORTED_PLAN, source).await,
             // Every success of another step is reported like this.
-            None => Untold {
+            None => UnreportedStep {
                 ending: Ending::Success,
                 after_ok: true,
                 ignore_error: false,

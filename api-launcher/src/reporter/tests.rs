@@ -10,7 +10,7 @@ use url::Url;
 
 use artifact_store::Store;
 use job_contract::final_statuses::Ending;
-use job_contract::report::{FinalReport, Untold};
+use job_contract::report::{FinalReport, UnreportedStep};
 use platform::terrakube::Terrakube;
 
 use super::*;
@@ -206,7 +206,7 @@ fn unreported(ending: Ending, ignore_error: bool, plan: Option<&str>) -> FinalRe
     FinalReport {
         unreported: true,
         commit_id: Some("abc".to_owned()),
-        untold: Some(Untold {
+        unreported_step: Some(UnreportedStep {
             ending,
             after_ok: true,
             ignore_error,

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use job_contract::Exit;
 use job_contract::final_statuses::Ending;
-use job_contract::report::{Author, FinalReport, ReportKey, Untold};
+use job_contract::report::{Author, FinalReport, ReportKey, UnreportedStep};
 use job_contract::status::{JobStatus, StepStatus};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
@@ -231,7 +231,7 @@ fn done() -> FinalReport {
     FinalReport {
         outcome: Exit::Done.code(),
         unreported: true,
-        untold: Some(Untold {
+        unreported_step: Some(UnreportedStep {
             ending: Ending::Success,
             after_ok: true,
             ignore_error: false,

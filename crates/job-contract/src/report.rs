@@ -33,7 +33,7 @@ pub struct FinalReport {
     /// The next step for the user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// Why the step was stopped before it was done, if it was.
+    /// Why the step was stopped before its end, if it was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<StopReason>,
     /// The tool that ran.
@@ -50,7 +50,7 @@ pub struct FinalReport {
     pub progress: Option<ApplyProgress>,
     /// Where the state is after an apply or a destroy.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub state: Option<StateStanding>,
+    pub state: Option<StateStatus>,
     /// The lock on the state that stopped the step, or that the step could not release.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lock: Option<StateLock>,
@@ -64,7 +64,7 @@ pub struct FinalReport {
     pub unreported: bool,
     /// The data for the launcher's report of a step that was done but not reported.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub untold: Option<Untold>,
+    pub unreported_step: Option<UnreportedStep>,
     /// The process that wrote the report.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub author: Option<Author>,
@@ -99,7 +99,7 @@ impl FinalReport {
 /// What [`crate::final_statuses::FinalStatuses::of`] has to know of a step, and what it leaves behind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Untold {
+pub struct UnreportedStep {
     pub ending: Ending,
     pub after_ok: bool,
     pub ignore_error: bool,
@@ -108,7 +108,7 @@ pub struct Untold {
     pub plan: Option<String>,
 }
 
-/// Why an executor stopped a step before it was done.
+/// Why an executor stopped a step before its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StopReason {
@@ -181,7 +181,7 @@ impl ApplyProgress {
 /// Where the state is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum StateStanding {
+pub enum StateStatus {
     /// The tool stored it.
     Stored,
     /// The tool could not store it and wrote `errored.tfstate`, which the executor pushed.
@@ -206,7 +206,7 @@ pub struct StateLock {
     /// Address of the state, if the backend says it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub path: String,
-    pub standing: LockStanding,
+    pub status: LockStatus,
 }
 
 impl StateLock {
@@ -219,7 +219,7 @@ impl StateLock {
 /// The owner of a lock, and whether it was released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum LockStanding {
+pub enum LockStatus {
     /// Another run or a person holds it. Because of it, the step did not run, or its state could not be pushed.
     InTheWay,
     /// This step held it when its tool died. The executor released it.

@@ -141,11 +141,11 @@ async fn save(
         .timer
         .time(Phase::State, save, |saved| saved.missing.is_none())
         .await;
-    let (standing, sentence, hint) = match saved.outcome {
-        Some(outcome) => (Some(outcome.standing), Some(outcome.sentence), outcome.hint),
+    let (status, sentence, hint) = match saved.outcome {
+        Some(outcome) => (Some(outcome.status), Some(outcome.sentence), outcome.hint),
         None => (None, None, None),
     };
-    details.state = standing;
+    details.state = status;
     details.lock = saved.lock;
     details.hint = hint;
     if !end.success {

@@ -103,7 +103,7 @@ fn final_report(job: &JobData, result: StepResult, reported: bool) -> FinalRepor
     FinalReport {
         outcome: result.exit.code(),
         unreported: !reported,
-        untold: outcome_for_others,
+        unreported_step: outcome_for_others,
         error: result.error,
         hint: result.hint,
         stopped: result.stopped,

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use job_contract::keys::PLAN_FILE;
 use job_contract::progress::Phase;
-use job_contract::report::{LockStanding, StateLock};
+use job_contract::report::{LockStatus, StateLock};
 use job_contract::{Tool, chain};
 use tracing::{info, warn};
 
@@ -108,7 +108,7 @@ pub(crate) async fn release_own_lock(
                 );
                 run.log.writer().line(&text).await;
                 return StateLock {
-                    standing: LockStanding::Released,
+                    status: LockStatus::Released,
                     ..lock
                 };
             }
@@ -119,7 +119,7 @@ pub(crate) async fn release_own_lock(
     let text = format!("The state is still locked {}.", describe(&lock));
     run.log_failure(&text).await;
     StateLock {
-        standing: LockStanding::LeftBehind,
+        status: LockStatus::LeftBehind,
         ..lock
     }
 }
@@ -162,13 +162,13 @@ fn describe(lock: &StateLock) -> String {
 /// Advice about a lock that was not released.
 fn unlock_hint(lock: &StateLock, tool: Tool) -> Option<String> {
     let unlock = format!("`{} force-unlock {}`", tool.binary(), lock.id);
-    match lock.standing {
-        LockStanding::InTheWay => Some(format!(
+    match lock.status {
+        LockStatus::InTheWay => Some(format!(
             "wait until the run that holds the lock has ended; if that run no longer exists, release the lock with {unlock}"
         )),
-        LockStanding::LeftBehind => Some(format!(
+        LockStatus::LeftBehind => Some(format!(
             "once nothing else runs on this workspace, release the lock with {unlock}"
         )),
-        LockStanding::Released => None,
+        LockStatus::Released => None,
     }
 }

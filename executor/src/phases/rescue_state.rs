@@ -12,7 +12,7 @@ use artifact_store::StoreError;
 use bytes::Bytes;
 use job_contract::chain;
 use job_contract::keys::ObjectKey;
-use job_contract::report::{LockStanding, StateLock, StateStanding};
+use job_contract::report::{LockStatus, StateLock, StateStatus};
 use runtime::private_file::private_folder;
 use runtime::regular_file;
 use tokio::time::{Instant, sleep};
@@ -41,8 +41,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Where a state is, for the report and for people.
 #[derive(Debug)]
 pub(crate) struct StateOutcome {
-    pub(crate) standing: StateStanding,
-    /// The standing as a part of a sentence.
+    pub(crate) status: StateStatus,
+    /// The status as a part of a sentence.
     pub(crate) sentence: String,
     pub(crate) hint: Option<String>,
 }
@@ -115,7 +115,7 @@ impl Rescue<'_, '_> {
             lock: None,
         };
         let outcome = self.push_until_stored(&mut progress).await;
-        if outcome.standing != StateStanding::Rescued {
+        if outcome.status != StateStatus::Rescued {
             let texts = [Some(&outcome.sentence), outcome.hint.as_ref()];
             for text in texts.into_iter().flatten() {
                 let text = format!("{}.", capitalised(text));
@@ -132,7 +132,7 @@ impl Rescue<'_, '_> {
                 Push::Stored => {
                     self.log("The state is stored.").await;
                     return StateOutcome {
-                        standing: StateStanding::Rescued,
+                        status: StateStatus::Rescued,
                         sentence: "the state was rescued and is stored".into(),
                         hint: None,
                     };
@@ -210,7 +210,7 @@ impl Rescue<'_, '_> {
             }
             None => lock,
         };
-        let is_released = lock.standing == LockStanding::Released;
+        let is_released = lock.status == LockStatus::Released;
         progress.lock = Some(lock);
         is_released
     }
@@ -229,7 +229,7 @@ impl Rescue<'_, '_> {
     fn give_up(&self, kept: Option<Result<String, StoreError>>) -> StateOutcome {
         match kept {
             Some(Ok(kept)) => StateOutcome {
-                standing: StateStanding::Kept,
+                status: StateStatus::Kept,
                 sentence: format!("the state could not be stored and is kept in {kept}"),
                 hint: Some(self.restore_hint(&kept)),
             },
@@ -271,7 +271,7 @@ impl Rescue<'_, '_> {
             .map(|error| format!(": {error}"))
             .unwrap_or_default();
         StateOutcome {
-            standing: StateStanding::Unknown,
+            status: StateStatus::Unknown,
             sentence: format!("the state could neither be stored nor kept{location}{reason}"),
             hint: hint.or_else(|| error.and_then(|error| error.hint())),
         }

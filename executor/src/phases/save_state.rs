@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use artifact_store::{BackendSettings, hex};
 use bytes::Bytes;
 use job_contract::keys::ObjectKey;
-use job_contract::report::{ApplyProgress, StateLock, StateStanding};
+use job_contract::report::{ApplyProgress, StateLock, StateStatus};
 use md5::{Digest as _, Md5};
 use platform::History;
 use runtime::regular_file;
@@ -119,9 +119,9 @@ fn describe_stored_state(
     end: &ApplyEnd,
     published: &Result<Option<PublishedState>, PublishError>,
 ) -> Option<StateOutcome> {
-    let of = |standing, sentence: String, hint| {
+    let of = |status, sentence: String, hint| {
         Some(StateOutcome {
-            standing,
+            status,
             sentence,
             hint,
         })
@@ -133,24 +133,24 @@ fn describe_stored_state(
             named.push_str(", \u{2026}");
         }
         return of(
-            StateStanding::Unknown,
+            StateStatus::Unknown,
             format!("the state does not contain the last changes: {named}"),
             Some("import these resources, or the next apply creates them a second time".into()),
         );
     }
     match published {
-        Ok(Some(_)) => of(StateStanding::Stored, "the state is stored".into(), None),
+        Ok(Some(_)) => of(StateStatus::Stored, "the state is stored".into(), None),
         // The tool succeeds only after it has stored the state.
-        _ if end.success => of(StateStanding::Stored, "the state is stored".into(), None),
+        _ if end.success => of(StateStatus::Stored, "the state is stored".into(), None),
         Err(PublishError::NotCopied(error)) => of(
-            StateStanding::Stored,
+            StateStatus::Stored,
             format!("the state is stored, but no copy of it is published: {error}"),
             error.hint(),
         ),
         _ if !end.progress.has_begun() => None,
-        Ok(None) => of(StateStanding::Unknown, "there is no state".into(), None),
+        Ok(None) => of(StateStatus::Unknown, "there is no state".into(), None),
         Err(PublishError::Unread(error)) => of(
-            StateStanding::Unknown,
+            StateStatus::Unknown,
             format!("it is not known whether the state is stored: {error}"),
             error.hint(),
         ),
@@ -291,7 +291,7 @@ mod tests {
             errored_before: None,
             printed_state: None,
         };
-        let standing = |addresses: &[&str]| {
+        let status = |addresses: &[&str]| {
             let resources: Vec<_> = addresses
                 .iter()
                 .map(|address| json!({"address": address}))
@@ -302,10 +302,10 @@ mod tests {
                 history: None,
             };
             let outcome = describe_stored_state(&end, &Ok(Some(published)));
-            outcome.map(|outcome| outcome.standing)
+            outcome.map(|outcome| outcome.status)
         };
-        let stored = standing(&["terraform_data.made"]);
-        assert_eq!(stored, Some(StateStanding::Stored));
-        assert_eq!(standing(&[]), Some(StateStanding::Unknown));
+        let stored = status(&["terraform_data.made"]);
+        assert_eq!(stored, Some(StateStatus::Stored));
+        assert_eq!(status(&[]), Some(StateStatus::Unknown));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use job_contract::report::{LockStanding, StateLock};
+use job_contract::report::{LockStatus, StateLock};
 use serde_json::Value;
 
 /// Titles of the two errors that contain such a block.
@@ -137,7 +137,7 @@ impl LockWatch {
                 operation: block.operation,
                 created: block.created,
                 path: block.path,
-                standing: LockStanding::InTheWay,
+                status: LockStatus::InTheWay,
             });
         }
     }
@@ -236,7 +236,7 @@ mod tests {
             operation: "OperationTypeApply".into(),
             created: "2026-11-21 17:57:55.44851567 +0000 UTC".into(),
             path: "states/o/w/terraform.tfstate".into(),
-            standing: LockStanding::InTheWay,
+            status: LockStatus::InTheWay,
         }
     }
 

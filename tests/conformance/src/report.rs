@@ -44,11 +44,11 @@ impl Record {
 
     /// Notes how long a job took to stand where it was awaited.
     pub(crate) fn job(&mut self, name: &str, job: &Job, took: Duration) {
-        let (id, standing, seconds) = (&job.id, job.standing(), rounded(took));
+        let (id, statuses, seconds) = (&job.id, job.statuses(), rounded(took));
         self.say(&format!(
-            "  {seconds:>5.1} s {name}: job {id} is {standing}"
+            "  {seconds:>5.1} s {name}: job {id} is {statuses}"
         ));
-        let job = json!({"name": name, "id": id, "standing": standing, "seconds": seconds});
+        let job = json!({"name": name, "id": id, "statuses": statuses, "seconds": seconds});
         self.jobs.push(job);
     }
 

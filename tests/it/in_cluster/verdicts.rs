@@ -293,7 +293,7 @@ async fn an_unsealed_report_is_shown_and_not_trusted() {
     let place = or_skip!(Place::new().await);
     let forged = json!({
         "jobId": "1", "stepId": "another", "outcome": 0, "unreported": true, "error": "trust me",
-        "untold": {"ending": "changes", "afterOk": true, "ignoreError": false, "plan": "/tmp/forged"},
+        "unreported_step": {"ending": "changes", "afterOk": true, "ignoreError": false, "plan": "/tmp/forged"},
     });
     place.image_that_first(&format!(
         "printf '%s' '{forged}' > \"$MAYFLY_TERMINATION_LOG\"; exit 1"

@@ -4,7 +4,7 @@ mod tools {
     use integration_tests::job;
     use integration_tests::tool::program;
     use job_contract::keys::ObjectKey;
-    use job_contract::report::StateStanding;
+    use job_contract::report::StateStatus;
     use job_contract::{Tool, env};
     use nix::sys::signal::Signal;
     use test_peers::skips::needed;
@@ -29,7 +29,7 @@ mod tools {
         let outcome = run.wait().expect_code(143);
 
         let report = outcome.report();
-        assert_eq!(report.state, Some(StateStanding::Kept), "{outcome}");
+        assert_eq!(report.state, Some(StateStatus::Kept), "{outcome}");
         let name = format!("errored-{}-{}", apply.job_id, apply.step_id);
         let kept = ObjectKey::state_raw(job::ORGANIZATION, job::WORKSPACE, &name);
         let state = bucket.read(&kept).expect("the state");

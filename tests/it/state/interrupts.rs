@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use integration_tests::job;
 use integration_tests::process::Stream;
-use job_contract::report::{StateStanding, StopReason};
+use job_contract::report::{StateStatus, StopReason};
 use job_contract::status::JobStatus;
 use job_contract::{StepType, Tool, env};
 use nix::sys::signal::{Signal, killpg};
@@ -102,7 +102,7 @@ fn an_interrupted_destroy_keeps_what_it_has_not_destroyed(tool: Tool) {
     assert_eq!(resources, ["first", "second"], "{outcome}");
     assert!(bucket.lock().is_none(), "{outcome}");
     let report = outcome.report();
-    assert_eq!(report.state, Some(StateStanding::Stored), "{outcome}");
+    assert_eq!(report.state, Some(StateStatus::Stored), "{outcome}");
     let progress = report.progress.as_ref().unwrap();
     assert_eq!((progress.applied, progress.not_begun), (1, Some(1)));
     let words = "1 was not begun; the state is stored";
@@ -129,7 +129,7 @@ fn an_executor_that_gets_sigterm_reports_in_time_though_the_store_hangs(tool: To
     log.wait();
     assert!(elapsed < grace, "{elapsed:?}: {outcome}");
     let report = outcome.report();
-    assert_eq!(report.state, Some(StateStanding::Stored), "{outcome}");
+    assert_eq!(report.state, Some(StateStatus::Stored), "{outcome}");
     let words = "no copy of it is published: the object store did not take it in time";
     assert!(outcome.error().contains(words), "{outcome}");
     assert_eq!(

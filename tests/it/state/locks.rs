@@ -8,7 +8,7 @@ use std::time::Instant;
 use integration_tests::process::{DEADLINE, Stream, ends};
 use integration_tests::tool::program;
 use integration_tests::{FakeTool, Repository, fifo, job};
-use job_contract::report::{LockStanding, StateLock, StateStanding, StopReason};
+use job_contract::report::{LockStatus, StateLock, StateStatus, StopReason};
 use job_contract::{StepType, Tool, env};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -38,10 +38,10 @@ fn the_lock_of_a_killed_tool_is_released_and_the_report_names_what_the_state_lac
         assert!(journey.bucket.lock().is_none(), "still locked: {outcome}");
         let report = outcome.report();
         let lock = report.lock.as_ref().expect("the lock");
-        assert_eq!(lock.standing, LockStanding::Released, "{outcome}");
+        assert_eq!(lock.status, LockStatus::Released, "{outcome}");
         assert_eq!(locked, lock.id.as_str());
         assert!(outcome.log().contains("It is released."), "{outcome}");
-        assert_eq!(report.state, Some(StateStanding::Unknown), "{outcome}");
+        assert_eq!(report.state, Some(StateStatus::Unknown), "{outcome}");
         let progress = report.progress.as_ref().unwrap();
         assert_eq!(progress.applied, 1, "{outcome}");
         assert_eq!(progress.unfinished, ["terraform_data.second"], "{outcome}");
@@ -70,14 +70,14 @@ fn a_killed_tool_leaves_in_a_local_state_what_it_has_written(tool: Tool) {
         // It keeps this state in memory too, and the backend has none.
         let lost = "the state does not contain the last changes: terraform_data.first";
         assert_eq!(outcome.error(), format!("{progress}; {lost}"), "{outcome}");
-        assert_eq!(outcome.report().state, Some(StateStanding::Unknown));
+        assert_eq!(outcome.report().state, Some(StateStatus::Unknown));
         return;
     }
     assert_eq!(machine.resources(&apply), ["terraform_data.first"]);
     assert_eq!(machine.record(&apply).history.len(), 1, "{outcome}");
     let stored = format!("{progress}; the state is stored");
     assert_eq!(outcome.error(), stored, "{outcome}");
-    assert_eq!(outcome.report().state, Some(StateStanding::Stored));
+    assert_eq!(outcome.report().state, Some(StateStatus::Stored));
 }
 
 fn a_tool_that_ignores_interrupts_is_killed_and_its_lock_released(tool: Tool) {
@@ -92,8 +92,8 @@ fn a_tool_that_ignores_interrupts_is_killed_and_its_lock_released(tool: Tool) {
     assert!(outcome.log().contains("signal SIGKILL"), "{outcome}");
     assert!(journey.bucket.lock().is_none(), "still locked: {outcome}");
     let report = outcome.report();
-    let standing = report.lock.as_ref().map(|lock| lock.standing);
-    assert_eq!(standing, Some(LockStanding::Released), "{outcome}");
+    let status = report.lock.as_ref().map(|lock| lock.status);
+    assert_eq!(status, Some(LockStatus::Released), "{outcome}");
     assert_eq!(report.stopped, Some(StopReason::Signal));
     assert!(report.progress.is_some(), "{outcome}");
     assert!(ends(process), "{outcome}");
@@ -117,8 +117,8 @@ fn the_lock_of_a_killed_plan_is_released(tool: Tool) {
     kill(process, Signal::SIGKILL).unwrap();
     let outcome = run.wait().expect_code(1);
     assert!(bucket.lock().is_none(), "still locked: {outcome}");
-    let standing = outcome.report().lock.as_ref().map(|lock| lock.standing);
-    assert_eq!(standing, Some(LockStanding::Released), "{outcome}");
+    let status = outcome.report().lock.as_ref().map(|lock| lock.status);
+    assert_eq!(status, Some(LockStatus::Released), "{outcome}");
 }
 
 /// A crash ends with the code of a plan that has changes.
@@ -183,7 +183,7 @@ fn a_lock_of_another_run_is_named_with_its_holder_and_left_alone(tool: Tool) {
 
         let lock = outcome.report().lock.clone().expect("the lock");
         let StateLock { who, operation, .. } = &lock;
-        assert_eq!(lock.standing, LockStanding::InTheWay, "{outcome}");
+        assert_eq!(lock.status, LockStatus::InTheWay, "{outcome}");
         assert_eq!(
             (lock.id.as_str(), &**who),
             (id, locked["Who"].as_str().unwrap())
@@ -242,7 +242,7 @@ fn a_lock_that_may_be_another_ones_is_left_alone_and_named(tool: Tool) {
 
     assert_eq!(bucket.lock(), Some(theirs), "{outcome}");
     let lock = outcome.report().lock.as_ref().expect("the lock");
-    assert_eq!(lock.standing, LockStanding::LeftBehind, "{outcome}");
+    assert_eq!(lock.status, LockStatus::LeftBehind, "{outcome}");
     let calls = fs::read_to_string(bin.join("calls")).unwrap();
     assert!(calls.contains("untaint"), "{calls}");
     assert!(!calls.contains("force-unlock"), "{calls}");

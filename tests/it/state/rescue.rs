@@ -5,7 +5,7 @@ use std::fs;
 use integration_tests::process::Stream;
 use integration_tests::{Repository, job};
 use job_contract::keys::ObjectKey;
-use job_contract::report::{LockStanding, StateStanding};
+use job_contract::report::{LockStatus, StateStatus};
 use job_contract::{StepType, Tool, env};
 use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
@@ -67,7 +67,7 @@ fn a_state_that_the_backend_keeps_refusing_is_kept_and_named(tool: Tool) {
         }
         let outcome = run.wait().expect_code(143);
         let report = outcome.report();
-        assert_eq!(report.state, Some(StateStanding::Kept), "{outcome}");
+        assert_eq!(report.state, Some(StateStatus::Kept), "{outcome}");
         let name = format!("errored-{}-{}", journey.apply.job_id, journey.apply.step_id);
         let kept = ObjectKey::state_raw(job::ORGANIZATION, job::WORKSPACE, &name);
         let state = journey.bucket.read(&kept).expect("the state");
@@ -93,7 +93,7 @@ fn a_state_that_can_be_put_nowhere_is_tried_until_it_can(tool: Tool) {
     let outcome = run.wait().expect_code(1);
     assert_eq!(
         outcome.report().state,
-        Some(StateStanding::Rescued),
+        Some(StateStatus::Rescued),
         "{outcome}"
     );
     assert_eq!(journey.bucket.resources().len(), 3, "{outcome}");
@@ -114,7 +114,7 @@ fn a_state_that_can_be_put_nowhere_to_the_end_is_laid_aside_and_named(tool: Tool
     let outcome = run.wait();
     assert_eq!(
         outcome.report().state,
-        Some(StateStanding::Unknown),
+        Some(StateStatus::Unknown),
         "{outcome}"
     );
     // The launcher removes what the executor leaves in its work folder.
@@ -145,8 +145,8 @@ fn a_tool_killed_while_it_could_not_store_its_state_has_it_rescued_past_its_own_
     let outcome = run.wait().expect_code(1);
     drop(held);
     let report = outcome.report();
-    let standing = report.lock.as_ref().map(|lock| lock.standing);
-    assert_eq!(standing, Some(LockStanding::Released), "{outcome}");
+    let status = report.lock.as_ref().map(|lock| lock.status);
+    assert_eq!(status, Some(LockStatus::Released), "{outcome}");
     journey.assert_rescued(&outcome);
 }
 
@@ -174,6 +174,6 @@ fn an_errored_state_in_the_content_is_never_pushed(tool: Tool) {
     let apply = job::step_by(tool, StepType::Apply, &repository);
     machine.queue(&[&apply]);
     let outcome = machine.run(&apply).expect_code(1);
-    assert_eq!(outcome.report().state, Some(StateStanding::Stored));
+    assert_eq!(outcome.report().state, Some(StateStatus::Stored));
     assert_ne!(machine.state(&apply).unwrap()["lineage"], "x", "{outcome}");
 }

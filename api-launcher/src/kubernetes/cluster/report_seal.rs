@@ -61,7 +61,7 @@ fn is_about(report: &FinalReport, (job_id, step_id): &(String, String)) -> bool 
 #[cfg(test)]
 mod tests {
     use job_contract::final_statuses::Ending;
-    use job_contract::report::Untold;
+    use job_contract::report::UnreportedStep;
     use rstest::rstest;
     use serde_json::json;
 
@@ -97,7 +97,7 @@ mod tests {
             job_id: "412".into(),
             step_id: "step".into(),
             unreported: true,
-            untold: Some(Untold {
+            unreported_step: Some(UnreportedStep {
                 ending: Ending::Changes,
                 after_ok: true,
                 ignore_error: false,
@@ -124,7 +124,7 @@ mod tests {
         let of_nobody = FinalReport {
             job_id: String::new(),
             step_id: String::new(),
-            untold: None,
+            unreported_step: None,
             ..report()
         };
         let message = of_nobody.to_termination_message(Some(&key()));

@@ -1312,7 +1312,7 @@ fn a_verdict_has_the_changes_made_and_left_and_the_place_of_the_state() {
 }
 
 const LOCKED: &str = r#"{"lock": {"id": "9db590f1", "who": "mayfly@job-9-1-abcde", "operation": "OperationTypeApply",
-    "created": "2026-01-01 00:00:00 UTC", "standing": "inTheWay"}}"#;
+    "created": "2026-01-01 00:00:00 UTC", "status": "inTheWay"}}"#;
 
 #[test]
 fn a_state_lock_is_the_verdict_with_its_holder_and_whether_that_pod_exists() {
@@ -1392,7 +1392,7 @@ fn an_error_beside_a_successful_step_is_shown_unless_it_prevented_the_report() {
 #[test]
 fn a_released_lock_needs_no_advice() {
     let mut report: Value = serde_json::from_str(LOCKED).unwrap();
-    report["lock"]["standing"] = json!("released");
+    report["lock"]["status"] = json!("released");
     let verdict = spoken(report);
     assert_eq!(verdict.kind, VerdictKind::StepFailed);
     assert_eq!(facts_of(&verdict, "state lock").len(), 1);

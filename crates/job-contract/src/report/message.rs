@@ -2,7 +2,7 @@
 //! field has a limit, and the sum of the limits is less than the kubelet's limit.
 
 use super::key::SEAL_BYTES;
-use super::{ApplyProgress, Author, FinalReport, ReportKey, StateLock, ToolRecord, Untold};
+use super::{ApplyProgress, Author, FinalReport, ReportKey, StateLock, ToolRecord, UnreportedStep};
 
 /// The longest termination message that Kubernetes keeps.
 pub const MAX_TERMINATION_MESSAGE_BYTES: usize = 4096;
@@ -68,18 +68,23 @@ impl FinalReport {
     }
 
     fn within(&self, budget: Budget) -> Self {
-        let untold = self.untold.as_ref().map(|untold| Untold {
-            ending: untold.ending,
-            after_ok: untold.after_ok,
-            ignore_error: untold.ignore_error,
-            plan: untold
-                .plan
-                .as_deref()
-                .and_then(|plan| whole(plan, REFERENCE)),
-        });
-        let plan = |untold: &Option<Untold>| untold.as_ref().is_some_and(|it| it.plan.is_some());
+        let unreported_step = self
+            .unreported_step
+            .as_ref()
+            .map(|unreported_step| UnreportedStep {
+                ending: unreported_step.ending,
+                after_ok: unreported_step.after_ok,
+                ignore_error: unreported_step.ignore_error,
+                plan: unreported_step
+                    .plan
+                    .as_deref()
+                    .and_then(|plan| whole(plan, REFERENCE)),
+            });
+        let plan = |unreported_step: &Option<UnreportedStep>| {
+            unreported_step.as_ref().is_some_and(|it| it.plan.is_some())
+        };
         let error = match &self.error {
-            None if plan(&self.untold) && !plan(&untold) => Some(
+            None if plan(&self.unreported_step) && !plan(&unreported_step) => Some(
                 "the address of the plan is too long for this report and was left out".to_owned(),
             ),
             error => error.as_deref().map(|error| cut(error, budget.error)),
@@ -111,12 +116,12 @@ impl FinalReport {
                 operation: cut(&lock.operation, WORD),
                 created: cut(&lock.created, WORD),
                 path: cut(&lock.path, PHRASE),
-                standing: lock.standing,
+                status: lock.status,
             }),
             phases: self.phases[..self.phases.len().min(budget.phases)].to_vec(),
             lost_log_lines: self.lost_log_lines,
             unreported: self.unreported,
-            untold,
+            unreported_step,
             author: self.author.as_ref().map(|author| Author {
                 run: whole(&author.run, PHRASE).unwrap_or_default(),
                 exit_code: author.exit_code,
@@ -190,7 +195,7 @@ mod tests {
     use crate::final_statuses::Ending;
     use crate::job::Tool;
     use crate::progress::Phase;
-    use crate::report::{ChangeCounts, LockStanding, PhaseTiming, StateStanding, StopReason};
+    use crate::report::{ChangeCounts, LockStatus, PhaseTiming, StateStatus, StopReason};
 
     /// Any text, and very long ones: of plain characters, of characters with six bytes in JSON, and of characters with four
     /// bytes.
@@ -213,7 +218,7 @@ mod tests {
                 operation,
                 created,
                 path,
-                standing: LockStanding::LeftBehind,
+                status: LockStatus::LeftBehind,
             }
         })
     }
@@ -246,7 +251,7 @@ mod tests {
             .prop_map(
                 |(
                     (step_type, error, hint, version, commit, run),
-                    (progress, lock, untold, phases),
+                    (progress, lock, unreported_step, phases),
                     job_id,
                     step_id,
                     outcome,
@@ -271,7 +276,7 @@ mod tests {
                         forget: u64::MAX,
                     }),
                     progress,
-                    state: Some(StateStanding::Unknown),
+                    state: Some(StateStatus::Unknown),
                     lock,
                     phases: vec![
                         PhaseTiming {
@@ -283,7 +288,7 @@ mod tests {
                     ],
                     lost_log_lines: u64::MAX,
                     unreported: true,
-                    untold: untold.map(|plan| Untold {
+                    unreported_step: unreported_step.map(|plan| UnreportedStep {
                         ending: Ending::NotReached,
                         after_ok: false,
                         ignore_error: false,
@@ -329,19 +334,19 @@ mod tests {
                 unfinished: vec![text(); 20],
                 not_begun: Some(u64::MAX),
             }),
-            state: Some(StateStanding::Rescued),
+            state: Some(StateStatus::Rescued),
             lock: Some(StateLock {
                 id: text(),
                 who: text(),
                 operation: text(),
                 created: text(),
                 path: text(),
-                standing: LockStanding::LeftBehind,
+                status: LockStatus::LeftBehind,
             }),
             phases: Vec::new(),
             lost_log_lines: u64::MAX,
             unreported: true,
-            untold: Some(Untold {
+            unreported_step: Some(UnreportedStep {
                 ending: Ending::NotReached,
                 after_ok: false,
                 ignore_error: false,
@@ -376,7 +381,7 @@ mod tests {
             prop_assert_eq!(&back.step_id, &report.step_id);
             prop_assert_eq!(back.outcome, report.outcome);
             prop_assert_eq!(back.unreported, report.unreported);
-            let plan = |report: &FinalReport| report.untold.clone().and_then(|untold| untold.plan);
+            let plan = |report: &FinalReport| report.unreported_step.clone().and_then(|unreported_step| unreported_step.plan);
             prop_assert!(plan(&back).is_none() || plan(&back) == plan(&report));
             let addresses = |report: &FinalReport| report.progress.clone().map(|done| done.failed.is_empty());
             prop_assert_eq!(addresses(&back), addresses(&report));
@@ -386,7 +391,7 @@ mod tests {
     #[test]
     fn a_plan_whose_address_does_not_fit_is_left_out_with_a_note() {
         let report = FinalReport {
-            untold: Some(Untold {
+            unreported_step: Some(UnreportedStep {
                 ending: Ending::Changes,
                 after_ok: true,
                 ignore_error: false,
@@ -396,7 +401,7 @@ mod tests {
         };
         let message = report.to_termination_message(Some(&key()));
         let back = key().open(&message).unwrap();
-        assert_eq!(back.untold.unwrap().plan, None);
+        assert_eq!(back.unreported_step.unwrap().plan, None);
         assert!(back.error.unwrap().contains("address of the plan"));
     }
 

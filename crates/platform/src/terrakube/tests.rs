@@ -199,8 +199,8 @@ async fn a_job_document_without_its_steps_is_read_again_and_is_no_job_of_one_ste
         }
         api.edit(|job| job.steps = steps);
     };
-    let (standing, ()) = tokio::join!(client.step_view(&plan, &deadline), told);
-    assert_eq!(standing.unwrap().template_steps, 2);
+    let (view, ()) = tokio::join!(client.step_view(&plan, &deadline), told);
+    assert_eq!(view.unwrap().template_steps, 2);
 }
 
 /// The dispatch came twice. The job may already be about to run the next step.

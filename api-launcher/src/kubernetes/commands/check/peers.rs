@@ -11,7 +11,7 @@ use runtime::setting::SettingError;
 use crate::kubernetes::cluster::check::CheckResult;
 
 /// A peer that has not answered by then does not.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Args, Debug, Default)]
 #[command(next_help_heading = "Peers")]
@@ -75,7 +75,7 @@ async fn platform(url: &str) -> CheckResult {
     };
     let host = address.host_str().unwrap_or_default().to_owned();
     let asked = async {
-        let client = reqwest::Client::builder().timeout(PATIENCE).build()?;
+        let client = reqwest::Client::builder().timeout(TIMEOUT).build()?;
         client.get(address).send().await
     };
     match asked.await {
