@@ -29,10 +29,10 @@ use url::Url;
 
 use crate::machine;
 
-/// A bucket in which the tool locks its state, behind a door.
+/// A bucket in which the tool locks its state, behind an endpoint.
 struct Bucket {
     _server: S3,
-    door: HttpProxy,
+    endpoint: HttpProxy,
     store: Store,
 }
 
@@ -57,7 +57,7 @@ impl Bucket {
             use_lockfile: true,
         }));
         Self {
-            door: HttpProxy::to(server.address(), &host).unwrap(),
+            endpoint: HttpProxy::to(server.address(), &host).unwrap(),
             store: store.unwrap(),
             _server: server,
         }
@@ -69,7 +69,7 @@ impl Bucket {
             .env(env::STATE_TYPE, "AwsTerraformStateImpl")
             .env(env::AWS_BUCKET, s3::BUCKET)
             .env(env::AWS_REGION, s3::REGION)
-            .env(env::AWS_ENDPOINT, self.door.url())
+            .env(env::AWS_ENDPOINT, self.endpoint.url())
             .env(env::AWS_ACCESS_KEY, "key")
             .env(env::AWS_SECRET_KEY, "secret-of-the-store")
             .env(env::AWS_USE_LOCKFILE, "true")

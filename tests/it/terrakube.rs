@@ -29,7 +29,7 @@ use test_platform::{
     Actor, Builder, Flow, Job, NewJob, Outputs, Platform, Status, Variable, Workspace,
 };
 
-use crate::in_cluster::{Launcher, PATIENCE, Place};
+use crate::in_cluster::{Fixture, Launcher, PATIENCE};
 use crate::machine;
 
 /// Name of the Secret every pod of a stock installation gets its settings from.
@@ -43,7 +43,7 @@ type Settings = BTreeMap<String, String>;
 struct Stage {
     platform: Platform,
     redis: Option<RedisServer>,
-    ground: Ground,
+    run_target: RunTarget,
     /// Settings that extend or replace the usual ones.
     more: Settings,
     /// Repositories must exist while runs may fetch them.
@@ -51,15 +51,15 @@ struct Stage {
 }
 
 /// Where runs happen.
-enum Ground {
-    Cluster(Box<Place>),
+enum RunTarget {
+    Cluster(Box<Fixture>),
     Machine(Machine),
 }
 
-impl Ground {
+impl RunTarget {
     fn machine(&self) -> &Machine {
         match self {
-            Self::Cluster(place) => &place.machine,
+            Self::Cluster(fixture) => &fixture.machine,
             Self::Machine(machine) => machine,
         }
     }
@@ -68,37 +68,37 @@ impl Ground {
 impl Stage {
     /// Runs are Jobs in a cluster.
     async fn in_cluster() -> Option<Self> {
-        let ground = Ground::Cluster(Box::new(Place::new().await?));
-        Some(Self::on(ground, Platform::builder()).await)
+        let run_target = RunTarget::Cluster(Box::new(Fixture::new().await?));
+        Some(Self::on(run_target, Platform::builder()).await)
     }
 
     /// Runs are processes of this machine.
     async fn on_this_machine() -> Self {
-        Self::on(Ground::Machine(machine()), Platform::builder()).await
+        Self::on(RunTarget::Machine(machine()), Platform::builder()).await
     }
 
     /// A platform like this, with a Redis of its own.
-    async fn on(ground: Ground, platform: Builder) -> Self {
+    async fn on(run_target: RunTarget, platform: Builder) -> Self {
         let redis = RedisServer::start().unwrap();
         let platform = platform.redis(&format!("redis://{}", redis.address()));
-        Self::of(ground, platform, Some(redis)).await
+        Self::of(run_target, platform, Some(redis)).await
     }
 
-    async fn without_redis(ground: Ground) -> Self {
-        Self::of(ground, Platform::builder(), None).await
+    async fn without_redis(run_target: RunTarget) -> Self {
+        Self::of(run_target, Platform::builder(), None).await
     }
 
-    async fn of(ground: Ground, platform: Builder, redis: Option<RedisServer>) -> Self {
-        Self::with(ground, platform, redis, Settings::new()).await
+    async fn of(run_target: RunTarget, platform: Builder, redis: Option<RedisServer>) -> Self {
+        Self::with(run_target, platform, redis, Settings::new()).await
     }
 
     async fn with(
-        ground: Ground,
+        run_target: RunTarget,
         platform: Builder,
         redis: Option<RedisServer>,
         more: Settings,
     ) -> Self {
-        let outputs = ground.machine().data_dir().join("local/output");
+        let outputs = run_target.machine().data_dir().join("local/output");
         let platform = platform
             .outputs(Outputs::folder(&outputs))
             .start()
@@ -107,26 +107,26 @@ impl Stage {
         let stage = Self {
             platform,
             redis,
-            ground,
+            run_target,
             more,
             repositories: Mutex::default(),
         };
-        if let Ground::Cluster(place) = &stage.ground {
-            place.image_that_first(&quick());
-            stage.make_settings_secret(place).await;
+        if let RunTarget::Cluster(fixture) = &stage.run_target {
+            fixture.image_that_first(&quick());
+            stage.make_settings_secret(fixture).await;
         }
         stage
     }
 
     fn machine(&self) -> &Machine {
-        self.ground.machine()
+        self.run_target.machine()
     }
 
     /// The cluster. Fails without one.
-    fn place(&self) -> &Place {
-        match &self.ground {
-            Ground::Cluster(place) => place,
-            Ground::Machine(_) => panic!("this stage has no cluster"),
+    fn fixture(&self) -> &Fixture {
+        match &self.run_target {
+            RunTarget::Cluster(fixture) => fixture,
+            RunTarget::Machine(_) => panic!("this stage has no cluster"),
         }
     }
 
@@ -155,13 +155,13 @@ impl Stage {
         settings
     }
 
-    async fn make_settings_secret(&self, place: &Place) {
+    async fn make_settings_secret(&self, fixture: &Fixture) {
         let mut secret = Secret::default();
         secret.metadata.name = Some(SETTINGS.to_owned());
         let bytes = |(name, value): (String, String)| (name, ByteString(value.into_bytes()));
         secret.data = Some(self.settings().into_iter().map(bytes).collect());
-        let client = place.cluster.client(ADMIN).unwrap();
-        let secrets = Api::<Secret>::namespaced(client, &place.runs);
+        let client = fixture.cluster.client(ADMIN).unwrap();
+        let secrets = Api::<Secret>::namespaced(client, &fixture.runs);
         secrets
             .create(&PostParams::default(), &secret)
             .await
@@ -184,15 +184,15 @@ impl Stage {
             more.iter()
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
         );
-        let launcher = match &self.ground {
-            Ground::Cluster(place) => {
+        let launcher = match &self.run_target {
+            RunTarget::Cluster(fixture) => {
                 let settings: Vec<_> = settings
                     .iter()
                     .map(|(name, value)| (name.as_str(), value.as_str()))
                     .collect();
-                place.serve_with(&settings)
+                fixture.serve_with(&settings)
             }
-            Ground::Machine(machine) => Launcher::start(
+            RunTarget::Machine(machine) => Launcher::start(
                 Command::new(env!("CARGO_BIN_EXE_launcher_under_test"))
                     .args(["serve", "--target", "process"])
                     .env_clear()
@@ -205,7 +205,7 @@ impl Stage {
                     .envs(settings),
             ),
         };
-        let address = launcher.door().address;
+        let address = launcher.endpoint().address;
         self.platform
             .dispatch_to(&format!("http://{address}/api/v1/terraform-rs"));
         launcher

@@ -10,20 +10,20 @@ use test_peers::process::{Finished, Running, on_terminal};
 
 const LAUNCHER: &str = env!("CARGO_BIN_EXE_api-launcher");
 
-pub(crate) struct Bench {
+pub(crate) struct Fixture {
     temp: tempfile::TempDir,
 }
 
-impl Bench {
+impl Fixture {
     /// A stack of one file, and an executor that does this (see `tests/fixtures/fake-executor.sh`).
     pub(crate) fn new(scenario: &str) -> Self {
         let temp = tempfile::tempdir().unwrap();
         fs::create_dir_all(temp.path().join("stack")).unwrap();
         fs::write(temp.path().join("stack/main.tf"), "# nothing\n").unwrap();
         fs::create_dir_all(temp.path().join("data")).unwrap();
-        let bench = Self { temp };
-        fs::write(bench.data().join("scenario.sh"), scenario).unwrap();
-        bench
+        let fixture = Self { temp };
+        fs::write(fixture.data().join("scenario.sh"), scenario).unwrap();
+        fixture
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {

@@ -6,7 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use rstest::rstest;
 use test_peers::process::{Stream, ends};
 
-use crate::harness::Bench;
+use crate::harness::Fixture;
 
 /// Stops when asked, after storing the state.
 const GRACEFUL: &str = r"
@@ -33,8 +33,8 @@ wait_for_signal
 #[case(Signal::SIGTERM, 143)]
 #[case(Signal::SIGHUP, 129)]
 fn one_signal_lets_the_executor_finish(#[case] signal: Signal, #[case] code: i32) {
-    let bench = Bench::new(GRACEFUL);
-    let run = bench.start("stack --auto-approve");
+    let fixture = Fixture::new(GRACEFUL);
+    let run = fixture.start("stack --auto-approve");
     run.wait_for(Stream::Stdout, "working");
     run.signal(signal);
     let done = run.wait();
@@ -46,14 +46,14 @@ fn one_signal_lets_the_executor_finish(#[case] signal: Signal, #[case] code: i32
         "{}",
         done.stderr
     );
-    assert_eq!(bench.read("started"), "terraformPlan\n");
-    assert!(bench.leftovers().is_empty());
+    assert_eq!(fixture.read("started"), "terraformPlan\n");
+    assert!(fixture.leftovers().is_empty());
 }
 
 #[test]
 fn a_second_signal_kills_the_executor_and_names_the_risk() {
-    let bench = Bench::new(STUBBORN);
-    let run = bench.start("stack --auto-approve");
+    let fixture = Fixture::new(STUBBORN);
+    let run = fixture.start("stack --auto-approve");
     run.wait_for(Stream::Stdout, "working");
     run.signal(Signal::SIGINT);
     run.wait_for(Stream::Stdout, "not yet");
@@ -65,30 +65,30 @@ fn a_second_signal_kills_the_executor_and_names_the_risk() {
         "{}",
         done.stderr
     );
-    assert!(ends(bench.noted_pid()), "its tool still runs");
-    assert!(bench.leftovers().is_empty());
+    assert!(ends(fixture.noted_pid()), "its tool still runs");
+    assert!(fixture.leftovers().is_empty());
 }
 
 #[test]
 fn a_plan_that_finishes_after_the_signal_is_not_applied() {
-    let bench = Bench::new(
+    let fixture = Fixture::new(
         "trap 'record pending completed true; exit 0' TERM\necho working\nwait_for_signal",
     );
-    let run = bench.start("stack --auto-approve");
+    let run = fixture.start("stack --auto-approve");
     run.wait_for(Stream::Stdout, "working");
     run.signal(Signal::SIGINT);
     let done = run.wait();
     assert_eq!(done.code(), 130, "{}", done.stderr);
-    assert_eq!(bench.read("started"), "terraformPlan\n");
-    assert_eq!(bench.record("1")["status"], "cancelled");
+    assert_eq!(fixture.read("started"), "terraformPlan\n");
+    assert_eq!(fixture.record("1")["status"], "cancelled");
 }
 
 #[test]
 fn a_second_run_of_a_folder_is_refused_and_one_of_another_folder_is_not() {
-    let bench = Bench::new(GRACEFUL);
-    let first = bench.start("stack");
+    let fixture = Fixture::new(GRACEFUL);
+    let first = fixture.start("stack");
     first.wait_for(Stream::Stdout, "working");
-    let second = bench.run("./stack/../stack --output json");
+    let second = fixture.run("./stack/../stack --output json");
     assert_eq!(second.code(), 75);
     assert!(
         second.stdout.contains("in progress (process"),
@@ -96,9 +96,9 @@ fn a_second_run_of_a_folder_is_refused_and_one_of_another_folder_is_not() {
         second.stdout
     );
 
-    std::fs::create_dir(bench.path("other")).unwrap();
-    std::fs::write(bench.path("other/main.tf"), "").unwrap();
-    let third = bench.start("other");
+    std::fs::create_dir(fixture.path("other")).unwrap();
+    std::fs::write(fixture.path("other/main.tf"), "").unwrap();
+    let third = fixture.start("other");
     third.wait_for(Stream::Stdout, "working");
     for run in [&first, &third] {
         run.signal(Signal::SIGTERM);
@@ -108,25 +108,25 @@ fn a_second_run_of_a_folder_is_refused_and_one_of_another_folder_is_not() {
 
 #[test]
 fn processes_of_a_killed_executor_are_killed_in_every_session() {
-    let bench = Bench::new(
+    let fixture = Fixture::new(
         "setsid --fork bash -c 'trap \"\" TERM; cd /; echo $$ >\"$1\"; while :; do sleep 1; done' \
          _ \"$MAYFLY_DATA_DIR/pid\" </dev/null >/dev/null 2>&1\n\
          until [[ -s $MAYFLY_DATA_DIR/pid ]]; do :; done\nkill -KILL $$",
     );
-    let done = bench.run("stack");
+    let done = fixture.run("stack");
     assert_eq!(done.code(), 137, "{}", done.stderr);
-    assert!(ends(bench.noted_pid()), "it goes on");
+    assert!(ends(fixture.noted_pid()), "it goes on");
 }
 
 #[test]
 fn a_child_that_keeps_the_streams_open_does_not_hold_the_run_up() {
-    let bench = Bench::new(
+    let fixture = Fixture::new(
         "record completed completed false\n\
          { trap '' TERM; exec {never}<> <(:); read -r -t 150 -u \"$never\"; } &\n\
          echo $! >\"$MAYFLY_DATA_DIR/pid\"; exit 0",
     );
     let started = Instant::now();
-    assert_eq!(bench.run("stack").code(), 0);
+    assert_eq!(fixture.run("stack").code(), 0);
     assert!(started.elapsed().as_secs() < 100, "{:?}", started.elapsed());
-    kill(bench.noted_pid(), Signal::SIGKILL).unwrap();
+    kill(fixture.noted_pid(), Signal::SIGKILL).unwrap();
 }

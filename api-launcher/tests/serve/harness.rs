@@ -30,20 +30,20 @@ output "greeting" {
 "#;
 
 /// A place for launchers, one after the other.
-pub(crate) struct Place {
+pub(crate) struct Fixture {
     temp: tempfile::TempDir,
 }
 
-impl Place {
+impl Fixture {
     pub(crate) fn new() -> Self {
         // Some tests have no other client than the one this serves.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let temp = tempfile::tempdir().unwrap();
-        let place = Self { temp };
+        let fixture = Self { temp };
         for folder in ["data", "repository"] {
-            fs::create_dir(place.path(folder)).unwrap();
+            fs::create_dir(fixture.path(folder)).unwrap();
         }
-        fs::write(place.path("repository/main.tf"), MODULE).unwrap();
+        fs::write(fixture.path("repository/main.tf"), MODULE).unwrap();
         for words in [
             "init --quiet --initial-branch=main",
             "add --all",
@@ -51,13 +51,13 @@ impl Place {
         ] {
             let status = Command::new("git")
                 .args(words.split_whitespace())
-                .current_dir(place.path("repository"))
+                .current_dir(fixture.path("repository"))
                 .env("GIT_CONFIG_GLOBAL", "/dev/null")
                 .env("GIT_CONFIG_NOSYSTEM", "1")
                 .status();
             assert!(status.unwrap().success(), "git {words}");
         }
-        place
+        fixture
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {

@@ -76,7 +76,10 @@ impl Job {
 
     fn is_settled(&self) -> bool {
         let open = ["pending", "queue", "running"];
-        !self.step_statuses().iter().any(|status| open.contains(status))
+        !self
+            .step_statuses()
+            .iter()
+            .any(|status| open.contains(status))
     }
 }
 

@@ -28,12 +28,12 @@ pub(crate) enum Reports {
 /// A launcher; killed when dropped.
 pub(crate) struct Launcher {
     pub(crate) running: Running,
-    door: Door,
+    endpoint: Endpoint,
 }
 
 /// Where it takes dispatches.
 #[derive(Clone)]
-pub(crate) struct Door {
+pub(crate) struct Endpoint {
     url: String,
     token: String,
     client: reqwest::Client,
@@ -70,7 +70,7 @@ impl Launcher {
             .context("the launcher did not say where it listens")?;
         Ok(Self {
             running,
-            door: Door {
+            endpoint: Endpoint {
                 url: format!("http://{address}/api/v1/terraform-rs"),
                 token: token()?,
                 client: reqwest::Client::builder()
@@ -81,8 +81,8 @@ impl Launcher {
         })
     }
 
-    pub(crate) fn door(&self) -> Door {
-        self.door.clone()
+    pub(crate) fn endpoint(&self) -> Endpoint {
+        self.endpoint.clone()
     }
 
     /// A memory figure of the kernel, in bytes: `VmRSS` is resident now, `VmHWM` is the most that ever was.
@@ -95,7 +95,7 @@ impl Launcher {
     }
 }
 
-impl Door {
+impl Endpoint {
     /// Posts a dispatch, which must be accepted.
     pub(crate) async fn post(&self, job: &JobData) -> Result<()> {
         let request = self

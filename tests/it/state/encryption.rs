@@ -24,7 +24,7 @@ mod tools {
         let run = executor.start();
         tool_at_the_gate(&run);
         let (bucket, apply) = (&journey.bucket, &journey.apply);
-        bucket.door.refuse("PUT", is_state, usize::MAX);
+        bucket.endpoint.refuse("PUT", is_state, usize::MAX);
         run.running.signal(Signal::SIGTERM);
         let outcome = run.wait().expect_code(143);
 
@@ -40,7 +40,7 @@ mod tools {
         assert!(hint.contains(words), "{hint}");
         assert!(outcome.log().contains(words), "{outcome}");
 
-        bucket.door.open();
+        bucket.endpoint.open();
         bucket.write(&state_key(), state.to_string());
         let plan = job::in_job(&job::plan_by(tool, &journey.gate.repository), "413");
         let plan = job::encrypted(&plan);

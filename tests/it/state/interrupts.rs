@@ -118,9 +118,9 @@ fn an_executor_that_gets_sigterm_reports_in_time_though_the_store_hangs(tool: To
         .env(env::GRACE_PERIOD_SECONDS, grace.as_secs().to_string())
         .start();
     tool_at_the_gate(&run);
-    let door = &journey.bucket.door;
-    let copy = door.hold("PUT", |path| path.ends_with(".raw.json"));
-    let log = door.hold("PUT", |path| path.ends_with(".tfoutput"));
+    let endpoint = &journey.bucket.endpoint;
+    let copy = endpoint.hold("PUT", |path| path.ends_with(".raw.json"));
+    let log = endpoint.hold("PUT", |path| path.ends_with(".tfoutput"));
     let ordered = Instant::now();
     run.running.signal(Signal::SIGTERM);
     copy.wait();

@@ -26,9 +26,9 @@ fn a_store_that_fails_for_twenty_seconds_costs_time_and_nothing_else(tool: Tool)
     let plan = job::plan_by(tool, &repository);
     let apply = job::apply_after(&plan);
     machine.queue(&[&plan, &apply]);
-    let door = &bucket.door;
+    let endpoint = &bucket.endpoint;
     let away = Duration::from_secs(20);
-    door.fail_for(
+    endpoint.fail_for(
         "PUT",
         |path| path.ends_with(job_contract::keys::PLAN_FILE),
         away,
@@ -44,13 +44,13 @@ fn a_store_that_fails_for_twenty_seconds_costs_time_and_nothing_else(tool: Tool)
         "{outcome}"
     );
 
-    door.fail_for(
+    endpoint.fail_for(
         "GET",
         |path| path.ends_with(job_contract::keys::PLAN_FILE),
         away / 4,
     );
-    door.fail_for("PUT", |path| path.ends_with(".raw.json"), away);
-    door.fail_for("PUT", |path| path.ends_with(".tfoutput"), away);
+    endpoint.fail_for("PUT", |path| path.ends_with(".raw.json"), away);
+    endpoint.fail_for("PUT", |path| path.ends_with(".tfoutput"), away);
     let outcome = bucket.executor(&machine, &apply).run().expect_code(0);
     let record = machine.record(&apply);
     assert_eq!(record.history.len(), 1, "{outcome}");
@@ -58,7 +58,7 @@ fn a_store_that_fails_for_twenty_seconds_costs_time_and_nothing_else(tool: Tool)
         machine.statuses(&apply),
         ("completed".into(), "completed".into())
     );
-    let copies = door
+    let copies = endpoint
         .asked("PUT")
         .into_iter()
         .filter(|path| path.ends_with(".raw.json"));
@@ -110,13 +110,13 @@ fn an_executor_killed_while_it_saves_leaves_whole_objects_and_its_step_is_not_re
         let journey = Journey::planned(tool);
         let run = journey.executor().start();
         tool_at_the_gate(&run);
-        let request = journey.bucket.door.hold(method, path);
+        let request = journey.bucket.endpoint.hold(method, path);
         journey.gate.open();
         request.wait();
         run.running.signal(Signal::SIGKILL);
         run.wait();
         drop(request);
-        journey.bucket.door.open();
+        journey.bucket.endpoint.open();
 
         assert_eq!(journey.bucket.resources().len(), 3, "{held}");
         assert!(journey.bucket.lock().is_none(), "{held}");
@@ -130,7 +130,7 @@ fn an_executor_killed_while_it_saves_leaves_whole_objects_and_its_step_is_not_re
             assert!(!second.log().contains(&banner), "{second}");
         }
         assert_eq!(journey.bucket.state().unwrap()["serial"], serial, "{held}");
-        let asked = journey.bucket.door.asked("PUT");
+        let asked = journey.bucket.endpoint.asked("PUT");
         let paths = asked
             .iter()
             .filter_map(|path| Some(path.split_once("/tfstate/")?.1.to_owned()));

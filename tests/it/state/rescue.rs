@@ -28,7 +28,7 @@ fn a_state_the_backend_refused_is_pushed_again(tool: Tool) {
     let journey = Journey::planned(tool);
     let run = journey.executor().start();
     tool_at_the_gate(&run);
-    journey.bucket.door.refuse("PUT", is_state, 1);
+    journey.bucket.endpoint.refuse("PUT", is_state, 1);
     journey.gate.open();
     let outcome = run.wait().expect_code(1);
     journey.assert_rescued(&outcome);
@@ -42,7 +42,7 @@ fn a_state_that_is_kept_is_still_pushed_once_the_backend_takes_it(tool: Tool) {
     let run = journey.executor().start();
     tool_at_the_gate(&run);
     // The tool's own attempt, and two of ours.
-    journey.bucket.door.refuse("PUT", is_state, 3);
+    journey.bucket.endpoint.refuse("PUT", is_state, 3);
     journey.gate.open();
     let outcome = run.wait().expect_code(1);
     assert!(outcome.log().contains("The state is kept in"), "{outcome}");
@@ -55,8 +55,8 @@ fn a_state_that_the_backend_keeps_refusing_is_kept_and_named(tool: Tool) {
         let executor = journey.executor().env(env::GRACE_PERIOD_SECONDS, "20");
         let run = executor.start();
         tool_at_the_gate(&run);
-        let door = &journey.bucket.door;
-        door.refuse("PUT", is_state, usize::MAX);
+        let endpoint = &journey.bucket.endpoint;
+        endpoint.refuse("PUT", is_state, usize::MAX);
         if stopped_before {
             run.running.signal(Signal::SIGTERM);
         } else {
@@ -83,13 +83,13 @@ fn a_state_that_can_be_put_nowhere_is_tried_until_it_can(tool: Tool) {
     let journey = Journey::planned(tool);
     let run = journey.executor().start();
     tool_at_the_gate(&run);
-    journey.bucket.door.refuse("PUT", |_| true, usize::MAX);
+    journey.bucket.endpoint.refuse("PUT", |_| true, usize::MAX);
     journey.gate.open();
     run.running.wait_for(
         Stream::Stdout,
         "could neither be stored nor kept: trying again",
     );
-    journey.bucket.door.open();
+    journey.bucket.endpoint.open();
     let outcome = run.wait().expect_code(1);
     assert_eq!(
         outcome.report().state,
@@ -104,7 +104,7 @@ fn a_state_that_can_be_put_nowhere_to_the_end_is_laid_aside_and_named(tool: Tool
     let executor = journey.executor().env(env::GRACE_PERIOD_SECONDS, "10");
     let run = executor.start();
     tool_at_the_gate(&run);
-    journey.bucket.door.refuse("PUT", |_| true, usize::MAX);
+    journey.bucket.endpoint.refuse("PUT", |_| true, usize::MAX);
     journey.gate.open();
     run.running.wait_for(
         Stream::Stdout,
@@ -134,10 +134,10 @@ fn a_tool_killed_while_it_could_not_store_its_state_has_it_rescued_past_its_own_
     let journey = Journey::planned(tool);
     let run = journey.executor().start();
     let process = tool_at_the_gate(&run);
-    journey.bucket.door.refuse("PUT", is_state, 1);
+    journey.bucket.endpoint.refuse("PUT", is_state, 1);
     let held = journey
         .bucket
-        .door
+        .endpoint
         .hold("DELETE", |path| path.ends_with(".tflock"));
     journey.gate.open();
     held.wait();
@@ -157,7 +157,7 @@ fn a_state_that_the_tool_could_only_print_is_stored_and_not_logged(tool: Tool) {
         let process = tool_at_the_gate(&run);
         fs::create_dir(format!("/proc/{process}/cwd/errored.tfstate")).unwrap();
         // The tool's own attempt, and one of ours.
-        journey.bucket.door.refuse("PUT", is_state, 2);
+        journey.bucket.endpoint.refuse("PUT", is_state, 2);
         journey.gate.open();
         let outcome = run.wait().expect_code(1);
         assert!(outcome.log().contains("Failed to create local state file"));

@@ -9,7 +9,7 @@ use test_peers::redis::{Options, RedisServer};
 use test_peers::terraform;
 use test_platform::{Actor, Effect, Fault, Flow, Ledger, Platform, Records, Status};
 
-use super::{Gate, Ground, Stage};
+use super::{Gate, RunTarget, Stage};
 use crate::machine;
 
 /// Long enough for a heartbeat to be missed, and short for a test.
@@ -29,7 +29,11 @@ impl Stage {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_apply_that_ends_while_the_platform_is_away_is_delivered_once_it_is_back() {
     // A platform that fails what has no heartbeat, and that soon.
-    let stage = Stage::on(Ground::Machine(machine()), Platform::builder().grace(GRACE)).await;
+    let stage = Stage::on(
+        RunTarget::Machine(machine()),
+        Platform::builder().grace(GRACE),
+    )
+    .await;
     let gate = Gate::new(stage.machine());
     let _launcher = stage.serve();
     let platform = &stage.platform;
@@ -109,7 +113,11 @@ async fn the_patience_for_a_report_is_minutes_and_can_be_set() {
     assert!(usual.report_patience >= Duration::from_mins(5), "{usual:?}");
 
     // Set to little, the executor gives up, and its launcher tells what it left in its report.
-    let stage = Stage::on(Ground::Machine(machine()), Platform::builder().grace(GRACE)).await;
+    let stage = Stage::on(
+        RunTarget::Machine(machine()),
+        Platform::builder().grace(GRACE),
+    )
+    .await;
     let gate = Gate::new(stage.machine());
     let _launcher = stage.serve_with(&[(env::REPORT_PATIENCE_SECONDS, "1")]);
     let platform = &stage.platform;
@@ -162,7 +170,7 @@ async fn a_job_is_planned_and_applied_although_its_context_is_out_of_order() {
 async fn a_run_survives_a_restart_of_redis_without_losing_a_line() {
     let keeping = RedisServer::with(Options::default().keeps()).unwrap();
     let platform = Platform::builder().redis(&format!("redis://{}", keeping.address()));
-    let mut stage = Stage::of(Ground::Machine(machine()), platform, Some(keeping)).await;
+    let mut stage = Stage::of(RunTarget::Machine(machine()), platform, Some(keeping)).await;
     let gate = Gate::new(stage.machine());
     let _launcher = stage.serve();
     let job = stage.start(gate.module(), Flow::only("terraformApply"));

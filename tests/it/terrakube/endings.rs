@@ -5,12 +5,12 @@ use integration_tests::process::Stream;
 use job_contract::{encoding, env};
 use test_platform::{Effect, Fault, Flow, Native, Platform, Status, Variable};
 
-use super::{Gate, Ground, Stage};
+use super::{Gate, RunTarget, Stage};
 use crate::machine;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_whose_job_was_removed_is_stopped_and_dropped() {
-    let stage = Stage::on(Ground::Machine(machine()), Platform::builder()).await;
+    let stage = Stage::on(RunTarget::Machine(machine()), Platform::builder()).await;
     let gate = Gate::new(stage.machine());
     let launcher = stage.serve_with(&[(env::STATUS_POLL_SECONDS, "1")]);
     let job = stage.start(gate.module(), Flow::only("terraformApply"));
@@ -35,7 +35,7 @@ async fn a_run_whose_job_was_removed_is_stopped_and_dropped() {
 async fn an_unusable_redis_setting_is_reported_through_the_api() {
     let native = Native::new(|_| async { Ok(()) });
     let platform = Platform::builder().native(native);
-    let stage = Stage::of(Ground::Machine(machine()), platform, None).await;
+    let stage = Stage::of(RunTarget::Machine(machine()), platform, None).await;
     stage.platform.edit(|records| {
         records
             .globals

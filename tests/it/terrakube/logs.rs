@@ -6,7 +6,7 @@ use integration_tests::Repository;
 use job_contract::env;
 use test_platform::{Flow, NewJob, Platform, Status, Workspace};
 
-use super::{Gate, Ground, Stage};
+use super::{Gate, RunTarget, Stage};
 use crate::machine;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -14,7 +14,7 @@ async fn lines_are_sent_to_the_platforms_api_if_executors_cannot_reach_redis() {
     // The platform has a Redis, and what it runs does not know of it.
     let redis = test_peers::redis::RedisServer::start().unwrap();
     let platform = Platform::builder().redis(&format!("redis://{}", redis.address()));
-    let stage = Stage::of(Ground::Machine(machine()), platform, None).await;
+    let stage = Stage::of(RunTarget::Machine(machine()), platform, None).await;
     let gate = Gate::new(stage.machine());
     let _launcher = stage.serve_with(&[(env::LOG_VIA_API, "true")]);
     let job = stage.start(gate.module(), Flow::plan_apply());

@@ -19,7 +19,7 @@ async fn the_default_template_runs_on_one_machine() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_needs_redis() {
-    let stage = Stage::without_redis(super::Ground::Machine(crate::machine())).await;
+    let stage = Stage::without_redis(super::RunTarget::Machine(crate::machine())).await;
     let _launcher = stage.serve();
     default_template(&stage).await;
     stage.platform.assert_kept().await;

@@ -14,8 +14,8 @@ use serde_json::json;
 use test_cluster::{ADMIN, Fault as ClusterFault, State};
 use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
 
-use crate::in_cluster::{LAUNCHER, Launcher, PATIENCE, Place};
-use crate::terrakube::{Gate, Ground, POLL, Stage, quick};
+use crate::in_cluster::{Fixture, LAUNCHER, Launcher, PATIENCE};
+use crate::terrakube::{Gate, POLL, RunTarget, Stage, quick};
 
 /// How long a job may stay without a heartbeat: less than any run here takes, and long enough for a launcher to write a key
 /// on a slow machine.
@@ -25,8 +25,8 @@ const LEASE: &str = "mayfly-launcher";
 
 impl Stage {
     fn leases(&self) -> Api<Lease> {
-        let place = self.place();
-        Api::namespaced(place.cluster.client(ADMIN).unwrap(), &place.runs)
+        let fixture = self.fixture();
+        Api::namespaced(fixture.cluster.client(ADMIN).unwrap(), &fixture.runs)
     }
 
     /// The holder of the Lease.
@@ -79,8 +79,8 @@ impl Stage {
 
     /// A run whose executor is at work, with its launcher beside it.
     async fn at_work(grace: Duration) -> Option<(Self, Gate, Launcher, u32)> {
-        let ground = Ground::Cluster(Box::new(Place::new().await?));
-        let stage = Self::on(ground, Platform::builder().grace(grace)).await;
+        let run_target = RunTarget::Cluster(Box::new(Fixture::new().await?));
+        let stage = Self::on(run_target, Platform::builder().grace(grace)).await;
         let gate = Gate::new(stage.machine());
         let launcher = stage.serve();
         let job = stage.start(gate.module(), Flow::only("terraformApply"));
@@ -134,11 +134,11 @@ impl Stage {
     /// A run whose pod is there and whose executor waits at the gate to be started: the launcher alone keeps its job from
     /// being failed.
     async fn waiting() -> Option<(Self, Gate, Launcher, u32)> {
-        let ground = Ground::Cluster(Box::new(Place::new().await?));
-        let stage = Self::on(ground, Platform::builder().grace(GRACE)).await;
+        let run_target = RunTarget::Cluster(Box::new(Fixture::new().await?));
+        let stage = Self::on(run_target, Platform::builder().grace(GRACE)).await;
         let gate = Gate::new(stage.machine());
         stage
-            .place()
+            .fixture()
             .image_that_first(&format!("{}{}", quick(), gate.words()));
         let launcher = stage.serve();
         let job = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
@@ -190,7 +190,7 @@ async fn a_launcher_that_has_lost_the_lease_keeps_no_run_alive() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiting_run_has_a_heartbeat_while_the_api_server_is_unreachable() {
     let (stage, gate, launcher, job) = or_skip!(Stage::waiting().await);
-    let faults = stage.place().cluster.faults();
+    let faults = stage.fixture().cluster.faults();
     faults.next_of(LAUNCHER, usize::MAX, "*", "*", ClusterFault::Unavailable);
     // It has let go of the Lease, as far as it knows.
     launcher
@@ -233,8 +233,8 @@ async fn a_run_on_a_dead_node_is_lost_in_a_minute_and_no_other_pod_starts_it() {
     // It is the launcher that ends it, before the platform would.
     let (stage, _gate, _launcher, job) = or_skip!(Stage::at_work(Duration::from_hours(1)).await);
     stage.until_state(job, HeartbeatState::FromExecutor).await;
-    let cluster = &stage.place().cluster;
-    let runs = &stage.place().runs;
+    let cluster = &stage.fixture().cluster;
+    let runs = &stage.fixture().runs;
     let pods = cluster.state(runs).await.unwrap().pods;
     assert_eq!(pods.len(), 1);
     cluster.silence_node(&pods[0]).await.unwrap();
