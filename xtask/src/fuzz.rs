@@ -395,7 +395,7 @@ mod tests {
         assert_eq!(
             told,
             "thread '<unnamed>' (7) panicked at fuzz/fuzz_targets/pairs.rs:12:5:\n  no\n  \
-             once more: cargo xtask fuzz pairs --input x/crash-1"
+             to repeat: cargo xtask fuzz pairs --input x/crash-1"
         );
     }
 
